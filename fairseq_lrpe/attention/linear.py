@@ -1,0 +1,68 @@
+"""Linear attention with a positional encoding."""
+
+import torch.nn.functional as F
+from torch import nn
+
+from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
+
+
+class LinearAttention(SelfAttention):
+    """ϕ(q), ϕ(k), encoded, through :func:`fairseq_lrpe.ops.linear_attention` (LRPE TMLR Eqs. 3 and 13).
+
+    The feature map comes before the encoding; there is no 1/√d and no attention dropout. While decoding
+    the state is the running sums, whose size does not grow.
+
+    Args:
+        linear_norm: ``denominator`` divides by the encoded denominator; ``layernorm`` does not divide, and
+            normalises all heads' outputs together by a LayerNorm(E); ``content`` divides by the
+            denominator of the unencoded ϕ(q), ϕ(k), always positive (RoFormer Eq. 19).
+        feature_map: a name in ``FEATURE_MAPS``.
+    """
+
+    def __init__(self, encoding, linear_norm="denominator", feature_map="elu"):
+        super().__init__(encoding)
+        if not encoding.decomposable:
+            raise ValueError(f"{type(encoding).__name__} cannot be used in linear attention")
+        self.linear_norm = linear_norm
+        self.feature_map = FEATURE_MAPS[feature_map]
+        self.norm = _InputDtypeLayerNorm(self.num_heads * self.head_dim) if linear_norm == "layernorm" else None
+
+    def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
+        q, k = self.feature_map(q), self.feature_map(k)
+        shared = dict(
+            causal=self.causal,
+            log_decay=self.encoding.log_decay,
+            key_padding_mask=key_padding_mask,
+            return_state=keep_state,
+        )
+        past = past or {"sums": None, "content": None}
+        q_encoded, k_encoded = self.encoding(q, k, offset, offset)
+        o = linear_attention(
+            q_encoded,
+            k_encoded,
+            self.encoding.encode_values(v, offset),
+            normalize=self.linear_norm == "denominator",
+            state=past["sums"],
+            **shared,
+        )
+        o, sums = o if keep_state else (o, None)
+        o = self.encoding.decode_output(o, offset)
+        content = None
+        if self.linear_norm == "content":
+            # The sum of the weights is what the same attention makes of values that are all one.
+            ones = v.new_ones(*v.shape[:-1], 1)
+            denominator = linear_attention(q, k, ones, normalize=False, state=past["content"], **shared)
+            denominator, content = denominator if keep_state else (denominator, None)
+            o = o / denominator.clamp(min=1e-6)
+        return o, {"sums": sums, "content": content}
+
+    def merge(self, o):
+        o = super().merge(o)
+        return o if self.norm is None else self.norm(o)
+
+
+class _InputDtypeLayerNorm(nn.LayerNorm):
+    # The undivided sums outgrow float16: they come in float32 and are normalised there, whatever the weights are.
+    def forward(self, x):
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)

@@ -1,0 +1,83 @@
+"""The flags that every model family shares: which attention, which encoding, and the encoding's options."""
+
+from dataclasses import field, fields, make_dataclass
+
+from fairseq.dataclass import FairseqDataclass
+
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding, encoding_options
+from fairseq_lrpe.methods import ATTENTIONS
+from fairseq_lrpe.ops import FEATURE_MAPS
+
+LINEAR_NORMS = ("denominator", "layernorm", "content")
+
+
+def _flag(name, default, help):
+    return name, type(default), field(default=default, metadata={"help": help})
+
+
+PositionConfig = make_dataclass(
+    "PositionConfig",
+    [
+        _flag("attention", "linear", f"kind of self-attention: {', '.join(ATTENTIONS)}"),
+        _flag("encoding", "none", f"positional encoding inside attention: {', '.join(ENCODINGS)}"),
+        _flag(
+            "linear_norm",
+            "denominator",
+            "linear attention is divided by its encoded denominator (denominator), "
+            "by that of the unencoded features (content), or not at all but layer-normed (layernorm)",
+        ),
+        _flag("feature_map", "elu", f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)"),
+        *(
+            _flag(f"{name}_{option}", default, cls.option_help[option])
+            for name, cls in ENCODINGS.items()
+            for option, default in encoding_options(cls).items()
+        ),
+    ],
+    bases=(FairseqDataclass,),
+    namespace={"__doc__": "Flags of attention and position, with one --<encoding>-<option> for each encoding's option."},
+)
+PositionConfig.__module__ = __name__
+
+
+def position_flags(cfg):
+    """{flag: value} of ``cfg`` as far as they say which method a model is: the options of its encoding only."""
+    own = {f"{cfg.encoding}_{option}" for option in encoding_options(ENCODINGS[cfg.encoding])}
+    shared = {"attention", "encoding"} | ({"linear_norm", "feature_map"} if cfg.attention == "linear" else set())
+    return {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in own | shared}
+
+
+def check_position(cfg):
+    """ValueError, with the choices that work, where attention, norm, feature map or encoding cannot be."""
+    for flag, choices in (
+        ("attention", ATTENTIONS),
+        ("encoding", ENCODINGS),
+        ("linear_norm", LINEAR_NORMS),
+        ("feature_map", FEATURE_MAPS),
+    ):
+        if getattr(cfg, flag) not in choices:
+            raise ValueError(
+                f"unknown {flag.replace('_', ' ')} {getattr(cfg, flag)!r}: choose from {', '.join(choices)}"
+            )
+    if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
+        decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
+        raise ValueError(
+            f"encoding {cfg.encoding!r} adds a bias to the score matrix, which linear attention never forms: "
+            f"use softmax attention, or one of {', '.join(decomposable)}"
+        )
+
+
+def encoding_from_config(cfg, *, embed_dim, num_heads, causal, layer=1, max_positions=512):
+    """The encoding that the flags of ``cfg`` ask for. ValueError where they cannot be met."""
+    check_position(cfg)
+    if embed_dim % num_heads:
+        raise ValueError(f"the embed dim {embed_dim} is not divisible by {num_heads} attention heads")
+    options = encoding_options(ENCODINGS[cfg.encoding])
+    return build_encoding(
+        cfg.encoding,
+        num_heads=num_heads,
+        head_dim=embed_dim // num_heads,
+        causal=causal,
+        layer=layer,
+        max_positions=max_positions,
+        **{option: getattr(cfg, f"{cfg.encoding}_{option}") for option in options},
+    )

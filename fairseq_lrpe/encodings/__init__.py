@@ -1,0 +1,11 @@
+"""Positional encodings, one file each; torch only. A new file in this folder registers itself."""
+
+import importlib
+import pkgutil
+
+from fairseq_lrpe.encodings.base import ENCODINGS, Encoding, build_encoding, encoding_options, register_encoding
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["ENCODINGS", "Encoding", "build_encoding", "encoding_options", "register_encoding"]

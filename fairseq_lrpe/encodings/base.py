@@ -1,0 +1,102 @@
+"""What an encoding is, and the registry of them."""
+
+import inspect
+
+from torch import nn
+
+ENCODINGS = {}
+
+
+class Encoding(nn.Module):
+    """A positional encoding of self-attention; everything here is the encoding that does nothing.
+
+    q, k, v are (B, H, L, d). Query i stands at position ``q_offset + i`` and key j at ``k_offset + j``;
+    only their difference may reach a score, so that encoding positions one at a time, with offsets,
+    gives exactly what encoding the whole sequence gives.
+
+    Args:
+        num_heads, head_dim: H and d.
+        causal: whether queries see no later keys.
+        layer: the attention layer it serves, from 1.
+        max_positions: the longest sequence of training; formulas that need a length use it.
+
+    A subclass adds its own options as keyword arguments with defaults, and passes the rest on.
+    """
+
+    decomposable = True
+    """Class attribute: works on q and k apart, and so in linear attention."""
+
+    log_decay = None
+    """(H,) or None: every pair is weighted by exp(log_decay·(i−j)) in causal linear attention."""
+
+    def __init__(self, *, num_heads, head_dim, causal, layer=1, max_positions=512):
+        super().__init__()
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.causal = causal
+        self.layer = layer
+        self.max_positions = max_positions
+        self.scale = head_dim**-0.5
+        """What the q·k of softmax attention is multiplied by; a bias carries its own scale."""
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        """The encoded (q, k); their last dimension may be wider than d."""
+        return q, k
+
+    def bias(self, q, k, q_offset=0):
+        """What is added to the scaled scores, broadcastable to (B, H, Lq, Lk), or None; keys stand at 0..Lk-1."""
+        return None
+
+    def encode_values(self, v, offset=0):
+        return v
+
+    def decode_output(self, o, offset=0):
+        """Applied to the attention's output, the row i of which stands at ``offset + i``."""
+        return o
+
+
+def register_encoding(name, **option_help):
+    """Class decorator: ``name`` is what ``--encoding`` takes; one help text for each option of the class.
+
+    Each option becomes the flag ``--<name>-<option>`` of every model.
+    """
+
+    def register(cls):
+        options = encoding_options(cls)
+        if set(option_help) != set(options):
+            raise TypeError(f"{cls.__name__}: options {sorted(options)}, help for {sorted(option_help)}")
+        cls.name, cls.option_help = name, option_help
+        ENCODINGS[name] = cls
+        return cls
+
+    return register
+
+
+def encoding_options(cls):
+    """{option: default} of an encoding class: its own keyword arguments."""
+    parameters = inspect.signature(cls.__init__).parameters
+    shared = inspect.signature(Encoding.__init__).parameters
+    return {
+        key: p.default
+        for key, p in parameters.items()
+        if key not in shared and p.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+
+
+def build_encoding(name, *, num_heads, head_dim, causal, layer=1, max_positions=512, **options):
+    """An encoding by name. ValueError for an unknown name or option, or a combination that cannot be."""
+    if name not in ENCODINGS:
+        raise ValueError(f"unknown encoding {name!r}: choose from {', '.join(ENCODINGS)}")
+    cls = ENCODINGS[name]
+    known = encoding_options(cls)
+    for option in options:
+        if option not in known:
+            raise ValueError(f"encoding {name!r} has no option {option!r}: it has {', '.join(known) or 'none'}")
+    return cls(
+        num_heads=num_heads,
+        head_dim=head_dim,
+        causal=causal,
+        layer=layer,
+        max_positions=max_positions,
+        **options,
+    )

@@ -1,0 +1,25 @@
+"""Rotary position embedding."""
+
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.rotation import complex_dtype, fixed_phases, rotate_pairs
+
+
+@register_encoding("rope")
+class RoPE(Encoding):
+    """The pair (x_2t, x_2t+1) at position s is turned by s·10000^(-2t/d), t < d/2 (Su et al. 2021, Eq. 15).
+
+    O(L d); no parameters.
+    """
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        if self.head_dim % 2:
+            raise ValueError(f"rope turns pairs of features: the head dim must be even, not {self.head_dim}")
+
+    def rotate(self, x, offset):
+        ladder = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
+        table = fixed_phases(ladder, offset, x.size(-2), complex_dtype(x), x.device)
+        return rotate_pairs(x, table)
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        return self.rotate(q, q_offset), self.rotate(k, k_offset)

@@ -1,0 +1,88 @@
+"""The published methods: one row each, from which every model family's architectures are registered.
+
+``python -m fairseq_lrpe.methods`` prints the table.
+"""
+
+from dataclasses import dataclass
+
+from fairseq_lrpe.encodings import ENCODINGS
+
+ATTENTIONS = ("linear", "softmax")
+
+
+@dataclass(frozen=True)
+class Method:
+    """``flags`` are the defaults it gives a model's flags; ``source`` is the paper and table row it comes from."""
+
+    flags: dict
+    source: str
+
+    @property
+    def encoding(self):
+        return self.flags.get("encoding", "none")
+
+    def attentions(self):
+        """The attentions it can be used in."""
+        return [a for a in ATTENTIONS if a == "softmax" or ENCODINGS[self.encoding].decomposable]
+
+
+def _lrpe(core, rotation, source, **learned):
+    flags = {"encoding": "lrpe", "lrpe_core": core, "lrpe_rotation": rotation, "linear_norm": "layernorm"}
+    return Method({**flags, **{f"lrpe_{what}": True for what in learned}}, source)
+
+
+_TMLR, _ICLR = "LRPE, TMLR 2023", "LRPE, ICLR 2022 submission"
+_THETA, _VECTOR = {"learn_theta": True}, {"learn_householder": True}
+
+METHODS = {
+    "base": Method({}, f"{_TMLR}, Tables 1-4 and 6 'Base'; {_ICLR}, Tables 2-4 'Base'"),
+    "nope": Method({"no_token_positional_embeddings": True}, f"{_TMLR}, Table 2 'NoPE'"),
+    "rope": Method({"encoding": "rope"}, f"RoFormer, Su et al. 2021; {_TMLR}, Tables 1-4 and 6 'RoPE'"),
+    "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
+    "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),
+    "tmlr_type3": _lrpe("permutation", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type3'"),
+    "iclr_type1": _lrpe("mixed", "householder", f"{_ICLR}, Table 1 'Type1'"),
+    "iclr_type2": _lrpe("orthogonal", "householder", f"{_ICLR}, Table 1 'Type2'", **_THETA),
+    "iclr_type3": _lrpe("orthogonal", "householder", f"{_ICLR}, Table 1 'Type3'", **_THETA, **_VECTOR),
+    "iclr_type4": _lrpe("permutation", "householder", f"{_ICLR}, Table 1 'Type4'"),
+    "iclr_type5": _lrpe("mixed", "odd_even", f"{_ICLR}, Table 1 'Type5'"),
+    "iclr_type6": _lrpe("orthogonal", "odd_even", f"{_ICLR}, Table 1 'Type6'", **_THETA),
+    "iclr_type7": _lrpe("permutation", "odd_even", f"{_ICLR}, Table 1 'Type7'"),
+    "iclr_type8": _lrpe("unitary", "fft", f"{_ICLR}, Table 1 'Type8'"),
+}
+
+# TMLR Table 5: every P beside every Λ; its 'Permutation' row is the papers' fixed odd-even permutation.
+for _p, _rotation in (("householder", "householder"), ("identity", "identity"), ("permutation", "odd_even")):
+    for _core in ("unitary", "orthogonal", "permutation"):
+        METHODS[f"ablation_{_p}_{_core}"] = _lrpe(
+            _core,
+            _rotation,
+            f"{_TMLR}, Table 5 '{_p.capitalize()}' × '{_core.capitalize()}'",
+            **({} if _core == "permutation" else _THETA),
+        )
+
+
+def main():
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("method", "attention", "flags", "source", title="--arch <attention>_<family>_<method>")
+    for name, method in METHODS.items():
+        table.add_row(
+            name,
+            ", ".join(method.attentions()),
+            " ".join(_as_flag(key, value) for key, value in method.flags.items()) or "(defaults)",
+            method.source,
+        )
+    # A pipe has no width of its own: give it one that keeps a row on a line or two.
+    console = Console()
+    (console if console.is_terminal else Console(width=160)).print(table)
+
+
+def _as_flag(key, value):
+    flag = "--" + key.replace("_", "-")
+    return flag if value is True else f"{flag} {value}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Answers to what is asked wrongly: one sentence and a non-zero exit, before anything is built or written."""
+
+import argparse
+import os
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+
+@contextmanager
+def one_sentence():
+    """Turn a ValueError of the rooms below into fairseq's end: its sentence on stderr, exit code 1."""
+    try:
+        yield
+    except ValueError as error:
+        raise SystemExit(f"fairseq_lrpe: {error}") from error
+
+
+def check_arch(family):
+    """Refuse ``--arch <linear|softmax>_<family>_...`` when there is no such method.
+
+    fairseq's own parser answers an unknown architecture with every one it has. Like its --user-dir, the
+    flag is read ahead of the real parser.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--arch", "-a", default="")
+    arch = parser.parse_known_args(sys.argv[1:])[0].arch
+    for prefix in (f"linear_{family}", f"softmax_{family}"):
+        if arch.startswith(f"{prefix}_") and arch not in ARCH_MODEL_REGISTRY:
+            methods = [name[len(prefix) + 1 :] for name in ARCH_MODEL_REGISTRY if name.startswith(f"{prefix}_")]
+            raise SystemExit(
+                f"fairseq_lrpe: {prefix} has no method {arch[len(prefix) + 1 :]!r}: choose from {', '.join(methods)}"
+            )
+
+
+def check_data(args):
+    """Refuse a data folder that is missing, or holds no binarised training and validation set."""
+    if args.task != "language_modeling":
+        return
+    for folder in args.data.split(os.pathsep):
+        if not Path(folder).is_dir():
+            raise ValueError(f"the data folder {folder!r} does not exist: give one that fairseq-preprocess wrote")
+        splits = [args.train_subset] + ([] if args.disable_validation else args.valid_subset.split(","))
+        wanted = ["dict.txt", *(f"{split}{end}" for split in splits for end in (".bin", ".idx"))]
+        missing = [name for name in wanted if not (Path(folder) / name).is_file()]
+        if missing:
+            raise ValueError(
+                f"the data folder {folder!r} is not binarised, {', '.join(missing)} missing: "
+                "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
+            )

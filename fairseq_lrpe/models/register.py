@@ -1,0 +1,54 @@
+"""One architecture per method, registered from the METHODS table."""
+
+from argparse import BooleanOptionalAction
+from dataclasses import field, fields, make_dataclass
+
+from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
+
+from fairseq_lrpe.config import check_position
+from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.models.door import check_arch, check_data, one_sentence
+
+
+def register_family(family, model_cls, config_cls):
+    """Register ``<attention>_<family>`` and ``<attention>_<family>_<method>`` for a fairseq model.
+
+    Each is a model of its own with its own defaults, so that fairseq-train's --arch and
+    fairseq-hydra-train's model._name mean the same and a checkpoint carries every flag of its method.
+
+    ``model_cls.check(cfg)`` raises ValueError where the flags cannot be met.
+    """
+    for attention in ATTENTIONS:
+        _register(f"{attention}_{family}", model_cls, config_cls, {"attention": attention}, "everything by flag")
+        for name, method in METHODS.items():
+            if attention in method.attentions():
+                flags = {"attention": attention, **method.flags}
+                _register(f"{attention}_{family}_{name}", model_cls, config_cls, flags, method.source)
+    check_arch(family)
+
+
+def _register(arch, model_cls, config_cls, flags, source):
+    base = {f.name: f for f in fields(config_cls)}
+    defaults = [
+        (flag, base[flag].type, field(default=value, metadata=base[flag].metadata)) for flag, value in flags.items()
+    ]
+    config = make_dataclass(f"{config_cls.__name__}_{arch}", defaults, bases=(config_cls,))
+
+    def add_args(parser):
+        # fairseq makes a flag that is on by default one that turns it off under the same name.
+        for f in fields(config):
+            if f.default is True:
+                flag = "--" + f.name.replace("_", "-")
+                parser.add_argument(flag, action=BooleanOptionalAction, help=f.metadata["help"])
+        super(model, model).add_args(parser)
+
+    model = type(arch, (model_cls,), {"__doc__": source, "add_args": staticmethod(add_args)})
+    register_model(arch, dataclass=config)(model)
+
+    def check_request(args):
+        # Called when the command line has been read and nothing has been done.
+        with one_sentence():
+            model_cls.check(config.from_namespace(args))
+            check_data(args)
+
+    ARCH_CONFIG_REGISTRY[arch] = check_request

@@ -1,0 +1,48 @@
+"""Permuting features by a power that grows with the position."""
+
+import torch
+
+
+def odd_even_permutation(width):
+    """The gather index of the LRPE papers' pseudocode: out[2k] = x[k], out[2k+1] = x[⌈width/2⌉ + k]."""
+    index = torch.arange(width)
+    return torch.where(index % 2 == 0, index // 2, (index - 1) // 2 + width - width // 2)
+
+
+def permutation_powers(permutation, offset, length):
+    """π^s for s = offset .. offset+length-1, as gather indices (..., length, d) from ``permutation`` (..., d).
+
+    Square-and-multiply to π^offset, then doubling: no table of all positions, any offset.
+    """
+    power = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
+    square, bits = permutation, offset
+    while bits:
+        if bits & 1:
+            power = power.gather(-1, square)
+        square, bits = square.gather(-1, square), bits >> 1
+
+    powers, step = power.unsqueeze(-2), permutation
+    while powers.size(-2) < length:  # rows s.. and π^rows give rows s+rows..
+        powers = torch.cat([powers, powers.gather(-1, step.unsqueeze(-2).expand_as(powers))], dim=-2)
+        step = step.gather(-1, step)
+    return powers[..., :length, :]
+
+
+class _Permute(torch.autograd.Function):
+    # gather's own backward is a scatter_add; a permutation's is the gather by its inverse.
+    @staticmethod
+    def forward(ctx, x, index, inverse):
+        ctx.save_for_backward(index, inverse)
+        return x.gather(-1, index.expand_as(x))
+
+    @staticmethod
+    def backward(ctx, grad):
+        index, inverse = ctx.saved_tensors
+        return _Permute.apply(grad, inverse, index), None, None
+
+
+def permute_features(x, index):
+    """out[..., s, i] = x[..., s, index[..., s, i]]; every row of ``index`` is a permutation of 0..d-1."""
+    places = torch.arange(index.size(-1), device=index.device).expand_as(index)
+    inverse = torch.empty_like(index).scatter_(-1, index, places)
+    return _Permute.apply(x, index, inverse)
