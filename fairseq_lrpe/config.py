@@ -1,8 +1,13 @@
-"""The flags that every model family shares: which attention, which encoding, and the encoding's options."""
+"""The flags that every model family shares: which attention, which encoding, and the encoding's options.
 
+``python -m fairseq_lrpe.config`` explains them: fairseq-train's own --help ends before a model's flags.
+"""
+
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 from dataclasses import field, fields, make_dataclass
 
 from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass.utils import gen_parser_from_dataclass
 
 from fairseq_lrpe.encodings import ENCODINGS, build_encoding, encoding_options
 from fairseq_lrpe.methods import ATTENTIONS
@@ -81,3 +86,9 @@ def encoding_from_config(cfg, *, embed_dim, num_heads, causal, layer=1, max_posi
         max_positions=max_positions,
         **{option: getattr(cfg, f"{cfg.encoding}_{option}") for option in options},
     )
+
+
+if __name__ == "__main__":
+    _parser = ArgumentParser("fairseq-train --user-dir fairseq_lrpe", formatter_class=ArgumentDefaultsHelpFormatter)
+    gen_parser_from_dataclass(_parser, PositionConfig())
+    _parser.print_help()

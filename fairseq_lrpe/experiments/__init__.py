@@ -1,0 +1,1 @@
+"""What runs fairseq's commands and shows their results; it never imports the models."""

@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Runs the tests; arguments go on to pytest, with paths relative to the repository root:
+#   bash scripts/test.sh tests/ops -k chunk
+set -euo pipefail
+
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+bash "$root/scripts/setup_env.sh"
+export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
+export PATH=$VIRTUAL_ENV/bin:$PATH
+cd "$root"
+
+# One thread in each worker: there are as many workers as cores. A file stays on one worker, so
+# that its fixtures are made once.
+export OMP_NUM_THREADS=1
+exec python -m pytest -n auto --dist loadfile --durations=15 "$@"

@@ -1,0 +1,25 @@
+from setuptools import find_packages, setup
+
+# Lower bounds only where something breaks without them; the tested set of exact versions is in
+# constraints.txt. numpy<2: fairseq's datasets still use np.compat.
+setup(
+    name="fairseq-lrpe",
+    version="0.1.0",
+    description="Linearized relative positional encoding (LRPE) as a fairseq plugin",
+    packages=find_packages(include=["fairseq_lrpe", "fairseq_lrpe.*"]),
+    python_requires=">=3.11,<3.12",
+    install_requires=[
+        "torch",
+        "fairseq-fixed>=0.12.3.1,<0.13",
+        "numpy<2",
+        "omegaconf",
+        "sacrebleu",
+        "sentencepiece",
+        "matplotlib",
+        "rich",
+    ],
+    extras_require={
+        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
+        "gpu": ["flash-linear-attention"],
+    },
+)

@@ -1,0 +1,533 @@
+"""Both attention modules against loops over sentences, heads, queries and keys."""
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from fairseq.modules import MultiheadAttention
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, build_attention
+from fairseq_lrpe.config import PositionConfig
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register_encoding
+
+H, D, B, L = 2, 4, 3, 7
+E = H * D
+NORMS = ("denominator", "layernorm", "content")
+PHI = {
+    "elu": lambda x: torch.where(x > 0, x + 1, torch.exp(x)),
+    "relu": lambda x: (x + x.abs()) / 2,
+    "exp": lambda x: math.e**x,
+    "softplus": lambda x: torch.log(1 + torch.exp(x)),
+    "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
+}
+
+
+class DistanceBias(Encoding):
+    """A learned number per head and distance, added to the scores."""
+
+    decomposable = False
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        self.weight = nn.Parameter(torch.randn(self.num_heads, 2 * self.max_positions + 1))
+
+    def bias(self, q, k, q_offset=0):
+        i = torch.arange(q_offset, q_offset + q.size(2))[:, None]
+        return self.weight[:, i - torch.arange(k.size(2)) + self.max_positions]
+
+
+class Fading(Encoding):
+    """Pairs weigh γ_h^(i-j)."""
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        self.rate = nn.Parameter(torch.ones(self.num_heads))
+
+    @property
+    def log_decay(self):
+        return -self.rate
+
+
+class Turning(Encoding):
+    """o_i = Σ_j w_ij R(j-i) v_j: rotated values and outputs, by 0.3 radians each position."""
+
+    def turn(self, x, offset, sign):
+        angle = sign * 0.3 * torch.arange(offset, offset + x.size(2), dtype=x.dtype)[:, None]
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
+
+    def encode_values(self, v, offset=0):
+        return self.turn(v, offset, 1)
+
+    def decode_output(self, o, offset=0):
+        return self.turn(o, offset, -1)
+
+
+NEW = {"distance_bias": DistanceBias, "fading": Fading, "turning": Turning}
+OPTIONS = {
+    "none": {},
+    "rope": {},
+    "type1": {"core": "unitary", "learn_theta": True, "learn_householder": True},
+    "type2": {"core": "orthogonal", "learn_theta": True},
+    "type7": {"core": "permutation", "rotation": "odd_even"},
+    "distance_bias": {},
+    "fading": {},
+    "turning": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def registry():
+    before = dict(ENCODINGS)
+    for name, cls in NEW.items():
+        register_encoding(name)(cls)
+    yield
+    ENCODINGS.clear()
+    ENCODINGS.update(before)
+
+
+def build(attention, name, causal=True, dtype=torch.float64, heads=H, d=D, **kwargs):
+    """A module whose parameters are all random."""
+    encoding = build_encoding(
+        "lrpe" if name.startswith("type") else name,
+        num_heads=heads,
+        head_dim=d,
+        causal=causal,
+        max_positions=20,
+        **OPTIONS[name],
+    )
+    module = {"linear": LinearAttention, "softmax": SoftmaxAttention}[attention](encoding, **kwargs)
+    with torch.no_grad():
+        for key, parameter in module.named_parameters():
+            if "proj" not in key:
+                parameter.copy_(torch.rand_like(parameter) + 0.2)
+            elif key.endswith("bias"):
+                parameter.normal_()
+    return module.to(dtype)
+
+
+def kinds():
+    """(attention, encoding, causal, the module's options): all that can be, each feature map."""
+    for name, causal in itertools.product(OPTIONS, (True, False)):
+        if name == "fading" and not causal:
+            continue
+        if name != "fading":
+            yield "softmax", name, causal, {}
+        if name != "distance_bias":
+            for norm in NORMS:
+                yield "linear", name, causal, {"linear_norm": norm}
+    for name, feature_map in itertools.product(("rope", "type7"), PHI):
+        yield "linear", name, True, {"linear_norm": "content", "feature_map": feature_map}
+
+
+def named(case):
+    attention, name, causal, kwargs = case
+    parts = [attention, name, "causal" if causal else "bidirectional", *kwargs.values()]
+    return pytest.param(*case, id="-".join(parts))
+
+
+KINDS = list(kinds())
+every_kind = pytest.mark.parametrize(
+    ("attention", "name", "causal", "kwargs"), [named(case) for case in KINDS]
+)
+every_causal_kind = pytest.mark.parametrize(
+    ("attention", "name", "causal", "kwargs"), [named(case) for case in KINDS if case[2]]
+)
+
+
+def product_matrix(name, encoding, i, j):
+    """M with q̃_i·k̃_j = qᵢᵀ M kⱼ."""
+    if name == "rope":
+        m = torch.zeros(D, D, dtype=torch.float64)
+        for t in range(D // 2):
+            angle = (j - i) * 10000 ** (-2 * t / D)
+            cos, sin = math.cos(angle), math.sin(angle)
+            m[2 * t : 2 * t + 2, 2 * t : 2 * t + 2] = torch.tensor(
+                [[cos, -sin], [sin, cos]], dtype=m.dtype
+            )
+        return m
+    if name == "type1":
+        v = encoding.v
+        p = torch.eye(D) - 2 * torch.outer(v, v) / v.dot(v)
+        return p.T @ torch.diag(torch.cos((j - i) * encoding.theta)) @ p
+    if name == "type2":
+        v = encoding.v
+        p = torch.eye(D) - 2 * torch.outer(v, v) / v.dot(v)
+        cos, sin = torch.cos((j - i) * encoding.theta), torch.sin((j - i) * encoding.theta)
+        turns = [torch.stack([c, -s, s, c]).reshape(2, 2) for c, s in zip(cos, sin, strict=True)]
+        return p.T @ torch.block_diag(*turns) @ p
+    if name == "type7":
+        eye = torch.eye(D, dtype=torch.float64)
+        p, step = eye[[0, 2, 1, 3]], eye[encoding.permutation]
+        power = torch.linalg.matrix_power
+        return p.T @ power(step, i).T @ power(step, j) @ p
+    return torch.eye(D, dtype=torch.float64)
+
+
+def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
+    """(L, B, E) -> (L, B, E), from the module's weights and the formulas alone."""
+    causal, encoding = module.causal, module.encoding
+    length, batch, _ = x.shape
+    products = [
+        [product_matrix(name, encoding, i, j) for j in range(length)] for i in range(length)
+    ]
+    out = {}
+    for b, h in itertools.product(range(batch), range(H)):
+        rows = slice(h * D, (h + 1) * D)
+        q, k, v = (
+            x[:, b] @ p.weight[rows].T + p.bias[rows]
+            for p in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        for i in range(length):
+            top, bottom, content = 0, 0, 0
+            for j in range(length):
+                if (causal and j > i) or (padding is not None and padding[b, j]):
+                    continue
+                if norm is None:
+                    score = q[i] @ products[i][j] @ k[j] / math.sqrt(D)
+                    if name == "distance_bias":
+                        score = score + encoding.weight[h, 20 + i - j]
+                    weight, plain = torch.exp(score), 0
+                else:
+                    phi_q, phi_k = PHI[feature_map](q[i]), PHI[feature_map](k[j])
+                    fade = torch.exp(encoding.log_decay[h] * (i - j)) if name == "fading" else 1
+                    weight = fade * (phi_q @ products[i][j] @ phi_k)
+                    plain = fade * (phi_q @ phi_k)
+                value = v[j]
+                if name == "turning":
+                    cos, sin = math.cos(0.3 * (j - i)), math.sin(0.3 * (j - i))
+                    matrix = torch.tensor([[cos, -sin], [sin, cos]], dtype=v.dtype)
+                    value = torch.cat([matrix @ v[j, 2 * t : 2 * t + 2] for t in range(D // 2)])
+                top, bottom, content = top + weight * value, bottom + weight, content + plain
+            if norm in (None, "denominator"):
+                top = top / (bottom if norm is None or bottom > 1e-6 else 1e-6)
+            elif norm == "content":
+                top = top / content.clamp(min=1e-6)
+            out[i, b, h] = top
+    o = torch.stack(
+        [
+            torch.stack([torch.cat([out[i, b, h] for h in range(H)]) for b in range(batch)])
+            for i in range(length)
+        ]
+    )
+    if norm == "layernorm":
+        o = o - o.mean(-1, keepdim=True)
+        o = o / torch.sqrt((o**2).mean(-1, keepdim=True) + 1e-5)
+        o = o * module.norm.weight + module.norm.bias
+    return o @ module.out_proj.weight.T + module.out_proj.bias
+
+
+def assert_same(actual, expected, tolerance=1e-10):
+    """Equal up to ``tolerance`` of the greatest number."""
+    for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        scale = theirs.abs().max().clamp(min=1)
+        torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)
+
+
+@every_kind
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_outputs_and_gradients_are_those_of_the_definition(attention, name, causal, kwargs, padded):
+    module = build(attention, name, causal, **kwargs)
+    padding = None
+    if padded:
+        padding = torch.zeros(B, L, dtype=torch.bool)
+        padding[1, L - 2 :] = padding[2, 3] = True
+    leaves = [torch.randn(L, B, E, dtype=torch.float64, requires_grad=True), *module.parameters()]
+    w = torch.randn(L, B, E, dtype=torch.float64)
+    norm = kwargs.get("linear_norm")
+    results = []
+    for out in (
+        module(leaves[0], key_padding_mask=padding)[0],
+        definition(module, name, leaves[0], padding, norm, kwargs.get("feature_map", "elu")),
+    ):
+        results.append((out, *torch.autograd.grad((out * w).sum(), leaves)))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("norm", ["denominator", "content"])
+def test_small_denominators_become_1e_6_at_least(norm):
+    module = build("linear", "type7", linear_norm=norm, feature_map="exp")
+    with torch.no_grad():
+        module.q_proj.bias[:D] = -8
+        module.q_proj.bias[D:] = -20
+    x = torch.randn(L, B, E, dtype=torch.float64)
+    features = module.feature_map(module.q_proj(x).unflatten(-1, (H, D))).sum(-1)
+    assert (features[..., 0] > 1e-5).all() and (features[..., 1] < 1e-6).all()
+    assert_same(module(x)[0], definition(module, "type7", x, norm=norm, feature_map="exp"))
+
+
+@every_kind
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_does_not_change_a_sentence(attention, name, causal, kwargs, side):
+    """On the left it moves the sentence too, which must not matter to relative positions."""
+    module = build(attention, name, causal, **kwargs)
+    lengths, longest = (4, 7, 1), 7
+    sentences = [torch.randn(n, 1, E, dtype=torch.float64) for n in lengths]
+    batch = torch.randn(longest, B, E, dtype=torch.float64)
+    padding = torch.ones(B, longest, dtype=torch.bool)
+    places = [slice(0, n) if side == "right" else slice(longest - n, longest) for n in lengths]
+    for b, (sentence, place) in enumerate(zip(sentences, places, strict=True)):
+        batch[place, b], padding[b, place] = sentence[:, 0], False
+    batch.requires_grad_()
+    out, _ = module(batch, key_padding_mask=padding)
+    for b, (sentence, place) in enumerate(zip(sentences, places, strict=True)):
+        assert_same(out[place, b], module(sentence)[0][:, 0])
+    # What comes out at padding is nobody's business, but must not be NaN: the next layer reads it.
+    assert torch.isfinite(out).all()
+    assert torch.isfinite(torch.autograd.grad(out.sum(), batch)[0]).all()
+
+
+@every_causal_kind
+@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
+def test_step_by_step_is_the_whole(attention, name, causal, kwargs, cuts, padded):
+    module = build(attention, name, causal, **kwargs)
+    x = torch.randn(L, B, E, dtype=torch.float64)
+    padding = None
+    if padded:
+        padding = torch.zeros(B, L, dtype=torch.bool)
+        padding[1, :2] = padding[2, :3] = True
+    whole, _ = module(x, key_padding_mask=padding)
+    state, pieces, sizes = {}, [], []
+    for start, stop in itertools.pairwise([0, *cuts, L]):
+        # As fairseq's decoders do it, a step has a mask only where there is padding in it.
+        mask = padding[:, start:stop] if padded and padding[:, start:stop].any() else None
+        pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
+        sizes.append(sum(leaf.numel() for leaf in tree_leaves(state) if torch.is_tensor(leaf)))
+    real = torch.ones(L, B, dtype=torch.bool) if padding is None else ~padding.T
+    assert_same(torch.cat(pieces)[real], whole[real])
+    if attention == "linear":
+        assert len(set(sizes)) == 1
+    else:
+        assert sizes == sorted(set(sizes))
+
+
+@every_causal_kind
+def test_beams_go_on_from_reordered_prefixes(attention, name, causal, kwargs):
+    module = build(attention, name, causal, **kwargs)
+    x = torch.randn(3, B, E, dtype=torch.float64)
+    padding = torch.zeros(B, 3, dtype=torch.bool)
+    padding[1, 0] = True
+    state = {}
+    module(x, key_padding_mask=padding, incremental_state=state)
+    for order in ([2, 0, 0], [1, 1, 2], [0, 2, 1, 1, 0]):
+        order = torch.tensor(order)
+        module.reorder_incremental_state(state, order)
+        token = torch.randn(1, len(order), E, dtype=torch.float64)
+        x, padding = torch.cat([x[:, order], token]), padding[order]
+        padding = torch.cat([padding, torch.zeros(len(order), 1, dtype=torch.bool)], dim=1)
+        out, _ = module(token, incremental_state=state)
+        assert_same(out, module(x, key_padding_mask=padding)[0][-1:])
+
+
+def test_reordering_an_empty_state():
+    state = {}
+    build("linear", "rope").reorder_incremental_state(state, torch.tensor([1, 0]))
+    assert not state
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_each_layer_has_its_own_state(attention):
+    first, second = build(attention, "rope"), build(attention, "rope")
+    x, state = torch.randn(L, B, E, dtype=torch.float64), {}
+    expected = second(first(x)[0])[0]
+    for i in range(L):
+        token, _ = first(x[i : i + 1], incremental_state=state)
+        token, _ = second(token, incremental_state=state)
+        assert_same(token, expected[i : i + 1])
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("name", ["rope", "type1", "fading"])
+def test_long_sequences_in_chunks_and_steps(name, norm):
+    """150 positions are three of the chunks that linear attention works in."""
+    module = build("linear", name, linear_norm=norm)
+    x = torch.randn(150, 1, E, dtype=torch.float64)
+    whole, _ = module(x)
+    state, pieces = {}, []
+    for start, stop in itertools.pairwise([0, 67, 68, 69, 140, 150]):
+        pieces.append(module(x[start:stop], incremental_state=state)[0])
+    assert_same(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize(
+    ("attention", "name"),
+    [
+        *itertools.product(("linear", "softmax"), ("none", "rope", "type1", "type7", "turning")),
+        ("softmax", "distance_bias"),
+    ],
+)
+def test_the_order_of_tokens_is_seen_unless_there_is_no_encoding(attention, name):
+    module = build(attention, name, causal=False)
+    x, order = torch.randn(L, B, E, dtype=torch.float64), torch.tensor([3, 1, 5, 0, 2, 6, 4])
+    difference = (module(x[order])[0] - module(x)[0][order]).abs().max()
+    assert difference < 1e-10 if name == "none" else difference > 1e-3
+
+
+def test_linear_attention_refuses_a_bias():
+    with pytest.raises(ValueError, match=r"DistanceBias.*linear attention"):
+        build("linear", "distance_bias")
+
+
+def fairseq_and_ours(causal, embed_dim=E, heads=H, **kwargs):
+    theirs = MultiheadAttention(embed_dim, heads, self_attention=True, **kwargs)
+    encoding = build_encoding("none", num_heads=heads, head_dim=embed_dim // heads, causal=causal)
+    return theirs, SoftmaxAttention(encoding, **kwargs)
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_softmax_without_encoding_is_fairseqs_attention(causal, padded):
+    theirs, ours = fairseq_and_ours(causal)
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.normal_()
+    ours.load_state_dict(theirs.state_dict())
+    theirs, ours = theirs.double(), ours.double()
+    padding = None
+    if padded:
+        padding = torch.zeros(B, L, dtype=torch.bool)
+        padding[0, 5:] = padding[2, 2:] = True
+    hidden = torch.full((L, L), -math.inf, dtype=torch.float64).triu(1) if causal else None
+    x = torch.randn(L, B, E, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(L, B, E, dtype=torch.float64)
+    results = []
+    for module in (ours, theirs):
+        out, _ = module(
+            query=x,
+            key=x,
+            value=x,
+            key_padding_mask=padding,
+            attn_mask=hidden,
+            incremental_state=None,
+            need_weights=False,
+        )
+        leaves = {"x": x, **dict(module.named_parameters())}
+        gradients = torch.autograd.grad((out * w).sum(), list(leaves.values()))
+        results.append((out, dict(sorted(zip(leaves, gradients, strict=True)))))
+    assert_same(*results)
+
+
+def test_decoding_without_encoding_is_fairseqs():
+    theirs, ours = fairseq_and_ours(causal=True)
+    ours.load_state_dict(theirs.state_dict())
+    theirs, ours = theirs.double().eval(), ours.double().eval()
+    states, batch = ({}, {}), B
+    for order in (None, [1, 1, 0], [2, 0, 1, 1]):
+        if order is not None:
+            batch = len(order)
+            for module, state in zip((theirs, ours), states, strict=True):
+                module.reorder_incremental_state(state, torch.tensor(order))
+        x = torch.randn(1, batch, E, dtype=torch.float64)
+        expected, _ = theirs(x, x, x, incremental_state=states[0])
+        # fairseq's own steps take their softmax in float32.
+        assert_same(ours(x, x, x, incremental_state=states[1])[0], expected, 1e-6)
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_it_starts_as_fairseqs_attention_does(attention):
+    theirs, _ = fairseq_and_ours(True, 256, 4)
+    encoding = build_encoding("none", num_heads=4, head_dim=64, causal=True)
+    ours = {"linear": LinearAttention, "softmax": SoftmaxAttention}[attention](encoding)
+    ours, theirs = ours.state_dict(), theirs.state_dict()
+    assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
+    for key, start in theirs.items():
+        uniform = 0.02 if key.endswith("weight") else 0.15
+        torch.testing.assert_close(ours[key].std(), start.std(), rtol=uniform, atol=0)
+        torch.testing.assert_close(ours[key].abs().max(), start.abs().max(), rtol=uniform, atol=0)
+
+
+def test_dropout_of_softmax_attention_is_for_training():
+    module = build("softmax", "rope", dropout=0.5)
+    x = torch.randn(L, B, E, dtype=torch.float64)
+    assert not torch.allclose(module(x)[0], module(x)[0])
+    module.eval()
+    assert_same(module(x)[0], definition(module, "rope", x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["none", "rope", "type1", "type7"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_linear_attention_in_half_precision_on_2048_tokens(name, causal, dtype):
+    module = build("linear", name, causal, dtype, d=16, linear_norm="layernorm")
+    x = torch.randn(2048, 1, H * 16).to(dtype)
+    out, _ = module(x)
+    assert out.dtype == dtype and torch.isfinite(out).all()
+    expected, _ = copy.deepcopy(module).float()(x.float())
+    error = (out.float() - expected).norm() / expected.norm()
+    assert error < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", ["none", "rope", "type1", "type2", "type7"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_linear_attention_under_autocast_on_2048_tokens(name, causal, dtype):
+    module = build("linear", name, causal, torch.float32, d=16, linear_norm="layernorm")
+    x = torch.randn(2048, 1, H * 16)
+    expected, _ = module(x)
+    with torch.autocast("cpu", dtype=dtype):
+        out, _ = module(x)
+    assert torch.isfinite(out).all()
+    error = (out.float() - expected).norm() / expected.norm()
+    assert error < 4 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("attention", "name", "causal", "kwargs"),
+    # Without the encoded denominator: turned features may bring it to 0.
+    [named(case) for case in KINDS if case[2] and case[3].get("linear_norm") != "denominator"],
+)
+def test_half_precision_step_by_step(attention, name, causal, kwargs, dtype):
+    module = build(attention, name, causal, dtype, **kwargs)
+    x = torch.randn(L, B, E).to(dtype)
+    state = {}
+    for i in range(L):
+        out, _ = module(x[i : i + 1], incremental_state=state)
+        assert out.dtype == dtype and torch.isfinite(out).all()
+
+
+def test_a_module_from_flags():
+    sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "max_positions": 33, "dropout": 0.25}
+    cfg = PositionConfig(
+        attention="linear", encoding="lrpe", linear_norm="content", feature_map="relu"
+    )
+    cfg.lrpe_core = "mixed"
+    linear = build_attention(cfg, causal=True, **sizes)
+    assert isinstance(linear, LinearAttention) and linear.linear_norm == "content"
+    assert linear.causal and linear.encoding.core == "mixed"
+    assert (linear.encoding.layer, linear.encoding.max_positions) == (2, 33)
+    assert linear.feature_map(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
+
+    softmax = PositionConfig(attention="softmax", encoding="distance_bias")
+    module = build_attention(softmax, causal=False, **sizes)
+    assert isinstance(module, SoftmaxAttention) and module.dropout == 0.25 and not module.causal
+    assert isinstance(module.encoding, DistanceBias)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"attention": "quick"}, r"'quick'.*linear, softmax"),
+        ({"encoding": "magic"}, r"'magic'.*rope"),
+        ({"linear_norm": "batch"}, r"'batch'.*denominator, layernorm, content"),
+        ({"feature_map": "tanh"}, r"'tanh'.*elu, relu"),
+        ({"encoding": "distance_bias"}, r"'distance_bias'.*use softmax attention, or.*rope"),
+    ],
+)
+def test_flags_that_cannot_be_are_refused(flags, message):
+    with pytest.raises(ValueError, match=message):
+        build_attention(
+            PositionConfig(**flags),
+            embed_dim=E,
+            num_heads=H,
+            causal=True,
+            layer=1,
+            max_positions=9,
+            dropout=0.0,
+        )

@@ -1,0 +1,35 @@
+import pytest
+import tiny
+import torch
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    """Every test draws the same numbers each time, alone or among others."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def text_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("text")
+    tiny.write_text(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def data_bin(text_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "bin"
+    prefixes = [x for s in ("train", "valid", "test") for x in (f"--{s}pref", text_folder / f"{s}.txt")]
+    done = tiny.run_command("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="session")
+def train(data_bin):
+    """train(arch, save_dir, *flags): fairseq-train of a tiny language model as a user runs it."""
+
+    def train(arch, save_dir, *flags, data=data_bin):
+        return tiny.run_command("fairseq-train", *tiny.train_flags(data, arch, save_dir, *flags))
+
+    return train

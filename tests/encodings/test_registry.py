@@ -1,0 +1,81 @@
+"""Encodings by name."""
+
+import pytest
+import torch
+
+from fairseq_lrpe.encodings import (
+    ENCODINGS,
+    Encoding,
+    build_encoding,
+    encoding_options,
+    register_encoding,
+)
+
+SHARED = {"num_heads": 2, "head_dim": 6, "causal": True}
+
+
+@pytest.fixture
+def registry():
+    before = dict(ENCODINGS)
+    yield ENCODINGS
+    ENCODINGS.clear()
+    ENCODINGS.update(before)
+
+
+class Scaled(Encoding):
+    def __init__(self, *, factor=2.0, **shared):
+        super().__init__(**shared)
+        self.factor = factor
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        return self.factor * q, k
+
+
+def test_the_published_encodings_are_there():
+    assert {"none", "rope", "lrpe"} <= set(ENCODINGS)
+    for name, cls in ENCODINGS.items():
+        assert issubclass(cls, Encoding) and cls.name == name
+        assert set(cls.option_help) == set(encoding_options(cls))
+
+
+def test_a_new_encoding_can_be_built(registry):
+    assert register_encoding("scaled", factor="what queries are multiplied by")(Scaled) is Scaled
+    assert encoding_options(Scaled) == {"factor": 2.0}
+    q = k = torch.randn(1, 2, 3, 6)
+    assert build_encoding("scaled", **SHARED)(q, k)[0].equal(2 * q)
+    encoding = build_encoding("scaled", layer=3, max_positions=99, factor=5.0, **SHARED)
+    assert encoding(q, k)[0].equal(5 * q)
+    assert (encoding.num_heads, encoding.head_dim, encoding.causal) == (2, 6, True)
+    assert (encoding.layer, encoding.max_positions) == (3, 99)
+    with pytest.raises(ValueError, match=r"'scaled'.*'factr'.*factor"):
+        build_encoding("scaled", factr=5.0, **SHARED)
+
+
+@pytest.mark.parametrize("option_help", [{}, {"factr": ""}, {"factor": "", "other": ""}])
+def test_every_option_needs_its_help(registry, option_help):
+    with pytest.raises(TypeError, match=r"Scaled.*'factor'"):
+        register_encoding("scaled", **option_help)(Scaled)
+    assert "scaled" not in registry
+
+
+def test_the_options_of_lrpe():
+    assert encoding_options(ENCODINGS["lrpe"]) == {
+        "core": "orthogonal",
+        "rotation": "householder",
+        "learn_theta": False,
+        "learn_householder": False,
+        "theta_type": "a",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("magic", {}, r"'magic'.*lrpe.*none.*rope"),
+        ("none", {"core": "unitary"}, r"'none'.*'core'.*none"),
+        ("lrpe", {"kernel": 1}, r"'lrpe'.*'kernel'.*core, rotation, learn_theta"),
+    ],
+)
+def test_refusals_name_the_choices(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build_encoding(name, **SHARED, **options)

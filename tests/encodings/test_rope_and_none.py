@@ -1,0 +1,135 @@
+"""RoPE against its definition in loops, and the encoding that does nothing."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_lrpe.encodings import build_encoding
+
+D = 6
+
+
+def build(name, d=D, **options):
+    return build_encoding(name, num_heads=2, head_dim=d, causal=True, **options)
+
+
+def random(*shape, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
+def turned(x, offset):
+    """The pair (x_2t, x_2t+1) at position s, as a complex number, times e^{is·10000^(-2t/d)}."""
+    rows = []
+    for i in range(x.size(2)):
+        row = []
+        for t in range(x.size(3) // 2):
+            angle = (offset + i) * 10000 ** (-2 * t / x.size(3))
+            a, b = x[:, :, i, 2 * t], x[:, :, i, 2 * t + 1]
+            row.append(a * math.cos(angle) - b * math.sin(angle))
+            row.append(a * math.sin(angle) + b * math.cos(angle))
+        rows.append(torch.stack(row, dim=-1))
+    return torch.stack(rows, dim=2)
+
+
+@pytest.mark.parametrize(("q_offset", "k_offset"), [(0, 0), (3, 3), (12, 5), (0, 1000)])
+def test_rope_is_the_definition(q_offset, k_offset):
+    results = []
+    for function in (
+        build("rope").forward,
+        lambda q, k, q_offset, k_offset: (turned(q, q_offset), turned(k, k_offset)),
+    ):
+        leaves = [random(2, 2, 4, D, seed=seed).requires_grad_() for seed in (1, 2)]
+        out = function(*leaves, q_offset, k_offset)
+        loss = sum((x * random(*x.shape, seed=seed)).sum() for seed, x in enumerate(out))
+        results.append((*out, *torch.autograd.grad(loss, leaves)))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(length=st.integers(1, 9), q_offset=st.integers(0, 10**4), k_offset=st.integers(0, 10**4))
+def test_rope_is_lrpe_with_the_orthogonal_core_alone(length, q_offset, k_offset):
+    q, k = random(1, 2, length, D, seed=1), random(1, 2, length + 2, D, seed=2)
+    ours = build("rope")(q, k, q_offset, k_offset)
+    lrpe = build("lrpe", core="orthogonal", rotation="identity")(q, k, q_offset, k_offset)
+    assert ours[0].equal(lrpe[0]) and ours[1].equal(lrpe[1])
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    length=st.integers(1, 9),
+    q_offset=st.integers(0, 500),
+    k_offset=st.integers(0, 500),
+    shift=st.integers(1, 500),
+    seed=st.integers(0, 10**6),
+)
+def test_rope_is_relative_and_keeps_norms(length, q_offset, k_offset, shift, seed):
+    rope, q, k = (
+        build("rope"),
+        random(1, 2, length, D, seed=seed),
+        random(1, 2, 3, D, seed=seed + 1),
+    )
+
+    def scores(q_offset, k_offset):
+        q_encoded, k_encoded = rope(q, k, q_offset, k_offset)
+        torch.testing.assert_close(q_encoded.norm(dim=-1), q.norm(dim=-1), rtol=1e-12, atol=0)
+        return q_encoded @ k_encoded.transpose(-1, -2)
+
+    before = scores(q_offset, k_offset)
+    shifted = scores(q_offset + shift, k_offset + shift)
+    torch.testing.assert_close(shifted, before, rtol=1e-10, atol=1e-10)
+    assert (scores(q_offset + shift, k_offset) - before).abs().max() > 1e-6
+
+    steps = [rope(q[:, :, [i]], k, q_offset + i, k_offset)[0] for i in range(length)]
+    whole = rope(q, k, q_offset, k_offset)[0]
+    torch.testing.assert_close(torch.cat(steps, dim=2), whole, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rope_keeps_half_precision(dtype):
+    q, k = random(1, 2, 5, D, seed=1).to(dtype), random(1, 2, 5, D, seed=2).to(dtype)
+    for ours, x, offset in zip(build("rope")(q, k, 3000, 0), (q, k), (3000, 0), strict=True):
+        assert ours.dtype == dtype
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(ours.double(), turned(x.double(), offset), rtol=eps, atol=eps)
+
+
+def test_rope_far_out_in_float32():
+    x = random(1, 1, 1, 64).float()
+    x = x / x.norm()
+    encoded, _ = build("rope", 64)(x, x, 100_000, 0)
+    torch.testing.assert_close(encoded.double(), turned(x.double(), 100_000), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["rope", "lrpe"])
+def test_training_after_inference_mode(name):
+    encoding = build(name, max_positions=54321)  # not in the cache of another test
+    with torch.inference_mode():
+        encoding(random(1, 2, 5, D).float(), random(1, 2, 5, D).float())
+    q = random(1, 2, 5, D).float().requires_grad_()
+    q_encoded, _ = encoding(q, q)
+    q_encoded.pow(2).sum().backward()
+    torch.testing.assert_close(q.grad, 2 * q.detach())
+
+
+def test_none_does_nothing():
+    encoding, q, k = build("none"), random(1, 2, 4, D), random(1, 2, 3, D)
+    assert encoding(q, k, 5, 7) == (q, k)
+    assert not encoding.state_dict()
+
+
+@pytest.mark.parametrize("name", ["none", "rope", "lrpe"])
+def test_what_an_encoding_is_unless_it_says_otherwise(name):
+    encoding, x = build(name), random(1, 2, 4, D)
+    assert encoding.decomposable and encoding.log_decay is None
+    assert encoding.bias(x, x, 3) is None
+    assert encoding.encode_values(x, 3) is x and encoding.decode_output(x, 3) is x
+    assert math.isclose(encoding.scale, 1 / math.sqrt(D))
+
+
+def test_rope_needs_pairs():
+    with pytest.raises(ValueError, match="even, not 7"):
+        build("rope", 7)

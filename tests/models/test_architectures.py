@@ -1,0 +1,165 @@
+"""Every architecture: registered from its row, trained, saved, reloaded, and decoded step by step."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, options, tasks
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.sequence_generator import SequenceGenerator
+from fairseq.trainer import Trainer
+from tiny import PLUGIN, train_flags
+
+import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.methods import METHODS
+
+ARCHITECTURES = [f"{attention}_lm" for attention in ("linear", "softmax")] + [
+    f"{attention}_lm_{name}" for name, method in METHODS.items() for attention in method.attentions()
+]
+
+
+def test_one_architecture_per_method_and_attention():
+    registered = [arch for arch in ARCH_MODEL_REGISTRY if arch.startswith(("linear_lm", "softmax_lm"))]
+    assert sorted(registered) == sorted(ARCHITECTURES)
+    for name, method in METHODS.items():
+        for attention in method.attentions():
+            config = MODEL_DATACLASS_REGISTRY[f"{attention}_lm_{name}"]()
+            assert config.attention == attention and config.decoder_normalize_before
+            assert {flag: getattr(config, flag) for flag in method.flags} == method.flags
+        assert method.encoding in ENCODINGS and method.source
+
+
+def test_the_papers_types_are_what_they_say():
+    def row(name):
+        flags = METHODS[name].flags
+        learned = [what for what in ("theta", "householder") if flags.get(f"lrpe_learn_{what}")]
+        return flags["lrpe_rotation"], flags["lrpe_core"], learned
+
+    # TMLR Appendix D.1; ICLR Table 1 with Appendix C.7.
+    assert row("tmlr_type1") == ("householder", "unitary", ["theta"])
+    assert row("tmlr_type2") == ("householder", "orthogonal", ["theta"])
+    assert row("tmlr_type3") == ("householder", "permutation", [])
+    assert row("iclr_type1") == ("householder", "mixed", [])
+    assert row("iclr_type2") == ("householder", "orthogonal", ["theta"])
+    assert row("iclr_type3") == ("householder", "orthogonal", ["theta", "householder"])
+    assert row("iclr_type4") == ("householder", "permutation", [])
+    assert row("iclr_type5") == ("odd_even", "mixed", [])
+    assert row("iclr_type6") == ("odd_even", "orthogonal", ["theta"])
+    assert row("iclr_type7") == ("odd_even", "permutation", [])
+    assert row("iclr_type8") == ("fft", "unitary", [])
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_trains_saves_and_reloads_with_the_identical_loss(arch, data_bin, tmp_path):
+    arguments = train_flags(data_bin, arch, tmp_path, "--user-dir", PLUGIN, "--dropout", 0.1)
+    args = options.parse_args_and_arch(options.get_training_parser(), list(map(str, arguments)))
+    cfg = convert_namespace_to_omegaconf(args)
+    task = tasks.setup_task(cfg.task)
+    for split in ("train", "valid"):
+        task.load_dataset(split)
+    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    batches = trainer.get_train_iterator(epoch=1)
+    trainer.begin_epoch(1)
+    before = {name: p.clone() for name, p in trainer.model.named_parameters()}
+    for batch, _ in zip(batches.next_epoch_itr(), range(2), strict=False):
+        assert trainer.train_step([batch]) is not None
+    for name, parameter in trainer.model.named_parameters():
+        assert not torch.equal(parameter, before[name]), f"{name} did not learn"
+    trainer.save_checkpoint(tmp_path / "checkpoint.pt", {"train_iterator": batches.state_dict()})
+
+    [model], _, _ = checkpoint_utils.load_model_ensemble_and_task([str(tmp_path / "checkpoint.pt")])
+    sample = next(trainer.get_valid_iterator("valid").next_epoch_itr(shuffle=False))
+    losses = []
+    for model in (trainer.model, model):
+        model.eval()
+        with torch.no_grad():
+            losses.append(trainer.criterion(model, sample)[0].item())
+    assert losses[0] == losses[1] and torch.isfinite(torch.tensor(losses[0]))
+
+
+def build(arch, **flags):
+    """A small float64 model without dropout, and its dictionary."""
+    dictionary = Dictionary()
+    for i in range(20):
+        dictionary.add_symbol(f"w{i}")
+    sizes = {"embed_dim": 32, "input_dim": 32, "output_dim": 32, "ffn_embed_dim": 48, "layers": 2, "attention_heads": 4}
+    flags = {"tokens_per_sample": 64, "max_target_positions": 64, "add_bos_token": False, "tpu": False, **flags}
+    config = MODEL_DATACLASS_REGISTRY[arch]()
+    for name, value in {**{f"decoder_{k}": v for k, v in sizes.items()}, **flags}.items():
+        setattr(config, name, value)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    return ARCH_MODEL_REGISTRY[arch].build_model(config, task).double().eval(), dictionary
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@torch.no_grad()
+def test_step_by_step_equals_the_whole_sequence(arch):
+    model, _ = build(arch)
+    tokens = torch.randint(4, 24, (3, 40))
+    whole = model(tokens)[0]
+    state, order = {}, torch.tensor([2, 0, 1])
+    for step in range(1, 41):
+        if step == 17:  # beam search reorders: the rows of the states follow
+            model.decoder.reorder_incremental_state_scripting(state, order)
+            tokens, whole = tokens[order], whole[order]
+        out = model(tokens[:, :step], incremental_state=state)[0]
+        torch.testing.assert_close(out[:, 0], whole[:, step - 1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@torch.no_grad()
+def test_a_token_changes_nothing_before_it(arch):
+    model, _ = build(arch)
+    tokens = torch.randint(4, 24, (2, 30))
+    changed = tokens.clone()
+    changed[:, 20] = (tokens[:, 20] - 3) % 20 + 4
+    out, other = model(tokens)[0], model(changed)[0]
+    assert torch.equal(out[:, :20], other[:, :20])
+    assert (out[:, 20:] - other[:, 20:]).abs().amax(-1).min() > 0
+
+
+@pytest.mark.parametrize("arch", ["linear_lm_base", "linear_lm_iclr_type4", "linear_lm_tmlr_type1", "softmax_lm_iclr_type8"])
+@torch.no_grad()
+def test_beam_search_is_the_same_without_incremental_state(arch):
+    torch.manual_seed(1)
+    model, dictionary = build(arch)
+    for parameter in model.parameters():  # a random model is nearly uniform: sharpen its choices
+        parameter.mul_(2)
+    prefix = torch.randint(4, 24, (3, 5))
+    sample = {"net_input": {"src_tokens": prefix, "src_lengths": torch.full((3,), 5)}}
+
+    def search(incremental):
+        generator = SequenceGenerator([model], dictionary, beam_size=4, max_len=30, min_len=12)
+        generator.model.has_incremental = incremental
+        hypotheses = generator.generate([model], sample, prefix_tokens=prefix, bos_token=dictionary.eos())
+        return [[(h["tokens"].tolist(), h["score"].item()) for h in beams] for beams in hypotheses]
+
+    step_by_step, whole = search(True), search(False)
+    assert [[h[0] for h in beams] for beams in step_by_step] == [[h[0] for h in beams] for beams in whole]
+    assert len({tuple(h[0]) for beams in whole for h in beams}) > 4
+
+
+@pytest.mark.parametrize("arch", ["linear_lm_tmlr_type1", "linear_lm_base"])
+@torch.no_grad()
+def test_the_linear_state_does_not_grow(arch):
+    model, _ = build(arch)
+    tokens, state, sizes = torch.randint(4, 24, (2, 33)), {}, set()
+    for step in range(1, 34):
+        model(tokens[:, :step], incremental_state=state)
+        leaves = torch.utils._pytree.tree_leaves(state)
+        sizes.add(sum(x.numel() for x in leaves if torch.is_tensor(x)))
+    assert len(sizes) == 1 and sizes.pop() > 0
+
+
+@torch.no_grad()
+def test_padding_and_length_change_nothing():
+    """Rows of a padded batch give what they give alone."""
+    for arch in ("linear_lm_tmlr_type2", "linear_lm_rope", "softmax_lm_rope"):
+        model, dictionary = build(arch)
+        tokens = torch.randint(4, 24, (2, 25))
+        tokens[1, 14:] = dictionary.pad()
+        together = model(tokens)[0][1, :14]
+        torch.testing.assert_close(together, model(tokens[1:, :14])[0][0], rtol=0, atol=1e-10)

@@ -1,0 +1,190 @@
+"""fairseq's own commands on our architectures, as a user types them."""
+
+import json
+import math
+import re
+from dataclasses import fields
+
+import pytest
+import torch
+from fairseq.checkpoint_utils import load_model_ensemble_and_task
+from tiny import PLUGIN, run_command
+
+import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.config import PositionConfig
+
+
+@pytest.fixture(scope="module")
+def trained(train, tmp_path_factory):
+    """Checkpoints of a linear and a softmax model after a few updates."""
+    folder = tmp_path_factory.mktemp("trained")
+    for arch in ("linear_lm_tmlr_type1", "softmax_lm_rope"):
+        done = train(arch, folder / arch, "--max-update", 6, "--no-epoch-checkpoints")
+        assert done.returncode == 0, done.stderr
+        (folder / arch / "log").write_text(done.stdout)
+    return folder
+
+
+@pytest.fixture(params=["linear_lm_tmlr_type1", "softmax_lm_rope"])
+def checkpoint(request, trained):
+    return trained / request.param / "checkpoint_last.pt"
+
+
+def test_checkpoint_is_safe_and_carries_its_method(trained):
+    state = torch.load(trained / "linear_lm_tmlr_type1/checkpoint_last.pt", weights_only=True)
+    model = state["cfg"]["model"]
+    assert model["encoding"] == "lrpe" and model["lrpe_core"] == "unitary"
+    assert model["lrpe_learn_theta"] is True and model["linear_norm"] == "layernorm"
+    assert state["model"]["decoder.layers.0.self_attn.encoding.theta"].shape == (8,)
+
+
+def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, trained):
+    shared = [data_bin, "--user-dir", PLUGIN, "--path", checkpoint, "--cpu"]
+    losses = []
+    for batch in (1, 8):  # the second one pads
+        done = run_command("fairseq-eval-lm", *shared, "--batch-size", batch, "--tokens-per-sample", 32)
+        assert done.returncode == 0, done.stderr
+        losses.append(float(done.stderr.rsplit("Loss (base 2): ", 1)[1].split(",")[0]))
+    assert losses[0] == pytest.approx(losses[1], abs=2e-4)  # printed with four digits
+
+    [model], _, task = load_model_ensemble_and_task([str(checkpoint)])
+    model.eval()
+    task.load_dataset("test")
+    total, tokens = 0.0, 0
+    with torch.no_grad():
+        for item in task.dataset("test"):
+            scores = model(item["source"][None])[0].log_softmax(-1)
+            total -= scores[0].gather(-1, item["target"][:, None]).sum().item()
+            tokens += len(item["target"])
+    assert losses[0] == pytest.approx(total / tokens / math.log(2), abs=2e-4)
+
+    shared += ["--batch-size", 4, "--required-batch-size-multiple", 1, "--task", "language_modeling"]
+    done = run_command("fairseq-validate", *shared, "--valid-subset", "test")
+    assert done.returncode == 0, done.stderr
+    validated = float(re.findall(r"'test' subset \| loss ([\d.]+)", done.stdout)[-1])
+    assert validated == pytest.approx(losses[0], abs=1e-3)  # printed with three digits
+
+
+def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin, text_folder, tmp_path):
+    flags = ["--user-dir", PLUGIN, "--task", "language_modeling", "--path", checkpoint, "--cpu"]
+    flags += ["--beam", 3, "--max-len-a", 0, "--max-len-b", 30, "--min-len", 8]
+    flags += ["--sample-break-mode", "eos", "--tokens-per-sample", 32, "--batch-size", 5]
+    flags += ["--required-batch-size-multiple", 1]  # fairseq drops a last batch that is no multiple of 8
+    generated = run_command("fairseq-generate", data_bin, *flags, "--gen-subset", "test", "--prefix-size", 2)
+    assert generated.returncode == 0, generated.stderr
+    hypotheses = {line for line in generated.stdout.splitlines() if line.startswith("H-")}
+    assert len(hypotheses) == 40 and all(len(line.split("\t")[2].split()) >= 8 for line in hypotheses)
+
+    prompt = "".join(
+        " ".join(line.split()[:2]) + "\n" for line in (text_folder / "test.txt").read_text().splitlines()[:5]
+    )
+    interactive = run_command("fairseq-interactive", data_bin, *flags, "--buffer-size", 5, text=prompt)
+    assert interactive.returncode == 0, interactive.stderr
+    answers = {line for line in interactive.stdout.splitlines() if line.startswith("H-")}
+    by_id = {line.split("\t")[0]: line.split("\t")[2] for line in hypotheses}
+    assert {line.split("\t")[0]: line.split("\t")[2] for line in answers} == {f"H-{i}": by_id[f"H-{i}"] for i in range(5)}
+
+
+def test_interactive_sampling(checkpoint, data_bin):
+    flags = ["--user-dir", PLUGIN, "--task", "language_modeling", "--path", checkpoint, "--cpu"]
+    flags += ["--sampling", "--sampling-topk", 5, "--beam", 1, "--max-len-a", 0, "--max-len-b", 20]
+    sampled = run_command("fairseq-interactive", data_bin, *flags, text="w1 w3\n")
+    assert sampled.returncode == 0 and "\nH-0" in sampled.stdout, sampled.stderr
+
+
+def test_hydra_train_means_the_same_method(data_bin, tmp_path):
+    sizes = {"embed_dim": 32, "ffn_embed_dim": 64, "layers": 2, "attention_heads": 4}
+    done = run_command(
+        "fairseq-hydra-train",
+        f"common.user_dir={PLUGIN}",
+        "task=language_modeling",
+        f"task.data={data_bin}",
+        "task.tokens_per_sample=32",
+        "+model._name=linear_lm_iclr_type3",
+        *(f"+model.decoder_{name}={value}" for name, value in sizes.items()),
+        "dataset.batch_size=4",
+        "optimization.max_update=2",
+        "optimization.lr=[0.01]",
+        "optimizer=adam",
+        "lr_scheduler=fixed",
+        "common.cpu=true",
+        f"checkpoint.save_dir={tmp_path / 'checkpoints'}",
+        f"hydra.run.dir={tmp_path / 'hydra'}",
+    )
+    assert done.returncode == 0, done.stderr
+    state = torch.load(tmp_path / "checkpoints/checkpoint_last.pt", weights_only=True)
+    stamp = json.loads(bytes(state["model"]["decoder.method.version"].tolist()))
+    assert stamp["lrpe_learn_householder"] and stamp["lrpe_learn_theta"] and stamp["linear_norm"] == "layernorm"
+    assert state["model"]["decoder.embed_tokens.weight"].size(1) == 32
+
+
+def test_a_flag_overrides_its_method_both_ways(train, tmp_path):
+    off = train("linear_lm_tmlr_type2", tmp_path / "off", "--no-lrpe-learn-theta", "--max-update", 1)
+    on = train("linear_lm_tmlr_type3", tmp_path / "on", "--linear-norm", "content", "--max-update", 1)
+    assert off.returncode == 0 and on.returncode == 0, off.stderr + on.stderr
+    names = torch.load(tmp_path / "off/checkpoint_last.pt", weights_only=True)["model"]
+    assert not any(name.endswith("theta") for name in names)
+    names = torch.load(tmp_path / "on/checkpoint_last.pt", weights_only=True)["model"]
+    assert not any("self_attn.norm" in name for name in names)
+
+
+def test_every_flag_has_help():
+    shown = run_command("python", "-m", "fairseq_lrpe.config")
+    assert shown.returncode == 0, shown.stderr
+    for f in fields(PositionConfig):
+        if f.name != "_name":
+            assert f.metadata["help"]
+            assert f"\n  --{f.name.replace('_', '-')}" in shown.stdout
+    assert "kind of self-attention: linear, softmax" in shown.stdout
+
+
+REFUSED = {
+    "unknown method": ("linear_lm_tmlr_typ1", [], "tmlr_type1, tmlr_type2"),
+    "unknown encoding": ("linear_lm", ["--encoding", "ropee"], "rope"),
+    "unknown attention": ("linear_lm", ["--attention", "cosine"], "linear, softmax"),
+    "unknown norm": ("linear_lm", ["--linear-norm", "batch"], "denominator, layernorm, content"),
+    "unknown feature map": ("linear_lm", ["--feature-map", "gelu"], "elu, relu"),
+    "unknown core": ("linear_lm", ["--encoding", "lrpe", "--lrpe-core", "hermitian"], "unitary, orthogonal"),
+    "unknown theta type": ("softmax_lm", ["--encoding", "lrpe", "--lrpe-theta-type", "d"], "a, b, c"),
+    "fft with a real core": ("linear_lm_tmlr_type2", ["--lrpe-rotation", "fft"], "needs the unitary core"),
+    "heads": ("linear_lm_rope", ["--decoder-attention-heads", 5], "32 is not divisible by 5"),
+    "odd head dim": ("softmax_lm_rope", ["--decoder-attention-heads", 32], "must be even, not 1"),
+    "odd orthogonal": ("linear_lm_iclr_type2", ["--decoder-embed-dim", 36], "must be even, not 9"),
+    "mixed, too narrow": ("linear_lm_iclr_type1", ["--decoder-attention-heads", 16], "at least 3, not 2"),
+}
+
+
+def assert_refused(done, message, save_dir):
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0
+    assert last.startswith("fairseq_lrpe: ") and message in last
+    assert "Traceback" not in done.stderr
+    assert not save_dir.exists()
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_sentence(case, train, tmp_path):
+    arch, flags, message = REFUSED[case]
+    assert_refused(train(arch, tmp_path / "save", *flags, "--max-update", 1), message, tmp_path / "save")
+
+
+def test_data_that_is_missing_or_not_binarised(train, text_folder, tmp_path):
+    gone = train("linear_lm_base", tmp_path / "save", data=tmp_path / "nowhere")
+    assert_refused(gone, f"{tmp_path / 'nowhere'}' does not exist", tmp_path / "save")
+    raw = train("linear_lm_base", tmp_path / "save", data=text_folder)
+    assert_refused(raw, "is not binarised, dict.txt, train.bin", tmp_path / "save")
+
+
+def test_resuming_from_another_method(trained, train, tmp_path):
+    # base and nope have the same parameters: only the stamp tells them apart.
+    assert train("linear_lm_base", tmp_path / "base", "--max-update", 1).returncode == 0
+    before = (tmp_path / "base/checkpoint_last.pt").read_bytes()
+    other = train("linear_lm", tmp_path / "base", "--feature-map", "relu", "--max-update", 2)
+    last = other.stderr.strip().splitlines()[-1]
+    assert other.returncode != 0 and "feature_map elu" in last and "feature_map relu" in last
+    assert (tmp_path / "base/checkpoint_last.pt").read_bytes() == before
+
+    restored = trained / "softmax_lm_rope/checkpoint_last.pt"
+    other = train("linear_lm_tmlr_type1", tmp_path / "new", "--restore-file", restored, "--max-update", 9)
+    assert other.returncode != 0 and "another method" in other.stderr.strip().splitlines()[-1]
+    assert not list((tmp_path / "new").glob("*.pt"))

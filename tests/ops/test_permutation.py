@@ -1,0 +1,111 @@
+"""Powers of permutations against composing them one by one."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import gradcheck, gradgradcheck
+
+from fairseq_lrpe.ops.permutation import (
+    odd_even_permutation,
+    permutation_powers,
+    permute_features,
+)
+
+quick = settings(max_examples=50, deadline=None, derandomize=True)
+permutations = st.integers(1, 9).flatmap(lambda d: st.permutations(range(d)))
+
+
+def composed(permutation, count):
+    """π^0, π^1, ... one by one, as lists."""
+    powers = [list(range(len(permutation)))]
+    for _ in range(count):
+        powers.append([permutation[i] for i in powers[-1]])
+    return powers
+
+
+def along_the_cycle(permutation, i, s):
+    """π^s(i): s steps along the cycle of i."""
+    cycle = [i]
+    while permutation[cycle[-1]] != i:
+        cycle.append(permutation[cycle[-1]])
+    return cycle[s % len(cycle)]
+
+
+@quick
+@given(permutation=permutations, offset=st.integers(0, 40), length=st.integers(1, 70))
+def test_powers_by_repeated_composition(permutation, offset, length):
+    powers = permutation_powers(torch.tensor(permutation), offset, length)
+    assert powers.tolist() == composed(permutation, offset + length - 1)[offset:]
+
+
+@quick
+@given(permutation=permutations, offset=st.integers(0, 10**6), length=st.integers(1, 20))
+def test_powers_at_any_offset(permutation, offset, length):
+    powers = permutation_powers(torch.tensor(permutation), offset, length)
+    assert powers.tolist() == [
+        [along_the_cycle(permutation, i, s) for i in range(len(permutation))]
+        for s in range(offset, offset + length)
+    ]
+
+
+@quick
+@given(
+    heads=st.lists(st.permutations(range(6)), min_size=1, max_size=4),
+    offset=st.integers(0, 10**6),
+    length=st.integers(1, 20),
+)
+def test_powers_of_one_permutation_per_head(heads, offset, length):
+    together = permutation_powers(torch.tensor(heads), offset, length)
+    assert together.shape == (len(heads), length, 6)
+    for h, permutation in enumerate(heads):
+        expected = [
+            [along_the_cycle(permutation, i, s) for i in range(6)]
+            for s in range(offset, offset + length)
+        ]
+        assert together[h].tolist() == expected
+
+
+@pytest.mark.parametrize("per_head", [False, True])
+def test_features_by_indexing(per_head):
+    heads, length, d = 2, 5, 6
+    x = torch.randn(3, heads, length, d)
+    shape = (heads, length) if per_head else (length,)
+    index = torch.stack([torch.randperm(d) for _ in range(torch.Size(shape).numel())])
+    index = index.reshape(*shape, d)
+    out = permute_features(x, index)
+    for b, h, s, i in torch.cartesian_prod(*map(torch.arange, x.shape)).tolist():
+        source = index[h, s, i] if per_head else index[s, i]
+        assert out[b, h, s, i] == x[b, h, s, source]
+
+
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)], ids=str)
+def test_features_have_right_gradients(shape):
+    index = torch.rand(shape, generator=torch.Generator().manual_seed(0)).argsort(-1)
+    x = torch.randn(2, 2, 3, 5, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(x.shape, dtype=torch.float64)
+
+    def function(x):
+        return (permute_features(x, index) * w) ** 3
+
+    assert gradcheck(function, (x,))
+    assert gradgradcheck(function, (x,))
+    ours = torch.autograd.grad(function(x).sum(), x)
+    gathered = torch.autograd.grad(((x.gather(-1, index.expand_as(x)) * w) ** 3).sum(), x)
+    torch.testing.assert_close(ours, gathered, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_features_keep_their_dtype(dtype):
+    x = torch.randn(4, 3).to(dtype)
+    assert permute_features(x, torch.tensor([2, 0, 1])).equal(x[:, [2, 0, 1]])
+
+
+@pytest.mark.parametrize("e", [1, 2, 3, 4, 7, 8, 63, 64])
+def test_odd_even_is_the_papers_pseudocode(e):
+    d = e - e // 2
+    permutation, index = torch.arange(e), torch.arange(e)
+    permutation[::2] = index[::2] // 2
+    permutation[1::2] = (index[1::2] - 1) // 2 + d
+    assert odd_even_permutation(e).equal(permutation)
+    assert sorted(odd_even_permutation(e).tolist()) == list(range(e))

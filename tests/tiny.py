@@ -1,0 +1,46 @@
+"""A tiny language model's flags, its text, and fairseq's commands, for the tests that run the real thing."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PLUGIN = REPOSITORY / "fairseq_lrpe"
+BIN = Path(sys.executable).parent
+FLAGS = (
+    "--task language_modeling --decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 "
+    "--decoder-attention-heads 4 --tokens-per-sample 32 --batch-size 4 --optimizer adam --lr 0.01 "
+    "--num-workers 0 --cpu --required-batch-size-multiple 1"
+).split()
+
+
+def run_command(name, *arguments, text=None):
+    """A command of this environment (fairseq-train, torchrun, ...), run in the repository."""
+    return subprocess.run(
+        [BIN / name, *map(str, arguments)],
+        cwd=REPOSITORY,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def train_flags(data, arch, save_dir, *flags):
+    """fairseq-train's arguments for the tiny model; later flags win."""
+    return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]
+
+
+def write_text(folder):
+    """Sentences with something to learn: each word is one of four that may follow the last."""
+    draw = random.Random(0)
+    for split, sentences in (("train", 200), ("valid", 40), ("test", 40)):
+        lines = []
+        for _ in range(sentences):
+            line = [draw.randrange(40)]
+            for _ in range(draw.randrange(4, 20)):
+                line.append((line[-1] * 3 + draw.randrange(4)) % 40)
+            lines.append(" ".join(f"w{i}" for i in line))
+        (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
