@@ -10,10 +10,8 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
 from fairseq_lrpe.encodings import ENCODINGS, build_encoding, encoding_options
-from fairseq_lrpe.methods import ATTENTIONS
+from fairseq_lrpe.methods import ATTENTIONS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
-
-LINEAR_NORMS = ("denominator", "layernorm", "content")
 
 
 def _flag(name, default, help):
@@ -31,7 +29,11 @@ PositionConfig = make_dataclass(
             "linear attention is divided by its encoded denominator (denominator), "
             "by that of the unencoded features (content), or not at all but layer-normed (layernorm)",
         ),
-        _flag("feature_map", "elu", f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)"),
+        _flag(
+            "feature_map",
+            "elu",
+            f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)",
+        ),
         *(
             _flag(f"{name}_{option}", default, cls.option_help[option])
             for name, cls in ENCODINGS.items()
@@ -39,15 +41,17 @@ PositionConfig = make_dataclass(
         ),
     ],
     bases=(FairseqDataclass,),
-    namespace={"__doc__": "Flags of attention and position, with one --<encoding>-<option> for each encoding's option."},
+    namespace={"__doc__": "Flags of attention and position; an encoding's option is --<encoding>-<option>."},
 )
 PositionConfig.__module__ = __name__
 
 
 def position_flags(cfg):
-    """{flag: value} of ``cfg`` as far as they say which method a model is: the options of its encoding only."""
+    """{flag: value} of ``cfg`` that say which method a model is: of options only its encoding's."""
     own = {f"{cfg.encoding}_{option}" for option in encoding_options(ENCODINGS[cfg.encoding])}
-    shared = {"attention", "encoding"} | ({"linear_norm", "feature_map"} if cfg.attention == "linear" else set())
+    shared = {"attention", "encoding"} | (
+        {"linear_norm", "feature_map"} if cfg.attention == "linear" else set()
+    )
     return {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in own | shared}
 
 
@@ -89,6 +93,8 @@ def encoding_from_config(cfg, *, embed_dim, num_heads, causal, layer=1, max_posi
 
 
 if __name__ == "__main__":
-    _parser = ArgumentParser("fairseq-train --user-dir fairseq_lrpe", formatter_class=ArgumentDefaultsHelpFormatter)
+    _parser = ArgumentParser(
+        "fairseq-train --user-dir fairseq_lrpe", formatter_class=ArgumentDefaultsHelpFormatter
+    )
     gen_parser_from_dataclass(_parser, PositionConfig())
     _parser.print_help()

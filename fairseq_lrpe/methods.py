@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from fairseq_lrpe.encodings import ENCODINGS
 
 ATTENTIONS = ("linear", "softmax")
+LINEAR_NORMS = ("denominator", "layernorm", "content")
 
 
 @dataclass(frozen=True)
 class Method:
-    """``flags`` are the defaults it gives a model's flags; ``source`` is the paper and table row it comes from."""
+    """``flags``: the defaults it gives a model's flags; ``source``: the paper and table row it is from."""
 
     flags: dict
     source: str
@@ -27,7 +28,12 @@ class Method:
 
 
 def _lrpe(core, rotation, source, **learned):
-    flags = {"encoding": "lrpe", "lrpe_core": core, "lrpe_rotation": rotation, "linear_norm": "layernorm"}
+    flags = {
+        "encoding": "lrpe",
+        "lrpe_core": core,
+        "lrpe_rotation": rotation,
+        "linear_norm": "layernorm",
+    }
     return Method({**flags, **{f"lrpe_{what}": True for what in learned}}, source)
 
 
@@ -52,7 +58,11 @@ METHODS = {
 }
 
 # TMLR Table 5: every P beside every Λ; its 'Permutation' row is the papers' fixed odd-even permutation.
-for _p, _rotation in (("householder", "householder"), ("identity", "identity"), ("permutation", "odd_even")):
+for _p, _rotation in (
+    ("householder", "householder"),
+    ("identity", "identity"),
+    ("permutation", "odd_even"),
+):
     for _core in ("unitary", "orthogonal", "permutation"):
         METHODS[f"ablation_{_p}_{_core}"] = _lrpe(
             _core,

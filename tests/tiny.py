@@ -1,6 +1,5 @@
 """A tiny language model's flags, its text, and fairseq's commands, for the tests that run the real thing."""
 
-import os
 import random
 import subprocess
 import sys

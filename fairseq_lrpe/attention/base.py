@@ -25,7 +25,9 @@ class SelfAttention(nn.Module):
         self.head_dim = encoding.head_dim
         self.causal = encoding.causal
         embed_dim = self.num_heads * self.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (nn.Linear(embed_dim, embed_dim) for _ in range(4))
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
+            nn.Linear(embed_dim, embed_dim) for _ in range(4)
+        )
         # As fairseq's own attention starts, so that models differ in their encoding alone.
         for projection in (self.q_proj, self.k_proj, self.v_proj):
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
@@ -33,7 +35,7 @@ class SelfAttention(nn.Module):
         nn.init.zeros_(self.out_proj.bias)
 
     def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
-        """(B, H, L, d) three times -> the heads' outputs (B, H, L, d) and a dict, the state for the next call.
+        """(B, H, L, d) three times -> the heads' outputs (B, H, L, d) and a dict, the next call's state.
 
         ``past`` is the state of the former call or None, ``offset`` the number of positions it covers;
         without ``keep_state`` nobody will read the state.

@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.methods import LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 
 
@@ -24,9 +25,17 @@ class LinearAttention(SelfAttention):
         super().__init__(encoding)
         if not encoding.decomposable:
             raise ValueError(f"{type(encoding).__name__} cannot be used in linear attention")
+        for what, value, choices in (
+            ("linear norm", linear_norm, LINEAR_NORMS),
+            ("feature map", feature_map, FEATURE_MAPS),
+        ):
+            if value not in choices:
+                raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")
         self.linear_norm = linear_norm
         self.feature_map = FEATURE_MAPS[feature_map]
-        self.norm = _InputDtypeLayerNorm(self.num_heads * self.head_dim) if linear_norm == "layernorm" else None
+        self.norm = (
+            _InputDtypeLayerNorm(self.num_heads * self.head_dim) if linear_norm == "layernorm" else None
+        )
 
     def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
         q, k = self.feature_map(q), self.feature_map(k)
@@ -63,6 +72,8 @@ class LinearAttention(SelfAttention):
 
 
 class _InputDtypeLayerNorm(nn.LayerNorm):
-    # The undivided sums outgrow float16: they come in float32 and are normalised there, whatever the weights are.
+    # The undivided sums outgrow float16: they come in float32 and are normalised there.
     def forward(self, x):
-        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+        return F.layer_norm(
+            x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps
+        )

@@ -29,11 +29,15 @@ class SoftmaxAttention(SelfAttention):
             q_encoded,
             k,
             v,
-            **self._mask(self.encoding.bias(q, k, offset), key_padding_mask, q.size(2), k.size(2), q),
+            **self._mask(self.encoding.bias(q_encoded, k, offset), key_padding_mask, q.size(2), k.size(2), q),
             dropout_p=self.dropout if self.training else 0.0,
             scale=self.encoding.scale,
         )
-        return self.encoding.decode_output(o, offset), {"k": k, "v": v, "key_padding_mask": key_padding_mask}
+        return self.encoding.decode_output(o, offset), {
+            "k": k,
+            "v": v,
+            "key_padding_mask": key_padding_mask,
+        }
 
     def _mask(self, bias, key_padding_mask, queries, keys, like):
         """The bias and both masks as torch's arguments: ``is_causal`` alone where that is all."""

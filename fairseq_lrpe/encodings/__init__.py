@@ -3,7 +3,13 @@
 import importlib
 import pkgutil
 
-from fairseq_lrpe.encodings.base import ENCODINGS, Encoding, build_encoding, encoding_options, register_encoding
+from fairseq_lrpe.encodings.base import (
+    ENCODINGS,
+    Encoding,
+    build_encoding,
+    encoding_options,
+    register_encoding,
+)
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -12,7 +12,7 @@ class Encoding(nn.Module):
 
     q, k, v are (B, H, L, d). Query i stands at position ``q_offset + i`` and key j at ``k_offset + j``;
     only their difference may reach a score, so that encoding positions one at a time, with offsets,
-    gives exactly what encoding the whole sequence gives.
+    gives exactly what encoding the whole sequence gives. Offsets are 0 or more.
 
     Args:
         num_heads, head_dim: H and d.
@@ -26,9 +26,6 @@ class Encoding(nn.Module):
     decomposable = True
     """Class attribute: works on q and k apart, and so in linear attention."""
 
-    log_decay = None
-    """(H,) or None: every pair is weighted by exp(log_decay·(i−j)) in causal linear attention."""
-
     def __init__(self, *, num_heads, head_dim, causal, layer=1, max_positions=512):
         super().__init__()
         self.num_heads = num_heads
@@ -39,12 +36,20 @@ class Encoding(nn.Module):
         self.scale = head_dim**-0.5
         """What the q·k of softmax attention is multiplied by; a bias carries its own scale."""
 
+    @property
+    def log_decay(self):
+        """(H,) or None: in causal linear attention every pair is weighted by exp(log_decay·(i−j))."""
+        return None
+
     def forward(self, q, k, q_offset=0, k_offset=0):
         """The encoded (q, k); their last dimension may be wider than d."""
         return q, k
 
     def bias(self, q, k, q_offset=0):
-        """What is added to the scaled scores, broadcastable to (B, H, Lq, Lk), or None; keys stand at 0..Lk-1."""
+        """What is added to the scaled scores, broadcastable to (B, H, Lq, Lk), or None.
+
+        q and k as :meth:`forward` returned them; the keys stand at 0..Lk-1.
+        """
         return None
 
     def encode_values(self, v, offset=0):
@@ -73,14 +78,17 @@ def register_encoding(name, **option_help):
 
 
 def encoding_options(cls):
-    """{option: default} of an encoding class: its own keyword arguments."""
-    parameters = inspect.signature(cls.__init__).parameters
+    """{option: default} of an encoding class: what its constructor takes beside the shared arguments."""
     shared = inspect.signature(Encoding.__init__).parameters
-    return {
-        key: p.default
-        for key, p in parameters.items()
-        if key not in shared and p.kind is inspect.Parameter.KEYWORD_ONLY
+    own = {
+        name: p.default
+        for name, p in inspect.signature(cls.__init__).parameters.items()
+        if name not in shared and p.kind is not inspect.Parameter.VAR_KEYWORD
     }
+    for name, default in own.items():
+        if default is inspect.Parameter.empty:
+            raise TypeError(f"{cls.__name__}: option {name!r} needs a default")
+    return own
 
 
 def build_encoding(name, *, num_heads, head_dim, causal, layer=1, max_positions=512, **options):
@@ -91,7 +99,9 @@ def build_encoding(name, *, num_heads, head_dim, causal, layer=1, max_positions=
     known = encoding_options(cls)
     for option in options:
         if option not in known:
-            raise ValueError(f"encoding {name!r} has no option {option!r}: it has {', '.join(known) or 'none'}")
+            raise ValueError(
+                f"encoding {name!r} has no option {option!r}: it has {', '.join(known) or 'none'}"
+            )
     return cls(
         num_heads=num_heads,
         head_dim=head_dim,

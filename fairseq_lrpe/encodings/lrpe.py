@@ -7,6 +7,7 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.householder import householder
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 from fairseq_lrpe.ops.rotation import (
+    THETA_TYPES,
     complex_dtype,
     complex_features,
     fixed_phases,
@@ -67,17 +68,24 @@ class LRPE(Encoding):
         super().__init__(**shared)
         _choose("core", core, CORES)
         _choose("rotation", rotation, ROTATIONS)
+        _choose("theta type", theta_type, THETA_TYPES)
         if rotation == "fft" and core != "unitary":
             raise ValueError(f"the fft rotation is complex and needs the unitary core, not {core!r}")
         if learn_theta and core == "permutation":
             raise ValueError("the permutation core has no angles to learn: drop learn_theta")
         if learn_householder and rotation != "householder":
-            raise ValueError(f"the {rotation} rotation has no Householder vector to learn: drop learn_householder")
+            raise ValueError(
+                f"the {rotation} rotation has no Householder vector to learn: drop learn_householder"
+            )
         d = self.head_dim
         if core == "orthogonal" and d % 2:
-            raise ValueError(f"the orthogonal core turns pairs of features: the head dim must be even, not {d}")
+            raise ValueError(
+                f"the orthogonal core turns pairs of features: the head dim must be even, not {d}"
+            )
         if core == "mixed" and d < 3:
-            raise ValueError(f"the mixed core turns one half of the features: the head dim must be at least 3, not {d}")
+            raise ValueError(
+                f"the mixed core turns one half of the features: the head dim must be at least 3, not {d}"
+            )
         self.core, self.rotation = core, rotation
 
         if core == "permutation":
@@ -132,5 +140,5 @@ class LRPE(Encoding):
             return complex_features(x, position).to(dtype)
         if self.core == "orthogonal":
             return rotate_pairs(x, position)
-        turned = rotate_pairs(x[..., : self.rotated].contiguous(), position)
+        turned = rotate_pairs(x[..., : self.rotated], position)
         return torch.cat([turned, x[..., self.rotated :]], dim=-1)

@@ -10,7 +10,7 @@ PLUGIN = Path(__file__).resolve().parents[1]
 
 
 class CommandFailed(Exception):
-    """A command ended with another exit code than 0; the message names it, its log and the log's last lines."""
+    """A command did not end with exit code 0; the message names it, its log and the log's last lines."""
 
 
 def run(name, arguments, log, show=None):
@@ -42,7 +42,9 @@ def run(name, arguments, log, show=None):
             raise
     if process.wait():
         tail = "\n".join(log.read_text().splitlines()[-8:])
-        raise CommandFailed(f"fairseq-{name} ended with exit code {process.returncode}; {log} ends so:\n{tail}")
+        raise CommandFailed(
+            f"fairseq-{name} ended with exit code {process.returncode}; {log} ends so:\n{tail}"
+        )
 
 
 def validation_curve(log):

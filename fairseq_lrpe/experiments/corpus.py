@@ -26,7 +26,9 @@ def write_python_docs(folder):
         seen.update(paragraphs)
         total, done = sum(map(len, paragraphs)), 0
         for paragraph in paragraphs:
-            lines["train" if done < 0.8 * total else "valid" if done < 0.9 * total else "test"].append(paragraph)
+            lines["train" if done < 0.8 * total else "valid" if done < 0.9 * total else "test"].append(
+                paragraph
+            )
             done += len(paragraph)
     folder.mkdir(parents=True, exist_ok=True)
     for split in SPLITS:
@@ -48,7 +50,7 @@ def check_text(folder):
 
 
 def binarise(text, destination, vocab_size):
-    """SentencePiece of ``vocab_size`` pieces learned on train.txt, then ``fairseq-preprocess``.
+    """SentencePiece of at most ``vocab_size`` pieces learned on train.txt, then ``fairseq-preprocess``.
 
     ``destination`` appears whole, with spm.model inside, or not at all.
     """
@@ -66,8 +68,15 @@ def binarise(text, destination, vocab_size):
     )
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(work / "spm.model"))
     for split in SPLITS:
-        with (text / f"{split}.txt").open(encoding="utf-8") as source, (work / f"{split}.spm").open("w") as target:
+        with (
+            (text / f"{split}.txt").open(encoding="utf-8") as source,
+            (work / f"{split}.spm").open("w") as target,
+        ):
             target.writelines(" ".join(pieces.encode(line.strip(), out_type=str)) + "\n" for line in source)
     prefixes = [x for split in SPLITS for x in (f"--{split}pref", work / f"{split}.spm")]
-    run("preprocess", ["--only-source", *prefixes, "--destdir", work, "--workers", 1], work / "preprocess.log")
+    run(
+        "preprocess",
+        ["--only-source", *prefixes, "--destdir", work, "--workers", 1],
+        work / "preprocess.log",
+    )
     os.replace(work, destination)

@@ -29,9 +29,12 @@ def check_arch(family):
     arch = parser.parse_known_args(sys.argv[1:])[0].arch
     for prefix in (f"linear_{family}", f"softmax_{family}"):
         if arch.startswith(f"{prefix}_") and arch not in ARCH_MODEL_REGISTRY:
-            methods = [name[len(prefix) + 1 :] for name in ARCH_MODEL_REGISTRY if name.startswith(f"{prefix}_")]
+            methods = [
+                name[len(prefix) + 1 :] for name in ARCH_MODEL_REGISTRY if name.startswith(f"{prefix}_")
+            ]
+            asked = arch[len(prefix) + 1 :]
             raise SystemExit(
-                f"fairseq_lrpe: {prefix} has no method {arch[len(prefix) + 1 :]!r}: choose from {', '.join(methods)}"
+                f"fairseq_lrpe: {prefix} has no method {asked!r}: choose from {', '.join(methods)}"
             )
 
 
@@ -41,7 +44,9 @@ def check_data(args):
         return
     for folder in args.data.split(os.pathsep):
         if not Path(folder).is_dir():
-            raise ValueError(f"the data folder {folder!r} does not exist: give one that fairseq-preprocess wrote")
+            raise ValueError(
+                f"the data folder {folder!r} does not exist: give one that fairseq-preprocess wrote"
+            )
         splits = [args.train_subset] + ([] if args.disable_validation else args.valid_subset.split(","))
         wanted = ["dict.txt", *(f"{split}{end}" for split in splits for end in (".bin", ".idx"))]
         missing = [name for name in wanted if not (Path(folder) / name).is_file()]

@@ -26,13 +26,16 @@ class LMConfig(PositionConfig, TransformerLanguageModelConfig):
     """fairseq's language model flags; layers are pre-norm, and one width serves input and output."""
 
     decoder_normalize_before: bool = field(
-        default=True, metadata={"help": "apply layernorm before each decoder block, as every published run did"}
+        default=True,
+        metadata={"help": "apply layernorm before each decoder block, as every published run did"},
     )
     decoder_input_dim: int = field(
-        default=II("model.decoder_embed_dim"), metadata={"help": "decoder input dimension (default: embed dim)"}
+        default=II("model.decoder_embed_dim"),
+        metadata={"help": "decoder input dimension (default: embed dim)"},
     )
     decoder_output_dim: int = field(
-        default=II("model.decoder_embed_dim"), metadata={"help": "decoder output dimension (default: embed dim)"}
+        default=II("model.decoder_embed_dim"),
+        metadata={"help": "decoder output dimension (default: embed dim)"},
     )
 
 

@@ -5,7 +5,6 @@ from dataclasses import field, fields, make_dataclass
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 
-from fairseq_lrpe.config import check_position
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.door import check_arch, check_data, one_sentence
 
@@ -19,7 +18,13 @@ def register_family(family, model_cls, config_cls):
     ``model_cls.check(cfg)`` raises ValueError where the flags cannot be met.
     """
     for attention in ATTENTIONS:
-        _register(f"{attention}_{family}", model_cls, config_cls, {"attention": attention}, "everything by flag")
+        _register(
+            f"{attention}_{family}",
+            model_cls,
+            config_cls,
+            {"attention": attention},
+            "everything by flag",
+        )
         for name, method in METHODS.items():
             if attention in method.attentions():
                 flags = {"attention": attention, **method.flags}
@@ -30,7 +35,8 @@ def register_family(family, model_cls, config_cls):
 def _register(arch, model_cls, config_cls, flags, source):
     base = {f.name: f for f in fields(config_cls)}
     defaults = [
-        (flag, base[flag].type, field(default=value, metadata=base[flag].metadata)) for flag, value in flags.items()
+        (flag, base[flag].type, field(default=value, metadata=base[flag].metadata))
+        for flag, value in flags.items()
     ]
     config = make_dataclass(f"{config_cls.__name__}_{arch}", defaults, bases=(config_cls,))
 

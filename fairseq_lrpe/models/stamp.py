@@ -30,7 +30,7 @@ class MethodStamp(nn.Module):
         if not torch.equal(stored.cpu(), self.version.cpu()):
             raise SystemExit(
                 f"fairseq_lrpe: the checkpoint is of another method ({_show(stored)}) than the model "
-                f"({_show(self.version)}): give the same --arch and flags, or a new --save-dir to start afresh"
+                f"({_show(self.version)}): give the same --arch and flags, or a new --save-dir"
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -14,16 +14,16 @@ def chunk(q, k, v, *, causal, normalize, log_decay, state, return_state, chunk_s
     and the same with V = 1 for the denominator. With a decay, pairs inside a chunk carry
     γ^(i-j), the state reaches row i with γ^(i+1), and it is γ^(rows of the chunk) smaller a chunk later.
     """
-    if causal and q.size(-2) == 1:
+    if causal and q.size(-2) <= 1:
         # One new token may see all there is: the bidirectional sum over a faded state.
         if state is not None and log_decay is not None:
-            fade = log_decay.exp()
+            fade = (log_decay * q.size(-2)).exp()
             state = state[0] * fade[:, None, None], state[1] * fade[:, None]
         causal, log_decay = False, None
     if not causal:
         return _bidirectional(q, k, v, normalize, state, return_state, eps)
 
-    batch, heads, length, dim = q.shape
+    length = q.size(2)
     size = min(chunk_size, length)
     chunks = -(-length // size)
     rows = [size] * (chunks - 1) + [length - size * (chunks - 1)]

@@ -44,7 +44,7 @@ def linear_attention(
         the sums outgrow float16.
 
     Raises:
-        ValueError: an unknown backend, a causal call with Lq ≠ Lk, a decay without ``causal``.
+        ValueError: an unknown backend, a causal call with Lq ≠ Lk, a decay without ``causal``, no chunk size.
     """
     if backend == "auto":
         backend = "chunk"
@@ -55,22 +55,25 @@ def linear_attention(
             f"causal linear attention needs as many queries as keys, not {q.size(-2)} and {k.size(-2)}: "
             "pass what came before as `state`"
         )
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
     if log_decay is not None and not causal:
         raise ValueError("log_decay weights a pair by its distance into the past: it needs causal=True")
 
-    if q.dtype in (torch.float16, torch.bfloat16):
-        q, k, v = q.float(), k.float(), v.float()
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
-    return BACKENDS[backend](
-        q,
-        k,
-        v,
-        causal=causal,
-        normalize=normalize,
-        log_decay=None if log_decay is None else log_decay.to(q.dtype),
-        state=state,
-        return_state=return_state,
-        chunk_size=chunk_size,
-        eps=eps,
-    )
+    with torch.autocast(q.device.type, enabled=False):  # it would sum in half precision again
+        return BACKENDS[backend](
+            q,
+            k,
+            v,
+            causal=causal,
+            normalize=normalize,
+            log_decay=None if log_decay is None else log_decay.to(dtype),
+            state=state,
+            return_state=return_state,
+            chunk_size=chunk_size,
+            eps=eps,
+        )

@@ -10,7 +10,7 @@ def odd_even_permutation(width):
 
 
 def permutation_powers(permutation, offset, length):
-    """π^s for s = offset .. offset+length-1, as gather indices (..., length, d) from ``permutation`` (..., d).
+    """π^s for s = offset, offset+1, .., as gather indices (..., length, d) from ``permutation`` (..., d).
 
     Square-and-multiply to π^offset, then doubling: no table of all positions, any offset.
     """

@@ -35,7 +35,7 @@ def phases(theta, offset, length):
     return torch.polar(torch.ones_like(angles), angles)
 
 
-@functools.lru_cache(maxsize=32)
+@functools.lru_cache(maxsize=8)
 @torch.inference_mode(False)  # a cached table may serve training later
 def _fixed_table(ladder, size, dtype, device):
     return phases(theta_ladder(*ladder), 0, size).to(device=device, dtype=dtype)
@@ -55,8 +55,9 @@ def complex_dtype(x):
 def rotate_pairs(x, table):
     """Turn the pairs (x_2t, x_2t+1) by the angles of ``table`` (L, d/2): one complex product."""
     pairs = x.to(table.real.dtype).unflatten(-1, (-1, 2))
-    pairs = torch.view_as_complex(pairs)
-    return torch.view_as_real(pairs * table).flatten(-2).to(x.dtype)
+    if pairs.stride(-1) != 1 or any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1])):
+        pairs = pairs.clone(memory_format=torch.contiguous_format)  # not a view of complex numbers
+    return torch.view_as_real(torch.view_as_complex(pairs) * table).flatten(-2).to(x.dtype)
 
 
 def complex_features(x, table):

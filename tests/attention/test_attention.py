@@ -147,9 +147,7 @@ def product_matrix(name, encoding, i, j):
         for t in range(D // 2):
             angle = (j - i) * 10000 ** (-2 * t / D)
             cos, sin = math.cos(angle), math.sin(angle)
-            m[2 * t : 2 * t + 2, 2 * t : 2 * t + 2] = torch.tensor(
-                [[cos, -sin], [sin, cos]], dtype=m.dtype
-            )
+            m[2 * t : 2 * t + 2, 2 * t : 2 * t + 2] = torch.tensor([[cos, -sin], [sin, cos]], dtype=m.dtype)
         return m
     if name == "type1":
         v = encoding.v
@@ -173,15 +171,12 @@ def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
     """(L, B, E) -> (L, B, E), from the module's weights and the formulas alone."""
     causal, encoding = module.causal, module.encoding
     length, batch, _ = x.shape
-    products = [
-        [product_matrix(name, encoding, i, j) for j in range(length)] for i in range(length)
-    ]
+    products = [[product_matrix(name, encoding, i, j) for j in range(length)] for i in range(length)]
     out = {}
     for b, h in itertools.product(range(batch), range(H)):
         rows = slice(h * D, (h + 1) * D)
         q, k, v = (
-            x[:, b] @ p.weight[rows].T + p.bias[rows]
-            for p in (module.q_proj, module.k_proj, module.v_proj)
+            x[:, b] @ p.weight[rows].T + p.bias[rows] for p in (module.q_proj, module.k_proj, module.v_proj)
         )
         for i in range(length):
             top, bottom, content = 0, 0, 0
@@ -494,9 +489,7 @@ def test_half_precision_step_by_step(attention, name, causal, kwargs, dtype):
 
 def test_a_module_from_flags():
     sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "max_positions": 33, "dropout": 0.25}
-    cfg = PositionConfig(
-        attention="linear", encoding="lrpe", linear_norm="content", feature_map="relu"
-    )
+    cfg = PositionConfig(attention="linear", encoding="lrpe", linear_norm="content", feature_map="relu")
     cfg.lrpe_core = "mixed"
     linear = build_attention(cfg, causal=True, **sizes)
     assert isinstance(linear, LinearAttention) and linear.linear_norm == "content"

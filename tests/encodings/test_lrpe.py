@@ -257,9 +257,7 @@ positions = {
 @every_combination
 @quick
 @given(**positions)
-def test_only_the_distance_reaches_a_score(
-    core, rotation, queries, keys, q_offset, k_offset, shift, seed
-):
+def test_only_the_distance_reaches_a_score(core, rotation, queries, keys, q_offset, k_offset, shift, seed):
     encoding = build(core, rotation)
     if core == "permutation":  # one cycle, so that no shift below 6 is the identity
         encoding.permutation.copy_(torch.arange(6).roll(1))
@@ -342,9 +340,7 @@ def test_state_dict(core, rotation):
     }
     assert set(dict(encoding.named_parameters())) == set(expected) - {"permutation"}
     if learn_theta:  # learning starts from the frozen angles
-        torch.testing.assert_close(
-            encoding.theta.detach(), angles(core, "a", 6).float(), rtol=1e-6, atol=0
-        )
+        torch.testing.assert_close(encoding.theta.detach(), angles(core, "a", 6).float(), rtol=1e-6, atol=0)
     if learn_v:
         assert abs(encoding.v.norm().item() - 1) < 1e-6
 

@@ -58,7 +58,14 @@ def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, train
             tokens += len(item["target"])
     assert losses[0] == pytest.approx(total / tokens / math.log(2), abs=2e-4)
 
-    shared += ["--batch-size", 4, "--required-batch-size-multiple", 1, "--task", "language_modeling"]
+    shared += [
+        "--batch-size",
+        4,
+        "--required-batch-size-multiple",
+        1,
+        "--task",
+        "language_modeling",
+    ]
     done = run_command("fairseq-validate", *shared, "--valid-subset", "test")
     assert done.returncode == 0, done.stderr
     validated = float(re.findall(r"'test' subset \| loss ([\d.]+)", done.stdout)[-1])
@@ -69,7 +76,10 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     flags = ["--user-dir", PLUGIN, "--task", "language_modeling", "--path", checkpoint, "--cpu"]
     flags += ["--beam", 3, "--max-len-a", 0, "--max-len-b", 30, "--min-len", 8]
     flags += ["--sample-break-mode", "eos", "--tokens-per-sample", 32, "--batch-size", 5]
-    flags += ["--required-batch-size-multiple", 1]  # fairseq drops a last batch that is no multiple of 8
+    flags += [
+        "--required-batch-size-multiple",
+        1,
+    ]  # fairseq drops a last batch that is no multiple of 8
     generated = run_command("fairseq-generate", data_bin, *flags, "--gen-subset", "test", "--prefix-size", 2)
     assert generated.returncode == 0, generated.stderr
     hypotheses = {line for line in generated.stdout.splitlines() if line.startswith("H-")}
@@ -82,7 +92,9 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     assert interactive.returncode == 0, interactive.stderr
     answers = {line for line in interactive.stdout.splitlines() if line.startswith("H-")}
     by_id = {line.split("\t")[0]: line.split("\t")[2] for line in hypotheses}
-    assert {line.split("\t")[0]: line.split("\t")[2] for line in answers} == {f"H-{i}": by_id[f"H-{i}"] for i in range(5)}
+    assert {line.split("\t")[0]: line.split("\t")[2] for line in answers} == {
+        f"H-{i}": by_id[f"H-{i}"] for i in range(5)
+    }
 
 
 def test_interactive_sampling(checkpoint, data_bin):
@@ -114,7 +126,9 @@ def test_hydra_train_means_the_same_method(data_bin, tmp_path):
     assert done.returncode == 0, done.stderr
     state = torch.load(tmp_path / "checkpoints/checkpoint_last.pt", weights_only=True)
     stamp = json.loads(bytes(state["model"]["decoder.method.version"].tolist()))
-    assert stamp["lrpe_learn_householder"] and stamp["lrpe_learn_theta"] and stamp["linear_norm"] == "layernorm"
+    assert (
+        stamp["lrpe_learn_householder"] and stamp["lrpe_learn_theta"] and stamp["linear_norm"] == "layernorm"
+    )
     assert state["model"]["decoder.embed_tokens.weight"].size(1) == 32
 
 
@@ -144,13 +158,29 @@ REFUSED = {
     "unknown attention": ("linear_lm", ["--attention", "cosine"], "linear, softmax"),
     "unknown norm": ("linear_lm", ["--linear-norm", "batch"], "denominator, layernorm, content"),
     "unknown feature map": ("linear_lm", ["--feature-map", "gelu"], "elu, relu"),
-    "unknown core": ("linear_lm", ["--encoding", "lrpe", "--lrpe-core", "hermitian"], "unitary, orthogonal"),
-    "unknown theta type": ("softmax_lm", ["--encoding", "lrpe", "--lrpe-theta-type", "d"], "a, b, c"),
-    "fft with a real core": ("linear_lm_tmlr_type2", ["--lrpe-rotation", "fft"], "needs the unitary core"),
+    "unknown core": (
+        "linear_lm",
+        ["--encoding", "lrpe", "--lrpe-core", "hermitian"],
+        "unitary, orthogonal",
+    ),
+    "unknown theta type": (
+        "softmax_lm",
+        ["--encoding", "lrpe", "--lrpe-theta-type", "d"],
+        "a, b, c",
+    ),
+    "fft with a real core": (
+        "linear_lm_tmlr_type2",
+        ["--lrpe-rotation", "fft"],
+        "needs the unitary core",
+    ),
     "heads": ("linear_lm_rope", ["--decoder-attention-heads", 5], "32 is not divisible by 5"),
     "odd head dim": ("softmax_lm_rope", ["--decoder-attention-heads", 32], "must be even, not 1"),
     "odd orthogonal": ("linear_lm_iclr_type2", ["--decoder-embed-dim", 36], "must be even, not 9"),
-    "mixed, too narrow": ("linear_lm_iclr_type1", ["--decoder-attention-heads", 16], "at least 3, not 2"),
+    "mixed, too narrow": (
+        "linear_lm_iclr_type1",
+        ["--decoder-attention-heads", 16],
+        "at least 3, not 2",
+    ),
 }
 
 

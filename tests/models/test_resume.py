@@ -15,7 +15,15 @@ def parameters(folder):
 
 def test_resume_after_a_kill_gives_the_same_parameters(train, data_bin, tmp_path):
     arch, whole, killed = "linear_lm_tmlr_type1", tmp_path / "whole", tmp_path / "killed"
-    flags = ["--max-update", 40, "--save-interval-updates", 3, "--dropout", 0.1, "--disable-validation"]
+    flags = [
+        "--max-update",
+        40,
+        "--save-interval-updates",
+        3,
+        "--dropout",
+        0.1,
+        "--disable-validation",
+    ]
     assert train(arch, whole, *flags).returncode == 0
 
     process = subprocess.Popen(
@@ -40,13 +48,23 @@ def test_resume_after_a_kill_gives_the_same_parameters(train, data_bin, tmp_path
 
 
 def test_two_processes_give_the_update_of_one_with_the_summed_batch(train, data_bin, tmp_path):
-    arch, flags = "linear_lm_tmlr_type2", ["--dropout", 0, "--disable-validation", "--no-epoch-checkpoints"]
+    arch, flags = (
+        "linear_lm_tmlr_type2",
+        ["--dropout", 0, "--disable-validation", "--no-epoch-checkpoints"],
+    )
     for updates in (1, 3):
         one = train(arch, tmp_path / f"one{updates}", *flags, "--update-freq", 2, "--max-update", updates)
         assert one.returncode == 0, one.stderr
     # fairseq derives the device from torchrun's variables by the number of GPUs, which is 0 here:
     # env:// and rank -1 leave both to torch.
-    flags += ["--max-update", 3, "--distributed-world-size", 2, "--distributed-init-method", "env://"]
+    flags += [
+        "--max-update",
+        3,
+        "--distributed-world-size",
+        2,
+        "--distributed-init-method",
+        "env://",
+    ]
     flags += ["--distributed-rank", -1, "--distributed-no-spawn"]
     flags += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
     two = run_command(
@@ -57,7 +75,9 @@ def test_two_processes_give_the_update_of_one_with_the_summed_batch(train, data_
     assert two.returncode == 0, two.stderr
     assert "as rank 0" in two.stdout and "as rank 1" in two.stdout
     start, one, two = (parameters(tmp_path / name) for name in ("one1", "one3", "two"))
-    moved = {name: (one[name] - start[name]).abs().max().item() for name in one if one[name].is_floating_point()}
+    moved = {
+        name: (one[name] - start[name]).abs().max().item() for name in one if one[name].is_floating_point()
+    }
     assert moved["decoder.layers.0.self_attn.encoding.theta"] > 1e-4
     for name in one:
         torch.testing.assert_close(two[name], one[name], rtol=0, atol=1e-6, msg=name)

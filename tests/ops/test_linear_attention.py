@@ -16,9 +16,7 @@ B, H, D, DV = 2, 2, 3, 4
 CHUNK = 4
 
 
-def definition(
-    q, k, v, *, causal, normalize, log_decay=None, padding=None, kv=None, k_sum=None, eps=1e-6
-):
+def definition(q, k, v, *, causal, normalize, log_decay=None, padding=None, kv=None, k_sum=None, eps=1e-6):
     """o_i = Σ_j γ^(i-j) (q_i·k_j) v_j [/ max(Σ_j γ^(i-j) q_i·k_j, eps)], and the state after it.
 
     The state stands one position before the first query, and ends at the last key.
@@ -60,9 +58,7 @@ def definition(
 def package(q, k, v, *, padding=None, kv=None, k_sum=None, **kwargs):
     """The package's function in the shape of :func:`definition`."""
     state = None if kv is None else (kv, k_sum)
-    out, state = linear_attention(
-        q, k, v, key_padding_mask=padding, state=state, return_state=True, **kwargs
-    )
+    out, state = linear_attention(q, k, v, key_padding_mask=padding, state=state, return_state=True, **kwargs)
     return out, *state
 
 
@@ -124,9 +120,7 @@ def test_causal_is_the_definition(backend, length, normalize, decay, padded, sta
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bidirectional_is_the_definition(backend, queries, keys, normalize, padded, state):
     inputs = random_inputs(queries, queries, keys, state=state)
-    shared = dict(
-        causal=False, normalize=normalize, padding=random_padding(keys, keys) if padded else None
-    )
+    shared = dict(causal=False, normalize=normalize, padding=random_padding(keys, keys) if padded else None)
     expected = outputs_and_gradients(definition, inputs, **shared)
     actual = outputs_and_gradients(package, inputs, backend=backend, chunk_size=CHUNK, **shared)
     assert_same(actual, expected)
@@ -206,9 +200,7 @@ def test_token_by_token_the_state_keeps_its_size(backend, decay):
 def test_a_bidirectional_state_is_more_keys(backend, normalize):
     inputs, shared = random_inputs(1, 5, 9), dict(causal=False, normalize=normalize)
     q, k, v = inputs.values()
-    _, state = linear_attention(
-        q, k[:, :, :4], v[:, :, :4], return_state=True, backend=backend, **shared
-    )
+    _, state = linear_attention(q, k[:, :, :4], v[:, :, :4], return_state=True, backend=backend, **shared)
     later = linear_attention(q, k[:, :, 4:], v[:, :, 4:], state=state, backend=backend, **shared)
     assert_same(later, definition(q, k, v, **shared)[0])
 
@@ -262,9 +254,7 @@ def test_autocast_leaves_the_sums_in_float32(backend, causal, dtype):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_full_precision_keeps_its_dtype(backend, dtype):
     q, k, v = (torch.rand(1, 1, 5, 2, dtype=dtype) for _ in range(3))
-    out, state = linear_attention(
-        q, k, v, causal=True, normalize=True, return_state=True, backend=backend
-    )
+    out, state = linear_attention(q, k, v, causal=True, normalize=True, return_state=True, backend=backend)
     assert {x.dtype for x in (out, *state)} == {dtype}
 
 

@@ -60,8 +60,7 @@ def test_powers_of_one_permutation_per_head(heads, offset, length):
     assert together.shape == (len(heads), length, 6)
     for h, permutation in enumerate(heads):
         expected = [
-            [along_the_cycle(permutation, i, s) for i in range(6)]
-            for s in range(offset, offset + length)
+            [along_the_cycle(permutation, i, s) for i in range(6)] for s in range(offset, offset + length)
         ]
         assert together[h].tolist() == expected
 

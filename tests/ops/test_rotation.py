@@ -90,26 +90,20 @@ def test_phases_have_right_gradients():
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(
-    offset=st.integers(0, 3000), length=st.integers(1, 200), theta_type=st.sampled_from(["a", "c"])
-)
+@given(offset=st.integers(0, 3000), length=st.integers(1, 200), theta_type=st.sampled_from(["a", "c"]))
 def test_slices_of_fixed_phases_agree(offset, length, theta_type):
     ladder, cpu = (theta_type, 3, 6, 512), torch.device("cpu")
     table = fixed_phases(ladder, offset, length, torch.complex128, cpu)
     whole = fixed_phases(ladder, 0, 4000, torch.complex128, cpu)
     assert table.shape == (length, 3)
     torch.testing.assert_close(table, whole[offset : offset + length], rtol=0, atol=1e-12)
-    torch.testing.assert_close(
-        table, phases(theta_ladder(*ladder), offset, length), rtol=0, atol=1e-12
-    )
+    torch.testing.assert_close(table, phases(theta_ladder(*ladder), offset, length), rtol=0, atol=1e-12)
 
 
 def test_a_table_made_in_inference_mode_serves_training():
     ladder = ("b", 3, 6, 12345)  # no other test has it in the cache
     with torch.inference_mode():
-        rotate_pairs(
-            torch.randn(5, 6), fixed_phases(ladder, 0, 5, torch.complex64, torch.device("cpu"))
-        )
+        rotate_pairs(torch.randn(5, 6), fixed_phases(ladder, 0, 5, torch.complex64, torch.device("cpu")))
     x = torch.randn(5, 6, requires_grad=True)
     table = fixed_phases(ladder, 0, 5, torch.complex64, torch.device("cpu"))
     assert not table.is_inference()
