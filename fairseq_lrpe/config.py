@@ -18,6 +18,11 @@ def _flag(name, default, help):
     return name, type(default), field(default=default, metadata={"help": help})
 
 
+def option_flag(encoding, option):
+    """The flag of an encoding's option; a name like ``lambda_`` has its underscore from Python alone."""
+    return f"{encoding}_{option.rstrip('_')}"
+
+
 PositionConfig = make_dataclass(
     "PositionConfig",
     [
@@ -35,7 +40,7 @@ PositionConfig = make_dataclass(
             f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)",
         ),
         *(
-            _flag(f"{name}_{option}", default, cls.option_help[option])
+            _flag(option_flag(name, option), default, cls.option_help[option])
             for name, cls in ENCODINGS.items()
             for option, default in encoding_options(cls).items()
         ),
@@ -48,7 +53,7 @@ PositionConfig.__module__ = __name__
 
 def position_flags(cfg):
     """{flag: value} of ``cfg`` that say which method a model is: of options only its encoding's."""
-    own = {f"{cfg.encoding}_{option}" for option in encoding_options(ENCODINGS[cfg.encoding])}
+    own = {option_flag(cfg.encoding, option) for option in encoding_options(ENCODINGS[cfg.encoding])}
     shared = {"attention", "encoding"} | (
         {"linear_norm", "feature_map"} if cfg.attention == "linear" else set()
     )
@@ -88,7 +93,7 @@ def encoding_from_config(cfg, *, embed_dim, num_heads, causal, layer=1, max_posi
         causal=causal,
         layer=layer,
         max_positions=max_positions,
-        **{option: getattr(cfg, f"{cfg.encoding}_{option}") for option in options},
+        **{option: getattr(cfg, option_flag(cfg.encoding, option)) for option in options},
     )
 
 

@@ -38,12 +38,26 @@ def _lrpe(core, rotation, source, **learned):
 
 
 _TMLR, _ICLR = "LRPE, TMLR 2023", "LRPE, ICLR 2022 submission"
+_LFHC = "LFHC and GCDF, Qu et al. 2021"
 _THETA, _VECTOR = {"learn_theta": True}, {"learn_householder": True}
 
 METHODS = {
     "base": Method({}, f"{_TMLR}, Tables 1-4 and 6 'Base'; {_ICLR}, Tables 2-4 'Base'"),
     "nope": Method({"no_token_positional_embeddings": True}, f"{_TMLR}, Table 2 'NoPE'"),
     "rope": Method({"encoding": "rope"}, f"RoFormer, Su et al. 2021; {_TMLR}, Tables 1-4 and 6 'RoPE'"),
+    "spe": Method({"encoding": "spe"}, f"Liutkus et al. 2021; {_TMLR}, Tables 1, 2 and 6 'SPE'"),
+    "per": Method({"encoding": "per"}, f"PermuteFormer, Chen 2021; {_TMLR}, Tables 1-4 and 6 'PER'"),
+    "t5": Method(
+        {"encoding": "t5"}, f"Raffel et al. 2020; {_ICLR}, Tables 2-4 'T5'; {_LFHC}, Tables 1-3 'T5'"
+    ),
+    "xl": Method({"encoding": "xl"}, f"Dai et al. 2019; {_ICLR}, Table 2 'XL'; {_LFHC}, Tables 1-3 'XL'"),
+    "shaw": Method({"encoding": "shaw"}, f"Shaw et al. 2018; {_LFHC}, Tables 1-3 'Shaw'"),
+    "shaw_values": Method({"encoding": "shaw", "shaw_values": True}, "Shaw et al. 2018, Eqs. 3-4"),
+    "lfhc": Method({"encoding": "lfhc"}, f"{_LFHC}, Tables 1-3 'LFHC'"),
+    "gcdf": Method({"encoding": "gcdf"}, f"{_LFHC}, Tables 1-3 'GCDF'"),
+    "deberta": Method({"encoding": "deberta"}, f"He et al. 2021; {_TMLR}, Eq. 31"),
+    "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
+    "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),
     "tmlr_type3": _lrpe("permutation", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type3'"),

@@ -2,14 +2,21 @@
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.encodings import Encoding
+
+_BIAS_ELEMENTS = 2**23
+"""A bias is made for so many scores at a time when the sequence is long."""
 
 
 class SoftmaxAttention(SelfAttention):
     """softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
 
-    While decoding the state is the encoded keys, the values and the padding mask so far.
+    While decoding the state is the encoded keys, the values and the padding mask so far. A bias is a matrix
+    of length × length: beyond 1,024 positions it is made, used and dropped for some queries at a time (and
+    made again in the backward pass), so that memory grows with the length, not with its square.
 
     Args:
         dropout: of the attention weights, in training.
@@ -18,41 +25,60 @@ class SoftmaxAttention(SelfAttention):
     def __init__(self, encoding, dropout=0.0):
         super().__init__(encoding)
         self.dropout = dropout
+        self._biased = type(encoding).bias is not Encoding.bias or encoding.needs_weights
 
     def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
-        q_encoded, k = self.encoding(q, k, offset, offset)
+        q, k = self.encoding(q, k, offset, offset)
         v = self.encoding.encode_values(v, offset)
         if past is not None:
             key_padding_mask = _join_masks(past["key_padding_mask"], key_padding_mask, offset, q)
             k, v = torch.cat([past["k"], k], dim=2), torch.cat([past["v"], v], dim=2)
-        o = F.scaled_dot_product_attention(
-            q_encoded,
-            k,
-            v,
-            **self._mask(self.encoding.bias(q_encoded, k, offset), key_padding_mask, q.size(2), k.size(2), q),
-            dropout_p=self.dropout if self.training else 0.0,
-            scale=self.encoding.scale,
-        )
-        return self.encoding.decode_output(o, offset), {
-            "k": k,
-            "v": v,
-            "key_padding_mask": key_padding_mask,
-        }
 
-    def _mask(self, bias, key_padding_mask, queries, keys, like):
+        length, rows = q.size(2), q.size(2)
+        if self._biased and length > 1024:
+            rows = max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2)))
+        parts = []
+        for start in range(0, length, rows):
+            part = q[:, :, start : start + rows]
+            keys = offset + start + part.size(2) if self.causal else k.size(2)
+            mask = None if key_padding_mask is None else key_padding_mask[:, :keys]
+            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, offset + start)
+            if rows < length and torch.is_grad_enabled():
+                parts.append(checkpoint(self._rows, *arguments, use_reentrant=False))
+            else:
+                parts.append(self._rows(*arguments))
+        o = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+        return self.encoding.decode_output(o, offset), {"k": k, "v": v, "key_padding_mask": key_padding_mask}
+
+    def _rows(self, q, k, v, key_padding_mask, offset):
+        """Attention of the queries from position ``offset`` on to the keys 0, 1, .."""
+        mask = self._mask(self.encoding.bias(q, k, offset), key_padding_mask, q, k, offset)
+        dropout = self.dropout if self.training else 0.0
+        if not self.encoding.needs_weights:
+            return F.scaled_dot_product_attention(
+                q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale
+            )
+        scores = self.encoding.scale * (q @ k.mT) + mask["attn_mask"]
+        blind = scores.isneginf().all(-1, keepdim=True)  # a query without keys attends to nothing
+        weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+        weights = F.dropout(weights, dropout)
+        return weights @ v + self.encoding.values_from_weights(weights, offset)
+
+    def _mask(self, bias, key_padding_mask, q, k, offset):
         """The bias and both masks as torch's arguments: ``is_causal`` alone where that is all."""
+        queries, keys = q.size(2), k.size(2)
         causal = self.causal and queries > 1
-        if bias is None and key_padding_mask is None and queries == keys:
+        if bias is None and key_padding_mask is None and offset == 0:
             return {"is_causal": causal}
-        hidden = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=like.device)
+        hidden = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         if key_padding_mask is not None:
             hidden = hidden | key_padding_mask[:, None, None]
         if causal:
-            i = torch.arange(keys - queries, keys, device=like.device)[:, None]
-            hidden = hidden | (torch.arange(keys, device=like.device) > i)
+            i = torch.arange(offset, offset + queries, device=q.device)[:, None]
+            hidden = hidden | (torch.arange(keys, device=q.device) > i)
         if bias is None:
             return {"attn_mask": ~hidden}
-        return {"attn_mask": bias.to(like.dtype).masked_fill(hidden, float("-inf"))}
+        return {"attn_mask": bias.to(q.dtype).masked_fill(hidden, float("-inf"))}
 
 
 def _join_masks(past, new, offset, q):

@@ -52,6 +52,13 @@ class Encoding(nn.Module):
         """
         return None
 
+    needs_weights = False
+    """Whether softmax attention has to hand its weights to :meth:`values_from_weights`."""
+
+    def values_from_weights(self, weights, q_offset=0):
+        """What is added to the output (B, H, Lq, d), from the attention weights (B, H, Lq, Lk)."""
+        raise NotImplementedError
+
     def encode_values(self, v, offset=0):
         return v
 

@@ -14,12 +14,12 @@ class RoPE(Encoding):
     def __init__(self, **shared):
         super().__init__(**shared)
         if self.head_dim % 2:
-            raise ValueError(f"rope turns pairs of features: the head dim must be even, not {self.head_dim}")
+            raise ValueError(f"{self.name} turns pairs of features: the head dim must be even, not {self.head_dim}")
 
-    def rotate(self, x, offset):
+    def rotate(self, x, offset, backwards=False):
         ladder = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
         table = fixed_phases(ladder, offset, x.size(-2), complex_dtype(x), x.device)
-        return rotate_pairs(x, table)
+        return rotate_pairs(x, table.conj() if backwards else table)
 
     def forward(self, q, k, q_offset=0, k_offset=0):
         return self.rotate(q, q_offset), self.rotate(k, k_offset)

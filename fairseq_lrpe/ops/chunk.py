@@ -72,11 +72,34 @@ def _split(x, chunks, size):
 def _running(steps, start, fades):
     """The sums before each chunk and after the last: ``steps`` (B, H, chunks, ...), ``fades`` (H, chunks)."""
     start = torch.zeros_like(steps[:, :, 0]) if start is None else start
-    if fades is None:
-        before = torch.cat([start.unsqueeze(2), steps[:, :, :-1]], dim=2).cumsum(dim=2)
-        return before, before[:, :, -1] + steps[:, :, -1]
-    fades = fades.reshape(*fades.shape, *[1] * (steps.dim() - 3))
-    before = [start]
-    for n in range(steps.size(2)):
-        before.append(fades[:, n] * before[-1] + steps[:, :, n])
-    return torch.stack(before[:-1], dim=2), before[-1]
+    if fades is not None:
+        fades = fades.reshape(*fades.shape, *[1] * (steps.dim() - 3))
+    return _Running.apply(steps, start, fades)
+
+
+class _Running(torch.autograd.Function):
+    # A chunk is an addition here; cumsum reads and writes one element after the other, and its
+    # backward flips twice.
+    @staticmethod
+    def forward(ctx, steps, start, fades):
+        before, state = torch.empty_like(steps), start
+        for n in range(steps.size(2)):
+            before[:, :, n] = state
+            state = steps[:, :, n] + (state if fades is None else fades[:, n] * state)
+        ctx.save_for_backward(before if fades is not None else None, fades)
+        return before, state
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_before, grad):
+        before, fades = ctx.saved_tensors
+        grad_steps = torch.empty_like(grad_before)
+        grad_fades = None if fades is None else torch.empty_like(fades)
+        for n in reversed(range(grad_before.size(2))):
+            grad_steps[:, :, n] = grad
+            if fades is not None:
+                by_head = (grad * before[:, :, n]).sum(0)
+                grad_fades[:, n] = by_head.flatten(1).sum(1).view_as(fades[:, n])
+                grad = fades[:, n] * grad
+            grad = grad + grad_before[:, :, n]
+        return grad_steps, grad, grad_fades

@@ -1,0 +1,21 @@
+"""cosFormer's cosine re-weighting."""
+
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.rotation import complex_dtype, complex_features, fixed_phases
+
+
+@register_encoding("cosformer")
+class CosFormer(Encoding):
+    """q̃_i·k̃_j = cos(π(i−j) / 2M) q_i·k_j as two copies of the features (Qin et al. 2022; LRPE ICLR Eq. 36).
+
+    x̃_s = [cos(πs/2M) x, sin(πs/2M) x], width 2d. M is ``max_positions``: up to that distance weights are
+    positive. O(L d); linear attention then costs twice as much. No parameters.
+    """
+
+    def _encode(self, x, offset):
+        # One angle for all features: b's ladder with a single step, π/2M.
+        ladder = ("b", 1, 1, self.max_positions)
+        return complex_features(x, fixed_phases(ladder, offset, x.size(-2), complex_dtype(x), x.device))
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        return self._encode(q, q_offset), self._encode(k, k_offset)

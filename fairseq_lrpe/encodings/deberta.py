@@ -1,0 +1,63 @@
+"""DeBERTa's disentangled attention."""
+
+import torch
+from torch import nn
+
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.relative import distance_table, shift
+
+
+def relative_index(distance, k):
+    """g of LRPE TMLR Eq. 31 with c = ``k``: x + k within 0..2k−1."""
+    return (distance + k).clamp(0, 2 * k - 1)
+
+
+def reverse_index(distance, k):
+    """g(j − i) for the distances i − j."""
+    return relative_index(-distance, k)
+
+
+@register_encoding("deberta", k="half the number of DeBERTa's relative embeddings, its maximum distance")
+class DeBERTa(Encoding):
+    """(q_i·k_j + q_i·k^r_{g(i−j)} + k_j·q^r_{g(j−i)}) / √(3d) (He et al. 2021; LRPE TMLR Eq. 31).
+
+    k^r and q^r are two projections of 2k relative embeddings of the model's width; g clips to 0..2k−1.
+    Two products, of q and of k with the L (causal; else 2L) distances, O(L²·d), and two shifts.
+    """
+
+    decomposable = False
+
+    def __init__(self, *, k=512, **shared):
+        super().__init__(**shared)
+        if k < 1:
+            raise ValueError(f"deberta needs a maximum distance k of at least 1, not {k}")
+        width = self.num_heads * self.head_dim
+        self.k = k
+        self.scale = (3 * self.head_dim) ** -0.5
+        self.rel_embeddings = nn.Embedding(2 * k, width)
+        self.pos_key = nn.Linear(width, width, bias=False)
+        self.pos_query = nn.Linear(width, width, bias=False)
+        nn.init.normal_(self.rel_embeddings.weight, std=0.02)
+        nn.init.xavier_uniform_(self.pos_key.weight)
+        nn.init.xavier_uniform_(self.pos_query.weight)
+
+    def bias(self, q, k, q_offset=0):
+        queries, keys = q.size(-2), k.size(-2)
+        k_r, q_r = self.pos_key(self.rel_embeddings.weight), self.pos_query(self.rel_embeddings.weight)
+        to_key = self._by_distance(k_r, relative_index, queries, keys, q_offset, self.causal)
+        content_to_position = shift((q * self.scale) @ to_key, keys)
+
+        # The same with keys as rows: with both sides reversed, their distances i − j stand in the same order.
+        # Some keys at a time, for every key would meet the distances of all when there are few queries.
+        tile, parts = max(queries, 64), []
+        for start in range(0, keys, tile):
+            part = k[:, :, start : start + tile].flip(-2) * self.scale
+            causal = self.causal and part.size(-2) == keys
+            to_query = self._by_distance(q_r, reverse_index, queries, part.size(-2), q_offset - start, causal)
+            parts.append(shift(part @ to_query, queries).flip(-2, -1))
+        return content_to_position + torch.cat(parts, dim=-2).mT
+
+    def _by_distance(self, vectors, index, queries, keys, q_offset, causal):
+        """The vectors (2k, E) that the distances of a score matrix take, (H, d, W)."""
+        rows = distance_table(index, (self.k,), queries, keys, q_offset, causal, vectors.device)
+        return vectors[rows].unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0)

@@ -1,0 +1,57 @@
+"""Shaw's relative position representations."""
+
+import torch
+from torch import nn
+
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.relative import distance_table, spread
+
+
+def level(distance, k, width):
+    """k + ⌊x/width⌋ clipped to ±k, for x = i − j (LFHC paper Eq. 9; with width 1 Shaw's, Eq. 4)."""
+    return k + torch.div(distance, width, rounding_mode="floor").clamp(-k, k)
+
+
+@register_encoding(
+    "shaw",
+    k="distance from which on Shaw's representations are the same",
+    values="Shaw's representations of the values too",
+)
+class Shaw(Encoding):
+    """q_i·w_{clip(i−j, k)} / √d is added to the scaled scores (Shaw et al. 2018; LFHC paper Eqs. 4-5).
+
+    With ``values`` the output gets Σ_j a_ij w'_{clip(i−j, k)} as well (survey Eq. 5). The vectors are
+    shared by the heads, as Shaw et al. do. q meets the 2k+1 vectors once, O(L·k·d), and the
+    scores are gathered from that, O(L²); with ``values`` the weights are summed by distance in O(L²).
+    """
+
+    decomposable = False
+    width = 1
+    """How many distances share one vector."""
+
+    def __init__(self, *, k=16, values=False, **shared):
+        super().__init__(**shared)
+        if k < 1:
+            raise ValueError(f"{self.name} needs a clipping distance k of at least 1, not {k}")
+        self.k = k
+        self.w_k = nn.Embedding(2 * k + 1, self.head_dim)
+        nn.init.xavier_uniform_(self.w_k.weight)
+        self.needs_weights = values
+        if values:
+            self.w_v = nn.Embedding(2 * k + 1, self.head_dim)
+            nn.init.xavier_uniform_(self.w_v.weight)
+
+    def _levels(self, queries, keys, q_offset, like):
+        """The vector of each pair, (B, H, Lq, Lk)."""
+        options = (self.k, self.width)
+        table = distance_table(level, options, queries, keys, q_offset, self.causal, like.device)
+        return spread(table, queries, keys).expand(*like.shape[:2], queries, keys)
+
+    def bias(self, q, k, q_offset=0):
+        by_level = (q @ self.w_k.weight.T) * self.scale
+        return by_level.gather(-1, self._levels(q.size(-2), k.size(-2), q_offset, q))
+
+    def values_from_weights(self, weights, q_offset=0):
+        levels = self._levels(*weights.shape[-2:], q_offset, weights)
+        by_level = weights.new_zeros(*weights.shape[:3], 2 * self.k + 1)
+        return by_level.scatter_add(-1, levels, weights) @ self.w_v.weight

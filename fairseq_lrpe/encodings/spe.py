@@ -1,0 +1,64 @@
+"""Stochastic positional encoding."""
+
+import torch
+from torch import nn
+
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.rotation import complex_dtype, phases
+
+
+@register_encoding("spe")
+class SPE(Encoding):
+    """Gated SineSPE with one sine and R = d realisations (Liutkus et al. 2021, Sec. 3.2; their public code).
+
+    E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n), with
+    f = sigmoid(freqs)/2, o = ``offsets``, g = sigmoid(gate), by
+
+        q̂_i = (q_i ⊙ cos φ_i) Z₁ + (q_i ⊙ sin φ_i) Z₂ + q_i Z₃,   φ_i = 2πfi + o,
+
+    and the same for k without o. Z is standard normal noise (d, R) per head, scaled in its rows: one draw
+    per forward, shared by q, k and the batch; a fixed one outside training, so that decoding step by
+    step meets the same noise.
+
+    ``freqs``, ``offsets``, ``gains`` (H, d, 1), ``gate`` (H, d). One product with (3d, R): O(L d R), and
+    no tensor of (L, H, d, R).
+    """
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        shape = (self.num_heads, self.head_dim)
+        self.freqs = nn.Parameter(torch.randn(*shape, 1) - 4)  # slow sines first: long distances
+        self.offsets = nn.Parameter(torch.randn(*shape, 1))
+        gains = torch.randn(*shape, 1)
+        self.gains = nn.Parameter(2 * gains / gains.norm(dim=-1, keepdim=True).sqrt())
+        self.gate = nn.Parameter(torch.randn(*shape))
+        generator = torch.Generator().manual_seed(self.layer)
+        self.register_buffer("noise", torch.randn(3, *shape, shape[1], generator=generator), persistent=False)
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        noise = torch.randn_like(self.noise) if self.training else self.noise
+        gain = nn.functional.softplus(self.gains) / 2**0.5
+        gate = torch.sigmoid(self.gate)[..., None]
+        z1, z2, z3 = noise / (self.head_dim * noise.size(-1)) ** 0.25
+        z1, z2, z3 = (1 - gate).sqrt() * gain * z1, (1 - gate).sqrt() * gain * z2, gate.sqrt() * z3
+        # cos(a+o) z1 + sin(a+o) z2 with the offset moved into the noise: q and k then share their sines.
+        cos, sin = self.offsets.cos(), self.offsets.sin()
+        q_noise = torch.cat([cos * z1 + sin * z2, cos * z2 - sin * z1, z3], dim=1)
+        k_noise = torch.cat([z1, z2, z3], dim=1)
+        table = self._sines(q, q_offset)
+        q = self._features(q, table) @ q_noise.to(q.dtype)
+        if (q_offset, q.size(-2)) != (k_offset, k.size(-2)):
+            table = self._sines(k, k_offset)
+        return q, self._features(k, table) @ k_noise.to(k.dtype)
+
+    def _sines(self, x, offset):
+        """cos and sin of 2πfs, (H, L, d) each."""
+        omega = (torch.sigmoid(self.freqs.double()) * torch.pi).flatten()
+        table = phases(omega, offset, x.size(-2)).to(complex_dtype(x))
+        table = table.unflatten(1, (self.num_heads, -1)).transpose(0, 1)
+        return table.real.to(x.dtype), table.imag.to(x.dtype)
+
+    @staticmethod
+    def _features(x, table):
+        cos, sin = table
+        return torch.cat([x * cos, x * sin, x], dim=-1)

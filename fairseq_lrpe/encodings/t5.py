@@ -1,0 +1,59 @@
+"""T5's bucketed relative bias."""
+
+import math
+
+import torch
+from torch import nn
+
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.relative import distance_table, spread
+
+
+def relative_bucket(distance, causal, buckets, max_distance):
+    """T5's bucket of the distances i − j (Raffel et al. 2020; the table in Su's survey of 2021).
+
+    Half of the buckets (all of them when ``causal``) are for keys at or before the query: the first half
+    of those one for each distance, the others growing logarithmically up to ``max_distance``. The other
+    half is for later keys, in the same way.
+    """
+    side = buckets if causal else buckets // 2
+    exact = side // 2
+    behind = distance.clamp(min=0) if causal else distance.abs()
+    # The first distance of each later bucket: comparing with integers, no rounded logarithm can miss it.
+    growth = (max_distance / exact) ** (1 / (side - exact))
+    starts = [math.ceil(exact * growth**m - 1e-9) for m in range(1, side - exact)]
+    later = exact + torch.bucketize(behind, torch.tensor(starts), right=True)
+    bucket = torch.where(behind < exact, behind, later)
+    return bucket if causal else bucket + side * (distance < 0)
+
+
+@register_encoding(
+    "t5",
+    buckets="T5's number of distance buckets",
+    max_distance="distance from which on T5's last bucket holds",
+)
+class T5(Encoding):
+    """β_{bucket(i−j), h} is added to the scaled scores (Raffel et al. 2020; survey Eq. 10).
+
+    T5 itself does not scale its scores; here they are scaled as everywhere else.
+    O(L²) additions per head; L distances are looked up, not L².
+    """
+
+    decomposable = False
+
+    def __init__(self, *, buckets=32, max_distance=128, **shared):
+        super().__init__(**shared)
+        if buckets < 4 or buckets % 4 or max_distance <= buckets // 2:
+            raise ValueError(
+                f"t5 needs a multiple of 4 buckets and a max distance above half of them, "
+                f"not {buckets} and {max_distance}"
+            )
+        self.buckets, self.max_distance = buckets, max_distance
+        self.relative_attention_bias = nn.Embedding(buckets, self.num_heads)
+        nn.init.normal_(self.relative_attention_bias.weight, std=0.02)
+
+    def bias(self, q, k, q_offset=0):
+        queries, keys = q.size(-2), k.size(-2)
+        options = (self.causal, self.buckets, self.max_distance)
+        bucket = distance_table(relative_bucket, options, queries, keys, q_offset, self.causal, q.device)
+        return spread(self.relative_attention_bias(bucket).T, queries, keys).unsqueeze(0)

@@ -1,0 +1,47 @@
+"""Transformer-XL's relative encoding."""
+
+import torch
+from torch import nn
+
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.relative import distance_table, shift
+
+
+def sinusoids(distance, width):
+    """R of LFHC paper Eqs. 6-7, float64 (distances, width)."""
+    angle = distance[:, None] / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
+
+
+@register_encoding("xl")
+class XL(Encoding):
+    """(q_i·W_r R_{i−j} + u·k_j + v·W_r R_{i−j}) / √d is added to the scaled scores (LFHC paper Eqs. 6-8).
+
+    R is sinusoidal, sines and cosines interleaved, of the model's width E = H·d; W_r (E, E) gives every head
+    its d rows; u and v are (H, d), one of each a head (Dai et al. 2019).
+    One product of q with the L (causal; else 2L) distances, O(L²·d), and a shift that is a view.
+    """
+
+    decomposable = False
+    amplitude = 1.0
+    """What the table is multiplied by to give R."""
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        width = self.num_heads * self.head_dim
+        self.w_r = nn.Linear(width, width, bias=False)
+        self.u = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
+        self.v = nn.Parameter(torch.empty(self.num_heads, self.head_dim))
+        nn.init.xavier_uniform_(self.w_r.weight)
+        nn.init.normal_(self.u, std=0.02)
+        nn.init.normal_(self.v, std=0.02)
+
+    table = staticmethod(sinusoids)
+
+    def bias(self, q, k, q_offset=0):
+        queries, keys = q.size(-2), k.size(-2)
+        options = (self.num_heads * self.head_dim,)
+        r = distance_table(self.table, options, queries, keys, q_offset, self.causal, q.device, q.dtype)
+        by_distance = self.w_r(self.amplitude * r).unflatten(-1, (self.num_heads, self.head_dim))
+        position = shift(((q + self.v[:, None]) * self.scale) @ by_distance.permute(1, 2, 0), keys)
+        return position + (k @ (self.u * self.scale)[..., None]).mT

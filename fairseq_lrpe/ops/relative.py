@@ -1,0 +1,47 @@
+"""From values by relative distance to a matrix by query and key, without a tensor of (length, length, width).
+
+A score matrix needs the distances r = i − j from the last query's to key 0 down to the first query's to the
+last key, or to 0 when causal; one more makes :func:`shift` a view. So there are W = Lq + Lk of them, or
+q_offset + Lq + 1, always decreasing.
+"""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+
+
+def distance_table(function, options, queries, keys, q_offset, causal, device, dtype=None):
+    """``function(r, *options)`` for the W distances above: one table per function and device, sliced.
+
+    ``function`` takes an integer tensor and must be the same object every time; ``options`` are hashable.
+    """
+    first = q_offset + queries - 1
+    last = -1 if causal else q_offset - keys
+    size = 1 << max(first, -last, 63).bit_length()
+    return _table(function, options, size, device, dtype)[size - 1 - first : size - last]
+
+
+@functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # a cached table may serve training later
+def _table(function, options, size, device, dtype):
+    return function(torch.arange(size - 1, -size - 1, -1), *options).to(device, dtype)
+
+
+def shift(x, keys):
+    """out[..., i, j] = x[..., i, j − i + Lq − 1]: columns by distance (..., Lq, W) to columns by key, a view.
+
+    When causal, the entries of keys after their query are arbitrary (and finite): the mask covers them.
+    """
+    queries, width = x.shape[-2:]
+    rows = x.flatten(-2)[..., queries - 1 : queries - 1 + queries * (width - 1)]
+    return rows.unflatten(-1, (queries, width - 1))[..., :keys]
+
+
+def spread(x, queries, keys):
+    """out[..., i, j] = x[..., j − i + Lq − 1]: values by distance (..., W) as a matrix (..., Lq, Lk).
+
+    When causal, 0 stands at keys after their query.
+    """
+    missing = max(0, queries + keys - 1 - x.size(-1))
+    return F.pad(x, (0, missing)).unfold(-1, keys, 1)[..., :queries, :].flip(-2)

@@ -1,0 +1,48 @@
+"""FLOATER: positions along the path of a differential equation."""
+
+import torch
+from torch import nn
+
+from fairseq_lrpe.positions.base import register_position
+from fairseq_lrpe.positions.table import TablePosition, wide
+
+
+@register_position("floater")
+class Floater(TablePosition):
+    """x + p(k Δ) with dp/dt = h(p, t), p(0) learned (Liu et al., ICML 2020; survey of 2021, "Recurrent").
+
+    h(p, t) = W₂ tanh(W₁ [p; t] + b₁) + b₂, and one step of the classic Runge–Kutta method from each position
+    to the next. Choices: tanh, the hidden width E, Δ = 0.1, the single step, positions for the embeddings
+    alone (FLOATER can have its own in every layer). W₂ starts as N(0, (Δ M)⁻²/E), M = ``max_positions``, and
+    b₂ = 0, so that features move by about 1 within M positions; W₁ and b₁ start as in nn.Linear.
+
+    O(max E²) for positions up to max, four evaluations of h each, one after the other, and O(L E).
+    ``start`` (E,), ``inner`` (W₁, b₁), ``outer`` (W₂, b₂).
+    """
+
+    delta = 0.1
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        width = self.embed_dim
+        self.inner = nn.Linear(width + 1, width)
+        self.outer = nn.Linear(width, width)
+        nn.init.normal_(self.outer.weight, std=width**-0.5 / (self.delta * self.max_positions))
+        nn.init.zeros_(self.outer.bias)
+
+    def stepper(self):
+        w1, b1 = wide(self.inner.weight), wide(self.inner.bias)
+        w2, b2 = wide(self.outer.weight), wide(self.outer.bias)
+        w_p, w_t, d = w1[:, :-1].contiguous(), w1[:, -1], self.delta
+
+        def h(p, t):
+            return w2 @ torch.tanh(w_p @ p + (w_t * t + b1)) + b2
+
+        def step(p, k):
+            h1 = h(p, k * d)
+            h2 = h(p + d / 2 * h1, (k + 0.5) * d)
+            h3 = h(p + d / 2 * h2, (k + 0.5) * d)
+            h4 = h(p + d * h3, (k + 1) * d)
+            return p + d / 6 * (h1 + 2 * (h2 + h3) + h4)
+
+        return step

@@ -1,0 +1,40 @@
+"""Hierarchical decomposition of learned positions."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fairseq_lrpe.positions.base import AbsolutePosition, register_position
+
+
+@register_position("hierarchical")
+class Hierarchical(AbsolutePosition):
+    """x + α u_i + (1−α) u_j at position i·n + j, u_i = (p_i − α p_0)/(1−α), α = 0.4, n = ``max_positions``.
+
+    Learned positions p for sequences up to n² (Su 2020, "Hierarchically decomposed position encoding", which
+    the survey of 2021 names under "Trainable"; α as in its author's code). The same sum is
+
+        p_j + α/(1−α) (p_i − p_0),
+
+    exactly p_j below n. p is initialised N(0, 1/E) like fairseq's learned positions. Positions from n² on
+    are refused. O(L E).
+
+    ``weight`` (n, E).
+    """
+
+    alpha = 0.4
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        self.weight = nn.Parameter(torch.randn(self.max_positions, self.embed_dim) * self.embed_dim**-0.5)
+
+    def forward(self, x, positions, tokens):
+        places, last = self.places(positions, tokens)
+        n = self.max_positions
+        if last >= n * n:
+            raise ValueError(f"a sequence of {last + 1} tokens: hierarchical positions end at {n}² = {n * n}")
+        position = F.embedding(places % n, self.weight)
+        if last >= n:
+            blocks = F.embedding(places // n, self.weight) - self.weight[0]
+            position = position + self.alpha / (1 - self.alpha) * blocks
+        return x + position.to(x.dtype)

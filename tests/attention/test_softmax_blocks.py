@@ -1,0 +1,209 @@
+"""Long sequences with a bias, made for some queries at a time."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lrpe.attention import SoftmaxAttention, softmax
+from fairseq_lrpe.encodings import build_encoding
+
+H, D, B, L = 1, 4, 2, 1100
+OPTIONS = {
+    "t5": {},
+    "shaw": {"k": 5},
+    "shaw_values": {"k": 5, "values": True},
+    "lfhc": {"k": 5},
+    "xl": {},
+    "gcdf": {},
+    "deberta": {"k": 40},
+    "per": {},
+}
+
+
+def build(name, causal, dropout=0.0):
+    encoding = build_encoding(
+        name.removesuffix("_values"), num_heads=H, head_dim=D, causal=causal, layer=3, **OPTIONS[name]
+    )
+    module = SoftmaxAttention(encoding, dropout)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module.double()
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """rows(n): blocks of n queries, or of all of them; returns the queries of each bias made since."""
+
+    def rows(module, n):
+        seen = []
+        bias = type(module.encoding).bias
+
+        def counted(q, k, q_offset=0):
+            seen.append((q_offset, q.size(2), k.size(2)))
+            return bias(module.encoding, q, k, q_offset)
+
+        monkeypatch.setattr(module.encoding, "bias", counted)
+        monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40 if n is None else n * B * H * L)
+        return seen
+
+    return rows
+
+
+def assert_same(actual, expected, tolerance=1e-10):
+    """Equal up to ``tolerance`` of the greatest number."""
+    for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        scale = theirs.abs().max().clamp(min=1)
+        torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)
+
+
+def input_and_padding(padded):
+    x = torch.randn(L, B, H * D, dtype=torch.float64, requires_grad=True)
+    if not padded:
+        return x, None
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[0, 700:] = padding[1, 300] = True
+    return x, padding
+
+
+def run(module, x, padding, w):
+    out, _ = module(x, key_padding_mask=padding)
+    real = torch.ones(L, B, dtype=torch.bool) if padding is None else ~padding.T
+    leaves = [x, *module.parameters()]
+    return out[real], torch.autograd.grad((out * w)[real].sum(), leaves)
+
+
+def cases():
+    for name, causal in itertools.product(OPTIONS, (True, False)):
+        yield name, causal, name in ("shaw_values", "xl", "per") or not causal
+
+
+@pytest.mark.parametrize(
+    ("name", "causal", "padded"),
+    [
+        pytest.param(*c, id="-".join([c[0], "causal" if c[1] else "bidirectional", "padded" * c[2]]))
+        for c in cases()
+    ],
+)
+def test_blocks_of_queries_are_the_whole(rows, name, causal, padded):
+    module = build(name, causal)
+    x, padding = input_and_padding(padded)
+    w = torch.randn(L, B, H * D, dtype=torch.float64)
+    seen = rows(module, None)
+    whole = run(module, x, padding, w)
+    assert set(seen) == {(0, L, L)}
+    seen = rows(module, 250)
+    blocks = run(module, x, padding, w)
+    expected = [(s, min(250, L - s), min(L, s + 250) if causal else L) for s in range(0, L, 250)]
+    assert sorted(set(seen)) == expected and seen[:5] == expected
+    assert_same(blocks, whole)
+
+
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_the_whole_is_softmax_with_a_bias(causal):
+    module = build("t5", causal)
+    x, padding = input_and_padding(True)
+    encoding = module.encoding
+    projections = module.q_proj, module.k_proj, module.v_proj
+    q, k, v = (p(x).reshape(L, B, H, D).permute(1, 2, 0, 3) for p in projections)
+    i = torch.arange(L)
+    hidden = padding[:, None, None] | ((i > i[:, None]) if causal else torch.zeros(L, L, dtype=torch.bool))
+    scores = (q @ k.mT / D**0.5 + encoding.bias(q, k)).masked_fill(hidden, -1e30)
+    expected = module.out_proj((scores.softmax(-1) @ v).permute(2, 0, 1, 3).flatten(2))
+    assert_same(module(x, key_padding_mask=padding)[0][~padding.T], expected[~padding.T])
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "per"])
+def test_short_sequences_are_not_cut(rows, name):
+    module = build(name, True)
+    seen = rows(module, 1)
+    module(torch.randn(1024, B, H * D, dtype=torch.float64))
+    assert seen == [(0, 1024, 1024)]
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "per"])
+def test_the_smallest_blocks(rows, name):
+    """16 queries, and the last block of 12."""
+    module = build(name, True)
+    x = torch.randn(L, B, H * D, dtype=torch.float64)
+    with torch.no_grad():
+        rows(module, None)
+        whole, _ = module(x)
+        seen = rows(module, 1)
+        blocks, _ = module(x)
+    assert len(seen) == 69 and seen[-1] == (1088, 12, 1100)
+    assert_same(blocks, whole)
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "deberta", "per"])
+def test_a_long_prompt_after_a_short_one(rows, name):
+    """Blocks in the second of two calls stand at an offset."""
+    module = build(name, True)
+    x = torch.randn(L, B, H * D, dtype=torch.float64)
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[1, :20] = True
+    with torch.no_grad():
+        rows(module, None)
+        whole, _ = module(x, key_padding_mask=padding)
+        seen, state = rows(module, 300), {}
+        pieces = [
+            module(x[:30], key_padding_mask=padding[:, :30], incremental_state=state)[0],
+            module(x[30:1099], incremental_state=state)[0],
+            module(x[1099:], incremental_state=state)[0],
+        ]
+    assert seen[0] == (0, 30, 30) and seen[1][0] == 30 and len(seen) > 4
+    assert seen[-1] == (1099, 1, 1100)
+    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw_values", "per"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_the_backward_pass_sees_the_dropout_of_the_forward_pass(rows, name, causal):
+    """With its mask fixed the output is linear in the values' weights: a step adds gradient · step."""
+    module = build(name, causal, dropout=0.3)
+    rows(module, 250)
+    x, w = torch.randn(L, B, H * D, dtype=torch.float64), torch.randn(L, B, H * D, dtype=torch.float64)
+    weight = module.v_proj.weight
+
+    def loss():
+        torch.manual_seed(7)
+        return (module(x)[0] * w).sum()
+
+    first = loss()
+    assert first.equal(loss())
+    (gradient,) = torch.autograd.grad(first, weight)
+    step = torch.randn_like(weight)
+    with torch.no_grad():
+        weight += step
+        moved = loss()
+    assert_same((moved - first.detach()) / 100, (gradient * step).sum() / 100)
+    torch.manual_seed(8)
+    assert not torch.allclose((module(x)[0] * w).sum(), moved)
+    module.eval()
+    assert module(x)[0].equal(module(x)[0])
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any one tensor holds."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if torch.is_tensor(x):
+                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "gcdf"])
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_no_tensor_is_much_larger_than_a_block(rows, name, causal):
+    module = build(name, causal)
+    rows(module, 50)
+    with Largest() as largest:
+        module(torch.randn(L, B, H * D, dtype=torch.float64))[0].sum().backward()
+    assert largest.numel <= 2.5 * 50 * B * H * L

@@ -1,0 +1,647 @@
+"""Encodings that add a bias to the scores, against their papers' equations in loops."""
+
+import copy
+import io
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lrpe.attention import SoftmaxAttention
+from fairseq_lrpe.encodings import build_encoding
+
+H, D = 2, 4
+ENCODINGS = {
+    "t5": {},
+    "shaw": {"k": 3},
+    "lfhc": {"k": 2},
+    "xl": {},
+    "gcdf": {},
+    "deberta": {"k": 3},
+}
+every_encoding = pytest.mark.parametrize("name", ENCODINGS)
+both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+quick = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **options):
+    """An encoding whose parameters are all random."""
+    encoding = build_encoding(
+        name, num_heads=heads, head_dim=d, causal=causal, layer=layer, **{**ENCODINGS[name], **options}
+    )
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    return encoding.to(dtype)
+
+
+def random(*shape, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
+def assert_same(actual, expected, tolerance=1e-10):
+    """Equal up to ``tolerance`` of the greatest number."""
+    for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        scale = theirs.abs().max().clamp(min=1)
+        torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)
+
+
+def scores(encoding, q, k, q_offset=0):
+    """scale·q̃k̃ᵀ + bias, and 0 where the mask would be."""
+    q, k = encoding(q, k, q_offset, 0)
+    out = encoding.scale * (q @ k.transpose(-1, -2)) + encoding.bias(q, k, q_offset)
+    if encoding.causal:
+        i = torch.arange(q_offset, q_offset + q.size(2))[:, None]
+        out = out.masked_fill(torch.arange(k.size(2)) > i, 0.0)
+    return out
+
+
+def t5_bucket(distance, causal, buckets, max_distance):
+    """exact + ⌊log(n/exact) / log(max/exact)·later⌋ in whole numbers: no logarithm is rounded."""
+    side, first = (buckets, 0) if causal else (buckets // 2, buckets // 2 if distance < 0 else 0)
+    n = max(0, distance) if causal else abs(distance)
+    exact = side // 2
+    if n < exact:
+        return first + n
+    later, m = side - exact, 0
+    while m < later - 1 and n**later * exact ** (m + 1) >= max_distance ** (m + 1) * exact**later:
+        m += 1
+    return first + exact + m
+
+
+def t5(encoding, q, k, i, j, h):
+    """Survey Eq. 10."""
+    bucket = t5_bucket(i - j, encoding.causal, encoding.buckets, encoding.max_distance)
+    return (q * k).sum(-1) / math.sqrt(D) + encoding.relative_attention_bias.weight[bucket, h]
+
+
+def clip(x, k):
+    return max(-k, min(k, x))
+
+
+def shaw(encoding, q, k, i, j, h):
+    """LFHC paper Eqs. 4 and 5."""
+    w = encoding.w_k.weight[encoding.k + clip(i - j, encoding.k)]
+    return (q * (k + w)).sum(-1) / math.sqrt(D)
+
+
+def clip_l(x, k, layer):
+    """LFHC paper Eq. 9."""
+    if x > k * layer:
+        return k
+    if 0 <= x <= k * layer:
+        return math.floor(x / layer)
+    if -k * layer <= x < 0:
+        return math.floor(x / layer)
+    return -k
+
+
+def lfhc(encoding, q, k, i, j, h):
+    w = encoding.w_k.weight[encoding.k + clip_l(i - j, encoding.k, encoding.layer)]
+    return (q * (k + w)).sum(-1) / math.sqrt(D)
+
+
+def sinusoid(distance, width):
+    """LFHC paper Eqs. 6 and 7."""
+    r = torch.zeros(width, dtype=torch.float64)
+    for n in range(width):
+        angle = distance / 10000 ** ((n - n % 2) / width)
+        r[n] = math.sin(angle) if n % 2 == 0 else math.cos(angle)
+    return r
+
+
+def gaussian(distance, width, factor=4.0):
+    """LFHC paper Eqs. 14 and 15, integrated numerically from −14σ on."""
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    r = torch.zeros(width, dtype=torch.float64)
+    for n in range(1, width + 1):
+        sigma = width ** (n / width)
+        edges = np.arange(-14 * sigma, distance, sigma)
+        total = 0.0
+        for a, b in itertools.pairwise([*edges, distance]):
+            x = (a + b) / 2 + (b - a) / 2 * nodes
+            total += (b - a) / 2 * (weights * np.exp(-(x**2) / (2 * sigma**2))).sum()
+        r[n - 1] = factor / (sigma * math.sqrt(2 * math.pi)) * total
+    return r
+
+
+def with_prior(prior):
+    """LFHC paper Eq. 8; a head's W_r is its d rows of the weight."""
+
+    def score(encoding, q, k, i, j, h):
+        w_r = encoding.w_r.weight[h * D : (h + 1) * D] @ prior(i - j, H * D)
+        u, v = encoding.u[h], encoding.v[h]
+        return ((q * k).sum(-1) + q @ w_r + k @ u + v @ w_r) / math.sqrt(D)
+
+    return score
+
+
+def deberta(encoding, q, k, i, j, h):
+    """LRPE TMLR Eq. 31, over √(3d)."""
+    c = encoding.k
+
+    def g(x):
+        return 0 if x <= -c else 2 * c - 1 if x >= c else x + c
+
+    rows = slice(h * D, (h + 1) * D)
+    k_r = encoding.pos_key.weight[rows] @ encoding.rel_embeddings.weight[g(i - j)]
+    q_r = encoding.pos_query.weight[rows] @ encoding.rel_embeddings.weight[g(j - i)]
+    return ((q * k).sum(-1) + q @ k_r + k @ q_r) / math.sqrt(3 * D)
+
+
+SCORES = {
+    "t5": t5,
+    "shaw": shaw,
+    "lfhc": lfhc,
+    "xl": with_prior(sinusoid),
+    "gcdf": with_prior(gaussian),
+    "deberta": deberta,
+}
+
+
+def definition(name, encoding, q, k, q_offset=0):
+    rows = []
+    for i in range(q_offset, q_offset + q.size(2)):
+        row = []
+        for j in range(k.size(2)):
+            hidden = encoding.causal and j > i
+            row.append(
+                torch.stack(
+                    [
+                        torch.zeros(q.size(0), dtype=q.dtype)
+                        if hidden
+                        else SCORES[name](encoding, q[:, h, i - q_offset], k[:, h, j], i, j, h)
+                        for h in range(q.size(1))
+                    ],
+                    dim=1,
+                )
+            )
+        rows.append(torch.stack(row, dim=-1))
+    return torch.stack(rows, dim=-2)
+
+
+def cases():
+    """(encoding, its layer, its options): both where distances are clipped and where they are not."""
+    yield "t5", 1, {}
+    yield "t5", 1, {"buckets": 8, "max_distance": 7}
+    for k in (1, 3, 20):
+        yield "shaw", 1, {"k": k}
+        yield "deberta", 1, {"k": k}
+    for layer, k in itertools.product((1, 2, 3, 4), (1, 2, 9)):
+        yield "lfhc", layer, {"k": k}
+    yield "xl", 1, {}
+    yield "gcdf", 1, {}
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "options"),
+    [pytest.param(*case, id="-".join(map(str, (*case[:2], *case[2].values())))) for case in cases()],
+)
+@pytest.mark.parametrize(
+    ("causal", "queries", "keys", "q_offset"),
+    [(True, 6, 6, 0), (True, 1, 9, 8), (True, 3, 8, 5), (False, 6, 6, 0), (False, 2, 9, 3), (False, 3, 5, 2)],
+)
+def test_scores_and_gradients_are_those_of_the_paper(name, layer, options, causal, queries, keys, q_offset):
+    encoding = build(name, causal, layer=layer, **options)
+    leaves = [
+        random(2, H, queries, D, seed=1).requires_grad_(),
+        random(2, H, keys, D, seed=2).requires_grad_(),
+        *encoding.parameters(),
+    ]
+    results = []
+    for out in (
+        scores(encoding, *leaves[:2], q_offset),
+        definition(name, encoding, *leaves[:2], q_offset),
+    ):
+        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
+    assert_same(*results)
+
+
+def test_the_factor_lambda():
+    four, six = build("gcdf"), build("gcdf", lambda_=6.0)
+    six.load_state_dict(four.state_dict())
+    q, k = random(1, H, 5, D, seed=1), random(1, H, 5, D, seed=2)
+    with torch.no_grad():
+        for encoding in (four, six):
+            encoding.u.zero_()
+    assert_same(six.bias(q, k), 1.5 * four.bias(q, k))
+
+
+# Buckets of T5.
+
+SURVEY = [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 10, 10, 10, *[11] * 8]
+
+
+def buckets_of(causal, farthest, **options):
+    """{distance: its bucket}, read from a bias that is the number of the bucket."""
+    encoding = build("t5", causal, **options)
+    with torch.no_grad():
+        numbers = torch.arange(encoding.buckets, dtype=torch.float64)
+        encoding.relative_attention_bias.weight.copy_(numbers[:, None].expand(-1, H))
+    keys = farthest + 1 if causal else 2 * farthest + 1
+    bias = encoding.bias(random(1, H, 1, D), random(1, H, keys, D), farthest)
+    assert bias.shape[1:] == (H, 1, keys) and bias[:, 0].equal(bias[:, 1])
+    return {farthest - j: int(b) for j, b in enumerate(bias[0, 0, 0])}
+
+
+def test_buckets_are_those_printed_in_the_survey():
+    buckets = buckets_of(False, 30)
+    assert [buckets[x] for x in range(31)] == SURVEY
+    assert [buckets[-x] for x in range(1, 31)] == [16 + b for b in SURVEY[1:]]
+
+
+def test_where_the_buckets_begin():
+    """Powers of two sit exactly on the edge of a bucket: 8·2^(m/2), and 16·2^(3m/16) when causal."""
+    buckets = buckets_of(False, 300)
+    assert [buckets[x] for x in (16, 31, 32, 63, 64, 127, 128, 300)] == [10, 11, 12, 13, 14, 15, 15, 15]
+    assert [buckets[-x] for x in (1, 8, 16, 32, 64, 128, 300)] == [17, 24, 26, 28, 30, 31, 31]
+    buckets = buckets_of(True, 300)
+    assert [buckets[x] for x in range(16)] == list(range(16))
+    assert [buckets[x] for x in (16, 18, 19, 112, 113, 128, 300)] == [16, 16, 17, 30, 31, 31, 31]
+
+
+@both_ways
+@pytest.mark.parametrize(
+    ("number", "max_distance"),
+    [(32, 128), (32, 17), (8, 128), (4, 100), (16, 64), (64, 256), (40, 128), (12, 1000), (32, 512)],
+)
+def test_buckets_at_every_distance(causal, number, max_distance):
+    buckets = buckets_of(causal, 300, buckets=number, max_distance=max_distance)
+    assert len(buckets) == (301 if causal else 601)
+    assert buckets == {x: t5_bucket(x, causal, number, max_distance) for x in buckets}
+
+
+# Shaw and LFHC.
+
+
+def test_layer_1_of_lfhc_is_shaw():
+    first, shaws = build("lfhc", layer=1, k=3), build("shaw", k=3)
+    shaws.load_state_dict(first.state_dict())
+    q, k = random(2, H, 9, D, seed=1), random(2, H, 9, D, seed=2)
+    assert first.bias(q, k).equal(shaws.bias(q, k))
+    second = build("lfhc", layer=2, k=3)
+    second.load_state_dict(first.state_dict())
+    assert not torch.allclose(first.bias(q, k), second.bias(q, k))
+
+
+def attention(name, causal=True, dropout=0.0, **options):
+    module = SoftmaxAttention(build(name, causal, **options), dropout).double()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module
+
+
+def attention_definition(module, name, x, padding=None):
+    """(L, B, E) -> (L, B, E): o_i = Σ_j a_ij (v_j + R^V_ij), survey Eqs. 4-6, from the module's weights."""
+    encoding = module.encoding
+    length, batch, _ = x.shape
+    q, k, v = (
+        (x @ p.weight.T + p.bias).reshape(length, batch, H, D).permute(1, 2, 0, 3)
+        for p in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    score = definition(name, encoding, q, k)
+    out = [[0] * batch for _ in range(length)]
+    for i, b in itertools.product(range(length), range(batch)):
+        heads = []
+        for h in range(H):
+            seen = [
+                j
+                for j in range(length)
+                if not (encoding.causal and j > i) and (padding is None or not padding[b, j])
+            ]
+            weights = torch.exp(torch.stack([score[b, h, i, j] for j in seen]))
+            weights = weights / weights.sum()
+            total = 0
+            for weight, j in zip(weights, seen, strict=True):
+                value = v[b, h, j]
+                if encoding.needs_weights:
+                    value = value + encoding.w_v.weight[encoding.k + clip(i - j, encoding.k)]
+                total = total + weight * value
+            heads.append(total)
+        out[i][b] = torch.cat(heads)
+    return torch.stack([torch.stack(row) for row in out]) @ module.out_proj.weight.T + module.out_proj.bias
+
+
+ATTENTIONS = [
+    *((name, {}) for name in ENCODINGS),
+    ("shaw", {"values": True}),
+    ("shaw", {"values": True, "k": 9}),
+]
+every_attention = pytest.mark.parametrize(
+    ("name", "options"), [pytest.param(*a, id="-".join([a[0], *map(str, a[1].values())])) for a in ATTENTIONS]
+)
+
+
+@every_attention
+@both_ways
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_softmax_attention_is_the_definition(name, options, causal, padded):
+    module = attention(name, causal, **options)
+    x = random(6, 2, H * D, seed=1).requires_grad_()
+    padding = None
+    if padded:
+        padding = torch.zeros(2, 6, dtype=torch.bool)
+        padding[1, 4:] = True
+    leaves = [x, *module.parameters()]
+    results = []
+    for out in (module(x, key_padding_mask=padding)[0], attention_definition(module, name, x, padding)):
+        out = out if padding is None else out[~padding.T]
+        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
+    assert_same(*results)
+
+
+@every_attention
+@both_ways
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_does_not_change_a_sentence(name, options, causal, side):
+    """On the left it moves the sentence too, which must not matter; nor may what is at padding be NaN."""
+    module = attention(name, causal, **options)
+    x = random(7, 2, H * D, seed=1).requires_grad_()
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    place = slice(0, 4) if side == "right" else slice(3, 7)
+    padding[1] = True
+    padding[1, place] = False
+    out, _ = module(x, key_padding_mask=padding)
+    assert_same(out[place, 1], module(x[place, 1:])[0][:, 0])
+    assert_same(out[:, 0], module(x[:, :1])[0][:, 0])
+    assert torch.isfinite(out).all()
+    for gradient in torch.autograd.grad(out.sum(), [x, *module.parameters()]):
+        assert torch.isfinite(gradient).all()
+
+
+@every_attention
+@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
+def test_step_by_step_is_the_whole(name, options, cuts, padded):
+    module = attention(name, **options)
+    x = random(7, 2, H * D, seed=1)
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[1, :2] = padded
+    whole, _ = module(x, key_padding_mask=padding if padded else None)
+    state, pieces = {}, []
+    for start, stop in itertools.pairwise([0, *cuts, 7]):
+        mask = padding[:, start:stop] if padding[:, start:stop].any() else None
+        pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
+    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
+
+
+def test_dropout_drops_what_shaw_adds_to_the_values_with_the_weights():
+    """Both are sums with the same weights: values that say a key's number, and vectors that say the same."""
+    module = attention("shaw", causal=False, values=True, k=9, dropout=0.5)
+    with torch.no_grad():
+        for p in (module.v_proj.weight, module.v_proj.bias, module.encoding.w_v.weight):
+            p.zero_()
+        module.out_proj.weight.copy_(torch.eye(H * D))
+        module.out_proj.bias.zero_()
+        module.v_proj.bias[0] = module.encoding.w_v.weight[:, 1] = 1
+    out, _ = module(random(7, 2, H * D))
+    assert_same(out[..., 0], out[..., 1])
+    assert (out[..., 0] - 1).abs().max() > 0.1
+    module.eval()
+    assert_same(module(random(7, 2, H * D))[0][..., 0], torch.ones(7, 2, dtype=torch.float64))
+
+
+# The prior encodings' properties.
+
+
+def prior_matrix(name, heads, d, farthest):
+    """R_0, R_1, .. as rows, read from the bias of queries that pick a feature each."""
+    encoding = build(name, heads=heads, d=d)
+    with torch.no_grad():
+        encoding.w_r.weight.copy_(torch.eye(heads * d))
+        encoding.u.zero_()
+        encoding.v.zero_()
+    q = torch.eye(d, dtype=torch.float64)[:, None, None].expand(-1, heads, -1, -1)
+    bias = encoding.bias(q, torch.zeros(d, heads, farthest + 1, d, dtype=torch.float64), farthest)
+    return (bias[:, :, 0] * math.sqrt(d)).flip(-1).permute(2, 1, 0).flatten(1)
+
+
+def breaches(r):
+    """How often the rows of R break LFHC paper Eq. 11, 12 and 13, each with room for rounding."""
+    n = len(r)
+    phi = {(i, j): (r[i] - r[j]).norm().item() for i in range(n) for j in range(n)}
+    room = 1e-12
+    one = sum(
+        phi[i + k, i] <= phi[j + k, j] + room for k in range(1, n) for j in range(n - k) for i in range(j)
+    )
+    two, three = 0, 0
+    for j in range(n - 2):
+        for i in range(j):
+            two += not phi[i, j + 2] > phi[i, j + 1] + room > phi[i, j] + 2 * room
+            three += not phi[i, j + 1] - phi[i, j] > phi[i, j + 2] - phi[i, j + 1] + room
+    return one, two, three
+
+
+@pytest.mark.parametrize(("heads", "d"), [(2, 16), (8, 64)])
+def test_gcdf_has_the_papers_two_properties(heads, d):
+    r = prior_matrix("gcdf", heads, d, 30)
+    assert_same(r[[0, 7, 30]], torch.stack([gaussian(x, heads * d) for x in (0, 7, 30)]))
+    assert breaches(r) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("heads", "d"), [(2, 16), (8, 64)])
+def test_xl_has_not(heads, d):
+    r = prior_matrix("xl", heads, d, 30)
+    assert_same(r, torch.stack([sinusoid(x, heads * d) for x in range(31)]))
+    one, _, three = breaches(r)
+    assert one == math.comb(31, 3)  # translation invariant: no pair is closer further out
+    assert three > 0
+
+
+# Properties that they share.
+
+
+@every_encoding
+@both_ways
+@quick
+@given(
+    q_offset=st.integers(0, 4),
+    queries=st.integers(1, 5),
+    keys=st.integers(1, 6),
+    moved=st.integers(1, 2),
+    layer=st.integers(1, 2),
+    seed=st.integers(0, 10**6),
+)
+def test_only_the_distance_reaches_a_score(name, causal, q_offset, queries, keys, moved, layer, seed):
+    options = {"t5": {"max_distance": 30}}.get(name, {"k": 32} if "k" in ENCODINGS[name] else {})
+    encoding = build(name, causal, layer=layer, **options)
+    keys = q_offset + queries if causal else keys
+    q, k = random(1, H, queries, D, seed=seed), random(1, H, keys, D, seed=seed + 1)
+    before = scores(encoding, q, k, q_offset)
+    # Both moved: as many keys more stand before them.
+    longer = torch.cat([random(1, H, 2 * moved, D, seed=seed + 2), k], dim=2)
+    after = scores(encoding, q, longer, q_offset + 2 * moved)
+    assert_same(after[..., 2 * moved :], before)
+    # The queries alone.
+    after = scores(encoding, q, longer if causal else k, q_offset + 2 * moved)[..., :keys]
+    assert (after - before).abs().max() > 1e-6
+
+
+@every_encoding
+@both_ways
+@quick
+@given(
+    length=st.integers(2, 90),
+    start=st.integers(0, 88),
+    queries=st.integers(1, 90),
+    seed=st.integers(0, 10**6),
+)
+def test_some_rows_are_rows_of_the_whole(name, causal, length, start, queries, seed):
+    encoding = build(name, causal, layer=2)
+    q, k = random(1, H, length, D, seed=seed), random(1, H, length, D, seed=seed + 1)
+    start = min(start, length - 1)
+    stop = min(length, start + queries)
+    keys = stop if causal else length
+    whole = scores(encoding, q, k)
+    part = scores(encoding, q[:, :, start:stop], k[:, :, :keys], start)
+    assert_same(part, whole[:, :, start:stop, :keys], 1e-12)
+
+
+@every_encoding
+@both_ways
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_kept(name, causal, dtype):
+    encoding = build(name, causal).to(dtype)
+    q, k = random(2, H, 40, D, seed=1).to(dtype), random(2, H, 40, D, seed=2).to(dtype)
+    bias = encoding.bias(q, k)
+    assert bias.dtype == dtype
+    visible = torch.ones(40, 40, dtype=torch.bool).tril() if causal else slice(None)
+    exact = copy.deepcopy(encoding).double().bias(q.double(), k.double())
+    error = (bias.double() - exact)[..., visible].norm() / exact[..., visible].norm()
+    assert error < 2 * torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@every_attention
+def test_half_precision_step_by_step(name, options, dtype):
+    module, state = attention(name, **options).to(dtype), {}
+    x = random(7, 2, H * D).to(dtype)
+    whole, _ = module(x)
+    assert whole.dtype == dtype and torch.isfinite(whole).all()
+    for i in range(7):
+        out, _ = module(x[i : i + 1], incremental_state=state)
+        assert out.dtype == dtype and torch.isfinite(out).all()
+
+
+@every_encoding
+def test_training_after_inference_mode(name):
+    encoding = build(name, heads=3, d=10, dtype=torch.float32)  # a width that no other test has
+    q = random(1, 3, 700, 10).float()
+    with torch.inference_mode():
+        expected = encoding.bias(q, q)
+    bias = encoding.bias(q.requires_grad_(), q)
+    torch.testing.assert_close(bias.detach(), expected.clone())
+    bias.sum().backward()
+    for parameter in encoding.parameters():
+        assert torch.isfinite(parameter.grad).all()
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any one tensor holds."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if torch.is_tensor(x):
+                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@every_encoding
+@both_ways
+def test_no_tensor_is_much_larger_than_the_scores(name, causal):
+    length, d = 256, 16
+    encoding = build(name, causal, d=d, **({"k": 64} if "k" in ENCODINGS[name] else {}))
+    leaves = [random(2, H, length, d, seed=s).requires_grad_() for s in (1, 2)]
+    with Largest() as largest:
+        scores(encoding, *leaves).sum().backward()
+    assert largest.numel <= 2.5 * 2 * H * length * length
+
+
+@both_ways
+def test_nor_are_shaws_values(causal):
+    module = SoftmaxAttention(build("shaw", causal, d=16, values=True)).double()
+    with Largest() as largest:
+        module(random(256, 2, H * 16))[0].sum().backward()
+    assert largest.numel <= 2.5 * 2 * H * 256 * 256
+
+
+E = H * D
+NAMES = {
+    "t5": {"relative_attention_bias.weight": (32, H)},
+    "shaw": {"w_k.weight": (7, D)},
+    "lfhc": {"w_k.weight": (5, D)},
+    "xl": {"w_r.weight": (E, E), "u": (H, D), "v": (H, D)},
+    "gcdf": {"w_r.weight": (E, E), "u": (H, D), "v": (H, D)},
+    "deberta": {"rel_embeddings.weight": (6, E), "pos_key.weight": (E, E), "pos_query.weight": (E, E)},
+}
+
+
+@every_encoding
+def test_state_dict(name):
+    encoding = build_encoding(name, num_heads=H, head_dim=D, causal=True, **ENCODINGS[name])
+    assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == NAMES[name]
+    assert set(dict(encoding.named_parameters())) == set(NAMES[name])
+    assert not encoding.decomposable and encoding.log_decay is None
+    for parameter in encoding.parameters():
+        assert 0 < parameter.abs().max() < 3
+
+
+def test_shaws_values_have_their_own_vectors():
+    encoding = build("shaw", values=True, k=3)
+    assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == {
+        "w_k.weight": (7, D),
+        "w_v.weight": (7, D),
+    }
+    assert encoding.needs_weights and not build("shaw").needs_weights
+
+
+@every_encoding
+def test_a_checkpoint_gives_the_same_scores(name):
+    saved, other = build(name), build(name)
+    q, k = random(1, H, 9, D, seed=1), random(1, H, 9, D, seed=2)
+    assert not torch.allclose(scores(saved, q, k), scores(other, q, k))
+    file = io.BytesIO()
+    torch.save(saved.state_dict(), file)
+    file.seek(0)
+    other.load_state_dict(torch.load(file, weights_only=True))
+    assert scores(saved, q, k).equal(scores(other, q, k))
+
+
+def test_scales():
+    for name in ENCODINGS:
+        expected = 1 / math.sqrt(3 * D if name == "deberta" else D)
+        assert math.isclose(build(name).scale, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("t5", {"buckets": 2}, "4 buckets.*2 and 128"),
+        ("t5", {"buckets": 30}, "4 buckets.*30 and 128"),
+        ("t5", {"buckets": 0}, "4 buckets.*0 and 128"),
+        ("t5", {"max_distance": 16}, "max distance.*32 and 16"),
+        ("shaw", {"k": 0}, "shaw.*at least 1, not 0"),
+        ("shaw", {"k": -4}, "shaw.*at least 1, not -4"),
+        ("lfhc", {"k": 0}, "lfhc.*at least 1, not 0"),
+        ("deberta", {"k": 0}, "deberta.*at least 1, not 0"),
+        ("gcdf", {"lambda_": -1.0}, "gcdf.*-1"),
+        ("lfhc", {"values": True}, "'lfhc'.*'values'.*k"),
+        ("gcdf", {"k": 3}, "'gcdf'.*'k'.*lambda_"),
+        ("xl", {"lambda_": 2.0}, "'xl'.*'lambda_'"),
+        ("t5", {"k": 3}, "'t5'.*'k'.*buckets, max_distance"),
+    ],
+)
+def test_refusals(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, **options)

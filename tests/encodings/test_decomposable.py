@@ -1,0 +1,580 @@
+"""PermuteFormer, RoPER, cosFormer and SPE against their formulas in loops."""
+
+import copy
+import io
+import itertools
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.ops import linear_attention
+
+H, D, M = 2, 4, 40
+E = H * D
+NAMES = ("per", "roper", "cosformer", "spe")
+every_encoding = pytest.mark.parametrize("name", NAMES)
+both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+quick = settings(max_examples=25, deadline=None, derandomize=True)
+
+
+def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **options):
+    """An encoding outside training whose parameters are all random."""
+    encoding = build_encoding(
+        name, num_heads=heads, head_dim=d, causal=causal, layer=layer, max_positions=M, **options
+    )
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    return encoding.to(dtype).eval()
+
+
+def random(*shape, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
+def assert_same(actual, expected, tolerance=1e-10):
+    """Equal up to ``tolerance`` of the greatest number."""
+    for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        scale = theirs.abs().max().clamp(min=1)
+        torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)
+
+
+def permuted(encoding, h):
+    """The matrix P of head h: (P x)_a = x_π(a)."""
+    p = torch.zeros(encoding.head_dim, encoding.head_dim, dtype=torch.float64)
+    for a in range(encoding.head_dim):
+        p[a, encoding.permutation[h, a]] = 1
+    return p
+
+
+def per(encoding, q, k, i, j, h):
+    """Pⁱ q · Pʲ k (Chen 2021, Eqs. 8-11), its decay apart."""
+    power, p = torch.linalg.matrix_power, permuted(encoding, h)
+    return ((q @ power(p, i).T) * (k @ power(p, j).T)).sum(-1)
+
+
+def rate(encoding, h):
+    """r_h of PermuteFormer: sigmoid(3h/H + 2), and 1 where there is no direction."""
+    return 1 / (1 + math.exp(-(3 * h / encoding.num_heads + 2))) if encoding.causal else 1.0
+
+
+def turned(x, s):
+    """RoPE(x, s), pair by pair (RoPER, Harik and Jayasiri 2022)."""
+    d = x.size(-1)
+    out = []
+    for t in range(d // 2):
+        cos, sin = math.cos(s * 10000 ** (-2 * t / d)), math.sin(s * 10000 ** (-2 * t / d))
+        out.append(x[..., 2 * t] * cos - x[..., 2 * t + 1] * sin)
+        out.append(x[..., 2 * t + 1] * cos + x[..., 2 * t] * sin)
+    return torch.stack(out, dim=-1)
+
+
+def roper(encoding, q, k, i, j, h):
+    return (turned(q, i) * turned(k, j)).sum(-1)
+
+
+def cosformer(encoding, q, k, i, j, h):
+    """Qin et al. 2022, Eq. 10; LRPE TMLR Eq. 35 with α = π/2M."""
+    return math.cos(math.pi * (i - j) / (2 * M)) * (q * k).sum(-1)
+
+
+def spe(encoding, q, k, i, j, h):
+    """Σ_r q̂_r k̂_r with each realisation r written out."""
+    d = encoding.head_dim
+    total = 0
+    for r in range(encoding.noise.size(-1)):
+        q_hat, k_hat = 0, 0
+        for n in range(d):
+            z1, z2, z3 = (encoding.noise[m, h, n, r] for m in range(3))
+            frequency = torch.sigmoid(encoding.freqs[h, n, 0]) / 2
+            gain = torch.log(1 + torch.exp(encoding.gains[h, n, 0])) / math.sqrt(2)
+            gate = torch.sigmoid(encoding.gate[h, n])
+            phase_q = 2 * math.pi * frequency * i + encoding.offsets[h, n, 0]
+            phase_k = 2 * math.pi * frequency * j
+            code_q = gain * (torch.cos(phase_q) * z1 + torch.sin(phase_q) * z2)
+            code_k = gain * (torch.cos(phase_k) * z1 + torch.sin(phase_k) * z2)
+            q_hat = q_hat + q[..., n] * ((1 - gate).sqrt() * code_q + gate.sqrt() * z3)
+            k_hat = k_hat + k[..., n] * ((1 - gate).sqrt() * code_k + gate.sqrt() * z3)
+        total = total + q_hat * k_hat / math.sqrt(d * encoding.noise.size(-1))
+    return total
+
+
+SCORES = {"per": per, "roper": roper, "cosformer": cosformer, "spe": spe}
+
+
+def scores(encoding, q, k, q_offset=0, k_offset=0):
+    q, k = encoding(q, k, q_offset, k_offset)
+    return q @ k.transpose(-1, -2)
+
+
+def definition(name, encoding, q, k, q_offset=0, k_offset=0):
+    return torch.stack(
+        [
+            torch.stack(
+                [
+                    torch.stack(
+                        [
+                            SCORES[name](encoding, q[:, h, i], k[:, h, j], q_offset + i, k_offset + j, h)
+                            for j in range(k.size(2))
+                        ],
+                        dim=-1,
+                    )
+                    for i in range(q.size(2))
+                ],
+                dim=-2,
+            )
+            for h in range(q.size(1))
+        ],
+        dim=1,
+    )
+
+
+@every_encoding
+@pytest.mark.parametrize(("q_offset", "k_offset"), [(0, 0), (7, 2), (5, 5), (0, 30)])
+@pytest.mark.parametrize("d", [4, 6])
+def test_scores_and_gradients_are_those_of_the_formula(name, q_offset, k_offset, d):
+    encoding = build(name, d=d)
+    leaves = [
+        random(2, H, 3, d, seed=1).requires_grad_(),
+        random(2, H, 4, d, seed=2).requires_grad_(),
+        *encoding.parameters(),
+    ]
+    results = []
+    for out in (
+        scores(encoding, *leaves[:2], q_offset, k_offset),
+        definition(name, encoding, *leaves[:2], q_offset, k_offset),
+    ):
+        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "q_offset"), [(6, 6, 0), (1, 9, 8), (3, 8, 5)], ids=["whole", "step", "steps"]
+)
+def test_per_in_softmax_attention_multiplies_the_scores(queries, keys, q_offset):
+    encoding = build("per")
+    leaves = [
+        random(2, H, queries, D, seed=1).requires_grad_(),
+        random(2, H, keys, D, seed=2).requires_grad_(),
+    ]
+    fade = torch.tensor(
+        [
+            [
+                [rate(encoding, h) ** (q_offset + i - j) if j <= q_offset + i else 0.0 for j in range(keys)]
+                for i in range(queries)
+            ]
+            for h in range(H)
+        ],
+        dtype=torch.float64,
+    )
+    q, k = encoding(*leaves, q_offset, 0)
+    ours = encoding.scale * (q @ k.transpose(-1, -2)) + encoding.bias(q, k, q_offset)
+    results = []
+    for out in (ours * (fade > 0), definition("per", encoding, *leaves, q_offset) * fade / math.sqrt(D)):
+        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 8])
+def test_pers_rates(heads):
+    encoding = build("per", heads=heads)
+    expected = torch.tensor([rate(encoding, h) for h in range(heads)], dtype=torch.float64)
+    assert_same(encoding.log_decay.exp(), expected)
+    assert build("per", causal=False).log_decay is None
+    assert build("per", causal=False).bias(random(1, H, 3, D), random(1, H, 3, D)) is None
+
+
+# In attention.
+
+
+def attention(kind, name, causal=True, dtype=torch.float64, norm="denominator", **options):
+    encoding = build(name, causal, **options)
+    feature_map = "relu" if name == "cosformer" else "elu"
+    module = LinearAttention(encoding, norm, feature_map) if kind == "linear" else SoftmaxAttention(encoding)
+    with torch.no_grad():
+        for key, parameter in module.named_parameters():
+            if "proj" in key:
+                parameter.normal_()
+    return module.to(dtype).eval()
+
+
+def attention_definition(module, kind, name, x, padding=None):
+    """(L, B, E) -> (L, B, E), from the module's weights and the formulas alone."""
+    encoding = module.encoding
+    length, batch, _ = x.shape
+    q, k, v = (
+        (x @ p.weight.T + p.bias).reshape(length, batch, H, D).permute(1, 2, 0, 3)
+        for p in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    if kind == "linear" and name == "cosformer":
+        q, k = (q + q.abs()) / 2, (k + k.abs()) / 2
+    elif kind == "linear":
+        q, k = (torch.where(y > 0, y + 1, torch.exp(y)) for y in (q, k))
+    out = [[None] * batch for _ in range(length)]
+    for i, b in itertools.product(range(length), range(batch)):
+        heads = []
+        for h in range(H):
+            top, bottom = 0, 0
+            for j in range(length):
+                if (encoding.causal and j > i) or (padding is not None and padding[b, j]):
+                    continue
+                weight = SCORES[name](encoding, q[b, h, i], k[b, h, j], i, j, h)
+                if name == "per":
+                    weight = weight * rate(encoding, h) ** (i - j)
+                if kind == "softmax":
+                    weight = torch.exp(weight / math.sqrt(D))
+                value = turned(v[b, h, j], j - i) if name == "roper" else v[b, h, j]
+                top, bottom = top + weight * value, bottom + weight
+            heads.append(top / (bottom if kind == "softmax" or bottom > 1e-6 else 1e-6))
+        out[i][b] = torch.cat(heads)
+    return torch.stack([torch.stack(row) for row in out]) @ module.out_proj.weight.T + module.out_proj.bias
+
+
+every_kind = pytest.mark.parametrize("kind", ["linear", "softmax"])
+
+
+@every_kind
+@every_encoding
+@both_ways
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_attention_is_the_definition(kind, name, causal, padded):
+    module = attention(kind, name, causal)
+    x = random(6, 2, E, seed=1).requires_grad_()
+    padding = None
+    if padded:
+        padding = torch.zeros(2, 6, dtype=torch.bool)
+        padding[1, 4:] = True
+    leaves = [x, *module.parameters()]
+    results = []
+    for out in (
+        module(x, key_padding_mask=padding)[0],
+        attention_definition(module, kind, name, x, padding),
+    ):
+        out = out if padding is None else out[~padding.T]
+        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
+    assert_same(*results)
+
+
+@every_kind
+@every_encoding
+@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
+def test_step_by_step_is_the_whole(kind, name, cuts, padded):
+    module = attention(kind, name)
+    x = random(7, 2, E, seed=1)
+    padding = torch.zeros(2, 7, dtype=torch.bool)
+    padding[1, :2] = padded
+    whole, _ = module(x, key_padding_mask=padding if padded else None)
+    state, pieces = {}, []
+    for start, stop in itertools.pairwise([0, *cuts, 7]):
+        mask = padding[:, start:stop] if padding[:, start:stop].any() else None
+        pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
+    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
+
+
+@every_encoding
+@pytest.mark.parametrize("norm", ["layernorm", "content"])
+def test_long_sequences_in_chunks_and_steps(name, norm):
+    """150 positions are three of the chunks that linear attention works in."""
+    module = attention("linear", name, norm=norm)
+    x = random(150, 1, E, seed=1)
+    whole, _ = module(x)
+    state, pieces = {}, []
+    for start, stop in itertools.pairwise([0, 67, 68, 69, 140, 150]):
+        pieces.append(module(x[start:stop], incremental_state=state)[0])
+    assert_same(torch.cat(pieces), whole)
+
+
+# PermuteFormer far out.
+
+
+@pytest.mark.parametrize(
+    ("length", "dtype"), [(100_000, torch.float32), (8192, torch.float16)], ids=["float32", "float16"]
+)
+def test_pers_decay_stays_finite_where_the_quotient_does_not(length, dtype):
+    encoding = build("per", d=8, dtype=dtype)
+    q, k = (torch.rand(1, H, length, 8, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
+    v = torch.randn(1, H, length, 4, generator=torch.Generator().manual_seed(3))
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q_encoded, k_encoded = encoding(q, k)
+    ours = linear_attention(
+        q_encoded, k_encoded, v, causal=True, normalize=True, log_decay=encoding.log_decay, backend="chunk"
+    )
+    assert torch.isfinite(ours).all()
+
+    # As published: q rⁱ and k r⁻ʲ.
+    r = torch.tensor([rate(encoding, h) for h in range(H)], dtype=dtype)[:, None, None]
+    s = torch.arange(length)[:, None]
+    quotient_q, quotient_k = q_encoded * r**s, k_encoded * r**-s
+    assert torch.isinf(quotient_k).any()
+    theirs = linear_attention(quotient_q, quotient_k, v, causal=True, normalize=True, backend="chunk")
+    assert not torch.isfinite(theirs[:, :, -1]).any()
+
+    for h in range(H):
+        p = permuted(encoding, h)
+        turns = [torch.eye(8, dtype=torch.float64)]
+        while len(turns) == 1 or not turns[-1].equal(turns[0]):
+            turns.append(p @ turns[-1])
+        turns = torch.stack(turns[:-1])
+        for i in (length // 2, length - 7, length - 1):
+            j = torch.arange(i + 1)
+            key = torch.einsum("jab,jb->ja", turns[j % len(turns)], k[0, h, : i + 1].double())
+            weight = (key @ (turns[i % len(turns)] @ q[0, h, i].double())) * rate(encoding, h) ** (i - j)
+            expected = weight @ v[0, h, : i + 1].double() / weight.sum()
+            bound = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+            torch.testing.assert_close(ours[0, h, i].double(), expected, rtol=bound, atol=bound)
+
+
+def test_per_far_out_in_softmax_attention():
+    encoding = build("per", dtype=torch.float32)
+    q, k = random(1, H, 3, D, seed=1).float(), random(1, H, 100_003, D, seed=2).float()
+    q, k = encoding(q, k, 100_000, 0)
+    bias = encoding.bias(q, k, 100_000)
+    assert torch.isfinite(bias).all()
+    faded = encoding.scale * (q @ k.transpose(-1, -2)) + bias
+    assert faded[..., :90_000].abs().max() < 1e-6 < faded[..., -50:].abs().max()
+
+
+# SPE's noise.
+
+
+def training_spe():
+    return build("spe").train(), random(1, H, 3, D, seed=1), random(1, H, 3, D, seed=2)
+
+
+def test_spes_scores_are_the_expected_ones_on_average():
+    """E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n)."""
+    encoding, q, k = training_spe()
+    encoding.requires_grad_(False)
+    with torch.no_grad():
+        draws = torch.stack([scores(encoding, q, k, 9, 4) for _ in range(3000)])
+    expected = torch.zeros(H, 3, 3, dtype=torch.float64)
+    for h, i, j, n in itertools.product(range(H), range(3), range(3), range(D)):
+        gate = 1 / (1 + math.exp(-encoding.gate[h, n]))
+        frequency = 1 / (1 + math.exp(-encoding.freqs[h, n, 0])) / 2
+        gain = math.log(1 + math.exp(encoding.gains[h, n, 0]))
+        wave = math.cos(2 * math.pi * frequency * (9 + i - 4 - j) + encoding.offsets[h, n, 0])
+        expected[h, i, j] += q[0, h, i, n] * k[0, h, j, n] * ((1 - gate) * gain**2 * wave / 2 + gate)
+    error = draws.std(dim=0)[0] / math.sqrt(len(draws))
+    assert ((draws.mean(dim=0)[0] - expected) / error).abs().max() < 4.5
+    assert (expected.abs() > 20 * error).any()
+
+
+def test_spes_noise_in_training_and_outside():
+    encoding, q, k = training_spe()
+    first, second = scores(encoding, q, k), scores(encoding, q, k)
+    assert not torch.allclose(first, second)
+    torch.manual_seed(5)
+    first = scores(encoding, q, k)
+    torch.manual_seed(5)
+    assert first.equal(scores(encoding, q, k))
+    # q and k, and all sentences of a batch, meet the same noise.
+    with torch.no_grad():
+        encoding.offsets.zero_()
+    ours, same = encoding(q, q)
+    assert_same(ours, same)
+    ours, _ = encoding(q.expand(3, -1, -1, -1), k.expand(3, -1, -1, -1))
+    assert_same(ours, ours[:1].expand(3, -1, -1, -1))
+    encoding.eval()
+    assert scores(encoding, q, k).equal(scores(encoding, q, k))
+    assert encoding.noise.std() > 0.7 and encoding.noise.shape == (3, H, D, D)
+
+
+def test_spe_learns_all_of_its_parameters():
+    encoding, q, k = training_spe()
+    scores(encoding, q, k, 3, 0).pow(2).sum().backward()
+    for name in ("freqs", "offsets", "gains", "gate"):
+        gradient = getattr(encoding, name).grad
+        assert torch.isfinite(gradient).all() and (gradient != 0).all()
+
+
+def test_spes_noise_outside_training_belongs_to_the_layer():
+    first, again, other = build("spe", layer=3), build("spe", layer=3), build("spe", layer=4)
+    assert first.noise.equal(again.noise) and not torch.allclose(first.noise, other.noise)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    again.load_state_dict(torch.load(file, weights_only=True))
+    q, k = random(1, H, 9, D, seed=1), random(1, H, 9, D, seed=2)
+    assert scores(first, q, k, 3, 1).equal(scores(again, q, k, 3, 1))
+
+
+def test_building_spe_leaves_the_seed_alone():
+    """Its fixed noise is not from the generator that training draws from."""
+    torch.manual_seed(3)
+    build_encoding("spe", num_heads=H, head_dim=D, causal=True, layer=1)
+    after = torch.randn(3)
+    torch.manual_seed(3)
+    build_encoding("spe", num_heads=H, head_dim=D, causal=True, layer=9)
+    assert after.equal(torch.randn(3))
+
+
+# Properties that they share.
+
+
+positions = {
+    "queries": st.integers(1, 6),
+    "keys": st.integers(1, 6),
+    "k_offset": st.integers(0, 300),
+    "gap": st.integers(0, 10),
+    "moved": st.integers(1, 5),
+    "seed": st.integers(0, 10**6),
+}
+
+
+@every_encoding
+@quick
+@given(**positions)
+def test_only_the_distance_reaches_a_score(name, queries, keys, k_offset, gap, moved, seed):
+    encoding, d = build(name, d=6), 6
+    if name == "per":  # one cycle, so that no shift below 6 is the identity
+        encoding.permutation.copy_(torch.arange(d).roll(1).expand(H, -1))
+    q, k = random(1, H, queries, d, seed=seed), random(1, H, keys, d, seed=seed + 1)
+    q_offset = k_offset + keys + gap
+    before = scores(encoding, q, k, q_offset, k_offset)
+    if name != "spe":  # of which this holds for the average over the noise alone
+        assert_same(scores(encoding, q, k, q_offset + 100 * moved, k_offset + 100 * moved), before)
+    assert (scores(encoding, q, k, q_offset + moved, k_offset) - before).abs().max() > 1e-6
+    assert (scores(encoding, q, k, q_offset, k_offset + moved) - before).abs().max() > 1e-6
+
+
+@every_encoding
+@quick
+@given(**positions)
+def test_positions_one_at_a_time(name, queries, keys, k_offset, gap, moved, seed):
+    encoding, q_offset = build(name), k_offset + gap
+    q, k = random(1, H, queries, D, seed=seed), random(1, H, keys, D, seed=seed + 1)
+    whole = encoding(q, k, q_offset, k_offset)
+    q_steps, k_steps = (
+        [
+            encoding(x[:, :, i : i + 1], x[:, :, i : i + 1], q_offset + i, k_offset + i)[which]
+            for i in range(x.size(2))
+        ]
+        for which, x in enumerate((q, k))
+    )
+    assert_same((torch.cat(q_steps, dim=2), torch.cat(k_steps, dim=2)), whole, 1e-12)
+
+
+@quick
+@given(offset=st.integers(0, 500), length=st.integers(1, 6), seed=st.integers(0, 10**6))
+def test_roper_turns_values_back(offset, length, seed):
+    encoding, v = build("roper", d=6), random(1, H, length, 6, seed=seed)
+    turned_values = encoding.encode_values(v, offset)
+    expected = torch.stack([turned(v[:, :, i], offset + i) for i in range(length)], dim=2)
+    assert_same(turned_values, expected)
+    assert_same(encoding.decode_output(turned_values, offset), v, 1e-12)
+
+
+@every_encoding
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_kept(name, dtype):
+    encoding = build(name, d=6).to(dtype)
+    x = random(1, H, 5, 6, seed=1).to(dtype)
+    exact = copy.deepcopy(encoding).double()
+    pairs = [
+        *zip(encoding(x, x, 30, 0), exact(x.double(), x.double(), 30, 0), strict=True),
+        (encoding.encode_values(x, 30), exact.encode_values(x.double(), 30)),
+        (encoding.decode_output(x, 30), exact.decode_output(x.double(), 30)),
+    ]
+    if name == "per":
+        pairs.append((encoding.bias(x, x), exact.bias(x.double(), x.double())))
+    for ours, theirs in pairs:
+        assert ours.dtype == dtype
+        error = (ours.double() - theirs).norm() / theirs.norm()
+        assert error < 2 * torch.finfo(dtype).eps
+
+
+@every_kind
+@every_encoding
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_attention_in_half_precision(kind, name, dtype):
+    module = attention(kind, name, dtype=dtype, norm="content")
+    x, state = random(7, 2, E).to(dtype), {}
+    whole, _ = module(x)
+    assert whole.dtype == dtype and torch.isfinite(whole).all()
+    for i in range(7):
+        out, _ = module(x[i : i + 1], incremental_state=state)
+        assert out.dtype == dtype and torch.isfinite(out).all()
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any one tensor holds."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if torch.is_tensor(x):
+                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
+        return out
+
+
+@every_encoding
+@pytest.mark.parametrize("training", [True, False], ids=["training", "decoding"])
+def test_no_tensor_is_much_larger_than_the_features(name, training):
+    """None of (L, H, d, R), and none of (L, L)."""
+    length, d = 256, 16
+    module = attention("linear", name, heads=H, d=d).train(training)
+    leaves = [random(2, H, length, d, seed=s).requires_grad_() for s in (1, 2)]
+    with Largest() as largest:
+        sum(x.sum() for x in module.encoding(*leaves)).backward()
+    assert largest.numel <= 4 * 2 * H * length * d
+    with Largest() as largest:
+        module(random(length, 2, H * d))[0].sum().backward()
+    assert largest.numel <= 4 * 2 * H * length * d
+
+
+STATE = {
+    "per": {"permutation": (H, D)},
+    "roper": {},
+    "cosformer": {},
+    "spe": {"freqs": (H, D, 1), "offsets": (H, D, 1), "gains": (H, D, 1), "gate": (H, D)},
+}
+
+
+@every_encoding
+def test_state_dict(name):
+    encoding = build(name)
+    assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == STATE[name]
+    assert set(dict(encoding.named_parameters())) == (set() if name == "per" else set(STATE[name]))
+    assert encoding.decomposable and math.isclose(encoding.scale, 1 / math.sqrt(D))
+    q, k = encoding(random(1, H, 3, D), random(1, H, 3, D))
+    assert q.size(-1) == k.size(-1) == (2 * D if name == "cosformer" else D)
+    if name != "per":
+        assert encoding.log_decay is None and encoding.bias(q, k) is None
+    if name != "roper":
+        assert encoding.encode_values(k, 3) is k and encoding.decode_output(q, 3) is q
+
+
+def test_each_head_of_per_has_its_permutation():
+    saved, other = (build("per", heads=4, d=16) for _ in range(2))
+    assert len({tuple(p) for p in saved.permutation.tolist()}) == 4
+    for p in saved.permutation:
+        assert p.sort().values.equal(torch.arange(16))
+    q, k = random(1, 4, 9, 16, seed=1), random(1, 4, 9, 16, seed=2)
+    assert not torch.allclose(scores(saved, q, k), scores(other, q, k))
+    other.load_state_dict(saved.state_dict())
+    assert scores(saved, q, k, 3, 1).equal(scores(other, q, k, 3, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "d", "options", "message"),
+    [
+        ("roper", 7, {}, "even, not 7"),
+        ("per", 4, {"k": 1}, "'per'.*'k'.*none"),
+        ("cosformer", 4, {"theta_type": "a"}, "'cosformer'.*'theta_type'"),
+        ("spe", 4, {"num_sines": 5}, "'spe'.*'num_sines'"),
+    ],
+)
+def test_refusals(name, d, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, d=d, **options)

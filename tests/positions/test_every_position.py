@@ -1,0 +1,145 @@
+"""What every absolute position keeps, and the registry of them."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_lrpe.positions import POSITIONS, AbsolutePosition, build_position, register_position
+
+E, V, M = 6, 11, 32
+NAMES = ("multiplicative", "recurrent", "floater", "complex_order", "hierarchical")
+PAD = 1
+
+
+def build(name, **options):
+    return build_position(name, **{"embed_dim": E, "vocab_size": V, "max_positions": M, **options}).double()
+
+
+def batch(positions, seed=0):
+    """Embeddings and tokens, none of them padding, for a list of rows of positions."""
+    g = torch.Generator().manual_seed(seed)
+    positions = torch.tensor(positions)
+    x = torch.randn(*positions.shape, E, generator=g, dtype=torch.float64)
+    return x, positions, torch.randint(2, V, positions.shape, generator=g)
+
+
+def test_they_are_there():
+    assert set(POSITIONS) == set(NAMES)
+    for name, cls in POSITIONS.items():
+        assert issubclass(cls, AbsolutePosition) and cls.name == name
+
+
+def test_an_unknown_one_is_refused_by_the_choices():
+    with pytest.raises(ValueError, match=r"'magic'.*complex_order.*floater"):
+        build_position("magic", embed_dim=E, vocab_size=V)
+
+
+def test_a_new_one_registers():
+    class Plain(AbsolutePosition):
+        def forward(self, x, positions, tokens):
+            return x
+
+    try:
+        assert register_position("plain")(Plain) is Plain
+        module = build_position("plain", embed_dim=E, vocab_size=V)
+    finally:
+        del POSITIONS["plain"]
+    assert type(module) is Plain
+    assert (module.embed_dim, module.vocab_size, module.max_positions, module.padding_idx) == (E, V, 512, 1)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("name", NAMES)
+def test_one_token_at_a_time_gives_the_whole(name, dtype, grad):
+    module = build(name).to(dtype).eval()
+    x, positions, tokens = batch([list(range(M)), list(range(M))])
+    x = x.to(dtype)
+    with torch.set_grad_enabled(grad):
+        steps = [module(x[:, i : i + 1], positions[:, i : i + 1], tokens[:, i : i + 1]) for i in range(M)]
+        whole = module(x, positions, tokens)
+    assert torch.cat(steps, dim=1).equal(whole)
+    assert whole.equal(module(x, positions, tokens))  # with gradients and without
+    assert whole.dtype == dtype
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(
+    name=st.sampled_from(NAMES),
+    rows=st.integers(1, 5).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, M - 1), min_size=n, max_size=n), min_size=1, max_size=3)
+    ),
+)
+def test_any_order_and_repeats(name, rows):
+    module = build(name)
+    x, positions, tokens = batch(rows)
+    out = module(x, positions, tokens)
+    for b, row in enumerate(rows):
+        for i, k in enumerate(row):
+            alone = module(x[b, i].view(1, 1, E), torch.tensor([[k]]), tokens[b, i].view(1, 1))
+            assert out[b, i].equal(alone[0, 0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_positions_differ_from_the_start(name):
+    module = build(name)
+    x, positions, tokens = batch([list(range(M))])
+    out = module(x[:, :1].expand(1, M, E), positions, tokens[:, :1].expand(1, M))[0]
+    distance = (out[:, None] - out).norm(dim=-1) + torch.eye(M)
+    assert distance.min() > 1e-4
+    assert out.abs().max() < 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_padding_may_stand_anywhere(name):
+    module = build(name)
+    x, positions, tokens = batch([[3, 4, 5, 6]])
+    expected = module(x[:, 2:], positions[:, 2:], tokens[:, 2:])
+    tokens[0, :2] = PAD
+    positions[0, :2] = torch.tensor([-1, 10**9])
+    out = module(x, positions, tokens)
+    assert out.isfinite().all()
+    assert out[:, 2:].equal(expected)
+    out.sum().backward()
+    assert all(p.grad.isfinite().all() for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_padding_token(name):
+    module = build(name, padding_idx=0)
+    x, positions, tokens = batch([[2, 3]])
+    tokens[0, 1] = PAD  # a word here
+    assert not module(x, positions, tokens)[0, 1].equal(module(x, 0 * positions, tokens)[0, 1])
+    tokens[0, 1] = 0
+    assert module(x, positions, tokens)[0, 1].equal(module(x, 0 * positions, tokens)[0, 1])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_negative_positions_are_0(name):
+    x, positions, tokens = batch([[-5, -1]])
+    module = build(name)
+    assert module(x, positions, tokens).equal(module(x, 0 * positions, tokens))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_is_kept_and_close(name, dtype):
+    module = build(name).to(dtype)
+    x, positions, tokens = batch([list(range(M))])
+    half = module(x.to(dtype), positions, tokens)
+    assert half.dtype == dtype
+    exact = module.double()(x.to(dtype).double(), positions, tokens)
+    torch.testing.assert_close(half.double(), exact, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_dtype_of_the_embeddings_wins(name):
+    x, positions, tokens = batch([[0, 3]])
+    assert build(name).float()(x.bfloat16(), positions, tokens).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_tokens_at_all(name):
+    x, positions, tokens = batch([[0]])
+    assert build(name)(x[:, :0], positions[:, :0], tokens[:, :0]).shape == (1, 0, E)

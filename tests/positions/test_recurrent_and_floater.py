@@ -1,0 +1,253 @@
+"""Positions made one from the other: their definitions, and the table that is kept."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_lrpe.positions import build_position
+from fairseq_lrpe.positions.table import TablePosition
+
+E, V, M = 4, 11, 16
+NAMES = ("recurrent", "floater")
+
+
+def build(name, width=E, n=M):
+    return build_position(name, embed_dim=width, vocab_size=V, max_positions=n).double()
+
+
+def with_random_weights(name):
+    module = build(name)
+    with torch.no_grad():
+        for p in module.parameters():
+            p.copy_(torch.randn_like(p) * 0.5)
+    return module
+
+
+def ask(module, *positions):
+    """The positions themselves: embeddings of zeros, words that are not padding."""
+    x = torch.zeros(1, len(positions), module.embed_dim, dtype=torch.float64)
+    return module(x, torch.tensor([positions]), torch.full((1, len(positions)), 3))[0]
+
+
+def layer(linear, values):
+    """A linear layer of scalars in loops."""
+    bias = [0.0] * linear.out_features if linear.bias is None else linear.bias
+    return [
+        bias[o] + sum(w * v for w, v in zip(row, values, strict=True)) for o, row in enumerate(linear.weight)
+    ]
+
+
+def two_layers(module, values):
+    return layer(module.outer, [torch.tanh(z) for z in layer(module.inner, values)])
+
+
+def recurrent_loop(module, last):
+    path = [list(module.start)]
+    for _ in range(last):
+        p = path[-1]
+        path.append([a + b for a, b in zip(p, two_layers(module, p), strict=True)])
+    return path
+
+
+def floater_loop(module, last):
+    step = 0.1
+
+    def moved(p, by, slope):
+        return [a + by * b for a, b in zip(p, slope, strict=True)]
+
+    path = [list(module.start)]
+    for k in range(last):
+        p, t = path[-1], step * k
+        k1 = two_layers(module, [*p, t])
+        k2 = two_layers(module, [*moved(p, step / 2, k1), t + step / 2])
+        k3 = two_layers(module, [*moved(p, step / 2, k2), t + step / 2])
+        k4 = two_layers(module, [*moved(p, step, k3), t + step])
+        slopes = zip(k1, k2, k3, k4, strict=True)
+        path.append(moved(p, step, [(a + 2 * b + 2 * c + d) / 6 for a, b, c, d in slopes]))
+    return path
+
+
+@pytest.mark.parametrize(("name", "loop"), [("recurrent", recurrent_loop), ("floater", floater_loop)])
+def test_the_definition(name, loop):
+    module = with_random_weights(name)
+    positions = [[0, 1, 2, 3], [7, 2, 7, 5]]
+    x = torch.randn(2, 4, E, dtype=torch.float64, requires_grad=True)
+    path = loop(module, 7)
+    loops = torch.stack([torch.stack([torch.stack(path[k]) for k in row]) for row in positions]) + x
+    out = module(x, torch.tensor(positions), torch.full((2, 4), 3))
+    mixed = torch.randn(2, 4, E, dtype=torch.float64)
+    inputs = (x, *module.parameters())
+    results = [(y, *torch.autograd.grad((y * mixed).sum(), inputs)) for y in (out, loops)]
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+
+
+def ode(module, inner_p, inner_t):
+    """Set h(p, t) = tanh(inner_p p + inner_t t), feature by feature."""
+    with torch.no_grad():
+        module.inner.weight.copy_(torch.cat([inner_p * torch.eye(E), torch.full((E, 1), inner_t)], dim=1))
+        nn.init.zeros_(module.inner.bias)
+        nn.init.eye_(module.outer.weight)
+        nn.init.zeros_(module.outer.bias)
+
+
+@pytest.mark.parametrize(
+    ("inner_p", "inner_t", "solution"),
+    [
+        (1.0, 0.0, lambda p, t: math.asinh(math.exp(t) * math.sinh(p))),
+        (0.0, 1.0, lambda p, t: p + math.log(math.cosh(t))),
+    ],
+)
+def test_floater_converges_to_the_solution_with_order_4(inner_p, inner_t, solution):
+    module = build("floater")
+    ode(module, inner_p, inner_t)
+    errors = []
+    for steps in (10, 20, 40):
+        module.delta = 2 / steps
+        end = [solution(p, 2.0) for p in module.start.tolist()]
+        errors.append((ask(module, steps)[0] - torch.tensor(end, dtype=torch.float64)).abs().max().item())
+    assert errors[0] < 1e-3
+    for coarse, fine in pairwise(errors):
+        assert 12 < coarse / fine < 24
+
+
+def test_floater_at_its_own_step_is_the_solution():
+    module = build("floater")
+    ode(module, 1.0, 0.0)
+    for k, p in enumerate(ask(module, *range(21)).tolist()):
+        expected = [math.asinh(math.exp(0.1 * k) * math.sinh(p0)) for p0 in module.start.tolist()]
+        assert p == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("width", [8, 7])
+def test_recurrent_starts_near_the_sinusoidal_encoding(width):
+    module = build("recurrent", width)
+    with torch.no_grad():
+        module.start.mul_(1e-4)
+    table = ask(module, *range(50)) * 1e4
+    start = module.start * 1e4
+    for k in range(50):
+        for t in range(width // 2):
+            angle = k * 10000 ** (-2 * t / width)
+            a, b = start[2 * t].item(), start[2 * t + 1].item()
+            turned = (a * math.cos(angle) - b * math.sin(angle), a * math.sin(angle) + b * math.cos(angle))
+            assert table[k, 2 * t : 2 * t + 2].tolist() == pytest.approx(turned, abs=1e-5)
+    if width % 2:
+        assert table[:, -1].eq(start[-1]).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_far_positions_stay_small_at_the_start(name):
+    with torch.no_grad():
+        far = ask(build(name, width=64, n=512), 511, 2000)
+    assert far[0].std() < 1.5 and far[1].std() < 6
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_half_precision_takes_its_small_steps_in_float32(name):
+    module = build(name, n=512).bfloat16()
+    tokens, positions = torch.full((1, 300), 3), torch.arange(300)[None]
+    half = module(torch.zeros(1, 300, E, dtype=torch.bfloat16), positions, tokens)
+    exact = module.double()(torch.zeros(1, 300, E, dtype=torch.float64), positions, tokens)
+    torch.testing.assert_close(half.double(), exact, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_changes_nothing(name):
+    module = build(name).float()
+    x, positions, tokens = torch.randn(1, 3, E), torch.tensor([[0, 5, 9]]), torch.full((1, 3), 3)
+    expected = module(x, positions, tokens)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert module(x, positions, tokens).equal(expected)
+        with torch.no_grad():
+            assert module(x, positions, tokens).equal(expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding_makes_each_position_about_once(name):
+    module = build(name).eval()
+    made, stepper = [], module.stepper
+
+    def counting():
+        step, mine = stepper(), []
+        made.append(mine)
+        return lambda p, k: mine.append(k) or step(p, k)
+
+    module.stepper = counting
+    with torch.no_grad():
+        steps = torch.cat([ask(module, k) for k in range(100)])
+    positions = [k for table in made for k in table]
+    assert positions == list(range(len(positions))) and len(positions) < 200
+    assert len(made) < 10  # tables, each a copy of the one before
+    assert steps.equal(ask(module, *range(100)))
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", NAMES)
+def test_training_goes_on_after_evaluation(name, context):
+    fresh, module = with_random_weights(name), build(name)
+    module.load_state_dict(fresh.state_dict())
+    with context():
+        evaluated = ask(module.eval(), 0, 3, 5)
+    with torch.no_grad():
+        assert ask(module, 5, 3, 0).equal(evaluated.flip(0))
+    for m in (fresh, module):
+        out = ask(m.train(), 0, 3, 5, 9)
+        out.square().sum().backward()
+    for a, b in zip(fresh.parameters(), module.parameters(), strict=True):
+        assert a.grad.equal(b.grad) and a.grad.abs().sum() > 0
+
+
+def optimizer_step(module):
+    optimizer = torch.optim.Adam(module.parameters(), lr=0.1)
+    ask(module, 0, 5).square().sum().backward()
+    optimizer.step()
+
+
+def write_into_data(module):
+    for p in module.parameters():
+        p.data.add_(0.1)  # as fairseq's own optimizers do: no version counter moves
+
+
+def load(module):
+    module.load_state_dict(with_random_weights(module.name).state_dict())
+
+
+def one_entry(module):
+    with torch.no_grad():
+        module.inner.bias[0] += 0.5
+
+
+@pytest.mark.parametrize("change", [optimizer_step, write_into_data, load, one_entry, nn.Module.float])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_stale_table(name, change):
+    module = with_random_weights(name).eval()
+    with torch.no_grad():
+        before = ask(module, 5)
+    change(module)
+    expected = ask(module, 5).detach()
+    with torch.no_grad():
+        assert ask(module, 5).equal(expected)
+    assert not expected.equal(before)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_table_of_another_dtype(name):
+    module = with_random_weights(name).float().eval()
+    with torch.no_grad():
+        ask(module, 5)
+        module.double()
+        table = ask(module, 5)
+    assert ask(module, 5).equal(table)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_is_no_state(name):
+    module = build(name)
+    keys = set(module.state_dict())
+    with torch.no_grad():
+        ask(module, 5)
+    assert set(module.state_dict()) == keys == {n for n, _ in module.named_parameters()}
+    assert isinstance(module, TablePosition)
