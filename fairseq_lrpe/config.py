@@ -12,10 +12,14 @@ from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq_lrpe.encodings import ENCODINGS, build_encoding, encoding_options
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
+from fairseq_lrpe.positions import POSITIONS
 
 
 def _flag(name, default, help):
     return name, type(default), field(default=default, metadata={"help": help})
+
+
+TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two are fairseq's own
 
 
 def option_flag(encoding, option):
@@ -39,6 +43,11 @@ PositionConfig = make_dataclass(
             "elu",
             f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)",
         ),
+        _flag(
+            "token_positions",
+            "sinusoidal",
+            f"absolute positions of the token embeddings: {', '.join(TOKEN_POSITIONS)}",
+        ),
         *(
             _flag(option_flag(name, option), default, cls.option_help[option])
             for name, cls in ENCODINGS.items()
@@ -54,7 +63,7 @@ PositionConfig.__module__ = __name__
 def position_flags(cfg):
     """{flag: value} of ``cfg`` that say which method a model is: of options only its encoding's."""
     own = {option_flag(cfg.encoding, option) for option in encoding_options(ENCODINGS[cfg.encoding])}
-    shared = {"attention", "encoding"} | (
+    shared = {"attention", "encoding", "token_positions"} | (
         {"linear_norm", "feature_map"} if cfg.attention == "linear" else set()
     )
     return {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in own | shared}
@@ -67,6 +76,7 @@ def check_position(cfg):
         ("encoding", ENCODINGS),
         ("linear_norm", LINEAR_NORMS),
         ("feature_map", FEATURE_MAPS),
+        ("token_positions", TOKEN_POSITIONS),
     ):
         if getattr(cfg, flag) not in choices:
             raise ValueError(

@@ -43,7 +43,7 @@ _THETA, _VECTOR = {"learn_theta": True}, {"learn_householder": True}
 
 METHODS = {
     "base": Method({}, f"{_TMLR}, Tables 1-4 and 6 'Base'; {_ICLR}, Tables 2-4 'Base'"),
-    "nope": Method({"no_token_positional_embeddings": True}, f"{_TMLR}, Table 2 'NoPE'"),
+    "nope": Method({"token_positions": "none"}, f"{_TMLR}, Table 2 'NoPE'"),
     "rope": Method({"encoding": "rope"}, f"RoFormer, Su et al. 2021; {_TMLR}, Tables 1-4 and 6 'RoPE'"),
     "spe": Method({"encoding": "spe"}, f"Liutkus et al. 2021; {_TMLR}, Tables 1, 2 and 6 'SPE'"),
     "per": Method({"encoding": "per"}, f"PermuteFormer, Chen 2021; {_TMLR}, Tables 1-4 and 6 'PER'"),

@@ -14,7 +14,9 @@ class RoPE(Encoding):
     def __init__(self, **shared):
         super().__init__(**shared)
         if self.head_dim % 2:
-            raise ValueError(f"{self.name} turns pairs of features: the head dim must be even, not {self.head_dim}")
+            raise ValueError(
+                f"{self.name} turns pairs of features: the head dim must be even, not {self.head_dim}"
+            )
 
     def rotate(self, x, offset, backwards=False):
         ladder = ("a", self.head_dim // 2, self.head_dim, self.max_positions)

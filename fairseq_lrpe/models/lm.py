@@ -19,6 +19,8 @@ from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.models.door import one_sentence
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.stamp import MethodStamp
+from fairseq_lrpe.models.token_positions import TokenPositions
+from fairseq_lrpe.positions import POSITIONS, build_position
 
 
 @dataclass
@@ -57,6 +59,15 @@ class Decoder(TransformerDecoder):
         self._layer_numbers = count(1)
         super().__init__(args, *rest, **kwargs)
         self.method = MethodStamp(args)
+        if args.token_positions in POSITIONS:
+            position = build_position(
+                args.token_positions,
+                embed_dim=self.embed_dim,
+                vocab_size=len(self.dictionary),
+                max_positions=self.max_target_positions,
+                padding_idx=self.padding_idx,
+            )
+            self.embed_positions = TokenPositions(position, self.embed_tokens, self.embed_scale)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         # cfg is fairseq's and lost our flags; self.args has them.
@@ -85,6 +96,10 @@ class LanguageModel(TransformerLanguageModel):
 
     @classmethod
     def check(cls, cfg):
+        if cfg.token_positions == "complex_order" and cfg.decoder_embed_dim % 2:
+            raise ValueError(
+                f"complex_order has two halves: the embed dim {cfg.decoder_embed_dim} must be even"
+            )
         encoding_from_config(
             cfg, embed_dim=cfg.decoder_embed_dim, num_heads=cfg.decoder_attention_heads, causal=True
         )
@@ -93,6 +108,8 @@ class LanguageModel(TransformerLanguageModel):
     def build_model(cls, args, task):
         with one_sentence():
             cls.check(args)
+        args.decoder_learned_pos |= args.token_positions == "learned"
+        args.no_token_positional_embeddings |= args.token_positions == "none"
         # fairseq knows every kind of embedding; its decoder around them gives way to ours.
         embed_tokens = super().build_model(args, task).decoder.embed_tokens
         return cls(Decoder(args, task.target_dictionary, embed_tokens, no_encoder_attn=True))

@@ -19,6 +19,9 @@ class AbsolutePosition(nn.Module):
         padding_idx: the token that is padding; the output there is finite, no more.
     """
 
+    additive = False
+    """Class attribute: x + p, with a p that does not depend on x."""
+
     def __init__(self, *, embed_dim, vocab_size, max_positions=512, padding_idx=1):
         super().__init__()
         self.embed_dim = embed_dim

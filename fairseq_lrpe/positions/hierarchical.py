@@ -22,6 +22,7 @@ class Hierarchical(AbsolutePosition):
     ``weight`` (n, E).
     """
 
+    additive = True
     alpha = 0.4
 
     def __init__(self, **shared):

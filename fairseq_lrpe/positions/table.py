@@ -18,6 +18,8 @@ class TablePosition(AbsolutePosition):
     ``start`` (E,), initialised N(0, 1/E) like fairseq's learned positions.
     """
 
+    additive = True
+
     def __init__(self, **shared):
         super().__init__(**shared)
         self.start = nn.Parameter(torch.randn(self.embed_dim) * self.embed_dim**-0.5)

@@ -15,6 +15,7 @@ from tiny import PLUGIN, train_flags
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.positions import POSITIONS
 
 ARCHITECTURES = [f"{attention}_lm" for attention in ("linear", "softmax")] + [
     f"{attention}_lm_{name}" for name, method in METHODS.items() for attention in method.attentions()
@@ -180,3 +181,41 @@ def test_padding_and_length_change_nothing():
         tokens[1, 14:] = dictionary.pad()
         together = model(tokens)[0][1, :14]
         torch.testing.assert_close(together, model(tokens[1:, :14])[0][0], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("positions", ["learned", "none", *POSITIONS])
+@torch.no_grad()
+def test_token_positions(positions):
+    """Each kind is in the model, decodes step by step, and gives padded rows what they give alone."""
+    model, dictionary = build("softmax_lm", token_positions=positions, decoder_layers=1)
+    tokens = torch.randint(4, 24, (3, 30))
+    tokens[1, 20:] = dictionary.pad()
+    whole, state = model(tokens)[0], {}
+    torch.testing.assert_close(model(tokens[1:2, :20])[0][0], whole[1, :20], rtol=0, atol=1e-10)
+    for step in range(1, 31):
+        out = model(tokens[[0, 2], :step], incremental_state=state)[0]
+        torch.testing.assert_close(out[:, 0], whole[[0, 2], step - 1], rtol=0, atol=1e-10)
+    # One layer without an encoding knows the order of its keys by the tokens' positions alone.
+    swapped = tokens[:1, [1, 0, *range(2, 30)]]
+    same = torch.allclose(model(swapped)[0][0, 2:], whole[0, 2:], rtol=0, atol=1e-10)
+    assert same == (positions == "none")
+    parts = {
+        "learned": "embed_positions.weight",
+        "none": None,
+        "multiplicative": "embed_positions.position.weight",
+        "hierarchical": "embed_positions.position.weight",
+        "complex_order": "embed_positions.position.omega.weight",
+    }
+    names = [
+        name for name in model.state_dict() if "embed_positions.position" in name or "positions.w" in name
+    ]
+    wanted = parts.get(positions, "embed_positions.position.start")
+    assert (names == []) if wanted is None else f"decoder.{wanted}" in names
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_token_positions_learn(positions):
+    model, _ = build("linear_lm", token_positions=positions)
+    model(torch.randint(4, 24, (2, 20)))[0].square().sum().backward()
+    for name, parameter in model.decoder.embed_positions.position.named_parameters():
+        assert parameter.grad.abs().sum() > 0, name

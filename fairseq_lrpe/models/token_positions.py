@@ -1,0 +1,35 @@
+"""Absolute token positions where fairseq's models add theirs."""
+
+from fairseq.utils import make_positions
+from torch import nn
+
+
+class TokenPositions(nn.Module):
+    """Stands in for fairseq's ``embed_positions``: what is added to the scaled embeddings.
+
+    A position that is no addition (``position.additive``) needs the embeddings themselves: they are looked up
+    once more.
+
+    Args:
+        position: a :class:`fairseq_lrpe.positions.AbsolutePosition`.
+        embed_tokens, scale: the model's embedding and what it multiplies it by.
+    """
+
+    max_positions = int(1e5)
+
+    def __init__(self, position, embed_tokens, scale):
+        super().__init__()
+        self.position = position
+        self.embed_tokens = embed_tokens
+        self.scale = scale
+
+    def forward(self, tokens, incremental_state=None):
+        """(B, L) -> (B, L, E), or (B, 1, E) for the last token while decoding."""
+        places = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
+        if incremental_state is not None:
+            tokens, places = tokens[:, -1:], places[:, -1:]
+        if self.position.additive:
+            like = next(self.position.parameters())
+            return self.position(like.new_zeros(*tokens.shape, self.position.embed_dim), places, tokens)
+        x = self.scale * self.embed_tokens(tokens)
+        return self.position(x, places, tokens) - x
