@@ -190,6 +190,7 @@ def test_token_positions(positions):
     model, dictionary = build("softmax_lm", token_positions=positions, decoder_layers=1)
     tokens = torch.randint(4, 24, (3, 30))
     tokens[1, 20:] = dictionary.pad()
+    tokens[0, :2] = torch.tensor([5, 6])
     whole, state = model(tokens)[0], {}
     torch.testing.assert_close(model(tokens[1:2, :20])[0][0], whole[1, :20], rtol=0, atol=1e-10)
     for step in range(1, 31):
