@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.encodings import Encoding
 
-_BIAS_ELEMENTS = 2**23
+_BIAS_ELEMENTS = 2**21
 """A bias is made for so many scores at a time when the sequence is long."""
 
 
@@ -38,7 +38,7 @@ class SoftmaxAttention(SelfAttention):
         if self._biased and length > 1024:
             rows = max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2)))
         parts = []
-        for start in range(0, length, rows):
+        for start in reversed(range(0, length, rows)):  # the largest first: the others fit into its memory
             part = q[:, :, start : start + rows]
             keys = offset + start + part.size(2) if self.causal else k.size(2)
             mask = None if key_padding_mask is None else key_padding_mask[:, :keys]
@@ -47,7 +47,7 @@ class SoftmaxAttention(SelfAttention):
                 parts.append(checkpoint(self._rows, *arguments, use_reentrant=False))
             else:
                 parts.append(self._rows(*arguments))
-        o = torch.cat(parts, dim=2) if len(parts) > 1 else parts[0]
+        o = torch.cat(parts[::-1], dim=2) if len(parts) > 1 else parts[0]
         return self.encoding.decode_output(o, offset), {"k": k, "v": v, "key_padding_mask": key_padding_mask}
 
     def _rows(self, q, k, v, key_padding_mask, offset):

@@ -48,7 +48,8 @@ class Encoding(nn.Module):
     def bias(self, q, k, q_offset=0):
         """What is added to the scaled scores, broadcastable to (B, H, Lq, Lk), or None.
 
-        q and k as :meth:`forward` returned them; the keys stand at 0..Lk-1.
+        q and k as :meth:`forward` returned them. The keys stand at 0..Lk-1, and end with the last query
+        when causal; entries of keys after their query are then arbitrary, and finite.
         """
         return None
 

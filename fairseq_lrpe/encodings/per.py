@@ -5,6 +5,7 @@ import torch.nn.functional as F
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.permutation import permutation_powers, permute_features
+from fairseq_lrpe.ops.relative import spread
 
 
 @register_encoding("per")
@@ -38,7 +39,6 @@ class PER(Encoding):
     def bias(self, q, k, q_offset=0):
         if not self.causal:
             return None
-        i = torch.arange(q_offset, q_offset + q.size(-2), device=q.device)[:, None]
-        distance = (i - torch.arange(k.size(-2), device=q.device)).clamp(min=0)
-        missing = torch.expm1(self.log_decay[:, None, None] * distance)
-        return (q @ k.mT) * (self.scale * missing).to(q.dtype)
+        distance = torch.arange(q_offset + q.size(-2) - 1, -1, -1, device=q.device)
+        missing = self.scale * torch.expm1(self.log_decay[:, None] * distance)
+        return (q @ k.mT) * spread(missing.to(q.dtype), q.size(-2), k.size(-2))

@@ -16,9 +16,9 @@ class SPE(Encoding):
 
         q̂_i = (q_i ⊙ cos φ_i) Z₁ + (q_i ⊙ sin φ_i) Z₂ + q_i Z₃,   φ_i = 2πfi + o,
 
-    and the same for k without o. Z is standard normal noise (d, R) per head, scaled in its rows: one draw
-    per forward, shared by q, k and the batch; a fixed one outside training, so that decoding step by
-    step meets the same noise.
+    and the same for k without o: relative in expectation, not draw by draw. Z is standard normal noise (d, R)
+    per head, scaled in its rows: one draw per forward, shared by q, k and the batch; a fixed one outside
+    training, so that decoding step by step meets the same noise.
 
     ``freqs``, ``offsets``, ``gains`` (H, d, 1), ``gate`` (H, d). One product with (3d, R): O(L d R), and
     no tensor of (L, H, d, R).

@@ -25,7 +25,9 @@ def distance_table(function, options, queries, keys, q_offset, causal, device, d
 @functools.lru_cache(maxsize=16)
 @torch.inference_mode(False)  # a cached table may serve training later
 def _table(function, options, size, device, dtype):
-    return function(torch.arange(size - 1, -size - 1, -1), *options).to(device, dtype)
+    # Some rows at a time: what makes a wide table in float64 needs several times its memory.
+    distances = torch.arange(size - 1, -size - 1, -1).split(1024)
+    return torch.cat([function(part, *options).to(device, dtype) for part in distances])
 
 
 def shift(x, keys):

@@ -98,7 +98,7 @@ def test_blocks_of_queries_are_the_whole(rows, name, causal, padded):
     seen = rows(module, 250)
     blocks = run(module, x, padding, w)
     expected = [(s, min(250, L - s), min(L, s + 250) if causal else L) for s in range(0, L, 250)]
-    assert sorted(set(seen)) == expected and seen[:5] == expected
+    assert sorted(set(seen)) == expected and sorted(seen[:5]) == expected
     assert_same(blocks, whole)
 
 
@@ -134,7 +134,7 @@ def test_the_smallest_blocks(rows, name):
         whole, _ = module(x)
         seen = rows(module, 1)
         blocks, _ = module(x)
-    assert len(seen) == 69 and seen[-1] == (1088, 12, 1100)
+    assert len(seen) == 69 and max(seen) == (1088, 12, 1100)
     assert_same(blocks, whole)
 
 
@@ -154,7 +154,7 @@ def test_a_long_prompt_after_a_short_one(rows, name):
             module(x[30:1099], incremental_state=state)[0],
             module(x[1099:], incremental_state=state)[0],
         ]
-    assert seen[0] == (0, 30, 30) and seen[1][0] == 30 and len(seen) > 4
+    assert seen[0] == (0, 30, 30) and sorted(seen)[1][0] == 30 and len(seen) > 4
     assert seen[-1] == (1099, 1, 1100)
     assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
 

@@ -8,6 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -377,6 +378,30 @@ def test_padding_does_not_change_a_sentence(name, options, causal, side):
         assert torch.isfinite(gradient).all()
 
 
+@pytest.mark.parametrize(("name", "prior"), [("xl", sinusoid), ("gcdf", gaussian)])
+def test_fairseqs_transformer_xl_attention_is_the_same(name, prior):
+    """fairseq's speech models have it, for one length and both directions, with any R."""
+    length = 6
+    ours = attention(name, causal=False).eval()
+    theirs = RelPositionMultiHeadedAttention(H * D, H, dropout=0.0).double().eval()
+    names = {
+        "linear_q": "q_proj",
+        "linear_k": "k_proj",
+        "linear_v": "v_proj",
+        "linear_out": "out_proj",
+        "linear_pos": "encoding.w_r",
+        "pos_bias_u": "encoding.u",
+        "pos_bias_v": "encoding.v",
+    }
+    state = ours.state_dict()
+    theirs.load_state_dict(
+        {key: state[key.replace(x, names[x])] for key in theirs.state_dict() for x in names if x in key}
+    )
+    r = torch.stack([prior(x, H * D) for x in range(length - 1, -length, -1)])[:, None]
+    x = random(length, 2, H * D, seed=1)
+    assert_same(ours(x)[0], theirs(x, x, x, r)[0])
+
+
 @every_attention
 @pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
@@ -636,6 +661,7 @@ def test_scales():
         ("lfhc", {"k": 0}, "lfhc.*at least 1, not 0"),
         ("deberta", {"k": 0}, "deberta.*at least 1, not 0"),
         ("gcdf", {"lambda_": -1.0}, "gcdf.*-1"),
+        ("gcdf", {"lambda_": 0.0}, "gcdf.*0"),
         ("lfhc", {"values": True}, "'lfhc'.*'values'.*k"),
         ("gcdf", {"k": 3}, "'gcdf'.*'k'.*lambda_"),
         ("xl", {"lambda_": 2.0}, "'xl'.*'lambda_'"),

@@ -569,7 +569,7 @@ def test_each_head_of_per_has_its_permutation():
 @pytest.mark.parametrize(
     ("name", "d", "options", "message"),
     [
-        ("roper", 7, {}, "even, not 7"),
+        ("roper", 7, {}, "roper.*even, not 7"),
         ("per", 4, {"k": 1}, "'per'.*'k'.*none"),
         ("cosformer", 4, {"theta_type": "a"}, "'cosformer'.*'theta_type'"),
         ("spe", 4, {"num_sines": 5}, "'spe'.*'num_sines'"),
