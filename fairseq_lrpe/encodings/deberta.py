@@ -43,8 +43,7 @@ class DeBERTa(Encoding):
 
     def bias(self, q, k, q_offset=0):
         queries, keys = q.size(-2), k.size(-2)
-        k_r, q_r = self.pos_key(self.rel_embeddings.weight), self.pos_query(self.rel_embeddings.weight)
-        to_key = self._by_distance(k_r, relative_index, queries, keys, q_offset, self.causal)
+        to_key = self._by_distance(self.pos_key, relative_index, queries, keys, q_offset, self.causal)
         content_to_position = shift((q * self.scale) @ to_key, keys)
 
         # The same with keys as rows: with both sides reversed, their distances i − j stand in the same order.
@@ -53,11 +52,16 @@ class DeBERTa(Encoding):
         for start in range(0, keys, tile):
             part = k[:, :, start : start + tile].flip(-2) * self.scale
             causal = self.causal and part.size(-2) == keys
-            to_query = self._by_distance(q_r, reverse_index, queries, part.size(-2), q_offset - start, causal)
+            to_query = self._by_distance(
+                self.pos_query, reverse_index, queries, part.size(-2), q_offset - start, causal
+            )
             parts.append(shift(part @ to_query, queries).flip(-2, -1))
         return content_to_position + torch.cat(parts, dim=-2).mT
 
-    def _by_distance(self, vectors, index, queries, keys, q_offset, causal):
-        """The vectors (2k, E) that the distances of a score matrix take, (H, d, W)."""
-        rows = distance_table(index, (self.k,), queries, keys, q_offset, causal, vectors.device)
-        return vectors[rows].unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0)
+    def _by_distance(self, projection, index, queries, keys, q_offset, causal):
+        """The projected embeddings that the distances of a score matrix take, (H, d, W)."""
+        embeddings = self.rel_embeddings.weight
+        rows = distance_table(index, (self.k,), queries, keys, q_offset, causal, embeddings.device)
+        few = len(rows) < len(embeddings)
+        projected = projection(embeddings[rows]) if few else projection(embeddings)[rows]
+        return projected.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0)

@@ -35,9 +35,27 @@ def shift(x, keys):
 
     When causal, the entries of keys after their query are arbitrary (and finite): the mask covers them.
     """
+    return _Shift.apply(x.contiguous(), keys)
+
+
+def _shifted(x, keys):
     queries, width = x.shape[-2:]
     rows = x.flatten(-2)[..., queries - 1 : queries - 1 + queries * (width - 1)]
     return rows.unflatten(-1, (queries, width - 1))[..., :keys]
+
+
+class _Shift(torch.autograd.Function):
+    # Each element goes to one place at most: backward writes the gradients there, once.
+    @staticmethod
+    def forward(ctx, x, keys):
+        ctx.shape = x.shape
+        return _shifted(x, keys)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad_x = grad.new_zeros(ctx.shape)
+        _shifted(grad_x, grad.size(-1)).copy_(grad)
+        return grad_x, None
 
 
 def spread(x, queries, keys):
