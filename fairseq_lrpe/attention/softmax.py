@@ -7,16 +7,20 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.encodings import Encoding
 
+_CAUSAL_ROWS = 128
+"""Queries that a causal bias is made for at a time."""
+
 _BIAS_ELEMENTS = 2**21
-"""A bias is made for so many scores at a time when the sequence is long."""
+"""Scores that it is made for at a time, at most, when the sequence is long."""
 
 
 class SoftmaxAttention(SelfAttention):
     """softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
 
     While decoding the state is the encoded keys, the values and the padding mask so far. A bias is a matrix
-    of length × length: beyond 1,024 positions it is made, used and dropped for some queries at a time (and
-    made again in the backward pass), so that memory grows with the length, not with its square.
+    of length × length. It is made for some queries at a time: when causal, they meet only the keys up to
+    the last of them; and beyond 1,024 positions it is dropped after use (and made again in the backward
+    pass), so that memory grows with the length, not with its square.
 
     Args:
         dropout: of the attention weights, in training.
@@ -34,25 +38,29 @@ class SoftmaxAttention(SelfAttention):
             key_padding_mask = _join_masks(past["key_padding_mask"], key_padding_mask, offset, q)
             k, v = torch.cat([past["k"], k], dim=2), torch.cat([past["v"], v], dim=2)
 
-        length, rows = q.size(2), q.size(2)
-        if self._biased and length > 1024:
-            rows = max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2)))
-        parts = []
+        length, parts = q.size(2), []
+        rows, drop, prepared = length, length > 1024 and torch.is_grad_enabled(), None
+        if self._biased:
+            rows = _CAUSAL_ROWS if self.causal else length
+            if length > 1024:
+                rows = min(rows, max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2))))
+            prepared = self.encoding.prepare(q, k, offset)
         for start in reversed(range(0, length, rows)):  # the largest first: the others fit into its memory
             part = q[:, :, start : start + rows]
             keys = offset + start + part.size(2) if self.causal else k.size(2)
             mask = None if key_padding_mask is None else key_padding_mask[:, :keys]
-            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, offset + start)
-            if rows < length and torch.is_grad_enabled():
+            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, offset + start, prepared)
+            if rows < length and drop:
                 parts.append(checkpoint(self._rows, *arguments, use_reentrant=False))
             else:
                 parts.append(self._rows(*arguments))
         o = torch.cat(parts[::-1], dim=2) if len(parts) > 1 else parts[0]
         return self.encoding.decode_output(o, offset), {"k": k, "v": v, "key_padding_mask": key_padding_mask}
 
-    def _rows(self, q, k, v, key_padding_mask, offset):
+    def _rows(self, q, k, v, key_padding_mask, offset, prepared):
         """Attention of the queries from position ``offset`` on to the keys 0, 1, .."""
-        mask = self._mask(self.encoding.bias(q, k, offset), key_padding_mask, q, k, offset)
+        bias = self.encoding.bias(q, k, offset, **({} if prepared is None else {"prepared": prepared}))
+        mask = self._mask(bias, key_padding_mask, q, k, offset)
         dropout = self.dropout if self.training else 0.0
         if not self.encoding.needs_weights:
             return F.scaled_dot_product_attention(

@@ -53,6 +53,13 @@ class Encoding(nn.Module):
         """
         return None
 
+    def prepare(self, q, k, q_offset=0):
+        """What :meth:`bias` needs once for all of q, or None.
+
+        Otherwise bias takes it as ``prepared``, for some of the queries and the keys they may see.
+        """
+        return None
+
     needs_weights = False
     """Whether softmax attention has to hand its weights to :meth:`values_from_weights`."""
 

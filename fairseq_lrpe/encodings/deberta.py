@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.relative import distance_table, shift
+from fairseq_lrpe.ops.relative import distance_slice, distance_table, shift
 
 
 def relative_index(distance, k):
@@ -41,21 +41,27 @@ class DeBERTa(Encoding):
         nn.init.xavier_uniform_(self.pos_key.weight)
         nn.init.xavier_uniform_(self.pos_query.weight)
 
-    def bias(self, q, k, q_offset=0):
+    def prepare(self, q, k, q_offset=0):
+        to_key = q.size(-2), k.size(-2), q_offset, self.causal
+        to_query = q.size(-2), k.size(-2), q_offset, False
+        return (
+            (self._by_distance(self.pos_key, relative_index, *to_key), to_key),
+            (self._by_distance(self.pos_query, reverse_index, *to_query), to_query),
+        )
+
+    def bias(self, q, k, q_offset=0, prepared=None):
         queries, keys = q.size(-2), k.size(-2)
-        to_key = self._by_distance(self.pos_key, relative_index, queries, keys, q_offset, self.causal)
-        content_to_position = shift((q * self.scale) @ to_key, keys)
+        (to_key, key_distances), (to_query, query_distances) = prepared or self.prepare(q, k, q_offset)
+        columns = distance_slice(key_distances, queries, keys, q_offset, self.causal)
+        content_to_position = shift((q * self.scale) @ to_key[..., columns], keys)
 
         # The same with keys as rows: with both sides reversed, their distances i − j stand in the same order.
         # Some keys at a time, for every key would meet the distances of all when there are few queries.
         tile, parts = max(queries, 64), []
         for start in range(0, keys, tile):
             part = k[:, :, start : start + tile].flip(-2) * self.scale
-            causal = self.causal and part.size(-2) == keys
-            to_query = self._by_distance(
-                self.pos_query, reverse_index, queries, part.size(-2), q_offset - start, causal
-            )
-            parts.append(shift(part @ to_query, queries).flip(-2, -1))
+            columns = distance_slice(query_distances, queries, part.size(-2), q_offset - start, False)
+            parts.append(shift(part @ to_query[..., columns], queries).flip(-2, -1))
         return content_to_position + torch.cat(parts, dim=-2).mT
 
     def _by_distance(self, projection, index, queries, keys, q_offset, causal):

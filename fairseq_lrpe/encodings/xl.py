@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.relative import distance_table, shift
+from fairseq_lrpe.ops.relative import distance_slice, distance_table, shift
 
 
 def sinusoids(distance, width):
@@ -38,10 +38,15 @@ class XL(Encoding):
 
     table = staticmethod(sinusoids)
 
-    def bias(self, q, k, q_offset=0):
-        queries, keys = q.size(-2), k.size(-2)
+    def prepare(self, q, k, q_offset=0):
         options = (self.num_heads * self.head_dim,)
-        r = distance_table(self.table, options, queries, keys, q_offset, self.causal, q.device, q.dtype)
+        distances = q.size(-2), k.size(-2), q_offset, self.causal
+        r = distance_table(self.table, options, *distances, q.device, q.dtype)
         by_distance = self.w_r(self.amplitude * r).unflatten(-1, (self.num_heads, self.head_dim))
-        position = shift(((q + self.v[:, None]) * self.scale) @ by_distance.permute(1, 2, 0), keys)
+        return by_distance.permute(1, 2, 0), distances
+
+    def bias(self, q, k, q_offset=0, prepared=None):
+        by_distance, distances = prepared or self.prepare(q, k, q_offset)
+        columns = distance_slice(distances, q.size(-2), k.size(-2), q_offset, self.causal)
+        position = shift(((q + self.v[:, None]) * self.scale) @ by_distance[..., columns], k.size(-2))
         return position + (k @ (self.u * self.scale)[..., None]).mT

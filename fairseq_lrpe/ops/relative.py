@@ -11,15 +11,26 @@ import torch
 import torch.nn.functional as F
 
 
+def _ends(queries, keys, q_offset, causal):
+    """The first and the last of the W distances."""
+    return q_offset + queries - 1, -1 if causal else q_offset - keys
+
+
 def distance_table(function, options, queries, keys, q_offset, causal, device, dtype=None):
     """``function(r, *options)`` for the W distances above: one table per function and device, sliced.
 
     ``function`` takes an integer tensor and must be the same object every time; ``options`` are hashable.
     """
-    first = q_offset + queries - 1
-    last = -1 if causal else q_offset - keys
+    first, last = _ends(queries, keys, q_offset, causal)
     size = 1 << max(first, -last, 63).bit_length()
     return _table(function, options, size, device, dtype)[size - 1 - first : size - last]
+
+
+def distance_slice(whole, queries, keys, q_offset, causal):
+    """Where some distances stand among those of ``whole`` = (queries, keys, q_offset, causal)."""
+    first, last = _ends(queries, keys, q_offset, causal)
+    start = _ends(*whole)[0]
+    return slice(start - first, start - last + 1)
 
 
 @functools.lru_cache(maxsize=16)

@@ -42,11 +42,12 @@ def rows(monkeypatch):
         seen = []
         bias = type(module.encoding).bias
 
-        def counted(q, k, q_offset=0):
+        def counted(q, k, q_offset=0, **prepared):
             seen.append((q_offset, q.size(2), k.size(2)))
-            return bias(module.encoding, q, k, q_offset)
+            return bias(module.encoding, q, k, q_offset, **prepared)
 
         monkeypatch.setattr(module.encoding, "bias", counted)
+        monkeypatch.setattr(softmax, "_CAUSAL_ROWS", 2**40)
         monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40 if n is None else n * B * H * L)
         return seen
 
@@ -116,9 +117,30 @@ def test_the_whole_is_softmax_with_a_bias(causal):
     assert_same(module(x, key_padding_mask=padding)[0][~padding.T], expected[~padding.T])
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "per"])
-def test_short_sequences_are_not_cut(rows, name):
+@pytest.mark.parametrize("name", OPTIONS)
+def test_short_causal_sequences_are_cut_and_kept(rows, monkeypatch, name):
+    """Each part meets only the keys before its end; nothing is made again in the backward pass."""
     module = build(name, True)
+    x = torch.randn(50, B, H * D, dtype=torch.float64, requires_grad=True)
+    padding = torch.zeros(B, 50, dtype=torch.bool)
+    padding[1, 40:] = True
+    w = torch.randn(50, B, H * D, dtype=torch.float64)[~padding.T]
+
+    def results():
+        out = module(x, key_padding_mask=padding)[0][~padding.T]
+        return out, torch.autograd.grad((out * w).sum(), [x, *module.parameters()])
+
+    seen = rows(module, None)
+    whole = results()
+    monkeypatch.setattr(softmax, "_CAUSAL_ROWS", 16)
+    seen.clear()
+    assert_same(results(), whole)
+    assert sorted(seen) == [(0, 16, 16), (16, 16, 32), (32, 16, 48), (48, 2, 50)]
+
+
+@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "per"])
+def test_short_bidirectional_sequences_are_not_cut(rows, name):
+    module = build(name, False)
     seen = rows(module, 1)
     module(torch.randn(1024, B, H * D, dtype=torch.float64))
     assert seen == [(0, 1024, 1024)]
