@@ -90,6 +90,18 @@ def check_position(cfg):
         )
 
 
+def check_options(cfg, given):
+    """ValueError where one of the ``given`` flags is an option of another encoding than the one asked for."""
+    for name, cls in ENCODINGS.items():
+        for option in encoding_options(cls):
+            flag = option_flag(name, option)
+            if flag in given and name != cfg.encoding:
+                raise ValueError(
+                    f"--{flag.replace('_', '-')} is an option of the encoding {name!r}, and the encoding is "
+                    f"{cfg.encoding!r}: give --encoding {name} too, or leave it out"
+                )
+
+
 def encoding_from_config(cfg, *, embed_dim, num_heads, causal, layer=1, max_positions=512):
     """The encoding that the flags of ``cfg`` ask for. ValueError where they cannot be met."""
     check_position(cfg)

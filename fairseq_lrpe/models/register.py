@@ -5,6 +5,7 @@ from dataclasses import field, fields, make_dataclass
 
 from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
 
+from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.door import check_arch, check_data, one_sentence
 
@@ -54,7 +55,9 @@ def _register(arch, model_cls, config_cls, flags, source):
     def check_request(args):
         # Called when the command line has been read and nothing has been done.
         with one_sentence():
-            model_cls.check(config.from_namespace(args))
+            cfg = config.from_namespace(args)
+            model_cls.check(cfg)
+            check_options(cfg, vars(args))
             check_data(args)
 
     ARCH_CONFIG_REGISTRY[arch] = check_request

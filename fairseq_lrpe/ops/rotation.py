@@ -61,11 +61,11 @@ def rotate_pairs(x, table):
 
 
 def complex_features(x, table):
-    """[Re, Im] of e^{isθ_t} x_t, width 2d, for real or complex x (..., L, d) and ``table`` (L, d).
+    """The real and imaginary parts of e^{isθ_t} x_t, width 2d, for x (..., L, d) and ``table`` (L, d).
 
-    For such a, b the real product a·b is Re(ãᴴ b̃): a unitary encoding inside a real dot product.
+    [Re, Im] for real x; for complex x interleaved, as they lie in memory. The real product of two such
+    vectors is Re(ãᴴ b̃): a unitary encoding inside a real dot product.
     """
     if x.is_complex():
-        z = x * table
-        return torch.cat([z.real, z.imag], dim=-1)
+        return torch.view_as_real(x * table).flatten(-2)
     return (x.unsqueeze(-2) * torch.stack([table.real, table.imag], dim=-2).to(x.dtype)).flatten(-2)
