@@ -41,7 +41,7 @@ def prior_distances(path, width=512, reach=512):
     for ax, (name, prior), number in zip(axes, PRIORS.items(), (5, 6), strict=True):
         table = prior(x, width)
         ax.plot(x, (table - table[0]).norm(dim=1))
-        ax.set(title=f"{name}-RPE (Figure {number})", xlabel="relative position x", ylabel="‖R_x − R_0‖")
+        ax.set(title=f"{name}-RPE (Figure {number})", xlabel="relative position x", ylabel=r"$\|R_x - R_0\|$")
         ax.grid(alpha=0.3)
     figure.savefig(path, dpi=150)
 
@@ -50,8 +50,8 @@ def prior_distances(path, width=512, reach=512):
 def scores_by_distance(method, reach=256, heads=4, head_dim=64):
     """The scores (heads, reach + 1) of one query with the same key 0, 1, .. ``reach`` positions before it.
 
-    q = k = (1, .., 1)/√d, the direction of positive features; causal, before the softmax, in layer 2 and as
-    the encoding is initialised (seed 0).
+    q = k, one random vector of positive features and length 1; causal, before the softmax, in layer 2 and
+    as the encoding is initialised (seed 0).
     """
     torch.manual_seed(0)
     prefix = f"{method.encoding}_"
@@ -65,7 +65,8 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
         max_positions=512,
         **options,
     ).eval()
-    x = torch.full((1, heads, reach + 1, head_dim), head_dim**-0.5)
+    x = torch.rand(head_dim)
+    x = (x / x.norm()).expand(1, heads, reach + 1, head_dim)
     q, k = encoding(x[:, :, :1], x, reach, 0)
     scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, reach)
     return (scores if bias is None else scores + bias)[0, :, 0].flip(-1)
