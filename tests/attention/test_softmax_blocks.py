@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest import Largest
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import SoftmaxAttention, softmax
@@ -206,19 +206,6 @@ def test_the_backward_pass_sees_the_dropout_of_the_forward_pass(rows, name, caus
     assert not torch.allclose((module(x)[0] * w).sum(), moved)
     module.eval()
     assert module(x)[0].equal(module(x)[0])
-
-
-class Largest(TorchDispatchMode):
-    """The most elements that any one tensor holds."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if torch.is_tensor(x):
-                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "gcdf"])

@@ -11,7 +11,7 @@ import torch
 from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest import Largest
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import SoftmaxAttention
@@ -567,19 +567,6 @@ def test_training_after_inference_mode(name):
     bias.sum().backward()
     for parameter in encoding.parameters():
         assert torch.isfinite(parameter.grad).all()
-
-
-class Largest(TorchDispatchMode):
-    """The most elements that any one tensor holds."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if torch.is_tensor(x):
-                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 @every_encoding

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest import Largest
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
@@ -503,19 +503,6 @@ def test_attention_in_half_precision(kind, name, dtype):
     for i in range(7):
         out, _ = module(x[i : i + 1], incremental_state=state)
         assert out.dtype == dtype and torch.isfinite(out).all()
-
-
-class Largest(TorchDispatchMode):
-    """The most elements that any one tensor holds."""
-
-    numel = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in tree_leaves(out):
-            if torch.is_tensor(x):
-                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
-        return out
 
 
 @every_encoding

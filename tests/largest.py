@@ -1,0 +1,18 @@
+"""How large tensors become."""
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class Largest(TorchDispatchMode):
+    """The most elements that any one tensor holds."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if torch.is_tensor(x):
+                self.numel = max(self.numel, x.untyped_storage().nbytes() // x.element_size())
+        return out
