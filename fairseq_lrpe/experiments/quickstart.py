@@ -106,6 +106,8 @@ def main():
     out = args.out or Path("results", f"quickstart-{args.data.resolve().name}" if args.data else "quickstart")
     text, data, started = args.data or out / "text", out / "data-bin", time.time()
     try:
+        if args.updates < 1:  # fairseq takes 0 for no end
+            raise ValueError(f"--updates must be at least 1, not {args.updates}")
         if args.data:
             corpus.check_text(args.data)
         if not data.exists():

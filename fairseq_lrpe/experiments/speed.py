@@ -130,6 +130,11 @@ def main():
     parser.add_argument("--layers", type=int, default=6, help="layers of 512, 8 heads (default: %(default)s)")
     parser.add_argument("--vocab-size", type=int, default=50265, help="the papers' Books: %(default)s")
     args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds must be at least 1, not {args.rounds}")
+    for method in args.methods or ():
+        if args.attention and args.attention not in METHODS[method].attentions():
+            parser.error(f"{method} works in {', '.join(METHODS[method].attentions())} attention alone")
     logging.disable(logging.INFO)
     plan = {
         attention: [

@@ -42,13 +42,16 @@ def check_data(args):
     """Refuse a data folder that is missing, or holds no binarised training and validation set."""
     if args.task != "language_modeling":
         return
-    for folder in args.data.split(os.pathsep):
+    for number, folder in enumerate(args.data.split(os.pathsep)):
         if not Path(folder).is_dir():
             raise ValueError(
                 f"the data folder {folder!r} does not exist: give one that fairseq-preprocess wrote"
             )
-        splits = [args.train_subset] + ([] if args.disable_validation else args.valid_subset.split(","))
-        wanted = ["dict.txt", *(f"{split}{end}" for split in splits for end in (".bin", ".idx"))]
+        splits, wanted = [args.train_subset], []
+        if number == 0:  # further folders are shards of the training set
+            splits += [] if args.disable_validation else args.valid_subset.split(",")
+            wanted = ["dict.txt"]
+        wanted += [f"{split}{end}" for split in splits for end in (".bin", ".idx")]
         missing = [name for name in wanted if not (Path(folder) / name).is_file()]
         if missing:
             raise ValueError(

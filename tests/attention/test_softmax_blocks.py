@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
+from exact import assert_same
 from largest import Largest
-from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import SoftmaxAttention, softmax
 from fairseq_lrpe.encodings import build_encoding
@@ -52,13 +52,6 @@ def rows(monkeypatch):
         return seen
 
     return rows
-
-
-def assert_same(actual, expected, tolerance=1e-10):
-    """Equal up to ``tolerance`` of the greatest number."""
-    for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
-        scale = theirs.abs().max().clamp(min=1)
-        torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)
 
 
 def input_and_padding(padded):

@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
+from exact import assert_same, random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from largest import Largest
-from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
@@ -33,18 +33,6 @@ def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **optio
         for parameter in encoding.parameters():
             parameter.normal_()
     return encoding.to(dtype).eval()
-
-
-def random(*shape, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-
-def assert_same(actual, expected, tolerance=1e-10):
-    """Equal up to ``tolerance`` of the greatest number."""
-    for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
-        scale = theirs.abs().max().clamp(min=1)
-        torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)
 
 
 def permuted(encoding, h):

@@ -40,6 +40,12 @@ def test_text_that_cannot_be_used(broken, message, text_folder, tmp_path):
     assert "test.txt" in line and message in line
 
 
+def test_no_updates_are_refused(tmp_path):
+    done = quickstart("--updates", 0, "--out", tmp_path / "out")
+    assert done.returncode != 0 and not (tmp_path / "out").exists()
+    assert done.stderr.strip().splitlines() == ["quickstart: --updates must be at least 1, not 0"]
+
+
 def test_a_failing_command_is_named_with_the_end_of_its_log(tmp_path):
     with pytest.raises(
         commands.CommandFailed, match=r"(?s)^fairseq-train ended with exit code 2; .*log ends so:.*--arch"

@@ -211,6 +211,18 @@ def test_data_that_is_missing_or_not_binarised(train, text_folder, tmp_path):
     assert_refused(raw, "is not binarised, dict.txt, train.bin", tmp_path / "save")
 
 
+def test_further_data_folders_need_the_training_set_alone(train, data_bin, tmp_path):
+    shard = tmp_path / "shard"
+    shard.mkdir()
+    for name in ("train.bin", "train.idx"):
+        (shard / name).write_bytes((data_bin / name).read_bytes())
+    done = train("linear_lm_base", tmp_path / "save", "--max-update", 2, data=f"{data_bin}:{shard}")
+    assert done.returncode == 0, done.stderr
+    (shard / "train.bin").unlink()
+    refused = train("linear_lm_base", tmp_path / "new", data=f"{data_bin}:{shard}")
+    assert_refused(refused, "is not binarised, train.bin missing", tmp_path / "new")
+
+
 def test_resuming_from_another_method(trained, train, tmp_path):
     # base and nope have the same parameters: only the stamp tells them apart.
     assert train("linear_lm_base", tmp_path / "base", "--max-update", 1).returncode == 0
