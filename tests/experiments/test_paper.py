@@ -1,0 +1,85 @@
+"""The papers' published results in configs/paper."""
+
+import math
+
+import pytest
+from omegaconf import OmegaConf
+from tiny import REPOSITORY
+
+from fairseq_lrpe.methods import METHODS
+
+PAPERS = ("lrpe_tmlr", "lrpe_iclr", "lfhc_gcdf", "roper")
+
+
+def load(paper):
+    return OmegaConf.to_container(OmegaConf.load(REPOSITORY / "configs/paper" / f"{paper}.yaml"))
+
+
+def methods(table, attention):
+    return {row["method"] for row in table["rows"] if row["attention"] == attention}
+
+
+def test_these_are_the_papers():
+    assert sorted(path.stem for path in (REPOSITORY / "configs/paper").glob("*.yaml")) == sorted(PAPERS)
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_every_table_is_well_formed(paper):
+    results = load(paper)
+    assert set(results) == {"source", "tables"} and results["source"]
+    for name, table in results["tables"].items():
+        assert {"shows", "columns", "rows"} <= set(table) <= {"shows", "note", "columns", "rows"}, name
+        for column in table["columns"].values():
+            assert set(column) == {"metric", "better"} and column["better"] in ("higher", "lower"), name
+        labels = [(row.get("attention"), row["row"]) for row in table["rows"]]
+        assert labels and len(labels) == len(set(labels)), name
+        for row in table["rows"]:
+            where = f"{name}, {row['row']}"
+            assert {"row", "method", "values"} <= set(row) <= {"row", "attention", "method", "values"}, where
+            assert row["method"] is None or row["method"] in METHODS, where
+            if row["method"] and "attention" in row:
+                assert row["attention"] in METHODS[row["method"]].attentions(), where
+            assert row["values"] and set(row["values"]) <= set(table["columns"]), where
+            for value in row["values"].values():
+                if isinstance(value, dict):
+                    assert set(value) == {"mean", "std"}, where
+                for number in value.values() if isinstance(value, dict) else [value]:
+                    assert isinstance(number, float) and math.isfinite(number) and number > 0, where
+
+
+def test_lrpe_tables_list_their_methods():
+    tmlr, iclr = load("lrpe_tmlr")["tables"], load("lrpe_iclr")["tables"]
+    grid = {name for name in METHODS if name.startswith("ablation_")}
+    types = {f"iclr_type{i}" for i in range(1, 9)}
+    assert methods(tmlr["table2"], "linear") == {"base", "nope", "rope", "spe", "per"} | {
+        f"tmlr_type{i}" for i in range(1, 4)
+    }
+    assert methods(tmlr["table5"], "linear") == grid | {None}  # the means of the rows
+    assert methods(iclr["table2"], "linear") == {"base", "rope", "spe", "per"} | types
+    assert methods(iclr["table2"], "softmax") == {"base", "rope", "spe", "per", "t5", "xl"} | types
+
+
+def test_lfhc_and_gcdf_tables_list_their_methods():
+    tables = load("lfhc_gcdf")["tables"]
+    for name in ("table1", "table2", "table3"):
+        assert methods(tables[name], "softmax") == {"t5", "shaw", "lfhc", "xl", "gcdf"}
+
+
+def test_numbers_agree_with_each_other():
+    """What a slip of the hand would break: a loss in bits beside its perplexity, a mean beside its parts."""
+    iclr, tmlr = load("lrpe_iclr")["tables"], load("lrpe_tmlr")["tables"]
+    for row in iclr["table8"]["rows"]:
+        values = row["values"]
+        assert 2 ** values["wikitext103_valid_loss"] == pytest.approx(values["wikitext103_valid"], rel=0.01)
+    for row in tmlr["table4"]["rows"]:
+        *tasks, average = row["values"].values()
+        assert sum(task["mean"] for task in tasks) / len(tasks) == pytest.approx(average, abs=0.011)
+    cells = [row["values"]["wikitext103"] for row in tmlr["table5"]["rows"]]
+    for i in range(0, len(cells), 4):
+        assert sum(cells[i : i + 3]) / 3 == pytest.approx(cells[i + 3], abs=0.011)
+    for row in iclr["table3"]["rows"]:
+        mnli, mismatched, *others, average = row["values"].values()
+        parts = [mnli, *others]
+        if (row["attention"], row["row"]) == ("linear", "Base"):  # see the table's note
+            parts.append(mismatched)
+        assert sum(parts) / len(parts) == pytest.approx(average, abs=0.011)
