@@ -1,11 +1,14 @@
 """Linear attention: the one entrance, whichever way it is computed."""
 
+from functools import reduce
+
 import torch
 
 from fairseq_lrpe.ops.chunk import chunk
+from fairseq_lrpe.ops.fla import fla, fla_can
 from fairseq_lrpe.ops.reference import reference
 
-BACKENDS = {"reference": reference, "chunk": chunk}
+BACKENDS = {"reference": reference, "chunk": chunk, "fla": fla}
 
 
 def linear_attention(
@@ -19,7 +22,7 @@ def linear_attention(
     key_padding_mask=None,
     state=None,
     return_state=False,
-    chunk_size=64,
+    chunk_size=None,
     backend="auto",
     eps=1e-6,
 ):
@@ -36,32 +39,25 @@ def linear_attention(
         state: (Σ k vᵀ (B, H, d, dv), Σ k (B, H, d)) of all keys before these, as a former call returned
             it; decayed to the last of those keys. All queries see it.
         return_state: return (o, state) with these keys added to the state.
-        chunk_size: rows of a chunk in the chunk form.
-        backend: "chunk", "reference" (the O(n²) definition) or "auto".
+        chunk_size: rows of a chunk in the chunk form; None chooses by the widths.
+        backend: "chunk"; "reference" (the O(n²) definition); "fla" (the kernels of flash-linear-attention,
+            CUDA alone); "auto": fla where it is installed and can do what is asked, else chunk.
 
     Returns:
         (B, H, Lq, dv). Half-precision input is summed and returned in float32: without a denominator
         the sums outgrow float16.
 
     Raises:
-        ValueError: an unknown backend, a causal call with Lq ≠ Lk, a decay without ``causal``, no chunk size.
+        ValueError: an unknown backend or one that cannot do this; shapes that do not fit each other; a causal
+            call with Lq ≠ Lk; a decay without ``causal``; a chunk size below 1.
     """
+    _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
     if backend == "auto":
-        backend = "chunk"
+        backend = "fla" if q.is_cuda and fla_can(q, k, v, log_decay) else "chunk"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}: choose from auto, {', '.join(BACKENDS)}")
-    if causal and q.size(-2) != k.size(-2):
-        raise ValueError(
-            f"causal linear attention needs as many queries as keys, not {q.size(-2)} and {k.size(-2)}: "
-            "pass what came before as `state`"
-        )
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
-    if log_decay is not None and not causal:
-        raise ValueError("log_decay weights a pair by its distance into the past: it needs causal=True")
 
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
-    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    dtype = reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype, torch.float32))
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
     with torch.autocast(q.device.type, enabled=False):  # it would sum in half precision again
@@ -72,8 +68,45 @@ def linear_attention(
             causal=causal,
             normalize=normalize,
             log_decay=None if log_decay is None else log_decay.to(dtype),
-            state=state,
+            state=None if state is None else tuple(x.to(dtype) for x in state),
             return_state=return_state,
             chunk_size=chunk_size,
             eps=eps,
+            dtype=dtype,
         )
+
+
+def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
+    for name, x in {"q": q, "k": k, "v": v}.items():
+        if x.dim() != 4:
+            raise ValueError(f"{name} must be (batch, heads, length, width), not {_shape(x)}")
+    if causal and q.size(-2) != k.size(-2):
+        raise ValueError(
+            f"causal linear attention needs as many queries as keys, not {q.size(-2)} and {k.size(-2)}: "
+            "pass what came before as `state`"
+        )
+    (batch, heads, _, d), keys, dv = q.shape, k.size(2), v.size(3)
+    expected = {
+        "k": (k, (batch, heads, keys, d)),
+        "v": (v, (batch, heads, keys, dv)),
+        "log_decay": (log_decay, (heads,)),
+        "key_padding_mask": (key_padding_mask, (batch, keys)),
+    }
+    if state is not None:
+        expected["state[0], Σ k vᵀ,"] = state[0], (batch, heads, d, dv)
+        expected["state[1], Σ k,"] = state[1], (batch, heads, d)
+    for name, (x, shape) in expected.items():
+        if x is not None and x.shape != shape:
+            raise ValueError(
+                f"{name} must be {shape} beside q {_shape(q)} and v {_shape(v)}, not {_shape(x)}"
+            )
+    if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
+        raise ValueError(f"key_padding_mask must be bool, True at padding, not {key_padding_mask.dtype}")
+    if log_decay is not None and not causal:
+        raise ValueError("log_decay weights a pair by its distance into the past: it needs causal=True")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
+
+
+def _shape(x):
+    return tuple(x.shape)

@@ -3,8 +3,9 @@
 import torch
 
 
-def reference(q, k, v, *, causal, normalize, log_decay, state, return_state, chunk_size, eps):
+def reference(q, k, v, *, causal, normalize, log_decay, state, return_state, chunk_size, eps, dtype):
     """See :func:`fairseq_lrpe.ops.linear_attention`; builds the whole score matrix."""
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     n, m = q.size(-2), k.size(-2)
     decay = q.new_zeros(q.size(1)) if log_decay is None else log_decay
     i, j = torch.arange(n, device=q.device), torch.arange(m, device=q.device)
