@@ -17,9 +17,14 @@ setup(
         "sentencepiece",
         "matplotlib",
         "rich",
+        "tqdm",
+        "pyyaml",
+        "regex",
+        "scipy",
     ],
     extras_require={
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
         "gpu": ["flash-linear-attention"],
+        "bookcorpus": ["datasets"],
     },
 )

@@ -1,0 +1,576 @@
+"""A paper's table beside what was measured: ``python -m fairseq_lrpe.experiments.results``.
+
+Published numbers come from configs/paper and are labelled as the paper's; every other one comes from the
+logs and evaluations of the runs below the results folder, finished or not.
+"""
+
+import argparse
+import csv
+import fcntl
+import json
+import math
+import statistics
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+from scipy.stats import rankdata, spearmanr, t
+
+from fairseq_lrpe.experiments import compose
+
+
+def load(path):
+    return OmegaConf.to_container(OmegaConf.load(path))
+
+
+# --- a run folder ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Run:
+    """``curve``: {updates: validation perplexity}; ``values``: {split: metric}, empty until finished."""
+
+    updates: int
+    reached: int
+    active: bool
+    curve: dict
+    values: dict
+
+    def state(self):
+        if self.active:
+            return f"running {self.reached}/{self.updates}"
+        return f"stopped at {self.reached} of {self.updates}"
+
+
+def read_log(path):
+    """The objects of a JSON lines file; a last line that is still being written does not count."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    objects = []
+    for number, line in enumerate(lines, 1):
+        try:
+            objects.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise
+    return objects
+
+
+def is_active(folder):
+    """Whether a process trains there: it holds a lock."""
+    if not (folder / "lock").exists():
+        return False
+    with (folder / "lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def read_run(folder, metric):
+    """The run in ``folder``, or None where there is none or, said on stderr, a damaged one."""
+    if not folder.is_dir():
+        return None
+    try:
+        settings = json.loads((folder / "run.json").read_text())
+        log, evaluation, values = read_log(folder / "log.jsonl"), folder / "evaluation.json", {}
+        if evaluation.exists():
+            splits = json.loads(evaluation.read_text())["splits"]
+            values = {split: float(result[metric]) for split, result in splits.items()}
+        reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
+        return Run(
+            updates=int(settings["updates"]),
+            reached=max(reached, default=0),
+            active=is_active(folder),
+            curve={
+                int(entry["valid_num_updates"]): float(entry["valid_ppl"])
+                for entry in log
+                if entry["kind"] == "valid"
+            },
+            values=values,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        print(f"results: {folder} cannot be read ({what}) and counts as missing", file=sys.stderr)
+        return None
+
+
+# --- a table ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Entry:
+    """One row and column of the paper's table; ``experiment`` is None where no run is planned."""
+
+    attention: str
+    row: str
+    column: str
+    better: str
+    published: tuple | None
+    """(mean, std or None)."""
+    experiment: str | None = None
+    method: str | None = None
+    split: str | None = None
+    runs: dict = field(default_factory=dict)
+    base: dict = field(default_factory=dict)
+    """{seed: run or None}, of the method and of the base of the same attention."""
+
+    def values(self, runs=None):
+        runs = self.runs if runs is None else runs
+        return {
+            seed: run.values[self.split] for seed, run in runs.items() if run and self.split in run.values
+        }
+
+    def measured(self):
+        """(mean, sample standard deviation or None, seeds), or None."""
+        values = list(self.values().values())
+        if not values:
+            return None
+        return statistics.fmean(values), _deviation(values), len(values)
+
+    def state(self):
+        """Of its seeds: "3", "2 of 3", or how far the furthest unfinished one is, or "-" for nothing."""
+        done, started = len(self.values()), [run for run in self.runs.values() if run and not run.values]
+        if done:
+            return f"{done}" if done == len(self.runs) else f"{done} of {len(self.runs)}"
+        return max(started, key=lambda run: (run.active, run.reached)).state() if started else "-"
+
+    def comparable(self):
+        """Whether both the paper and we have a number."""
+        ours = self.measured()
+        return self.published is not None and ours is not None and math.isfinite(ours[0])
+
+    def difference(self):
+        """To the base: (mean, its 95% confidence interval or None, common seeds), or None."""
+        ours, base = self.values(), self.values(self.base)
+        pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
+        if not pairs or self.method == "base":
+            return None
+        mean, deviation, n = statistics.fmean(pairs), _deviation(pairs), len(pairs)
+        if deviation is None:
+            return mean, None, n
+        half = float(t.ppf(0.975, n - 1)) * deviation / n**0.5
+        return mean, (mean - half, mean + half), n
+
+
+def _deviation(values):
+    return float(statistics.stdev(values)) if len(values) > 1 else None
+
+
+def without_numbers(plan):
+    """The rows and columns of a figure, of which the paper gives no numbers."""
+    columns = {column: {"better": "lower"} for run in plan for column in run["columns"].values()}
+    rows = [(run["attention"], row) for run in plan for row in run["methods"]]
+    return {
+        "columns": columns,
+        "rows": [
+            {"row": row, "attention": attention, "values": {}} for attention, row in dict.fromkeys(rows)
+        ],
+    }
+
+
+def read_table(name, scale, results):
+    """The table's settings and its entries, in the paper's order. ValueError where nothing can be shown."""
+    path = compose.CONFIGS / "tables" / f"{name}.yaml"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none is there yet"
+        raise ValueError(f"configs/tables has no table {name!r}: choose from {known}")
+    if not results.is_dir():
+        raise ValueError(
+            f"the results folder {results} does not exist: give the one that runs were written to"
+        )
+    table = load(path)
+    plan = [
+        dict(run, experiment=run["mini"] if scale == "mini" else run["experiment"]) for run in table["runs"]
+    ]
+    plan = [run for run in plan if run["experiment"]]
+    if not plan:
+        raise ValueError(f"the table {name!r} has no small form: leave --scale mini out")
+    own = table.get("mini_seeds" if scale == "mini" else "seeds")
+    seeds = {run["experiment"]: own or list(compose.load(run["experiment"])["seeds"]) for run in plan}
+    paper = load(compose.CONFIGS / "paper" / f"{table['paper']}.yaml")
+    published, read = paper["tables"].get(table["table"]) or without_numbers(plan), {}
+
+    def runs(experiment, attention, method):
+        folders = {
+            seed: results / experiment / f"{attention}_{compose.canonical(method)}" / f"seed-{seed}"
+            for seed in seeds[experiment]
+        }
+        for folder in folders.values():
+            if folder not in read:
+                read[folder] = read_run(folder, table["metric"])
+        return {seed: read[folder] for seed, folder in folders.items()}
+
+    columns = {column for run in plan for column in run["columns"].values()} if scale == "mini" else None
+    entries = []
+    for row in published["rows"]:
+        of_row = [run for run in plan if run["attention"] == row.get("attention", run["attention"])]
+        for column, about in published["columns"].items():
+            if not of_row or (columns is not None and column not in columns):
+                continue
+            value = row["values"].get(column)
+            value = (value["mean"], value["std"]) if isinstance(value, dict) else value and (value, None)
+            entry = Entry(row.get("attention", ""), row["row"], column, about["better"], value)
+            for run in of_row:
+                split = {c: s for s, c in run["columns"].items()}.get(column)
+                if split and row["row"] in run["methods"]:
+                    entry.attention, entry.experiment, entry.split = (
+                        run["attention"],
+                        run["experiment"],
+                        split,
+                    )
+                    entry.method = run["methods"][row["row"]]
+                    entry.runs = runs(entry.experiment, entry.attention, entry.method)
+                    entry.base = runs(entry.experiment, entry.attention, "base")
+            entries.append(entry)
+    if not any(run for entry in entries for run in entry.runs.values()):
+        run = plan[0]
+        method = compose.canonical(next(iter(run["methods"].values())))
+        folder = (
+            results
+            / run["experiment"]
+            / f"{run['attention']}_{method}"
+            / f"seed-{seeds[run['experiment']][0]}"
+        )
+        small = [
+            run["mini"]
+            for run in plan
+            if scale != "mini" and run["mini"] and (results / run["mini"]).is_dir()
+        ]
+        hint = f"; for the runs of {small[0]} give --scale mini" if small else ""
+        raise ValueError(f"{results} holds no run of the table {name!r}, the first would be {folder}{hint}")
+    return {**table, "source": paper["source"]}, entries
+
+
+# --- what is shown ----------------------------------------------------------------------------------
+
+
+def number(mean, deviation):
+    if not math.isfinite(mean):
+        return "diverged"
+    return f"{mean:.2f}" if deviation is None else f"{mean:.2f} ± {deviation:.2f}"
+
+
+def heading(table, entries, scale):
+    """What the numbers are and what they were measured on."""
+    measured = {}
+    for entry in entries:
+        for run in filter(None, entry.runs.values()):
+            measured.setdefault(entry.experiment, set()).add(run.updates)
+    names = [f"{name} ({' or '.join(map(str, sorted(n)))} updates)" for name, n in measured.items()]
+    stand_in = ", a small stand-in: compare orders, not values" if scale == "mini" else ""
+    return [
+        table["title"],
+        f"paper: {table['source']}, {table['table']}",
+        f"measured on {', '.join(names)}{stand_in}",
+        f"{table['metric']}: mean ± sample standard deviation (seeds)",
+    ]
+
+
+def grid(entries, cells, value):
+    """A line for each of the paper's rows, for each of its columns the cells that ``value(entry)`` gives."""
+    columns = list(dict.fromkeys(entry.column for entry in entries))
+    header = ["attention", "row", *(f"{column} {cell}".strip() for column in columns for cell in cells)]
+    rows = {}
+    for entry in entries:
+        rows.setdefault((entry.attention, entry.row), {})[entry.column] = value(entry)
+    blank = ["-"] * len(cells)
+    return header, [
+        [*key, *(cell for column in columns for cell in row.get(column, blank))] for key, row in rows.items()
+    ]
+
+
+def values_grid(entries, ours):
+    numbers = any(entry.published for entry in entries)
+
+    def value(entry):
+        measured = entry.measured()
+        text = entry.state() if measured is None else f"{number(*measured[:2])} ({entry.state()})"
+        return [*([number(*entry.published) if entry.published else "-"] if numbers else []), text]
+
+    return grid(entries, ("paper", ours) if numbers else (ours,), value)
+
+
+def ranks(entries):
+    """{(attention, column): ({row: (the paper's rank, ours)}, Spearman's ρ or None)}."""
+    groups = {}
+    for entry in entries:
+        if entry.comparable():
+            groups.setdefault((entry.attention, entry.column), []).append(entry)
+    found = {}
+    for key, group in groups.items():
+        sign = 1 if group[0].better == "lower" else -1
+        paper, ours = (
+            [sign * x[0] for x in xs]
+            for xs in zip(*((e.published, e.measured()) for e in group), strict=True)
+        )
+        # Of two methods the correlation is 1 or -1 whatever they are; of equal values it is not defined.
+        known = len(group) > 2 and len(set(paper)) > 1 and len(set(ours)) > 1
+        rho = float(spearmanr(paper, ours).statistic) if known else None
+        pairs = zip(rankdata(paper), rankdata(ours), strict=True)
+        found[key] = {entry.row: pair for entry, pair in zip(group, pairs, strict=True)}, rho
+    return found
+
+
+def ranks_grid(entries, ours):
+    found = ranks(entries)
+
+    def value(entry):
+        pair = found.get((entry.attention, entry.column), ({}, None))[0].get(entry.row)
+        return [f"{rank:g}" for rank in pair] if pair else ["-", "-"]
+
+    header, rows = grid([e for e in entries if e.comparable()], ("paper", ours), value)
+    columns = list(dict.fromkeys(e.column for e in entries if e.comparable()))
+    lines = []
+    for attention in dict.fromkeys(row[0] for row in rows):
+        rhos = [found.get((attention, column), ({}, None))[1] for column in columns]
+        last = [x for rho in rhos for x in ("", "needs 3 methods" if rho is None else f"{rho:.2f}")]
+        lines += [row for row in rows if row[0] == attention] + [[attention, "Spearman ρ", *last]]
+    return header, lines
+
+
+def differences_grid(entries):
+    def value(entry):
+        mean, interval, n = entry.difference() or (None, None, 0)
+        if mean is None:
+            return ["-"]
+        if interval is None:
+            return [f"{mean:+.2f} (1 seed: no interval)"]
+        return [f"{mean:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}] ({n})"]
+
+    return grid([e for e in entries if e.difference()], ("",), value)
+
+
+def blocks(table, entries, scale):
+    """What is printed, in order: lines of text, and (title, header, rows) for a table."""
+    yield from heading(table, entries, scale)
+    ours = "mini" if scale == "mini" else "measured"
+    yield "", *values_grid(entries, ours)
+    if any(entry.comparable() for entry in entries):
+        yield "Ranks among the methods that both have, 1 is best", *ranks_grid(entries, ours)
+    elif any(entry.published for entry in entries):
+        yield "Ranks need a finished run."
+    else:
+        yield "The paper gives no numbers here to rank by."
+    if any(entry.difference() for entry in entries):
+        yield (
+            "Measured difference to the base of the same attention, seed by seed: mean "
+            "[95% confidence interval, Student t] (common seeds)",
+            *differences_grid(entries),
+        )
+    else:
+        yield "Differences to the base need a seed that both the base and another method have finished."
+
+
+def show_rich(parts):
+    console = Console()
+    for part in parts:
+        if isinstance(part, str):
+            console.print(part, markup=False, highlight=False)
+            continue
+        title, header, rows = part
+        table = Table(title=title or None, title_justify="left")
+        for name in header:
+            table.add_column(name, justify="left" if name in ("attention", "row") else "right")
+        for row, following in zip(rows, [*rows[1:], None], strict=True):
+            table.add_row(*row, end_section=following is not None and following[0] != row[0])
+        console.print(table)
+
+
+def show_markdown(parts):
+    for part in parts:
+        if isinstance(part, str):
+            print(part + "  ")  # two spaces keep the line's end
+            continue
+        title, header, rows = part
+        print(f"\n{title}\n" if title else "")
+        print(f"| {' | '.join(header)} |")
+        print(f"|{'|'.join([':--', ':--', *['--:'] * (len(header) - 2)])}|")
+        for row in rows:
+            print(f"| {' | '.join(row)} |")
+        print()
+
+
+LATEX = {"&": r"\&", "%": r"\%", "_": r"\_", "#": r"\#", "±": r"$\pm$", "×": r"$\times$", "ρ": r"$\rho$"}
+
+
+def show_latex(parts):
+    def escape(text):
+        return "".join(LATEX.get(character, character) for character in text)
+
+    for part in parts:
+        if isinstance(part, str):
+            print(f"% {part}")
+            continue
+        title, header, rows = part
+        if title:
+            print(f"% {title}")
+        print(rf"\begin{{tabular}}{{ll{'r' * (len(header) - 2)}}}")
+        print(r"\hline")
+        for row, before in zip([header, *rows], [None, header, *rows], strict=False):
+            if before is header or (before and before[0] != row[0]):
+                print(r"\hline")
+            print(" & ".join(map(escape, row)) + r" \\")
+        print(r"\hline")
+        print(r"\end{tabular}")
+
+
+CSV = "attention row column measured_on paper paper_std mean std state seeds paper_rank rank".split()
+CSV += "difference low high common_seeds".split()
+
+
+def show_csv(entries):
+    """A line for each row and column, with everything that the other formats show in several tables."""
+    found = ranks(entries)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(CSV)
+    for e in entries:
+        rank = found.get((e.attention, e.column), ({}, None))[0].get(e.row, ("", ""))
+        mean, interval, n = e.difference() or ("", None, "")
+        line = [
+            e.attention,
+            e.row,
+            e.column,
+            e.experiment,
+            *(e.published or ("", "")),
+            *(e.measured() or ("", ""))[:2],
+        ]
+        writer.writerow([*line, e.state(), len(e.values()), *rank, mean, *(interval or ("", "")), n])
+
+
+# --- the figure -------------------------------------------------------------------------------------
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
+MARKERS = "osD^vP*X<>phd8"
+STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)))
+
+
+def curve(runs):
+    """{updates: [perplexity of each seed]}, of the finished seeds if there are any, where all have one."""
+    runs = [run for run in runs.values() if run and run.curve]
+    runs = [run for run in runs if run.values] or runs
+    common = set.intersection(*(set(run.curve) for run in runs)) if runs else ()
+    points = {updates: [run.curve[updates] for run in runs] for updates in sorted(common)}
+    return {updates: values for updates, values in points.items() if all(map(math.isfinite, values))}
+
+
+def curves(entries):
+    """{(experiment, attention): {row: curve}}."""
+    found = {}
+    for entry in entries:
+        points = curve(entry.runs)
+        if points:
+            found.setdefault((entry.experiment, entry.attention), {})[entry.row] = points
+    return found
+
+
+def draw(table, entries, path):
+    """Validation perplexity over updates, a panel for each experiment and attention: the figure.
+
+    A line is the mean of a method's seeds, its band the least to the largest of them.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+
+    panels = curves(entries)
+    if not panels:
+        raise ValueError("no run has validated yet: there is nothing to plot")
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(8.5 * len(panels), 5), layout="constrained", squeeze=False
+    )
+    rows = list(dict.fromkeys(row for lines in panels.values() for row in lines))
+    for ax, ((experiment, attention), lines) in zip(axes[0], panels.items(), strict=True):
+        last = {row: statistics.fmean(list(points.values())[-1]) for row, points in lines.items()}
+        end = max(max(points) for points in lines.values())
+        bottom, top = window(lines.values(), list(last.values()), end)
+        for row in sorted(lines, key=last.get):
+            points, i = lines[row], rows.index(row)
+            x, mean = list(points), [statistics.fmean(values) for values in points.values()]
+            notes = [f"at {x[-1]:,}"] * (x[-1] < end) + ["above"] * (last[row] > top)
+            ax.plot(
+                x,
+                mean,
+                color=COLOURS[i % len(COLOURS)],
+                linestyle=STYLES[i // len(COLOURS) % len(STYLES)],
+                marker=MARKERS[i % len(MARKERS)],
+                markersize=5,
+                # The markers of different methods stand at different places.
+                markevery=(i % 4 * max(1, len(x) // 32), max(1, len(x) // 8)),
+                linewidth=1.5,
+                label=f"{last[row]:.2f}  {row}" + (f" ({', '.join(notes)})" if notes else ""),
+            )
+            if len(next(iter(points.values()))) > 1:
+                least, largest = zip(*((min(v), max(v)) for v in points.values()), strict=True)
+                ax.fill_between(x, least, largest, color=COLOURS[i % len(COLOURS)], alpha=0.15, linewidth=0)
+        # Up to here every line is above the window.
+        visible = [u for points in lines.values() for u, v in points.items() if statistics.fmean(v) <= top]
+        start = min(visible, default=0)
+        ax.set(
+            xlim=(start - 0.02 * (end - start), end + 0.02 * (end - start)), ylim=(bottom, top), yscale="log"
+        )
+        ax.set(xlabel="updates", ylabel="validation perplexity", title=f"{experiment}, {attention} attention")
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=14, steps=[1, 2, 2.5, 5, 10]))
+        ax.yaxis.set_major_formatter(ScalarFormatter())
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.grid(alpha=0.25)
+        ax.legend(
+            title="last  method", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, handlelength=3.5
+        )
+    figure.suptitle(table["title"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return figure
+
+
+def window(lines, last, end):
+    """The least and largest perplexity to show.
+
+    The lines' ends, but those far above, fill the lower half, and the later half of the training is seen.
+    """
+    near = [x for x in last if x <= 1.5 * statistics.median(last)]
+    spread = max(math.log(max(near) / min(near)), 0.05)
+    middle = [
+        min((u, statistics.fmean(v)) for u, v in points.items() if 2 * u >= end)
+        for points in lines
+        if 2 * max(points) >= end
+    ]
+    top = max(max(near) * math.exp(0.9 * spread), statistics.median(ppl for _, ppl in middle))
+    return min(near) * (min(near) / top) ** 0.05, top
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m fairseq_lrpe.experiments.results", description=__doc__)
+    parser.add_argument("results", type=Path, help="the folder that the runs were written to")
+    parser.add_argument("--table", required=True, help="a file's name in configs/tables")
+    parser.add_argument(
+        "--scale", choices=["full", "mini"], default="full", help="mini: the table's small stand-in"
+    )
+    parser.add_argument(
+        "--format", choices=["markdown", "csv", "latex"], help="default: a table on a terminal, else Markdown"
+    )
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="validation perplexity over updates")
+    args = parser.parse_args()
+    try:
+        table, entries = read_table(args.table, args.scale, args.results)
+        if args.format == "csv":
+            show_csv(entries)
+        else:
+            show = {"markdown": show_markdown, "latex": show_latex, None: show_rich}
+            form = args.format or (None if sys.stdout.isatty() else "markdown")
+            show[form](blocks(table, entries, args.scale))
+        if args.plot:
+            draw(table, entries, args.plot)
+            print(f"{args.plot} shows validation perplexity over updates.", file=sys.stderr)
+    except ValueError as error:
+        sys.exit(f"results: {error}")
+
+
+if __name__ == "__main__":
+    main()

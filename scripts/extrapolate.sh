@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Evaluates a trained run at several lengths; --help lists the options:
+#   bash scripts/extrapolate.sh results/lm/mini/linear_rope/seed-1 256 512 1024 --plot rope.png
+set -euo pipefail
+
+source "$(dirname -- "${BASH_SOURCE[0]}")/../data_prep/environment.sh"
+exec python -m fairseq_lrpe.experiments.extrapolate "$@"

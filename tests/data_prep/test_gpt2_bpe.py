@@ -1,0 +1,74 @@
+"""GPT-2's byte pairs on many processes, with a small vocabulary of the same form."""
+
+import os
+import signal
+
+import pytest
+from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+from data_prep import door, fetch, gpt2_bpe
+
+LINES = [
+    "the thing — that Ångström thought of: 漢字, 🙂 and\ttabs\n",
+    "\n",
+    "   the blanks at both ends   \n",
+    " \u00a0 \n",
+    "don't 'they' say 12,345.67?\r\n",
+    "a line\u2028separator, a form\x0cfeed and \x85 are no ends of lines\n",
+]
+
+
+@pytest.mark.parametrize("end", ["\n", "and no end"])
+def test_processes_write_what_the_single_encoder_writes(end, tiny_bpe, tmp_path, monkeypatch):
+    monkeypatch.setattr(gpt2_bpe, "LINES", 7)
+    text = "".join(f"{i} {line}" if line.strip() else line for i in range(20) for line in LINES) + end
+    (tmp_path / "text").write_text(text, encoding="utf-8", newline="")
+    encoder = get_encoder(str(tiny_bpe / "encoder.json"), str(tiny_bpe / "vocab.bpe"))
+    with (tmp_path / "text").open(encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    expected = "".join(" ".join(map(str, encoder.encode(line))) + "\n" for line in lines)
+    for workers in (1, 3):
+        gpt2_bpe.encode(tmp_path / "text", tmp_path / f"encoded{workers}", tiny_bpe, workers)
+        assert (tmp_path / f"encoded{workers}").read_text() == expected
+    decoded = [encoder.decode(map(int, line.split())) for line in expected.splitlines()]
+    assert decoded == lines and lines.count("") >= 40
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_interrupted_encoding_leaves_no_target(tiny_bpe, tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("the\n" * 5)
+    batches = [["the\n"]] * 3
+
+    def interrupted(*_):
+        if not batches:
+            raise KeyboardInterrupt
+        return batches.pop()
+
+    monkeypatch.setattr(gpt2_bpe, "islice", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpt2_bpe.encode(tmp_path / "text", tmp_path / "encoded", tiny_bpe, 1)
+    assert not batches and not (tmp_path / "encoded").exists()
+
+
+def killed(_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_killed_process_ends_it_with_a_sentence(tiny_bpe, tmp_path, monkeypatch):
+    (tmp_path / "text").write_text("the\n")
+    monkeypatch.setattr(gpt2_bpe, "_encode", killed)
+    with pytest.raises(door.BadInput, match=r"was killed.*fewer --workers"):
+        gpt2_bpe.encode(tmp_path / "text", tmp_path / "encoded", tiny_bpe, 2)
+    assert not (tmp_path / "encoded").exists()
+
+
+def test_copies_are_verified_and_a_longer_dictionary_is_cut(tiny_bpe, tmp_path):
+    short = (tiny_bpe / "dict.txt").read_bytes()
+    (tiny_bpe / "dict.txt").write_bytes(short + b"madeupword0003 0\nmadeupword0004 0\n")
+    gpt2_bpe.provide(tmp_path / "bpe", tiny_bpe)
+    assert (tmp_path / "bpe" / "dict.txt").read_bytes() == short
+    assert (tmp_path / "bpe" / "vocab.bpe").read_bytes() == (tiny_bpe / "vocab.bpe").read_bytes()
+
+    (tiny_bpe / "dict.txt").write_bytes(short + b"another 0\n")
+    with pytest.raises(fetch.FetchError, match=r"dict\.txt is not the published dict\.txt"):
+        gpt2_bpe.provide(tmp_path / "other", tiny_bpe)

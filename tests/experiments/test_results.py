@@ -1,0 +1,358 @@
+"""A paper's table beside the runs: numbers worked out by hand, every format, what is missing or broken."""
+
+import csv
+import fcntl
+import io
+import json
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+from tiny import REPOSITORY, run_command
+
+from fairseq_lrpe.experiments import compose, results
+
+ROWS = ("Base", "RoPE", "Type1", "Type2", "PER", "SPE")
+METHODS = ("base", "rope", "tmlr_type1", "iclr_type2", "per", "spe")
+PUBLISHED = (10.0, 9.0, {"mean": 8.0, "std": 0.1}, 8.5, 9.5, 12.0)
+VALID = {  # {seed: perplexity}
+    "linear_base": {1: 100, 2: 102, 3: 104},
+    "linear_rope": {1: 92, 2: 95, 3: 98},
+    "linear_tmlr_type1": {2: 96},
+    "softmax_base": {1: 50, 2: 52},
+    "softmax_rope": {1: 48, 2: 47},
+}
+
+
+@pytest.fixture
+def configs(tmp_path, monkeypatch):
+    """A paper's table of two attentions, six rows and two columns, the second with no run planned."""
+    folder = tmp_path / "configs"
+    rows = [
+        {"row": row, "attention": attention, "method": method, "values": {"a_valid": value, "b_test": 7.0}}
+        for attention in ("linear", "softmax")
+        for row, method, value in zip(ROWS, METHODS, PUBLISHED, strict=True)
+    ]
+    del rows[-1]["values"]["a_valid"]  # the paper has a dash
+    columns = {name: {"metric": "perplexity", "better": "lower"} for name in ("a_valid", "b_test")}
+    paper = {"source": "Someone (2020)", "tables": {"table9": {"columns": columns, "rows": rows}}}
+    runs = [
+        {
+            "experiment": "lm/big",
+            "mini": "lm/small" if attention == "linear" else None,
+            "attention": attention,
+            "methods": dict(zip(ROWS, METHODS, strict=True)),
+            "columns": {"valid": "a_valid"},
+        }
+        for attention in ("linear", "softmax")
+    ]
+    table = {"paper": "paper", "table": "table9", "title": "A title", "metric": "perplexity", "runs": runs}
+    files = {
+        "paper/paper": paper,
+        "tables/some_table9": table | {"mini_seeds": [1, 2]},
+        "tables/some_figure": table | {"mini_seeds": [1], "table": "figure1"},
+        "lm/big": {"seeds": [1, 2, 3], "updates": 100},
+        "lm/small": {"defaults": "lm/big"},
+    }
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(content, folder / f"{name}.yaml")
+    monkeypatch.setattr(compose, "CONFIGS", folder)
+
+
+def write_run(folder, curve, valid=None, updates=100):
+    """A run folder with the validations {updates: perplexity}, finished if ``valid`` is given."""
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"updates": updates}))
+    log = [{"kind": "valid", "valid_num_updates": n, "valid_ppl": ppl} for n, ppl in curve.items()]
+    log += [{"kind": "train_inner", "num_updates": n, "ppl": ppl} for n, ppl in curve.items()]
+    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+    if valid is not None:
+        split = {"loss": 1.0, "perplexity": valid, "tokens": 9}
+        evaluation = {"splits": {"valid": split}, "finished": "2020-01-01T00:00:00"}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
+
+
+@pytest.fixture
+def runs(configs, tmp_path):
+    folder = tmp_path / "results"
+    for name, seeds in VALID.items():
+        for seed, valid in seeds.items():
+            write_run(folder / "lm/big" / name / f"seed-{seed}", {50: 2 * valid, 100: valid}, valid)
+    # iclr_type2 has the flags of tmlr_type2, whose run is its own.
+    write_run(folder / "lm/big/linear_tmlr_type2/seed-1", {20: 300, 40: 200})
+    return folder
+
+
+def entry(folder, attention, row, scale="full"):
+    _, entries = results.read_table("some_table9", scale, folder)
+    [found] = [e for e in entries if (e.attention, e.row, e.column) == (attention, row, "a_valid")]
+    return found
+
+
+def output(capsys, monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["results", *map(str, arguments)])
+    results.main()
+    return capsys.readouterr().out
+
+
+def refusal(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, "argv", ["results", *map(str, arguments)])
+    with pytest.raises(SystemExit) as end:
+        results.main()
+    assert "\n" not in end.value.code
+    return end.value.code
+
+
+# --- numbers ----------------------------------------------------------------------------------------
+
+
+def test_mean_and_deviation(runs):
+    assert entry(runs, "linear", "Base").measured() == (102, pytest.approx(2), 3)
+    assert entry(runs, "linear", "RoPE").measured() == (95, pytest.approx(3), 3)
+    assert entry(runs, "linear", "Type1").measured() == (96, None, 1)
+    assert entry(runs, "linear", "Type2").measured() is None
+    assert entry(runs, "linear", "Type1").published == (8, 0.1)
+    assert entry(runs, "softmax", "SPE").published is None
+
+
+def test_differences_are_paired_by_seed(runs):
+    mean, interval, n = entry(runs, "linear", "RoPE").difference()  # -8, -7 and -6
+    assert (mean, n) == (-7, 3)
+    assert interval == pytest.approx((-7 - 4.302653 / 3**0.5, -7 + 4.302653 / 3**0.5))
+    mean, interval, n = entry(runs, "softmax", "RoPE").difference()  # -2 and -5
+    assert (mean, n) == (-3.5, 2)
+    assert interval == pytest.approx((-3.5 - 12.7062 * 1.5, -3.5 + 12.7062 * 1.5), rel=1e-5)
+    assert entry(runs, "linear", "Type1").difference() == (96 - 102, None, 1)
+    assert entry(runs, "linear", "Base").difference() is None
+    assert entry(runs, "linear", "PER").difference() is None
+
+
+def test_ranks_and_spearman(runs):
+    _, entries = results.read_table("some_table9", "full", runs)
+    found = results.ranks(entries)
+    order, rho = found["linear", "a_valid"]
+    assert order == {"Base": (3, 3), "RoPE": (2, 1), "Type1": (1, 2)}
+    assert rho == pytest.approx(1 - 6 * (0 + 1 + 1) / (3 * 8))
+    assert found["softmax", "a_valid"] == ({"Base": (2, 2), "RoPE": (1, 1)}, None)  # two methods
+    for e in entries:
+        e.better = "higher"
+    assert results.ranks(entries)["linear", "a_valid"][0] == {"Base": (1, 1), "RoPE": (2, 3), "Type1": (3, 2)}
+
+
+# --- missing, unfinished, damaged ---------------------------------------------------------------------
+
+
+def test_what_is_not_there_yet(runs):
+    states = {row: entry(runs, "linear", row).state() for row in ROWS}
+    assert states == {
+        "Base": "3",
+        "RoPE": "3",
+        "Type1": "1 of 3",
+        "Type2": "stopped at 40 of 100",
+        "PER": "-",
+        "SPE": "-",
+    }
+    with (runs / "lm/big/linear_tmlr_type2/seed-1/lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert entry(runs, "linear", "Type2").state() == "running 40/100"
+    assert entry(runs, "linear", "Type2").state() == "stopped at 40 of 100"
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("run.json", "{"),
+        ("run.json", "{}"),
+        ("evaluation.json", "[1]"),
+        ("evaluation.json", '{"splits": {"valid": {}}}'),
+        ("log.jsonl", 'x\n{"kind": "train"}\n'),
+    ],
+)
+def test_a_damaged_run_is_named_and_counts_as_missing(runs, name, content, capsys):
+    folder = runs / "lm/big/linear_base/seed-2"
+    (folder / name).write_text(content)
+    assert entry(runs, "linear", "Base").state() == "2 of 3"
+    assert entry(runs, "linear", "RoPE").difference()[2] == 2
+    [line] = set(capsys.readouterr().err.strip().splitlines())
+    assert f"results: {folder} cannot be read" in line
+
+
+def test_a_line_that_is_being_written_is_no_damage(runs, capsys):
+    with (runs / "lm/big/linear_tmlr_type2/seed-1/log.jsonl").open("a") as log:
+        log.write('{"kind": "val')
+    assert entry(runs, "linear", "Type2").state() == "stopped at 40 of 100"
+    (runs / "lm/big/linear_tmlr_type2/seed-1/log.jsonl").unlink()
+    assert entry(runs, "linear", "Type2").state() == "stopped at 0 of 100"
+    assert not capsys.readouterr().err
+
+
+def test_a_run_that_diverged_has_no_rank(runs):
+    write_run(runs / "lm/big/linear_per/seed-1", {100: float("nan")}, float("nan"))
+    _, entries = results.read_table("some_table9", "full", runs)
+    assert "PER" not in results.ranks(entries)["linear", "a_valid"][0]
+    assert ["linear", "PER", "9.50", "diverged (1 of 3)", "7.00", "-"] in results.values_grid(entries, "x")[1]
+    assert "PER" not in results.curves(entries)["lm/big", "linear"]
+
+
+# --- formats ----------------------------------------------------------------------------------------
+
+LINEAR = [
+    ["linear", "Base", "10.00", "102.00 ± 2.00 (3)", "7.00", "-"],
+    ["linear", "RoPE", "9.00", "95.00 ± 3.00 (3)", "7.00", "-"],
+    ["linear", "Type1", "8.00 ± 0.10", "96.00 (1 of 3)", "7.00", "-"],
+    ["linear", "Type2", "8.50", "stopped at 40 of 100", "7.00", "-"],
+    ["linear", "PER", "9.50", "-", "7.00", "-"],
+    ["linear", "SPE", "12.00", "-", "7.00", "-"],
+]
+RANKS = [
+    ["linear", "Base", "3", "3"],
+    ["linear", "RoPE", "2", "1"],
+    ["linear", "Type1", "1", "2"],
+    ["linear", "Spearman ρ", "", "0.50"],
+    ["softmax", "Base", "2", "2"],
+    ["softmax", "RoPE", "1", "1"],
+    ["softmax", "Spearman ρ", "", "needs 3 methods"],
+]
+DIFFERENCES = [
+    ["linear", "RoPE", "-7.00 [-9.48, -4.52] (3)"],
+    ["linear", "Type1", "-6.00 (1 seed: no interval)"],
+    ["softmax", "RoPE", "-3.50 [-22.56, +15.56] (2)"],
+]
+
+
+def check(header, values, ranks, differences):
+    assert header == [
+        *("attention", "row", "a_valid paper", "a_valid measured", "b_test paper", "b_test measured")
+    ]
+    assert values[:6] == LINEAR and values[6][:4] == ["softmax", "Base", "10.00", "51.00 ± 1.41 (2 of 3)"]
+    assert len(values) == 12 and values[-1][2:4] == ["-", "-"]
+    assert ranks == RANKS and differences == DIFFERENCES
+
+
+def test_markdown(runs, capsys, monkeypatch):
+    text = output(capsys, monkeypatch, runs, "--table", "some_table9")  # not on a terminal
+    assert text == output(capsys, monkeypatch, runs, "--table", "some_table9", "--format", "markdown")
+    assert "measured on lm/big (100 updates)" in text and "paper: Someone (2020), table9" in text
+    tables, last = [], ""
+    for line in text.splitlines():
+        if line.startswith("|"):
+            tables += [] if last.startswith("|") else [[]]
+            tables[-1].append([cell.strip() for cell in line.strip("|").split("|")])
+        last = line
+    (header, _, *values), (_, _, *ranks), (_, _, *differences) = tables
+    check(header, values, ranks, differences)
+
+
+def test_latex(runs, capsys, monkeypatch):
+    text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--format", "latex")
+    tables = []
+    for part in text.split(r"\begin{tabular}")[1:]:
+        rows = [line for line in part.split(r"\end{tabular}")[0].splitlines() if line.endswith(r"\\")]
+        for code, character in ((r"$\pm$", "±"), (r"\_", "_"), (r"$\rho$", "ρ")):
+            rows = [row.replace(code, character) for row in rows]
+        tables.append([[cell.strip() for cell in row.removesuffix(r"\\").split("&")] for row in rows])
+    (header, *values), (_, *ranks), (_, *differences) = tables
+    check(header, values, ranks, differences)
+    outside = [line for line in text.splitlines() if line and line[0] not in "%\\" and "&" not in line]
+    assert not outside
+
+
+def test_csv(runs, capsys, monkeypatch):
+    text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--format", "csv")
+    rows = {(r["attention"], r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(text))}
+    assert len(rows) == 24
+    rope = rows["linear", "RoPE", "a_valid"]
+    numbers = {"paper": 9, "mean": 95, "std": 3, "seeds": 3, "paper_rank": 2, "rank": 1}
+    numbers |= {"difference": -7, "low": -9.484138, "high": -4.515862, "common_seeds": 3}
+    assert {name: float(rope[name]) for name in numbers} == pytest.approx(numbers, rel=1e-6)
+    assert rope["measured_on"] == "lm/big" and rows["linear", "Type1", "a_valid"]["std"] == ""
+    assert rows["linear", "Type2", "a_valid"]["state"] == "stopped at 40 of 100"
+    assert rows["linear", "Base", "b_test"]["measured_on"] == rows["linear", "Base", "b_test"]["mean"] == ""
+
+
+def test_the_terminals_table(runs, capsys):
+    table, entries = results.read_table("some_table9", "full", runs)
+    results.show_rich(results.blocks(table, entries, "full"))
+    text = capsys.readouterr().out
+    assert "measured on lm/big (100 updates)" in text and "[-9.48, -4.52] (3)" in text
+
+
+def test_the_small_scale_says_so(runs, capsys, monkeypatch):
+    for seed, updates in ((1, 100), (2, 60)):
+        write_run(runs / "lm/small/linear_rope" / f"seed-{seed}", {50: 9}, 9, updates)
+    text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--scale", "mini")
+    sentence = "measured on lm/small (60 or 100 updates), a small stand-in: compare orders, not values"
+    assert sentence in text and "measured on lm/big" not in text
+    assert "| attention | row | a_valid paper | a_valid mini |" in text and "softmax" not in text
+    assert "| linear | RoPE | 9.00 | 9.00 ± 0.00 (2) |" in text
+    assert "Differences to the base need a seed" in text
+
+
+def test_a_figure_without_published_numbers(runs, capsys, monkeypatch):
+    text = output(capsys, monkeypatch, runs, "--table", "some_figure")
+    assert "| linear | RoPE | 95.00 ± 3.00 (3) |" in text and "a_valid paper" not in text
+    assert "gives no numbers here" in text
+
+
+def test_the_papers_own_tables(tmp_path):
+    """Every table of configs/tables: each of its runs has a row and column of the paper."""
+    for path in (REPOSITORY / "configs/tables").glob("*.yaml"):
+        table = OmegaConf.load(path)
+        for scale, name in (("full", "experiment"), ("mini", "mini")):
+            plan = [run for run in table.runs if run[name]]
+            folder = tmp_path / f"{path.stem}-{scale}"
+            for run in plan:
+                for method in run.methods.values():
+                    place = folder / run[name] / f"{run.attention}_{compose.canonical(method)}/seed-1"
+                    if not place.exists():
+                        write_run(place, {100: 9})
+            _, entries = results.read_table(path.stem, scale, folder)
+            expected = {
+                (run.attention, m, c) for run in plan for m in run.methods for c in run.columns.values()
+            }
+            assert {(e.attention, e.row, e.column) for e in entries if e.runs} == expected, (path.stem, scale)
+            assert {e.state() for e in entries if e.runs} == {"stopped at 100 of 100"}
+
+
+# --- the figure -------------------------------------------------------------------------------------
+
+
+def test_the_figure_has_a_line_for_each_method(runs, tmp_path):
+    table, entries = results.read_table("some_table9", "full", runs)
+    figure = results.draw(table, entries, tmp_path / "plots" / "figure.png")
+    assert (tmp_path / "plots/figure.png").read_bytes().startswith(b"\x89PNG")
+    linear, softmax = figure.axes
+    labels = [text.get_text() for text in linear.get_legend().get_texts()]
+    assert labels == ["95.00  RoPE", "96.00  Type1", "102.00  Base", "200.00  Type2 (at 40, above)"]
+    assert [line.get_label() for line in linear.lines] == labels
+    base = linear.lines[2]
+    assert list(base.get_xdata()) == [50, 100] and list(base.get_ydata()) == [204, 102]
+    assert len(linear.collections) == 2  # Type1 and Type2 have one seed
+    band = linear.collections[-1].get_paths()[0].vertices
+    assert band[:, 1].min() == 100 and band[:, 1].max() == 208
+    assert len(softmax.lines) == 2 and linear.get_yscale() == "log"
+    looks = {(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in linear.lines}
+    assert len(looks) == 4
+
+
+# --- refusals ---------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_shown(runs, tmp_path, monkeypatch):
+    assert "no table 'table1': choose from some_figure, some_table9" in refusal(
+        monkeypatch, runs, "--table", "table1"
+    )
+    assert "does not exist" in refusal(monkeypatch, tmp_path / "none", "--table", "some_table9")
+    empty = tmp_path / "empty"
+    (empty / "lm/small").mkdir(parents=True)
+    message = refusal(monkeypatch, empty, "--table", "some_table9")
+    assert "holds no run" in message and "lm/big/linear_base/seed-1; for the runs of lm/small" in message
+    assert "holds no run" in refusal(monkeypatch, runs, "--table", "some_table9", "--scale", "mini")
+
+
+def test_the_command_ends_with_one_sentence(tmp_path):
+    done = run_command("python", "-m", "fairseq_lrpe.experiments.results", tmp_path, "--table", "none")
+    assert done.returncode == 1 and not done.stdout
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("results: configs/tables has no table 'none': choose from ")
