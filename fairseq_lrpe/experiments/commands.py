@@ -2,11 +2,18 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 PLUGIN = Path(__file__).resolve().parents[1]
+GRACE = 30  # seconds from asking a command to end to ending it; torchrun has to end its own processes
+# glibc hands a large tensor's memory back and fetches the next one's page by page, a quarter of the time on
+# the CPU; so it keeps what it has.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 
 class CommandFailed(Exception):
@@ -18,33 +25,76 @@ def run(name, arguments, log, show=None):
 
     Lines that match the regular expression ``show`` are printed too, from the match on.
     """
-    command = [str(Path(sys.executable).parent / f"fairseq-{name}"), *map(str, arguments)]
+
+    def print_telling(line):
+        match = re.search(show, line) if show else None
+        if match:
+            print("    " + line[match.start() :].rstrip(), flush=True)
+
+    run_command([f"fairseq-{name}", *map(str, arguments)], log, print_telling)
+
+
+def run_command(command, log, on_line=lambda line: None, **popen):
+    """Run a command of this environment; append all it prints to the file ``log``, and give each line on.
+
+    Whatever ends this program early, but kill -9, ends the command and all its processes.
+    """
+    program = Path(sys.executable).parent / command[0]
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as file:
+    with ending_signals(), log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n")
+        file.flush()
         process = subprocess.Popen(
-            command,
+            [str(program), *command[1:]],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
+            env={**KEEP_MEMORY, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
+            start_new_session=True,
+            **popen,
         )
         try:
             for line in process.stdout:
                 file.write(line)
                 file.flush()
-                match = re.search(show, line) if show else None
-                if match:
-                    print("    " + line[match.start() :].rstrip(), flush=True)
+                on_line(line)
+            process.wait()
         except BaseException:
-            process.terminate()
+            end_group(process)
             raise
-    if process.wait():
+    if process.returncode:
         tail = "\n".join(log.read_text().splitlines()[-8:])
-        raise CommandFailed(
-            f"fairseq-{name} ended with exit code {process.returncode}; {log} ends so:\n{tail}"
-        )
+        raise CommandFailed(f"{command[0]} ended with exit code {process.returncode}; {log} ends so:\n{tail}")
+
+
+def end_group(process):
+    """End a process that leads a session of its own, and all it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(GRACE)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+
+
+@contextmanager
+def ending_signals():
+    """Inside, SIGTERM and a closed terminal raise SystemExit, as Ctrl-C raises KeyboardInterrupt."""
+
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def validation_curve(log):

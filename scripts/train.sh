@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Trains and evaluates one method in one experiment; --help lists the options:
+#   bash scripts/train.sh lm/wikitext103 tmlr_type1 --seed 1 --gpus 8
+set -euo pipefail
+
+source "$(dirname -- "${BASH_SOURCE[0]}")/../data_prep/environment.sh"
+exec python -m fairseq_lrpe.experiments.train "$@"

@@ -1,0 +1,96 @@
+"""The tables of runs: which runs they are, and one of them done."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+from tiny import REPOSITORY, run_command
+
+from fairseq_lrpe.experiments import compose, table
+
+TABLES = {  # runs at full scale and at the small one
+    "tmlr_table2": (8 * 5 * 2, 8 * 3),
+    "tmlr_table5": (9 * 5, 9),
+    "tmlr_figure2": (4, 4),
+    "iclr_table2": ((12 + 14) * 5, 12 + 14),
+    "iclr_table5": (3 * 2 * 5, 3 * 2),
+}
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluate.splits=[valid]"
+).split()
+
+
+def run(*words):
+    return run_command("python", "-m", "fairseq_lrpe.experiments.table", *words)
+
+
+def test_these_are_the_tables():
+    assert {path.stem for path in (compose.CONFIGS / "tables").glob("*.yaml")} == set(TABLES)
+    for name in TABLES:
+        assert f"experiments.table {name} " in (REPOSITORY / f"scripts/{name}.sh").read_text()
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_its_runs(name):
+    for scale, count in zip(table.SCALES, TABLES[name], strict=True):
+        runs = table.runs(table.load(name), scale)
+        assert len(runs) == len(set(runs)) == count
+        assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+        assert all(compose.canonical(run.method) == run.method for run in runs)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_its_rows_and_columns_are_the_papers(name):
+    settings = table.load(name)
+    paper = OmegaConf.load(compose.CONFIGS / "paper" / f"{settings['paper']}.yaml")
+    if settings["table"] not in paper.tables:
+        assert name == "tmlr_figure2"  # a figure has no numbers
+        return
+    published = paper.tables[settings["table"]]
+    rows = {(row.attention, row.row, row.method) for row in published.rows if row.method}
+    ours = {(part["attention"], row, m) for part in settings["runs"] for row, m in part["methods"].items()}
+    assert ours == rows
+    columns = {column for part in settings["runs"] for column in part["columns"].values()}
+    assert columns == set(published.columns)
+
+
+def test_only_some_methods():
+    settings = table.load("tmlr_table5")
+    [only] = table.runs(settings, "mini", only=["ablation_householder_unitary"])
+    assert only.method == "tmlr_type1"
+    assert table.runs(settings, "mini", only=["tmlr_type1"]) == [only]
+    with pytest.raises(ValueError, match="the table has no method 'xl': choose from tmlr_type1, tmlr_type2"):
+        table.runs(settings, "mini", only=["xl"])
+    with pytest.raises(ValueError, match="no table 'table5' in configs/tables: choose from iclr_table2"):
+        table.load("table5")
+
+
+def test_a_failing_run_stops_no_other_and_a_finished_one_is_not_repeated(data_bin, tmp_path):
+    def folder(method):
+        return tmp_path / f"lm/mini/linear_{method}/seed-1"
+
+    folder("per").mkdir(parents=True)
+    (folder("per") / "run.json").write_text('{"config": {"updates": 3}}')
+    words = ["tmlr_figure2", "--scale", "mini", "--jobs", 2, "--gpus", 0, "--results", tmp_path]
+    words += [*SMALL, f"data={data_bin}", "--only", "base", "rope"]
+    done = run(*words, "per")
+    assert done.returncode == 1
+    for method in ("base", "rope"):
+        assert json.loads((folder(method) / "run.json").read_text())["updates"] == 4
+        assert f"finished lm/mini/linear_{method}/seed-1" in done.stdout
+    assert "FAILED   lm/mini/linear_per/seed-1" in done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert "lm/mini/linear_per/seed-1: train: " in last and "updates was 3, now 4" in last
+
+    before = (folder("base") / "evaluation.json").stat().st_mtime_ns
+    again = run(*words)
+    assert again.returncode == 0 and "started" not in again.stdout, again.stderr
+    assert before == (folder("base") / "evaluation.json").stat().st_mtime_ns
+
+
+def test_without_data_nothing_starts(tmp_path):
+    done = run("tmlr_figure2", "--scale", "mini", "--results", tmp_path / "results", "data=nowhere")
+    [sentence] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and "lm/mini left out: " in sentence and "nowhere lacks dict.txt" in sentence
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,241 @@
+"""Training through scripts/train.sh's program: what a run folder holds, and how a run goes on."""
+
+import fcntl
+import json
+import signal
+import socket
+import subprocess
+
+import pytest
+import torch
+from tiny import BIN, REPOSITORY, run_command
+
+from fairseq_lrpe.experiments import train
+
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=2 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.decoder_attention_heads=4 "
+    "train.warmup_updates=4 train.validate_interval_updates=100 "
+    "train.save_interval_updates=100 updates=300"
+).split()
+VALID = "evaluate.splits=[valid]"  # enough where the evaluation is not the matter
+
+
+@pytest.fixture(scope="module")
+def small(data_bin):
+    """Arguments of a tiny run of lm/mini."""
+    return ["lm/mini", "tmlr_type1", "--cpu", *SMALL, f"data={data_bin}"]
+
+
+def folder_in(results):
+    return results / "lm/mini/linear_tmlr_type1/seed-1"
+
+
+def run(words, *more):
+    return run_command("python", "-m", "fairseq_lrpe.experiments.train", *words, *more)
+
+
+def start(words):
+    command = [BIN / "python", "-m", "fairseq_lrpe.experiments.train", *words]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def entries(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def running(folder):
+    """The processes that have the folder in their command line, fairseq's among them."""
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if str(folder) in line]
+
+
+@pytest.fixture(scope="module")
+def continued(small, tmp_path_factory):
+    """(arguments, folder, output) of a run that was ended after its first checkpoint and started again."""
+    results = tmp_path_factory.mktemp("results")
+    words = [*small, "--results", str(results), "--", "--decoder-layerdrop", "0.1"]
+    folder, process = folder_in(results), start(words)
+    for line in process.stdout:
+        if "100 updates: valid ppl" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert not running(folder) and not (folder / "evaluation.json").exists()
+    assert entries(folder)[-1]["kind"] in ("valid", "train_inner", "train")
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    return words, folder, done.stdout
+
+
+def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(continued):
+    words, folder, said = continued
+    assert said.startswith(f"continuing: {folder}\n") and said.endswith(f"finished: {folder}\n")
+    log = entries(folder)
+    assert [e["num_updates"] for e in log if e["kind"] == "train_inner"] == list(range(10, 301, 10))
+    assert [e["valid_num_updates"] for e in log if e["kind"] == "valid"] == [100, 200, 300]
+    again = run(words)
+    assert again.returncode == 0 and again.stdout == f"finished before: {folder}\n"
+
+
+def test_an_interrupted_evaluation_trains_no_further(continued):
+    words, folder, _ = continued
+    done = (folder / "evaluation.json").read_text()
+    (folder / "evaluation.json").unlink()
+    before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
+    assert run(words).returncode == 0
+    assert json.loads((folder / "evaluation.json").read_text())["splits"] == json.loads(done)["splits"]
+    assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
+
+
+def test_everything_is_in_the_run_folder(continued):
+    words, folder, said = continued
+    command = (folder / "command.sh").read_text().splitlines()[1]
+    assert command in said and command.endswith("--decoder-layerdrop 0.1")
+    told = json.loads((folder / "run.json").read_text())
+    expected = {
+        "experiment": "lm/mini",
+        "family": "lm",
+        "attention": "linear",
+        "method": "tmlr_type1",
+        "seed": 1,
+        "arch": "linear_lm_tmlr_type1",
+        "updates": 300,
+        "gpus": 0,
+        "nodes": 1,
+        "cpu": True,
+        "precision": "fp32",
+        "overrides": [word for word in words if "=" in word],
+        "flags": ["--decoder-layerdrop", "0.1"],
+    }
+    assert {key: told[key] for key in expected} == expected
+    assert told["config"]["train"]["decoder_embed_dim"] == 32
+    assert set(told["versions"]) == {"python", "torch", "fairseq", "fairseq_lrpe"}
+    assert set(told["git"]) == {"revision", "dirty"} and told["started"].endswith("+00:00")
+
+    log = entries(folder)
+    assert {e["kind"] for e in log} == {"train_inner", "valid", "train"}
+    assert all(isinstance(e["loss"], float) for e in log if e["kind"] == "train_inner")
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert set(evaluation) == {"splits", "finished"} and list(evaluation["splits"]) == ["valid", "test"]
+    best = min(e["valid_ppl"] for e in log if e["kind"] == "valid")
+    assert evaluation["splits"]["valid"]["perplexity"] == pytest.approx(best, rel=2e-3)
+    for split in evaluation["splits"].values():
+        assert 2 ** split["loss"] == pytest.approx(split["perplexity"], rel=1e-3) and split["tokens"] > 400
+    checkpoints = {path.name for path in folder.glob("checkpoints/*")}
+    assert {"checkpoint_best.pt", "checkpoint_last.pt"} <= checkpoints
+    assert not list(folder.rglob("*.part"))
+
+
+def test_other_settings_are_refused(continued, capsys):
+    words, folder, _ = continued
+    with pytest.raises(SystemExit) as refused:
+        train.main([*words[: words.index("--")], "train.lr=1e-3", "--gpus", "1"])
+    sentence = refused.value.code
+    assert f"{folder} holds a run with other settings (train.lr was 0.005, now 0.001; " in sentence
+    assert "flags was ['--decoder-layerdrop', '0.1'], now []): give the same, another --results" in sentence
+
+
+def test_a_folder_in_use_is_refused(small, tmp_path):
+    folder = folder_in(tmp_path)
+    folder.mkdir(parents=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit, match="is in use: another process is training there"):
+            train.main([*small, "--results", str(tmp_path)])
+    assert not (folder / "run.json").exists()
+
+
+def test_two_nodes_without_gpus_train_one_model(small, tmp_path):
+    words, folder = [*small, "--results", str(tmp_path)], folder_in(tmp_path)
+    words += ["batch.per_gpu=2", "updates=4", "train.log_interval=1", VALID]
+    words += ["--gpus", "1", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}"]
+    nodes = [start(words) for _ in range(2)]
+    ends = [(node.communicate(timeout=120), node.returncode) for node in nodes]
+    assert [code for _, code in ends] == [0, 0], ends
+    inner = [e for e in entries(folder) if e["kind"] == "train_inner"]
+    assert [e["num_updates"] for e in inner] == [1, 2, 3, 4]
+    assert all(e["bsz"] == 4 for e in inner)  # two sequences of each
+    assert (folder / "evaluation.json").exists()
+
+
+def test_a_few_updates_at_the_papers_size(data_bin, tmp_path):
+    flags = (
+        f"{VALID} updates=2 batch.total=2 batch.per_gpu=2 train.log_interval=1 train.warmup_updates=1".split()
+    )
+    words = ["lm/wikitext103", "tmlr_type1", "--cpu", "--results", tmp_path, f"data={data_bin}", *flags]
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "lm/wikitext103/linear_tmlr_type1/seed-1"
+    losses = [e["loss"] for e in entries(folder) if e["kind"] == "train_inner"]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    state = torch.load(folder / "checkpoints/checkpoint_last.pt", weights_only=True)["model"]
+    assert state["decoder.layers.5.fc1.weight"].shape == (2048, 512)
+
+
+@pytest.mark.parametrize("words, message", [
+    (["lm/mini", "base", "data=nowhere"], "nowhere lacks dict.txt, train.bin, valid.bin, test.bin: make it"),
+    (["lm/mini", "base", "--cpu", "--precision", "fp16"], "--precision fp16 needs a GPU"),
+    (["lm/mini", "base", "--cpu", "--gpus", "3"], "8 sequences is no multiple of 3 GPUs × 8"),
+    (["lm/mini", "base", "--cpu", "--gpus", "1", "--nodes", "2"], "--rendezvous HOST:PORT"),
+    (["lm/mini", "base", "--seed", "0"], "must be a whole number from 1 on, not '0'"),
+    (["lm/mini", "bse"], "the method 'bse' does not exist"),
+])  # fmt: skip
+def test_refused_in_one_sentence(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        train.main([*words, "--results", str(tmp_path / "results")])
+    said = refused.value.code if isinstance(refused.value.code, str) else capsys.readouterr().err
+    assert message in said and "\n" not in said.strip().splitlines()[-1]
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_dry_run_only_prints(tmp_path, capsys):
+    train.main(["lm/wikitext103", "base", "--gpus", "8", "--dry-run", "--results", str(tmp_path / "results")])
+    printed = capsys.readouterr().out
+    assert printed.startswith("fairseq-train data/wikitext103/bin ") and printed.count("\n") == 1
+    assert "--fp16" in printed and "--distributed-world-size 8" in printed and "--cpu" not in printed
+    assert "--adam-betas '(0.9, 0.98)'" in printed
+    assert not (tmp_path / "results").exists()
+
+
+def test_bf16_is_refused_on_a_card_without_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    words = ["lm/mini", "base", "--precision"]
+    assert train.choose_launch(train.parse(words[:2]))["precision"] == "fp16"
+    with pytest.raises(ValueError, match=r"capability 8.0 and Tesla V100 has less: use fp16"):
+        train.choose_launch(train.parse([*words, "bf16"]))
+    with pytest.raises(ValueError, match="--gpus 2: this machine has 1"):
+        train.choose_launch(train.parse([*words[:2], "--gpus", "2"]))
+
+
+def test_a_checkpoint_cut_short_gives_way_to_its_original(tmp_path):
+    last, original = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_8.pt"
+    torch.save({"updates": 8}, original)
+    last.write_bytes(original.read_bytes()[:100])
+    train.mend(tmp_path)
+    assert torch.load(last, weights_only=True) == {"updates": 8}
+    train.mend(tmp_path)
+    assert last.exists()
+
+
+def test_repeated_updates_count_once(tmp_path):
+    log = train.Log(tmp_path)
+    line = '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "loss": "%s", "num_updates": "%s"}\n'
+    for loss, updates in ((9, 10), (8, 20), (7.5, 20)):
+        log.take(line % (loss, updates))
+    log = train.Log(tmp_path)
+    log.take(line % ("nan", 30))
+    log.take("something else\n")
+    found = [(e["num_updates"], e["loss"]) for e in entries(tmp_path)]
+    assert found[:2] == [(10, 9), (20, 7.5)] and found[2][0] == 30
