@@ -38,7 +38,7 @@ class LinearAttention(SelfAttention):
         )
 
     def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
-        q, k, v = (x.contiguous() for x in (self.feature_map(q), self.feature_map(k), v))
+        q, k = self.feature_map(q), self.feature_map(k)
         shared = dict(
             causal=self.causal,
             log_decay=self.encoding.log_decay,
