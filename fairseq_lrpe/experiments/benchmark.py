@@ -9,9 +9,7 @@ import argparse
 import logging
 import math
 import multiprocessing
-import os
 import statistics
-import sys
 import time
 from argparse import Namespace
 from concurrent.futures import ProcessPoolExecutor
@@ -24,7 +22,6 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from fairseq_lrpe.experiments.commands import KEEP_MEMORY
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.fla import fla_can
 
@@ -331,10 +328,6 @@ def main():
         if least < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1, not {least}")
     args.lengths = sorted(set(args.lengths))
-    if not KEEP_MEMORY.keys() <= os.environ.keys():
-        # With the memory settings of our training commands; a process has to start with them.
-        again = [sys.executable, "-m", "fairseq_lrpe.experiments.benchmark", *sys.argv[1:]]
-        os.execve(sys.executable, again, {**os.environ, **KEEP_MEMORY})
 
     with Progress() as progress:
         found = measure(args, progress)
