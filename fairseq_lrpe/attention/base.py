@@ -18,6 +18,9 @@ class SelfAttention(nn.Module):
         encoding: a :class:`fairseq_lrpe.encodings.Encoding`; knows the heads and whether attention is causal.
     """
 
+    prefix_state = None
+    """An incremental state to fill while the caller passes none: see the decoder."""
+
     def __init__(self, encoding):
         super().__init__()
         self.encoding = encoding
@@ -67,6 +70,8 @@ class SelfAttention(nn.Module):
             projection(query).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
+        if incremental_state is None:
+            incremental_state = self.prefix_state
         saved = self._get_input_buffer(incremental_state) or {"past": None, "offset": 0}
         keep_state = incremental_state is not None
         o, state = self.attend(q, k, v, key_padding_mask, saved["past"], saved["offset"], keep_state)

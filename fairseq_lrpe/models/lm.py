@@ -14,7 +14,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from omegaconf import II
 
-from fairseq_lrpe.attention import build_attention
+from fairseq_lrpe.attention import SelfAttention, build_attention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.models.door import one_sentence
 from fairseq_lrpe.models.register import register_family
@@ -85,6 +85,22 @@ class Decoder(TransformerDecoder):
         if cfg.checkpoint_activations:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+    def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
+        """fairseq's; but a first call with an incremental state reads all its tokens, in one pass."""
+        if incremental_state is None or incremental_state or tokens.size(1) == 1:
+            return super().extract_features_scriptable(
+                tokens, encoder_out, incremental_state, *rest, **kwargs
+            )
+        # fairseq, given a state, would read the last token alone: only attention is told of it.
+        attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
+        for attention in attentions:
+            attention.prefix_state = incremental_state
+        try:
+            return super().extract_features_scriptable(tokens, encoder_out, None, *rest, **kwargs)
+        finally:
+            for attention in attentions:
+                attention.prefix_state = None
 
     def buffered_future_mask(self, tensor):
         """None: attention knows that it is causal, and an n × n mask is what linear attention avoids."""

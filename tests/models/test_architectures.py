@@ -126,6 +126,19 @@ def test_step_by_step_equals_the_whole_sequence(arch):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @torch.no_grad()
+def test_a_prefix_in_one_call_then_steps(arch):
+    model, _ = build(arch)
+    tokens = torch.randint(4, 24, (3, 30))
+    whole, state = model(tokens)[0], {}
+    prefix = model(tokens[:, :21], incremental_state=state)[0]
+    torch.testing.assert_close(prefix, whole[:, :21], rtol=0, atol=1e-10)
+    for step in range(22, 31):
+        out = model(tokens[:, :step], incremental_state=state)[0]
+        torch.testing.assert_close(out[:, 0], whole[:, step - 1], rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@torch.no_grad()
 def test_a_token_changes_nothing_before_it(arch):
     model, _ = build(arch)
     tokens = torch.randint(4, 24, (2, 30))
