@@ -9,7 +9,6 @@ import argparse
 import hashlib
 import os
 import re
-import shutil
 from pathlib import Path
 
 from data_prep import binarise, bookcorpus, door, gpt2_bpe
@@ -57,15 +56,11 @@ def gather(books, folder):
 def write_text(books, folder, source):
     """{split: folder/<split>.txt} of ``books``, or of BookCorpus if None; the folder appears whole."""
     if not folder.is_dir():
-        part = folder.with_name(folder.name + ".part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        if books is None:
-            bookcorpus.write(part)
-        else:
-            gather(books, part)
-        door.leave_note(part, source)
-        os.replace(part, folder)
+        with door.whole_folder(folder, source) as part:
+            if books is None:
+                bookcorpus.write(part)
+            else:
+                gather(books, part)
     return {split: folder / f"{split}.txt" for split in SPLITS}
 
 

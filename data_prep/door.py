@@ -1,6 +1,8 @@
 """What is asked of a preparation, checked before any work: wrong input gets one sentence."""
 
 import contextlib
+import os
+import shutil
 import signal
 import sys
 
@@ -57,6 +59,17 @@ def check_out(out, source):
             raise BadInput(
                 f"{product} was made from {held}: give that to --from, remove {out}, or change --out"
             )
+
+
+@contextlib.contextmanager
+def whole_folder(folder, source):
+    """A folder to fill, with a note of its source; it takes the name ``folder`` once it is full."""
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    yield part
+    leave_note(part, source)
+    os.replace(part, folder)
 
 
 def leave_note(product, source):

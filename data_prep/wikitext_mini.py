@@ -5,7 +5,6 @@ Numbers on it say nothing about WikiText-103's own.
 """
 
 import argparse
-import os
 import re
 import shutil
 from pathlib import Path
@@ -34,14 +33,10 @@ def cut(texts, folder, source):
     if not folder.is_dir():
         with texts["valid"].open(encoding="utf-8", newline="\n") as file:
             parts = dict(zip(USED, halves(file.readlines()), strict=True))
-        part = folder.with_name(folder.name + ".part")
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        for split, lines in parts.items():
-            (part / f"{split}.txt").write_text("".join(lines), encoding="utf-8", newline="\n")
-        shutil.copyfile(texts["test"], part / "train.txt")
-        door.leave_note(part, source)
-        os.replace(part, folder)
+        with door.whole_folder(folder, source) as part:
+            for split, lines in parts.items():
+                (part / f"{split}.txt").write_text("".join(lines), encoding="utf-8", newline="\n")
+            shutil.copyfile(texts["test"], part / "train.txt")
     return {split: folder / f"{split}.txt" for split in SPLITS}
 
 

@@ -2,5 +2,5 @@
 # A small corpus out of WikiText-103's validation and test sets -> data/wikitext_mini/bin, for fairseq; --help lists the options.
 set -euo pipefail
 
-source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/environment.sh"
 exec python -m data_prep.wikitext_mini "$@"

@@ -3,5 +3,5 @@
 #   bash scripts/extrapolate.sh results/lm/mini/linear_rope/seed-1 256 512 1024 --plot rope.png
 set -euo pipefail
 
-source "$(dirname -- "${BASH_SOURCE[0]}")/../data_prep/environment.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 exec python -m fairseq_lrpe.experiments.extrapolate "$@"

@@ -2,10 +2,7 @@
 # Sets up if need be and runs the quickstart experiment; --help lists its options.
 set -euo pipefail
 
-root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-bash "$root/scripts/setup_env.sh"
-export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
-export PATH=$VIRTUAL_ENV/bin:$PATH
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 
 absolute() {
   case $1 in

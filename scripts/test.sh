@@ -3,10 +3,7 @@
 #   bash scripts/test.sh tests/ops -k chunk
 set -euo pipefail
 
-root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-bash "$root/scripts/setup_env.sh"
-export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
-export PATH=$VIRTUAL_ENV/bin:$PATH
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd "$root"
 
 # One thread in each worker: there are as many workers as cores. A file stays on one worker, so

@@ -3,5 +3,5 @@
 #   bash scripts/train.sh lm/wikitext103 tmlr_type1 --seed 1 --gpus 8
 set -euo pipefail
 
-source "$(dirname -- "${BASH_SOURCE[0]}")/../data_prep/environment.sh"
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 exec python -m fairseq_lrpe.experiments.train "$@"

@@ -43,7 +43,7 @@ def check_text(folder):
             raise ValueError(f"{path} is missing: the data folder needs train.txt, valid.txt and test.txt")
         try:
             with path.open(encoding="utf-8") as file:
-                if not any(line.strip() for line in file):
+                if not sum(bool(line.strip()) for line in file):  # all: bad bytes may come late
                     raise ValueError(f"{path} is empty: each of train.txt, valid.txt and test.txt needs text")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text ({error}): convert it first") from None

@@ -20,11 +20,7 @@ from rich.table import Table
 from scipy.stats import rankdata, spearmanr, t
 
 from fairseq_lrpe.experiments import compose
-
-
-def load(path):
-    return OmegaConf.to_container(OmegaConf.load(path))
-
+from fairseq_lrpe.experiments import table as tables
 
 # --- a run folder ---------------------------------------------------------------------------------
 
@@ -174,31 +170,24 @@ def without_numbers(plan):
 
 def read_table(name, scale, results):
     """The table's settings and its entries, in the paper's order. ValueError where nothing can be shown."""
-    path = compose.CONFIGS / "tables" / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml"))) or "none is there yet"
-        raise ValueError(f"configs/tables has no table {name!r}: choose from {known}")
+    table = tables.load(name)
     if not results.is_dir():
         raise ValueError(
             f"the results folder {results} does not exist: give the one that runs were written to"
         )
-    table = load(path)
-    plan = [
-        dict(run, experiment=run["mini"] if scale == "mini" else run["experiment"]) for run in table["runs"]
-    ]
+    plan = [dict(run, experiment=tables.experiment_of(run, scale)) for run in table["runs"]]
     plan = [run for run in plan if run["experiment"]]
     if not plan:
         raise ValueError(f"the table {name!r} has no small form: leave --scale mini out")
-    own = table.get("mini_seeds" if scale == "mini" else "seeds")
-    seeds = {run["experiment"]: own or list(compose.load(run["experiment"])["seeds"]) for run in plan}
-    paper = load(compose.CONFIGS / "paper" / f"{table['paper']}.yaml")
+    names = {run["experiment"] for run in plan}
+    seeds = {name: tables.seeds_of(table, scale, compose.load(name)) for name in names}
+    paper = OmegaConf.to_container(OmegaConf.load(compose.CONFIGS / "paper" / f"{table['paper']}.yaml"))
     published, read = paper["tables"].get(table["table"]) or without_numbers(plan), {}
 
     def runs(experiment, attention, method):
-        folders = {
-            seed: results / experiment / f"{attention}_{compose.canonical(method)}" / f"seed-{seed}"
-            for seed in seeds[experiment]
-        }
+        method = compose.canonical(method)
+        planned = [tables.Run(experiment, attention, method, seed) for seed in seeds[experiment]]
+        folders = {run.seed: results / str(run) for run in planned}
         for folder in folders.values():
             if folder not in read:
                 read[folder] = read_run(folder, table["metric"])
@@ -227,21 +216,14 @@ def read_table(name, scale, results):
                     entry.base = runs(entry.experiment, entry.attention, "base")
             entries.append(entry)
     if not any(run for entry in entries for run in entry.runs.values()):
-        run = plan[0]
-        method = compose.canonical(next(iter(run["methods"].values())))
-        folder = (
-            results
-            / run["experiment"]
-            / f"{run['attention']}_{method}"
-            / f"seed-{seeds[run['experiment']][0]}"
-        )
+        first = results / str(tables.runs(table, scale)[0])
         small = [
             run["mini"]
             for run in plan
             if scale != "mini" and run["mini"] and (results / run["mini"]).is_dir()
         ]
         hint = f"; for the runs of {small[0]} give --scale mini" if small else ""
-        raise ValueError(f"{results} holds no run of the table {name!r}, the first would be {folder}{hint}")
+        raise ValueError(f"{results} holds no run of the table {name!r}, the first would be {first}{hint}")
     return {**table, "source": paper["source"]}, entries
 
 

@@ -46,15 +46,24 @@ def load(name):
     return OmegaConf.to_container(OmegaConf.load(path))
 
 
+def experiment_of(part, scale):
+    """The experiment of one entry of a table's ``runs``; None if it has no small form."""
+    return part["mini"] if scale == "mini" else part["experiment"]
+
+
+def seeds_of(table, scale, cfg):
+    return table.get("mini_seeds" if scale == "mini" else "seeds") or list(cfg.seeds)
+
+
 def runs(table, scale="full", only=(), overrides=()):
     """The table's runs, each once, all methods of the first seed first."""
     found, seen = {}, set()
     for part in table["runs"]:
-        experiment = part["mini"] if scale == "mini" else part["experiment"]
+        experiment = experiment_of(part, scale)
         if experiment is None:
             continue
         cfg = compose.load(experiment, overrides)
-        seeds = table.get("mini_seeds" if scale == "mini" else "seeds") or cfg.seeds
+        seeds = seeds_of(table, scale, cfg)
         for method in part["methods"].values():
             compose.check_method(method, part["attention"])
             first = compose.canonical(method)

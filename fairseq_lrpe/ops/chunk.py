@@ -3,31 +3,21 @@
 from fairseq_lrpe.ops.chunk_causal import chunk_causal
 
 
-def chunk(q, k, v, *, causal, normalize, log_decay, state, return_state, chunk_size, eps, dtype):
+def chunk(q, k, v, *, causal, **options):
     """See :func:`fairseq_lrpe.ops.linear_attention`."""
     if causal and q.size(-2) > 1:
-        return chunk_causal(
-            q,
-            k,
-            v,
-            normalize=normalize,
-            log_decay=log_decay,
-            state=state,
-            return_state=return_state,
-            chunk_size=chunk_size,
-            eps=eps,
-            dtype=dtype,
-        )
-    if causal and state is not None and log_decay is not None:
-        # One new token may see all there is: the bidirectional sum over a faded state.
-        fade = (log_decay * q.size(-2)).exp()
-        state = state[0] * fade[:, None, None], state[1] * fade[:, None]
-    return _bidirectional(q.to(dtype), k.to(dtype), v.to(dtype), normalize, state, return_state, eps)
+        return chunk_causal(q, k, v, **options)
+    return _see_all(q, k, v, **options)
 
 
-def _bidirectional(q, k, v, normalize, state, return_state, eps):
+def _see_all(q, k, v, *, normalize, log_decay, state, return_state, chunk_size, eps, dtype):
+    """Bidirectional, or at most one new token, which may see all there is."""
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     kv, k_sum = k.mT @ v, k.sum(-2)
     if state is not None:
+        if log_decay is not None:
+            fade = (log_decay * q.size(-2)).exp()[:, None]
+            state = state[0] * fade[..., None], state[1] * fade
         kv, k_sum = kv + state[0], k_sum + state[1]
     out = q @ kv
     if normalize:

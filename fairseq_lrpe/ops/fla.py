@@ -7,7 +7,7 @@ import torch
 from fairseq_lrpe.ops.chunk import chunk
 
 
-def fla(q, k, v, *, causal, normalize, log_decay, state, return_state, chunk_size, eps, dtype):
+def fla(q, k, v, *, causal, log_decay, **options):
     """See :func:`fairseq_lrpe.ops.linear_attention`; what is not causal are the chunk form's two products.
 
     The kernels choose their own chunks. They multiply float32 in TF32 where the GPU can, unless the
@@ -23,20 +23,8 @@ def fla(q, k, v, *, causal, normalize, log_decay, state, return_state, chunk_siz
             f"{q.device.type}: use backend 'chunk'"
         )
     if not causal or q.size(-2) <= 1:
-        return chunk(
-            q,
-            k,
-            v,
-            causal=causal,
-            normalize=normalize,
-            log_decay=log_decay,
-            state=state,
-            return_state=return_state,
-            chunk_size=chunk_size,
-            eps=eps,
-            dtype=dtype,
-        )
-    return _causal(q.to(dtype), k.to(dtype), v.to(dtype), normalize, log_decay, state, return_state, eps)
+        return chunk(q, k, v, causal=causal, log_decay=log_decay, **options)
+    return _causal(q, k, v, log_decay=log_decay, **options)
 
 
 def fla_can(q, k, v, log_decay):
@@ -49,10 +37,11 @@ def fla_can(q, k, v, log_decay):
     )
 
 
-def _causal(q, k, v, normalize, log_decay, state, return_state, eps):
+def _causal(q, k, v, *, normalize, log_decay, state, return_state, chunk_size, eps, dtype):
     from fla.ops.simple_gla import chunk_simple_gla
 
     # In half precision the kernels would keep the states between chunks in half precision too.
+    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     counts = normalize or return_state
     if counts:
         # A column of ones beside v sums the scores: the denominator, and Σ k in the state.

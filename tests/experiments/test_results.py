@@ -340,7 +340,7 @@ def test_the_figure_has_a_line_for_each_method(runs, tmp_path):
 
 
 def test_what_cannot_be_shown(runs, tmp_path, monkeypatch):
-    assert "no table 'table1': choose from some_figure, some_table9" in refusal(
+    assert "no table 'table1' in configs/tables: choose from some_figure, some_table9" in refusal(
         monkeypatch, runs, "--table", "table1"
     )
     assert "does not exist" in refusal(monkeypatch, tmp_path / "none", "--table", "some_table9")
@@ -355,4 +355,4 @@ def test_the_command_ends_with_one_sentence(tmp_path):
     done = run_command("python", "-m", "fairseq_lrpe.experiments.results", tmp_path, "--table", "none")
     assert done.returncode == 1 and not done.stdout
     [line] = done.stderr.strip().splitlines()
-    assert line.startswith("results: configs/tables has no table 'none': choose from ")
+    assert line.startswith("results: no table 'none' in configs/tables: choose from ")

@@ -1,4 +1,4 @@
-# Sourced by the scripts beside it: the environment of scripts/setup_env.sh, and this repository in it.
+# Sourced by the other scripts: sets up if need be, and puts this repository on the path of Python.
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 bash "$root/scripts/setup_env.sh"
 export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
