@@ -61,16 +61,34 @@ def write_text(books, folder, source):
                 bookcorpus.write(part)
             else:
                 gather(books, part)
-    return {split: folder / f"{split}.txt" for split in SPLITS}
+    return {split: folder / f"{split}.txt" for split in books or SPLITS}
 
 
 def encode(texts, out, workers):
-    """{split: out/<split>.bpe}; those of an earlier run are kept."""
-    encoded = {split: out / f"{split}.bpe" for split in SPLITS}
+    """{split: out/<split>.bpe} of ``texts``; those of an earlier run are kept."""
+    encoded = {split: out / f"{split}.bpe" for split in texts}
     for split, path in encoded.items():
         if not path.exists():
             gpt2_bpe.encode(texts[split], path, out / "gpt2_bpe", workers)
     return encoded
+
+
+def binarise_bpe(encoded, out, source, workers, name="bin"):
+    """``out``/``name`` of byte pairs, with GPT-2's dictionary."""
+    dictionary = out / "gpt2_bpe" / "dict.txt"
+    binarise.binarise(encoded, out, source, "--srcdict", dictionary, workers=workers, name=name)
+
+
+def add_options(parser, out):
+    """The options of every corpus in byte pairs."""
+    parser.add_argument(
+        "--bpe",
+        type=Path,
+        metavar="FOLDER",
+        help="encoder.json, vocab.bpe and dict.txt of GPT-2's byte pairs (default: download them)",
+    )
+    parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: %(default)s")
 
 
 def check_source(source):
@@ -97,14 +115,7 @@ def main(arguments=None):
         metavar="FOLDER",
         help="plain-text books, *.txt (default: BookCorpus, through the package datasets)",
     )
-    parser.add_argument(
-        "--bpe",
-        type=Path,
-        metavar="FOLDER",
-        help="encoder.json, vocab.bpe and dict.txt of GPT-2's byte pairs (default: download them)",
-    )
-    parser.add_argument("--out", type=Path, default=DATA / "books", help="default: %(default)s")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: %(default)s")
+    add_options(parser, DATA / "books")
     args = parser.parse_args(arguments)
     with door.one_sentence("books"):
         door.check_workers(args.workers)
@@ -117,8 +128,7 @@ def main(arguments=None):
             gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe)
             texts = write_text(books, args.out / "text", name)
             encoded = encode(texts, args.out, args.workers)
-            dictionary = args.out / "gpt2_bpe" / "dict.txt"
-            binarise.binarise(encoded, args.out, name, "--srcdict", dictionary, workers=args.workers)
+            binarise_bpe(encoded, args.out, name, args.workers)
         size = binarise.vocabulary_size(args.out / "bin")
         expected = VOCABULARY["vocabulary"]
         same = (

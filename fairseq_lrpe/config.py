@@ -69,8 +69,8 @@ def position_flags(cfg):
     return {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in own | shared}
 
 
-def check_position(cfg):
-    """ValueError, with the choices that work, where attention, norm, feature map or encoding cannot be."""
+def check_position(cfg, embed_dim, num_heads):
+    """ValueError, with the choices that work, where the flags of ``cfg`` cannot be met at this width."""
     for flag, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
@@ -88,6 +88,10 @@ def check_position(cfg):
             f"encoding {cfg.encoding!r} adds a bias to the score matrix, which linear attention never forms: "
             f"use softmax attention, or one of {', '.join(decomposable)}"
         )
+    if embed_dim % num_heads:
+        raise ValueError(f"the embed dim {embed_dim} is not divisible by {num_heads} attention heads")
+    if cfg.token_positions == "complex_order" and embed_dim % 2:
+        raise ValueError(f"complex_order has two halves: the embed dim {embed_dim} must be even")
 
 
 def check_options(cfg, given):
@@ -104,9 +108,7 @@ def check_options(cfg, given):
 
 def encoding_from_config(cfg, *, embed_dim, num_heads, causal, layer=1, max_positions=512):
     """The encoding that the flags of ``cfg`` ask for. ValueError where they cannot be met."""
-    check_position(cfg)
-    if embed_dim % num_heads:
-        raise ValueError(f"the embed dim {embed_dim} is not divisible by {num_heads} attention heads")
+    check_position(cfg, embed_dim, num_heads)
     options = encoding_options(ENCODINGS[cfg.encoding])
     return build_encoding(
         cfg.encoding,

@@ -1,5 +1,6 @@
 """A tiny language model's flags, its text, and fairseq's commands, for the tests that run the real thing."""
 
+import json
 import random
 import subprocess
 import sys
@@ -43,3 +44,16 @@ def write_text(folder):
                 line.append((line[-1] * 3 + draw.randrange(4)) % 40)
             lines.append(" ".join(f"w{i}" for i in line))
         (folder / f"{split}.txt").write_text("\n".join(lines) + "\n")
+
+
+def write_byte_pairs(folder):
+    """Byte pairs in GPT-2's form: 256 bytes and four merges."""
+    from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
+
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "th")]
+    types = [*bytes_to_unicode().values(), *("".join(pair) for pair in merges)]
+    (folder / "encoder.json").write_text(json.dumps({x: i for i, x in enumerate(types)}))
+    (folder / "vocab.bpe").write_text(
+        "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8"
+    )
+    (folder / "dict.txt").write_text("".join(f"{i} {1000 - i}\n" for i in range(len(types))))

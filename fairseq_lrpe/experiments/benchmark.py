@@ -195,7 +195,7 @@ def models(args, progress):
     for length in args.model_lengths:
         progress.update(bar, description=f"models, length {length:,}")
         size = Namespace(
-            **{"vocab_size": args.vocab_size, "layers": args.layers, "rounds": args.rounds},
+            **{"family": "lm", "vocab_size": args.vocab_size, "layers": args.layers, "rounds": args.rounds},
             **{"length": length, "batch_size": max(1, TOKENS // length)},
         )
         found[length] = compare("linear_lm_base", "softmax_lm_base", size, lambda: progress.advance(bar))

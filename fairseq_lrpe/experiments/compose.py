@@ -3,6 +3,7 @@
 ``configs/<experiment>.yaml`` holds the experiment; its comments explain the keys.
 """
 
+import os
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -29,6 +30,9 @@ def load(experiment, overrides=()):
         cfg = OmegaConf.merge(OmegaConf.load(CONFIGS / f"{base}.yaml"), cfg)
     for override in overrides:
         _override(cfg, experiment, override)
+    for name in ("updates", "epochs"):
+        if cfg.get(name, 1) < 1:  # fairseq would train without end
+            raise ValueError(f"{name}={cfg[name]}: at least 1 is needed")
     return cfg
 
 
@@ -120,7 +124,50 @@ def train_command(
         "arch": arch(cfg, method, attention),
         **cfg.train,
         **(cfg.by_method.get(method) or {}),
-        "max_update": cfg.updates,
+    }
+    return fairseq_train(
+        os.pathsep.join(shards(cfg.data)),
+        flags,
+        cfg,
+        updates=cfg.updates,
+        seed=seed,
+        save_dir=save_dir,
+        gpus=gpus,
+        nodes=nodes,
+        cpu=cpu,
+        precision=precision,
+        rendezvous=rendezvous,
+        more=more,
+    )
+
+
+def shards(data):
+    """The data folder and those that data_prep/wikibook.sh numbers after it: fairseq takes one an epoch."""
+    count = 1
+    while (REPOSITORY / f"{data}{count}").is_dir():
+        count += 1
+    return [data, *(f"{data}{i}" for i in range(1, count))]
+
+
+def fairseq_train(
+    data,
+    flags,
+    cfg,
+    *,
+    updates,
+    seed,
+    save_dir,
+    gpus=0,
+    nodes=1,
+    cpu=False,
+    precision="fp32",
+    rendezvous=None,
+    more=(),
+):
+    """fairseq-train with ``flags`` and those of ``cfg``'s batches and of the machine; see train_command."""
+    flags = {
+        **flags,
+        "max_update": updates,
         "batch_size": cfg.batch.per_gpu,
         "update_freq": update_freq(cfg, gpus, nodes),
         # fairseq would drop a last batch whose size is no multiple of 8.
@@ -153,22 +200,30 @@ def train_command(
         start = ["torchrun", *launcher, "--nproc_per_node", gpus, "-m", "fairseq_cli.train"]
     else:
         start = ["fairseq-train"]
-    return [str(x) for x in (*start, cfg.data, *as_flags(flags), *more)]
+    return [str(x) for x in (*start, data, *as_flags(flags), *more)]
+
+
+EVALUATION_SEED = 1
+"""Of the tokens that a masked language model's evaluation hides: the same ones for every run."""
 
 
 def evaluate_command(cfg, split, *, save_dir="checkpoints", cpu=False):
-    """The arguments of fairseq-eval-lm for one split: one process, in single precision."""
+    """The arguments of fairseq's command that evaluates one split: one process, in single precision."""
     flags = {
         "user_dir": "fairseq_lrpe",
         "path": f"{save_dir}/{cfg.evaluate.checkpoint}",
-        "gen_subset": split,
         **cfg.evaluate.flags,
         # With more, each process would evaluate a part of the split and report it alone.
         "distributed_world_size": 1,
     }
+    if cfg.task == "masked_lm":
+        flags.update(task=cfg.task, valid_subset=split, seed=EVALUATION_SEED, log_format="json")
+    else:
+        flags["gen_subset"] = split
     if cpu:
         flags["cpu"] = True
-    return ["fairseq-eval-lm", *map(str, (cfg.data, *as_flags(flags)))]
+    program = "fairseq-validate" if cfg.task == "masked_lm" else "fairseq-eval-lm"
+    return [program, *map(str, (cfg.data, *as_flags(flags)))]
 
 
 def as_flags(flags):

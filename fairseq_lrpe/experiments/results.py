@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import rankdata, spearmanr, t
 
-from fairseq_lrpe.experiments import compose
+from fairseq_lrpe.experiments import compose, glue
 from fairseq_lrpe.experiments import table as tables
 
 # --- a run folder ---------------------------------------------------------------------------------
@@ -34,6 +34,8 @@ class Run:
     active: bool
     curve: dict
     values: dict
+    epochs: int | None = None
+    """Of a fine-tuning, whose updates depend on the task."""
 
     def state(self):
         if self.active:
@@ -87,6 +89,7 @@ def read_run(folder, metric):
                 if entry["kind"] == "valid"
             },
             values=values,
+            epochs=settings.get("config", {}).get("epochs"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else error
@@ -113,9 +116,18 @@ class Entry:
     runs: dict = field(default_factory=dict)
     base: dict = field(default_factory=dict)
     """{seed: run or None}, of the method and of the base of the same attention."""
+    parts: list = field(default_factory=list)
+    """The entries of which it is the average, instead of runs of its own."""
 
-    def values(self, runs=None):
-        runs = self.runs if runs is None else runs
+    def values(self, of="runs"):
+        """{seed: value} of the finished ``runs``, or of those of the ``base``."""
+        if self.parts:
+            values = [part.values(of) for part in self.parts]
+            return {
+                seed: statistics.fmean(v[seed] for v in values)
+                for seed in set.intersection(*map(set, values))
+            }
+        runs = getattr(self, of)
         return {
             seed: run.values[self.split] for seed, run in runs.items() if run and self.split in run.values
         }
@@ -131,7 +143,8 @@ class Entry:
         """Of its seeds: "3", "2 of 3", or how far the furthest unfinished one is, or "-" for nothing."""
         done, started = len(self.values()), [run for run in self.runs.values() if run and not run.values]
         if done:
-            return f"{done}" if done == len(self.runs) else f"{done} of {len(self.runs)}"
+            planned = len((self.parts[0] if self.parts else self).runs)
+            return f"{done}" if done == planned else f"{done} of {planned}"
         return max(started, key=lambda run: (run.active, run.reached)).state() if started else "-"
 
     def comparable(self):
@@ -141,7 +154,7 @@ class Entry:
 
     def difference(self):
         """To the base: (mean, its 95% confidence interval or None, common seeds), or None."""
-        ours, base = self.values(), self.values(self.base)
+        ours, base = self.values(), self.values("base")
         pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
         if not pairs or self.method == "base":
             return None
@@ -179,19 +192,27 @@ def read_table(name, scale, results):
     plan = [run for run in plan if run["experiment"]]
     if not plan:
         raise ValueError(f"the table {name!r} has no small form: leave --scale mini out")
-    names = {run["experiment"] for run in plan}
-    seeds = {name: tables.seeds_of(table, scale, compose.load(name)) for name in names}
+    configs = {run["experiment"]: compose.load(run["experiment"]) for run in plan}
+    for part in plan:
+        cfg = configs[part["experiment"]]
+        if cfg.family == "glue":  # the small form has fewer tasks
+            tasks = tables.tasks_of(cfg, part)
+            part["columns"] = {s: c for s, c in part["columns"].items() if glue.task_of(s).name in tasks}
     paper = OmegaConf.to_container(OmegaConf.load(compose.CONFIGS / "paper" / f"{table['paper']}.yaml"))
     published, read = paper["tables"].get(table["table"]) or without_numbers(plan), {}
 
-    def runs(experiment, attention, method):
-        method = compose.canonical(method)
-        planned = [tables.Run(experiment, attention, method, seed) for seed in seeds[experiment]]
-        folders = {run.seed: results / str(run) for run in planned}
-        for folder in folders.values():
-            if folder not in read:
-                read[folder] = read_run(folder, table["metric"])
-        return {seed: read[folder] for seed, folder in folders.items()}
+    def runs(part, attention, method, split):
+        """{seed: run or None} of the method's trainings, or of its fine-tunings on the split's task."""
+        cfg = configs[part["experiment"]]
+        tasks = [glue.task_of(split).name] if cfg.family == "glue" else []
+        seeds = tables.seeds_of(table, scale, cfg)
+        found = {}
+        for run in tables.plan(cfg, part["experiment"], attention, method, seeds, tasks):
+            key = results / str(run), part.get("metric", table["metric"])
+            if key not in read:
+                read[key] = read_run(*key)
+            found[run.seed] = read[key]
+        return found
 
     columns = {column for run in plan for column in run["columns"].values()} if scale == "mini" else None
     entries = []
@@ -212,9 +233,16 @@ def read_table(name, scale, results):
                         split,
                     )
                     entry.method = run["methods"][row["row"]]
-                    entry.runs = runs(entry.experiment, entry.attention, entry.method)
-                    entry.base = runs(entry.experiment, entry.attention, "base")
+                    entry.runs = runs(run, entry.attention, entry.method, split)
+                    entry.base = runs(run, entry.attention, "base", split)
             entries.append(entry)
+    for column, of in table.get("average", {}).items():
+        for entry in entries:
+            parts = [
+                e for e in entries if (e.attention, e.row) == (entry.attention, entry.row) and e.column in of
+            ]
+            if entry.column == column and all(part.runs for part in parts) and len(parts) == len(of):
+                entry.parts, entry.method = parts, parts[0].method
     if not any(run for entry in entries for run in entry.runs.values()):
         first = results / str(tables.runs(table, scale)[0])
         small = [
@@ -241,8 +269,9 @@ def heading(table, entries, scale):
     measured = {}
     for entry in entries:
         for run in filter(None, entry.runs.values()):
-            measured.setdefault(entry.experiment, set()).add(run.updates)
-    names = [f"{name} ({' or '.join(map(str, sorted(n)))} updates)" for name, n in measured.items()]
+            length = (run.epochs, "epochs") if run.epochs else (run.updates, "updates")
+            measured.setdefault((entry.experiment, length[1]), set()).add(length[0])
+    names = [f"{name} ({' or '.join(map(str, sorted(n)))} {unit})" for (name, unit), n in measured.items()]
     stand_in = ", a small stand-in: compare orders, not values" if scale == "mini" else ""
     return [
         table["title"],

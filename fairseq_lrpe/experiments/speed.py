@@ -1,14 +1,17 @@
 """Training speed of every method relative to the base of the same attention.
 
 ``python -m fairseq_lrpe.experiments.speed`` measures whole training steps of fairseq's trainer (forward,
-backward, update) at the size of the papers' language models, each method interleaved with the base, and
-prints them beside the published ratios.
+backward, update) at the size of the papers' models, causal (``lm``) or bidirectional (``roberta``), each
+method interleaved with the base of its attention, and prints them beside the published ratios. ``base`` as a
+method is the other attention's.
 """
 
 import argparse
 import logging
 import statistics
 import time
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from fairseq import options, tasks
@@ -20,6 +23,7 @@ from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.experiments.commands import PLUGIN
+from fairseq_lrpe.experiments.compose import as_flags
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 
 PUBLISHED = {
@@ -38,41 +42,72 @@ PUBLISHED = {
 }
 
 
+def causal_batch(args, pad):
+    tokens = torch.randint(4, args.vocab_size, (args.batch_size, args.length + 1))
+    return batch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+def masked_batch(args, pad):
+    """15% of the tokens are to be predicted, as RoBERTa trains."""
+    tokens = torch.randint(4, args.vocab_size, (args.batch_size, args.length))
+    return batch(tokens, tokens.masked_fill(torch.rand(tokens.shape) >= 0.15, pad))
+
+
+def batch(source, target):
+    lengths = torch.full((len(source),), source.size(1))
+    return {
+        "id": torch.arange(len(source)),
+        "net_input": {"src_tokens": source, "src_lengths": lengths},
+        "target": target,
+        "nsentences": len(source),
+        "ntokens": source.numel(),
+    }
+
+
+class Family(NamedTuple):
+    """``layers`` as in the papers; ``specials``: the types that fairseq adds to ``--dict-size``."""
+
+    layers: int
+    layers_flag: str
+    task: str
+    criterion: str
+    specials: int
+    batch: Callable
+
+
+FAMILIES = {
+    "lm": Family(6, "decoder_layers", "dummy_lm", "cross_entropy", 4, causal_batch),
+    "roberta": Family(12, "encoder_layers", "dummy_masked_lm", "masked_lm", 5, masked_batch),
+}
+
+
 class Step:
     """One training step of an architecture on random tokens, again and again."""
 
     def __init__(self, arch, args):
-        flags = [
-            "--user-dir",
-            PLUGIN,
-            "--task",
-            "dummy_lm",
-            "--arch",
-            arch,
-            "--dict-size",
-            args.vocab_size - 4,
-        ]
-        flags += ["--tokens-per-sample", args.length, "--batch-size", args.batch_size]
-        flags += ["--decoder-layers", args.layers]
-        flags += ["--optimizer", "adam", "--lr", "5e-4", "--save-dir", "/nonexistent"]
-        flags += [] if torch.cuda.is_available() else ["--cpu"]
-        parser = options.get_training_parser(default_task="dummy_lm")
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, flags))))
+        family = FAMILIES[args.family]
+        flags = {
+            "user_dir": PLUGIN,
+            "task": family.task,
+            "criterion": family.criterion,
+            "arch": arch,
+            "dict_size": args.vocab_size - family.specials,
+            "tokens_per_sample": args.length,
+            "batch_size": args.batch_size,
+            family.layers_flag: args.layers,
+            "optimizer": "adam",
+            "lr": 5e-4,
+            "save_dir": "/nonexistent",
+            "cpu": not torch.cuda.is_available(),
+        }
+        parser = options.get_training_parser(default_task=family.task)
+        words = list(map(str, as_flags(flags)))
+        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
         task = tasks.setup_task(cfg.task)
         self.trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
         task.load_dataset("train")
         self.trainer.begin_epoch(1)
-        tokens = torch.randint(4, args.vocab_size, (args.batch_size, args.length + 1))
-        self.batch = {
-            "id": torch.arange(args.batch_size),
-            "net_input": {
-                "src_tokens": tokens[:, :-1].contiguous(),
-                "src_lengths": torch.full((args.batch_size,), args.length),
-            },
-            "target": tokens[:, 1:].contiguous(),
-            "nsentences": args.batch_size,
-            "ntokens": args.batch_size * args.length,
-        }
+        self.batch = family.batch(args, task.source_dictionary.pad())
 
     def seconds(self):
         start = time.perf_counter()
@@ -96,8 +131,9 @@ def compare(arch, base, args, advance):
 
 def show(attention, measured, args):
     table = Table(
-        title=f"{attention} attention: {args.layers} layers, {args.batch_size} × {args.length} tokens, "
-        f"vocabulary {args.vocab_size}, {args.rounds} interleaved rounds",
+        title=f"{args.family}, {attention} attention: {args.layers} layers, "
+        f"{args.batch_size} × {args.length} tokens, vocabulary {args.vocab_size}, "
+        f"{args.rounds} interleaved rounds",
         caption="relative: median of base / median of method; spread: least to largest ratio of a round",
     )
     table.add_column("method")
@@ -120,6 +156,7 @@ def show(attention, measured, args):
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m fairseq_lrpe.experiments.speed", description=__doc__)
+    parser.add_argument("--family", choices=FAMILIES, default="lm", help="default: %(default)s")
     parser.add_argument("--attention", choices=ATTENTIONS, help="only this one (default: both)")
     parser.add_argument(
         "--methods", nargs="+", choices=METHODS, metavar="METHOD", help="only these (default: all)"
@@ -127,7 +164,11 @@ def main():
     parser.add_argument("--rounds", type=int, default=7, help="measured steps of each (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=2, help="sequences a step (default: %(default)s)")
     parser.add_argument("--length", type=int, default=512, help="tokens a sequence (default: %(default)s)")
-    parser.add_argument("--layers", type=int, default=6, help="layers of 512, 8 heads (default: %(default)s)")
+    parser.add_argument(
+        "--layers",
+        type=int,
+        help="default: 6 of 512 with 8 heads (lm), 12 of 768 with 12 heads (roberta), as the papers",
+    )
     parser.add_argument("--vocab-size", type=int, default=50265, help="the papers' Books: %(default)s")
     args = parser.parse_args()
     if args.rounds < 1:
@@ -135,11 +176,10 @@ def main():
     for method in args.methods or ():
         if args.attention and args.attention not in METHODS[method].attentions():
             parser.error(f"{method} works in {', '.join(METHODS[method].attentions())} attention alone")
+    args.layers = args.layers or FAMILIES[args.family].layers
     logging.disable(logging.INFO)
     plan = {
-        attention: [
-            m for m in args.methods or METHODS if m != "base" and attention in METHODS[m].attentions()
-        ]
+        attention: [m for m in args.methods or METHODS if attention in METHODS[m].attentions()]
         for attention in ([args.attention] if args.attention else ATTENTIONS)
     }
     if not args.methods:  # an ablation's speed is that of a type
@@ -150,9 +190,11 @@ def main():
             measured = {}
             for method in methods:
                 progress.update(bar, description=f"{attention} {method}")
-                measured[method] = compare(
-                    f"{attention}_lm_{method}",
-                    f"{attention}_lm_base",
+                other = next(a for a in ATTENTIONS if a != attention)
+                own, name = (other, f"base, {other}") if method == "base" else (attention, method)
+                measured[name] = compare(
+                    f"{own}_{args.family}_{method}",
+                    f"{attention}_{args.family}_base",
                     args,
                     lambda bar=bar: progress.advance(bar),
                 )

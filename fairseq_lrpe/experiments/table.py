@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from fairseq_lrpe.experiments import compose, train
+from fairseq_lrpe.experiments import compose, finetune, glue, train
 from fairseq_lrpe.experiments.commands import ending_signals
 from fairseq_lrpe.experiments.compose import REPOSITORY
 from fairseq_lrpe.experiments.train import OVERRIDE, at_least
@@ -29,13 +29,19 @@ SCALES = ("full", "mini")
 
 @dataclass(frozen=True)
 class Run:
+    """A training; with a ``task`` a fine-tuning, after the training ``pretrained``."""
+
     experiment: str
     attention: str
     method: str
     seed: int
+    task: str | None = None
+    pretrained: "Run | None" = None
 
     def __str__(self):
-        return f"{self.experiment}/{self.attention}_{self.method}/seed-{self.seed}"
+        return "/".join(
+            filter(None, (self.experiment, f"{self.attention}_{self.method}", f"seed-{self.seed}", self.task))
+        )
 
 
 def load(name):
@@ -55,27 +61,55 @@ def seeds_of(table, scale, cfg):
     return table.get("mini_seeds" if scale == "mini" else "seeds") or list(cfg.seeds)
 
 
+def tasks_of(cfg, part):
+    """Of a fine-tuning, those of its tasks that an entry of a table's ``runs`` has columns for."""
+    shown = {glue.task_of(split).name for split in part["columns"]} if cfg.family == "glue" else ()
+    return [task for task in cfg.get("tasks", ()) if task in shown]
+
+
+def plan(cfg, experiment, attention, method, seeds, tasks):
+    """The runs of one method in one experiment; of a fine-tuning, one for each of ``tasks``."""
+    method = compose.canonical(method)
+    if cfg.family != "glue":
+        return [Run(experiment, attention, method, seed) for seed in seeds]
+    first = Run(cfg.pretrained, attention, method, compose.load(cfg.pretrained).seeds[0])
+    return [Run(experiment, attention, method, seed, task, first) for seed in seeds for task in tasks]
+
+
+def own(experiment, overrides):
+    """Those of the overrides that the experiment has a key for."""
+    cfg = compose.load(experiment)
+    return [text for text in overrides if OmegaConf.select(cfg, text.partition("=")[0]) is not None]
+
+
 def runs(table, scale="full", only=(), overrides=()):
-    """The table's runs, each once, all methods of the first seed first."""
+    """The table's runs, each once, all methods of the first seed first, and pretraining before all else.
+
+    An override has to fit one of the experiments.
+    """
+    names = list(dict.fromkeys(filter(None, (experiment_of(part, scale) for part in table["runs"]))))
+    for text in overrides:
+        if not any(own(name, [text]) for name in names):
+            compose.load(names[0], [text])  # tells what is wrong
     found, seen = {}, set()
     for part in table["runs"]:
         experiment = experiment_of(part, scale)
         if experiment is None:
             continue
-        cfg = compose.load(experiment, overrides)
+        cfg = compose.load(experiment, own(experiment, overrides))
         seeds = seeds_of(table, scale, cfg)
         for method in part["methods"].values():
             compose.check_method(method, part["attention"])
             first = compose.canonical(method)
             seen |= {method, first}
             if not only or {method, first} & set(only):
-                for seed in seeds:
-                    found[Run(experiment, part["attention"], first, seed)] = None
+                tasks = tasks_of(cfg, part)
+                found.update(dict.fromkeys(plan(cfg, experiment, part["attention"], method, seeds, tasks)))
     unknown = [name for name in only if name not in seen]
     if unknown:
         known = ", ".join(name for name in METHODS if name in seen)
         raise ValueError(f"the table has no method {unknown[0]!r}: choose from {known}")
-    return sorted(found, key=lambda run: run.seed)
+    return sorted(found, key=lambda run: (run.pretrained is not None, run.seed))
 
 
 def main(arguments=None):
@@ -85,18 +119,18 @@ def main(arguments=None):
     try:
         planned = runs(load(args.table), args.scale, args.only, overrides)
         gpus = gpus_per_job(args)
-        flags = [*overrides, "--results", str(args.results)]
-        flags += [] if gpus is None else ["--gpus", str(gpus)]
+        flags = ["--results", str(args.results), *([] if gpus is None else ["--gpus", str(gpus)])]
         if args.dry_run:
             for run in planned:
-                train.main([*words(run), *flags, "--dry-run"])
+                _, *words = arguments_of(run, args.results, overrides)
+                (finetune if run.task else train).main([*words, *flags, "--dry-run"])
             return
         ready, failed = with_data(planned, overrides, gpus)
     except ValueError as error:
         sys.exit(f"table: {error}")
     try:
         with ending_signals():
-            failed += run_all(ready, args, flags, gpus)
+            failed += run_all(ready, args, overrides, flags, gpus)
     except KeyboardInterrupt:
         sys.exit(130)
     if importlib.util.find_spec("fairseq_lrpe.experiments.results"):
@@ -149,10 +183,15 @@ def with_data(planned, overrides, gpus):
     """The runs whose data is there, and what is to be said of the others."""
     lacking = {}
     for experiment in dict.fromkeys(run.experiment for run in planned):
-        cfg = compose.load(experiment, overrides)
+        cfg = compose.load(experiment, own(experiment, overrides))
         compose.update_freq(cfg, gpus or 0)
         try:
-            train.sizes(cfg)
+            if cfg.family == "glue":
+                finetune.check_settings(cfg, experiment)
+                for task in {run.task: None for run in planned if run.experiment == experiment}:
+                    finetune.data_of(cfg, glue.TASKS[task])
+            else:
+                train.sizes(cfg)
         except ValueError as error:
             lacking[experiment] = f"{experiment} left out: {error}"
     ready = [run for run in planned if run.experiment not in lacking]
@@ -163,9 +202,14 @@ def with_data(planned, overrides, gpus):
     return ready, list(lacking.values())
 
 
-def words(run):
-    """experiments.train's arguments for it."""
-    return [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
+def arguments_of(run, results, overrides):
+    """The module of experiments that does it, and its arguments."""
+    if run.task:
+        checkpoint = results / str(run.pretrained) / "checkpoints" / "checkpoint_best.pt"
+        words = "finetune", checkpoint, run.task, "--experiment", run.experiment, "--seeds", run.seed
+    else:
+        words = "train", run.experiment, run.method, "--attention", run.attention, "--seed", run.seed
+    return [*map(str, words), *own(run.experiment, overrides)]
 
 
 def environment(slot, jobs, gpus):
@@ -176,7 +220,7 @@ def environment(slot, jobs, gpus):
     return {**os.environ, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs))}
 
 
-def run_all(planned, args, flags, gpus):
+def run_all(planned, args, overrides, flags, gpus):
     """Do the runs, ``args.jobs`` at a time; return what is to be said of those that failed."""
     waiting = [run for run in planned if not (args.results / str(run) / "evaluation.json").exists()]
     running, failed = {}, []  # {slot: (run, process)}
@@ -187,10 +231,14 @@ def run_all(planned, args, flags, gpus):
         try:
             while waiting or running:
                 for slot in range(args.jobs):
-                    if slot not in running and waiting:
-                        run = waiting.pop(0)
+                    unfinished = {*waiting, *(run for run, _ in running.values())}
+                    ready = [run for run in waiting if run.pretrained not in unfinished]
+                    if slot not in running and ready:
+                        run = ready[0]
+                        waiting.remove(run)
                         console.print(f"started  {run}")
-                        running[slot] = run, start(run, flags, environment(slot, args.jobs, gpus))
+                        job = arguments_of(run, args.results, overrides)
+                        running[slot] = run, start(*job, *flags, env=environment(slot, args.jobs, gpus))
                     if slot in running and running[slot][1].poll() is not None:
                         run, process = running.pop(slot)
                         if process.returncode:
@@ -207,9 +255,9 @@ def run_all(planned, args, flags, gpus):
     return failed
 
 
-def start(run, flags, env):
+def start(module, *arguments, env):
     return subprocess.Popen(
-        [sys.executable, "-m", "fairseq_lrpe.experiments.train", *words(run), *flags],
+        [sys.executable, "-m", f"fairseq_lrpe.experiments.{module}", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -1,5 +1,7 @@
 """fairseq models; importing this registers every architecture. Each says only which layer it is made of."""
 
-from fairseq_lrpe.models import lm
+import fairseq_lrpe.safe_loading  # noqa: F401
+from fairseq_lrpe.models import lm, roberta
+from fairseq_lrpe.models.roberta import RobertaModel
 
-__all__ = ["lm"]
+__all__ = ["RobertaModel", "lm", "roberta"]

@@ -40,9 +40,15 @@ def check_arch(family):
 
 def check_data(args):
     """Refuse a data folder that is missing, or holds no binarised training and validation set."""
-    if args.task != "language_modeling":
+    if args.task in ("language_modeling", "masked_lm"):
+        folders, dictionary, prefix = args.data.split(os.pathsep), "dict.txt", ""
+        remedy = "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
+    elif args.task == "sentence_prediction":
+        folders, dictionary, prefix = [args.data], "input0/dict.txt", "input0/"
+        remedy = "bash data_prep/glue.sh makes such folders of GLUE's tasks"
+    else:
         return
-    for number, folder in enumerate(args.data.split(os.pathsep)):
+    for number, folder in enumerate(folders):
         if not Path(folder).is_dir():
             raise ValueError(
                 f"the data folder {folder!r} does not exist: give one that fairseq-preprocess wrote"
@@ -50,11 +56,10 @@ def check_data(args):
         splits, wanted = [args.train_subset], []
         if number == 0:  # further folders are shards of the training set
             splits += [] if args.disable_validation else args.valid_subset.split(",")
-            wanted = ["dict.txt"]
-        wanted += [f"{split}{end}" for split in splits for end in (".bin", ".idx")]
+            wanted = [dictionary]
+        wanted += [f"{prefix}{split}{end}" for split in splits for end in (".bin", ".idx")]
         missing = [name for name in wanted if not (Path(folder) / name).is_file()]
         if missing:
             raise ValueError(
-                f"the data folder {folder!r} is not binarised, {', '.join(missing)} missing: "
-                "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
+                f"the data folder {folder!r} is not binarised, {', '.join(missing)} missing: {remedy}"
             )

@@ -4,23 +4,20 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoder
 from fairseq.models.transformer_lm import (
     TransformerLanguageModel,
     TransformerLanguageModelConfig,
 )
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from omegaconf import II
 
 from fairseq_lrpe.attention import SelfAttention, build_attention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.models.door import one_sentence
+from fairseq_lrpe.models.layers import DecoderLayer, wrapped
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.stamp import MethodStamp
-from fairseq_lrpe.models.token_positions import TokenPositions
-from fairseq_lrpe.positions import POSITIONS, build_position
+from fairseq_lrpe.models.token_positions import place_tokens
 
 
 @dataclass
@@ -41,17 +38,6 @@ class LMConfig(PositionConfig, TransformerLanguageModelConfig):
     )
 
 
-class DecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer around another self-attention."""
-
-    def __init__(self, cfg, no_encoder_attn, self_attention):
-        self._self_attention = self_attention
-        super().__init__(cfg, no_encoder_attn)
-
-    def build_self_attention(self, embed_dim, cfg, **_):
-        return self._self_attention()
-
-
 class Decoder(TransformerDecoder):
     """fairseq's decoder made of :class:`DecoderLayer`."""
 
@@ -59,15 +45,7 @@ class Decoder(TransformerDecoder):
         self._layer_numbers = count(1)
         super().__init__(args, *rest, **kwargs)
         self.method = MethodStamp(args)
-        if args.token_positions in POSITIONS:
-            position = build_position(
-                args.token_positions,
-                embed_dim=self.embed_dim,
-                vocab_size=len(self.dictionary),
-                max_positions=self.max_target_positions,
-                padding_idx=self.padding_idx,
-            )
-            self.embed_positions = TokenPositions(position, self.embed_tokens, self.embed_scale)
+        place_tokens(self, args, self.max_target_positions)
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
         # cfg is fairseq's and lost our flags; self.args has them.
@@ -81,10 +59,7 @@ class Decoder(TransformerDecoder):
             max_positions=cfg.max_target_positions,
             dropout=cfg.attention_dropout,
         )
-        layer = DecoderLayer(cfg, no_encoder_attn, self_attention)
-        if cfg.checkpoint_activations:
-            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+        return wrapped(DecoderLayer(cfg, no_encoder_attn, self_attention), cfg)
 
     def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
         """fairseq's; but a first call with an incremental state reads all its tokens, in one pass."""
@@ -112,10 +87,6 @@ class LanguageModel(TransformerLanguageModel):
 
     @classmethod
     def check(cls, cfg):
-        if cfg.token_positions == "complex_order" and cfg.decoder_embed_dim % 2:
-            raise ValueError(
-                f"complex_order has two halves: the embed dim {cfg.decoder_embed_dim} must be even"
-            )
         encoding_from_config(
             cfg, embed_dim=cfg.decoder_embed_dim, num_heads=cfg.decoder_attention_heads, causal=True
         )

@@ -42,9 +42,9 @@ def _register(arch, model_cls, config_cls, flags, source):
     config = make_dataclass(f"{config_cls.__name__}_{arch}", defaults, bases=(config_cls,))
 
     def add_args(parser):
-        # fairseq makes a flag that is on by default one that turns it off under the same name.
+        # Of fairseq, a flag that is on by default would turn it off under the same name.
         for f in fields(config):
-            if f.default is True:
+            if isinstance(f.default, bool):
                 flag = "--" + f.name.replace("_", "-")
                 parser.add_argument(flag, action=BooleanOptionalAction, help=f.metadata["help"])
         super(model, model).add_args(parser)

@@ -35,6 +35,17 @@ class MethodStamp(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
+def check_vocabulary(state_dict, name, embedding, model):
+    """SystemExit where ``state_dict`` has another number of embeddings than the ``model`` named ``name``."""
+    stored = state_dict.get(".".join(filter(None, (name, embedding, "weight"))))
+    types = model.get_submodule(embedding).num_embeddings
+    if stored is not None and stored.size(0) != types:
+        raise SystemExit(
+            f"fairseq_lrpe: the checkpoint has a vocabulary of {stored.size(0):,} types and the data one of "
+            f"{types:,}: prepare the data with the dictionary of the checkpoint"
+        )
+
+
 def _encode(flags):
     return torch.tensor(list(json.dumps(flags, sort_keys=True).encode()))
 

@@ -3,6 +3,21 @@
 from fairseq.utils import make_positions
 from torch import nn
 
+from fairseq_lrpe.positions import POSITIONS, build_position
+
+
+def place_tokens(coder, args, max_positions):
+    """Gives fairseq's encoder or decoder the token positions of ``args``, unless they are fairseq's own."""
+    if args.token_positions in POSITIONS:
+        position = build_position(
+            args.token_positions,
+            embed_dim=coder.embed_tokens.embedding_dim,
+            vocab_size=len(coder.dictionary),
+            max_positions=max_positions,
+            padding_idx=coder.padding_idx,
+        )
+        coder.embed_positions = TokenPositions(position, coder.embed_tokens, coder.embed_scale)
+
 
 class TokenPositions(nn.Module):
     """Stands in for fairseq's ``embed_positions``: what is added to the scaled embeddings.

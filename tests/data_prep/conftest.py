@@ -1,11 +1,10 @@
 import hashlib
-import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
-from tiny import REPOSITORY
+from tiny import REPOSITORY, write_byte_pairs
 
 sys.path[:0] = [
     str(REPOSITORY),
@@ -21,20 +20,12 @@ def published():
 
 @pytest.fixture
 def tiny_bpe(tmp_path, monkeypatch):
-    """A folder with byte pairs of 256 bytes and four merges, taken for the published files."""
-    from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
-
+    """A folder with tiny byte pairs, taken for the published files."""
     from data_prep import gpt2_bpe
 
     folder = tmp_path / "tiny_bpe"
     folder.mkdir()
-    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "th")]
-    types = [*bytes_to_unicode().values(), *("".join(pair) for pair in merges)]
-    (folder / "encoder.json").write_text(json.dumps({x: i for i, x in enumerate(types)}))
-    (folder / "vocab.bpe").write_text(
-        "#version: 0.2\n" + "".join(f"{a} {b}\n" for a, b in merges), encoding="utf-8"
-    )
-    (folder / "dict.txt").write_text("".join(f"{i} {1000 - i}\n" for i in range(len(types))))
+    write_byte_pairs(folder)
     for name in gpt2_bpe.FILES:
         content = (folder / name).read_bytes()
         facts = {"mirrors": [], "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}

@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from tiny import REPOSITORY, run_command
 
-from fairseq_lrpe.experiments import compose, results
+from fairseq_lrpe.experiments import compose, glue, results, table
 
 ROWS = ("Base", "RoPE", "Type1", "Type2", "PER", "SPE")
 METHODS = ("base", "rope", "tmlr_type1", "iclr_type2", "per", "spe")
@@ -51,7 +51,7 @@ def configs(tmp_path, monkeypatch):
         "paper/paper": paper,
         "tables/some_table9": table | {"mini_seeds": [1, 2]},
         "tables/some_figure": table | {"mini_seeds": [1], "table": "figure1"},
-        "lm/big": {"seeds": [1, 2, 3], "updates": 100},
+        "lm/big": {"family": "lm", "seeds": [1, 2, 3], "updates": 100},
         "lm/small": {"defaults": "lm/big"},
     }
     for name, content in files.items():
@@ -298,19 +298,17 @@ def test_a_figure_without_published_numbers(runs, capsys, monkeypatch):
 def test_the_papers_own_tables(tmp_path):
     """Every table of configs/tables: each of its runs has a row and column of the paper."""
     for path in (REPOSITORY / "configs/tables").glob("*.yaml"):
-        table = OmegaConf.load(path)
-        for scale, name in (("full", "experiment"), ("mini", "mini")):
-            plan = [run for run in table.runs if run[name]]
-            folder = tmp_path / f"{path.stem}-{scale}"
-            for run in plan:
-                for method in run.methods.values():
-                    place = folder / run[name] / f"{run.attention}_{compose.canonical(method)}/seed-1"
-                    if not place.exists():
-                        write_run(place, {100: 9})
+        settings = table.load(path.stem)
+        for scale in table.SCALES:
+            folder, expected = tmp_path / f"{path.stem}-{scale}", set()
+            for run in table.runs(settings, scale):
+                write_run(folder / str(run), {100: 9})
+            for part in settings["runs"]:
+                cfg = compose.load(name) if (name := table.experiment_of(part, scale)) else None
+                for split, column in part["columns"].items() if name else ():
+                    if cfg.family != "glue" or glue.task_of(split).name in cfg.tasks:
+                        expected |= {(part["attention"], row, column) for row in part["methods"]}
             _, entries = results.read_table(path.stem, scale, folder)
-            expected = {
-                (run.attention, m, c) for run in plan for m in run.methods for c in run.columns.values()
-            }
             assert {(e.attention, e.row, e.column) for e in entries if e.runs} == expected, (path.stem, scale)
             assert {e.state() for e in entries if e.runs} == {"stopped at 100 of 100"}
 

@@ -1,0 +1,77 @@
+"""What a fine-tuned model predicts for splits of its task: a file of predictions for each.
+
+A file has a line for each row of the split, in its order: index, prediction, and the target where the split
+has one. Labels are written as in the task's files, scores from 0 to 5.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils, utils
+
+import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.experiments.glue import REGRESSION_SCALE
+
+
+@torch.no_grad()
+def predict(model, task, split, batch_size):
+    """[(prediction, target or None)], both as text, in the order of the split."""
+    task.load_dataset(split)
+    dataset, rows = task.dataset(split), {}
+    batches = task.get_batch_iterator(dataset, max_sentences=batch_size).next_epoch_itr(shuffle=False)
+    device = next(model.parameters()).device
+    for sample in batches:
+        if device.type == "cuda":
+            sample = utils.move_to_cuda(sample)
+        logits, _ = model(**sample["net_input"], classification_head_name=task.cfg.classification_head_name)
+        found = [logits if task.cfg.regression_target else logits.argmax(-1), sample.get("target")]
+        texts = [[None] * len(logits) if x is None else as_text(task, x.view(-1).tolist()) for x in found]
+        rows.update(zip(sample["id"].tolist(), zip(*texts, strict=True), strict=True))
+    return [rows[i] for i in range(len(dataset))]
+
+
+def as_text(task, values):
+    """Scores or labels as the task's files have them."""
+    if task.cfg.regression_target:
+        return [f"{REGRESSION_SCALE * x:.6f}" for x in values]
+    return [task.label_dictionary[i + task.label_dictionary.nspecial] for i in values]
+
+
+def write(path, rows):
+    """The predictions as GLUE wants them submitted, with the targets beside them if there are any."""
+    columns = ["index", "prediction", "target"][: 2 if rows[0][1] is None else 3]
+    lines = ["\t".join([str(i), *row][: len(columns)]) for i, row in enumerate(rows)]
+    part = path.with_name(path.name + ".part")
+    part.write_text("\n".join(["\t".join(columns), *lines]) + "\n")
+    os.replace(part, path)
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="predict", description=__doc__)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument(
+        "data", type=Path, help="a folder that data_prep/glue.sh wrote, such as data/glue/RTE/bin"
+    )
+    parser.add_argument("splits", nargs="+", metavar="SPLIT=FILE", help="valid=predictions.tsv")
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--cpu", action="store_true")
+    args = parser.parse_args()
+    for path in (args.checkpoint, args.data):
+        if not path.exists():
+            sys.exit(f"predict: {path} does not exist")
+    [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(args.checkpoint)], arg_overrides={"data": str(args.data)}
+    )
+    model.eval()
+    if torch.cuda.is_available() and not args.cpu:
+        model.cuda()
+    for pair in args.splits:
+        split, _, path = pair.partition("=")
+        write(Path(path), predict(model, task, split, args.batch_size))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Bidirectional language models: fairseq's RoBERTa with our self-attention."""
+
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Optional
+
+from fairseq import utils
+from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import BaseFairseqModel
+from fairseq.models.roberta import model as fairseq_roberta
+from fairseq.models.transformer import TransformerEncoder
+from fairseq.modules.transformer_sentence_encoder import init_bert_params
+from omegaconf import open_dict
+
+from fairseq_lrpe.attention import build_attention
+from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.models.door import one_sentence
+from fairseq_lrpe.models.layers import EncoderLayer, wrapped
+from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.stamp import MethodStamp, check_vocabulary
+from fairseq_lrpe.models.token_positions import place_tokens
+
+ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+def _flag(default, help):
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class RobertaConfig(PositionConfig):
+    """fairseq's RoBERTa flags with its defaults, which are RoBERTa base."""
+
+    # RoBERTa's own; the authors' public models (OpenNLPLab/fairseq-evo) keep them beside every encoding.
+    token_positions: str = field(
+        default="learned", metadata={"help": "absolute positions of the token embeddings"}
+    )
+    encoder_layers: int = _flag(12, "encoder layers")
+    encoder_embed_dim: int = _flag(768, "encoder embedding dimension")
+    encoder_ffn_embed_dim: int = _flag(3072, "embedding dimension of the feed-forward layers")
+    encoder_attention_heads: int = _flag(12, "attention heads")
+    encoder_normalize_before: bool = _flag(False, "apply layernorm before each block, not after it")
+    layernorm_embedding: bool = _flag(True, "apply layernorm to the embeddings")
+    activation_fn: ACTIVATIONS = field(
+        default="gelu", metadata={"help": "activation function of the feed-forward layers"}
+    )
+    pooler_activation_fn: ACTIVATIONS = field(
+        default="tanh", metadata={"help": "activation function of the classification heads"}
+    )
+    dropout: float = _flag(0.1, "dropout probability")
+    attention_dropout: float = _flag(0.1, "dropout probability of softmax attention's weights")
+    activation_dropout: float = _flag(0.0, "dropout probability inside the feed-forward layers")
+    pooler_dropout: float = _flag(0.0, "dropout probability in the classification heads")
+    encoder_layerdrop: float = _flag(0.0, "probability to leave out a layer in training")
+    untie_weights_roberta: bool = _flag(False, "give the output embeddings of its own")
+    max_positions: Optional[int] = _flag(None, "the longest sequence (default: the task's)")  # noqa: UP045
+    load_checkpoint_heads: bool = _flag(False, "register the classification heads that a checkpoint has")
+    spectral_norm_classification_head: bool = _flag(False, "normalize the classification heads spectrally")
+    checkpoint_activations: bool = _flag(False, "compute activations anew in the backward pass, for memory")
+
+
+class SentenceEncoder(TransformerEncoder):
+    """fairseq's encoder made of :class:`EncoderLayer`."""
+
+    def __init__(self, args, *rest):
+        self._layer_numbers = count(1)
+        super().__init__(args, *rest)
+        self.method = MethodStamp(args)
+
+    def build_encoder_layer(self, cfg):
+        # cfg is fairseq's and lost our flags; self.args has them.
+        self_attention = partial(
+            build_attention,
+            self.args,
+            embed_dim=cfg.encoder.embed_dim,
+            num_heads=cfg.encoder.attention_heads,
+            causal=False,
+            layer=next(self._layer_numbers),
+            max_positions=cfg.max_source_positions,
+            dropout=cfg.attention_dropout,
+        )
+        return wrapped(EncoderLayer(cfg, self_attention), cfg)
+
+
+class RobertaEncoder(fairseq_roberta.RobertaEncoder):
+    """fairseq's around :class:`SentenceEncoder`."""
+
+    def build_encoder(self, args, dictionary, embed_tokens):
+        return SentenceEncoder(args, dictionary, embed_tokens).apply(init_bert_params)
+
+
+class RobertaModel(fairseq_roberta.RobertaModel):
+    """RoBERTa whose attention and position are given by the flags of :class:`RobertaConfig`."""
+
+    def __init__(self, args, encoder):
+        super().__init__(args, encoder)
+        # Last: fairseq initialises every layer as BERT's, and positions made of layers have their own start.
+        place_tokens(encoder.sentence_encoder, args, encoder.sentence_encoder.max_source_positions)
+
+    @classmethod
+    def check(cls, cfg):
+        encoding_from_config(
+            cfg, embed_dim=cfg.encoder_embed_dim, num_heads=cfg.encoder_attention_heads, causal=False
+        )
+
+    @classmethod
+    def add_args(cls, parser):
+        """The flags of the dataclass; fairseq's RoBERTa still lists its own by hand."""
+        BaseFairseqModel.add_args.__func__(cls, parser)
+
+    @classmethod
+    def build_model(cls, args, task):
+        with one_sentence():
+            cls.check(args)
+        with open_dict(args):  # fairseq fills in what has no flag here
+            args.max_positions = args.max_positions or task.max_positions()
+            args.encoder_learned_pos = args.token_positions == "learned"
+            args.no_token_positional_embeddings = args.token_positions == "none"
+            return cls(args, RobertaEncoder(args, task.source_dictionary))
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        check_vocabulary(state_dict, name, "encoder.sentence_encoder.embed_tokens", self)
+        super().upgrade_state_dict_named(state_dict, name)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder, checkpoint_file="checkpoint_best.pt", data=None, bpe="gpt2", **overrides
+    ):
+        """fairseq's interface to a checkpoint: encode text, fill masks, extract features, predict by a head.
+
+        Without ``data``, the data folder that the checkpoint was trained on; GPT-2's byte pairs are those
+        that data_prep left beside it, else fairseq downloads them.
+        """
+        if data is None:
+            trained = load_checkpoint_to_cpu(str(Path(folder, checkpoint_file)))["cfg"]["task"]["data"]
+            data = (REPOSITORY / utils.split_paths(trained)[0]).resolve()
+            if not data.is_dir():
+                raise ValueError(
+                    f"the data folder {data} that {checkpoint_file} was trained on is not here: "
+                    "give data=FOLDER, one with the same dict.txt"
+                )
+        data = Path(data).resolve()
+        pairs = next(
+            (p / "gpt2_bpe" for p in data.parents if (p / "gpt2_bpe" / "encoder.json").is_file()), None
+        )
+        if bpe == "gpt2" and pairs:
+            files = {
+                "gpt2_encoder_json": str(pairs / "encoder.json"),
+                "gpt2_vocab_bpe": str(pairs / "vocab.bpe"),
+            }
+            overrides = {**files, **overrides}
+        return super().from_pretrained(str(folder), checkpoint_file, str(data), bpe, **overrides).eval()
+
+
+register_family("roberta", RobertaModel, RobertaConfig)

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# The zip file for GLUE's server, of the fine-tunings of one model; --help lists the options:
+#   bash scripts/glue_submission.sh results/glue/wikibook/linear_rope
+set -euo pipefail
+
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
+exec python -m fairseq_lrpe.experiments.glue_submission "$@"
