@@ -41,27 +41,30 @@ def run_command(command, log, on_line=lambda line: None, **popen):
     """
     program = Path(sys.executable).parent / command[0]
     log.parent.mkdir(parents=True, exist_ok=True)
+    process = None
     with ending_signals(), log.open("a") as file:
         file.write(f"$ {' '.join(command)}\n")
         file.flush()
-        process = subprocess.Popen(
-            [str(program), *command[1:]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            env={**KEEP_MEMORY, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
-            start_new_session=True,
-            **popen,
-        )
         try:
+            with holding_signals():  # or one that comes here would leave the command running
+                process = subprocess.Popen(
+                    [str(program), *command[1:]],
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    env={**KEEP_MEMORY, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
+                    start_new_session=True,
+                    **popen,
+                )
             for line in process.stdout:
                 file.write(line)
                 file.flush()
                 on_line(line)
             process.wait()
         except BaseException:
-            end_group(process)
+            if process is not None:
+                end_group(process)
             raise
     if process.returncode:
         tail = "\n".join(log.read_text().splitlines()[-8:])
@@ -76,6 +79,23 @@ def end_group(process):
             process.wait(GRACE)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             pass
+
+
+@contextmanager
+def holding_signals():
+    """Signals that would end this program and come inside arrive when it is left."""
+    came, before = [], {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    for number in came:
+        signal.raise_signal(number)
 
 
 @contextmanager
