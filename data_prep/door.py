@@ -53,7 +53,7 @@ def check_out(out, source):
     """BadInput if ``out`` is no folder, or has something made from another source: they would be mixed up."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"{out} is a file: --out takes a folder")
-    for product in (out / "text", out / "bin"):
+    for product in (out / "text", *sorted(out.glob("bin*"))):
         note = product / NOTE
         if note.exists() and (held := note.read_text().strip()) != str(source):
             raise BadInput(

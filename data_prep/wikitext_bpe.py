@@ -6,55 +6,26 @@
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 
-from data_prep import binarise, books, door, fetch, gpt2_bpe, wikitext103, wikitext_mini
-from data_prep.binarise import DATA, SOURCES, SPLITS
+from data_prep import binarise, books, door, gpt2_bpe, wikitext103, wikitext_mini
+from data_prep.binarise import DATA, SOURCES
 
 RAW = SOURCES["wikitext103_raw"]
-ACCEPTED = f"--from takes {RAW['archive']} or a folder with its files (see --help)"
-
-
-def find_raw(folder):
-    """{split: wiki.<split>.raw} in ``folder`` or in its wikitext-103-raw, as the archive has them."""
-    inside = folder / "wikitext-103-raw"
-    place = inside if inside.is_dir() else folder
-    texts = {split: place / f"wiki.{split}.raw" for split in SPLITS}
-    for path in texts.values():
-        if not path.is_file():
-            raise door.BadInput(f"{path} is missing: {ACCEPTED}")
-    return texts
-
-
-def check_raw(source):
-    """The name of ``source``; BadInput if it is neither the published archive nor a folder with its texts."""
-    if source is None:
-        return RAW["archive"]
-    if not source.exists():
-        raise door.BadInput(f"{source} is missing: {ACCEPTED}")
-    if source.is_dir():
-        for path in find_raw(source).values():
-            door.check_text(path)
-        return source.resolve()
-    fetch.verified(source, RAW["archive"], RAW["size"], RAW["sha256"])
-    return RAW["archive"]
 
 
 def raw_texts(source, out, name):
-    """{split: out/text/<split>.txt}, fetched and unpacked in ``out`` as far as ``source`` is no folder."""
-    if source is None:
-        source = fetch.fetch(out / RAW["archive"], RAW["mirrors"], RAW["size"], RAW["sha256"])
-    if source.is_file():
-        fetch.unpack(source, out / "unpacked")
-        source = out / "unpacked"
-    return books.write_text({split: [path] for split, path in find_raw(source).items()}, out / "text", name)
+    """{split: out/text/<split>.txt} of the raw version."""
+    found = wikitext103.texts_of(RAW, source, out)
+    return books.write_text({split: [path] for split, path in found.items()}, out / "text", name)
 
 
 def check_mini(source):
     """The name of ``source``; BadInput if it is none of wikitext_mini's."""
     texts = wikitext_mini.find_cut(source) if source else None
     if texts is None:
-        return wikitext103.check_source(source, wikitext_mini.USED)
+        return wikitext103.check_source(wikitext103.SOURCE, source, wikitext_mini.USED)
     for path in texts.values():
         door.check_text(path)
     return source.resolve()
@@ -64,19 +35,19 @@ def mini_texts(source, out, name):
     """{split: out/text/<split>.txt}, cut out of WikiText-103 unless ``source`` is cut already."""
     texts = wikitext_mini.find_cut(source) if source else None
     if texts is None:
-        tokens = wikitext103.tokens(source, out, wikitext_mini.USED)
+        tokens = wikitext103.texts_of(wikitext103.SOURCE, source, out, wikitext_mini.USED)
         return wikitext_mini.cut(tokens, out / "text", name)
     return books.write_text({split: [path] for split, path in texts.items()}, out / "text", name)
 
 
 CORPORA = {  # what --from takes, the check of it, the texts from it
     "wikitext103_bpe": (
-        f"{RAW['archive']} from elsewhere, or a folder with its files (default: download it)",
-        check_raw,
+        wikitext103.from_help(RAW),
+        partial(wikitext103.check_source, RAW),
         raw_texts,
     ),
     "wikitext_mini_bpe": (
-        f"{wikitext103.FROM_HELP}; or a folder with train.txt, valid.txt and test.txt cut already",
+        f"{wikitext103.from_help(wikitext103.SOURCE)}; or one with train.txt, valid.txt and test.txt",
         check_mini,
         mini_texts,
     ),

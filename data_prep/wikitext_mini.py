@@ -11,7 +11,7 @@ from pathlib import Path
 
 from data_prep import binarise, door
 from data_prep.binarise import DATA, SPLITS
-from data_prep.wikitext103 import FROM_HELP, check_source, tokens
+from data_prep.wikitext103 import SOURCE, check_source, from_help, texts_of
 
 USED = ("valid", "test")
 
@@ -58,21 +58,21 @@ def main(arguments=None):
         dest="source",
         type=Path,
         metavar="FILE_OR_FOLDER",
-        help=f"{FROM_HELP}; or a folder with train.txt, valid.txt and test.txt cut already",
+        help=f"{from_help(SOURCE)}; or a folder with train.txt, valid.txt and test.txt cut already",
     )
     parser.add_argument("--out", type=Path, default=DATA / "wikitext_mini", help="default: %(default)s")
     args = parser.parse_args(arguments)
     with door.one_sentence("wikitext_mini"):
         texts = find_cut(args.source) if args.source else None
         if args.source or not binarise.finished(args.out):
-            name = args.source.resolve() if texts else check_source(args.source, USED)
+            name = args.source.resolve() if texts else check_source(SOURCE, args.source, USED)
             for path in (texts or {}).values():
                 door.check_text(path)
             door.check_out(args.out, name)
         if binarise.finished(args.out):
             print(f"already there: {args.out / 'bin'}")
         else:
-            texts = texts or cut(tokens(args.source, args.out, USED), args.out / "text", name)
+            texts = texts or cut(texts_of(SOURCE, args.source, args.out, USED), args.out / "text", name)
             binarise.binarise(texts, args.out, name, "--thresholdsrc", 5)
         size = binarise.vocabulary_size(args.out / "bin")
         binarise.report(args.out, f"{size:,} types, words that the training text has five times or more")

@@ -20,7 +20,7 @@ from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.models.door import one_sentence
 from fairseq_lrpe.models.layers import EncoderLayer, wrapped
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.stamp import MethodStamp, check_vocabulary
+from fairseq_lrpe.models.stamp import MethodStamp, check_rows
 from fairseq_lrpe.models.token_positions import place_tokens
 
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
@@ -123,7 +123,11 @@ class RobertaModel(fairseq_roberta.RobertaModel):
             return cls(args, RobertaEncoder(args, task.source_dictionary))
 
     def upgrade_state_dict_named(self, state_dict, name):
-        check_vocabulary(state_dict, name, "encoder.sentence_encoder.embed_tokens", self)
+        encoder = "encoder.sentence_encoder."
+        types = "types in its vocabulary", "prepare the data with the dictionary of the checkpoint"
+        check_rows(state_dict, name, f"{encoder}embed_tokens.weight", self, *types)
+        positions = "learned positions", "give the --max-positions of the pretraining"
+        check_rows(state_dict, name, f"{encoder}embed_positions.weight", self, *positions)
         super().upgrade_state_dict_named(state_dict, name)
 
     @classmethod

@@ -35,14 +35,16 @@ class MethodStamp(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def check_vocabulary(state_dict, name, embedding, model):
-    """SystemExit where ``state_dict`` has another number of embeddings than the ``model`` named ``name``."""
-    stored = state_dict.get(".".join(filter(None, (name, embedding, "weight"))))
-    types = model.get_submodule(embedding).num_embeddings
-    if stored is not None and stored.size(0) != types:
+def check_rows(state_dict, name, embedding, model, what, remedy):
+    """SystemExit where an embedding in ``state_dict`` has not as many rows as in the ``model`` named ``name``.
+
+    ``what`` says what a row is, ``remedy`` what to do.
+    """
+    stored = state_dict.get(".".join(filter(None, (name, embedding))))
+    ours = model.state_dict().get(embedding)
+    if stored is not None and ours is not None and len(stored) != len(ours):
         raise SystemExit(
-            f"fairseq_lrpe: the checkpoint has a vocabulary of {stored.size(0):,} types and the data one of "
-            f"{types:,}: prepare the data with the dictionary of the checkpoint"
+            f"fairseq_lrpe: the checkpoint has {len(stored):,} {what} and the model {len(ours):,}: {remedy}"
         )
 
 

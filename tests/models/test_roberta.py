@@ -435,4 +435,12 @@ def test_going_on_from_another_vocabulary(data, pretrained, tmp_path):
         binarise(tmp_path / "bin" / column, used, **texts)
     flags = [*FINETUNING, "--num-classes", 2, "--finetune-from-model", pretrained / "checkpoint_last.pt"]
     done = train(tmp_path / "bin", ARCH, tmp_path / "save", *flags)
-    assert_ends(done, "a vocabulary of 265 types and the data one of 266", tmp_path / "save")
+    assert_ends(
+        done, "has 265 types in its vocabulary and the model 266: prepare the data with", tmp_path / "save"
+    )
+
+
+def test_going_on_with_fewer_positions(data, pretrained, tmp_path):
+    flags = [*FINETUNING, "--num-classes", 2, "--finetune-from-model", pretrained / "checkpoint_last.pt"]
+    done = train(data / "sentiment/bin", ARCH, tmp_path / "save", *flags, "--max-positions", 20)
+    assert_ends(done, "learned positions and the model 22: give the --max-positions of", tmp_path / "save")
