@@ -36,7 +36,7 @@ class MethodStamp(nn.Module):
 
 
 def check_rows(state_dict, name, embedding, model, what, remedy):
-    """SystemExit where an embedding in ``state_dict`` has not as many rows as in the ``model`` named ``name``.
+    """SystemExit where an embedding in ``state_dict`` has not as many rows as in ``model``, named ``name``.
 
     ``what`` says what a row is, ``remedy`` what to do.
     """
