@@ -3,7 +3,7 @@
 ``python -m fairseq_lrpe.config`` explains them: fairseq-train's own --help ends before a model's flags.
 """
 
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from dataclasses import field, fields, make_dataclass
 
 from fairseq.dataclass import FairseqDataclass
@@ -60,13 +60,29 @@ PositionConfig = make_dataclass(
 PositionConfig.__module__ = __name__
 
 
+PARTS = ("encoder_attention", "decoder_attention", "encoding_in")
+"""Flags of a model with encoder and decoder, that say which of PositionConfig's hold for which."""
+
+
+def part_flags(cfg, part):
+    """``cfg``'s flags as they hold for its "encoder" or its "decoder"."""
+    if not hasattr(cfg, "encoding_in"):
+        return cfg  # a model of one part
+    flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig)}
+    flags["attention"] = getattr(cfg, f"{part}_attention") or cfg.attention
+    if cfg.encoding_in not in (part, "both"):
+        flags["encoding"] = "none"
+    return Namespace(**flags)
+
+
 def position_flags(cfg):
     """{flag: value} of ``cfg`` that say which method a model is: of options only its encoding's."""
     own = {option_flag(cfg.encoding, option) for option in encoding_options(ENCODINGS[cfg.encoding])}
-    shared = {"attention", "encoding", "token_positions"} | (
-        {"linear_norm", "feature_map"} if cfg.attention == "linear" else set()
-    )
-    return {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in own | shared}
+    parts = {name: getattr(cfg, name) for name in PARTS if hasattr(cfg, name)}
+    shared = {"attention", "encoding", "token_positions"}
+    if "linear" in (cfg.attention, *parts.values()):
+        shared |= {"linear_norm", "feature_map"}
+    return {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in own | shared} | parts
 
 
 def check_position(cfg, embed_dim, num_heads):

@@ -1,8 +1,6 @@
 """Bidirectional language models: fairseq's RoBERTa with our self-attention."""
 
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Optional
 
@@ -11,16 +9,15 @@ from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel
 from fairseq.models.roberta import model as fairseq_roberta
-from fairseq.models.transformer import TransformerEncoder
+from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import open_dict
 
-from fairseq_lrpe.attention import build_attention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.models.coders import Encoder
 from fairseq_lrpe.models.door import one_sentence
-from fairseq_lrpe.models.layers import EncoderLayer, wrapped
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.stamp import MethodStamp, check_rows
+from fairseq_lrpe.models.stamp import check_rows
 from fairseq_lrpe.models.token_positions import place_tokens
 
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
@@ -63,34 +60,12 @@ class RobertaConfig(PositionConfig):
     checkpoint_activations: bool = _flag(False, "compute activations anew in the backward pass, for memory")
 
 
-class SentenceEncoder(TransformerEncoder):
-    """fairseq's encoder made of :class:`EncoderLayer`."""
-
-    def __init__(self, args, *rest):
-        self._layer_numbers = count(1)
-        super().__init__(args, *rest)
-        self.method = MethodStamp(args)
-
-    def build_encoder_layer(self, cfg):
-        # cfg is fairseq's and lost our flags; self.args has them.
-        self_attention = partial(
-            build_attention,
-            self.args,
-            embed_dim=cfg.encoder.embed_dim,
-            num_heads=cfg.encoder.attention_heads,
-            causal=False,
-            layer=next(self._layer_numbers),
-            max_positions=cfg.max_source_positions,
-            dropout=cfg.attention_dropout,
-        )
-        return wrapped(EncoderLayer(cfg, self_attention), cfg)
-
-
 class RobertaEncoder(fairseq_roberta.RobertaEncoder):
-    """fairseq's around :class:`SentenceEncoder`."""
+    """fairseq's around :class:`Encoder`."""
 
     def build_encoder(self, args, dictionary, embed_tokens):
-        return SentenceEncoder(args, dictionary, embed_tokens).apply(init_bert_params)
+        cfg = TransformerConfig.from_namespace(args)
+        return Encoder(args, cfg, dictionary, embed_tokens).apply(init_bert_params)
 
 
 class RobertaModel(fairseq_roberta.RobertaModel):

@@ -1,0 +1,129 @@
+"""Translation models: fairseq's ``transformer`` with our self-attention; cross attention is fairseq's own."""
+
+from dataclasses import dataclass, field
+from typing import Optional
+
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum
+from fairseq.models import BaseFairseqModel
+from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+from omegaconf import II
+
+from fairseq_lrpe.config import PositionConfig, encoding_from_config, part_flags
+from fairseq_lrpe.methods import ATTENTIONS
+from fairseq_lrpe.models.coders import Decoder, Encoder
+from fairseq_lrpe.models.door import one_sentence
+from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.token_positions import place_tokens
+
+ENCODING_IN = ("encoder", "decoder", "both")
+
+
+def _flag(default, help):
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class TransformerMTConfig(PositionConfig):
+    """fairseq's ``transformer`` flags with its defaults, which are the base Transformer's."""
+
+    encoder_attention: Optional[str] = _flag(  # noqa: UP045  (fairseq does not read X | None)
+        None, "kind of the encoder's self-attention (default: --attention)"
+    )
+    decoder_attention: str = _flag(
+        "softmax", "kind of the decoder's self-attention (the paper: with linear it does not converge)"
+    )
+    encoding_in: Optional[str] = _flag(  # noqa: UP045
+        None,
+        f"where the encoding is applied: {', '.join(ENCODING_IN)} (default: encoder where that has linear "
+        "attention, as in the paper, else both)",
+    )
+    encoder_layers: int = _flag(6, "encoder layers")
+    encoder_embed_dim: int = _flag(512, "encoder embedding dimension")
+    encoder_ffn_embed_dim: int = _flag(2048, "embedding dimension of the encoder's feed-forward layers")
+    encoder_attention_heads: int = _flag(8, "encoder attention heads")
+    encoder_normalize_before: bool = _flag(False, "apply layernorm before each encoder block, not after it")
+    decoder_layers: int = _flag(6, "decoder layers")
+    decoder_embed_dim: int = _flag(512, "decoder embedding dimension")
+    decoder_ffn_embed_dim: int = _flag(2048, "embedding dimension of the decoder's feed-forward layers")
+    decoder_attention_heads: int = _flag(8, "decoder attention heads")
+    decoder_normalize_before: bool = _flag(False, "apply layernorm before each decoder block, not after it")
+    decoder_input_dim: int = _flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
+    decoder_output_dim: int = _flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
+    share_decoder_input_output_embed: bool = _flag(False, "one embedding for the decoder's input and output")
+    share_all_embeddings: bool = _flag(
+        False, "one embedding for all; needs one dictionary for both languages"
+    )
+    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
+        default="relu", metadata={"help": "activation function of the feed-forward layers"}
+    )
+    dropout: float = _flag(0.1, "dropout probability")
+    attention_dropout: float = _flag(0.0, "dropout probability of softmax attention's weights")
+    activation_dropout: float = _flag(0.0, "dropout probability inside the feed-forward layers")
+    max_source_positions: int = _flag(1024, "the longest source")
+    max_target_positions: int = _flag(1024, "the longest target")
+    checkpoint_activations: bool = _flag(False, "compute activations anew in the backward pass, for memory")
+
+
+def settle(cfg):
+    """Write the defaults that depend on other flags into ``cfg``; ValueError where flags cannot be met."""
+    cfg.encoder_attention = cfg.encoder_attention or cfg.attention
+    for part in ("encoder", "decoder"):
+        if getattr(cfg, f"{part}_attention") not in ATTENTIONS:
+            raise ValueError(
+                f"unknown {part} attention {getattr(cfg, f'{part}_attention')!r}: choose from "
+                f"{', '.join(ATTENTIONS)}"
+            )
+    cfg.encoding_in = cfg.encoding_in or ("encoder" if cfg.encoder_attention == "linear" else "both")
+    if cfg.encoding_in not in ENCODING_IN:
+        raise ValueError(f"unknown --encoding-in {cfg.encoding_in!r}: choose from {', '.join(ENCODING_IN)}")
+    for part, causal in (("encoder", False), ("decoder", True)):
+        encoding_from_config(
+            part_flags(cfg, part),
+            embed_dim=getattr(cfg, f"{part}_embed_dim"),
+            num_heads=getattr(cfg, f"{part}_attention_heads"),
+            causal=causal,
+        )
+    if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        raise ValueError(
+            f"--share-all-embeddings needs one width: the encoder has {cfg.encoder_embed_dim} and the "
+            f"decoder {cfg.decoder_embed_dim}"
+        )
+
+
+class TransformerModel(TransformerModelBase):
+    """A Transformer whose self-attention and positions are given by :class:`TransformerMTConfig`."""
+
+    check = staticmethod(settle)
+
+    @classmethod
+    def add_args(cls, parser):
+        """The flags of our dataclass, which is flat, unlike fairseq's."""
+        BaseFairseqModel.add_args.__func__(cls, parser)
+
+    @classmethod
+    def build_model(cls, args, task):
+        with one_sentence():
+            settle(args)
+        cfg = TransformerConfig.from_namespace(args)
+        cfg.encoder.learned_pos = cfg.decoder.learned_pos = args.token_positions == "learned"
+        cfg.no_token_positional_embeddings = args.token_positions == "none"
+        source, target = task.source_dictionary, task.target_dictionary
+        if args.share_all_embeddings and source != target:
+            raise SystemExit(
+                "fairseq_lrpe: --share-all-embeddings needs one dictionary for both languages: run "
+                "fairseq-preprocess with --joined-dictionary"
+            )
+        embed_source = cls.build_embedding(cfg, source, cfg.encoder.embed_dim)
+        if args.share_all_embeddings:
+            cfg.share_decoder_input_output_embed, embed_target = True, embed_source
+        else:
+            embed_target = cls.build_embedding(cfg, target, cfg.decoder.embed_dim)
+        encoder = Encoder(args, cfg, source, embed_source)
+        decoder = Decoder(args, cfg, target, embed_target)
+        place_tokens(encoder, args, args.max_source_positions)
+        place_tokens(decoder, args, args.max_target_positions)
+        return cls(cfg, encoder, decoder)
+
+
+register_family("transformer", TransformerModel, TransformerMTConfig)
