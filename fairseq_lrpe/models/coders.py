@@ -85,7 +85,7 @@ def _moved(out, places):
         **out,
         **{
             name: [x[places.T, batch] for x in out[name]]  # (L, B, E)
-            for name in ("encoder_out", "encoder_states", "fc_results")
+            for name in ("encoder_out", "encoder_states")
         },
         **{
             name: [x[batch[:, None], places] for x in out[name]]  # (B, L) and (B, L, E)
