@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Every run of the left half of TMLR's Figure 2 (configs/tables/tmlr_figure2.yaml), then the table; --help lists the options.
+# Every run of TMLR's Figure 2 (configs/tables/tmlr_figure2.yaml), then the table; --help lists the options.
 set -euo pipefail
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"

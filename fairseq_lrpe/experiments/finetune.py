@@ -74,8 +74,9 @@ def read_pretrained(path):
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         model, task = state["cfg"]["model"], state["cfg"]["task"]
         weights = state["model"]
-    except Exception as error:
-        raise ValueError(f"{path} is no checkpoint of fairseq that can be read ({error})") from None
+    except Exception as error:  # whatever torch says of what it cannot read
+        reason = next(iter(str(error).splitlines()), error)
+        raise ValueError(f"{path} is no checkpoint of fairseq that can be read ({reason})") from None
     if "_roberta" not in model["_name"]:
         raise ValueError(
             f"{path} is of the architecture {model['_name']}: a <linear|softmax>_roberta_... is needed"
