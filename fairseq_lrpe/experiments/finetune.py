@@ -6,7 +6,6 @@ finished is not repeated. KEY=VALUE overrides a value of the experiment, such as
 """
 
 import argparse
-import fcntl
 import hashlib
 import json
 import logging
@@ -28,6 +27,7 @@ from fairseq_lrpe.experiments.run_folder import (
     Log,
     check_same,
     git,
+    locked,
     mend,
     now,
     readable,
@@ -160,12 +160,7 @@ def command_of(cfg, task, pretrained, rate, seed, updates, launch, save_dir):
 
 def fine_tune(folder, cfg, task, pretrained, rows, seed, launch, settings):
     """All learning rates of one task and seed, and the evaluation of the best."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{folder} is in use: another process is training there") from None
+    with locked(folder) as lock:
         check_same(folder, settings)
         if (folder / "evaluation.json").exists():
             print(f"finished before: {folder}")
@@ -177,7 +172,8 @@ def fine_tune(folder, cfg, task, pretrained, rows, seed, launch, settings):
             tried[part] = one_rate(part, cfg, task, pretrained, rate, rows, seed, launch, lock)
             done = {"kind": "fine-tuned", "num_updates": len(tried) * updates_of(cfg, rows)}
             write_whole(folder / "log.jsonl", json.dumps(done) + "\n")
-        best = max(tried, key=lambda part: tried[part]["splits"][next(iter(task.splits))]["score"])
+        scores = {part: tried[part]["splits"][next(iter(task.splits))]["score"] for part in tried}
+        best = max(scores, key=lambda part: -math.inf if math.isnan(scores[part]) else scores[part])
         for part in tried:
             if part != best:
                 shutil.rmtree(part / "checkpoints", ignore_errors=True)

@@ -1,5 +1,6 @@
 """A run's folder: its settings, its log, its training, whether it may go on where it stopped."""
 
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -8,6 +9,7 @@ import re
 import shlex
 import subprocess
 import zipfile
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import torch
@@ -55,6 +57,26 @@ def write_whole(path, text):
     part = path.with_name(path.name + ".part")
     part.write_text(text)
     os.replace(part, path)
+
+
+class InUse(ValueError):
+    """Another process works in the folder."""
+
+
+@contextmanager
+def locked(folder):
+    """The folder, made if need be, for this process alone; InUse if another one has it.
+
+    What this process starts may hold the lock too: the folder stays locked should this one be killed and that
+    go on.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InUse(f"{folder} is in use: another process is training there") from None
+        yield lock
 
 
 def check_same(folder, settings):

@@ -6,7 +6,6 @@ started again, a run continues from its last checkpoint, and a finished one is n
 """
 
 import argparse
-import fcntl
 import json
 import os
 import re
@@ -22,9 +21,11 @@ from fairseq_lrpe.experiments import compose
 from fairseq_lrpe.experiments.commands import CommandFailed, ending_signals, run_command
 from fairseq_lrpe.experiments.compose import REPOSITORY
 from fairseq_lrpe.experiments.run_folder import (
+    InUse,
     Log,
     check_same,
     git,
+    locked,
     mend,
     now,
     readable,
@@ -182,32 +183,33 @@ def sizes(cfg):
 
 
 def train_and_evaluate(folder, cfg, command, settings, launch):
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        try:
-            # The training holds it too: it stays locked should this program be killed and that go on.
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if launch["nodes"] == 1:
-                raise ValueError(f"{folder} is in use: another process is training there") from None
-            follow(folder, cfg, command)
-            return
-        check_same(folder, settings)
-        if (folder / "evaluation.json").exists():
-            print(f"finished before: {folder}")
-            return
-        if (folder / "run.json").exists():
-            settings["started"] = json.loads((folder / "run.json").read_text())["started"]
-            print(f"continuing: {folder}")
-        write_whole(folder / "run.json", json.dumps(settings, indent=2) + "\n")
-        write_whole(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
-        mend(folder / "checkpoints")
-        train(folder, cfg.updates, command, Log(folder), lock)
-        evaluation = {"splits": evaluate(folder, cfg, launch["cpu"], lock), "finished": now()}
-        write_whole(folder / "evaluation.json", json.dumps(evaluation, indent=2) + "\n")
-        for split, measured in evaluation["splits"].items():
-            print(f"{split}: perplexity {measured['perplexity']:.2f}")
-        print(f"finished: {folder}")
+    try:
+        with locked(folder) as lock:
+            lead(folder, cfg, command, settings, launch["cpu"], lock)
+    except InUse:
+        if launch["nodes"] == 1:
+            raise
+        follow(folder, cfg, command)
+
+
+def lead(folder, cfg, command, settings, cpu, lock):
+    """What the process that has the folder does."""
+    check_same(folder, settings)
+    if (folder / "evaluation.json").exists():
+        print(f"finished before: {folder}")
+        return
+    if (folder / "run.json").exists():
+        settings["started"] = json.loads((folder / "run.json").read_text())["started"]
+        print(f"continuing: {folder}")
+    write_whole(folder / "run.json", json.dumps(settings, indent=2) + "\n")
+    write_whole(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
+    mend(folder / "checkpoints")
+    train(folder, cfg.updates, command, Log(folder), lock)
+    evaluation = {"splits": evaluate(folder, cfg, cpu, lock), "finished": now()}
+    write_whole(folder / "evaluation.json", json.dumps(evaluation, indent=2) + "\n")
+    for split, measured in evaluation["splits"].items():
+        print(f"{split}: perplexity {measured['perplexity']:.2f}")
+    print(f"finished: {folder}")
 
 
 def follow(folder, cfg, command):
