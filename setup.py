@@ -22,6 +22,8 @@ setup(
         "pyyaml",
         "regex",
         "scipy",
+        "sacremoses",
+        "subword-nmt",
     ],
     extras_require={
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],

@@ -30,9 +30,9 @@ def binarise(texts, out, source, *flags, workers=1, name="bin"):
     os.replace(part, out / name)
 
 
-def vocabulary_size(folder):
+def vocabulary_size(folder, dictionary="dict.txt"):
     """What fairseq counts when it loads folder/dict.txt: its lines, and <s>, <pad>, </s> and <unk>."""
-    return (folder / "dict.txt").read_bytes().count(b"\n") + 4
+    return (folder / dictionary).read_bytes().count(b"\n") + 4
 
 
 def finished(out):

@@ -1,0 +1,164 @@
+"""Raw text to a translation model's tokens and back: what prepares a corpus also translates with it.
+
+``load(OUT/bin)`` is the codec of a prepared corpus. ``decode(encode(line))`` is the line, but for its blanks
+and for what the codec cannot keep:
+Moses writes typographic quotes, dashes and dots as ASCII ("„" and "“" as '"', "–" as "-", "…" as "..."), puts
+an English comma or full stop before a closing quote, and has to guess which blanks stood around quotes,
+apostrophes and signs (those of currencies belong to what follows);
+SentencePiece writes variants of a character as one (Unicode's NFKC).
+"""
+
+import functools
+import io
+import itertools
+import json
+import os
+from collections import Counter
+
+import regex
+import sacremoses
+import sentencepiece
+from subword_nmt import apply_bpe, learn_bpe
+from tqdm import tqdm
+
+from data_prep.door import BadInput
+
+SEPARATOR = "@@"  # at the end of each byte pair that does not end a word
+WORDS = 500_000  # that subword-nmt remembers
+SENTENCES = 2_000_000  # of each language from which SentencePiece learns: more do not fit into memory
+PREPARATION = "preparation.json"
+
+
+@functools.cache
+def moses(language):
+    """Moses's tools for a language, which take a while to make."""
+    return (
+        sacremoses.MosesPunctNormalizer(language),
+        sacremoses.MosesTokenizer(language),
+        sacremoses.MosesDetokenizer(language),
+    )
+
+
+class Moses:
+    """Moses's words in subword-nmt's byte pairs, which both languages share: ``folder``/codes."""
+
+    tokenizer, bpe = "moses", "subword_nmt"
+    unit = "merges of byte pairs"
+
+    def __init__(self, folder):
+        self.path = folder / "codes"
+
+    def words(self, language, line):
+        normalizer, tokenizer, _ = moses(language)
+        # As Moses's remove-non-printing-char: each such character is a blank.
+        printable = regex.sub(r"\p{C}", " ", normalizer.normalize(line))
+        return tokenizer.tokenize(printable, aggressive_dash_splits=True, return_str=True)
+
+    def pieces(self, words):
+        if len(self._merges.cache) > WORDS:
+            self._merges.cache.clear()  # it has no bound of its own
+        return " ".join(self._merges.segment_tokens(words.split()))
+
+    def encode(self, language, line):
+        return self.pieces(self.words(language, line))
+
+    def decode(self, language, tokens):
+        words = regex.sub(rf"{SEPARATOR}( |$)", "", tokens)
+        return moses(language)[2].detokenize(words.split())
+
+    def learn(self, texts, types):
+        """Writes the first ``types`` merges of the words in ``texts``, fewer if no pair is there twice."""
+        counts = Counter()
+        for text in texts:
+            with text.open(encoding="utf-8", newline="\n") as lines:
+                for line in tqdm(lines, desc=f"words of {text.name}", unit="lines", disable=None):
+                    counts.update(line.split())
+        if all(len(word) == 1 for word in counts):
+            raise BadInput("the training text has no word of two letters: there are no byte pairs to learn")
+        learn_bpe.tqdm = functools.partial(tqdm, desc=self.path.name, unit="merges", disable=None)
+        merges = io.StringIO()
+        learn_bpe.learn_bpe((f"{word} {n}" for word, n in counts.items()), merges, types, is_dict=True)
+        replace(self.path, merges.getvalue().encode())
+
+    @functools.cached_property
+    def _merges(self):
+        with self.path.open(encoding="utf-8") as codes:
+            return apply_bpe.BPE(codes, separator=SEPARATOR)
+
+
+class SentencePiece:
+    """SentencePiece's unigram pieces of raw text, shared as well: ``folder``/sentencepiece.model."""
+
+    tokenizer, bpe = None, "sentencepiece"
+    unit = "sentence pieces"
+
+    def __init__(self, folder):
+        self.path = folder / "sentencepiece.model"
+
+    def words(self, language, line):
+        return " ".join(line.split())  # no character in it ends a line
+
+    def pieces(self, words):
+        return " ".join(self._model.encode(words, out_type=str))
+
+    def encode(self, language, line):
+        return self.pieces(self.words(language, line))
+
+    def decode(self, language, tokens):
+        return "".join(tokens.split()).replace("▁", " ").strip()
+
+    def learn(self, texts, types):
+        """Writes a model of ``types`` pieces, <unk>, <s> and </s> among them."""
+        print(f"Learning {self.path}", flush=True)
+        model = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=itertools.chain.from_iterable(map(sample, texts)),
+                model_writer=model,
+                model_type="unigram",
+                vocab_size=types,
+                num_threads=16,  # always: their number changes the last digits of the pieces' scores
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise BadInput(
+                f"SentencePiece cannot make {types:,} pieces of the training text, try another "
+                f"--bpe-types: {reason}"
+            ) from None
+        replace(self.path, model.getvalue())
+
+    @functools.cached_property
+    def _model(self):
+        return sentencepiece.SentencePieceProcessor(model_file=str(self.path))
+
+
+CODECS = (Moses, SentencePiece)
+
+
+def sample(text):
+    """The lines of a file, evenly thinned out to ``SENTENCES`` at most."""
+    with text.open("rb") as lines:
+        count = sum(1 for _ in lines)
+    with text.open(encoding="utf-8", newline="\n") as lines:
+        for line in itertools.islice(lines, 0, None, -(-count // SENTENCES)):
+            yield line.removesuffix("\n")
+
+
+def replace(path, content):
+    """``path`` with this content, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(content)
+    os.replace(part, path)
+
+
+def load(data):
+    """The codec of the prepared corpus whose folder for fairseq, OUT/bin, is ``data``."""
+    note = data / PREPARATION
+    if not note.is_file():
+        raise BadInput(f"{note} is missing: a folder that data_prep's scripts for translation made is needed")
+    facts = json.loads(note.read_text())
+    codec = next(kind for kind in CODECS if kind.bpe == facts["bpe"])(data.parent)
+    if not codec.path.is_file():
+        raise BadInput(f"{codec.path} is missing: it belongs to {data}")
+    return codec
