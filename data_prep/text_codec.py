@@ -62,9 +62,11 @@ class Moses:
     def encode(self, language, line):
         return self.pieces(self.words(language, line))
 
+    def join(self, tokens):
+        return regex.sub(rf"{SEPARATOR}( |$)", "", tokens)
+
     def decode(self, language, tokens):
-        words = regex.sub(rf"{SEPARATOR}( |$)", "", tokens)
-        return moses(language)[2].detokenize(words.split())
+        return moses(language)[2].detokenize(self.join(tokens).split())
 
     def learn(self, texts, types):
         """Writes the first ``types`` merges of the words in ``texts``, fewer if no pair is there twice."""
@@ -104,8 +106,11 @@ class SentencePiece:
     def encode(self, language, line):
         return self.pieces(self.words(language, line))
 
-    def decode(self, language, tokens):
+    def join(self, tokens):
         return "".join(tokens.split()).replace("▁", " ").strip()
+
+    def decode(self, language, tokens):
+        return self.join(tokens)
 
     def learn(self, texts, types):
         """Writes a model of ``types`` pieces, <unk>, <s> and </s> among them."""

@@ -13,6 +13,7 @@ from fairseq_lrpe.methods import ATTENTIONS, METHODS
 REPOSITORY = Path(__file__).resolve().parents[2]
 CONFIGS = REPOSITORY / "configs"
 PRECISIONS = ("fp16", "fp32", "bf16")
+BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
 
 
 def experiments():
@@ -87,13 +88,18 @@ def arch(cfg, method, attention):
     return f"{attention}_{cfg.family}_{method}"
 
 
+def unit_of(cfg):
+    """What ``cfg.batch`` counts: sequences, or tokens."""
+    return cfg.batch.get("unit", "sequences")
+
+
 def update_freq(cfg, gpus, nodes=1):
     """How many batches one process sums up for an update of the total batch."""
     total, per_gpu, processes = cfg.batch.total, cfg.batch.per_gpu, max(gpus, 1) * nodes
     if min(total, per_gpu) < 1 or total % (per_gpu * processes):
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"
         raise ValueError(
-            f"the total batch of {total} sequences is no multiple of {where} × {per_gpu} sequences "
+            f"the total batch of {total} {unit_of(cfg)} is no multiple of {where} × {per_gpu} {unit_of(cfg)} "
             f"(batch.per_gpu) = {per_gpu * processes}: change the number of GPUs, or override batch.per_gpu"
         )
     return total // (per_gpu * processes)
@@ -168,7 +174,7 @@ def fairseq_train(
     flags = {
         **flags,
         "max_update": updates,
-        "batch_size": cfg.batch.per_gpu,
+        BATCH_FLAGS[unit_of(cfg)]: cfg.batch.per_gpu,
         "update_freq": update_freq(cfg, gpus, nodes),
         # fairseq would drop a last batch whose size is no multiple of 8.
         "required_batch_size_multiple": 1,
@@ -203,6 +209,11 @@ def fairseq_train(
     return [str(x) for x in (*start, data, *as_flags(flags), *more)]
 
 
+EVALUATIONS = {  # of a task: fairseq's program and its flag for the split
+    "language_modeling": ("fairseq-eval-lm", "gen_subset"),
+    "masked_lm": ("fairseq-validate", "valid_subset"),
+    "translation": ("fairseq-generate", "gen_subset"),
+}
 EVALUATION_SEED = 1
 """Of the tokens that a masked language model's evaluation hides: the same ones for every run."""
 
@@ -216,14 +227,23 @@ def evaluate_command(cfg, split, *, save_dir="checkpoints", cpu=False):
         # With more, each process would evaluate a part of the split and report it alone.
         "distributed_world_size": 1,
     }
+    program, subset = EVALUATIONS[cfg.task]
+    flags[subset] = split
     if cfg.task == "masked_lm":
-        flags.update(task=cfg.task, valid_subset=split, seed=EVALUATION_SEED, log_format="json")
-    else:
-        flags["gen_subset"] = split
+        flags.update(task=cfg.task, seed=EVALUATION_SEED, log_format="json")
     if cpu:
         flags["cpu"] = True
-    program = "fairseq-validate" if cfg.task == "masked_lm" else "fairseq-eval-lm"
     return [program, *map(str, (cfg.data, *as_flags(flags)))]
+
+
+def data_files(cfg):
+    """The names of the files that a training and its evaluation read in the folder ``cfg.data``."""
+    splits = dict.fromkeys(["train", "valid", *cfg.evaluate.splits])
+    if cfg.task != "translation":
+        return ["dict.txt", *(f"{split}.bin" for split in splits)]
+    pair = cfg.train.source_lang, cfg.train.target_lang
+    texts = [f"{split}.{'-'.join(pair)}.{language}.bin" for split in splits for language in pair]
+    return [*(f"dict.{language}.txt" for language in pair), *texts]
 
 
 def as_flags(flags):

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from omegaconf import OmegaConf
 
-from fairseq_lrpe.experiments import compose
+from fairseq_lrpe.experiments import compose, translation
 from fairseq_lrpe.experiments.commands import CommandFailed, ending_signals, run_command
 from fairseq_lrpe.experiments.compose import REPOSITORY
 from fairseq_lrpe.experiments.run_folder import (
@@ -168,8 +168,7 @@ def describe(args, cfg, launch, overrides, more):
 def sizes(cfg):
     """{file: bytes} of the data: other sizes are other data."""
     folder = REPOSITORY / cfg.data
-    splits = dict.fromkeys(["train", "valid", *cfg.evaluate.splits])
-    files = [folder / name for name in ("dict.txt", *(f"{split}.bin" for split in splits))]
+    files = [folder / name for name in compose.data_files(cfg)]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise ValueError(
@@ -208,7 +207,8 @@ def lead(folder, cfg, command, settings, cpu, lock):
     evaluation = {"splits": evaluate(folder, cfg, cpu, lock), "finished": now()}
     write_whole(folder / "evaluation.json", json.dumps(evaluation, indent=2) + "\n")
     for split, measured in evaluation["splits"].items():
-        print(f"{split}: perplexity {measured['perplexity']:.2f}")
+        what = "perplexity" if "perplexity" in measured else "sacrebleu"
+        print(f"{split}: {what} {measured[what]:.2f}")
     print(f"finished: {folder}")
 
 
@@ -228,11 +228,11 @@ def evaluate(folder, cfg, cpu, lock):
         log.unlink(missing_ok=True)
         command = compose.evaluate_command(cfg, split, save_dir=readable(folder / "checkpoints"), cpu=cpu)
         run_command(command, log, cwd=REPOSITORY, pass_fds=[lock.fileno()])
-        measured[split] = (read_validation if cfg.task == "masked_lm" else read_perplexity)(log, split)
+        measured[split] = READERS[cfg.task](log, split, cfg)
     return measured
 
 
-def read_perplexity(log, split):
+def read_perplexity(log, split, cfg):
     """{loss (base 2), perplexity, tokens} from a log of fairseq-eval-lm."""
     text = log.read_text()
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
@@ -242,11 +242,17 @@ def read_perplexity(log, split):
     return {"loss": float(loss), "perplexity": float(perplexity), "tokens": tokens}
 
 
-def read_validation(log, split):
+def read_validation(log, split, cfg):
     """{loss (base 2), perplexity} of the masked tokens from a log of fairseq-validate."""
     entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])
     return {"loss": float(entry[f"{split}_loss"]), "perplexity": float(entry[f"{split}_ppl"])}
 
+
+READERS = {
+    "language_modeling": read_perplexity,
+    "masked_lm": read_validation,
+    "translation": translation.read_generated,
+}
 
 if __name__ == "__main__":
     main()

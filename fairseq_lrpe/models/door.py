@@ -40,13 +40,17 @@ def check_arch(family):
 
 def check_data(args):
     """Refuse a data folder that is missing, or holds no binarised training and validation set."""
-    if args.task in ("language_modeling", "masked_lm"):
-        folders, dictionary, prefix = args.data.split(os.pathsep), "dict.txt", ""
-        remedy = "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
-    elif args.task == "sentence_prediction":
-        folders, dictionary, prefix = [args.data], "input0/dict.txt", "input0/"
+    folders, dictionaries, texts = args.data.split(os.pathsep), ["dict.txt"], ["{split}"]
+    remedy = "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
+    if args.task == "sentence_prediction":
+        dictionaries, texts = ["input0/dict.txt"], ["input0/{split}"]
         remedy = "bash data_prep/glue.sh makes such folders of GLUE's tasks"
-    else:
+    elif args.task == "translation" and args.source_lang and args.target_lang:
+        pair = args.source_lang, args.target_lang
+        dictionaries = [f"dict.{language}.txt" for language in pair]
+        texts = [f"{{split}}.{'-'.join(pair)}.{language}" for language in pair]
+        remedy = f"run fairseq-preprocess -s {pair[0]} -t {pair[1]} on the text first, or give its languages"
+    elif args.task not in ("language_modeling", "masked_lm"):
         return
     for number, folder in enumerate(folders):
         if not Path(folder).is_dir():
@@ -56,8 +60,11 @@ def check_data(args):
         splits, wanted = [args.train_subset], []
         if number == 0:  # further folders are shards of the training set
             splits += [] if args.disable_validation else args.valid_subset.split(",")
-            wanted = [dictionary]
-        wanted += [f"{prefix}{split}{end}" for split in splits for end in (".bin", ".idx")]
+            wanted = dictionaries
+        wanted = [
+            *wanted,
+            *(f"{text.format(split=x)}{end}" for x in splits for text in texts for end in (".bin", ".idx")),
+        ]
         missing = [name for name in wanted if not (Path(folder) / name).is_file()]
         if missing:
             raise ValueError(

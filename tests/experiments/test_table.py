@@ -12,6 +12,7 @@ TABLES = {  # runs at full scale and at the small one
     "tmlr_table1": (7 + 7 * 8 * 5, 7 + 7 * 5 * 2),  # fine-tunings after pretrainings
     "iclr_table3": (10 + 10 * 4, 10 + 10 * 1 * 2),
     "iclr_table8": (11 + 12, 11 + 12),
+    "iclr_table4": ((11 + 13) * 5, 11 + 13),
     "tmlr_table2": (8 * 5 * 2, 8 * 3),
     "tmlr_table5": (9 * 5, 9),
     "tmlr_figure2": (4 + 4, 4 + 4),
