@@ -69,16 +69,25 @@ class Family(NamedTuple):
 
     layers: int
     layers_flag: str
-    positions_flag: str
     task: str
     criterion: str
     specials: int
     batch: Callable
+    more: Callable = lambda length: {}
+    """Flags that its length needs."""
 
 
 FAMILIES = {
-    "lm": Family(6, "decoder_layers", "max_target_positions", "dummy_lm", "cross_entropy", 4, causal_batch),
-    "roberta": Family(12, "encoder_layers", "max_positions", "dummy_masked_lm", "masked_lm", 5, masked_batch),
+    "lm": Family(6, "decoder_layers", "dummy_lm", "cross_entropy", 4, causal_batch),
+    "roberta": Family(
+        12,
+        "encoder_layers",
+        "dummy_masked_lm",
+        "masked_lm",
+        5,
+        masked_batch,
+        lambda length: {"max_positions": length},
+    ),
 }
 
 
@@ -96,7 +105,7 @@ class Step:
             "tokens_per_sample": args.length,
             "batch_size": args.batch_size,
             family.layers_flag: args.layers,
-            family.positions_flag: args.length,
+            **family.more(args.length),
             "optimizer": "adam",
             "lr": 5e-4,
             "save_dir": "/nonexistent",

@@ -40,7 +40,7 @@ def check_arch(family):
 
 def check_data(args):
     """Refuse a data folder that is missing, or holds no binarised training and validation set."""
-    folders, dictionaries, texts = args.data.split(os.pathsep), ["dict.txt"], ["{split}"]
+    dictionaries, texts = ["dict.txt"], ["{split}"]
     remedy = "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
     if args.task == "sentence_prediction":
         dictionaries, texts = ["input0/dict.txt"], ["input0/{split}"]
@@ -52,7 +52,7 @@ def check_data(args):
         remedy = f"run fairseq-preprocess -s {pair[0]} -t {pair[1]} on the text first, or give its languages"
     elif args.task not in ("language_modeling", "masked_lm"):
         return
-    for number, folder in enumerate(folders):
+    for number, folder in enumerate(args.data.split(os.pathsep)):
         if not Path(folder).is_dir():
             raise ValueError(
                 f"the data folder {folder!r} does not exist: give one that fairseq-preprocess wrote"
