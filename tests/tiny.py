@@ -12,7 +12,7 @@ BIN = Path(sys.executable).parent
 FLAGS = (
     "--task language_modeling --decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 "
     "--decoder-attention-heads 4 --tokens-per-sample 32 --batch-size 4 --optimizer adam --lr 0.01 "
-    "--num-workers 0 --cpu --required-batch-size-multiple 1"
+    "--num-workers 0 --data-buffer-size 0 --cpu --required-batch-size-multiple 1"
 ).split()
 
 

@@ -16,7 +16,7 @@ from fairseq_lrpe.experiments import commands, corpus
 
 METHODS = ("base", "nope", "rope", "tmlr_type1", "tmlr_type2")
 VOCAB_SIZE = 2000
-CONTEXT = "--tokens-per-sample 256 --batch-size 8 --num-workers 0 --cpu"
+CONTEXT = "--tokens-per-sample 256 --batch-size 8 --num-workers 0 --data-buffer-size 0 --cpu"
 TRAIN = f"""
     --task language_modeling {CONTEXT} --required-batch-size-multiple 1 --seed 1
     --decoder-layers 3 --decoder-embed-dim 128 --decoder-ffn-embed-dim 512 --decoder-attention-heads 4

@@ -99,7 +99,7 @@ def check_same(folder, settings):
         )
 
 
-FREE = ("source", "seeds", "per_gpu", "batch_size", "path")
+FREE = ("source", "seeds", "per_gpu", "batch_size", "num_workers", "data_buffer_size", "path")
 """What may differ inside the settings: it changes nothing about one run."""
 
 

@@ -16,6 +16,7 @@ from tiny import BIN, REPOSITORY, run_command
 
 from fairseq_lrpe.experiments import finetune
 
+QUIET = {"num_workers": 0, "data_buffer_size": 0}
 ROWS = {"train": 48, "valid": 20, "test": 8}
 PRETRAINING = {
     "defaults": "roberta/wikibook",
@@ -23,7 +24,7 @@ PRETRAINING = {
     "batch": {"total": 8, "per_gpu": 8},
     "updates": 4,
     "train": {
-        **{"tokens_per_sample": 32, "encoder_layers": 1, "encoder_embed_dim": 32, "num_workers": 0},
+        **{"tokens_per_sample": 32, "encoder_layers": 1, "encoder_embed_dim": 32, **QUIET},
         **{"encoder_ffn_embed_dim": 64, "encoder_attention_heads": 4, "warmup_updates": 2},
     },
 }
@@ -34,7 +35,7 @@ FINE_TUNING = {
     "tasks": ["RTE", "STS-B"],
     "learning_rates": [1e-3, 1e-2],
     "batch": {"total": 16, "per_gpu": 16},
-    "train": {"num_workers": 0},
+    "train": QUIET,
     "seeds": [1],
 }
 

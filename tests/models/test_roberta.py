@@ -169,7 +169,17 @@ def test_softmax_base_is_fairseqs_roberta():
 ARCH = "linear_roberta_tmlr_type1"
 TINY = [
     *("--user-dir", PLUGIN, "--encoder-layers", 2, "--encoder-embed-dim", 32, "--encoder-ffn-embed-dim", 64),
-    *("--encoder-attention-heads", 4, "--optimizer", "adam", "--num-workers", 0, "--cpu"),
+    *(
+        "--encoder-attention-heads",
+        4,
+        "--optimizer",
+        "adam",
+        "--num-workers",
+        0,
+        "--data-buffer-size",
+        0,
+        "--cpu",
+    ),
     *("--required-batch-size-multiple", 1, "--no-epoch-checkpoints"),
 ]
 PRETRAINING = [
