@@ -45,6 +45,10 @@ class SelfAttention(nn.Module):
         """
         raise NotImplementedError
 
+    def reordered(self, past, order):
+        """The state in which row i goes on from what was row ``order[i]``."""
+        return tree_map_only(torch.Tensor, lambda x: x.index_select(0, order), past)
+
     def merge(self, o):
         """(B, H, L, d) -> (L, B, H·d)."""
         return o.permute(2, 0, 1, 3).flatten(2)
@@ -87,5 +91,5 @@ class SelfAttention(nn.Module):
         """Beam search: row i goes on from what was row ``new_order[i]``."""
         saved = self._get_input_buffer(incremental_state)
         if saved is not None:
-            past = tree_map_only(torch.Tensor, lambda x: x.index_select(0, new_order), saved["past"])
-            self.set_incremental_state(incremental_state, "attention", {**saved, "past": past})
+            saved = {**saved, "past": self.reordered(saved["past"], new_order)}
+            self.set_incremental_state(incremental_state, "attention", saved)

@@ -17,7 +17,8 @@ _BIAS_ELEMENTS = 2**21
 class SoftmaxAttention(SelfAttention):
     """softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
 
-    While decoding the state is the encoded keys, the values and the padding mask so far. A bias is a matrix
+    While decoding the state is the encoded keys, the values and the padding mask so far, and the order that
+    beam search has since put their rows in. A bias is a matrix
     of length × length. It is made for some queries at a time: when causal, they meet only the keys up to
     the last of them; and beyond 1,024 positions it is dropped after use (and made again in the backward
     pass), so that memory grows with the length, not with its square.
@@ -35,8 +36,11 @@ class SoftmaxAttention(SelfAttention):
         q, k = self.encoding(q, k, offset, offset)
         v = self.encoding.encode_values(v, offset)
         if past is not None:
-            key_padding_mask = _join_masks(past["key_padding_mask"], key_padding_mask, offset, q)
-            k, v = torch.cat([past["k"], k], dim=2), torch.cat([past["v"], v], dim=2)
+            order, hidden = past["order"], past["key_padding_mask"]
+            if order is not None and hidden is not None:
+                hidden = hidden.index_select(0, order)
+            key_padding_mask = _join_masks(hidden, key_padding_mask, offset, q)
+            k, v = _append(past["k"], order, k), _append(past["v"], order, v)
 
         length, parts = q.size(2), []
         rows, drop, prepared = length, length > 1024 and torch.is_grad_enabled(), None
@@ -55,28 +59,34 @@ class SoftmaxAttention(SelfAttention):
             else:
                 parts.append(self._rows(*arguments))
         o = torch.cat(parts[::-1], dim=2) if len(parts) > 1 else parts[0]
-        return self.encoding.decode_output(o, offset), {"k": k, "v": v, "key_padding_mask": key_padding_mask}
+        state = {"k": k, "v": v, "key_padding_mask": key_padding_mask, "order": None}
+        return self.encoding.decode_output(o, offset), state
+
+    def reordered(self, past, order):
+        """Only noted: the rows are moved when the next keys and values are appended, in one copy."""
+        if past["order"] is not None:
+            order = past["order"].index_select(0, order)
+        return {**past, "order": order}
 
     def _rows(self, q, k, v, key_padding_mask, offset, prepared):
         """Attention of the queries from position ``offset`` on to the keys 0, 1, .."""
         bias = self.encoding.bias(q, k, offset, **({} if prepared is None else {"prepared": prepared}))
         mask = self._mask(bias, key_padding_mask, q, k, offset)
         dropout = self.dropout if self.training else 0.0
-        if not self.encoding.needs_weights:
+        # On a CPU torch's own attention is slow for the one query of a decoding step.
+        if not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
             return F.scaled_dot_product_attention(
                 q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale
             )
-        scores = self.encoding.scale * (q @ k.mT) + mask["attn_mask"]
-        blind = scores.isneginf().all(-1, keepdim=True)  # a query without keys attends to nothing
-        weights = torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
-        weights = F.dropout(weights, dropout)
-        return weights @ v + self.encoding.values_from_weights(weights, offset)
+        weights = F.dropout(_weights(self.encoding.scale * q, k, mask.get("attn_mask")), dropout)
+        o = _product(weights, v)
+        return o + self.encoding.values_from_weights(weights, offset) if self.encoding.needs_weights else o
 
     def _mask(self, bias, key_padding_mask, q, k, offset):
         """The bias and both masks as torch's arguments: ``is_causal`` alone where that is all."""
         queries, keys = q.size(2), k.size(2)
         causal = self.causal and queries > 1
-        if bias is None and key_padding_mask is None and offset == 0:
+        if bias is None and key_padding_mask is None and (offset == 0 or not causal):
             return {"is_causal": causal}
         hidden = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         if key_padding_mask is not None:
@@ -87,6 +97,34 @@ class SoftmaxAttention(SelfAttention):
         if bias is None:
             return {"attn_mask": ~hidden}
         return {"attn_mask": bias.to(q.dtype).masked_fill(hidden, float("-inf"))}
+
+
+def _weights(q, k, mask):
+    """softmax(q kᵀ under the mask), which is torch's: bool, True where a key is seen, or added, or None."""
+    scores = _product(q, k.mT)
+    if mask is None:
+        return torch.softmax(scores, dim=-1)
+    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+    blind = scores.isneginf().all(-1, keepdim=True)  # a query without keys attends to nothing
+    return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+
+
+def _product(a, b):
+    # With four dimensions torch multiplies the many small matrices of a decoding step far slower.
+    return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
+
+
+def _append(past, order, new):
+    """(B, H, n, d), its rows in the order, and (B', H, L, d) -> (B', H, n + L, d)."""
+    if order is None:
+        return torch.cat([past, new], dim=2)
+    if past.requires_grad or new.requires_grad:
+        return torch.cat([past.index_select(0, order), new], dim=2)
+    length = past.size(2)
+    out = new.new_empty(*new.shape[:2], length + new.size(2), new.size(3))
+    torch.index_select(past, 0, order, out=out[:, :, :length])
+    out[:, :, length:] = new
+    return out
 
 
 def _join_masks(past, new, offset, q):

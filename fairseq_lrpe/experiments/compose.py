@@ -69,23 +69,31 @@ def _kind(value):
     return "a text" if isinstance(value, str) else "a list"
 
 
+FAIRSEQS = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
+"""fairseq's own model of each family: the method ``fairseq``, which softmax's ``base`` has to equal."""
+
+
 def check_method(method, attention):
     """Refuse a method that does not exist, or not in this attention."""
     if attention not in ATTENTIONS:
         raise ValueError(f"no attention {attention!r}: choose from {', '.join(ATTENTIONS)}")
     choices = [name for name in METHODS if attention in METHODS[name].attentions()]
+    choices += ["fairseq"] * (attention == "softmax")
     if method not in choices:
-        what = f"does not exist in {attention} attention" if method in METHODS else "does not exist"
+        exists = method in METHODS or method == "fairseq"
+        what = f"does not exist in {attention} attention" if exists else "does not exist"
         raise ValueError(f"the method {method!r} {what}: choose from {', '.join(choices)}")
 
 
 def canonical(method):
     """The first method with the same flags: its runs are this one's."""
+    if method == "fairseq":
+        return method
     return next(name for name in METHODS if METHODS[name].flags == METHODS[method].flags)
 
 
 def arch(cfg, method, attention):
-    return f"{attention}_{cfg.family}_{method}"
+    return FAIRSEQS[cfg.family] if method == "fairseq" else f"{attention}_{cfg.family}_{method}"
 
 
 def unit_of(cfg):

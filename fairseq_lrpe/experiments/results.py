@@ -36,6 +36,8 @@ class Run:
     values: dict
     epochs: int | None = None
     """Of a fine-tuning, whose updates depend on the task."""
+    signatures: dict = field(default_factory=dict)
+    """{split: how sacreBLEU measured}, of a translation."""
 
     def state(self):
         if self.active:
@@ -74,10 +76,9 @@ def read_run(folder, metric):
         return None
     try:
         settings = json.loads((folder / "run.json").read_text())
-        log, evaluation, values = read_log(folder / "log.jsonl"), folder / "evaluation.json", {}
+        log, evaluation, splits = read_log(folder / "log.jsonl"), folder / "evaluation.json", {}
         if evaluation.exists():
             splits = json.loads(evaluation.read_text())["splits"]
-            values = {split: float(result[metric]) for split, result in splits.items()}
         reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
         return Run(
             updates=int(settings["updates"]),
@@ -88,8 +89,9 @@ def read_run(folder, metric):
                 for entry in log
                 if entry["kind"] == "valid"
             },
-            values=values,
+            values={split: float(result[metric]) for split, result in splits.items()},
             epochs=settings.get("config", {}).get("epochs"),
+            signatures={split: result.get(f"{metric}_signature") for split, result in splits.items()},
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else error
@@ -170,15 +172,17 @@ def _deviation(values):
 
 
 def without_numbers(plan):
-    """The rows and columns of a figure, of which the paper gives no numbers."""
+    """The columns of a figure, of which the paper gives no numbers."""
     columns = {column: {"better": "lower"} for run in plan for column in run["columns"].values()}
-    rows = [(run["attention"], row) for run in plan for row in run["methods"]]
-    return {
-        "columns": columns,
-        "rows": [
-            {"row": row, "attention": attention, "values": {}} for attention, row in dict.fromkeys(rows)
-        ],
-    }
+    return {"columns": columns, "rows": []}
+
+
+def with_ours(rows, plan):
+    """The paper's rows, then those that are planned beside them."""
+    planned = dict.fromkeys((run["attention"], row) for run in plan for row in run["methods"])
+    theirs = {(row.get("attention"), row["row"]) for row in rows}
+    ours = (key for key in planned if not {key, (None, key[1])} & theirs)
+    return [*rows, *({"row": row, "attention": attention, "values": {}} for attention, row in ours)]
 
 
 def read_table(name, scale, results):
@@ -216,7 +220,7 @@ def read_table(name, scale, results):
 
     columns = {column for run in plan for column in run["columns"].values()} if scale == "mini" else None
     entries = []
-    for row in published["rows"]:
+    for row in with_ours(published["rows"], plan):
         of_row = [run for run in plan if run["attention"] == row.get("attention", run["attention"])]
         for column, about in published["columns"].items():
             if not of_row or (columns is not None and column not in columns):
@@ -266,11 +270,13 @@ def number(mean, deviation):
 
 def heading(table, entries, scale):
     """What the numbers are and what they were measured on."""
-    measured = {}
+    measured, signatures = {}, {}
     for entry in entries:
         for run in filter(None, entry.runs.values()):
             length = (run.epochs, "epochs") if run.epochs else (run.updates, "updates")
             measured.setdefault((entry.experiment, length[1]), set()).add(length[0])
+            if run.signatures.get(entry.split):
+                signatures[f"{entry.column}: sacreBLEU's signature {run.signatures[entry.split]}"] = None
     names = [f"{name} ({' or '.join(map(str, sorted(n)))} {unit})" for (name, unit), n in measured.items()]
     stand_in = ", a small stand-in: compare orders, not values" if scale == "mini" else ""
     return [
@@ -278,6 +284,7 @@ def heading(table, entries, scale):
         f"paper: {table['source']}, {table['table']}",
         f"measured on {', '.join(names)}{stand_in}",
         f"{table['metric']}: mean ± sample standard deviation (seeds)",
+        *signatures,
     ]
 
 

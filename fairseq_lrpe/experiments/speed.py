@@ -1,9 +1,10 @@
 """Training speed of every method relative to the base of the same attention.
 
 ``python -m fairseq_lrpe.experiments.speed`` measures whole training steps of fairseq's trainer (forward,
-backward, update) at the size of the papers' models, causal (``lm``) or bidirectional (``roberta``), each
-method interleaved with the base of its attention, and prints them beside the published ratios. ``base`` as a
-method is the other attention's.
+backward, update) at the size of the papers' models, causal (``lm``), bidirectional (``roberta``) or both
+(``transformer``, whose decoder has softmax attention), each method interleaved with the base of its
+attention, and prints them beside the published ratios. ``base`` as a method is the other attention's,
+``fairseq`` is fairseq's own model.
 """
 
 import argparse
@@ -23,7 +24,7 @@ from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.experiments.commands import PLUGIN
-from fairseq_lrpe.experiments.compose import as_flags
+from fairseq_lrpe.experiments.compose import FAIRSEQS, as_flags
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 
 PUBLISHED = {
@@ -53,11 +54,17 @@ def masked_batch(args, pad):
     return batch(tokens, tokens.masked_fill(torch.rand(tokens.shape) >= 0.15, pad))
 
 
-def batch(source, target):
+def translation_batch(args, pad):
+    """Source and target of the same length."""
+    source, target = torch.randint(4, args.vocab_size, (2, args.batch_size, args.length + 1))
+    return batch(source[:, 1:], target[:, 1:], prev_output_tokens=target[:, :-1])
+
+
+def batch(source, target, **more):
     lengths = torch.full((len(source),), source.size(1))
     return {
         "id": torch.arange(len(source)),
-        "net_input": {"src_tokens": source, "src_lengths": lengths},
+        "net_input": {"src_tokens": source, "src_lengths": lengths, **more},
         "target": target,
         "nsentences": len(source),
         "ntokens": source.numel(),
@@ -65,30 +72,66 @@ def batch(source, target):
 
 
 class Family(NamedTuple):
-    """``layers`` as in the papers; ``specials``: the types that fairseq adds to ``--dict-size``."""
+    """``layers`` as in the papers; ``specials``: the types that fairseq adds to ``--dict-size``.
+
+    ``flags(length, layers)``: those that are its own.
+    """
 
     layers: int
-    layers_flag: str
     task: str
-    criterion: str
     specials: int
     batch: Callable
-    more: Callable = lambda length: {}
-    """Flags that its length needs."""
+    flags: Callable
 
 
 FAMILIES = {
-    "lm": Family(6, "decoder_layers", "dummy_lm", "cross_entropy", 4, causal_batch),
+    "lm": Family(
+        6,
+        "dummy_lm",
+        4,
+        causal_batch,
+        lambda length, layers: {"tokens_per_sample": length, "decoder_layers": layers},
+    ),
     "roberta": Family(
         12,
-        "encoder_layers",
         "dummy_masked_lm",
-        "masked_lm",
         5,
         masked_batch,
-        lambda length: {"max_positions": length},
+        lambda length, layers: {
+            "criterion": "masked_lm",
+            "tokens_per_sample": length,
+            "max_positions": length,
+            "encoder_layers": layers,
+        },
+    ),
+    "transformer": Family(
+        6,
+        "dummy_mt",
+        4,
+        translation_batch,
+        lambda length, layers: {
+            "criterion": "label_smoothed_cross_entropy",
+            "label_smoothing": 0.1,
+            "src_len": length,
+            "tgt_len": length,
+            "encoder_layers": layers,
+            "decoder_layers": layers,
+        },
     ),
 }
+
+
+def settings(flags, data=()):
+    """fairseq's settings of a training with ``flags`` that is never saved."""
+    flags = {
+        "user_dir": PLUGIN,
+        "save_dir": "/nonexistent",
+        "cpu": not torch.cuda.is_available(),
+        **flags,
+    }
+    parser = options.get_training_parser(default_task=flags["task"])
+    words = [*data, *as_flags(flags)]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, words))))
 
 
 class Step:
@@ -97,23 +140,15 @@ class Step:
     def __init__(self, arch, args):
         family = FAMILIES[args.family]
         flags = {
-            "user_dir": PLUGIN,
             "task": family.task,
-            "criterion": family.criterion,
             "arch": arch,
             "dict_size": args.vocab_size - family.specials,
-            "tokens_per_sample": args.length,
             "batch_size": args.batch_size,
-            family.layers_flag: args.layers,
-            **family.more(args.length),
+            **family.flags(args.length, args.layers),
             "optimizer": "adam",
             "lr": 5e-4,
-            "save_dir": "/nonexistent",
-            "cpu": not torch.cuda.is_available(),
         }
-        parser = options.get_training_parser(default_task=family.task)
-        words = list(map(str, as_flags(flags)))
-        cfg = convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words))
+        cfg = settings(flags)
         task = tasks.setup_task(cfg.task)
         self.trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
         task.load_dataset("train")
@@ -165,12 +200,21 @@ def show(attention, measured, args):
     (console if console.is_terminal else Console(width=130)).print(table)
 
 
+def attentions(method):
+    """Those that the method is measured beside."""
+    return ATTENTIONS if method == "fairseq" else METHODS[method].attentions()
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m fairseq_lrpe.experiments.speed", description=__doc__)
     parser.add_argument("--family", choices=FAMILIES, default="lm", help="default: %(default)s")
     parser.add_argument("--attention", choices=ATTENTIONS, help="only this one (default: both)")
     parser.add_argument(
-        "--methods", nargs="+", choices=METHODS, metavar="METHOD", help="only these (default: all)"
+        "--methods",
+        nargs="+",
+        choices=[*METHODS, "fairseq"],
+        metavar="METHOD",
+        help="only these (default: all but fairseq)",
     )
     parser.add_argument("--rounds", type=int, default=7, help="measured steps of each (default: %(default)s)")
     parser.add_argument("--batch-size", type=int, default=2, help="sequences a step (default: %(default)s)")
@@ -178,19 +222,20 @@ def main():
     parser.add_argument(
         "--layers",
         type=int,
-        help="default: 6 of 512 with 8 heads (lm), 12 of 768 with 12 heads (roberta), as the papers",
+        help="default, as the papers: 6 of 512 with 8 heads (lm), 12 of 768 with 12 heads (roberta), 6 + 6 "
+        "of 512 with 8 heads (transformer)",
     )
     parser.add_argument("--vocab-size", type=int, default=50265, help="the papers' Books: %(default)s")
     args = parser.parse_args()
     if args.rounds < 1:
         parser.error(f"--rounds must be at least 1, not {args.rounds}")
     for method in args.methods or ():
-        if args.attention and args.attention not in METHODS[method].attentions():
-            parser.error(f"{method} works in {', '.join(METHODS[method].attentions())} attention alone")
+        if args.attention and args.attention not in attentions(method):
+            parser.error(f"{method} works in {', '.join(attentions(method))} attention alone")
     args.layers = args.layers or FAMILIES[args.family].layers
     logging.disable(logging.INFO)
     plan = {
-        attention: [m for m in args.methods or METHODS if attention in METHODS[m].attentions()]
+        attention: [m for m in args.methods or METHODS if attention in attentions(m)]
         for attention in ([args.attention] if args.attention else ATTENTIONS)
     }
     if not args.methods:  # an ablation's speed is that of a type
@@ -201,10 +246,12 @@ def main():
             measured = {}
             for method in methods:
                 progress.update(bar, description=f"{attention} {method}")
-                other = next(a for a in ATTENTIONS if a != attention)
-                own, name = (other, f"base, {other}") if method == "base" else (attention, method)
+                name, arch = method, f"{attention}_{args.family}_{method}"
+                if method == "base":
+                    other = next(a for a in ATTENTIONS if a != attention)
+                    name, arch = f"base, {other}", f"{other}_{args.family}_base"
                 measured[name] = compare(
-                    f"{own}_{args.family}_{method}",
+                    FAIRSEQS[args.family] if method == "fairseq" else arch,
                     f"{attention}_{args.family}_base",
                     args,
                     lambda bar=bar: progress.advance(bar),

@@ -107,7 +107,7 @@ def runs(table, scale="full", only=(), overrides=()):
                 found.update(dict.fromkeys(plan(cfg, experiment, part["attention"], method, seeds, tasks)))
     unknown = [name for name in only if name not in seen]
     if unknown:
-        known = ", ".join(name for name in METHODS if name in seen)
+        known = ", ".join(name for name in (*METHODS, "fairseq") if name in seen)
         raise ValueError(f"the table has no method {unknown[0]!r}: choose from {known}")
     return sorted(found, key=lambda run: (run.pretrained is not None, run.seed))
 

@@ -82,7 +82,7 @@ def parse(arguments):
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("experiment", help=", ".join(compose.experiments()))
-    parser.add_argument("method", help="python -m fairseq_lrpe.methods lists them")
+    parser.add_argument("method", help="python -m fairseq_lrpe.methods lists them; fairseq is its own model")
     parser.add_argument("--attention", default="linear", help="linear (default) or softmax")
     parser.add_argument("--seed", type=at_least(1), default=1, help="default: %(default)s")
     parser.add_argument("--nodes", type=at_least(1), default=1, help="start the same on each of them")

@@ -77,6 +77,10 @@ class Encoder(TransformerEncoderBase):
             return _moved(out, back)
         return super().forward(src_tokens, *rest, **kwargs)
 
+    def reorder_encoder_out(self, encoder_out, new_order):
+        """fairseq's, at every step of beam search; but without the embeddings, which no decoder reads."""
+        return super().reorder_encoder_out({**encoder_out, "encoder_embedding": []}, new_order)
+
 
 def _moved(out, places):
     """An encoder's output in another order of the tokens; ``places`` (B, L)."""
