@@ -25,6 +25,9 @@ from fairseq_lrpe.experiments.compose import FAIRSEQS
 from fairseq_lrpe.experiments.speed import FAMILIES, settings, translation_batch
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 
+WARM_UP = 8
+"""Steps."""
+
 
 def build(arch, args, **flags):
     """A task and a model in evaluation mode, of the data folder's vocabulary or of ``args.vocab_size``."""
@@ -57,9 +60,9 @@ def batches(task, args):
     return [utils.move_to_cuda(batch) for batch in found] if torch.cuda.is_available() else found
 
 
-def seconds(generator, batch):
-    """Of a beam search of a fixed number of steps."""
-    steps = batch["net_input"]["src_tokens"].size(1)
+def seconds(generator, batch, steps=None):
+    """Of a beam search of a fixed number of steps: as many as the longest source has tokens, or ``steps``."""
+    steps = steps or batch["net_input"]["src_tokens"].size(1)
     generator.max_len_a, generator.max_len_b, generator.min_len = 0, steps, steps
     start = time.perf_counter()
     found = generator.generate([], batch)
@@ -78,9 +81,8 @@ def compare(arch, args, advance, **flags):
         task, model = build(name, args, **more)
         searches.append(SequenceGenerator([model], task.target_dictionary, beam_size=args.beam))
     times, found = [], batches(task, args)
-    shortest = min(found, key=lambda batch: batch["net_input"]["src_tokens"].size(1))
     for search in searches:
-        seconds(search, shortest)
+        seconds(search, found[0], WARM_UP)
     for number, batch in enumerate(found):
         order = (0, 1) if number % 2 else (1, 0)
         taken = {i: seconds(searches[i], batch) for i in order}

@@ -78,8 +78,17 @@ class Encoder(TransformerEncoderBase):
         return super().forward(src_tokens, *rest, **kwargs)
 
     def reorder_encoder_out(self, encoder_out, new_order):
-        """fairseq's, at every step of beam search; but without the embeddings, which no decoder reads."""
-        return super().reorder_encoder_out({**encoder_out, "encoder_embedding": []}, new_order)
+        """fairseq's; but the rows of one sentence, which beam search reorders at every step, are not copied.
+
+        They were copied from one another, so that nothing changes while every row stays in its sentence.
+        """
+        (before,) = encoder_out.get("sentences") or [
+            torch.arange(encoder_out["encoder_out"][0].size(1), device=new_order.device)
+        ]
+        sentences = before.index_select(0, new_order)
+        if torch.equal(sentences, before):
+            return encoder_out
+        return {**super().reorder_encoder_out(encoder_out, new_order), "sentences": [sentences]}
 
 
 def _moved(out, places):

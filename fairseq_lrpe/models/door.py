@@ -38,6 +38,26 @@ def check_arch(family):
             )
 
 
+def check_languages():
+    """Refuse a language of ``--source-lang`` and ``--target-lang`` that the data folder has no dictionary of.
+
+    Of a translation's folder alone; fairseq-generate would end in a traceback before any model is asked.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for flags in (("--source-lang", "-s"), ("--target-lang", "-t")):
+        parser.add_argument(*flags)
+    args = parser.parse_known_args(sys.argv[1:])[0]
+    for word in sys.argv[1:]:
+        folder = word.split(os.pathsep)[0]
+        known = sorted(path.name.split(".")[1] for path in Path(folder).glob("dict.?*.txt"))
+        for language in filter(None, (args.source_lang, args.target_lang)):
+            if known and language not in known:
+                raise SystemExit(
+                    f"fairseq_lrpe: the data folder {folder!r} has no dict.{language}.txt: its languages are "
+                    f"{', '.join(known)}, give its languages as --source-lang and --target-lang"
+                )
+
+
 def check_data(args):
     """Refuse a data folder that is missing, or holds no binarised training and validation set."""
     dictionaries, texts = ["dict.txt"], ["{split}"]

@@ -12,8 +12,9 @@ from omegaconf import II
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, part_flags
 from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.models.coders import Decoder, Encoder
-from fairseq_lrpe.models.door import one_sentence
+from fairseq_lrpe.models.door import check_languages, one_sentence
 from fairseq_lrpe.models.register import register_family
+from fairseq_lrpe.models.stamp import check_rows
 from fairseq_lrpe.models.token_positions import place_tokens
 
 ENCODING_IN = ("encoder", "decoder", "both")
@@ -125,5 +126,14 @@ class TransformerModel(TransformerModelBase):
         place_tokens(decoder, args, args.max_target_positions)
         return cls(cfg, encoder, decoder)
 
+    def upgrade_state_dict_named(self, state_dict, name):
+        for part, side in (("encoder", "source"), ("decoder", "target")):
+            types = f"types of the {side} language", "give it data of its languages and its dictionaries"
+            check_rows(state_dict, name, f"{part}.embed_tokens.weight", self, *types)
+            positions = f"learned {side} positions", f"give the --max-{side}-positions of its training"
+            check_rows(state_dict, name, f"{part}.embed_positions.weight", self, *positions)
+        super().upgrade_state_dict_named(state_dict, name)
 
+
+check_languages()
 register_family("transformer", TransformerModel, TransformerMTConfig)

@@ -302,9 +302,15 @@ def test_step_by_step_is_the_whole(attention, name, causal, kwargs, cuts, padded
         assert sizes == sorted(set(sizes))
 
 
+@pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "no gradients"])
 @every_causal_kind
-def test_beams_go_on_from_reordered_prefixes(attention, name, causal, kwargs):
-    module = build(attention, name, causal, **kwargs)
+def test_beams_go_on_from_reordered_prefixes(attention, name, causal, kwargs, gradients):
+    torch.manual_seed(0)
+    with torch.set_grad_enabled(gradients):
+        check_reordered_prefixes(build(attention, name, causal, **kwargs))
+
+
+def check_reordered_prefixes(module):
     x = torch.randn(3, B, E, dtype=torch.float64)
     padding = torch.zeros(B, 3, dtype=torch.bool)
     padding[1, 0] = True
@@ -318,6 +324,14 @@ def test_beams_go_on_from_reordered_prefixes(attention, name, causal, kwargs):
         padding = torch.cat([padding, torch.zeros(len(order), 1, dtype=torch.bool)], dim=1)
         out, _ = module(token, incremental_state=state)
         assert_same(out, module(x, key_padding_mask=padding)[0][-1:])
+    # Twice between two steps, as a caller may.
+    for order in ([1, 2, 0, 4, 4], [3, 0]):
+        module.reorder_incremental_state(state, torch.tensor(order))
+        x, padding = x[:, order], padding[order]
+    token = torch.randn(1, 2, E, dtype=torch.float64)
+    x, padding = torch.cat([x, token]), torch.cat([padding, torch.zeros(2, 1, dtype=torch.bool)], dim=1)
+    out, _ = module(token, incremental_state=state)
+    assert_same(out, module(x, key_padding_mask=padding)[0][-1:])
 
 
 def test_reordering_an_empty_state():

@@ -148,6 +148,7 @@ def test_overrides_arrive():
     ("lm/wikitext", "base", "linear", "no experiment 'lm/wikitext' in configs: choose from "),
     ("lm/mini", "bsae", "linear", "the method 'bsae' does not exist: choose from base, nope"),
     ("lm/mini", "t5", "linear", "'t5' does not exist in linear attention: choose from base, nope"),
+    ("lm/mini", "fairseq", "linear", "'fairseq' does not exist in linear attention: choose from base"),
     ("lm/mini", "base", "cosine", "no attention 'cosine': choose from linear, softmax"),
 ])  # fmt: skip
 def test_what_does_not_exist(experiment, method, attention, message):

@@ -12,7 +12,7 @@ TABLES = {  # runs at full scale and at the small one
     "tmlr_table1": (7 + 7 * 8 * 5, 7 + 7 * 5 * 2),  # fine-tunings after pretrainings
     "iclr_table3": (10 + 10 * 4, 10 + 10 * 1 * 2),
     "iclr_table8": (11 + 12, 11 + 12),
-    "iclr_table4": ((11 + 13) * 5, 11 + 13),
+    "iclr_table4": ((11 + 14) * 5, 11 + 14),  # with fairseq's own
     "tmlr_table2": (8 * 5 * 2, 8 * 3),
     "tmlr_table5": (9 * 5, 9),
     "tmlr_figure2": (4 + 4, 4 + 4),
@@ -58,7 +58,7 @@ def test_its_rows_and_columns_are_the_papers(name):
     published = paper.tables[settings["table"]]
     rows = {(row.attention, row.row, row.method) for row in published.rows if row.method}
     ours = {(part["attention"], row, m) for part in settings["runs"] for row, m in part["methods"].items()}
-    assert ours == rows
+    assert ours - {("softmax", "fairseq", "fairseq")} == rows
     columns = {column for part in settings["runs"] for column in part["columns"].values()}
     assert columns | set(settings.get("average", {})) == set(published.columns)
 

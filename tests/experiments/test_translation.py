@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import shutil
 import subprocess
 import sys
 
@@ -98,6 +99,49 @@ def test_a_model_is_trained_evaluated_and_asked(corpus, tmp_path):
     log = translation.found_in((run / "eval-test.log").read_text())["H"]
     codec = translation.codec_of(corpus / "bin")
     assert again == [codec.decode("de", log[i]) for i in range(20)]
+
+
+def test_fairseqs_own_model_stands_beside_ours(corpus, tmp_path):
+    for method in ("base", "fairseq"):
+        words = ["mt/multi30k", method, "--attention", "softmax", "--cpu", "--results", tmp_path]
+        done = run_command(
+            "python", "-m", "fairseq_lrpe.experiments.train", *words, f"data={corpus}/bin", *SMALL
+        )
+        assert done.returncode == 0, done.stderr
+    runs = {m: tmp_path / f"mt/multi30k/softmax_{m}/seed-1" for m in ("base", "fairseq")}
+    assert OmegaConf.load(runs["fairseq"] / "run.json").arch == "transformer"
+    found = {m: OmegaConf.load(run / "evaluation.json").splits.test.sacrebleu for m, run in runs.items()}
+    words = [tmp_path, "--table", "iclr_table4", "--scale", "mini"]
+    shown = run_command("python", "-m", "fairseq_lrpe.experiments.results", *words)
+    assert shown.returncode == 0, shown.stderr
+    row = next(line for line in shown.stdout.splitlines() if line.startswith("| softmax | fairseq |"))
+    assert row.endswith(f"| - | {found['fairseq']:.2f} (1) |")  # the paper has none
+    assert "wmt14_en_de_test: sacreBLEU's signature nrefs:1|case:mixed|eff:no|tok:13a" in shown.stdout
+    asked = ask(runs["fairseq"] / "checkpoints/checkpoint_best.pt", "A cat .\n")
+    assert asked.returncode == 0 and len(asked.stdout.splitlines()) == 1, asked.stderr
+
+
+def test_another_dictionary_or_language_than_the_checkpoints(corpus, tmp_path):
+    arch = ["--arch", "softmax_transformer_base", "--encoder-layers", 1, "--decoder-layers", 1]
+    for part in ("encoder", "decoder"):
+        arch += [f"--{part}-embed-dim", 16, f"--{part}-ffn-embed-dim", 16, f"--{part}-attention-heads", 2]
+    shared = [corpus / "bin", "--user-dir", "fairseq_lrpe", "--task", "translation", "--cpu"]
+    training = [*shared, *arch, "-s", "en", "-t", "de", "--max-tokens", 300, "--max-update", 1]
+    training += ["--optimizer", "adam", "--data-buffer-size", 0, "--save-dir", tmp_path]
+    done = run_command("fairseq-train", *training)
+    assert done.returncode == 0, done.stderr
+    longer = tmp_path / "longer"
+    shutil.copytree(corpus / "bin", longer)
+    with (longer / "dict.de.txt").open("a") as types:
+        types.writelines(f"more{i} 1\n" for i in range(16))
+    for data, target, sentence in (
+        (longer, "de", "types of the target language and the model"),
+        (corpus / "bin", "fr", "has no dict.fr.txt: its languages are de, en, give its languages"),
+    ):
+        words = [data, *shared[1:], "--path", tmp_path / "checkpoint_last.pt", "-s", "en", "-t", target]
+        done = run_command("fairseq-generate", *words)
+        last = done.stderr.strip().splitlines()[-1]
+        assert done.returncode == 1 and last.startswith("fairseq_lrpe: ") and sentence in last
 
 
 def test_wrong_requests_get_one_sentence(corpus, tmp_path):

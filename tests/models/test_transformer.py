@@ -6,7 +6,7 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase, TransformerModelBase
 from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import OmegaConf
 
@@ -115,6 +115,22 @@ def test_padding_on_either_side_changes_no_translation(arch, flags):
         row[: source.numel()] = source
     assert_same(left, alone)
     assert_same(translations(model, right), alone)
+
+
+@torch.no_grad()
+def test_the_encoders_output_is_copied_only_where_rows_leave_their_sentence():
+    encoder = build("linear_transformer_rope").encoder
+    tokens, lengths = batch("left")
+    out = encoder.reorder_encoder_out(encoder(tokens, lengths), torch.tensor([0, 0, 1, 1, 2, 2]))
+    same = encoder.reorder_encoder_out(out, torch.tensor([1, 0, 2, 2, 4, 5]))
+    assert same["encoder_out"][0] is out["encoder_out"][0]
+    for order in ([0, 1, 4, 5], [2, 3, 0, 1, 4, 5]):
+        moved = encoder.reorder_encoder_out(same, torch.tensor(order))
+        expected = TransformerEncoderBase.reorder_encoder_out(encoder, same, torch.tensor(order))
+        for name in ("encoder_out", "encoder_padding_mask"):
+            assert torch.equal(moved[name][0], expected[name][0])
+    again = encoder.reorder_encoder_out(moved, torch.tensor([1, 1, 2, 3, 4, 4]))
+    assert again["encoder_out"][0] is moved["encoder_out"][0]
 
 
 @every
