@@ -57,7 +57,7 @@ def masked_batch(args, pad):
 def translation_batch(args, pad):
     """Source and target of the same length."""
     source, target = torch.randint(4, args.vocab_size, (2, args.batch_size, args.length + 1))
-    return batch(source[:, 1:], target[:, 1:], prev_output_tokens=target[:, :-1])
+    return batch(source[:, 1:], target[:, 1:].contiguous(), prev_output_tokens=target[:, :-1])
 
 
 def batch(source, target, **more):

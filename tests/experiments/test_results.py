@@ -10,7 +10,7 @@ import pytest
 from omegaconf import OmegaConf
 from tiny import REPOSITORY, run_command
 
-from fairseq_lrpe.experiments import compose, glue, results, table
+from fairseq_lrpe.experiments import compose, curves, glue, results, table
 
 ROWS = ("Base", "RoPE", "Type1", "Type2", "PER", "SPE")
 METHODS = ("base", "rope", "tmlr_type1", "iclr_type2", "per", "spe")
@@ -192,7 +192,7 @@ def test_a_run_that_diverged_has_no_rank(runs):
     _, entries = results.read_table("some_table9", "full", runs)
     assert "PER" not in results.ranks(entries)["linear", "a_valid"][0]
     assert ["linear", "PER", "9.50", "diverged (1 of 3)", "7.00", "-"] in results.values_grid(entries, "x")[1]
-    assert "PER" not in results.curves(entries)["lm/big", "linear"]
+    assert "PER" not in curves.curves(entries)["lm/big", "linear"]
 
 
 # --- formats ----------------------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_the_papers_own_tables(tmp_path):
 
 def test_the_figure_has_a_line_for_each_method(runs, tmp_path):
     table, entries = results.read_table("some_table9", "full", runs)
-    figure = results.draw(table, entries, tmp_path / "plots" / "figure.png")
+    figure = curves.draw(table, entries, tmp_path / "plots" / "figure.png")
     assert (tmp_path / "plots/figure.png").read_bytes().startswith(b"\x89PNG")
     linear, softmax = figure.axes
     labels = [text.get_text() for text in linear.get_legend().get_texts()]

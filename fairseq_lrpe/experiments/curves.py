@@ -1,0 +1,105 @@
+"""Validation perplexity over updates of a table's runs: the results command's picture."""
+
+import math
+import statistics
+
+COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
+MARKERS = "osD^vP*X<>phd8"
+STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)))
+
+
+def curve(runs):
+    """{updates: [perplexity of each seed]}, of the finished seeds if there are any, where all have one."""
+    runs = [run for run in runs.values() if run and run.curve]
+    runs = [run for run in runs if run.values] or runs
+    common = set.intersection(*(set(run.curve) for run in runs)) if runs else ()
+    points = {updates: [run.curve[updates] for run in runs] for updates in sorted(common)}
+    return {updates: values for updates, values in points.items() if all(map(math.isfinite, values))}
+
+
+def curves(entries):
+    """{(experiment, attention): {row: curve}}."""
+    found = {}
+    for entry in entries:
+        points = curve(entry.runs)
+        if points:
+            found.setdefault((entry.experiment, entry.attention), {})[entry.row] = points
+    return found
+
+
+def draw(table, entries, path):
+    """Validation perplexity over updates, a panel for each experiment and attention: the figure.
+
+    A line is the mean of a method's seeds, its band the least to the largest of them.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
+
+    panels = curves(entries)
+    if not panels:
+        raise ValueError("no run has validated yet: there is nothing to plot")
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(8.5 * len(panels), 5), layout="constrained", squeeze=False
+    )
+    rows = list(dict.fromkeys(row for lines in panels.values() for row in lines))
+    for ax, ((experiment, attention), lines) in zip(axes[0], panels.items(), strict=True):
+        last = {row: statistics.fmean(list(points.values())[-1]) for row, points in lines.items()}
+        end = max(max(points) for points in lines.values())
+        bottom, top = window(lines.values(), list(last.values()), end)
+        for row in sorted(lines, key=last.get):
+            points, i = lines[row], rows.index(row)
+            x, mean = list(points), [statistics.fmean(values) for values in points.values()]
+            notes = [f"at {x[-1]:,}"] * (x[-1] < end) + ["above"] * (last[row] > top)
+            ax.plot(
+                x,
+                mean,
+                color=COLOURS[i % len(COLOURS)],
+                linestyle=STYLES[i // len(COLOURS) % len(STYLES)],
+                marker=MARKERS[i % len(MARKERS)],
+                markersize=5,
+                # The markers of different methods stand at different places.
+                markevery=(i % 4 * max(1, len(x) // 32), max(1, len(x) // 8)),
+                linewidth=1.5,
+                label=f"{last[row]:.2f}  {row}" + (f" ({', '.join(notes)})" if notes else ""),
+            )
+            if len(next(iter(points.values()))) > 1:
+                least, largest = zip(*((min(v), max(v)) for v in points.values()), strict=True)
+                ax.fill_between(x, least, largest, color=COLOURS[i % len(COLOURS)], alpha=0.15, linewidth=0)
+        # Up to here every line is above the window.
+        visible = [u for points in lines.values() for u, v in points.items() if statistics.fmean(v) <= top]
+        start = min(visible, default=0)
+        ax.set(
+            xlim=(start - 0.02 * (end - start), end + 0.02 * (end - start)), ylim=(bottom, top), yscale="log"
+        )
+        ax.set(xlabel="updates", ylabel="validation perplexity", title=f"{experiment}, {attention} attention")
+        ax.yaxis.set_major_locator(MaxNLocator(nbins=14, steps=[1, 2, 2.5, 5, 10]))
+        ax.yaxis.set_major_formatter(ScalarFormatter())
+        ax.yaxis.set_minor_locator(NullLocator())
+        ax.grid(alpha=0.25)
+        ax.legend(
+            title="last  method", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, handlelength=3.5
+        )
+    figure.suptitle(table["title"])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+    return figure
+
+
+def window(lines, last, end):
+    """The least and largest perplexity to show.
+
+    The lines' ends, but those far above, fill the lower half, and the later half of the training is seen.
+    """
+    near = [x for x in last if x <= 1.5 * statistics.median(last)]
+    spread = max(math.log(max(near) / min(near)), 0.05)
+    middle = [
+        min((u, statistics.fmean(v)) for u, v in points.items() if 2 * u >= end)
+        for points in lines
+        if 2 * max(points) >= end
+    ]
+    top = max(max(near) * math.exp(0.9 * spread), statistics.median(ppl for _, ppl in middle))
+    return min(near) * (min(near) / top) ** 0.05, top
