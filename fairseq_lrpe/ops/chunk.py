@@ -24,7 +24,9 @@ def _see_all(q, k, v, *, normalize, log_decay, state, return_state, chunk_size, 
             fade = (log_decay * length).exp()[:, None]
             state = state[0] * fade[..., None], state[1] * fade
         kv, k_sum = (x.flatten(0, 1) for x in state)
-        kv, k_sum = torch.baddbmm(kv, k.mT, v), k_sum + k.sum(-2)
+        # Of one token, a decoding step, the product is elementwise and goes into the sum in one pass.
+        kv = torch.addcmul(kv, k.mT, v) if k.size(-2) == 1 else kv + k.mT @ v
+        k_sum = k_sum + k.sum(-2)
     out = q @ kv
     if normalize:
         out = out / (q @ k_sum[..., None]).clamp(min=eps)
