@@ -5,22 +5,14 @@ import hashlib
 import logging
 import os
 import re
-import signal
-from collections import deque
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from itertools import islice
 from pathlib import Path
-
-from tqdm import tqdm
 
 from data_prep import door, fetch
 from data_prep.binarise import SOURCES
+from data_prep.each_line import each_line
 
 FILES = SOURCES["gpt2_bpe"]["files"]
-LINES = 1000  # that a process encodes at a time
 WORDS = 500_000  # that a process remembers
-_encoder = None  # of a process
 
 
 def provide(folder, given=None):
@@ -60,50 +52,22 @@ def encode(source, target, folder, workers):
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  here, once: each process has it from this one
 
     files = str(folder / "encoder.json"), str(folder / "vocab.bpe")
-    part = target.with_name(target.name + ".part")
-    size = source.stat().st_size
-    bar = tqdm(total=size, unit="B", unit_scale=True, desc=target.name, disable=None)
-    pool = ProcessPoolExecutor(workers, initializer=_start, initargs=files)
-    with source.open(encoding="utf-8") as lines, part.open("w", encoding="utf-8") as out, pool, bar:
-        waiting = deque()
-
-        def write_first():
-            encoded, read = waiting.popleft().result()
-            out.write(encoded)
-            bar.update(read)
-
-        try:
-            while batch := list(islice(lines, LINES)):
-                waiting.append(pool.submit(_encode, batch))
-                if len(waiting) > 2 * workers:  # the whole text does not fit into memory
-                    write_first()
-            while waiting:
-                write_first()
-        except BrokenProcessPool:
-            raise door.BadInput(
-                f"a process that encoded {source} was killed, perhaps for its memory: try fewer --workers"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    os.replace(part, target)
+    each_line(_Encoder(*files), source, target, workers, newline=None)
 
 
-def _start(*files):
-    from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+class _Encoder:
+    """A line as byte pairs' numbers, without the blanks at its ends."""
 
-    global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _encoder = get_encoder(*files)
+    def __init__(self, *files):
+        self.files, self.encoder = files, None
 
+    def __call__(self, line):
+        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-def _encode(lines):
-    """(the lines encoded, without the blanks at their ends; the bytes they had)."""
-    if len(_encoder.cache) > WORDS:
-        _encoder.cache.clear()  # it has no bound of its own, and there are many processes
-    encoded = (" ".join(map(str, _encoder.encode(line.strip()))) + "\n" for line in lines)
-    return "".join(encoded), sum(len(line.encode()) for line in lines)
+        self.encoder = self.encoder or get_encoder(*self.files)
+        if len(self.encoder.cache) > WORDS:
+            self.encoder.cache.clear()  # it has no bound of its own, and there are many processes
+        return " ".join(map(str, self.encoder.encode(line.strip())))
 
 
 def main(arguments=None):

@@ -11,28 +11,23 @@ import json
 import os
 import re
 import shutil
-import signal
 import sys
-from collections import Counter, deque
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections import Counter
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from tqdm import tqdm
 
 from data_prep import binarise, door, fetch, text_codec
 from data_prep.binarise import DATA, SOURCES, SPLITS
+from data_prep.each_line import each_line
 from fairseq_lrpe.experiments.commands import run
 
 LANGUAGES = ("en", "de")  # source, target
 # How files of a split may be called, the first that is there is taken.
 NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_2016_flickr")}
 LONGEST, UNEVEN = 250, 1.5
-LINES = 1000  # that a process takes at a time
 PUBLISHED = "the published archives"
-_function = None  # of a process
 
 
 def in_folder(folder):
@@ -123,49 +118,6 @@ def write_text(found, folder, source):
                                 out.write(b"\n")
 
 
-def each_line(function, source, target, workers):
-    """``target``: ``function`` of each line of ``source``, on ``workers`` processes; it appears whole.
-
-    The same bytes whatever the number of ``workers``; what an earlier run wrote is kept.
-    """
-    if target.exists():
-        return
-    target.parent.mkdir(exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    name = f"{target.parent.name}/{target.name}"
-    bar = tqdm(total=source.stat().st_size, unit="B", unit_scale=True, desc=name, disable=None)
-    pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(function,))
-    with source.open("rb") as lines, part.open("wb") as out, pool, bar:
-        waiting = deque()
-        try:
-            while (batch := list(islice(lines, LINES))) or waiting:
-                if batch:
-                    waiting.append((sum(map(len, batch)), pool.submit(_apply, batch)))
-                if not batch or len(waiting) > 2 * workers:  # the whole text does not fit into memory
-                    size, result = waiting.popleft()
-                    out.write(result.result())
-                    bar.update(size)
-        except BrokenProcessPool:
-            raise door.BadInput(
-                f"a process that read {source} was killed, perhaps for its memory: try fewer --workers"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    os.replace(part, target)
-
-
-def _start(function):
-    global _function
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _function = function
-
-
-def _apply(lines):
-    return "".join(_function(line.decode().removesuffix("\n")) + "\n" for line in lines).encode()
-
-
 def verdict(pair):
     """What becomes of a training pair of tokens, in the words of the report."""
     least, most = sorted(len(side.split()) for side in pair)
@@ -239,12 +191,17 @@ def prepare(corpus, codec, types, source, out, name, workers):
         write_text(found, text, name)
         shutil.rmtree(out / "unpacked", ignore_errors=True)
     files = [(language, f"{split}.{language}") for split in SPLITS for language in LANGUAGES]
-    for language, file in files:
-        each_line(partial(codec.words, language), text / file, out / "words" / file, workers)
+
+    def step(function_of, before, after):
+        for language, file in files:
+            if not (out / after / file).exists():
+                (out / after).mkdir(exist_ok=True)
+                each_line(function_of(language), out / before / file, out / after / file, workers)
+
+    step(lambda language: partial(codec.words, language), "text", "words")
     if not codec.path.is_file():
         codec.learn([out / "words" / f"train.{language}" for language in LANGUAGES], types)
-    for _, file in files:
-        each_line(codec.pieces, out / "words" / file, out / "pieces" / file, workers)
+    step(lambda language: codec.pieces, "words", "pieces")
     clean(out / "pieces", out / "clean")
     write_bin(codec, out, name, workers)
 

@@ -5,7 +5,6 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import SelfAttention
-from fairseq_lrpe.encodings import Encoding
 
 _CAUSAL_ROWS = 128
 """Queries that a causal bias is made for at a time."""
@@ -30,7 +29,7 @@ class SoftmaxAttention(SelfAttention):
     def __init__(self, encoding, dropout=0.0):
         super().__init__(encoding)
         self.dropout = dropout
-        self._biased = type(encoding).bias is not Encoding.bias or encoding.needs_weights
+        self._biased = encoding.biased or encoding.needs_weights
 
     def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
         q, k = self.encoding(q, k, offset, offset)

@@ -28,6 +28,8 @@ class Encoding(nn.Module):
 
     def __init__(self, *, num_heads, head_dim, causal, layer=1, max_positions=512):
         super().__init__()
+        if layer < 1:
+            raise ValueError(f"layer counts the attention layers from 1 on, {layer} is none")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.causal = causal
@@ -52,6 +54,11 @@ class Encoding(nn.Module):
         when causal; entries of keys after their query are then arbitrary, and finite.
         """
         return None
+
+    @property
+    def biased(self):
+        """Whether :meth:`bias` can be anything but None."""
+        return type(self).bias is not Encoding.bias
 
     def prepare(self, q, k, q_offset=0):
         """What :meth:`bias` needs once for all of q, or None.

@@ -36,6 +36,10 @@ class PER(Encoding):
             index = permutation_powers(self.permutation, k_offset, k.size(-2))
         return q, permute_features(k, index)
 
+    @property
+    def biased(self):
+        return self.causal
+
     def bias(self, q, k, q_offset=0):
         if not self.causal:
             return None

@@ -37,7 +37,7 @@ class Run:
     epochs: int | None = None
     """Of a fine-tuning, whose updates depend on the task."""
     signatures: dict = field(default_factory=dict)
-    """{split: how sacreBLEU measured}, of a translation."""
+    """{split: what sacreBLEU measured, and how}, of a translation."""
 
     def state(self):
         if self.active:
@@ -91,7 +91,11 @@ def read_run(folder, metric):
             },
             values={split: float(result[metric]) for split, result in splits.items()},
             epochs=settings.get("config", {}).get("epochs"),
-            signatures={split: result.get(f"{metric}_signature") for split, result in splits.items()},
+            signatures={
+                split: f"{metric}, signature {result[f'{metric}_signature']}"
+                for split, result in splits.items()
+                if f"{metric}_signature" in result
+            },
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         what = f"no {error}" if isinstance(error, KeyError) else error
@@ -275,8 +279,8 @@ def heading(table, entries, scale):
         for run in filter(None, entry.runs.values()):
             length = (run.epochs, "epochs") if run.epochs else (run.updates, "updates")
             measured.setdefault((entry.experiment, length[1]), set()).add(length[0])
-            if run.signatures.get(entry.split):
-                signatures[f"{entry.column}: sacreBLEU's signature {run.signatures[entry.split]}"] = None
+            if entry.split in run.signatures:
+                signatures[f"{entry.column}: {run.signatures[entry.split]}"] = None
     names = [f"{name} ({' or '.join(map(str, sorted(n)))} {unit})" for (name, unit), n in measured.items()]
     stand_in = ", a small stand-in: compare orders, not values" if scale == "mini" else ""
     return [

@@ -17,7 +17,7 @@ from test_corpora import refused
 from test_glue import at_once  # noqa: F401  a fixture
 from tiny import REPOSITORY, run_command
 
-from data_prep import glue, text_codec, translation
+from data_prep import each_line, glue, text_codec, translation
 from data_prep.door import BadInput
 
 multi30k = partial(translation.main, "multi30k")
@@ -54,7 +54,7 @@ SENTENCES = {
 def quick(at_once, monkeypatch):  # noqa: F811
     """fairseq-preprocess in this process, and a few lines for each of the others at a time."""
     monkeypatch.setattr(translation, "run", glue.run)
-    monkeypatch.setattr(translation, "LINES", 5)
+    monkeypatch.setattr(each_line, "LINES", 5)
 
 
 def write_pairs(folder, splits=SPLITS, names=("train", "valid", "test")):

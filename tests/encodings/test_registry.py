@@ -73,6 +73,7 @@ def test_the_options_of_lrpe():
     [
         ("magic", {}, r"'magic'.*lrpe.*none.*rope"),
         ("none", {"core": "unitary"}, r"'none'.*'core'.*none"),
+        ("lfhc", {"layer": 0}, r"layer.* from 1 on, 0 is none"),
         ("lrpe", {"kernel": 1}, r"'lrpe'.*'kernel'.*core, rotation, learn_theta"),
     ],
 )

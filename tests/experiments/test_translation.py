@@ -116,7 +116,7 @@ def test_fairseqs_own_model_stands_beside_ours(corpus, tmp_path):
     assert shown.returncode == 0, shown.stderr
     row = next(line for line in shown.stdout.splitlines() if line.startswith("| softmax | fairseq |"))
     assert row.endswith(f"| - | {found['fairseq']:.2f} (1) |")  # the paper has none
-    assert "wmt14_en_de_test: sacreBLEU's signature nrefs:1|case:mixed|eff:no|tok:13a" in shown.stdout
+    assert "wmt14_en_de_test: sacrebleu, signature nrefs:1|case:mixed|eff:no|tok:13a" in shown.stdout
     asked = ask(runs["fairseq"] / "checkpoints/checkpoint_best.pt", "A cat .\n")
     assert asked.returncode == 0 and len(asked.stdout.splitlines()) == 1, asked.stderr
 
