@@ -74,6 +74,8 @@ def read_pretrained(path):
         state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         model, task = state["cfg"]["model"], state["cfg"]["task"]
         weights = state["model"]
+        if isinstance(model, Namespace):  # of fairseq's own models
+            model = {"_name": model.arch}
     except Exception as error:  # whatever torch says of what it cannot read
         reason = next(iter(str(error).splitlines()), error)
         raise ValueError(f"{path} is no checkpoint of fairseq that can be read ({reason})") from None

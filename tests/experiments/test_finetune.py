@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import zipfile
+from argparse import Namespace
 
 import pytest
 import torch
@@ -228,4 +229,7 @@ def test_wrong_requests_get_one_sentence(place, done, tmp_path):
     state["cfg"]["model"]["_name"] = "linear_lm_base"
     torch.save(state, tmp_path / "lm.pt")
     assert "is of the architecture linear_lm_base" in refusal(tmp_path / "lm.pt", "RTE", *given)
+    state["cfg"]["model"] = Namespace(arch="roberta")  # as the method fairseq's checkpoints have it
+    torch.save(state, tmp_path / "fairseqs.pt")
+    assert "is of the architecture roberta: a" in refusal(tmp_path / "fairseqs.pt", "RTE", *given)
     assert not (tmp_path / "r").exists()
