@@ -151,14 +151,20 @@ def stamps(model):
     return {name: value for name, value in model.state_dict().items() if "method" in name}
 
 
-@torch.no_grad()
-def test_softmax_base_is_fairseqs_own():
+def ours_and_fairseqs():
+    """Two models with the same weights."""
     ours = build("softmax_transformer_base")
     config = TransformerConfig.from_namespace(
         SimpleNamespace(**SHAPE, decoder_output_dim=32, decoder_input_dim=32)
     )
     fairseqs = TransformerModelBase.build_model(config, tiny_task()).eval()
     assert not ours.load_state_dict(fairseqs.state_dict() | stamps(ours)).missing_keys
+    return ours, fairseqs
+
+
+@torch.no_grad()
+def test_softmax_base_is_fairseqs_own():
+    ours, fairseqs = ours_and_fairseqs()
     tokens, lengths = batch("left")
     previous = torch.randint(4, 24, (3, 7))
     torch.testing.assert_close(
@@ -166,3 +172,21 @@ def test_softmax_base_is_fairseqs_own():
     )
     assert_same(translations(ours, tokens), translations(fairseqs, tokens))
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in fairseqs.parameters())
+
+
+def test_softmax_base_learns_what_fairseqs_own_does():
+    tokens, lengths = batch("left")
+    previous, target = torch.randint(4, 24, (2, 3, 7))
+    gradients = []
+    for model in ours_and_fairseqs():
+        model.double()
+        scores, _ = model(tokens, lengths, previous)
+        loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
+        parameters = dict(model.named_parameters())
+        found = torch.autograd.grad(loss, list(parameters.values()))
+        gradients.append(dict(zip(parameters, found, strict=True)))
+    ours, fairseqs = gradients
+    assert ours.keys() == fairseqs.keys()
+    for name, gradient in ours.items():
+        # fairseq takes its softmax in float32.
+        torch.testing.assert_close(gradient, fairseqs[name], rtol=1e-4, atol=1e-6, msg=name)
