@@ -85,11 +85,16 @@ def check_method(method, attention):
         raise ValueError(f"the method {method!r} {what}: choose from {', '.join(choices)}")
 
 
-def canonical(method):
-    """The first method with the same flags: its runs are this one's."""
+def namesakes(method):
+    """All methods with the same flags: a run of one is a run of each."""
     if method == "fairseq":
-        return method
-    return next(name for name in METHODS if METHODS[name].flags == METHODS[method].flags)
+        return [method]
+    return [name for name in METHODS if METHODS[name].flags == METHODS[method].flags]
+
+
+def canonical(method):
+    """The first of its namesakes, under whose name tables have their runs."""
+    return namesakes(method)[0]
 
 
 def arch(cfg, method, attention):

@@ -216,7 +216,7 @@ def read_table(name, scale, results):
         seeds = tables.seeds_of(table, scale, cfg)
         found = {}
         for run in tables.plan(cfg, part["experiment"], attention, method, seeds, tasks):
-            key = results / str(run), part.get("metric", table["metric"])
+            key = tables.folder_of(run, results), part.get("metric", table["metric"])
             if key not in read:
                 read[key] = read_run(*key)
             found[run.seed] = read[key]

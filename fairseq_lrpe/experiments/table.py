@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -42,6 +42,12 @@ class Run:
         return "/".join(
             filter(None, (self.experiment, f"{self.attention}_{self.method}", f"seed-{self.seed}", self.task))
         )
+
+
+def folder_of(run, results):
+    """Its folder: that of the first of its method's namesakes that has one, or the one it will have."""
+    folders = [results / str(replace(run, method=name)) for name in compose.namesakes(run.method)]
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
 
 
 def load(name):
@@ -205,7 +211,7 @@ def with_data(planned, overrides, gpus):
 def arguments_of(run, results, overrides):
     """The module of experiments that does it, and its arguments."""
     if run.task:
-        checkpoint = results / str(run.pretrained) / "checkpoints" / "checkpoint_best.pt"
+        checkpoint = folder_of(run.pretrained, results) / "checkpoints" / "checkpoint_best.pt"
         words = "finetune", checkpoint, run.task, "--experiment", run.experiment, "--seeds", run.seed
     else:
         words = "train", run.experiment, run.method, "--attention", run.attention, "--seed", run.seed
@@ -222,7 +228,7 @@ def environment(slot, jobs, gpus):
 
 def run_all(planned, args, overrides, flags, gpus):
     """Do the runs, ``args.jobs`` at a time; return what is to be said of those that failed."""
-    waiting = [run for run in planned if not (args.results / str(run) / "evaluation.json").exists()]
+    waiting = [run for run in planned if not (folder_of(run, args.results) / "evaluation.json").exists()]
     running, failed = {}, []  # {slot: (run, process)}
     console = Console(highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))

@@ -107,6 +107,12 @@ def refusal(monkeypatch, *arguments):
 # --- numbers ----------------------------------------------------------------------------------------
 
 
+def test_a_run_under_the_name_of_a_method_with_the_same_flags(runs):
+    before = entry(runs, "linear", "Type2").state()
+    (runs / "lm/big/linear_tmlr_type2").rename(runs / "lm/big/linear_iclr_type2")
+    assert entry(runs, "linear", "Type2").state() == before != "-"
+
+
 def test_mean_and_deviation(runs):
     assert entry(runs, "linear", "Base").measured() == (102, pytest.approx(2), 3)
     assert entry(runs, "linear", "RoPE").measured() == (95, pytest.approx(3), 3)

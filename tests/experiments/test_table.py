@@ -63,6 +63,16 @@ def test_its_rows_and_columns_are_the_papers(name):
     assert columns | set(settings.get("average", {})) == set(published.columns)
 
 
+def test_a_run_is_found_under_each_name_of_its_method(tmp_path):
+    run = table.Run("mt/multi30k", "linear", compose.canonical("iclr_type4"), 1)
+    own, other = (tmp_path / f"mt/multi30k/linear_{name}/seed-1" for name in ("tmlr_type3", "iclr_type4"))
+    assert table.folder_of(run, tmp_path) == own
+    other.mkdir(parents=True)
+    assert table.folder_of(run, tmp_path) == other
+    own.mkdir(parents=True)
+    assert table.folder_of(run, tmp_path) == own
+
+
 def test_only_some_methods():
     settings = table.load("tmlr_table5")
     [only] = table.runs(settings, "mini", only=["ablation_householder_unitary"])
