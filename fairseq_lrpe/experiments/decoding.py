@@ -95,7 +95,7 @@ def show(measured, args):
     what = f"{Path(args.data).resolve()}, test" if args.data else f"{args.length} random tokens"
     table = Table(
         title=f"{what}: {args.layers} + {args.layers} layers, beam {args.beam}, batch {args.batch_size}, "
-        f"{args.rounds} interleaved batches",
+        f"{len(next(iter(measured.values())))} interleaved batches",
         caption="relative: median over the batches of fairseq's time / the model's; spread: least to largest",
     )
     table.add_column("model")
@@ -127,11 +127,15 @@ def main():
     parser.add_argument("--rounds", type=int, default=8, help="batches (default: %(default)s)")
     parser.add_argument("--layers", type=int, default=6, help="of encoder and decoder (default: %(default)s)")
     args = parser.parse_args()
-    for name in ("length", "batch_size", "beam", "rounds", "layers"):
-        if getattr(args, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, not {getattr(args, name)}")
-    if args.data and not Path(args.data).is_dir():
-        sys.exit(f"decoding: the folder {args.data} does not exist: bash data_prep/multi30k.sh makes one")
+    least = {"length": 1, "vocab_size": 5, "batch_size": 1, "beam": 1, "rounds": 1, "layers": 1}
+    for name, number in least.items():
+        if getattr(args, name) < number:
+            parser.error(f"--{name.replace('_', '-')} must be at least {number}, not {getattr(args, name)}")
+    for method in args.methods:
+        if args.attention and args.attention not in METHODS[method].attentions():
+            parser.error(f"{method} works in {', '.join(METHODS[method].attentions())} attention alone")
+    if args.data and not any(Path(args.data).glob("test.*-*.*.bin")):
+        sys.exit(f"decoding: {args.data} holds no binarised test split: bash data_prep/multi30k.sh makes one")
     logging.disable(logging.INFO)
     plan = [
         f"{attention}_transformer_{method}"

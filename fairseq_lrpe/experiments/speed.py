@@ -24,7 +24,7 @@ from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.experiments.commands import PLUGIN
-from fairseq_lrpe.experiments.compose import FAIRSEQS, as_flags
+from fairseq_lrpe.experiments.compose import arch, as_flags
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 
 PUBLISHED = {
@@ -246,12 +246,10 @@ def main():
             measured = {}
             for method in methods:
                 progress.update(bar, description=f"{attention} {method}")
-                name, arch = method, f"{attention}_{args.family}_{method}"
-                if method == "base":
-                    other = next(a for a in ATTENTIONS if a != attention)
-                    name, arch = f"base, {other}", f"{other}_{args.family}_base"
+                other = next(a for a in ATTENTIONS if a != attention)
+                own, name = (other, f"base, {other}") if method == "base" else (attention, method)
                 measured[name] = compare(
-                    FAIRSEQS[args.family] if method == "fairseq" else arch,
+                    arch(args, method, own),
                     f"{attention}_{args.family}_base",
                     args,
                     lambda bar=bar: progress.advance(bar),

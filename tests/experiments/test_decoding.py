@@ -23,9 +23,30 @@ def test_the_command():
     assert rows == ["linear_transformer_base", "softmax_transformer_base", "softmax_transformer_t5"]
 
 
-def test_the_data_is_not_there(tmp_path):
-    done = decode("--data", tmp_path / "none")
-    assert done.returncode == 1 and "none does not exist" in done.stderr.splitlines()[-1]
+def test_on_a_data_folder(tmp_path):
+    for split, count in (("train", 20), ("test", 7)):
+        for language in ("en", "de"):
+            lines = (" ".join(f"{language}{(i * j) % 5}" for j in range(2 + i)) + "\n" for i in range(count))
+            (tmp_path / f"{split}.{language}").write_text("".join(lines))
+    words = ["-s", "en", "-t", "de", "--trainpref", tmp_path / "train", "--testpref", tmp_path / "test"]
+    done = run_command("fairseq-preprocess", *words, "--destdir", tmp_path / "bin", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    done = decode(*SMALL, "--rounds", 9, "--data", tmp_path / "bin", "--attention", "linear")
+    assert done.returncode == 0, done.stderr
+    assert "bin, test: 1 + 1 layers" in " ".join(done.stdout.split())
+    assert "3 interleaved batches" in " ".join(done.stdout.split())  # 7 sentences have no more
+
+
+def test_wrong_requests_get_one_sentence(tmp_path):
+    done = decode("--data", tmp_path)
+    assert done.returncode == 1 and "holds no binarised test split" in done.stderr.splitlines()[-1]
+    for words, sentence in (
+        (["--methods", "t5", "--attention", "linear"], "t5 works in softmax attention alone"),
+        (["--vocab-size", 3], "--vocab-size must be at least 5, not 3"),
+        (["--rounds", 0], "--rounds must be at least 1, not 0"),
+    ):
+        done = decode(*words)
+        assert done.returncode == 2 and sentence in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("arch", ["linear_transformer_base", "softmax_transformer_t5"])
