@@ -345,7 +345,7 @@ def test_help():
 
 @pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
 def test_real_sentences(published, quick, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(translation, "LINES", 100)
+    monkeypatch.setattr(each_line, "LINES", 100)
     source, out = tmp_path / "given", tmp_path / "out"
     source.mkdir()
     for path in (published / "multi30k").iterdir():
