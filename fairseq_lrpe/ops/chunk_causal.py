@@ -1,12 +1,13 @@
-"""Causal linear attention in chunks, with a backward pass that keeps no intermediate result.
+"""Causal linear attention in chunks; of its intermediate results the states alone are kept.
 
 With S_n the sum of k_j v_jᵀ over all chunks before chunk n, and Q, K, V the C rows of chunk n,
 
     O = (W ∘ Q Kᵀ) V + (a ∘ Q) S_n,        S_{n+1} = γ^C S_n + (b ∘ K)ᵀ V,
     W_ij = γ^(i-j) for j ≤ i, else 0,      a_i = γ^(i+1),      b_j = γ^(C-1-j),
 
-and the same with V = 1 for the denominator. The backward pass runs through the chunks twice: from the start
-with S_n, for what the states give to the gradient of Q; from the end with the gradient of S_n, for the rest.
+and the same with V = 1 for the denominator. The backward pass runs through the chunks from the end with the
+gradient of S_n, and makes all else again from q, k and v: the S_n are together d / C times as large as v, and
+to make them again took longer.
 """
 
 from dataclasses import dataclass
@@ -117,12 +118,6 @@ class _Part:
         scores.unflatten(0, (-1, self.heads, self.chunks)).mul_(self.weights.pairs)
         return scores
 
-    def states(self, ks, vs, kv, k_sum):
-        """Σ k vᵀ and Σ k before each chunk; ``kv``, ``k_sum`` (None: not wanted) go on to the part's end."""
-        k_last = self.weigh(ks, self.weights.last)
-        before = self.scan(kv, torch.bmm(k_last.mT, vs))
-        return before, None if k_sum is None else self.scan(k_sum, k_last.sum(1, keepdim=True))
-
     def scan(self, total, steps, backwards=False):
         """The totals before each chunk's step (sequences·chunks, d, dv); the last stays in ``total``."""
         total = total[self.sequences].unflatten(0, (-1, self.heads))
@@ -146,24 +141,31 @@ class _ChunkCausal(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, kv, k_sum, log_decay, plan, normalize, count, eps):
         dtype = kv.dtype
+        first_kv, first_k_sum, kv, k_sum = kv, k_sum, kv.clone(), k_sum.clone()
         out = torch.empty_like(v, dtype=dtype)
         denominator = kv.new_empty(*q.shape[:2], 1) if normalize else None
-        ctx.plan, ctx.normalize, ctx.count, ctx.eps = plan, normalize, count, eps
-        ctx.save_for_backward(q, k, v, kv, k_sum, log_decay, out, denominator)
-        kv, k_sum = kv.clone(), k_sum.clone()
+        states = []
 
         for part in plan:
             w = part.weights
             qs, ks, vs = (part.take(x, dtype) for x in (q, k, v))
-            q_past = part.weigh(qs, w.past)
+            q_past, k_last = part.weigh(qs, w.past), part.weigh(ks, w.last)
             scores = part.weigh_pairs_(torch.bmm(qs, ks.mT))
-            past_kv, past_k = part.states(ks, vs, kv, k_sum if count else None)
+            past_kv = part.scan(kv, torch.bmm(k_last.mT, vs))
+            past_k = part.scan(k_sum, k_last.sum(1, keepdim=True)) if count else None
+            if any(ctx.needs_input_grad):
+                states += past_kv, past_k
             o = torch.bmm(scores, vs).baddbmm_(q_past, past_kv)
             if normalize:
                 sums = scores.sum(-1, keepdim=True) + (q_past * past_k).sum(-1, keepdim=True)
                 part.put(denominator, sums)
                 o /= sums.clamp(min=eps)
             part.put(out, o)
+
+        ctx.plan, ctx.normalize, ctx.count, ctx.eps = plan, normalize, count, eps
+        ctx.save_for_backward(
+            *(q, k, v, log_decay, out, denominator, first_kv, first_k_sum, kv, k_sum), *states
+        )
         return out, kv, k_sum
 
     @staticmethod
@@ -174,46 +176,35 @@ class _ChunkCausal(torch.autograd.Function):
 
     @staticmethod
     def _backward(ctx, g_out, g_last_kv, g_last_k_sum):
-        q, k, v, first_kv, first_k_sum, log_decay, out, denominator = ctx.saved_tensors
+        q, k, v, log_decay, out, denominator, first_kv, first_k_sum, kv, k_sum, *states = ctx.saved_tensors
         dtype = first_kv.dtype
         g_q, g_k, g_v = (torch.empty_like(x) for x in (q, k, v))
-        g_denominator = None if denominator is None else torch.empty_like(denominator)
+        g_kv, g_k_sum = g_last_kv.clone(), g_last_k_sum.clone()
 
-        kv, k_sum = first_kv.clone(), first_k_sum.clone()
-        for part in ctx.plan:
-            ks, vs, g_o = (part.take(x, dtype) for x in (k, v, g_out))
-            past_kv, past_k = part.states(ks, vs, kv, k_sum if ctx.count else None)
+        for part in reversed(ctx.plan):
+            past_k, past_kv, w = states.pop(), states.pop(), part.weights
+            qs, ks, vs, g_o = (part.take(x, dtype) for x in (q, k, v, g_out))
+            q_past, k_last = part.weigh(qs, w.past), part.weigh(ks, w.last)
             if ctx.normalize:
                 sums = part.take(denominator)
                 g_o = g_o / sums.clamp(min=ctx.eps)
                 g_sums = -(g_o * part.take(out)).sum(-1, keepdim=True) * (sums >= ctx.eps)
-                part.put(g_denominator, g_sums)
-                g_qs = torch.bmm(g_o, past_kv.mT).addcmul_(g_sums, past_k)
-            else:
-                g_qs = torch.bmm(g_o, past_kv.mT)
-            part.put(g_q, part.weigh(g_qs, part.weights.past))
-
-        g_kv, g_k_sum = g_last_kv.clone(), g_last_k_sum.clone()
-        for part in reversed(ctx.plan):
-            w = part.weights
-            qs, ks, vs, g_o = (part.take(x, dtype) for x in (q, k, v, g_out))
-            q_past, k_last = part.weigh(qs, w.past), part.weigh(ks, w.last)
-            if ctx.normalize:
-                g_o = g_o / part.take(denominator).clamp(min=ctx.eps)
-                g_sums = part.take(g_denominator)
             scores, g_scores = part.weigh_pairs_(torch.bmm(qs, ks.mT)), torch.bmm(g_o, vs.mT)
+            g_q_past = torch.bmm(g_o, past_kv.mT)
             if ctx.normalize:
                 g_scores += g_sums
+                g_q_past.addcmul_(g_sums, past_k)
             part.weigh_pairs_(g_scores)
 
             g_next_kv = part.scan(g_kv, torch.bmm(q_past.mT, g_o), backwards=True)
-            g_ks = torch.bmm(vs, g_next_kv.mT)
+            g_k_last = torch.bmm(vs, g_next_kv.mT)
             if ctx.count:
                 step = q_past * g_sums if ctx.normalize else torch.zeros_like(q_past)
-                g_ks += part.scan(g_k_sum, step.sum(1, keepdim=True), backwards=True)
-            part.put(g_k, part.weigh(g_ks, w.last).baddbmm_(g_scores.mT, qs))
+                step = step.sum(1, keepdim=True)
+                g_k_last += part.scan(g_k_sum, step, backwards=True)
+            part.put(g_q, part.weigh(g_q_past, w.past).baddbmm_(g_scores, ks))
+            part.put(g_k, part.weigh(g_k_last, w.last).baddbmm_(g_scores.mT, qs))
             part.put(g_v, torch.bmm(scores.mT, g_o).baddbmm_(k_last, g_next_kv))
-            part.of(g_q).add_(torch.bmm(g_scores, ks).unflatten(0, (-1, part.chunks)))
 
         g_log_decay = None
         if ctx.needs_input_grad[5]:
