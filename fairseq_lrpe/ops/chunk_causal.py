@@ -23,15 +23,9 @@ def chunk_causal(q, k, v, *, normalize, log_decay, state, return_state, chunk_si
     kv, k_sum = state
     plan = _plan(q, v, log_decay, chunk_size, dtype)
     out, kv, k_sum = _ChunkCausal.apply(
-        *(x.flatten(0, 1) for x in (q, k, v, kv, k_sum[..., None, :])),
-        log_decay,
-        plan,
-        normalize,
-        normalize or return_state,
-        eps,
+        q, k, v, kv, k_sum[..., None, :], log_decay, plan, normalize, normalize or return_state, eps
     )
-    out, kv, k_sum = (x.unflatten(0, (batch, heads)) for x in (out, kv, k_sum.squeeze(1)))
-    return (out, (kv, k_sum)) if return_state else out
+    return (out, (kv, k_sum.squeeze(2))) if return_state else out
 
 
 def default_chunk_size(d, dv):
@@ -53,7 +47,7 @@ def _plan(q, v, log_decay, chunk_size, dtype):
     batches = min(batch, fits)
     parts = []
     for first in range(0, batch, batches):
-        sequences = slice(first * heads, min(first + batches, batch) * heads)
+        sequences = slice(first, first + batches)
         start = 0
         while start < length:
             chunks = min(fits // batches, (length - start) // size)
@@ -88,7 +82,7 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Part:
-    """``chunks`` chunks of ``size`` rows, from row ``start`` on, of the ``sequences`` (a slice of B·H)."""
+    """``chunks`` chunks of ``size`` rows, from row ``start`` on, of the ``sequences`` (a slice of B)."""
 
     sequences: slice
     start: int
@@ -98,16 +92,16 @@ class _Part:
     weights: _Weights
 
     def of(self, x):
-        """The view (sequences, chunks, size, d) of x (B·H, L, d)."""
-        rows = x[self.sequences, self.start : self.start + self.chunks * self.size]
-        return rows.unflatten(1, (self.chunks, self.size))
+        """The view (sequences, H, chunks, size, d) of x (B, H, L, d)."""
+        rows = x[self.sequences, :, self.start : self.start + self.chunks * self.size]
+        return rows.unflatten(2, (self.chunks, self.size))
 
     def take(self, x, dtype=None):
-        """(B·H, L, d) -> (sequences·chunks, size, d)."""
-        return self.of(x).flatten(0, 1).to(dtype or x.dtype)
+        """(B, H, L, d) -> (sequences·H·chunks, size, d)."""
+        return self.of(x).flatten(0, 2).to(dtype or x.dtype)
 
     def put(self, x, rows):
-        self.of(x).copy_(rows.unflatten(0, (-1, self.chunks)))
+        self.of(x).copy_(rows.unflatten(0, (-1, self.heads, self.chunks)))
 
     def weigh(self, rows, weight):
         if weight is None:
@@ -119,21 +113,27 @@ class _Part:
         return scores
 
     def scan(self, total, steps, backwards=False):
-        """The totals before each chunk's step (sequences·chunks, d, dv); the last stays in ``total``."""
-        total = total[self.sequences].unflatten(0, (-1, self.heads))
+        """The totals before each chunk's step (sequences·H·chunks, d, dv); the last stays in ``total``."""
+        total = total[self.sequences]
         steps = steps.unflatten(0, (-1, self.heads, self.chunks))
         before = torch.empty_like(steps)
         # A chunk is an addition here; cumsum reads and writes one element after the other.
-        for n in reversed(range(self.chunks)) if backwards else range(self.chunks):
-            before[:, :, n] = total
-            if self.weights.fade is not None:
-                total *= self.weights.fade
-            total += steps[:, :, n]
+        rows, steps = before.unbind(2), steps.unbind(2)
+        if backwards:
+            rows, steps = rows[::-1], steps[::-1]
+        rows[0].copy_(total)
+        for row, step, after in zip(rows, steps, (*rows[1:], total), strict=True):
+            if self.weights.fade is None:
+                torch.add(row, step, out=after)
+            else:
+                torch.addcmul(step, row, self.weights.fade, out=after)
         return before.flatten(0, 2)
 
 
 class _ChunkCausal(torch.autograd.Function):
-    """q, k (B·H, L, d), v (B·H, L, dv) and the state (B·H, d, dv), (B·H, 1, d) -> outputs and new state.
+    """q, k (B, H, L, d), v (B, H, L, dv) and the state (B, H, d, dv), (B, H, 1, d) -> outputs and new state.
+
+    Outputs and gradients lie in memory as v, q and k do, so that they need no copy to go on as (L, B, H·d).
 
     ``count``: are the denominator's sums wanted? A gradient is named ``g_`` and what it is of.
     """
@@ -143,7 +143,7 @@ class _ChunkCausal(torch.autograd.Function):
         dtype = kv.dtype
         first_kv, first_k_sum, kv, k_sum = kv, k_sum, kv.clone(), k_sum.clone()
         out = torch.empty_like(v, dtype=dtype)
-        denominator = kv.new_empty(*q.shape[:2], 1) if normalize else None
+        denominator = kv.new_empty(*q.shape[:3], 1) if normalize else None
         states = []
 
         for part in plan:
@@ -210,10 +210,10 @@ class _ChunkCausal(torch.autograd.Function):
         if ctx.needs_input_grad[5]:
             # γ^(i-j) is a factor γ^i on every q_i and γ^-j on every k_j, the first state standing at -1 and
             # the last one being read at L - 1.
-            i = torch.arange(q.size(1), device=q.device, dtype=torch.float64)
+            i = torch.arange(q.size(2), device=q.device, dtype=torch.float64)
             by_row = (torch.linalg.vecdot(q, g_q) - torch.linalg.vecdot(k, g_k)).double() @ i
-            first = (first_kv * g_kv).sum((1, 2)) + (first_k_sum * g_k_sum).sum((1, 2))
-            last = (kv * g_last_kv).sum((1, 2)) + (k_sum * g_last_k_sum).sum((1, 2))
-            by_row += first + (q.size(1) - 1) * last
-            g_log_decay = by_row.unflatten(0, (-1, len(log_decay))).sum(0).to(log_decay.dtype)
+            first = (first_kv * g_kv).sum((2, 3)) + (first_k_sum * g_k_sum).sum((2, 3))
+            last = (kv * g_last_kv).sum((2, 3)) + (k_sum * g_last_k_sum).sum((2, 3))
+            by_row += first + (q.size(2) - 1) * last
+            g_log_decay = by_row.sum(0).to(log_decay.dtype)
         return g_q, g_k, g_v, g_kv, g_k_sum, g_log_decay, None, None, None, None
