@@ -308,7 +308,7 @@ def draw(found, path):
         axes.set_xticks(list(found["chunk"]), [f"{x:,}" for x in found["chunk"]], rotation=45)
         axes.minorticks_off()
         axes.grid(alpha=0.3)
-        axes.legend()
+        axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)
 
 
