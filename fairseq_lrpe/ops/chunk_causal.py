@@ -144,7 +144,7 @@ class _ChunkCausal(torch.autograd.Function):
         first_kv, first_k_sum, kv, k_sum = kv, k_sum, kv.clone(), k_sum.clone()
         out = torch.empty_like(v, dtype=dtype)
         denominator = kv.new_empty(*q.shape[:3], 1) if normalize else None
-        states = []
+        states, keep = [], any(ctx.needs_input_grad)
 
         for part in plan:
             w = part.weights
@@ -153,7 +153,7 @@ class _ChunkCausal(torch.autograd.Function):
             scores = part.weigh_pairs_(torch.bmm(qs, ks.mT))
             past_kv = part.scan(kv, torch.bmm(k_last.mT, vs))
             past_k = part.scan(k_sum, k_last.sum(1, keepdim=True)) if count else None
-            if any(ctx.needs_input_grad):
+            if keep:
                 states += past_kv, past_k
             o = torch.bmm(scores, vs).baddbmm_(q_past, past_kv)
             if normalize:
@@ -199,8 +199,7 @@ class _ChunkCausal(torch.autograd.Function):
             g_next_kv = part.scan(g_kv, torch.bmm(q_past.mT, g_o), backwards=True)
             g_k_last = torch.bmm(vs, g_next_kv.mT)
             if ctx.count:
-                step = q_past * g_sums if ctx.normalize else torch.zeros_like(q_past)
-                step = step.sum(1, keepdim=True)
+                step = torch.bmm(g_sums.mT, q_past) if ctx.normalize else torch.zeros_like(q_past[:, :1])
                 g_k_last += part.scan(g_k_sum, step, backwards=True)
             part.put(g_q, part.weigh(g_q_past, w.past).baddbmm_(g_scores, ks))
             part.put(g_k, part.weigh(g_k_last, w.last).baddbmm_(g_scores.mT, qs))

@@ -150,7 +150,10 @@ def test_the_same_numbers_every_time():
 
 
 def test_strided_inputs_are_left_as_they_are():
-    """q, k and v as views of a projection's output (L, B, H·d): same results, nothing written into them."""
+    """q, k and v as views of a projection's output (L, B, H·d): same results, nothing written into them.
+
+    What comes of them lies in memory as they do, so that it goes on as (L, B, H·d) without a copy.
+    """
     g = torch.Generator().manual_seed(0)
     rows = {name: torch.rand(70, 2, 3 * 4, generator=g, dtype=torch.float64) for name in "qkv"}
     views = {name: x.unflatten(-1, (3, 4)).permute(1, 2, 0, 3) for name, x in rows.items()}
@@ -160,8 +163,20 @@ def test_strided_inputs_are_left_as_they_are():
     plain = results({name: x.contiguous() for name, x in views.items()}, **options)
     assert_same(results(views, **options), plain, 1e-13)
     leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
-    linear_attention(**leaves, **without_padding(options)).sum().backward()
+    out = linear_attention(**leaves, **without_padding(options))
+    gradients = torch.autograd.grad(out.sum(), list(leaves.values()))
     assert all(torch.equal(rows[name], before[name]) for name in rows)
+    assert all(x.permute(2, 0, 1, 3).is_contiguous() for x in (out, *gradients))
+
+
+@pytest.mark.parametrize("decay", [None, -0.1], ids=["plain", "decay"])
+def test_the_backward_pass_leaves_what_was_kept(decay):
+    g = torch.Generator().manual_seed(0)
+    leaves = [torch.rand(2, 2, 200, 4, generator=g, dtype=torch.float64).requires_grad_() for _ in "qkv"]
+    log_decay = decay and torch.full((2,), decay, dtype=torch.float64)
+    out = linear_attention(*leaves, causal=True, normalize=True, log_decay=log_decay, backend="chunk")
+    first, second = (torch.autograd.grad(out.sum(), leaves, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 Q, V = torch.rand(2, 3, 5, 4), torch.rand(2, 3, 5, 6)
