@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from data_prep import door
-from fairseq_lrpe.experiments.commands import run
+from fairseq_lrpe.commands import run
 
 SPLITS = ("train", "valid", "test")
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())

@@ -7,7 +7,7 @@ import signal
 import sys
 
 from data_prep.fetch import FetchError
-from fairseq_lrpe.experiments.commands import CommandFailed
+from fairseq_lrpe.commands import CommandFailed
 
 NOTE = "source.txt"
 

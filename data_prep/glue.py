@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from data_prep import binarise, door, fetch, gpt2_bpe
 from data_prep.binarise import DATA, SOURCES
-from fairseq_lrpe.experiments.commands import run
+from fairseq_lrpe.commands import run
 
 SOURCE = SOURCES["glue"]
 FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from data_prep import binarise, door, fetch, text_codec
 from data_prep.binarise import DATA, SOURCES, SPLITS
 from data_prep.each_line import each_line
-from fairseq_lrpe.experiments.commands import run
+from fairseq_lrpe.commands import run
 
 LANGUAGES = ("en", "de")  # source, target
 # How files of a split may be called, the first that is there is taken.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import sentencepiece
 
-from fairseq_lrpe.experiments.commands import run
+from fairseq_lrpe.commands import run
 
 SPLITS = ("train", "valid", "test")
 

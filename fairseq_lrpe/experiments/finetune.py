@@ -21,7 +21,7 @@ import torch
 from omegaconf import ListConfig, OmegaConf
 
 from fairseq_lrpe.experiments import compose, glue
-from fairseq_lrpe.experiments.commands import CommandFailed, ending_signals, run_command
+from fairseq_lrpe.commands import CommandFailed, ending_signals, run_command
 from fairseq_lrpe.experiments.compose import REPOSITORY
 from fairseq_lrpe.experiments.run_folder import (
     Log,

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from fairseq_lrpe.experiments import finetune, glue
-from fairseq_lrpe.experiments.commands import CommandFailed
+from fairseq_lrpe.commands import CommandFailed
 
 WANTED = [*(file for task in glue.TASKS.values() for file in task.tests), "AX"]
 

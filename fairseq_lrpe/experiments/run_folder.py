@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 
 import torch
 
-import fairseq_lrpe.safe_loading  # noqa: F401  (of checkpoints)
-from fairseq_lrpe.experiments.commands import run_command
+import fairseq_lrpe.checkpoint  # noqa: F401  (of checkpoints)
+from fairseq_lrpe.commands import run_command
 from fairseq_lrpe.experiments.compose import REPOSITORY
 
 

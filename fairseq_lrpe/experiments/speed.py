@@ -23,7 +23,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
-from fairseq_lrpe.experiments.commands import PLUGIN
+from fairseq_lrpe.commands import PLUGIN
 from fairseq_lrpe.experiments.compose import arch, as_flags
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 

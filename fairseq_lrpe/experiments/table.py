@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fairseq_lrpe.experiments import compose, finetune, glue, train
-from fairseq_lrpe.experiments.commands import ending_signals
+from fairseq_lrpe.commands import ending_signals
 from fairseq_lrpe.experiments.compose import REPOSITORY
 from fairseq_lrpe.experiments.train import OVERRIDE, at_least
 from fairseq_lrpe.methods import METHODS

@@ -18,7 +18,7 @@ import torch
 from omegaconf import OmegaConf
 
 from fairseq_lrpe.experiments import compose, translation
-from fairseq_lrpe.experiments.commands import CommandFailed, ending_signals, run_command
+from fairseq_lrpe.commands import CommandFailed, ending_signals, run_command
 from fairseq_lrpe.experiments.compose import REPOSITORY
 from fairseq_lrpe.experiments.run_folder import (
     InUse,

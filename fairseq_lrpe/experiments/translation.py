@@ -12,9 +12,9 @@ from pathlib import Path
 import sacrebleu
 import torch
 
-import fairseq_lrpe.safe_loading  # noqa: F401
+import fairseq_lrpe.checkpoint  # noqa: F401
 from fairseq_lrpe.experiments import compose
-from fairseq_lrpe.experiments.commands import CommandFailed, ending_signals, run_command
+from fairseq_lrpe.commands import CommandFailed, ending_signals, run_command
 from fairseq_lrpe.experiments.compose import REPOSITORY
 
 LINE = re.compile(r"^([HT])-(\d+)\t(?:-?[\d.]+(?:e-?\d+)?\t)?(.*)$", re.M)

@@ -1,6 +1,6 @@
 """fairseq models; importing this registers every architecture. Each says only which layer it is made of."""
 
-import fairseq_lrpe.safe_loading  # noqa: F401
+import fairseq_lrpe.checkpoint  # noqa: F401
 from fairseq_lrpe.models import lm, roberta, transformer
 from fairseq_lrpe.models.roberta import RobertaModel
 

@@ -9,7 +9,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
-PLUGIN = Path(__file__).resolve().parents[1]
+PLUGIN = Path(__file__).resolve().parent
 GRACE = 30  # seconds from asking a command to end to ending it; torchrun has to end its own processes
 # glibc hands a large tensor's memory back and fetches the next one's page by page, a quarter of the time on
 # the CPU; so it keeps what it has.
@@ -115,20 +115,3 @@ def ending_signals():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def validation_curve(log):
-    """[(updates, perplexity)] of the validations in a training log, each update once."""
-    found = re.findall(r"valid on 'valid' subset .*? ppl ([\d.e+]+) .*? num_updates (\d+)", log.read_text())
-    return sorted({int(updates): float(ppl) for ppl, updates in found}.items())
-
-
-def tokens_per_second(log):
-    """The median of the training speeds that a training log shows."""
-    speeds = sorted(float(x) for x in re.findall(r"train_inner .* wps=([\d.]+),", log.read_text()))
-    return speeds[len(speeds) // 2] if speeds else float("nan")
-
-
-def evaluated_perplexity(log):
-    """The last perplexity in a log of fairseq-eval-lm."""
-    return float(re.findall(r"Perplexity: ([\d.]+)", log.read_text())[-1])

@@ -12,7 +12,6 @@ import functools
 import io
 import itertools
 import json
-import os
 from collections import Counter
 
 import regex
@@ -21,7 +20,7 @@ import sentencepiece
 from subword_nmt import apply_bpe, learn_bpe
 from tqdm import tqdm
 
-from data_prep.door import BadInput
+from fairseq_lrpe.files import write_whole
 
 SEPARATOR = "@@"  # at the end of each byte pair that does not end a word
 WORDS = 500_000  # that subword-nmt remembers
@@ -76,11 +75,11 @@ class Moses:
                 for line in tqdm(lines, desc=f"words of {text.name}", unit="lines", disable=None):
                     counts.update(line.split())
         if all(len(word) == 1 for word in counts):
-            raise BadInput("the training text has no word of two letters: there are no byte pairs to learn")
+            raise ValueError("the training text has no word of two letters: there are no byte pairs to learn")
         learn_bpe.tqdm = functools.partial(tqdm, desc=self.path.name, unit="merges", disable=None)
         merges = io.StringIO()
         learn_bpe.learn_bpe((f"{word} {n}" for word, n in counts.items()), merges, types, is_dict=True)
-        replace(self.path, merges.getvalue().encode())
+        write_whole(self.path, merges.getvalue())
 
     @functools.cached_property
     def _merges(self):
@@ -127,11 +126,11 @@ class SentencePiece:
             )
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
-            raise BadInput(
+            raise ValueError(
                 f"SentencePiece cannot make {types:,} pieces of the training text, try another "
                 f"--bpe-types: {reason}"
             ) from None
-        replace(self.path, model.getvalue())
+        write_whole(self.path, model.getvalue())
 
     @functools.cached_property
     def _model(self):
@@ -150,20 +149,13 @@ def sample(text):
             yield line.removesuffix("\n")
 
 
-def replace(path, content):
-    """``path`` with this content, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    os.replace(part, path)
-
-
 def load(data):
     """The codec of the prepared corpus whose folder for fairseq, OUT/bin, is ``data``."""
     note = data / PREPARATION
     if not note.is_file():
-        raise BadInput(f"{note} is missing: a folder that data_prep's scripts for translation made is needed")
+        raise ValueError(f"{note} is missing: a folder that data_prep's scripts for translation made is needed")
     facts = json.loads(note.read_text())
     codec = next(kind for kind in CODECS if kind.bpe == facts["bpe"])(data.parent)
     if not codec.path.is_file():
-        raise BadInput(f"{codec.path} is missing: it belongs to {data}")
+        raise ValueError(f"{codec.path} is missing: it belongs to {data}")
     return codec

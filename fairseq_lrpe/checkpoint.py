@@ -1,0 +1,36 @@
+"""Reading fairseq's checkpoints; importing this lets torch's safe loading take all of them.
+
+What it would refuse in them is harmless: metrics that are numpy's numbers, and the Namespace of models that are
+configured by flags alone.
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+
+torch.serialization.add_safe_globals(
+    [argparse.Namespace, np.core.multiarray.scalar, np.dtype, type(np.dtype(np.float64))]
+)
+
+
+def read_checkpoint(path: Path, remedy: str) -> dict:
+    """Returns fairseq's checkpoint, its tensors mapped from the file, ``cfg.model`` and ``cfg.task`` as dicts.
+
+    Raises:
+        ValueError: there is none, and ``remedy`` says what makes one; or it cannot be read.
+    """
+    if not path.is_file():
+        raise ValueError(f"the checkpoint {path} does not exist: {remedy}")
+    try:
+        state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        for part in ("model", "task"):
+            settings = state["cfg"][part]
+            if isinstance(settings, argparse.Namespace):  # of fairseq's own models
+                settings = {"_name": getattr(settings, "arch", None), **vars(settings)}
+            state["cfg"][part] = dict(settings)
+    except Exception as error:  # whatever torch says of what it cannot read
+        reason = next(iter(str(error).splitlines()), error)
+        raise ValueError(f"{path} is no checkpoint of fairseq that can be read ({reason})") from None
+    return state

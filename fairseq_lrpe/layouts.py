@@ -1,0 +1,43 @@
+"""Which files a folder of binarised data has: what preparations write, and trainings look for before they start."""
+
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+
+ENDS = (".bin", ".idx")
+
+
+def binaries(names: Iterable[str]) -> list[str]:
+    """Returns the two files of each binarised text."""
+    return [f"{name}{end}" for name in names for end in ENDS]
+
+
+def text(splits: Iterable[str]) -> list[str]:
+    """Returns the files of a text in one language: what ``fairseq-preprocess --only-source`` writes."""
+    return ["dict.txt", *binaries(splits)]
+
+
+def translation(splits: Iterable[str], source: str, target: str) -> list[str]:
+    """Returns the files of pairs of sentences in two languages: what ``fairseq-preprocess`` writes."""
+    names = [f"{split}.{source}-{target}.{language}" for split in splits for language in (source, target)]
+    return [f"dict.{source}.txt", f"dict.{target}.txt", *binaries(names)]
+
+
+def sentences(splits: Iterable[str]) -> list[str]:
+    """Returns the files of a task of GLUE that data_prep writes, for fairseq's sentence_prediction."""
+    return ["rows.json", "input0/dict.txt", *binaries(f"input0/{split}" for split in splits)]
+
+
+def shards(folder: Path) -> list[Path]:
+    """Returns a data folder and those numbered after it, bin, bin1, bin2, ..: fairseq takes one an epoch."""
+    numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
+    found = [folder]
+    for shard in numbered:
+        if not shard.is_dir():
+            return found
+        found.append(shard)
+
+
+def vocabulary_size(dictionary: Path) -> int:
+    """Returns what fairseq counts when it loads a dictionary: its lines, and <s>, <pad>, </s> and <unk>."""
+    return dictionary.read_bytes().count(b"\n") + 4
