@@ -7,6 +7,8 @@ setup(
     name="fairseq-lrpe",
     version="0.1.0",
     description="Linearized relative positional encoding (LRPE) as a fairseq plugin",
+    author="The fairseq-lrpe authors",
+    license="MIT",
     packages=find_packages(include=["fairseq_lrpe", "fairseq_lrpe.*"]),
     python_requires=">=3.11,<3.12",
     install_requires=[
@@ -21,6 +23,7 @@ setup(
         "tqdm",
         "pyyaml",
         "regex",
+        "scikit-learn",
         "scipy",
         "sacremoses",
         "subword-nmt",

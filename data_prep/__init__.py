@@ -1,1 +1,1 @@
-"""Raw public data -> fairseq's binaries: a shell script per corpus, and a module of its name that works."""
+"""Published data, or your own -> fairseq's binaries: a module per corpus, a row each in __main__."""

@@ -1,60 +1,53 @@
-"""fairseq-preprocess of a corpus's texts, and what to tell about its result."""
+"""A corpus's texts, and fairseq-preprocess of them."""
 
 import os
+import re
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
-import yaml
-
-from data_prep import door
-from fairseq_lrpe.commands import run
+from data_prep.door import noted_folder
+from fairseq_lrpe.commands import run_command
 
 SPLITS = ("train", "valid", "test")
-SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
-DATA = Path(__file__).parents[1] / "data"
+TOLD = re.compile(r"(?<=\[None\] ).*|\[[a-z]{2}\] .*")
+"""What is shown of fairseq-preprocess's lines: sizes; of two languages also which one's."""
 
 
-def binarise(texts, out, source, *flags, workers=1, name="bin"):
-    """``out``/``name`` of the files ``texts`` {split: path} of ``source``; it appears whole or not at all."""
-    part = out / f"{name}.part"
-    shutil.rmtree(part, ignore_errors=True)
+def texts_in(folder: Path) -> dict[str, Path]:
+    """Returns {split: its text} of a folder with train.txt, valid.txt and test.txt."""
+    return {split: folder / f"{split}.txt" for split in SPLITS}
+
+
+def join(files: Iterable[Path], target: Path) -> None:
+    """Writes texts that are not empty one after the other to ``target``, each to the end of a line."""
+    with target.open("wb") as out:
+        for file in files:
+            with file.open("rb") as text:
+                shutil.copyfileobj(text, out)
+                text.seek(-1, os.SEEK_END)
+                if text.read() != b"\n":
+                    out.write(b"\n")
+
+
+def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, workers: int = 1) -> None:
+    """Runs fairseq-preprocess of ``texts`` {split: path} into ``folder``.
+
+    Of pairs of ``languages``, paths are without their ends .en and so on.
+    """
+    kind = [f"--{side}-lang={x}" for side, x in zip(("source", "target"), languages or (), strict=False)]
     prefixes = [x for split, path in texts.items() for x in (f"--{split}pref", path)]
+    command = [*(kind or ["--only-source"]), *prefixes, "--destdir", folder, "--workers", workers, *flags]
+
+    def show(line):
+        if told := TOLD.search(line):
+            print(f"    {told[0]}", flush=True)
+
+    run_command(["fairseq-preprocess", *map(str, command)], log, show)
+
+
+def binarise(texts: dict, out: Path, source: str, *flags, workers: int = 1, name: str = "bin") -> None:
+    """Writes ``out``/``name`` of the files ``texts`` {split: path}; it appears whole or not at all."""
     print(f"Preparing {out / name}", flush=True)
-    run(
-        "preprocess",
-        ["--only-source", *prefixes, "--destdir", part, "--workers", workers, *flags],
-        out / "preprocess.log",
-        show=r"(?<=\[None\] ).*",
-    )
-    door.leave_note(part, source)
-    os.replace(part, out / name)
-
-
-def vocabulary_size(folder, dictionary="dict.txt"):
-    """What fairseq counts when it loads folder/dict.txt: its lines, and <s>, <pad>, </s> and <unk>."""
-    return (folder / dictionary).read_bytes().count(b"\n") + 4
-
-
-def finished(out):
-    """Whether an earlier run prepared ``out`` to the end."""
-    return (out / "bin").is_dir()
-
-
-def shards(out):
-    """The folders of a prepared training set in order: bin, and bin1, bin2 … if it is in parts."""
-    numbers = sorted(int(path.name[3:]) for path in out.glob("bin*") if path.name[3:].isdigit())
-    return [out / "bin", *(out / f"bin{i}" for i in numbers)]
-
-
-def report(out, vocabulary, task="language_modeling"):
-    """The last lines: how the vocabulary turned out, in the words ``vocabulary``, and how to train."""
-    data = os.pathsep.join(map(str, shards(out)))
-    print(f"vocabulary: {vocabulary}")
-    print(f"ready: fairseq-train {data} --task {task} --user-dir fairseq_lrpe ...")
-
-
-def report_masked_lm(out):
-    """``report`` of byte pairs for fairseq's masked_lm, which adds a <mask> to the dictionary."""
-    size, expected = vocabulary_size(out / "bin") + 1, SOURCES["gpt2_bpe"]["vocabulary_with_mask"]
-    same = "as in the papers" if size == expected else f"not the papers' {expected:,}"
-    report(out, f"{size:,} types with the <mask> of fairseq's masked_lm, {same}", "masked_lm")
+    with noted_folder(out / name, source) as part:
+        preprocess(texts, part, out / "preprocess.log", *flags, workers=workers)

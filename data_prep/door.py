@@ -1,24 +1,22 @@
-"""What is asked of a preparation, checked before any work: wrong input gets one sentence."""
+"""What is asked of a preparation, and what an earlier one left, checked before any work."""
 
 import contextlib
-import os
-import shutil
 import signal
 import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
 
 from data_prep.fetch import FetchError
 from fairseq_lrpe.commands import CommandFailed
+from fairseq_lrpe.files import whole_folder
 
 NOTE = "source.txt"
 
 
-class BadInput(Exception):
-    """Something given cannot be used; the message says what, where and what would work."""
-
-
 @contextlib.contextmanager
-def one_sentence(program):
-    """What a user can mend ends ``program`` with one sentence on stderr instead of a traceback.
+def one_sentence(program: str) -> Iterator[None]:
+    """Ends ``program`` with one sentence on stderr, instead of a traceback, for what a user can mend.
 
     SIGTERM counts as an interruption too, so that no process of this one's is left behind.
     """
@@ -28,50 +26,60 @@ def one_sentence(program):
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
-    except (BadInput, FetchError, CommandFailed, OSError) as error:
+    except (ValueError, FetchError, CommandFailed, OSError) as error:
         sys.exit(f"{program}: {error}")
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def check_text(path):
-    """BadInput unless ``path`` is UTF-8 text, to its end, and not blank."""
+def check_text(path: Path, needed: str = "text is needed") -> None:
+    """Raises ValueError unless ``path`` is UTF-8 text, to its end, and not blank.
+
+    ``needed`` says what would do if there is no such file.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: {needed}")
     try:
         with path.open(encoding="utf-8") as file:
             if not sum(bool(line.strip()) for line in file):
-                raise BadInput(f"{path} is empty: text is needed")
+                raise ValueError(f"{path} is empty: text is needed")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path} is not UTF-8 text ({error}): convert it first") from None
+        raise ValueError(f"{path} is not UTF-8 text ({error}): convert it first") from None
 
 
-def check_workers(workers):
-    if workers < 1:
-        raise BadInput(f"--workers must be at least 1, not {workers}")
+def check_counts(args: Namespace) -> None:
+    """Raises ValueError if one of the options that are numbers is below 1."""
+    for option, value in vars(args).items():
+        if type(value) is int and value < 1:
+            raise ValueError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
 
 
-def check_out(out, source):
-    """BadInput if ``out`` is no folder, or has something made from another source: they would be mixed up."""
+def check_out(out: Path, source: str) -> None:
+    """Raises ValueError if ``out`` is no folder, or has something of another source."""
     if out.exists() and not out.is_dir():
-        raise BadInput(f"{out} is a file: --out takes a folder")
+        raise ValueError(f"{out} is a file: --out takes a folder")
     for product in (out / "text", *sorted(out.glob("bin*"))):
-        note = product / NOTE
-        if note.exists() and (held := note.read_text().strip()) != str(source):
-            raise BadInput(
+        held = read_note(product)
+        if held not in ("", source):
+            raise ValueError(
                 f"{product} was made from {held}: give that to --from, remove {out}, or change --out"
             )
 
 
 @contextlib.contextmanager
-def whole_folder(folder, source):
-    """A folder to fill, with a note of its source; it takes the name ``folder`` once it is full."""
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    yield part
-    leave_note(part, source)
-    os.replace(part, folder)
+def noted_folder(folder: Path, source: str) -> Iterator[Path]:
+    """Yields a folder to fill that takes the name ``folder`` at the end, with a note of its source."""
+    with whole_folder(folder) as part:
+        yield part
+        leave_note(part, source)
 
 
-def leave_note(product, source):
-    """Leaves in the folder ``product`` what it was made from, for ``check_out``."""
+def leave_note(product: Path, source: str) -> None:
+    """Leaves in the folder ``product`` what it was made from."""
     (product / NOTE).write_text(f"{source}\n")
+
+
+def read_note(product: Path) -> str:
+    """Returns what the folder ``product`` was made from, and nothing if it is not there or does not say."""
+    note = product / NOTE
+    return note.read_text().strip() if note.is_file() else ""

@@ -1,32 +1,38 @@
 """A function of each line of a text, on all cores."""
 
-import os
 import signal
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from pathlib import Path
 
 from tqdm import tqdm
 
-from data_prep import door
+from fairseq_lrpe.files import whole_file
 
 LINES = 1000  # that a process takes at a time
 _function = None  # of a process
 
 
-def each_line(function, source, target, workers, newline="\n"):
-    """``target``: ``function`` of each line of ``source``, without its end, as a line; it appears whole.
+def each_line(function: Callable[[str], str], source: Path, target: Path, workers: int, newline="\n") -> None:
+    """Writes ``function`` of each line of ``source``, without its end, to ``target``, which appears whole.
 
     The same bytes whatever the number of ``workers``. ``newline`` says what ends a line, as ``open`` takes
     it; None: also a carriage return.
     """
-    part = target.with_name(target.name + ".part")
     name = f"{target.parent.name}/{target.name}"
     bar = tqdm(total=source.stat().st_size, unit="B", unit_scale=True, desc=name, disable=None)
     pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(function,))
     text = {"encoding": "utf-8", "newline": newline}
-    with source.open(**text) as lines, part.open("w", encoding="utf-8", newline="\n") as out, pool, bar:
+    with (
+        source.open(**text) as lines,
+        whole_file(target) as part,
+        part.open("w", encoding="utf-8", newline="\n") as out,
+        pool,
+        bar,
+    ):
         waiting = deque()
         try:
             while (batch := list(islice(lines, LINES))) or waiting:
@@ -37,13 +43,12 @@ def each_line(function, source, target, workers, newline="\n"):
                     out.write(result)
                     bar.update(read)
         except BrokenProcessPool:
-            raise door.BadInput(
+            raise ValueError(
                 f"a process that read {source} was killed, perhaps for its memory: try fewer --workers"
             ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
-    os.replace(part, target)
 
 
 def _start(function):
@@ -54,6 +59,6 @@ def _start(function):
 
 
 def _apply(lines):
-    """(what the function makes of the lines, the bytes they had)."""
+    """Returns what the function makes of the lines, and how many bytes they had."""
     made = "".join(f"{_function(line.removesuffix(chr(10)))}\n" for line in lines)
     return made, sum(len(line.encode()) for line in lines)

@@ -1,9 +1,8 @@
 """Published files from the first mirror that has them, and archives unpacked: verified and whole, or not.
 
-As a command: ``python data_prep/fetch.py DEST URL [URL ...] --size BYTES --sha256 HEX``.
+The facts of a file, as sources.yaml has them: its ``size`` in bytes, its ``sha256``, and its ``mirrors``.
 """
 
-import argparse
 import contextlib
 import hashlib
 import http.client
@@ -11,7 +10,6 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tarfile
 import time
 import urllib.error
@@ -20,7 +18,12 @@ import zipfile
 import zlib
 from pathlib import Path, PureWindowsPath
 
+import yaml
 from tqdm import tqdm
+
+from fairseq_lrpe.files import whole_folder
+
+SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
 
 # WikiText's host refuses urllib's own name.
 HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; fairseq-lrpe)"}
@@ -42,36 +45,36 @@ class _BrokenOff(Exception):
     """The mirror's answer ended early: another try may go on from there."""
 
 
-def fault(path, size, sha256):
-    """Why ``path`` is not the file of this size and SHA-256; None if it is."""
+def fault(path: Path, facts: dict) -> str | None:
+    """Returns why ``path`` is not the file that the facts are of, and None if it is."""
     found = path.stat().st_size
-    if found != size:
-        return f"has {found:,} bytes instead of {size:,}"
+    if found != facts["size"]:
+        return f"has {found:,} bytes instead of {facts['size']:,}"
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "sha256").hexdigest()
-    return None if found == sha256 else f"has SHA-256 {found} instead of {sha256}"
+    return None if found == facts["sha256"] else f"has SHA-256 {found} instead of {facts['sha256']}"
 
 
-def verified(path, name, size, sha256):
-    """``path``, a copy of the published file ``name``; FetchError if it is not."""
+def verified(path: Path, name: str, facts: dict) -> Path:
+    """Returns ``path`` if it is a copy of the published file ``name``, else raises FetchError."""
     if not path.is_file():
         raise FetchError(f"{path} is missing: a copy of the published {name} is needed")
-    reason = fault(path, size, sha256)
+    reason = fault(path, facts)
     if reason:
         raise FetchError(f"{path} is not the published {name}: it {reason}")
     return path
 
 
-def fetch(dest, urls, size, sha256):
-    """``dest`` from the first of ``urls`` that gives it; ``dest``.part of an earlier run is continued."""
-    if dest.is_file() and not fault(dest, size, sha256):
+def fetch(dest: Path, facts: dict) -> Path:
+    """Returns ``dest``, from the first mirror that gives it; ``dest``.part of an earlier run is continued."""
+    if dest.is_file() and not fault(dest, facts):
         return dest
     dest.parent.mkdir(parents=True, exist_ok=True)
     part = dest.with_name(dest.name + ".part")
     reasons = []
-    for url in urls:
+    for url in facts["mirrors"]:
         print(f"Fetching {url}", flush=True)
-        reason = _try_mirror(url, part, size, sha256)
+        reason = _try_mirror(url, part, facts)
         if reason is None:
             os.replace(part, dest)
             return dest
@@ -83,20 +86,20 @@ def fetch(dest, urls, size, sha256):
     )
 
 
-def _try_mirror(url, part, size, sha256):
-    """None once ``part`` is whole and verified, else why this mirror was left."""
+def _try_mirror(url, part, facts):
+    """Returns None once ``part`` is whole and verified, else why this mirror was left."""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(WAIT * 2 ** (attempt - 1))
         continued = part.exists()
         try:
-            _download(url, part, size)
+            _download(url, part, facts["size"])
         except _NotHere as error:
             return str(error)
         except _BrokenOff as error:
             reason = str(error)
             continue
-        reason = fault(part, size, sha256)
+        reason = fault(part, facts)
         if reason is None:
             return None
         part.unlink()
@@ -145,7 +148,7 @@ def _open(request):
 
 
 def _place(response, wanted):
-    """(where in the file the answer begins, the file's size or None): a server may ignore the range."""
+    """Returns where in the file the answer begins, as a server may ignore the range, and its size or None."""
     if response.status == http.HTTPStatus.PARTIAL_CONTENT:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if not span or int(span[1]) != wanted:
@@ -155,41 +158,36 @@ def _place(response, wanted):
     return 0, None if length is None else int(length)
 
 
-def unpack(archive, folder):
-    """``folder`` with the files of a zip or tar ``archive``; it appears whole or not at all.
+def unpack(archive: Path, folder: Path) -> None:
+    """Writes the files of a zip or tar archive into ``folder``, which appears whole or not at all.
 
     FetchError names the first member that is no plain file or folder or whose path leads out of ``folder``,
     before anything is written.
     """
     if folder.is_dir():
         return
-    part = folder.with_name(folder.name + ".part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        with _opened(archive) as (members, open_member):
-            for name, kind, _ in members:
-                if kind not in ("file", "folder"):
-                    raise FetchError(f"{archive} has the member {name}, {kind}: unpack it by hand")
-                if PureWindowsPath(name).anchor or ".." in PureWindowsPath(name).parts:
-                    raise FetchError(f"{archive} has the member {name}, which leads out of the folder")
-            part.mkdir(parents=True)
-            for name, kind, member in tqdm(members, desc=folder.name, unit="file", disable=None):
-                path = part / name
-                if kind == "folder":
-                    path.mkdir(parents=True, exist_ok=True)
-                    continue
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open_member(member) as source, path.open("wb") as target:
-                    shutil.copyfileobj(source, target, CHUNK)
-        os.replace(part, folder)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
+    with _opened(archive) as (members, open_member):
+        for name, kind, _ in members:
+            if kind not in ("file", "folder"):
+                raise FetchError(f"{archive} has the member {name}, {kind}: unpack it by hand")
+            if PureWindowsPath(name).anchor or ".." in PureWindowsPath(name).parts:
+                raise FetchError(f"{archive} has the member {name}, which leads out of the folder")
+        with whole_folder(folder) as part:
+            try:
+                for name, kind, member in tqdm(members, desc=folder.name, unit="file", disable=None):
+                    path = part / name
+                    (path if kind == "folder" else path.parent).mkdir(parents=True, exist_ok=True)
+                    if kind == "file":
+                        with open_member(member) as source, path.open("wb") as target:
+                            shutil.copyfileobj(source, target, CHUNK)
+            except BaseException:
+                shutil.rmtree(part, ignore_errors=True)
+                raise
 
 
 @contextlib.contextmanager
 def _opened(path):
-    """([(name, kind, member)], a function that opens a member)."""
+    """Yields (name, kind, member) of each member, and a function that opens one."""
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
@@ -215,38 +213,3 @@ def _tar_kind(member):
     if member.issym() or member.islnk():
         return f"a link to {member.linkname}"
     return "file" if member.isfile() else "folder" if member.isdir() else "a device"
-
-
-def main():
-    parser = argparse.ArgumentParser(
-        prog="fetch", description="Fetch DEST from the first URL that gives it; a rerun continues."
-    )
-    parser.add_argument("dest", type=Path, metavar="DEST")
-    parser.add_argument("urls", nargs="*", metavar="URL")
-    parser.add_argument("--size", type=int, required=True, help="the file's bytes")
-    parser.add_argument("--sha256", required=True, help="the file's SHA-256, hexadecimal")
-    parser.add_argument(
-        "--from", dest="copy", type=Path, metavar="FILE", help="a copy that is there already, instead of URLs"
-    )
-    args = parser.parse_args()
-    wrong = [url for url in args.urls if not url.startswith(("http://", "https://"))]
-    try:
-        if wrong or not (args.urls or args.copy):
-            raise FetchError(f"{wrong[0] if wrong else 'nothing'} given where an http(s) address is needed")
-        if args.copy:
-            verified(args.copy, args.dest.name, args.size, args.sha256)
-            args.dest.parent.mkdir(parents=True, exist_ok=True)
-            part = args.dest.with_name(args.dest.name + ".part")
-            shutil.copyfile(args.copy, part)
-            os.replace(part, args.dest)
-        else:
-            fetch(args.dest, args.urls, args.size, args.sha256)
-    except KeyboardInterrupt:
-        print("\nfetch: interrupted; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
-    except (FetchError, OSError) as error:
-        sys.exit(f"fetch: {error}")
-
-
-if __name__ == "__main__":
-    main()

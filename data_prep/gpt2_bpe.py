@@ -1,50 +1,89 @@
-"""Text in GPT-2's byte pairs, on all cores: ``python -m data_prep.gpt2_bpe TEXT ENCODED --bpe FOLDER``."""
+"""Text in GPT-2's byte pairs, on all cores, and what corpora in them have in common."""
 
-import argparse
 import hashlib
 import logging
-import os
 import re
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from data_prep import door, fetch
-from data_prep.binarise import SOURCES
+from data_prep import fetch
+from data_prep.binarise import binarise, texts_in
+from data_prep.corpus import Corpus
 from data_prep.each_line import each_line
+from fairseq_lrpe.files import write_whole
+from fairseq_lrpe.layouts import vocabulary_size
 
-FILES = SOURCES["gpt2_bpe"]["files"]
+FACTS = fetch.SOURCES["gpt2_bpe"]
+FILES = FACTS["files"]
 WORDS = 500_000  # that a process remembers
 
 
-def provide(folder, given=None):
-    """encoder.json, vocab.bpe and dict.txt verified in ``folder``, from the folder ``given`` or fetched."""
+class InBytePairs(Corpus):
+    """A corpus in byte pairs for masked_lm: its text in OUT/text, encoded in OUT, and fairseq's binaries."""
+
+    task = "masked_lm"
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--bpe",
+            type=Path,
+            metavar="FOLDER",
+            help="encoder.json, vocab.bpe and dict.txt of GPT-2's byte pairs (default: download them)",
+        )
+
+    def prepare(self, args, source, found):
+        provide(args.out / "gpt2_bpe", args.bpe)
+        texts = texts_in(self.text(args, source, found))
+        self.write_bin(args, source, self.encode(args, texts))
+
+    def encode(self, args: Namespace, texts: dict[str, Path]) -> dict[str, Path]:
+        """Returns {split: OUT/split.bpe} of ``texts``; those of an earlier run are kept."""
+        encoded = {split: args.out / f"{split}.bpe" for split in texts}
+        for split, path in encoded.items():
+            if not path.exists():
+                encode(texts[split], path, args.out / "gpt2_bpe", args.workers)
+        return encoded
+
+    def write_bin(self, args: Namespace, source: str, encoded: dict[str, Path], name: str = "bin") -> None:
+        """Writes OUT/name of byte pairs, with GPT-2's dictionary; it appears whole or not at all."""
+        dictionary = args.out / "gpt2_bpe" / "dict.txt"
+        binarise(encoded, args.out, source, "--srcdict", dictionary, workers=args.workers, name=name)
+
+    def vocabulary(self, data):
+        size, expected = vocabulary_size(data / "dict.txt") + 1, FACTS["vocabulary_with_mask"]
+        same = "as in the papers" if size == expected else f"not the papers' {expected:,}"
+        return f"{size:,} types with the <mask> of fairseq's masked_lm, {same}"
+
+
+def provide(folder: Path, given: Path | None = None) -> None:
+    """Puts the published files, verified, into ``folder``, from the folder ``given`` or fetched."""
     for name, facts in FILES.items():
         if given is None:
-            fetch.fetch(folder / name, facts["mirrors"], facts["size"], facts["sha256"])
+            fetch.fetch(folder / name, facts)
         else:
-            content = published(given / name, facts)
+            content = published(given / name)
             folder.mkdir(parents=True, exist_ok=True)
-            part = folder / f"{name}.part"
-            part.write_bytes(content)
-            os.replace(part, folder / name)
+            write_whole(folder / name, content)
 
 
-def published(path, facts):
-    """The bytes of the published file of which ``path`` is a copy; FetchError if it is none.
+def published(path: Path) -> bytes:
+    """Returns the content of the published file of which ``path`` is a copy; FetchError if it is none.
 
     A dict.txt is also taken with more madeupwords at its end, which other releases of fairseq's models have
     (51,196 lines): they are cut off, the types before them are the same.
     """
+    facts = FILES[path.name]
     if path.is_file() and path.name == "dict.txt":
         head, rest = (content := path.read_bytes())[: facts["size"]], content[facts["size"] :]
         if hashlib.sha256(head).hexdigest() == facts["sha256"] and re.fullmatch(
             rb"(madeupword\d+ 0\n)*", rest
         ):
             return head
-    return fetch.verified(path, path.name, facts["size"], facts["sha256"]).read_bytes()
+    return fetch.verified(path, path.name, facts).read_bytes()
 
 
-def encode(source, target, folder, workers):
-    """``target``: the lines of ``source`` as byte pairs' numbers, blank ones blank; it appears whole.
+def encode(source: Path, target: Path, folder: Path, workers: int) -> None:
+    """Writes the lines of ``source`` as byte pairs' numbers, blank ones blank, to ``target``, whole.
 
     The same bytes as fairseq's examples/roberta writes with --keep-empty, whatever the number of ``workers``.
     """
@@ -56,7 +95,7 @@ def encode(source, target, folder, workers):
 
 
 class _Encoder:
-    """A line as byte pairs' numbers, without the blanks at its ends."""
+    """A function that returns a line as byte pairs' numbers, without the blanks at its ends."""
 
     def __init__(self, *files):
         self.files, self.encoder = files, None
@@ -68,24 +107,3 @@ class _Encoder:
         if len(self.encoder.cache) > WORDS:
             self.encoder.cache.clear()  # it has no bound of its own, and there are many processes
         return " ".join(map(str, self.encoder.encode(line.strip())))
-
-
-def main(arguments=None):
-    parser = argparse.ArgumentParser(prog="gpt2_bpe", description=__doc__)
-    parser.add_argument("text", type=Path, metavar="TEXT")
-    parser.add_argument("encoded", type=Path, metavar="ENCODED")
-    parser.add_argument(
-        "--bpe", type=Path, required=True, metavar="FOLDER", help="with encoder.json and vocab.bpe"
-    )
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: %(default)s")
-    args = parser.parse_args(arguments)
-    with door.one_sentence("gpt2_bpe"):
-        door.check_workers(args.workers)
-        for name in ("encoder.json", "vocab.bpe"):
-            published(args.bpe / name, FILES[name])
-        door.check_text(args.text)
-        encode(args.text, args.encoded, args.bpe, args.workers)
-
-
-if __name__ == "__main__":
-    main()

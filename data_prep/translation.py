@@ -6,64 +6,170 @@ Of the training pairs those with an empty side, with more than 250 tokens on a s
 times as many on one side as on the other are left out.
 """
 
-import argparse
 import json
-import os
 import re
 import shutil
-import sys
+from argparse import Namespace
 from collections import Counter
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 from tqdm import tqdm
 
-from data_prep import binarise, door, fetch, text_codec
-from data_prep.binarise import DATA, SOURCES, SPLITS
+from data_prep import fetch
+from data_prep.binarise import SPLITS, join, preprocess
+from data_prep.corpus import Corpus
+from data_prep.door import check_text, noted_folder
 from data_prep.each_line import each_line
-from fairseq_lrpe.commands import run
+from data_prep.fetch import SOURCES
+from fairseq_lrpe import text_codec
+from fairseq_lrpe.files import whole_folder
+from fairseq_lrpe.layouts import vocabulary_size
 
 LANGUAGES = ("en", "de")  # source, target
 # How files of a split may be called, the first that is there is taken.
 NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_2016_flickr")}
 LONGEST, UNEVEN = 250, 1.5
-PUBLISHED = "the published archives"
 
 
-def in_folder(folder):
-    """{split: [{language: path}]} of a folder with the raw files; BadInput names one that is missing."""
+class Translation(Corpus):
+    """Pairs of sentences; ``found``: {split: [{language: path}]}, or None if OUT/text is there already."""
+
+    task = "translation"
+    published = "the published archives"
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.facts = SOURCES[name]
+        self.archives = self.facts.get("archives", {})
+
+    @property
+    def accepts(self):
+        text, archives = "raw text, train.en, train.de and so on", ", ".join(self.archives)
+        return f"{text}, or copies of {archives} (default: download them)" if archives else text
+
+    def add_options(self, parser):
+        parser.add_argument(
+            "--bpe-types",
+            type=int,
+            default=self.facts["bpe_types"],
+            metavar="N",
+            help="merges of byte pairs, or pieces, of both languages together (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--sentencepiece",
+            action="store_true",
+            help="SentencePiece instead of Moses's words in byte pairs",
+        )
+
+    def source(self, args):
+        return f"{super().source(args)} in {args.bpe_types} {codec_of(args).unit}"
+
+    def check(self, args):
+        if (args.out / "text").is_dir():
+            return None
+        found = self.find(args.source, args.out)
+        check_sides(found)
+        return found
+
+    def find(self, source: Path | None, out: Path) -> dict[str, list]:
+        """Returns {split: [{language: path}]}; raises ValueError or FetchError if they cannot be had."""
+        if source is None:
+            if not self.archives:
+                raise ValueError(
+                    f"--from is needed: {self.facts['page']} has the files, but no size and checksum "
+                    "by which a download could be known"
+                )
+            return in_archives(self.archives, None, out)
+        if not source.is_dir():
+            raise ValueError(f"{source} is not a folder: --from takes one with parallel text")
+        if any((source / name).is_file() for name in self.archives):
+            return in_archives(self.archives, source, out)
+        return in_folder(source)
+
+    def write_text(self, args, found, folder):
+        for split, files in found.items():
+            for language in LANGUAGES:
+                join([paths[language] for paths in files], folder / f"{split}.{language}")
+
+    def prepare(self, args, source, found):
+        out, codec = args.out, codec_of(args)
+        self.text(args, source, found)
+        shutil.rmtree(out / "unpacked", ignore_errors=True)
+
+        def step(function_of, before, after):
+            for split, language in product(SPLITS, LANGUAGES):
+                target = out / after / f"{split}.{language}"
+                if not target.exists():
+                    target.parent.mkdir(exist_ok=True)
+                    each_line(function_of(language), out / before / target.name, target, args.workers)
+
+        step(lambda language: partial(codec.words, language), "text", "words")
+        if not codec.path.is_file():
+            codec.learn([out / "words" / f"train.{language}" for language in LANGUAGES], args.bpe_types)
+        step(lambda language: codec.pieces, "words", "pieces")
+        clean(out / "pieces", out / "clean")
+
+        print(f"Preparing {out / 'bin'}", flush=True)
+        texts = {split: out / ("clean" if split == "train" else "pieces") / split for split in SPLITS}
+        with noted_folder(out / "bin", source) as part:
+            log = out / "preprocess.log"
+            preprocess(texts, part, log, languages=LANGUAGES, workers=args.workers)
+            shutil.copyfile(out / "clean" / "pairs.json", part / "pairs.json")
+            facts = {**dict(zip(("source", "target"), LANGUAGES, strict=True)), **codec.facts}
+            (part / text_codec.PREPARATION).write_text(json.dumps(facts) + "\n")
+
+    def vocabulary(self, data):
+        sizes = {language: vocabulary_size(data / f"dict.{language}.txt") for language in LANGUAGES}
+        words = ", ".join(f"{language} {size:,} types" for language, size in sizes.items())
+        if expected := self.facts.get("vocabulary"):
+            papers = ", ".join(f"{language} {size:,}" for language, size in expected.items())
+            words += ", as in the papers" if sizes == expected else f"; the papers' are {papers}"
+        return words
+
+    def report(self, args):
+        """Prints the pairs, the vocabularies beside the papers', and how to train."""
+        pairs = json.loads((args.out / "bin" / "pairs.json").read_text())
+        counts = Counter(pairs["train"])
+        left_out = f", {told(counts)}" if counts.total() > counts["kept"] else ""
+        print(f"train: {counts['kept']:,} of {counts.total():,} pairs kept{left_out}")
+        print(f"valid: {pairs['valid']:,} pairs, test: {pairs['test']:,} pairs")
+        super().report(args)
+
+
+def codec_of(args: Namespace) -> text_codec.Moses | text_codec.SentencePiece:
+    """Returns the codec that the options name."""
+    return (text_codec.SentencePiece if args.sentencepiece else text_codec.Moses)(args.out)
+
+
+def in_folder(folder: Path) -> dict[str, list]:
+    """Returns {split: [{language: path}]} of a folder with raw files."""
     found = {}
     for split, names in NAMES.items():
         name = next((name for name in names if (folder / f"{name}.{LANGUAGES[0]}").exists()), names[0])
         found[split] = [{language: folder / f"{name}.{language}" for language in LANGUAGES}]
-        for path in found[split][0].values():
-            if not path.is_file():
-                wanted = " ".join(f"{'|'.join(names)}.{{{','.join(LANGUAGES)}}}" for names in NAMES.values())
-                raise door.BadInput(f"{path} is missing: --from takes a folder with {wanted}")
     return found
 
 
-def in_archives(archives, source, out):
-    """{split: [{language: path}]} of the published archives, those in the folder ``source`` or fetched."""
+def in_archives(archives: dict, source: Path | None, out: Path) -> dict[str, list]:
+    """Returns {split: [{language: path}]} of the published archives, in the folder ``source`` or fetched."""
     found = {split: [] for split in SPLITS}
     for name, facts in archives.items():
-        if source:
-            archive = fetch.verified(source / name, name, facts["size"], facts["sha256"])
-        else:
-            archive = fetch.fetch(out / name, facts["mirrors"], facts["size"], facts["sha256"])
+        archive = fetch.verified(source / name, name, facts) if source else fetch.fetch(out / name, facts)
         folder = out / "unpacked" / name.removesuffix(".tgz")
         fetch.unpack(archive, folder)
         for split, files in facts["files"].items():
             paths = {language: folder / file for language, file in files.items()}
             for path in paths.values():
                 if not path.is_file():
-                    raise door.BadInput(f"{archive} has no {path.relative_to(folder)}: get it again")
+                    raise ValueError(f"{archive} has no {path.relative_to(folder)}: get it again")
             found[split].append({language: plain(path) for language, path in paths.items()})
     return found
 
 
-def plain(path):
-    """``path``, or the sentences of a .sgm, one per line, in a file beside it."""
+def plain(path: Path) -> Path:
+    """Returns ``path``, or the sentences of a .sgm, one per line, in a file beside it."""
     if path.suffix != ".sgm":
         return path
     sentences = re.findall(r"<seg[^>]*>(.*)</seg>", path.read_text(encoding="utf-8"))
@@ -72,54 +178,24 @@ def plain(path):
     return text
 
 
-def find(corpus, source, out):
-    """{split: [{language: path}]} of the raw text; BadInput or FetchError if it cannot be had."""
-    archives = SOURCES[corpus].get("archives", {})
-    if source is None:
-        if not archives:
-            raise door.BadInput(
-                f"--from is needed: {SOURCES[corpus]['page']} has the files, but no size and checksum "
-                "by which a download could be known"
-            )
-        return in_archives(archives, None, out)
-    if not source.is_dir():
-        raise door.BadInput(f"{source} is not a folder: --from takes one with parallel text")
-    if any((source / name).is_file() for name in archives):
-        return in_archives(archives, source, out)
-    return in_folder(source)
-
-
-def check(found):
-    """BadInput unless all files are UTF-8 text and both sides of each pair of files have as many lines."""
+def check_sides(found: dict[str, list]) -> None:
+    """Raises ValueError unless all files are text, and both sides of each pair have as many lines."""
+    wanted = " ".join(f"{'|'.join(names)}.{{{','.join(LANGUAGES)}}}" for names in NAMES.values())
     for paths in (paths for files in found.values() for paths in files):
         counts = {}
         for path in paths.values():
-            door.check_text(path)
+            check_text(path, f"--from takes a folder with {wanted}")
             with path.open("rb") as lines:
                 counts[path] = sum(1 for _ in lines)
         if len(set(counts.values())) > 1:
             (one, first), (other, second) = counts.items()
-            raise door.BadInput(
+            raise ValueError(
                 f"{one} has {first:,} lines and {other} {second:,}: they must be the same sentences"
             )
 
 
-def write_text(found, folder, source):
-    """folder/<split>.<language>, a split's files one after the other; the folder appears whole."""
-    with door.whole_folder(folder, source) as part:
-        for split, files in found.items():
-            for language in LANGUAGES:
-                with (part / f"{split}.{language}").open("wb") as out:
-                    for paths in files:
-                        with paths[language].open("rb") as lines:
-                            shutil.copyfileobj(lines, out)
-                            lines.seek(-1, os.SEEK_END)
-                            if lines.read() != b"\n":
-                                out.write(b"\n")
-
-
-def verdict(pair):
-    """What becomes of a training pair of tokens, in the words of the report."""
+def verdict(pair: tuple[str, str]) -> str:
+    """Returns what becomes of a training pair of tokens, in the words of the report."""
     least, most = sorted(len(side.split()) for side in pair)
     if not least:
         return "empty"
@@ -128,15 +204,15 @@ def verdict(pair):
     return "of uneven length" if most > UNEVEN * least else "kept"
 
 
-def clean(folder, target):
-    """target/train.<language>: the training pairs of ``folder`` that are kept; the folder appears whole.
+def clean(folder: Path, target: Path) -> None:
+    """Writes the training pairs of ``folder`` that are kept into ``target``, which appears whole.
 
     With them pairs.json, how many pairs there are of each verdict, and of the other splits.
     """
     if target.is_dir():
         return
     counts = Counter()
-    with door.whole_folder(target, folder) as part:
+    with whole_folder(target) as part:
         sides = [
             (folder / f"train.{language}").open(encoding="utf-8", newline="\n") for language in LANGUAGES
         ]
@@ -149,130 +225,13 @@ def clean(folder, target):
         for file in (*sides, *kept):
             file.close()
         if not counts["kept"]:
-            raise door.BadInput(f"none of the {counts.total():,} training pairs can be kept: {told(counts)}")
+            raise ValueError(f"none of the {counts.total():,} training pairs can be kept: {told(counts)}")
         pairs = {"train": counts}
         for split in SPLITS[1:]:
             pairs[split] = (folder / f"{split}.{LANGUAGES[0]}").read_bytes().count(b"\n")
         (part / "pairs.json").write_text(json.dumps(pairs) + "\n")
 
 
-def told(counts):
-    """How many pairs were left out and why."""
+def told(counts: Counter) -> str:
+    """Returns how many pairs were left out and why."""
     return ", ".join(f"{number:,} {fate}" for fate, number in sorted(counts.items()) if fate != "kept")
-
-
-def write_bin(codec, out, source, workers):
-    """``out``/bin for fairseq; it appears whole or not at all."""
-    print(f"Preparing {out / 'bin'}", flush=True)
-    one, other = LANGUAGES
-    texts = [
-        *("--trainpref", out / "clean" / "train"),
-        *("--validpref", out / "pieces" / "valid"),
-        *("--testpref", out / "pieces" / "test"),
-    ]
-    with door.whole_folder(out / "bin", source) as part:
-        run(
-            "preprocess",
-            ["--source-lang", one, "--target-lang", other, *texts, "--destdir", part, "--workers", workers],
-            out / "preprocess.log",
-            show=rf"\[({'|'.join(LANGUAGES)})\] .*",
-        )
-        shutil.copyfile(out / "clean" / "pairs.json", part / "pairs.json")
-        preparation = {"source": one, "target": other, "tokenizer": codec.tokenizer, "bpe": codec.bpe}
-        (part / text_codec.PREPARATION).write_text(json.dumps(preparation) + "\n")
-
-
-def prepare(corpus, codec, types, source, out, name, workers):
-    """``out``/bin; steps that an earlier run finished are not done again."""
-    text = out / "text"
-    if not text.is_dir():
-        found = find(corpus, source, out)
-        check(found)
-        write_text(found, text, name)
-        shutil.rmtree(out / "unpacked", ignore_errors=True)
-    files = [(language, f"{split}.{language}") for split in SPLITS for language in LANGUAGES]
-
-    def step(function_of, before, after):
-        for language, file in files:
-            if not (out / after / file).exists():
-                (out / after).mkdir(exist_ok=True)
-                each_line(function_of(language), out / before / file, out / after / file, workers)
-
-    step(lambda language: partial(codec.words, language), "text", "words")
-    if not codec.path.is_file():
-        codec.learn([out / "words" / f"train.{language}" for language in LANGUAGES], types)
-    step(lambda language: codec.pieces, "words", "pieces")
-    clean(out / "pieces", out / "clean")
-    write_bin(codec, out, name, workers)
-
-
-def made_from(source, out, how):
-    """The source as the notes in ``out`` name it; without --from, the one of an earlier run is meant."""
-    name = str(source.resolve()) if source else PUBLISHED
-    for product in ("bin", "text"):
-        if source is None and (note := out / product / door.NOTE).exists():
-            name = note.read_text().strip().rpartition(" in ")[0]
-            break
-    return f"{name} in {how}"
-
-
-def report(corpus, out):
-    """The last lines: the pairs, the vocabularies beside the papers', and how to train."""
-    pairs = json.loads((out / "bin" / "pairs.json").read_text())
-    counts = Counter(pairs["train"])
-    left_out = f", {told(counts)}" if counts.total() > counts["kept"] else ""
-    print(f"train: {counts['kept']:,} of {counts.total():,} pairs kept{left_out}")
-    print(f"valid: {pairs['valid']:,} pairs, test: {pairs['test']:,} pairs")
-    sizes = {
-        language: binarise.vocabulary_size(out / "bin", f"dict.{language}.txt") for language in LANGUAGES
-    }
-    words = ", ".join(f"{language} {size:,} types" for language, size in sizes.items())
-    if expected := SOURCES[corpus].get("vocabulary"):
-        papers = ", ".join(f"{language} {size:,}" for language, size in expected.items())
-        words += ", as in the papers" if sizes == expected else f"; the papers' are {papers}"
-    binarise.report(out, words, "translation")
-
-
-def main(corpus, arguments=None):
-    types = SOURCES[corpus]["bpe_types"]
-    parser = argparse.ArgumentParser(
-        prog=f"{corpus}.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    archives = SOURCES[corpus].get("archives")
-    parser.add_argument(
-        "--from",
-        dest="source",
-        type=Path,
-        metavar="FOLDER",
-        help="raw text, train.en, train.de and so on"
-        + (f", or copies of {', '.join(archives)} (default: download them)" if archives else ""),
-    )
-    parser.add_argument("--out", type=Path, default=DATA / corpus, help="default: %(default)s")
-    parser.add_argument(
-        "--bpe-types",
-        type=int,
-        default=types,
-        metavar="N",
-        help="merges of byte pairs, or pieces, of both languages together (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--sentencepiece", action="store_true", help="SentencePiece instead of Moses's words in byte pairs"
-    )
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: %(default)s")
-    args = parser.parse_args(arguments)
-    with door.one_sentence(corpus):
-        door.check_workers(args.workers)
-        if args.bpe_types < 1:
-            raise door.BadInput(f"--bpe-types must be at least 1, not {args.bpe_types}")
-        codec = (text_codec.SentencePiece if args.sentencepiece else text_codec.Moses)(args.out)
-        name = made_from(args.source, args.out, f"{args.bpe_types} {codec.unit}")
-        door.check_out(args.out, name)
-        if binarise.finished(args.out):
-            print(f"already there: {args.out / 'bin'}")
-        else:
-            prepare(corpus, codec, args.bpe_types, args.source, args.out, name, args.workers)
-        report(corpus, args.out)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

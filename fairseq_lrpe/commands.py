@@ -1,7 +1,6 @@
 """fairseq's commands as subprocesses, with their whole output in a log and the telling lines shown."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,20 +17,6 @@ KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_":
 
 class CommandFailed(Exception):
     """A command did not end with exit code 0; the message names it, its log and the log's last lines."""
-
-
-def run(name, arguments, log, show=None):
-    """Run ``fairseq-<name>`` of this environment; append all it prints to the file ``log``.
-
-    Lines that match the regular expression ``show`` are printed too, from the match on.
-    """
-
-    def print_telling(line):
-        match = re.search(show, line) if show else None
-        if match:
-            print("    " + line[match.start() :].rstrip(), flush=True)
-
-    run_command([f"fairseq-{name}", *map(str, arguments)], log, print_telling)
 
 
 def run_command(command, log, on_line=lambda line: None, **popen):
@@ -115,3 +100,15 @@ def ending_signals():
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def as_flags(flags):
+    """{"max_update": 5, "cpu": True, "x": None} -> ["--max-update", 5, "--cpu"]"""
+    words = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(value)
+    return words

@@ -1,60 +1,57 @@
-"""The flags that every model family shares: which attention, which encoding, and the encoding's options.
+"""Declares the flags that every model family shares: attention, encoding, and each encoding's options.
 
 ``python -m fairseq_lrpe.config`` explains them: fairseq-train's own --help ends before a model's flags.
 """
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
-from dataclasses import field, fields, make_dataclass
+from dataclasses import Field, dataclass, field, fields, make_dataclass
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-from fairseq_lrpe.encodings import ENCODINGS, build_encoding, encoding_options
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.positions import POSITIONS
 
-
-def _flag(name, default, help):
-    return name, type(default), field(default=default, metadata={"help": help})
-
-
 TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two are fairseq's own
 
 
-def option_flag(encoding, option):
-    """The flag of an encoding's option; a name like ``lambda_`` has its underscore from Python alone."""
+def flag(default, help: str) -> Field:
+    """Returns a dataclass's field that fairseq makes a flag of."""
+    return field(default=default, metadata={"help": help})
+
+
+def option_flag(encoding: str, option: str) -> str:
+    """Returns the flag of an encoding's option; the underscore of ``lambda_`` is Python's alone."""
     return f"{encoding}_{option.rstrip('_')}"
+
+
+@dataclass
+class _SharedConfig(FairseqDataclass):
+    attention: str = flag("linear", f"kind of self-attention: {', '.join(ATTENTIONS)}")
+    encoding: str = flag("none", f"positional encoding inside attention: {', '.join(ENCODINGS)}")
+    linear_norm: str = flag(
+        "denominator",
+        "linear attention is divided by its encoded denominator (denominator), "
+        "by that of the unencoded features (content), or not at all but layer-normed (layernorm)",
+    )
+    feature_map: str = flag(
+        "elu", f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)"
+    )
+    token_positions: str = flag(
+        "sinusoidal", f"absolute positions of the token embeddings: {', '.join(TOKEN_POSITIONS)}"
+    )
 
 
 PositionConfig = make_dataclass(
     "PositionConfig",
     [
-        _flag("attention", "linear", f"kind of self-attention: {', '.join(ATTENTIONS)}"),
-        _flag("encoding", "none", f"positional encoding inside attention: {', '.join(ENCODINGS)}"),
-        _flag(
-            "linear_norm",
-            "denominator",
-            "linear attention is divided by its encoded denominator (denominator), "
-            "by that of the unencoded features (content), or not at all but layer-normed (layernorm)",
-        ),
-        _flag(
-            "feature_map",
-            "elu",
-            f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)",
-        ),
-        _flag(
-            "token_positions",
-            "sinusoidal",
-            f"absolute positions of the token embeddings: {', '.join(TOKEN_POSITIONS)}",
-        ),
-        *(
-            _flag(option_flag(name, option), default, cls.option_help[option])
-            for name, cls in ENCODINGS.items()
-            for option, default in encoding_options(cls).items()
-        ),
+        (option_flag(name, option), type(default), flag(default, cls.option_help[option]))
+        for name, cls in ENCODINGS.items()
+        for option, default in encoding_options(cls).items()
     ],
-    bases=(FairseqDataclass,),
+    bases=(_SharedConfig,),
     namespace={"__doc__": "Flags of attention and position; an encoding's option is --<encoding>-<option>."},
 )
 PositionConfig.__module__ = __name__
@@ -64,8 +61,8 @@ PARTS = ("encoder_attention", "decoder_attention", "encoding_in")
 """Flags of a model with encoder and decoder, that say which of PositionConfig's hold for which."""
 
 
-def part_flags(cfg, part):
-    """``cfg``'s flags as they hold for its "encoder" or its "decoder"."""
+def part_flags(cfg, part: str):
+    """Returns ``cfg``'s flags as they hold for its "encoder" or its "decoder"."""
     if not hasattr(cfg, "encoding_in"):
         return cfg  # a model of one part
     flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig)}
@@ -75,8 +72,8 @@ def part_flags(cfg, part):
     return Namespace(**flags)
 
 
-def position_flags(cfg):
-    """{flag: value} of ``cfg`` that say which method a model is: of options only its encoding's."""
+def position_flags(cfg) -> dict:
+    """Returns {flag: value} of ``cfg`` that say which method a model is: of options only its encoding's."""
     own = {option_flag(cfg.encoding, option) for option in encoding_options(ENCODINGS[cfg.encoding])}
     parts = {name: getattr(cfg, name) for name in PARTS if hasattr(cfg, name)}
     shared = {"attention", "encoding", "token_positions"}
@@ -85,18 +82,18 @@ def position_flags(cfg):
     return {f.name: getattr(cfg, f.name) for f in fields(PositionConfig) if f.name in own | shared} | parts
 
 
-def check_position(cfg, embed_dim, num_heads):
-    """ValueError, with the choices that work, where the flags of ``cfg`` cannot be met at this width."""
-    for flag, choices in (
+def check_position(cfg, embed_dim: int, num_heads: int) -> None:
+    """Refuses, by ValueError with the choices that work, flags that cannot be met at this width."""
+    for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
         ("linear_norm", LINEAR_NORMS),
         ("feature_map", FEATURE_MAPS),
         ("token_positions", TOKEN_POSITIONS),
     ):
-        if getattr(cfg, flag) not in choices:
+        if getattr(cfg, name) not in choices:
             raise ValueError(
-                f"unknown {flag.replace('_', ' ')} {getattr(cfg, flag)!r}: choose from {', '.join(choices)}"
+                f"unknown {name.replace('_', ' ')} {getattr(cfg, name)!r}: choose from {', '.join(choices)}"
             )
     if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
@@ -110,20 +107,22 @@ def check_position(cfg, embed_dim, num_heads):
         raise ValueError(f"complex_order has two halves: the embed dim {embed_dim} must be even")
 
 
-def check_options(cfg, given):
-    """ValueError where one of the ``given`` flags is an option of another encoding than the one asked for."""
+def check_options(cfg, given) -> None:
+    """Refuses, by ValueError, ``given`` flags that are options of another encoding than the one asked for."""
     for name, cls in ENCODINGS.items():
         for option in encoding_options(cls):
-            flag = option_flag(name, option)
-            if flag in given and name != cfg.encoding:
+            asked = option_flag(name, option)
+            if asked in given and name != cfg.encoding:
                 raise ValueError(
-                    f"--{flag.replace('_', '-')} is an option of the encoding {name!r}, and the encoding is "
+                    f"--{asked.replace('_', '-')} is an option of the encoding {name!r}, and the encoding is "
                     f"{cfg.encoding!r}: give --encoding {name} too, or leave it out"
                 )
 
 
-def encoding_from_config(cfg, *, embed_dim, num_heads, causal, layer=1, max_positions=512):
-    """The encoding that the flags of ``cfg`` ask for. ValueError where they cannot be met."""
+def encoding_from_config(
+    cfg, *, embed_dim: int, num_heads: int, causal: bool, layer: int = 1, max_positions: int = 512
+) -> Encoding:
+    """Returns the encoding that the flags of ``cfg`` ask for; ValueError where they cannot be met."""
     check_position(cfg, embed_dim, num_heads)
     options = encoding_options(ENCODINGS[cfg.encoding])
     return build_encoding(
@@ -135,6 +134,13 @@ def encoding_from_config(cfg, *, embed_dim, num_heads, causal, layer=1, max_posi
         max_positions=max_positions,
         **{option: getattr(cfg, option_flag(cfg.encoding, option)) for option in options},
     )
+
+
+def check_part(cfg, part: str) -> None:
+    """Refuses, by ValueError, flags that the layers of a model's "encoder" or "decoder" cannot meet."""
+    width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
+    causal = part == "decoder"
+    encoding_from_config(part_flags(cfg, part), embed_dim=width, num_heads=heads, causal=causal)
 
 
 if __name__ == "__main__":

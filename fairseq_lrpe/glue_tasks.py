@@ -1,4 +1,4 @@
-"""The tasks of GLUE: what their published files look like, how fairseq is told of each, what measures them."""
+"""The tasks of GLUE: what their files look like, how fairseq is told of each, and what measures them."""
 
 from dataclasses import dataclass, field
 
@@ -22,10 +22,10 @@ HIGHEST = 5
 class Task:
     """One task of GLUE.
 
-    ``sentences`` and ``label`` are the names of columns; ``labels`` stand in the order of their dictionary, none
-    of them for a score. ``header`` is that of labelled files that lack one; ``empty``: a sentence may be empty.
-    ``measure`` is the one that tables show, ``logged`` its name in fairseq's log, by which the best epoch is
-    chosen, and ``flags`` make fairseq log it. ``submission``: {file for GLUE's server: test set}.
+    ``sentences`` and ``label`` are the names of columns; ``labels`` stand in the order of their dictionary,
+    none of them for a score. ``header`` is that of labelled files that lack one; ``empty``: a sentence may be
+    empty. ``measure`` is the one that tables show, ``logged`` its name in fairseq's log, by which the best
+    epoch is chosen, and ``flags`` make fairseq log it. ``submission``: {file for GLUE's server: test set}.
     """
 
     sentences: tuple[str, ...]

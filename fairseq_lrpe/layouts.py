@@ -1,4 +1,4 @@
-"""Which files a folder of binarised data has: what preparations write, and trainings look for before they start."""
+"""Which files a folder of binarised data has: what preparations write, and trainings look for."""
 
 from collections.abc import Iterable
 from itertools import count

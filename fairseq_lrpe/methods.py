@@ -1,4 +1,4 @@
-"""The published methods: one row each, from which every model family's architectures are registered.
+"""Lists the published methods: one row each, from which every model family's architectures are registered.
 
 ``python -m fairseq_lrpe.methods`` prints the table.
 """
@@ -13,17 +13,18 @@ LINEAR_NORMS = ("denominator", "layernorm", "content")
 
 @dataclass(frozen=True)
 class Method:
-    """``flags``: the defaults it gives a model's flags; ``source``: the paper and table row it is from."""
+    """Gives a model's flags other defaults, ``flags``; ``source`` is the paper and table row it is from."""
 
     flags: dict
     source: str
 
     @property
-    def encoding(self):
+    def encoding(self) -> str:
+        """Returns the name of its encoding."""
         return self.flags.get("encoding", "none")
 
-    def attentions(self):
-        """The attentions it can be used in."""
+    def attentions(self) -> list[str]:
+        """Returns the attentions it can be used in."""
         return [a for a in ATTENTIONS if a == "softmax" or ENCODINGS[self.encoding].decomposable]
 
 
@@ -84,6 +85,39 @@ for _p, _rotation in (
             f"{_TMLR}, Table 5 '{_p.capitalize()}' × '{_core.capitalize()}'",
             **({} if _core == "permutation" else _THETA),
         )
+
+
+FAIRSEQS = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
+"""fairseq's own model of each family: the method ``fairseq``, which softmax's ``base`` has to equal."""
+
+
+def architecture(attention: str, family: str, method: str) -> str:
+    """Returns the name that fairseq's --arch takes."""
+    return FAIRSEQS[family] if method == "fairseq" else f"{attention}_{family}_{method}"
+
+
+def check_method(method: str, attention: str) -> None:
+    """Refuses, by ValueError, a method that does not exist, or not in this attention."""
+    if attention not in ATTENTIONS:
+        raise ValueError(f"no attention {attention!r}: choose from {', '.join(ATTENTIONS)}")
+    choices = [name for name in METHODS if attention in METHODS[name].attentions()]
+    choices += ["fairseq"] * (attention == "softmax")
+    if method not in choices:
+        exists = method in METHODS or method == "fairseq"
+        what = f"does not exist in {attention} attention" if exists else "does not exist"
+        raise ValueError(f"the method {method!r} {what}: choose from {', '.join(choices)}")
+
+
+def namesakes(method: str) -> list[str]:
+    """Returns all methods with the same flags: a run of one is a run of each."""
+    if method not in METHODS:  # fairseq's own, or a model by flags
+        return [method]
+    return [name for name in METHODS if METHODS[name].flags == METHODS[method].flags]
+
+
+def canonical(method: str) -> str:
+    """Returns the first of a method's namesakes, under whose name tables have their runs."""
+    return namesakes(method)[0]
 
 
 def main():

@@ -13,6 +13,9 @@ import io
 import itertools
 import json
 from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import ClassVar
 
 import regex
 import sacremoses
@@ -29,8 +32,8 @@ PREPARATION = "preparation.json"
 
 
 @functools.cache
-def moses(language):
-    """Moses's tools for a language, which take a while to make."""
+def moses(language: str) -> tuple:
+    """Returns Moses's normalizer, tokenizer and detokenizer for a language, which take a while to make."""
     return (
         sacremoses.MosesPunctNormalizer(language),
         sacremoses.MosesTokenizer(language),
@@ -41,33 +44,38 @@ def moses(language):
 class Moses:
     """Moses's words in subword-nmt's byte pairs, which both languages share: ``folder``/codes."""
 
-    tokenizer, bpe = "moses", "subword_nmt"
+    facts: ClassVar = {"tokenizer": "moses", "bpe": "subword_nmt"}
     unit = "merges of byte pairs"
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path):
         self.path = folder / "codes"
 
-    def words(self, language, line):
+    def words(self, language: str, line: str) -> str:
+        """Returns the words of raw text."""
         normalizer, tokenizer, _ = moses(language)
         # As Moses's remove-non-printing-char: each such character is a blank.
         printable = regex.sub(r"\p{C}", " ", normalizer.normalize(line))
         return tokenizer.tokenize(printable, aggressive_dash_splits=True, return_str=True)
 
-    def pieces(self, words):
+    def pieces(self, words: str) -> str:
+        """Returns the byte pairs of words."""
         if len(self._merges.cache) > WORDS:
             self._merges.cache.clear()  # it has no bound of its own
         return " ".join(self._merges.segment_tokens(words.split()))
 
-    def encode(self, language, line):
+    def encode(self, language: str, line: str) -> str:
+        """Returns the tokens of raw text."""
         return self.pieces(self.words(language, line))
 
-    def join(self, tokens):
+    def join(self, tokens: str) -> str:
+        """Returns the words that byte pairs are of."""
         return regex.sub(rf"{SEPARATOR}( |$)", "", tokens)
 
-    def decode(self, language, tokens):
+    def decode(self, language: str, tokens: str) -> str:
+        """Returns the raw text that tokens stand for."""
         return moses(language)[2].detokenize(self.join(tokens).split())
 
-    def learn(self, texts, types):
+    def learn(self, texts: Iterable[Path], types: int) -> None:
         """Writes the first ``types`` merges of the words in ``texts``, fewer if no pair is there twice."""
         counts = Counter()
         for text in texts:
@@ -90,46 +98,44 @@ class Moses:
 class SentencePiece:
     """SentencePiece's unigram pieces of raw text, shared as well: ``folder``/sentencepiece.model."""
 
-    tokenizer, bpe = None, "sentencepiece"
+    facts: ClassVar = {"tokenizer": None, "bpe": "sentencepiece"}
     unit = "sentence pieces"
 
-    def __init__(self, folder):
+    def __init__(self, folder: Path):
         self.path = folder / "sentencepiece.model"
 
-    def words(self, language, line):
+    def words(self, language: str, line: str) -> str:
+        """Returns raw text with single blanks."""
         return " ".join(line.split())  # no character in it ends a line
 
-    def pieces(self, words):
+    def pieces(self, words: str) -> str:
+        """Returns the pieces of raw text."""
         return " ".join(self._model.encode(words, out_type=str))
 
-    def encode(self, language, line):
+    def encode(self, language: str, line: str) -> str:
+        """Returns the tokens of raw text."""
         return self.pieces(self.words(language, line))
 
-    def join(self, tokens):
+    def join(self, tokens: str) -> str:
+        """Returns the raw text that pieces are of."""
         return "".join(tokens.split()).replace("▁", " ").strip()
 
-    def decode(self, language, tokens):
+    def decode(self, language: str, tokens: str) -> str:
+        """Returns the raw text that tokens stand for."""
         return self.join(tokens)
 
-    def learn(self, texts, types):
+    def learn(self, texts: Iterable[Path], types: int) -> None:
         """Writes a model of ``types`` pieces, <unk>, <s> and </s> among them."""
         print(f"Learning {self.path}", flush=True)
         model = io.BytesIO()
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                sentence_iterator=itertools.chain.from_iterable(map(sample, texts)),
-                model_writer=model,
-                model_type="unigram",
-                vocab_size=types,
-                num_threads=16,  # always: their number changes the last digits of the pieces' scores
-                minloglevel=2,
-            )
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[-1]
-            raise ValueError(
-                f"SentencePiece cannot make {types:,} pieces of the training text, try another "
-                f"--bpe-types: {reason}"
-            ) from None
+        learn_pieces(
+            types,
+            "--bpe-types",
+            sentence_iterator=itertools.chain.from_iterable(map(sample, texts)),
+            model_writer=model,
+            model_type="unigram",
+            num_threads=16,  # always: their number changes the last digits of the pieces' scores
+        )
         write_whole(self.path, model.getvalue())
 
     @functools.cached_property
@@ -140,8 +146,19 @@ class SentencePiece:
 CODECS = (Moses, SentencePiece)
 
 
-def sample(text):
-    """The lines of a file, evenly thinned out to ``SENTENCES`` at most."""
+def learn_pieces(types: int, option: str, **settings) -> None:
+    """Has SentencePiece learn so many pieces; if it cannot, ValueError names the ``option`` that says so."""
+    try:
+        sentencepiece.SentencePieceTrainer.train(vocab_size=types, minloglevel=2, **settings)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        raise ValueError(
+            f"SentencePiece cannot make {types:,} pieces of the training text, try another {option}: {reason}"
+        ) from None
+
+
+def sample(text: Path) -> Iterator[str]:
+    """Yields the lines of a file, evenly thinned out to ``SENTENCES`` at most."""
     with text.open("rb") as lines:
         count = sum(1 for _ in lines)
     with text.open(encoding="utf-8", newline="\n") as lines:
@@ -149,13 +166,15 @@ def sample(text):
             yield line.removesuffix("\n")
 
 
-def load(data):
-    """The codec of the prepared corpus whose folder for fairseq, OUT/bin, is ``data``."""
+def load(data: Path) -> Moses | SentencePiece:
+    """Returns the codec of the prepared corpus whose folder for fairseq, OUT/bin, is ``data``."""
     note = data / PREPARATION
     if not note.is_file():
-        raise ValueError(f"{note} is missing: a folder that data_prep's scripts for translation made is needed")
+        raise ValueError(
+            f"{note} is missing: a folder that data_prep/prepare.sh made for translation is needed"
+        )
     facts = json.loads(note.read_text())
-    codec = next(kind for kind in CODECS if kind.bpe == facts["bpe"])(data.parent)
+    codec = next(kind for kind in CODECS if kind.facts["bpe"] == facts["bpe"])(data.parent)
     if not codec.path.is_file():
         raise ValueError(f"{codec.path} is missing: it belongs to {data}")
     return codec

@@ -4,8 +4,10 @@ import math
 
 import torch
 from fairseq.incremental_decoding_utils import with_incremental_state
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
+
+from fairseq_lrpe.encodings import Encoding
 
 
 @with_incremental_state
@@ -21,7 +23,7 @@ class SelfAttention(nn.Module):
     prefix_state = None
     """An incremental state to fill while the caller passes none: see the decoder."""
 
-    def __init__(self, encoding):
+    def __init__(self, encoding: Encoding):
         super().__init__()
         self.encoding = encoding
         self.num_heads = encoding.num_heads
@@ -37,58 +39,62 @@ class SelfAttention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
-        """(B, H, L, d) three times -> the heads' outputs (B, H, L, d) and a dict, the next call's state.
+    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
+        """Returns the heads' outputs, like q (B, H, Lq, d), and a dict, the next call's state.
 
-        ``past`` is the state of the former call or None, ``offset`` the number of positions it covers;
-        without ``keep_state`` nobody will read the state.
+        k, v are (B, H, Lk, d). ``past`` is the state of the former call or None, ``k_offset`` the number of
+        positions it covers; without ``keep_state`` nobody will read the state.
         """
         raise NotImplementedError
 
-    def reordered(self, past, order):
-        """The state in which row i goes on from what was row ``order[i]``."""
+    def reordered(self, past: dict, order: Tensor) -> dict:
+        """Returns the state in which row i goes on from what was row ``order[i]``."""
         return tree_map_only(torch.Tensor, lambda x: x.index_select(0, order), past)
 
-    def merge(self, o):
-        """(B, H, L, d) -> (L, B, H·d)."""
+    def merge(self, o: Tensor) -> Tensor:
+        """Joins the heads: (B, H, L, d) -> (L, B, H·d)."""
         return o.permute(2, 0, 1, 3).flatten(2)
 
     def forward(
         self,
-        query,
-        key=None,
-        value=None,
-        key_padding_mask=None,
-        incremental_state=None,
-        need_weights=False,
-        attn_mask=None,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        key_padding_mask: Tensor | None = None,
+        incremental_state: dict | None = None,
         **_,
-    ):
-        """(L, B, E) -> (L, B, E), and None where fairseq's attention returns its weights.
+    ) -> tuple[Tensor, None]:
+        """Returns (Lq, B, E) for a query (Lq, B, E), and None where fairseq's attention returns its weights.
 
-        ``key`` and ``value`` are the query; ``key_padding_mask`` (B, L) is True at padding; ``attn_mask`` is
-        not needed: the module knows whether it is causal. With an ``incremental_state`` the L positions
-        follow those of the calls before.
+        ``key`` (Lk, B, E) is the query, or more: what came before it, and then the query. ``value`` is the
+        key; ``key_padding_mask`` (B, Lk) is True at padding; fairseq's ``attn_mask`` is not needed, for the
+        module knows whether it is causal. With an ``incremental_state`` the Lk positions follow those of the
+        calls before. ValueError for fewer keys than queries.
         """
+        key = query if key is None else key
+        before = len(key) - len(query)
+        if before < 0:
+            raise ValueError(f"the last keys are the queries' own: {len(key)} are too few for {len(query)}")
         q, k, v = (
-            projection(query).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projection(x).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
+            for projection, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, key))
         )
         if incremental_state is None:
             incremental_state = self.prefix_state
         saved = self._get_input_buffer(incremental_state) or {"past": None, "offset": 0}
         keep_state = incremental_state is not None
-        o, state = self.attend(q, k, v, key_padding_mask, saved["past"], saved["offset"], keep_state)
+        past, offset = saved["past"], saved["offset"]
+        o, state = self.attend(q, k, v, key_padding_mask, past, offset + before, offset, keep_state)
         if keep_state:
-            saved = {"past": state, "offset": saved["offset"] + query.size(0)}
+            saved = {"past": state, "offset": offset + len(key)}
             self.set_incremental_state(incremental_state, "attention", saved)
         return self.out_proj(self.merge(o).to(query.dtype)), None
 
     def _get_input_buffer(self, incremental_state):
         return self.get_incremental_state(incremental_state, "attention")
 
-    def reorder_incremental_state(self, incremental_state, new_order):
-        """Beam search: row i goes on from what was row ``new_order[i]``."""
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:
+        """Lets row i go on from what was row ``new_order[i]``, in beam search."""
         saved = self._get_input_buffer(incremental_state)
         if saved is not None:
             saved = {**saved, "past": self.reordered(saved["past"], new_order)}

@@ -1,15 +1,16 @@
 """Linear attention with a positional encoding."""
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.methods import LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 
 
 class LinearAttention(SelfAttention):
-    """ϕ(q), ϕ(k), encoded, through :func:`fairseq_lrpe.ops.linear_attention` (LRPE TMLR Eqs. 3 and 13).
+    """Computes :func:`fairseq_lrpe.ops.linear_attention` of ϕ(q), ϕ(k), encoded (LRPE TMLR Eqs. 3 and 13).
 
     The feature map comes before the encoding; there is no 1/√d and no attention dropout. While decoding
     the state is the running sums, whose size does not grow.
@@ -21,7 +22,7 @@ class LinearAttention(SelfAttention):
         feature_map: a name in ``FEATURE_MAPS``.
     """
 
-    def __init__(self, encoding, linear_norm="denominator", feature_map="elu"):
+    def __init__(self, encoding: Encoding, linear_norm: str = "denominator", feature_map: str = "elu"):
         super().__init__(encoding)
         if not encoding.decomposable:
             raise ValueError(f"{type(encoding).__name__} cannot be used in linear attention")
@@ -37,7 +38,7 @@ class LinearAttention(SelfAttention):
             _InputDtypeLayerNorm(self.num_heads * self.head_dim) if linear_norm == "layernorm" else None
         )
 
-    def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
+    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
         q, k = self.feature_map(q), self.feature_map(k)
         shared = dict(
             causal=self.causal,
@@ -46,17 +47,17 @@ class LinearAttention(SelfAttention):
             return_state=keep_state,
         )
         past = past or {"sums": None, "content": None}
-        q_encoded, k_encoded = self.encoding(q, k, offset, offset)
+        q_encoded, k_encoded = self.encoding(q, k, q_offset, k_offset)
         o = linear_attention(
             q_encoded,
             k_encoded,
-            self.encoding.encode_values(v, offset),
+            self.encoding.encode_values(v, k_offset),
             normalize=self.linear_norm == "denominator",
             state=past["sums"],
             **shared,
         )
         o, sums = o if keep_state else (o, None)
-        o = self.encoding.decode_output(o, offset)
+        o = self.encoding.decode_output(o, q_offset)
         content = None
         if self.linear_norm == "content":
             # The sum of the weights is what the same attention makes of values that are all one.
@@ -66,7 +67,7 @@ class LinearAttention(SelfAttention):
             o = o / denominator.clamp(min=1e-6)
         return o, {"sums": sums, "content": content}
 
-    def merge(self, o):
+    def merge(self, o: Tensor) -> Tensor:
         o = super().merge(o)
         return o if self.norm is None else self.norm(o)
 

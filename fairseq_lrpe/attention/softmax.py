@@ -2,9 +2,11 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.encodings import Encoding
 
 _CAUSAL_ROWS = 128
 """Queries that a causal bias is made for at a time."""
@@ -14,7 +16,7 @@ _BIAS_ELEMENTS = 2**21
 
 
 class SoftmaxAttention(SelfAttention):
-    """softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
+    """Computes softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
 
     While decoding the state is the encoded keys, the values and the padding mask so far, and the order that
     beam search has since put their rows in. A bias is a matrix
@@ -26,51 +28,50 @@ class SoftmaxAttention(SelfAttention):
         dropout: of the attention weights, in training.
     """
 
-    def __init__(self, encoding, dropout=0.0):
+    def __init__(self, encoding: Encoding, dropout: float = 0.0):
         super().__init__(encoding)
         self.dropout = dropout
         self._biased = encoding.biased or encoding.needs_weights
 
-    def attend(self, q, k, v, key_padding_mask, past, offset, keep_state):
-        q, k = self.encoding(q, k, offset, offset)
-        v = self.encoding.encode_values(v, offset)
+    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
+        q, k = self.encoding(q, k, q_offset, k_offset)
+        v = self.encoding.encode_values(v, k_offset)
         if past is not None:
             order, hidden = past["order"], past["key_padding_mask"]
             if order is not None and hidden is not None:
                 hidden = hidden.index_select(0, order)
-            key_padding_mask = _join_masks(hidden, key_padding_mask, offset, q)
+            key_padding_mask = _join_masks(hidden, key_padding_mask, k_offset, k)
             k, v = _append(past["k"], order, k), _append(past["v"], order, v)
 
         length, parts = q.size(2), []
-        rows, drop, prepared = length, length > 1024 and torch.is_grad_enabled(), None
+        rows, drop = length, length > 1024 and torch.is_grad_enabled()
         if self._biased:
             rows = _CAUSAL_ROWS if self.causal else length
             if length > 1024:
                 rows = min(rows, max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2))))
-            prepared = self.encoding.prepare(q, k, offset)
+        bias = self.encoding.bias_in_parts(q, k, q_offset)
         for start in reversed(range(0, length, rows)):  # the largest first: the others fit into its memory
             part = q[:, :, start : start + rows]
-            keys = offset + start + part.size(2) if self.causal else k.size(2)
+            keys = q_offset + start + part.size(2) if self.causal else k.size(2)
             mask = None if key_padding_mask is None else key_padding_mask[:, :keys]
-            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, offset + start, prepared)
+            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, q_offset + start, bias)
             if rows < length and drop:
                 parts.append(checkpoint(self._rows, *arguments, use_reentrant=False))
             else:
                 parts.append(self._rows(*arguments))
         o = torch.cat(parts[::-1], dim=2) if len(parts) > 1 else parts[0]
         state = {"k": k, "v": v, "key_padding_mask": key_padding_mask, "order": None}
-        return self.encoding.decode_output(o, offset), state
+        return self.encoding.decode_output(o, q_offset), state
 
-    def reordered(self, past, order):
-        """Only noted: the rows are moved when the next keys and values are appended, in one copy."""
+    def reordered(self, past: dict, order: Tensor) -> dict:
+        """Notes the order: the rows are moved when the next keys and values are appended, in one copy."""
         if past["order"] is not None:
             order = past["order"].index_select(0, order)
         return {**past, "order": order}
 
-    def _rows(self, q, k, v, key_padding_mask, offset, prepared):
+    def _rows(self, q, k, v, key_padding_mask, offset, bias):
         """Attention of the queries from position ``offset`` on to the keys 0, 1, .."""
-        bias = self.encoding.bias(q, k, offset, **({} if prepared is None else {"prepared": prepared}))
-        mask = self._mask(bias, key_padding_mask, q, k, offset)
+        mask = self._mask(bias(q, k, offset), key_padding_mask, q, k, offset)
         dropout = self.dropout if self.training else 0.0
         # On a CPU torch's own attention is slow for the one query of a decoding step.
         if not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
@@ -126,12 +127,12 @@ def _append(past, order, new):
     return out
 
 
-def _join_masks(past, new, offset, q):
+def _join_masks(past, new, offset, k):
     """(B, offset) and (B, L) padding masks side by side; either may be None, for no padding."""
     if past is None and new is None:
         return None
     parts = [
-        torch.zeros(q.size(0), length, dtype=torch.bool, device=q.device) if mask is None else mask
-        for mask, length in ((past, offset), (new, q.size(2)))
+        torch.zeros(k.size(0), length, dtype=torch.bool, device=k.device) if mask is None else mask
+        for mask, length in ((past, offset), (new, k.size(2)))
     ]
     return torch.cat(parts, dim=1)

@@ -1,14 +1,15 @@
 """What an encoding is, and the registry of them."""
 
 import inspect
+from collections.abc import Callable
 
-from torch import nn
+from torch import Tensor, nn
 
 ENCODINGS = {}
 
 
 class Encoding(nn.Module):
-    """A positional encoding of self-attention; everything here is the encoding that does nothing.
+    """Encodes positions in self-attention; everything here is the encoding that does nothing.
 
     q, k, v are (B, H, L, d). Query i stands at position ``q_offset + i`` and key j at ``k_offset + j``;
     only their difference may reach a score, so that encoding positions one at a time, with offsets,
@@ -26,7 +27,9 @@ class Encoding(nn.Module):
     decomposable = True
     """Class attribute: works on q and k apart, and so in linear attention."""
 
-    def __init__(self, *, num_heads, head_dim, causal, layer=1, max_positions=512):
+    def __init__(
+        self, *, num_heads: int, head_dim: int, causal: bool, layer: int = 1, max_positions: int = 512
+    ):
         super().__init__()
         if layer < 1:
             raise ValueError(f"layer counts the attention layers from 1 on, {layer} is none")
@@ -39,16 +42,16 @@ class Encoding(nn.Module):
         """What the q·k of softmax attention is multiplied by; a bias carries its own scale."""
 
     @property
-    def log_decay(self):
-        """(H,) or None: in causal linear attention every pair is weighted by exp(log_decay·(i−j))."""
+    def log_decay(self) -> Tensor | None:
+        """Returns (H,) or None: causal linear attention weighs every pair by exp(log_decay·(i−j))."""
         return None
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
-        """The encoded (q, k); their last dimension may be wider than d."""
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+        """Returns the encoded (q, k); their last dimension may be wider than d."""
         return q, k
 
-    def bias(self, q, k, q_offset=0):
-        """What is added to the scaled scores, broadcastable to (B, H, Lq, Lk), or None.
+    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor | None:
+        """Returns what is added to the scaled scores, broadcastable to (B, H, Lq, Lk), or None.
 
         q and k as :meth:`forward` returned them. The keys stand at 0..Lk-1, and end with the last query
         when causal; entries of keys after their query are then arbitrary, and finite.
@@ -56,36 +59,47 @@ class Encoding(nn.Module):
         return None
 
     @property
-    def biased(self):
-        """Whether :meth:`bias` can be anything but None."""
+    def biased(self) -> bool:
+        """Returns whether :meth:`bias` can be anything but None."""
         return type(self).bias is not Encoding.bias
 
-    def prepare(self, q, k, q_offset=0):
-        """What :meth:`bias` needs once for all of q, or None.
+    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor | None]:
+        """Returns :meth:`bias` as a function to call for some of these queries and the keys they may see.
 
-        Otherwise bias takes it as ``prepared``, for some of the queries and the keys they may see.
+        An encoding overrides it to make only once what all these calls need.
         """
-        return None
+        return self.bias
 
     needs_weights = False
     """Whether softmax attention has to hand its weights to :meth:`values_from_weights`."""
 
-    def values_from_weights(self, weights, q_offset=0):
-        """What is added to the output (B, H, Lq, d), from the attention weights (B, H, Lq, Lk)."""
+    def values_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
+        """Returns what is added to the output (B, H, Lq, d), from the attention weights (B, H, Lq, Lk)."""
         raise NotImplementedError
 
-    def encode_values(self, v, offset=0):
+    def encode_values(self, v: Tensor, offset: int = 0) -> Tensor:
+        """Returns the encoded v, the row j of which stands at ``offset + j``."""
         return v
 
-    def decode_output(self, o, offset=0):
-        """Applied to the attention's output, the row i of which stands at ``offset + i``."""
+    def decode_output(self, o: Tensor, offset: int = 0) -> Tensor:
+        """Returns what becomes of the attention's output, the row i of which stands at ``offset + i``."""
         return o
 
 
-def register_encoding(name, **option_help):
-    """Class decorator: ``name`` is what ``--encoding`` takes; one help text for each option of the class.
+_SHARED = inspect.signature(Encoding.__init__).parameters
 
-    Each option becomes the flag ``--<name>-<option>`` of every model.
+
+def at_positions(table: Callable, q: Tensor, k: Tensor, q_offset: int, k_offset: int) -> tuple:
+    """Returns ``table(q, q_offset)`` and ``table(k, k_offset)``, made once if the positions are the same."""
+    at_q = table(q, q_offset)
+    same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
+    return at_q, at_q if same else table(k, k_offset)
+
+
+def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]], type[Encoding]]:
+    """Decorates a class: ``name`` is what ``--encoding`` takes; one help text for each option of the class.
+
+    Each option becomes the flag ``--<name>-<option>`` of every model. TypeError for one without a help text.
     """
 
     def register(cls):
@@ -99,13 +113,12 @@ def register_encoding(name, **option_help):
     return register
 
 
-def encoding_options(cls):
-    """{option: default} of an encoding class: what its constructor takes beside the shared arguments."""
-    shared = inspect.signature(Encoding.__init__).parameters
+def encoding_options(cls: type[Encoding]) -> dict[str, object]:
+    """Returns {option: default} of an encoding: what its constructor takes beside the shared arguments."""
     own = {
         name: p.default
         for name, p in inspect.signature(cls.__init__).parameters.items()
-        if name not in shared and p.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in _SHARED and p.kind is not inspect.Parameter.VAR_KEYWORD
     }
     for name, default in own.items():
         if default is inspect.Parameter.empty:
@@ -113,22 +126,18 @@ def encoding_options(cls):
     return own
 
 
-def build_encoding(name, *, num_heads, head_dim, causal, layer=1, max_positions=512, **options):
-    """An encoding by name. ValueError for an unknown name or option, or a combination that cannot be."""
+def build_encoding(name: str, **arguments) -> Encoding:
+    """Builds an encoding by name, from the arguments of :class:`Encoding` and the options of its own.
+
+    ValueError for an unknown name or option, or a combination that cannot be.
+    """
     if name not in ENCODINGS:
         raise ValueError(f"unknown encoding {name!r}: choose from {', '.join(ENCODINGS)}")
     cls = ENCODINGS[name]
     known = encoding_options(cls)
-    for option in options:
-        if option not in known:
+    for option in arguments:
+        if option not in (*known, *_SHARED):
             raise ValueError(
                 f"encoding {name!r} has no option {option!r}: it has {', '.join(known) or 'none'}"
             )
-    return cls(
-        num_heads=num_heads,
-        head_dim=head_dim,
-        causal=causal,
-        layer=layer,
-        max_positions=max_positions,
-        **options,
-    )
+    return cls(**arguments)

@@ -1,15 +1,17 @@
 """cosFormer's cosine re-weighting."""
 
+from torch import Tensor
+
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.rotation import complex_dtype, complex_features, fixed_phases
 
 
 @register_encoding("cosformer")
 class CosFormer(Encoding):
-    """q̃_i·k̃_j = cos(π(i−j) / 2M) q_i·k_j as two copies of the features (Qin et al. 2022; LRPE ICLR Eq. 36).
+    """Multiplies q_i·k_j by cos(π(i−j) / 2M) (Qin et al. 2022; LRPE ICLR Eq. 36).
 
-    x̃_s = [cos(πs/2M) x, sin(πs/2M) x], width 2d. M is ``max_positions``: up to that distance weights are
-    positive. O(L d); linear attention then costs twice as much. No parameters.
+    x̃_s = [cos(πs/2M) x, sin(πs/2M) x], two copies of the features, width 2d. M is ``max_positions``: up to
+    that distance weights are positive. O(L d); linear attention then costs twice as much. No parameters.
     """
 
     def _encode(self, x, offset):
@@ -17,5 +19,5 @@ class CosFormer(Encoding):
         ladder = ("b", 1, 1, self.max_positions)
         return complex_features(x, fixed_phases(ladder, offset, x.size(-2), complex_dtype(x), x.device))
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         return self._encode(q, q_offset), self._encode(k, k_offset)

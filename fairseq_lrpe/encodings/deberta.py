@@ -1,33 +1,37 @@
 """DeBERTa's disentangled attention."""
 
+import functools
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, shift
 
 
-def relative_index(distance, k):
-    """g of LRPE TMLR Eq. 31 with c = ``k``: x + k within 0..2k−1."""
+def relative_index(distance: Tensor, k: int) -> Tensor:
+    """Returns g of LRPE TMLR Eq. 31 with c = ``k``: x + k within 0..2k−1."""
     return (distance + k).clamp(0, 2 * k - 1)
 
 
-def reverse_index(distance, k):
-    """g(j − i) for the distances i − j."""
+def reverse_index(distance: Tensor, k: int) -> Tensor:
+    """Returns g(j − i) for the distances i − j."""
     return relative_index(-distance, k)
 
 
 @register_encoding("deberta", k="half the number of DeBERTa's relative embeddings, its maximum distance")
 class DeBERTa(Encoding):
-    """(q_i·k_j + q_i·k^r_{g(i−j)} + k_j·q^r_{g(j−i)}) / √(3d) (He et al. 2021; LRPE TMLR Eq. 31).
+    """Adds content to position and position to content to the scores (He et al. 2021; LRPE TMLR Eq. 31).
 
-    k^r and q^r are two projections of 2k relative embeddings of the model's width; g clips to 0..2k−1.
+    They become (q_i·k_j + q_i·k^r_{g(i−j)} + k_j·q^r_{g(j−i)}) / √(3d). k^r and q^r are two projections of
+    2k relative embeddings of the model's width; g clips to 0..2k−1.
     Two products, of q and of k with the L (causal; else 2L) distances, O(L²·d), and two shifts.
     """
 
     decomposable = False
 
-    def __init__(self, *, k=512, **shared):
+    def __init__(self, *, k: int = 512, **shared):
         super().__init__(**shared)
         if k < 1:
             raise ValueError(f"deberta needs a maximum distance k of at least 1, not {k}")
@@ -41,17 +45,18 @@ class DeBERTa(Encoding):
         nn.init.xavier_uniform_(self.pos_key.weight)
         nn.init.xavier_uniform_(self.pos_query.weight)
 
-    def prepare(self, q, k, q_offset=0):
-        to_key = q.size(-2), k.size(-2), q_offset, self.causal
-        to_query = q.size(-2), k.size(-2), q_offset, False
-        return (
-            (self._by_distance(self.pos_key, relative_index, *to_key), to_key),
-            (self._by_distance(self.pos_query, reverse_index, *to_query), to_query),
-        )
+    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
+        return self.bias_in_parts(q, k, q_offset)(q, k, q_offset)
 
-    def bias(self, q, k, q_offset=0, prepared=None):
+    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+        key_distances = q.size(-2), k.size(-2), q_offset, self.causal
+        query_distances = q.size(-2), k.size(-2), q_offset, False
+        to_key = self._by_distance(self.pos_key, relative_index, *key_distances)
+        to_query = self._by_distance(self.pos_query, reverse_index, *query_distances)
+        return functools.partial(self._bias, to_key, key_distances, to_query, query_distances)
+
+    def _bias(self, to_key, key_distances, to_query, query_distances, q, k, q_offset=0):
         queries, keys = q.size(-2), k.size(-2)
-        (to_key, key_distances), (to_query, query_distances) = prepared or self.prepare(q, k, q_offset)
         columns = distance_slice(key_distances, queries, keys, q_offset, self.causal)
         content_to_position = shift((q * self.scale) @ to_key[..., columns], keys)
 

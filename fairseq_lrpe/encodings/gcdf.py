@@ -1,20 +1,21 @@
 """Gaussian cumulative distribution function encoding."""
 
 import torch
+from torch import Tensor
 
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.xl import XL
 
 
-def gaussian_cdfs(distance, width):
-    """Φ(x/σ_k), k = 1..width, float64 (distances, width)."""
+def gaussian_cdfs(distance: Tensor, width: int) -> Tensor:
+    """Returns Φ(x/σ_k), k = 1..width, float64 (distances, width)."""
     k = torch.arange(1, width + 1, dtype=torch.float64)
     return torch.special.ndtr(distance[:, None] / width ** (k / width))
 
 
 @register_encoding("gcdf", lambda_="GCDF's scale factor λ")
 class GCDF(XL):
-    """Transformer-XL's encoding with R_x^k = λ Φ(x/σ_k), σ_k = E^(k/E), k = 1..E (Qu et al. 2021, Eqs. 14-15)
+    """Adds what ``xl`` does, with R_x^k = λ Φ(x/σ_k), σ_k = E^(k/E), k = 1..E (Qu et al. 2021, Eqs. 14-15).
 
     Φ is the standard normal distribution function: Eq. 15 is λ times the normal density of deviation σ_k
     integrated up to x. λ = 4 by the paper's footnote 6. W_r, u, v and the cost are those of ``xl``.
@@ -25,7 +26,7 @@ class GCDF(XL):
 
     table = staticmethod(gaussian_cdfs)
 
-    def __init__(self, *, lambda_=4.0, **shared):
+    def __init__(self, *, lambda_: float = 4.0, **shared):
         super().__init__(**shared)
         if lambda_ <= 0:
             raise ValueError(f"gcdf needs a positive scale factor lambda, not {lambda_}")

@@ -6,7 +6,7 @@ from fairseq_lrpe.encodings.shaw import Shaw
 
 @register_encoding("lfhc", k="number of LFHC's vectors on either side")
 class LFHC(Shaw):
-    """q_i·w_{clip^l(i−j, k)} / √d: Shaw's encoding with clip^l, Eq. 9 of Qu et al. 2021, in layer l = 1, ..
+    """Adds q_i·w_{clip^l(i−j, k)} / √d: Shaw's encoding with clip^l, Eq. 9 of Qu et al. 2021, in layer l.
 
     clip^l(x, k) is k for x > kl, ⌊x/l⌋ for −kl ≤ x ≤ kl and −k for x < −kl: a vector stands for
     l distances, so that higher layers see further with the same number of parameters. Layer 1 is Shaw's.
@@ -16,6 +16,6 @@ class LFHC(Shaw):
     Cost as Shaw's.
     """
 
-    def __init__(self, *, k=16, **shared):
+    def __init__(self, *, k: int = 16, **shared):
         super().__init__(k=k, **shared)
         self.width = self.layer

@@ -1,9 +1,9 @@
 """Linearized relative positional encoding: the unitary family."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, at_positions, register_encoding
 from fairseq_lrpe.ops.householder import householder
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 from fairseq_lrpe.ops.rotation import (
@@ -34,7 +34,9 @@ def _choose(what, value, choices):
     theta_type="LRPE's angles: a = 10000^(-2t/w), b = linear, c = harmonic in max positions",
 )
 class LRPE(Encoding):
-    """x̃_s = Λ^(s) P x, so that q̃_s·k̃_t = Re(qᴴ Pᴴ Λ^(t-s) P k) (LRPE TMLR Eq. 75; the outer Pᴴ cancels).
+    """Multiplies q and k by Λ^(s) P, a unitary matrix of the position s (LRPE TMLR Eq. 75):
+
+        x̃_s = Λ^(s) P x, so that q̃_s·k̃_t = Re(qᴴ Pᴴ Λ^(t-s) P k); the outer Pᴴ cancels.
 
     Λ^(s), ``core``:
         unitary      diag e^{isα_t}, t < d, in the real form [Re, Im] of width 2d (Proposition 3.3)
@@ -58,11 +60,11 @@ class LRPE(Encoding):
     def __init__(
         self,
         *,
-        core="orthogonal",
-        rotation="householder",
-        learn_theta=False,
-        learn_householder=False,
-        theta_type="a",
+        core: str = "orthogonal",
+        rotation: str = "householder",
+        learn_theta: bool = False,
+        learn_householder: bool = False,
+        theta_type: str = "a",
         **shared,
     ):
         super().__init__(**shared)
@@ -108,12 +110,9 @@ class LRPE(Encoding):
         elif rotation == "odd_even":
             self.register_buffer("odd_even", odd_even_permutation(d), persistent=False)
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
-        position = self._positions(q, q_offset)
-        q = self._encode(q, position)
-        if (q_offset, q.size(-2)) != (k_offset, k.size(-2)):
-            position = self._positions(k, k_offset)
-        return q, self._encode(k, position)
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+        at_q, at_k = at_positions(self._positions, q, k, q_offset, k_offset)
+        return self._encode(q, at_q), self._encode(k, at_k)
 
     def _positions(self, x, offset):
         """Λ^(s) for the positions of x: gather indices, or phases e^{isα}."""

@@ -5,4 +5,4 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 
 @register_encoding("none")
 class NoEncoding(Encoding):
-    """q̃ = q, k̃ = k: NoPE, or the base, whose positions are absolute embeddings of the tokens."""
+    """Leaves q and k as they are: NoPE, or the base with its absolute embeddings of the positions."""

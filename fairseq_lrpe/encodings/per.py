@@ -2,16 +2,18 @@
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, at_positions, register_encoding
 from fairseq_lrpe.ops.permutation import permutation_powers, permute_features
 from fairseq_lrpe.ops.relative import spread
 
 
 @register_encoding("per")
 class PER(Encoding):
-    """r_h^(i−j) (π_h^i q_i)·(π_h^j k_j), with a random permutation π_h of each head's features (Chen 2021).
+    """Permutes features by position, and lets pairs fade with their distance (Chen 2021).
 
+    The scores are r_h^(i−j) (π_h^i q_i)·(π_h^j k_j), with a random permutation π_h of each head's features.
     When causal, r_h = sigmoid(3h/H + 2), h = 0..H-1; bidirectionally r = 1. The published form divides k
     by r^j, which float32 leaves after some 700 positions: here r reaches linear attention as ``log_decay``,
     O(L d), and in softmax attention r^(i−j), never above 1, multiplies the scores: one more product, O(L² d).
@@ -23,24 +25,24 @@ class PER(Encoding):
         self.register_buffer("permutation", torch.stack(permutations))
 
     @property
-    def log_decay(self):
+    def log_decay(self) -> Tensor | None:
         if not self.causal:
             return None
         heads = torch.arange(self.num_heads, dtype=torch.float64, device=self.permutation.device)
         return F.logsigmoid(3 * heads / self.num_heads + 2)
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
-        index = permutation_powers(self.permutation, q_offset, q.size(-2))
-        q = permute_features(q, index)
-        if (q_offset, q.size(-2)) != (k_offset, k.size(-2)):
-            index = permutation_powers(self.permutation, k_offset, k.size(-2))
-        return q, permute_features(k, index)
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+        at_q, at_k = at_positions(self._powers, q, k, q_offset, k_offset)
+        return permute_features(q, at_q), permute_features(k, at_k)
+
+    def _powers(self, x, offset):
+        return permutation_powers(self.permutation, offset, x.size(-2))
 
     @property
-    def biased(self):
+    def biased(self) -> bool:
         return self.causal
 
-    def bias(self, q, k, q_offset=0):
+    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor | None:
         if not self.causal:
             return None
         distance = torch.arange(q_offset + q.size(-2) - 1, -1, -1, device=q.device)

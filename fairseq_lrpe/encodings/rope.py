@@ -1,12 +1,14 @@
 """Rotary position embedding."""
 
+from torch import Tensor
+
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.rotation import complex_dtype, fixed_phases, rotate_pairs
 
 
 @register_encoding("rope")
 class RoPE(Encoding):
-    """The pair (x_2t, x_2t+1) at position s is turned by s·10000^(-2t/d), t < d/2 (Su et al. 2021, Eq. 15).
+    """Turns the pair (x_2t, x_2t+1) at position s by s·10000^(-2t/d), t < d/2 (Su et al. 2021, Eq. 15).
 
     O(L d); no parameters.
     """
@@ -18,10 +20,11 @@ class RoPE(Encoding):
                 f"{self.name} turns pairs of features: the head dim must be even, not {self.head_dim}"
             )
 
-    def rotate(self, x, offset, backwards=False):
+    def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
+        """Returns x (B, H, L, d) turned by the angles of the positions from ``offset`` on."""
         ladder = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
         table = fixed_phases(ladder, offset, x.size(-2), complex_dtype(x), x.device)
         return rotate_pairs(x, table.conj() if backwards else table)
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         return self.rotate(q, q_offset), self.rotate(k, k_offset)

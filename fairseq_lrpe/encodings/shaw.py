@@ -1,14 +1,14 @@
 """Shaw's relative position representations."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.relative import distance_table, spread
 
 
-def level(distance, k, width):
-    """k + ⌊x/width⌋ clipped to ±k, for x = i − j (LFHC paper Eq. 9; with width 1 Shaw's, Eq. 4)."""
+def level(distance: Tensor, k: int, width: int) -> Tensor:
+    """Returns k + ⌊x/width⌋ clipped to ±k, for x = i − j (LFHC paper Eq. 9; with width 1 Shaw's, Eq. 4)."""
     return k + torch.div(distance, width, rounding_mode="floor").clamp(-k, k)
 
 
@@ -18,7 +18,7 @@ def level(distance, k, width):
     values="Shaw's representations of the values too",
 )
 class Shaw(Encoding):
-    """q_i·w_{clip(i−j, k)} / √d is added to the scaled scores (Shaw et al. 2018; LFHC paper Eqs. 4-5).
+    """Adds q_i·w_{clip(i−j, k)} / √d to the scaled scores (Shaw et al. 2018; LFHC paper Eqs. 4-5).
 
     With ``values`` the output gets Σ_j a_ij w'_{clip(i−j, k)} as well (survey Eq. 5). The vectors are
     shared by the heads, as Shaw et al. do. q meets the 2k+1 vectors once, O(L·k·d), and the
@@ -29,7 +29,7 @@ class Shaw(Encoding):
     width = 1
     """How many distances share one vector."""
 
-    def __init__(self, *, k=16, values=False, **shared):
+    def __init__(self, *, k: int = 16, values: bool = False, **shared):
         super().__init__(**shared)
         if k < 1:
             raise ValueError(f"{self.name} needs a clipping distance k of at least 1, not {k}")
@@ -47,11 +47,11 @@ class Shaw(Encoding):
         table = distance_table(level, options, queries, keys, q_offset, self.causal, like.device)
         return spread(table, queries, keys).expand(*like.shape[:2], queries, keys)
 
-    def bias(self, q, k, q_offset=0):
+    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
         by_level = (q @ self.w_k.weight.T) * self.scale
         return by_level.gather(-1, self._levels(q.size(-2), k.size(-2), q_offset, q))
 
-    def values_from_weights(self, weights, q_offset=0):
+    def values_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
         levels = self._levels(*weights.shape[-2:], q_offset, weights)
         by_level = weights.new_zeros(*weights.shape[:3], 2 * self.k + 1)
         return by_level.scatter_add(-1, levels, weights) @ self.w_v.weight

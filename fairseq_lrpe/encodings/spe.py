@@ -1,16 +1,17 @@
 """Stochastic positional encoding."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, at_positions, register_encoding
 from fairseq_lrpe.ops.rotation import complex_dtype, phases
 
 
 @register_encoding("spe")
 class SPE(Encoding):
-    """Gated SineSPE with one sine and R = d realisations (Liutkus et al. 2021, Sec. 3.2; their public code).
+    """Multiplies q and k by sines and noise, so that their products are relative on average.
 
+    Gated SineSPE with one sine and R = d realisations (Liutkus et al. 2021, Sec. 3.2; their public code):
     E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n), with
     f = sigmoid(freqs)/2, o = ``offsets``, g = sigmoid(gate), by
 
@@ -35,7 +36,7 @@ class SPE(Encoding):
         generator = torch.Generator().manual_seed(self.layer)
         self.register_buffer("noise", torch.randn(3, *shape, shape[1], generator=generator), persistent=False)
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         noise = torch.randn_like(self.noise) if self.training else self.noise
         gain = nn.functional.softplus(self.gains) / 2**0.5
         gate = torch.sigmoid(self.gate)[..., None]
@@ -45,11 +46,8 @@ class SPE(Encoding):
         cos, sin = self.offsets.cos(), self.offsets.sin()
         q_noise = torch.cat([cos * z1 + sin * z2, cos * z2 - sin * z1, z3], dim=1)
         k_noise = torch.cat([z1, z2, z3], dim=1)
-        table = self._sines(q, q_offset)
-        q = self._features(q, table) @ q_noise.to(q.dtype)
-        if (q_offset, q.size(-2)) != (k_offset, k.size(-2)):
-            table = self._sines(k, k_offset)
-        return q, self._features(k, table) @ k_noise.to(k.dtype)
+        at_q, at_k = at_positions(self._sines, q, k, q_offset, k_offset)
+        return self._features(q, at_q) @ q_noise.to(q.dtype), self._features(k, at_k) @ k_noise.to(k.dtype)
 
     def _sines(self, x, offset):
         """cos and sin of 2πfs, (H, L, d) each."""

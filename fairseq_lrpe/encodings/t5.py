@@ -3,14 +3,14 @@
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.relative import distance_table, spread
 
 
-def relative_bucket(distance, causal, buckets, max_distance):
-    """T5's bucket of the distances i − j (Raffel et al. 2020; the table in Su's survey of 2021).
+def relative_bucket(distance: Tensor, causal: bool, buckets: int, max_distance: int) -> Tensor:
+    """Returns T5's bucket of the distances i − j (Raffel et al. 2020; the table in Su's survey of 2021).
 
     Half of the buckets (all of them when ``causal``) are for keys at or before the query: the first half
     of those one for each distance, the others growing logarithmically up to ``max_distance``. The other
@@ -33,7 +33,7 @@ def relative_bucket(distance, causal, buckets, max_distance):
     max_distance="distance from which on T5's last bucket holds",
 )
 class T5(Encoding):
-    """β_{bucket(i−j), h} is added to the scaled scores (Raffel et al. 2020; survey Eq. 10).
+    """Adds β_{bucket(i−j), h} to the scaled scores (Raffel et al. 2020; survey Eq. 10).
 
     T5 itself does not scale its scores; here they are scaled as everywhere else.
     O(L²) additions per head; L distances are looked up, not L².
@@ -41,7 +41,7 @@ class T5(Encoding):
 
     decomposable = False
 
-    def __init__(self, *, buckets=32, max_distance=128, **shared):
+    def __init__(self, *, buckets: int = 32, max_distance: int = 128, **shared):
         super().__init__(**shared)
         if buckets < 4 or buckets % 4 or max_distance <= buckets // 2:
             raise ValueError(
@@ -52,7 +52,7 @@ class T5(Encoding):
         self.relative_attention_bias = nn.Embedding(buckets, self.num_heads)
         nn.init.normal_(self.relative_attention_bias.weight, std=0.02)
 
-    def bias(self, q, k, q_offset=0):
+    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
         queries, keys = q.size(-2), k.size(-2)
         options = (self.causal, self.buckets, self.max_distance)
         bucket = distance_table(relative_bucket, options, queries, keys, q_offset, self.causal, q.device)

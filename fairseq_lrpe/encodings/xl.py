@@ -1,21 +1,24 @@
 """Transformer-XL's relative encoding."""
 
+import functools
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, shift
 
 
-def sinusoids(distance, width):
-    """R of LFHC paper Eqs. 6-7, float64 (distances, width)."""
+def sinusoids(distance: Tensor, width: int) -> Tensor:
+    """Returns R of LFHC paper Eqs. 6-7, float64 (distances, width)."""
     angle = distance[:, None] / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
 
 
 @register_encoding("xl")
 class XL(Encoding):
-    """(q_i·W_r R_{i−j} + u·k_j + v·W_r R_{i−j}) / √d is added to the scaled scores (LFHC paper Eqs. 6-8).
+    """Adds (q_i·W_r R_{i−j} + u·k_j + v·W_r R_{i−j}) / √d to the scaled scores (LFHC paper Eqs. 6-8).
 
     R is sinusoidal, sines and cosines interleaved, of the model's width E = H·d; W_r (E, E) gives every head
     its d rows; u and v are (H, d), one of each a head (Dai et al. 2019).
@@ -38,15 +41,17 @@ class XL(Encoding):
 
     table = staticmethod(sinusoids)
 
-    def prepare(self, q, k, q_offset=0):
+    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
+        return self.bias_in_parts(q, k, q_offset)(q, k, q_offset)
+
+    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
         options = (self.num_heads * self.head_dim,)
         distances = q.size(-2), k.size(-2), q_offset, self.causal
         r = distance_table(self.table, options, *distances, q.device, q.dtype)
         by_distance = self.w_r(self.amplitude * r).unflatten(-1, (self.num_heads, self.head_dim))
-        return by_distance.permute(1, 2, 0), distances
+        return functools.partial(self._bias, by_distance.permute(1, 2, 0), distances)
 
-    def bias(self, q, k, q_offset=0, prepared=None):
-        by_distance, distances = prepared or self.prepare(q, k, q_offset)
+    def _bias(self, by_distance, distances, q, k, q_offset=0):
         columns = distance_slice(distances, q.size(-2), k.size(-2), q_offset, self.causal)
         position = shift(((q + self.v[:, None]) * self.scale) @ by_distance[..., columns], k.size(-2))
         return position + (k @ (self.u * self.scale)[..., None]).mT

@@ -1,4 +1,4 @@
-"""Validation perplexity over updates of a table's runs: the results command's picture."""
+"""The validations over the updates of a table's runs: the results command's picture."""
 
 import math
 import statistics
@@ -8,27 +8,28 @@ MARKERS = "osD^vP*X<>phd8"
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)))
 
 
-def curve(runs):
-    """{updates: [perplexity of each seed]}, of the finished seeds if there are any, where all have one."""
-    runs = [run for run in runs.values() if run and run.curve]
+def curve(records: dict) -> dict[int, list[float]]:
+    """Returns {updates: [value of each seed]}, of the finished seeds if there are any, where all have one."""
+    runs = [run for run in records.values() if run and run.curve]
     runs = [run for run in runs if run.values] or runs
     common = set.intersection(*(set(run.curve) for run in runs)) if runs else ()
     points = {updates: [run.curve[updates] for run in runs] for updates in sorted(common)}
     return {updates: values for updates, values in points.items() if all(map(math.isfinite, values))}
 
 
-def curves(entries):
-    """{(experiment, attention): {row: curve}}."""
+def curves(entries: list) -> dict[tuple, dict]:
+    """Returns {(experiment, attention, its kind's curve): {row: curve}}."""
     found = {}
     for entry in entries:
-        points = curve(entry.runs)
+        points, cell = curve(entry.records), entry.cell
         if points:
-            found.setdefault((entry.experiment, entry.attention), {})[entry.row] = points
+            panel = cell.experiment.name, cell.attention, cell.experiment.kind.curve
+            found.setdefault(panel, {})[cell.row] = points
     return found
 
 
-def draw(table, entries, path):
-    """Validation perplexity over updates, a panel for each experiment and attention: the figure.
+def draw(title: str, entries: list, path) -> object:
+    """Draws the validations over the updates, a panel for each experiment and attention; returns the figure.
 
     A line is the mean of a method's seeds, its band the least to the largest of them.
     """
@@ -45,11 +46,12 @@ def draw(table, entries, path):
         1, len(panels), figsize=(8.5 * len(panels), 5), layout="constrained", squeeze=False
     )
     rows = list(dict.fromkeys(row for lines in panels.values() for row in lines))
-    for ax, ((experiment, attention), lines) in zip(axes[0], panels.items(), strict=True):
+    for ax, ((experiment, attention, drawn), lines) in zip(axes[0], panels.items(), strict=True):
         last = {row: statistics.fmean(list(points.values())[-1]) for row, points in lines.items()}
         end = max(max(points) for points in lines.values())
-        bottom, top = window(lines.values(), list(last.values()), end)
-        for row in sorted(lines, key=last.get):
+        lower = drawn.better == "lower"  # a loss falls from far above; what is at most 1 or 100 is shown whole
+        bottom, top = window(lines.values(), list(last.values()), end) if lower else (None, math.inf)
+        for row in sorted(lines, key=last.get, reverse=not lower):
             points, i = lines[row], rows.index(row)
             x, mean = list(points), [statistics.fmean(values) for values in points.values()]
             notes = [f"at {x[-1]:,}"] * (x[-1] < end) + ["above"] * (last[row] > top)
@@ -71,10 +73,10 @@ def draw(table, entries, path):
         # Up to here every line is above the window.
         visible = [u for points in lines.values() for u, v in points.items() if statistics.fmean(v) <= top]
         start = min(visible, default=0)
-        ax.set(
-            xlim=(start - 0.02 * (end - start), end + 0.02 * (end - start)), ylim=(bottom, top), yscale="log"
-        )
-        ax.set(xlabel="updates", ylabel="validation perplexity", title=f"{experiment}, {attention} attention")
+        ax.set(xlim=(start - 0.02 * (end - start), end + 0.02 * (end - start)))
+        if lower:
+            ax.set(ylim=(bottom, top), yscale="log")
+        ax.set(xlabel="updates", ylabel=drawn.label, title=f"{experiment}, {attention} attention")
         ax.yaxis.set_major_locator(MaxNLocator(nbins=14, steps=[1, 2, 2.5, 5, 10]))
         ax.yaxis.set_major_formatter(ScalarFormatter())
         ax.yaxis.set_minor_locator(NullLocator())
@@ -82,7 +84,7 @@ def draw(table, entries, path):
         ax.legend(
             title="last  method", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, handlelength=3.5
         )
-    figure.suptitle(table["title"])
+    figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -90,7 +92,7 @@ def draw(table, entries, path):
 
 
 def window(lines, last, end):
-    """The least and largest perplexity to show.
+    """The least and largest value to show.
 
     The lines' ends, but those far above, fill the lower half, and the later half of the training is seen.
     """

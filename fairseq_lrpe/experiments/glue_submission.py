@@ -1,13 +1,10 @@
-"""A zip file of predictions on GLUE's test sets, as its server takes them, of one model's fine-tunings.
+"""Writes a zip file of predictions on GLUE's test sets, as its server takes them, of one model's fine-tunings.
 
 Of each task the seed that is best on the development set predicts. The server wants a file for each of its
 eleven test sets: those that are lacking are named.
 """
 
 import argparse
-import json
-import os
-import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -15,20 +12,29 @@ from pathlib import Path
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from fairseq_lrpe.experiments import finetune, glue
-from fairseq_lrpe.commands import CommandFailed
+from fairseq_lrpe.commands import run_command
+from fairseq_lrpe.experiments.kinds.glue import KIND, predict_command
+from fairseq_lrpe.experiments.launch import absolute
+from fairseq_lrpe.experiments.run_folder import read_json
+from fairseq_lrpe.experiments.train import one_sentence
+from fairseq_lrpe.files import REPOSITORY, whole_file
+from fairseq_lrpe.glue_tasks import TASKS
 
-WANTED = [*(file for task in glue.TASKS.values() for file in task.tests), "AX"]
+
+def tests(name: str) -> dict[str, str]:
+    """Returns {file of the submission: test set} of a task."""
+    return TASKS[name].submission or {name: "test"}
 
 
-def best_runs(folder):
-    """{task: (its score on the development set, the folder of the best seed's run)}."""
+def best_runs(folder: Path) -> dict[str, tuple[float, Path]]:
+    """Returns {task: (its score on the development set, the folder of the best seed's run)}."""
     found = {}
-    for path in sorted(folder.glob("seed-*/*/evaluation.json")):
-        task = glue.TASKS[path.parent.name]
-        score = json.loads(path.read_text())["splits"][next(iter(task.splits))]["score"]
-        if task.name not in found or score > found[task.name][0]:
-            found[task.name] = score, path.parent
+    for path in sorted(folder.glob("task=*/seed-*/evaluation.json")):
+        record, name = read_json(path), path.parents[1].name.removeprefix("task=")
+        if "finished" in record:
+            score = next(iter(record["evaluations"].values()))["score"]
+            if name not in found or score > found[name][0]:
+                found[name] = score, path.parent
     if not found:
         raise ValueError(
             f"{folder} holds no finished fine-tuning: give one that scripts/finetune_glue.sh wrote, such as "
@@ -37,41 +43,34 @@ def best_runs(folder):
     return found
 
 
-def write(found, out, cpu):
-    """The zip file; it appears whole."""
-    part = out.with_name(out.name + ".part")
+def write(found: dict[str, tuple[float, Path]], out: Path, cpu: bool) -> None:
+    """Writes the zip file; it appears whole."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         for name, (_, run) in tqdm(found.items(), unit="task", disable=None):
-            task = glue.TASKS[name]
-            settings = json.loads((run / "run.json").read_text())
-            checkpoint = run / json.loads((run / "evaluation.json").read_text())["checkpoint"]
-            files = {split: Path(scratch, f"{file}.tsv") for file, split in task.tests.items()}
-            cfg = OmegaConf.create(settings["config"])
-            finetune.predict(checkpoint, cfg, task, files, run / "submission.log", cpu)
-        with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
+            checkpoint = run / read_json(run / "evaluation.json")["checkpoint"]
+            data = KIND.folder(OmegaConf.create(read_json(run / "run.json")["config"]))
+            files = {split: Path(scratch, f"{file}.tsv") for file, split in tests(name).items()}
+            run_command(predict_command(checkpoint, data, files, cpu), run / "submission.log", cwd=REPOSITORY)
+        with whole_file(out) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(Path(scratch).glob("*.tsv")):
                 archive.write(path, path.name)
-    os.replace(part, out)
 
 
 def main():
     parser = argparse.ArgumentParser(prog="glue_submission.sh", description=__doc__)
-    parser.add_argument("runs", type=Path, help="such as results/glue/wikibook/linear_rope")
-    parser.add_argument("--out", type=Path, help="default: submission.zip in that folder")
+    parser.add_argument("runs", type=absolute, help="such as results/glue/wikibook/linear_rope")
+    parser.add_argument("--out", type=absolute, help="default: submission.zip in that folder")
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     args = parser.parse_args()
-    runs = args.runs.absolute()
-    out = (args.out or runs / "submission.zip").absolute()
-    try:
-        found = best_runs(runs)
+    out = args.out or args.runs / "submission.zip"
+    with one_sentence("glue_submission"):
+        found = best_runs(args.runs)
         write(found, out, args.cpu)
-    except (ValueError, CommandFailed) as error:
-        sys.exit(f"glue_submission: {error}")
     for name, (score, run) in found.items():
-        print(f"{name}: {glue.TASKS[name].measure} {score:.2f} on the development set, {run.parent.name}")
-    lacking = [file for file in WANTED if not any(file in glue.TASKS[name].tests for name in found)]
-    if lacking:
+        print(f"{name}: {TASKS[name].measure} {score:.2f} on the development set, {run.name}")
+    wanted = [*(file for name in TASKS for file in tests(name)), "AX"]
+    if lacking := [file for file in wanted if not any(file in tests(name) for name in found)]:
         print(f"lacking for GLUE's server: {', '.join(f'{file}.tsv' for file in lacking)}")
     print(f"ready: {out}")
 

@@ -1,11 +1,10 @@
-"""What a fine-tuned model predicts for splits of its task: a file of predictions for each.
+"""Writes what a fine-tuned model predicts for splits of its task, a file for each.
 
 A file has a line for each row of the split, in its order: index, prediction, and the target where the split
 has one. Labels are written as in the task's files, scores from 0 to 5.
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
@@ -13,12 +12,13 @@ import torch
 from fairseq import checkpoint_utils, utils
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
-from fairseq_lrpe.experiments.glue import REGRESSION_SCALE
+from fairseq_lrpe.files import write_whole
+from fairseq_lrpe.glue_tasks import HIGHEST
 
 
 @torch.no_grad()
 def predict(model, task, split, batch_size):
-    """[(prediction, target or None)], both as text, in the order of the split."""
+    """Returns [(prediction, target or None)], both as text, in the order of the split."""
     task.load_dataset(split)
     dataset, rows = task.dataset(split), {}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size).next_epoch_itr(shuffle=False)
@@ -34,26 +34,24 @@ def predict(model, task, split, batch_size):
 
 
 def as_text(task, values):
-    """Scores or labels as the task's files have them."""
+    """Returns scores or labels as the task's files have them."""
     if task.cfg.regression_target:
-        return [f"{REGRESSION_SCALE * x:.6f}" for x in values]
+        return [f"{HIGHEST * x:.6f}" for x in values]
     return [task.label_dictionary[i + task.label_dictionary.nspecial] for i in values]
 
 
 def write(path, rows):
-    """The predictions as GLUE wants them submitted, with the targets beside them if there are any."""
+    """Writes the predictions as GLUE wants them submitted, with the targets beside them if there are any."""
     columns = ["index", "prediction", "target"][: 2 if rows[0][1] is None else 3]
     lines = ["\t".join([str(i), *row][: len(columns)]) for i, row in enumerate(rows)]
-    part = path.with_name(path.name + ".part")
-    part.write_text("\n".join(["\t".join(columns), *lines]) + "\n")
-    os.replace(part, path)
+    write_whole(path, "\n".join(["\t".join(columns), *lines]) + "\n")
 
 
 def main():
     parser = argparse.ArgumentParser(prog="predict", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument(
-        "data", type=Path, help="a folder that data_prep/glue.sh wrote, such as data/glue/RTE/bin"
+        "data", type=Path, help="a folder that data_prep/prepare.sh glue wrote, such as data/glue/RTE/bin"
     )
     parser.add_argument("splits", nargs="+", metavar="SPLIT=FILE", help="valid=predictions.tsv")
     parser.add_argument("--batch-size", type=int, default=32)

@@ -7,24 +7,25 @@ import os
 import platform
 import re
 import shlex
+import statistics
 import subprocess
 import zipfile
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
 
 import torch
 
-import fairseq_lrpe.checkpoint  # noqa: F401  (of checkpoints)
+import fairseq_lrpe.checkpoint  # noqa: F401  (torch's safe loading then takes fairseq's)
 from fairseq_lrpe.commands import run_command
-from fairseq_lrpe.experiments.compose import REPOSITORY
+from fairseq_lrpe.experiments.experiment import is_free
+from fairseq_lrpe.files import REPOSITORY, write_whole
 
 
-def readable(path):
-    """The path from the repository, where the commands run, if it is inside."""
-    return path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
-
-
-def versions():
+def versions() -> dict[str, str | None]:
+    """Returns the versions of what a training runs on."""
     found = {"python": platform.python_version()}
     for name, package in (("torch", "torch"), ("fairseq", "fairseq-fixed"), ("fairseq_lrpe", "fairseq-lrpe")):
         try:
@@ -34,8 +35,8 @@ def versions():
     return found
 
 
-def git():
-    """The revision that runs, and whether tracked files differ from it; None outside of git."""
+def git() -> dict[str, str | bool | None]:
+    """Returns the revision that runs, and whether tracked files differ from it; None outside of git."""
 
     def ask(*words):
         try:
@@ -49,14 +50,17 @@ def git():
     return {"revision": ask("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
 
 
-def now():
+def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def write_whole(path, text):
-    part = path.with_name(path.name + ".part")
-    part.write_text(text)
-    os.replace(part, path)
+def write_json(path: Path, content: object) -> None:
+    write_whole(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict:
+    """Returns a file's content, nothing if there is no file."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 class InUse(ValueError):
@@ -64,8 +68,8 @@ class InUse(ValueError):
 
 
 @contextmanager
-def locked(folder):
-    """The folder, made if need be, for this process alone; InUse if another one has it.
+def locked(folder: Path) -> Iterator[IO]:
+    """Yields the lock of the folder, made if need be, for this process alone; InUse if another one has it.
 
     What this process starts may hold the lock too: the folder stays locked should this one be killed and that
     go on.
@@ -79,19 +83,44 @@ def locked(folder):
         yield lock
 
 
-def check_same(folder, settings):
-    """Refuse to go on in a folder whose run was started with other settings.
+def is_locked(folder: Path) -> bool:
+    """Whether a process trains there."""
+    if not (folder / "lock").exists():
+        return False
+    with (folder / "lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+class OldLayout(ValueError):
+    """A folder's run was made by a version of this project whose folders differ."""
+
+    def __init__(self, folder):
+        super().__init__(
+            f"{folder} holds a run of an earlier version, whose settings this one cannot compare: move it "
+            "away, or give another --results, and run it again"
+        )
+
+
+def check_same(folder: Path, settings: dict) -> None:
+    """Refuses to go on in a folder whose run was started with other settings and has trained.
 
     The machines may differ, for the total batch stays the same, and so may the versions; run.json tells
     those of the last start.
     """
-    path = folder / "run.json"
-    if not path.exists():
+    before = read_json(folder / "run.json")
+    if before and "kind" not in before:
+        raise OldLayout(folder)
+    if not before or not (folder / "checkpoints").is_dir():
         return
-    before = json.loads(path.read_text())
-    differing = []
-    for name in ("config", "flags", "precision", "data", "checkpoint"):
-        differing += differences(before.get(name), settings.get(name), name)
+    differing = differences(before["config"], settings["config"])
+    for name in ("flags", "precision", "data"):
+        differing += differences(before[name], settings[name], name)
+    if before["starts_from"] and before["starts_from"]["sha256"] != settings["starts_from"]["sha256"]:
+        differing.append(f"it went on from another checkpoint, {before['starts_from']['path']}")
     if differing:
         raise ValueError(
             f"{folder} holds a run with other settings ({'; '.join(differing)}): give the same, "
@@ -99,32 +128,26 @@ def check_same(folder, settings):
         )
 
 
-FREE = ("source", "seeds", "per_gpu", "batch_size", "num_workers", "data_buffer_size", "path")
-"""What may differ inside the settings: it changes nothing about one run."""
-
-
-def differences(before, after, name):
-    """["key was this, now that"]; keys inside "config" go without its name, as in an override."""
+def differences(before: object, after: object, key: str = "") -> list[str]:
+    """Returns ["key was this, now that"] of settings, as far as they make another run."""
     if not (isinstance(before, dict) and isinstance(after, dict)):
-        return [] if before == after else [f"{name} was {before}, now {after}"]
-    prefix = "" if name == "config" else f"{name}."
-    found = []
-    for key in dict.fromkeys([*before, *after]):
-        if key not in FREE:
-            found += differences(before.get(key), after.get(key), prefix + key)
-    return found
+        return [] if before == after else [f"{key} was {before}, now {after}"]
+    keys = [f"{key}.{name}".lstrip(".") for name in dict.fromkeys([*before, *after])]
+    names = [name for name in keys if not is_free(name)]
+    pairs = ((name, name.removeprefix(f"{key}.")) for name in names)
+    return [text for name, x in pairs for text in differences(before.get(x), after.get(x), name)]
 
 
-def train(folder, updates, command, log, *locks):
-    """Train until ``updates`` are done; nothing to do if a checkpoint has them."""
+def train(folder: Path, updates: int, command: list[str], log: "Log", *locks: IO) -> None:
+    """Trains until ``updates`` are done; nothing to do if a checkpoint has them."""
     print(shlex.join(command), flush=True)
     # Of a training that is done, fairseq would do one more update.
     if updates_done(folder / "checkpoints") < updates:
         run_command(command, log.raw, log.take, cwd=REPOSITORY, pass_fds=[lock.fileno() for lock in locks])
 
 
-def updates_done(checkpoints):
-    """The updates of the last checkpoint; 0 if there is none."""
+def updates_done(checkpoints: Path) -> int:
+    """Returns the updates of the last checkpoint; 0 if there is none."""
     last = checkpoints / "checkpoint_last.pt"
     if not last.exists():
         return 0
@@ -132,8 +155,11 @@ def updates_done(checkpoints):
     return state["optimizer_history"][-1]["num_updates"]
 
 
-def mend(checkpoints):
-    """fairseq copies checkpoint_last.pt, which an interruption can cut short; its original is then whole."""
+def mend(checkpoints: Path) -> None:
+    """Replaces a checkpoint_last.pt that an interruption cut short by its original.
+
+    fairseq copies it; the original is then whole.
+    """
     last = checkpoints / "checkpoint_last.pt"
     if last.exists() and not zipfile.is_zipfile(last):
         originals = [path for path in checkpoints.glob("checkpoint*.pt") if zipfile.is_zipfile(path)]
@@ -146,16 +172,15 @@ def mend(checkpoints):
 class Log:
     """train.log as fairseq wrote it, and log.jsonl: its JSON lines with their kind.
 
-    A continued run repeats updates; the last of each counts.
+    A continued run repeats updates; the last of each counts. ``show`` is the key of a validation that is told.
     """
 
     line = re.compile(r"\| (train_inner|train|valid) \| (\{.*\})$")
 
-    def __init__(self, folder, raw="train.log"):
-        self.raw, self.jsonl, self.entries = folder / raw, folder / "log.jsonl", {}
-        if self.jsonl.exists():
-            for text in self.jsonl.read_text().splitlines():
-                self.add(json.loads(text))
+    def __init__(self, folder: Path, raw: str = "train.log", show: str = "valid_loss"):
+        self.raw, self.jsonl, self.show, self.entries = folder / raw, folder / "log.jsonl", show, {}
+        for entry in read_lines(self.jsonl):
+            self.add(entry)
 
     def add(self, entry):
         updates = next((value for key, value in entry.items() if key.endswith("num_updates")), None)
@@ -170,14 +195,29 @@ class Log:
         self.add(entry)
         write_whole(self.jsonl, "".join(json.dumps(e) + "\n" for e in self.entries.values()))
         if entry["kind"] == "valid":
-            what = "valid_ppl" if "valid_ppl" in entry else "valid_loss"
-            print(
-                f"    {entry['valid_num_updates']} updates: {what.replace('_', ' ')} {entry[what]}",
-                flush=True,
-            )
+            what = self.show if self.show in entry else "valid_loss"
+            print(f"    {entry['valid_num_updates']} updates: {what.replace('_', ' ')} {entry[what]}", flush=True)
+
+    def speed(self) -> dict[str, float]:
+        """Returns the median of the training's speeds, as fairseq tells them."""
+        speeds = [entry["wps"] for entry in self.entries.values() if isinstance(entry.get("wps"), int | float)]
+        return {"tokens_per_second": statistics.median(speeds)} if speeds else {}
 
 
-def as_number(value):
+def read_lines(path: Path) -> list[dict]:
+    """Returns the objects of a JSON lines file; a last line that is still being written does not count."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    objects = []
+    for number, line in enumerate(lines, 1):
+        try:
+            objects.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise
+    return objects
+
+
+def as_number(value: object) -> object:
     for kind in (int, float):
         try:
             return kind(value) if isinstance(value, str) else value

@@ -1,277 +1,272 @@
-"""Do all runs of a paper's table that are not done yet, then show it beside the paper's.
+"""A table: the paper's rows, what its columns are measured by, and the runs that this takes."""
 
-configs/tables/TABLE.yaml says which runs. KEY=VALUE overrides a value of every experiment in it. Runs that
-were finished are not repeated, and interrupted ones continue.
-"""
+from dataclasses import dataclass, field
+from typing import Any
 
-import argparse
-import importlib.util
-import os
-import subprocess
-import sys
-import time
-from dataclasses import dataclass, replace
-from pathlib import Path
+from omegaconf import MISSING, OmegaConf
 
-import torch
-from omegaconf import OmegaConf
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from fairseq_lrpe.experiments import compose, finetune, glue, train
-from fairseq_lrpe.commands import ending_signals
-from fairseq_lrpe.experiments.compose import REPOSITORY
-from fairseq_lrpe.experiments.train import OVERRIDE, at_least
-from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.experiments import experiment as experiments
+from fairseq_lrpe.experiments.experiment import Experiment, check_yaml, own, read_yaml
+from fairseq_lrpe.experiments.run import Run
+from fairseq_lrpe.files import readable
+from fairseq_lrpe.methods import canonical, check_method
 
 SCALES = ("full", "mini")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A training; with a ``task`` a fine-tuning, after the training ``pretrained``."""
+@dataclass
+class Column:
+    """What measures a column: an ``evaluation`` of an experiment (``mini``: of its small form) and its metric.
 
-    experiment: str
-    attention: str
-    method: str
-    seed: int
-    task: str | None = None
-    pretrained: "Run | None" = None
-
-    def __str__(self):
-        return "/".join(
-            filter(None, (self.experiment, f"{self.attention}_{self.method}", f"seed-{self.seed}", self.task))
-        )
-
-
-def folder_of(run, results):
-    """Its folder: that of the first of its method's namesakes that has one, or the one it will have."""
-    folders = [results / str(replace(run, method=name)) for name in compose.namesakes(run.method)]
-    return next((folder for folder in folders if folder.is_dir()), folders[0])
-
-
-def load(name):
-    path = compose.CONFIGS / "tables" / f"{name}.yaml"
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.yaml")))
-        raise ValueError(f"no table {name!r} in configs/tables: choose from {known}")
-    return OmegaConf.to_container(OmegaConf.load(path))
-
-
-def experiment_of(part, scale):
-    """The experiment of one entry of a table's ``runs``; None if it has no small form."""
-    return part["mini"] if scale == "mini" else part["experiment"]
-
-
-def seeds_of(table, scale, cfg):
-    return table.get("mini_seeds" if scale == "mini" else "seeds") or list(cfg.seeds)
-
-
-def tasks_of(cfg, part):
-    """Of a fine-tuning, those of its tasks that an entry of a table's ``runs`` has columns for."""
-    shown = {glue.task_of(split).name for split in part["columns"]} if cfg.family == "glue" else ()
-    return [task for task in cfg.get("tasks", ()) if task in shown]
-
-
-def plan(cfg, experiment, attention, method, seeds, tasks):
-    """The runs of one method in one experiment; of a fine-tuning, one for each of ``tasks``."""
-    method = compose.canonical(method)
-    if cfg.family != "glue":
-        return [Run(experiment, attention, method, seed) for seed in seeds]
-    first = Run(cfg.pretrained, attention, method, compose.load(cfg.pretrained).seeds[0])
-    return [Run(experiment, attention, method, seed, task, first) for seed in seeds for task in tasks]
-
-
-def own(experiment, overrides):
-    """Those of the overrides that the experiment has a key for."""
-    cfg = compose.load(experiment)
-    return [text for text in overrides if OmegaConf.select(cfg, text.partition("=")[0]) is not None]
-
-
-def runs(table, scale="full", only=(), overrides=()):
-    """The table's runs, each once, all methods of the first seed first, and pretraining before all else.
-
-    An override has to fit one of the experiments.
+    ``changes`` are those of the column's runs, such as a task. A column that is an ``average`` of others has no
+    runs of its own. Where nothing is said, the table's own ``experiment``, ``mini`` and ``metric`` hold.
     """
-    names = list(dict.fromkeys(filter(None, (experiment_of(part, scale) for part in table["runs"]))))
-    for text in overrides:
-        if not any(own(name, [text]) for name in names):
-            compose.load(names[0], [text])  # tells what is wrong
-    found, seen = {}, set()
-    for part in table["runs"]:
-        experiment = experiment_of(part, scale)
-        if experiment is None:
-            continue
-        cfg = compose.load(experiment, own(experiment, overrides))
-        seeds = seeds_of(table, scale, cfg)
-        for method in part["methods"].values():
-            compose.check_method(method, part["attention"])
-            first = compose.canonical(method)
-            seen |= {method, first}
-            if not only or {method, first} & set(only):
-                tasks = tasks_of(cfg, part)
-                found.update(dict.fromkeys(plan(cfg, experiment, part["attention"], method, seeds, tasks)))
-    unknown = [name for name in only if name not in seen]
-    if unknown:
-        known = ", ".join(name for name in (*METHODS, "fairseq") if name in seen)
-        raise ValueError(f"the table has no method {unknown[0]!r}: choose from {known}")
-    return sorted(found, key=lambda run: (run.pretrained is not None, run.seed))
+
+    experiment: str | None = None
+    mini: str | None = None
+    evaluation: str | None = None
+    metric: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    average: list[str] = field(default_factory=list)
 
 
-def main(arguments=None):
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    overrides = [a for a in arguments if OVERRIDE.match(a)]
-    args = parse([a for a in arguments if not OVERRIDE.match(a)])
-    try:
-        planned = runs(load(args.table), args.scale, args.only, overrides)
-        gpus = gpus_per_job(args)
-        flags = ["--results", str(args.results), *([] if gpus is None else ["--gpus", str(gpus)])]
-        if args.dry_run:
-            for run in planned:
-                _, *words = arguments_of(run, args.results, overrides)
-                (finetune if run.task else train).main([*words, *flags, "--dry-run"])
+@dataclass
+class Row:
+    """A row of our own beside the paper's, of all columns or of those named."""
+
+    row: str = MISSING
+    attention: str = MISSING
+    method: str = MISSING
+    changes: dict[str, Any] = field(default_factory=dict)
+    columns: list[str] | None = None
+
+
+@dataclass
+class TableSettings:
+    """The keys of a table's YAML.
+
+    Attributes:
+        paper, table: the file in configs/paper and the table in it, whose rows come first.
+        baseline: the method that others of the same attention are compared with.
+        seeds, mini_seeds: instead of the experiments' own.
+    """
+
+    title: str = MISSING
+    paper: str | None = None
+    table: str | None = None
+    baseline: str | None = None
+    experiment: str | None = None
+    mini: str | None = None
+    metric: str | None = None
+    columns: dict[str, Column] = MISSING
+    rows: list[Row] = field(default_factory=list)
+    seeds: list[int] | None = None
+    mini_seeds: list[int] | None = None
+
+
+@dataclass
+class PaperRow:
+    """A row of a published table: ``values`` {column: number, or its mean and std}."""
+
+    row: str = MISSING
+    attention: str | None = None
+    method: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = MISSING
+
+
+@dataclass
+class PaperColumn:
+    metric: str = MISSING
+    better: str = MISSING
+
+
+@dataclass
+class PaperTable:
+    shows: str = MISSING
+    note: str | None = None
+    columns: dict[str, PaperColumn] = MISSING
+    rows: list[PaperRow] = MISSING
+
+
+@dataclass
+class Paper:
+    """A file of configs/paper."""
+
+    source: str = MISSING
+    tables: dict[str, PaperTable] = MISSING
+
+
+@dataclass
+class Cell:
+    """A row and column of a table: what the paper says, and the runs that measure it, if any are planned.
+
+    ``published`` is (mean, deviation or None) or None; ``parts`` are the cells that this one is the average of.
+    """
+
+    attention: str
+    row: str
+    column: str
+    method: str | None = None
+    published: tuple[float, float | None] | None = None
+    better: str = "lower"
+    experiment: Experiment | None = None
+    evaluation: str | None = None
+    metric: str | None = None
+    runs: list[Run] = field(default_factory=list)
+    parts: list["Cell"] = field(default_factory=list)
+
+
+def tables() -> list[str]:
+    """Returns the names of all tables."""
+    return sorted(path.stem for path in (experiments.CONFIGS / "tables").glob("*.yaml"))
+
+
+class Table:
+    """A table of configs/tables, at the paper's scale or in its small form, with KEY=VALUEs for all its runs."""
+
+    def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
+        if name not in tables():
+            raise ValueError(f"no table {name!r} in configs/tables: choose from {', '.join(tables())}")
+        self.name, self.scale, self.overrides = name, scale, list(overrides)
+        self.path = experiments.CONFIGS / "tables" / f"{name}.yaml"
+        self.settings = _read(self.path, TableSettings)
+        self.source, published = self._published()
+        self.columns = {}
+        for column, about in self.settings.columns.items():
+            for key in ("experiment", "mini", "metric"):
+                if about[key] is None and key not in read_yaml(self.path).columns[column]:
+                    about[key] = self.settings[key]
+            if about.average or self._experiment(about):
+                self.columns[column] = about
+        if not self.columns:
+            raise ValueError(f"the table {name!r} has no small form: leave --scale mini out")
+        names = dict.fromkeys(self._experiment(about) for about in self.columns.values() if not about.average)
+        self.experiments = {one: Experiment.load(one, own(one, overrides)) for one in names}
+        for text in overrides:
+            if not any(own(one, [text]) for one in names):
+                Experiment.load(next(iter(names)), [text])  # tells what is wrong
+        self.cells = self._cells(published)
+
+    def _experiment(self, column):
+        return column.mini if self.scale == "mini" else column.experiment
+
+    def _published(self):
+        """(the paper, its table), as far as there are any."""
+        if self.settings.paper is None:
+            return None, PaperTable("", None, {}, [])
+        path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
+        if not path.is_file():
+            raise ValueError(f"{readable(self.path)}, key paper: there is no {readable(path)}")
+        paper = _read(path, Paper)
+        if self.settings.table is None:
+            return paper.source, PaperTable("", None, {}, [])
+        if self.settings.table not in paper.tables:
+            known = ", ".join(paper.tables)
+            raise ValueError(f"{readable(self.path)}, key table: {readable(path)} has {known}")
+        return paper.source, paper.tables[self.settings.table]
+
+    def _cells(self, published):
+        rows = [(row, dict(row["values"]), None) for row in published.rows]
+        rows += [(row, {}, row.columns) for row in self.settings.rows]
+        found = {}
+        for row, values, only in rows:
+            for column in dict.fromkeys([*(published.columns if self.scale == "full" else ()), *self.columns]):
+                if only is not None and column not in only:
+                    continue
+                cell = Cell(row.attention or "", row.row, column, row.method, _value(values.get(column)))
+                if column in published.columns:
+                    cell.better = published.columns[column].better
+                if column in self.columns and row.method and row.attention:
+                    self._plan(cell, row, self.columns[column])
+                found[cell.attention, cell.row, column] = cell
+        for (attention, row, column), cell in found.items():
+            if column in self.columns and self.columns[column].average:
+                parts = [found.get((attention, row, part)) for part in self.columns[column].average]
+                if all(part and part.runs for part in parts):
+                    cell.parts = parts
+        measured = {cell.column for cell in found.values() if cell.runs or cell.parts}
+        return [cell for cell in found.values() if self.scale == "full" or cell.column in measured]
+
+    def _plan(self, cell, row, column):
+        """The runs of a cell; none where the grid of the small form has not the column's task."""
+        if column.average:
             return
-        ready, failed = with_data(planned, overrides, gpus)
-    except ValueError as error:
-        sys.exit(f"table: {error}")
-    try:
-        with ending_signals():
-            failed += run_all(ready, args, overrides, flags, gpus)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    if importlib.util.find_spec("fairseq_lrpe.experiments.results"):
-        show = [sys.executable, "-m", "fairseq_lrpe.experiments.results", str(args.results)]
-        scale = ["--scale", "mini"] if args.scale == "mini" else []
-        subprocess.run([*show, "--table", args.table, *scale], check=False)
-    if failed:
-        sys.exit("\n".join(["table: not everything is done:", *failed]))
-
-
-def parse(arguments):
-    parser = argparse.ArgumentParser(
-        prog="table",
-        description=__doc__,
-        usage="%(prog)s TABLE [options] [KEY=VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("table", help="a file in configs/tables")
-    parser.add_argument("--scale", choices=SCALES, default="full", help="default: the paper's, full")
-    parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="these methods alone")
-    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--gpus", type=at_least(0), help="for each job; default: all here, shared out")
-    parser.add_argument("--results", type=Path, default=REPOSITORY / "results", help="default: %(default)s")
-    parser.add_argument("--dry-run", action="store_true", help="print every run's command and run nothing")
-    args = parser.parse_args(arguments)
-    args.results = args.results.absolute()
-    return args
-
-
-def gpus_per_job(args):
-    """What every run is told of --gpus; None leaves it to the run."""
-    here = len(visible_gpus())
-    if args.gpus is None and here:
-        if here < args.jobs:
-            raise ValueError(f"--jobs {args.jobs}: this machine has {here} GPUs, one job needs one")
-        return here // args.jobs
-    if here and args.gpus * args.jobs > here and not args.dry_run:
-        raise ValueError(f"--jobs {args.jobs} with --gpus {args.gpus} each: this machine has {here}")
-    return args.gpus
-
-
-def visible_gpus():
-    if not torch.cuda.is_available():
-        return []
-    named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
-
-
-def with_data(planned, overrides, gpus):
-    """The runs whose data is there, and what is to be said of the others."""
-    lacking = {}
-    for experiment in dict.fromkeys(run.experiment for run in planned):
-        cfg = compose.load(experiment, own(experiment, overrides))
-        compose.update_freq(cfg, gpus or 0)
+        where = f"{readable(self.path)}, row {row.row}"
         try:
-            if cfg.family == "glue":
-                finetune.check_settings(cfg, experiment)
-                for task in {run.task: None for run in planned if run.experiment == experiment}:
-                    finetune.data_of(cfg, glue.TASKS[task])
-            else:
-                train.sizes(cfg)
+            check_method(row.method, row.attention)
+            experiment = self.experiments[self._experiment(column)]
+            changes = {**column.changes, **row.changes}
+            grid = experiment.cfg.grid
+            if any(key in grid and value not in grid[key] for key, value in changes.items()):
+                return
+            seeds = self.settings[{"full": "seeds", "mini": "mini_seeds"}[self.scale]] or experiment.cfg.seeds
+            cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)
         except ValueError as error:
-            lacking[experiment] = f"{experiment} left out: {error}"
-    ready = [run for run in planned if run.experiment not in lacking]
-    if not ready:
-        raise ValueError("; ".join(lacking.values()))
-    for sentence in lacking.values():
-        print(f"table: {sentence}", file=sys.stderr)
-    return ready, list(lacking.values())
+            raise ValueError(f"{where}: {error}") from None
+        cell.experiment, cell.evaluation = experiment, column.evaluation
+        cell.metric = column.metric or next(iter(experiment.kind.metrics))
+        if cell.evaluation not in (*experiment.cfg.evaluations, "training"):
+            known = ", ".join(experiment.cfg.evaluations)
+            raise ValueError(
+                f"{readable(self.path)}, key columns.{cell.column}.evaluation: {experiment.name} has {known}"
+            )
+        if not self.settings.paper or cell.published is None:
+            cell.better = experiment.kind.metrics.get(cell.metric, "higher")
+
+    def baseline(self, cell: Cell) -> Cell | None:
+        """Returns the cell that this one is compared with; None of the baseline itself."""
+        found = (c for c in self.cells if (c.attention, c.column) == (cell.attention, cell.column))
+        base = next((c for c in found if c.method is not None and c.method == self.settings.baseline), None)
+        return None if base is None or cell.method == self.settings.baseline else base
+
+    def runs(self, only: tuple | list = ()) -> list[Run]:
+        """Returns all runs, of the methods ``only`` if there are any, each once and after those it needs.
+
+        What others start from comes first, then all methods of the first seed.
+        """
+        methods = dict.fromkeys(m for cell in self.cells if cell.runs for m in (cell.method, canonical(cell.method)))
+        for name in only:
+            if name not in methods:
+                raise ValueError(f"the table has no method {name!r}: choose from {', '.join(methods)}")
+        wanted = [run for cell in self.cells for run in cell.runs]
+        wanted = [run for run in wanted if not only or run.method in map(canonical, only)]
+        found, first = {}, set()
+
+        def add(run):
+            if run not in found:
+                for before in self.needs(run):
+                    add(before)
+                    if before.experiment != run.experiment:
+                        first.add(before)
+                found[run] = None
+
+        for run in wanted:
+            add(run)
+        return sorted(found, key=lambda run: (run not in first, run.seed))
+
+    def needs(self, run: Run) -> list[Run]:
+        """Returns the runs that have to be finished before one of the table's."""
+        return self.experiment_of(run).needs(run)
+
+    def experiment_of(self, run: Run) -> Experiment:
+        """Returns the experiment of one of the table's runs, or of a run that one of them starts from."""
+        if run.experiment not in self.experiments:
+            overrides = own(run.experiment, self.overrides)
+            self.experiments[run.experiment] = Experiment.load(run.experiment, overrides)
+        return self.experiments[run.experiment]
 
 
-def arguments_of(run, results, overrides):
-    """The module of experiments that does it, and its arguments."""
-    if run.task:
-        checkpoint = folder_of(run.pretrained, results) / "checkpoints" / "checkpoint_best.pt"
-        words = "finetune", checkpoint, run.task, "--experiment", run.experiment, "--seeds", run.seed
-    else:
-        words = "train", run.experiment, run.method, "--attention", run.attention, "--seed", run.seed
-    return [*map(str, words), *own(run.experiment, overrides)]
+def _read(path, settings):
+    content = read_yaml(path)
+    check_yaml(path, content, settings)
+    merged = OmegaConf.merge(settings, content)
+    if missing := sorted(OmegaConf.missing_keys(merged)):
+        raise ValueError(f"{readable(path)} lacks the key {missing[0]}")
+    return merged
 
 
-def environment(slot, jobs, gpus):
-    """Each job has its share of the machine's cores or GPUs."""
-    ours = visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]
-    if ours:
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ours)}
-    return {**os.environ, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs))}
-
-
-def run_all(planned, args, overrides, flags, gpus):
-    """Do the runs, ``args.jobs`` at a time; return what is to be said of those that failed."""
-    waiting = [run for run in planned if not (folder_of(run, args.results) / "evaluation.json").exists()]
-    running, failed = {}, []  # {slot: (run, process)}
-    console = Console(highlight=False, soft_wrap=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task("", total=len(planned), completed=len(planned) - len(waiting))
-        try:
-            while waiting or running:
-                for slot in range(args.jobs):
-                    unfinished = {*waiting, *(run for run, _ in running.values())}
-                    ready = [run for run in waiting if run.pretrained not in unfinished]
-                    if slot not in running and ready:
-                        run = ready[0]
-                        waiting.remove(run)
-                        console.print(f"started  {run}")
-                        job = arguments_of(run, args.results, overrides)
-                        running[slot] = run, start(*job, *flags, env=environment(slot, args.jobs, gpus))
-                    if slot in running and running[slot][1].poll() is not None:
-                        run, process = running.pop(slot)
-                        if process.returncode:
-                            failed.append(f"{run}: {process.stderr.read().strip()}")
-                        console.print(f"{'FAILED  ' if process.returncode else 'finished'} {run}")
-                        progress.advance(bar)
-                progress.update(bar, description=", ".join(str(run) for run, _ in running.values()))
-                time.sleep(0.3)
-        finally:
-            for _, process in running.values():
-                process.terminate()
-            for _, process in running.values():
-                process.wait()
-    return failed
-
-
-def start(module, *arguments, env):
-    return subprocess.Popen(
-        [sys.executable, "-m", f"fairseq_lrpe.experiments.{module}", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=env,
-        start_new_session=True,  # Ctrl-C reaches this program alone, which ends them
-    )
-
-
-if __name__ == "__main__":
-    main()
+def _value(value):
+    if value is None:
+        return None
+    return (value, None) if isinstance(value, int | float) else (value.mean, value.std)

@@ -1,7 +1,10 @@
-"""fairseq models; importing this registers every architecture. Each says only which layer it is made of."""
+"""Registers every architecture when it is imported; each model says only which layer it is made of."""
 
-import fairseq_lrpe.checkpoint  # noqa: F401
+import fairseq_lrpe.checkpoint  # noqa: F401  (so that torch reads their checkpoints)
 from fairseq_lrpe.models import lm, roberta, transformer
+from fairseq_lrpe.models.door import check_command_line
 from fairseq_lrpe.models.roberta import RobertaModel
 
 __all__ = ["RobertaModel", "lm", "roberta", "transformer"]
+
+check_command_line()

@@ -1,9 +1,11 @@
-"""fairseq's encoder and decoder made of our layers."""
+"""Builds fairseq's encoder and decoder out of our layers."""
 
 from functools import partial
 from itertools import count
 
 import torch
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -13,62 +15,70 @@ from fairseq_lrpe.attention import SelfAttention, build_attention
 from fairseq_lrpe.config import part_flags
 from fairseq_lrpe.models.stamp import MethodStamp
 
+ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 
-class EncoderLayer(TransformerEncoderLayerBase):
-    """fairseq's encoder layer around what ``self_attention()`` makes."""
 
-    def __init__(self, cfg, self_attention):
+class OurAttention:
+    """Lets a layer of fairseq's take its self-attention from ``self_attention()``."""
+
+    def __init__(self, self_attention, *args):
         self._self_attention = self_attention
-        super().__init__(cfg)
+        super().__init__(*args)
 
     def build_self_attention(self, embed_dim, cfg, **_):
         return self._self_attention()
 
 
-class DecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer around what ``self_attention()`` makes."""
-
-    def __init__(self, cfg, no_encoder_attn, self_attention):
-        self._self_attention = self_attention
-        super().__init__(cfg, no_encoder_attn)
-
-    def build_self_attention(self, embed_dim, cfg, **_):
-        return self._self_attention()
+class EncoderLayer(OurAttention, TransformerEncoderLayerBase):
+    """Puts our self-attention into fairseq's encoder layer."""
 
 
-def wrapped(layer, cfg):
-    """The layer with what fairseq's --checkpoint-activations and --ddp-backend fully_sharded ask for."""
-    if cfg.checkpoint_activations:
-        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-    return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+class DecoderLayer(OurAttention, TransformerDecoderLayerBase):
+    """Puts our self-attention into fairseq's decoder layer."""
 
 
-class Encoder(TransformerEncoderBase):
-    """fairseq's encoder made of :class:`EncoderLayer`; padding may be on either side.
+class OurLayers:
+    """Lets an encoder or decoder of fairseq's, the ``part``, be made of our layers and carry its method.
 
     ``args`` has our flags and ``cfg`` fairseq's, which is a TransformerConfig and holds no others.
     """
 
-    def __init__(self, args, cfg, dictionary, embed_tokens):
+    part: str
+
+    def __init__(self, args, cfg, dictionary, embed_tokens, **kwargs):
         self._layer_numbers, self.args = count(1), args
-        super().__init__(cfg, dictionary, embed_tokens)
+        super().__init__(cfg, dictionary, embed_tokens, **kwargs)
         self.method = MethodStamp(args)
 
-    def build_encoder_layer(self, cfg):
+    def build_layer(self, layer_cls, cfg, max_positions, *args):
+        """Returns the next layer, wrapped as --checkpoint-activations and --ddp-backend fully_sharded ask."""
+        sizes = getattr(cfg, self.part)
         self_attention = partial(
             build_attention,
-            part_flags(self.args, "encoder"),
-            embed_dim=cfg.encoder.embed_dim,
-            num_heads=cfg.encoder.attention_heads,
-            causal=False,
+            part_flags(self.args, self.part),
+            embed_dim=sizes.embed_dim,
+            num_heads=sizes.attention_heads,
+            causal=self.part == "decoder",
             layer=next(self._layer_numbers),
-            max_positions=cfg.max_source_positions,
+            max_positions=max_positions,
             dropout=cfg.attention_dropout,
         )
-        return wrapped(EncoderLayer(cfg, self_attention), cfg)
+        layer = layer_cls(self_attention, cfg, *args)
+        if cfg.checkpoint_activations:
+            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+        return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+class Encoder(OurLayers, TransformerEncoderBase):
+    """Makes fairseq's encoder of :class:`EncoderLayer`; padding may be on either side."""
+
+    part = "encoder"
+
+    def build_encoder_layer(self, cfg):
+        return self.build_layer(EncoderLayer, cfg, cfg.max_source_positions)
 
     def forward(self, src_tokens, *rest, **kwargs):
-        """fairseq's; every sentence is encoded from position 0 on, whatever padding stands before it."""
+        """Encodes as fairseq's does, every sentence from position 0 on, whatever padding stands before it."""
         before = src_tokens.ne(self.padding_idx).int().argmax(1, keepdim=True)
         if before.any():
             places = torch.arange(src_tokens.size(1), device=src_tokens.device)
@@ -78,7 +88,7 @@ class Encoder(TransformerEncoderBase):
         return super().forward(src_tokens, *rest, **kwargs)
 
     def reorder_encoder_out(self, encoder_out, new_order):
-        """fairseq's; but the rows of one sentence, which beam search reorders at every step, are not copied.
+        """Reorders as fairseq's does, but copies no rows within a sentence, as every step of a search asks.
 
         They were copied from one another, so that nothing changes while every row stays in its sentence.
         """
@@ -92,7 +102,7 @@ class Encoder(TransformerEncoderBase):
 
 
 def _moved(out, places):
-    """An encoder's output in another order of the tokens; ``places`` (B, L)."""
+    """Returns an encoder's output in another order of the tokens; ``places`` (B, L)."""
     batch = torch.arange(len(places), device=places.device)
     return {
         **out,
@@ -107,29 +117,16 @@ def _moved(out, places):
     }
 
 
-class Decoder(TransformerDecoderBase):
-    """fairseq's decoder made of :class:`DecoderLayer`; ``args`` and ``cfg`` as of :class:`Encoder`."""
+class Decoder(OurLayers, TransformerDecoderBase):
+    """Makes fairseq's decoder of :class:`DecoderLayer`."""
 
-    def __init__(self, args, cfg, dictionary, embed_tokens, no_encoder_attn=False):
-        self._layer_numbers, self.args = count(1), args
-        super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn)
-        self.method = MethodStamp(args)
+    part = "decoder"
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        self_attention = partial(
-            build_attention,
-            part_flags(self.args, "decoder"),
-            embed_dim=cfg.decoder.embed_dim,
-            num_heads=cfg.decoder.attention_heads,
-            causal=True,
-            layer=next(self._layer_numbers),
-            max_positions=cfg.max_target_positions,
-            dropout=cfg.attention_dropout,
-        )
-        return wrapped(DecoderLayer(cfg, no_encoder_attn, self_attention), cfg)
+        return self.build_layer(DecoderLayer, cfg, cfg.max_target_positions, no_encoder_attn)
 
     def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
-        """fairseq's; but a first call with an incremental state reads all its tokens, in one pass."""
+        """Decodes as fairseq's does, but a first call with a state reads all its tokens at once."""
         if incremental_state is None or incremental_state or tokens.size(1) == 1:
             return super().extract_features_scriptable(
                 tokens, encoder_out, incremental_state, *rest, **kwargs
@@ -145,5 +142,5 @@ class Decoder(TransformerDecoderBase):
                 attention.prefix_state = None
 
     def buffered_future_mask(self, tensor):
-        """None: attention knows that it is causal, and an n × n mask is what linear attention avoids."""
+        """Returns None: attention knows that it is causal; an n × n mask is what linear attention avoids."""
         return None

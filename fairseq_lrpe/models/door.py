@@ -1,92 +1,100 @@
-"""Answers to what is asked wrongly: one sentence and a non-zero exit, before anything is built or written."""
+"""Answers wrong requests with one sentence and a non-zero exit, before anything is built or written."""
 
 import argparse
 import os
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.utils import import_user_module
+
+from fairseq_lrpe import layouts
+from fairseq_lrpe.methods import ATTENTIONS, METHODS
+
+FAMILIES: list[str] = []
+"""The families of architectures that are registered."""
 
 
 @contextmanager
 def one_sentence():
-    """Turn a ValueError of the rooms below into fairseq's end: its sentence on stderr, exit code 1."""
+    """Turns a ValueError of the rooms below into fairseq's end: its sentence on stderr, exit code 1."""
     try:
         yield
     except ValueError as error:
         raise SystemExit(f"fairseq_lrpe: {error}") from error
 
 
-def check_arch(family):
-    """Refuse ``--arch <linear|softmax>_<family>_...`` when there is no such method.
+def check_command_line() -> None:
+    """Refuses, in fairseq's own commands, an architecture or a language that fairseq would answer badly.
 
-    fairseq's own parser answers an unknown architecture with every one it has. Like its --user-dir, the
-    flag is read ahead of the real parser.
+    fairseq's parser answers an unknown architecture with every one it has, and fairseq-generate an unknown
+    language with a traceback before any model is asked; so, like --user-dir, their flags are read ahead of
+    the real parser. Another program's command line is its own: it is not read unless fairseq imports a
+    --user-dir, this package or a plugin that imports this package.
     """
+    if not getattr(import_user_module, "memo", None):  # fairseq's note of what it has imported
+        return
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--arch", "-a", default="")
-    arch = parser.parse_known_args(sys.argv[1:])[0].arch
-    for prefix in (f"linear_{family}", f"softmax_{family}"):
-        if arch.startswith(f"{prefix}_") and arch not in ARCH_MODEL_REGISTRY:
-            methods = [
-                name[len(prefix) + 1 :] for name in ARCH_MODEL_REGISTRY if name.startswith(f"{prefix}_")
-            ]
-            asked = arch[len(prefix) + 1 :]
-            raise SystemExit(
-                f"fairseq_lrpe: {prefix} has no method {asked!r}: choose from {', '.join(methods)}"
-            )
-
-
-def check_languages():
-    """Refuse a language of ``--source-lang`` and ``--target-lang`` that the data folder has no dictionary of.
-
-    Of a translation's folder alone; fairseq-generate would end in a traceback before any model is asked.
-    """
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for flags in (("--source-lang", "-s"), ("--target-lang", "-t")):
-        parser.add_argument(*flags)
+    for names in (("--user-dir",), ("--arch", "-a"), ("--source-lang", "-s"), ("--target-lang", "-t")):
+        parser.add_argument(*names)
     args = parser.parse_known_args(sys.argv[1:])[0]
-    for word in sys.argv[1:]:
+    if args.user_dir:
+        with one_sentence():
+            check_arch(args.arch or "")
+            check_languages(sys.argv[1:], [args.source_lang, args.target_lang])
+
+
+def check_arch(arch: str) -> None:
+    """Refuses, by ValueError, ``<linear|softmax>_<family>_...`` when there is no such method."""
+    attention, _, rest = arch.partition("_")
+    family = max((name for name in FAMILIES if rest.startswith(f"{name}_")), key=len, default=None)
+    if attention in ATTENTIONS and family and arch not in ARCH_MODEL_REGISTRY:
+        asked = rest.removeprefix(f"{family}_")
+        methods = [name for name, method in METHODS.items() if attention in method.attentions()]
+        raise ValueError(f"{attention}_{family} has no method {asked!r}: choose from {', '.join(methods)}")
+
+
+def check_languages(words: list[str], languages: list[str | None]) -> None:
+    """Refuses, by ValueError, languages that a translation's folder among ``words`` has no dictionary of."""
+    for word in words:
         folder = word.split(os.pathsep)[0]
         known = sorted(path.name.split(".")[1] for path in Path(folder).glob("dict.?*.txt"))
-        for language in filter(None, (args.source_lang, args.target_lang)):
+        for language in filter(None, languages):
             if known and language not in known:
-                raise SystemExit(
-                    f"fairseq_lrpe: the data folder {folder!r} has no dict.{language}.txt: its languages are "
+                raise ValueError(
+                    f"the data folder {folder!r} has no dict.{language}.txt: its languages are "
                     f"{', '.join(known)}, give its languages as --source-lang and --target-lang"
                 )
 
 
-def check_data(args):
-    """Refuse a data folder that is missing, or holds no binarised training and validation set."""
-    dictionaries, texts = ["dict.txt"], ["{split}"]
-    remedy = "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
-    if args.task == "sentence_prediction":
-        dictionaries, texts = ["input0/dict.txt"], ["input0/{split}"]
-        remedy = "bash data_prep/glue.sh makes such folders of GLUE's tasks"
+def check_data(args) -> None:
+    """Refuses, by ValueError, a data folder that is missing, or not binarised for training and validation."""
+    if args.task in ("language_modeling", "masked_lm"):
+        files = layouts.text
+        remedy = "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
+    elif args.task == "sentence_prediction":
+        files = layouts.sentences
+        remedy = "bash data_prep/prepare.sh glue makes such folders of GLUE's tasks"
     elif args.task == "translation" and args.source_lang and args.target_lang:
-        pair = args.source_lang, args.target_lang
-        dictionaries = [f"dict.{language}.txt" for language in pair]
-        texts = [f"{{split}}.{'-'.join(pair)}.{language}" for language in pair]
-        remedy = f"run fairseq-preprocess -s {pair[0]} -t {pair[1]} on the text first, or give its languages"
-    elif args.task not in ("language_modeling", "masked_lm"):
+        source, target = args.source_lang, args.target_lang
+        files = partial(layouts.translation, source=source, target=target)
+        remedy = f"run fairseq-preprocess -s {source} -t {target} on the text first, or give its languages"
+    else:
         return
-    for number, folder in enumerate(args.data.split(os.pathsep)):
+    splits, ends = [args.train_subset], (*layouts.ENDS, ".txt")
+    if not args.disable_validation:
+        splits += args.valid_subset.split(",")
+    for folder in args.data.split(os.pathsep):
         if not Path(folder).is_dir():
             raise ValueError(
                 f"the data folder {folder!r} does not exist: give one that fairseq-preprocess wrote"
             )
-        splits, wanted = [args.train_subset], []
-        if number == 0:  # further folders are shards of the training set
-            splits += [] if args.disable_validation else args.valid_subset.split(",")
-            wanted = dictionaries
-        wanted = [
-            *wanted,
-            *(f"{text.format(split=x)}{end}" for x in splits for text in texts for end in (".bin", ".idx")),
-        ]
+        wanted = [name for name in files(splits) if name.endswith(ends)]
         missing = [name for name in wanted if not (Path(folder) / name).is_file()]
         if missing:
             raise ValueError(
                 f"the data folder {folder!r} is not binarised, {', '.join(missing)} missing: {remedy}"
             )
+        splits, ends = [args.train_subset], layouts.ENDS  # further folders are shards of the training set

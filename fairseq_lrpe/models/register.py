@@ -1,36 +1,31 @@
-"""One architecture per method, registered from the METHODS table."""
+"""Registers one architecture per method from the METHODS table."""
 
 from argparse import BooleanOptionalAction
 from dataclasses import field, fields, make_dataclass
 
-from fairseq.models import ARCH_CONFIG_REGISTRY, register_model
+from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel, register_model
 
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
-from fairseq_lrpe.models.door import check_arch, check_data, one_sentence
+from fairseq_lrpe.models.door import FAMILIES, check_data, one_sentence
 
 
-def register_family(family, model_cls, config_cls):
-    """Register ``<attention>_<family>`` and ``<attention>_<family>_<method>`` for a fairseq model.
+def register_family(family: str, model_cls: type, config_cls: type) -> None:
+    """Registers ``<attention>_<family>`` and ``<attention>_<family>_<method>`` for a fairseq model.
 
     Each is a model of its own with its own defaults, so that fairseq-train's --arch and
     fairseq-hydra-train's model._name mean the same and a checkpoint carries every flag of its method.
 
-    ``model_cls.check(cfg)`` raises ValueError where the flags cannot be met.
+    ``model_cls.check(cfg)`` raises ValueError where the flags cannot be met, before a model is built as well.
     """
+    FAMILIES.append(family)
     for attention in ATTENTIONS:
-        _register(
-            f"{attention}_{family}",
-            model_cls,
-            config_cls,
-            {"attention": attention},
-            "everything by flag",
-        )
+        plain = {"attention": attention}
+        _register(f"{attention}_{family}", model_cls, config_cls, plain, "everything by flag")
         for name, method in METHODS.items():
             if attention in method.attentions():
-                flags = {"attention": attention, **method.flags}
-                _register(f"{attention}_{family}_{name}", model_cls, config_cls, flags, method.source)
-    check_arch(family)
+                arch, flags = f"{attention}_{family}_{name}", plain | method.flags
+                _register(arch, model_cls, config_cls, flags, method.source)
 
 
 def _register(arch, model_cls, config_cls, flags, source):
@@ -47,9 +42,15 @@ def _register(arch, model_cls, config_cls, flags, source):
             if isinstance(f.default, bool):
                 flag = "--" + f.name.replace("_", "-")
                 parser.add_argument(flag, action=BooleanOptionalAction, help=f.metadata["help"])
-        super(model, model).add_args(parser)
+        BaseFairseqModel.add_args.__func__(model, parser)  # some of fairseq's models list theirs by hand
 
-    model = type(arch, (model_cls,), {"__doc__": source, "add_args": staticmethod(add_args)})
+    def build_model(cls, args, task):
+        with one_sentence():
+            cls.check(args)
+        return super(model, cls).build_model(args, task)
+
+    methods = {"add_args": staticmethod(add_args), "build_model": classmethod(build_model)}
+    model = type(arch, (model_cls,), {"__doc__": source, **methods})
     register_model(arch, dataclass=config)(model)
 
     def check_request(args):

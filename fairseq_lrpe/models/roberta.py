@@ -1,67 +1,55 @@
-"""Bidirectional language models: fairseq's RoBERTa with our self-attention."""
+"""Registers bidirectional language models: fairseq's RoBERTa with our self-attention."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Optional
 
 from fairseq import utils
-from fairseq.checkpoint_utils import load_checkpoint_to_cpu
-from fairseq.dataclass import ChoiceEnum
-from fairseq.models import BaseFairseqModel
 from fairseq.models.roberta import model as fairseq_roberta
 from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import open_dict
 
-from fairseq_lrpe.config import PositionConfig, encoding_from_config
-from fairseq_lrpe.models.coders import Encoder
-from fairseq_lrpe.models.door import one_sentence
+from fairseq_lrpe.checkpoint import read_checkpoint
+from fairseq_lrpe.config import PositionConfig, check_part, flag
+from fairseq_lrpe.files import REPOSITORY
+from fairseq_lrpe.models.coders import ACTIVATIONS, Encoder
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.stamp import check_rows
 from fairseq_lrpe.models.token_positions import place_tokens
 
-ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
-REPOSITORY = Path(__file__).resolve().parents[2]
-
-
-def _flag(default, help):
-    return field(default=default, metadata={"help": help})
-
 
 @dataclass
 class RobertaConfig(PositionConfig):
-    """fairseq's RoBERTa flags with its defaults, which are RoBERTa base."""
+    """Declares fairseq's RoBERTa flags with its defaults, which are RoBERTa base."""
 
     # RoBERTa's own; the authors' public models (OpenNLPLab/fairseq-evo) keep them beside every encoding.
-    token_positions: str = field(
-        default="learned", metadata={"help": "absolute positions of the token embeddings"}
+    token_positions: str = flag("learned", "absolute positions of the token embeddings")
+    encoder_layers: int = flag(12, "encoder layers")
+    encoder_embed_dim: int = flag(768, "encoder embedding dimension")
+    encoder_ffn_embed_dim: int = flag(3072, "embedding dimension of the feed-forward layers")
+    encoder_attention_heads: int = flag(12, "attention heads")
+    encoder_normalize_before: bool = flag(False, "apply layernorm before each block, not after it")
+    layernorm_embedding: bool = flag(True, "apply layernorm to the embeddings")
+    activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
+    pooler_activation_fn: ACTIVATIONS = flag(  # noqa: RUF009
+        "tanh", "activation function of the classification heads"
     )
-    encoder_layers: int = _flag(12, "encoder layers")
-    encoder_embed_dim: int = _flag(768, "encoder embedding dimension")
-    encoder_ffn_embed_dim: int = _flag(3072, "embedding dimension of the feed-forward layers")
-    encoder_attention_heads: int = _flag(12, "attention heads")
-    encoder_normalize_before: bool = _flag(False, "apply layernorm before each block, not after it")
-    layernorm_embedding: bool = _flag(True, "apply layernorm to the embeddings")
-    activation_fn: ACTIVATIONS = field(
-        default="gelu", metadata={"help": "activation function of the feed-forward layers"}
-    )
-    pooler_activation_fn: ACTIVATIONS = field(
-        default="tanh", metadata={"help": "activation function of the classification heads"}
-    )
-    dropout: float = _flag(0.1, "dropout probability")
-    attention_dropout: float = _flag(0.1, "dropout probability of softmax attention's weights")
-    activation_dropout: float = _flag(0.0, "dropout probability inside the feed-forward layers")
-    pooler_dropout: float = _flag(0.0, "dropout probability in the classification heads")
-    encoder_layerdrop: float = _flag(0.0, "probability to leave out a layer in training")
-    untie_weights_roberta: bool = _flag(False, "give the output embeddings of its own")
-    max_positions: Optional[int] = _flag(None, "the longest sequence (default: the task's)")  # noqa: UP045
-    load_checkpoint_heads: bool = _flag(False, "register the classification heads that a checkpoint has")
-    spectral_norm_classification_head: bool = _flag(False, "normalize the classification heads spectrally")
-    checkpoint_activations: bool = _flag(False, "compute activations anew in the backward pass, for memory")
+    dropout: float = flag(0.1, "dropout probability")
+    attention_dropout: float = flag(0.1, "dropout probability of softmax attention's weights")
+    activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
+    pooler_dropout: float = flag(0.0, "dropout probability in the classification heads")
+    encoder_layerdrop: float = flag(0.0, "probability to leave out a layer in training")
+    untie_weights_roberta: bool = flag(False, "give the output embeddings of its own")
+    max_positions: Optional[int] = flag(None, "the longest sequence (default: the task's)")  # noqa: UP045
+    load_checkpoint_heads: bool = flag(False, "register the classification heads that a checkpoint has")
+    spectral_norm_classification_head: bool = flag(False, "normalize the classification heads spectrally")
+    checkpoint_activations: bool = flag(False, "compute activations anew in the backward pass, for memory")
 
 
 class RobertaEncoder(fairseq_roberta.RobertaEncoder):
-    """fairseq's around :class:`Encoder`."""
+    """Puts :class:`Encoder` into fairseq's RoBERTa encoder."""
 
     def build_encoder(self, args, dictionary, embed_tokens):
         cfg = TransformerConfig.from_namespace(args)
@@ -69,7 +57,9 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
 
 
 class RobertaModel(fairseq_roberta.RobertaModel):
-    """RoBERTa whose attention and position are given by the flags of :class:`RobertaConfig`."""
+    """Builds a RoBERTa whose attention and position are given by the flags of :class:`RobertaConfig`."""
+
+    check = staticmethod(partial(check_part, part="encoder"))
 
     def __init__(self, args, encoder):
         super().__init__(args, encoder)
@@ -77,20 +67,7 @@ class RobertaModel(fairseq_roberta.RobertaModel):
         place_tokens(encoder.sentence_encoder, args, encoder.sentence_encoder.max_source_positions)
 
     @classmethod
-    def check(cls, cfg):
-        encoding_from_config(
-            cfg, embed_dim=cfg.encoder_embed_dim, num_heads=cfg.encoder_attention_heads, causal=False
-        )
-
-    @classmethod
-    def add_args(cls, parser):
-        """The flags of the dataclass; fairseq's RoBERTa still lists its own by hand."""
-        BaseFairseqModel.add_args.__func__(cls, parser)
-
-    @classmethod
     def build_model(cls, args, task):
-        with one_sentence():
-            cls.check(args)
         with open_dict(args):  # fairseq fills in what has no flag here
             args.max_positions = args.max_positions or task.max_positions()
             args.encoder_learned_pos = args.token_positions == "learned"
@@ -109,13 +86,15 @@ class RobertaModel(fairseq_roberta.RobertaModel):
     def from_pretrained(
         cls, folder, checkpoint_file="checkpoint_best.pt", data=None, bpe="gpt2", **overrides
     ):
-        """fairseq's interface to a checkpoint: encode text, fill masks, extract features, predict by a head.
+        """Returns fairseq's interface to a checkpoint, which encodes text, fills masks, extracts features and
+        predicts by a head.
 
-        Without ``data``, the data folder that the checkpoint was trained on; GPT-2's byte pairs are those
-        that data_prep left beside it, else fairseq downloads them.
+        Without ``data``, it takes the data folder that the checkpoint was trained on; GPT-2's byte pairs are
+        those that data_prep left beside it, else fairseq downloads them.
         """
         if data is None:
-            trained = load_checkpoint_to_cpu(str(Path(folder, checkpoint_file)))["cfg"]["task"]["data"]
+            state = read_checkpoint(Path(folder, checkpoint_file), "give a training's folder of checkpoints")
+            trained = state["cfg"]["task"]["data"]
             data = (REPOSITORY / utils.split_paths(trained)[0]).resolve()
             if not data.is_dir():
                 raise ValueError(

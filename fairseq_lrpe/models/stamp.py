@@ -1,4 +1,4 @@
-"""A model's method inside its own state dict, so that weights never continue under another method."""
+"""Keeps a model's method in its own state dict, so that weights never continue under another method."""
 
 import json
 
@@ -35,10 +35,10 @@ class MethodStamp(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def check_rows(state_dict, name, embedding, model, what, remedy):
-    """SystemExit where an embedding in ``state_dict`` has not as many rows as in ``model``, named ``name``.
+def check_rows(state_dict: dict, name: str, embedding: str, model: nn.Module, what: str, remedy: str) -> None:
+    """Ends the program where an embedding has not as many rows in ``state_dict`` as in ``model``.
 
-    ``what`` says what a row is, ``remedy`` what to do.
+    ``name`` is the model's in the state dict; ``what`` says what a row is, ``remedy`` what to do.
     """
     stored = state_dict.get(".".join(filter(None, (name, embedding))))
     ours = model.state_dict().get(embedding)

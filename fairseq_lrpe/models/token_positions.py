@@ -1,4 +1,4 @@
-"""Absolute token positions where fairseq's models add theirs."""
+"""Puts absolute token positions where fairseq's models add theirs."""
 
 from fairseq.utils import make_positions
 from torch import nn
@@ -20,7 +20,7 @@ def place_tokens(coder, args, max_positions):
 
 
 class TokenPositions(nn.Module):
-    """Stands in for fairseq's ``embed_positions``: what is added to the scaled embeddings.
+    """Stands in for fairseq's ``embed_positions`` and returns what is added to the scaled embeddings.
 
     A position that is no addition (``position.additive``) needs the embeddings themselves: they are looked up
     once more.
@@ -39,7 +39,7 @@ class TokenPositions(nn.Module):
         self.scale = scale
 
     def forward(self, tokens, incremental_state=None):
-        """(B, L) -> (B, L, E), or (B, 1, E) for the last token while decoding."""
+        """Returns (B, L, E) for (B, L) tokens, or (B, 1, E) for the last one while decoding."""
         places = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
         if incremental_state is not None:
             tokens, places = tokens[:, -1:], places[:, -1:]

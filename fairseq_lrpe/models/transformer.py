@@ -1,18 +1,14 @@
-"""Translation models: fairseq's ``transformer`` with our self-attention; cross attention is fairseq's own."""
+"""Registers fairseq's ``transformer``, for translation, with our self-attention and its own cross attention."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Optional
 
-from fairseq import utils
-from fairseq.dataclass import ChoiceEnum
-from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from omegaconf import II
 
-from fairseq_lrpe.config import PositionConfig, encoding_from_config, part_flags
+from fairseq_lrpe.config import PositionConfig, check_part, flag
 from fairseq_lrpe.methods import ATTENTIONS
-from fairseq_lrpe.models.coders import Decoder, Encoder
-from fairseq_lrpe.models.door import check_languages, one_sentence
+from fairseq_lrpe.models.coders import ACTIVATIONS, Decoder, Encoder
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.stamp import check_rows
 from fairseq_lrpe.models.token_positions import place_tokens
@@ -20,54 +16,46 @@ from fairseq_lrpe.models.token_positions import place_tokens
 ENCODING_IN = ("encoder", "decoder", "both")
 
 
-def _flag(default, help):
-    return field(default=default, metadata={"help": help})
-
-
 @dataclass
 class TransformerMTConfig(PositionConfig):
-    """fairseq's ``transformer`` flags with its defaults, which are the base Transformer's."""
+    """Declares fairseq's ``transformer`` flags with its defaults, which are the base Transformer's."""
 
-    encoder_attention: Optional[str] = _flag(  # noqa: UP045  (fairseq does not read X | None)
+    encoder_attention: Optional[str] = flag(  # noqa: UP045  (fairseq does not read X | None)
         None, "kind of the encoder's self-attention (default: --attention)"
     )
-    decoder_attention: str = _flag(
+    decoder_attention: str = flag(
         "softmax", "kind of the decoder's self-attention (the paper: with linear it does not converge)"
     )
-    encoding_in: Optional[str] = _flag(  # noqa: UP045
+    encoding_in: Optional[str] = flag(  # noqa: UP045
         None,
         f"where the encoding is applied: {', '.join(ENCODING_IN)} (default: encoder where that has linear "
         "attention, as in the paper, else both)",
     )
-    encoder_layers: int = _flag(6, "encoder layers")
-    encoder_embed_dim: int = _flag(512, "encoder embedding dimension")
-    encoder_ffn_embed_dim: int = _flag(2048, "embedding dimension of the encoder's feed-forward layers")
-    encoder_attention_heads: int = _flag(8, "encoder attention heads")
-    encoder_normalize_before: bool = _flag(False, "apply layernorm before each encoder block, not after it")
-    decoder_layers: int = _flag(6, "decoder layers")
-    decoder_embed_dim: int = _flag(512, "decoder embedding dimension")
-    decoder_ffn_embed_dim: int = _flag(2048, "embedding dimension of the decoder's feed-forward layers")
-    decoder_attention_heads: int = _flag(8, "decoder attention heads")
-    decoder_normalize_before: bool = _flag(False, "apply layernorm before each decoder block, not after it")
-    decoder_input_dim: int = _flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
-    decoder_output_dim: int = _flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
-    share_decoder_input_output_embed: bool = _flag(False, "one embedding for the decoder's input and output")
-    share_all_embeddings: bool = _flag(
-        False, "one embedding for all; needs one dictionary for both languages"
-    )
-    activation_fn: ChoiceEnum(utils.get_available_activation_fns()) = field(
-        default="relu", metadata={"help": "activation function of the feed-forward layers"}
-    )
-    dropout: float = _flag(0.1, "dropout probability")
-    attention_dropout: float = _flag(0.0, "dropout probability of softmax attention's weights")
-    activation_dropout: float = _flag(0.0, "dropout probability inside the feed-forward layers")
-    max_source_positions: int = _flag(1024, "the longest source")
-    max_target_positions: int = _flag(1024, "the longest target")
-    checkpoint_activations: bool = _flag(False, "compute activations anew in the backward pass, for memory")
+    encoder_layers: int = flag(6, "encoder layers")
+    encoder_embed_dim: int = flag(512, "encoder embedding dimension")
+    encoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the encoder's feed-forward layers")
+    encoder_attention_heads: int = flag(8, "encoder attention heads")
+    encoder_normalize_before: bool = flag(False, "apply layernorm before each encoder block, not after it")
+    decoder_layers: int = flag(6, "decoder layers")
+    decoder_embed_dim: int = flag(512, "decoder embedding dimension")
+    decoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the decoder's feed-forward layers")
+    decoder_attention_heads: int = flag(8, "decoder attention heads")
+    decoder_normalize_before: bool = flag(False, "apply layernorm before each decoder block, not after it")
+    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
+    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
+    share_decoder_input_output_embed: bool = flag(False, "one embedding for the decoder's input and output")
+    share_all_embeddings: bool = flag(False, "one embedding for all; needs one dictionary for both languages")
+    activation_fn: ACTIVATIONS = flag("relu", "activation function of the feed-forward layers")  # noqa: RUF009
+    dropout: float = flag(0.1, "dropout probability")
+    attention_dropout: float = flag(0.0, "dropout probability of softmax attention's weights")
+    activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
+    max_source_positions: int = flag(1024, "the longest source")
+    max_target_positions: int = flag(1024, "the longest target")
+    checkpoint_activations: bool = flag(False, "compute activations anew in the backward pass, for memory")
 
 
-def settle(cfg):
-    """Write the defaults that depend on other flags into ``cfg``; ValueError where flags cannot be met."""
+def settle(cfg) -> None:
+    """Writes the defaults that depend on other flags into ``cfg``; ValueError where flags cannot be met."""
     cfg.encoder_attention = cfg.encoder_attention or cfg.attention
     for part in ("encoder", "decoder"):
         if getattr(cfg, f"{part}_attention") not in ATTENTIONS:
@@ -78,13 +66,8 @@ def settle(cfg):
     cfg.encoding_in = cfg.encoding_in or ("encoder" if cfg.encoder_attention == "linear" else "both")
     if cfg.encoding_in not in ENCODING_IN:
         raise ValueError(f"unknown --encoding-in {cfg.encoding_in!r}: choose from {', '.join(ENCODING_IN)}")
-    for part, causal in (("encoder", False), ("decoder", True)):
-        encoding_from_config(
-            part_flags(cfg, part),
-            embed_dim=getattr(cfg, f"{part}_embed_dim"),
-            num_heads=getattr(cfg, f"{part}_attention_heads"),
-            causal=causal,
-        )
+    for part in ("encoder", "decoder"):
+        check_part(cfg, part)
     if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise ValueError(
             f"--share-all-embeddings needs one width: the encoder has {cfg.encoder_embed_dim} and the "
@@ -93,19 +76,12 @@ def settle(cfg):
 
 
 class TransformerModel(TransformerModelBase):
-    """A Transformer whose self-attention and positions are given by :class:`TransformerMTConfig`."""
+    """Builds a Transformer whose self-attention and positions are given by :class:`TransformerMTConfig`."""
 
     check = staticmethod(settle)
 
     @classmethod
-    def add_args(cls, parser):
-        """The flags of our dataclass, which is flat, unlike fairseq's."""
-        BaseFairseqModel.add_args.__func__(cls, parser)
-
-    @classmethod
     def build_model(cls, args, task):
-        with one_sentence():
-            settle(args)
         cfg = TransformerConfig.from_namespace(args)
         cfg.encoder.learned_pos = cfg.decoder.learned_pos = args.token_positions == "learned"
         cfg.no_token_positional_embeddings = args.token_positions == "none"
@@ -135,5 +111,4 @@ class TransformerModel(TransformerModelBase):
         super().upgrade_state_dict_named(state_dict, name)
 
 
-check_languages()
 register_family("transformer", TransformerModel, TransformerMTConfig)

@@ -1,16 +1,17 @@
 """Permuting features by a power that grows with the position."""
 
 import torch
+from torch import Tensor
 
 
-def odd_even_permutation(width):
-    """The gather index of the LRPE papers' pseudocode: out[2k] = x[k], out[2k+1] = x[⌈width/2⌉ + k]."""
+def odd_even_permutation(width: int) -> Tensor:
+    """Returns the gather index of the LRPE papers' pseudocode: k at 2k, and ⌈width/2⌉ + k at 2k+1."""
     index = torch.arange(width)
     return torch.where(index % 2 == 0, index // 2, (index - 1) // 2 + width - width // 2)
 
 
-def permutation_powers(permutation, offset, length):
-    """π^s for s = offset, offset+1, .., as gather indices (..., length, d) from ``permutation`` (..., d).
+def permutation_powers(permutation: Tensor, offset: int, length: int) -> Tensor:
+    """Returns π^s for s = offset, offset+1, .., as gather indices (..., length, d) from π (..., d).
 
     Square-and-multiply to π^offset, then doubling: no table of all positions, any offset.
     """
@@ -41,8 +42,8 @@ class _Permute(torch.autograd.Function):
         return _Permute.apply(grad, inverse, index), None, None
 
 
-def permute_features(x, index):
-    """out[..., s, i] = x[..., s, index[..., s, i]]; every row of ``index`` is a permutation of 0..d-1."""
+def permute_features(x: Tensor, index: Tensor) -> Tensor:
+    """Returns x[..., s, index[..., s, i]] at (s, i); every row of ``index`` is a permutation of 0..d-1."""
     places = torch.arange(index.size(-1), device=index.device).expand_as(index)
     inverse = torch.empty_like(index).scatter_(-1, index, places)
     return _Permute.apply(x, index, inverse)

@@ -6,9 +6,11 @@ q_offset + Lq + 1, always decreasing.
 """
 
 import functools
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 
 def _ends(queries, keys, q_offset, causal):
@@ -16,8 +18,17 @@ def _ends(queries, keys, q_offset, causal):
     return q_offset + queries - 1, -1 if causal else q_offset - keys
 
 
-def distance_table(function, options, queries, keys, q_offset, causal, device, dtype=None):
-    """``function(r, *options)`` for the W distances above: one table per function and device, sliced.
+def distance_table(
+    function: Callable[..., Tensor],
+    options: tuple,
+    queries: int,
+    keys: int,
+    q_offset: int,
+    causal: bool,
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Returns ``function(r, *options)`` for the W distances: one table per function and device, sliced.
 
     ``function`` takes an integer tensor and must be the same object every time; ``options`` are hashable.
     """
@@ -26,8 +37,8 @@ def distance_table(function, options, queries, keys, q_offset, causal, device, d
     return _table(function, options, size, device, dtype)[size - 1 - first : size - last]
 
 
-def distance_slice(whole, queries, keys, q_offset, causal):
-    """Where some distances stand among those of ``whole`` = (queries, keys, q_offset, causal)."""
+def distance_slice(whole: tuple, queries: int, keys: int, q_offset: int, causal: bool) -> slice:
+    """Returns where some distances stand among those of ``whole`` = (queries, keys, q_offset, causal)."""
     first, last = _ends(queries, keys, q_offset, causal)
     start = _ends(*whole)[0]
     return slice(start - first, start - last + 1)
@@ -41,10 +52,11 @@ def _table(function, options, size, device, dtype):
     return torch.cat([function(part, *options).to(device, dtype) for part in distances])
 
 
-def shift(x, keys):
-    """out[..., i, j] = x[..., i, j − i + Lq − 1]: columns by distance (..., Lq, W) to columns by key, a view.
+def shift(x: Tensor, keys: int) -> Tensor:
+    """Turns columns by distance (..., Lq, W) into columns by key (..., Lq, Lk), a view.
 
-    When causal, the entries of keys after their query are arbitrary (and finite): the mask covers them.
+    out[..., i, j] = x[..., i, j − i + Lq − 1]. When causal, the entries of keys after their query are
+    arbitrary (and finite): the mask covers them.
     """
     return _Shift.apply(x.contiguous(), keys)
 
@@ -69,10 +81,10 @@ class _Shift(torch.autograd.Function):
         return grad_x, None
 
 
-def spread(x, queries, keys):
-    """out[..., i, j] = x[..., j − i + Lq − 1]: values by distance (..., W) as a matrix (..., Lq, Lk).
+def spread(x: Tensor, queries: int, keys: int) -> Tensor:
+    """Spreads values by distance (..., W) into a matrix (..., Lq, Lk).
 
-    When causal, 0 stands at keys after their query.
+    out[..., i, j] = x[..., j − i + Lq − 1]. When causal, 0 stands at keys after their query.
     """
     missing = max(0, queries + keys - 1 - x.size(-1))
     return F.pad(x, (0, missing)).unfold(-1, keys, 1)[..., :queries, :].flip(-2)

@@ -4,16 +4,17 @@ import functools
 import math
 
 import torch
+from torch import Tensor
 
 THETA_TYPES = ("a", "b", "c")
 
 
-def theta_ladder(theta_type, count, width, max_positions):
-    """Angles per position, (count,) in float64 (LRPE pseudocode, ``theta_type``).
+def theta_ladder(theta_type: str, count: int, width: int, max_positions: int) -> Tensor:
+    """Returns angles per position, (count,) in float64 (LRPE pseudocode, ``theta_type``).
 
     a: 10000^(-2t/width), b: π/(2 M count)·(t+1), c: π/(2 M)/(t+1), with t = 0..count-1 and
     M = ``max_positions`` where the pseudocode has the length of the input, which would make an
-    angle depend on how long a sentence is.
+    angle depend on how long a sentence is. ValueError for another type.
     """
     t = torch.arange(count, dtype=torch.float64)
     if theta_type == "a":
@@ -25,8 +26,8 @@ def theta_ladder(theta_type, count, width, max_positions):
     raise ValueError(f"unknown theta type {theta_type!r}: choose from {', '.join(THETA_TYPES)}")
 
 
-def phases(theta, offset, length):
-    """e^{isθ_t} for s = offset.., complex128 (length, count), differentiable in ``theta``.
+def phases(theta: Tensor, offset: int, length: int) -> Tensor:
+    """Returns e^{isθ_t} for s = offset.., complex128 (length, count), differentiable in ``theta``.
 
     In float64 whatever the model's dtype: a float32 product s·θ is off by 0.01 at s = 100,000.
     """
@@ -41,27 +42,27 @@ def _fixed_table(ladder, size, dtype, device):
     return phases(theta_ladder(*ladder), 0, size).to(device=device, dtype=dtype)
 
 
-def fixed_phases(ladder, offset, length, dtype, device):
-    """:func:`phases` of the frozen ``theta_ladder(*ladder)``: one table per ladder and device, sliced."""
+def fixed_phases(ladder: tuple, offset: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Returns :func:`phases` of ``theta_ladder(*ladder)``: one table per ladder and device, sliced."""
     size = max(64, 1 << (offset + length - 1).bit_length())
     return _fixed_table(ladder, size, dtype, device)[offset : offset + length]
 
 
-def complex_dtype(x):
-    """The complex dtype rotations of x are computed in: half precision goes through float32."""
+def complex_dtype(x: Tensor) -> torch.dtype:
+    """Returns the complex dtype rotations of x are computed in: half precision goes through float32."""
     return torch.complex128 if x.dtype == torch.float64 else torch.complex64
 
 
-def rotate_pairs(x, table):
-    """Turn the pairs (x_2t, x_2t+1) by the angles of ``table`` (L, d/2): one complex product."""
+def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
+    """Turns the pairs (x_2t, x_2t+1) by the angles of ``table`` (L, d/2): one complex product."""
     pairs = x.to(table.real.dtype).unflatten(-1, (-1, 2))
     if pairs.stride(-1) != 1 or any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1])):
         pairs = pairs.clone(memory_format=torch.contiguous_format)  # not a view of complex numbers
     return torch.view_as_real(torch.view_as_complex(pairs) * table).flatten(-2).to(x.dtype)
 
 
-def complex_features(x, table):
-    """The real and imaginary parts of e^{isθ_t} x_t, width 2d, for x (..., L, d) and ``table`` (L, d).
+def complex_features(x: Tensor, table: Tensor) -> Tensor:
+    """Returns the real and imaginary parts of e^{isθ_t} x_t, width 2d; x (..., L, d), ``table`` (L, d).
 
     [Re, Im] for real x; for complex x interleaved, as they lie in memory. The real product of two such
     vectors is Re(ãᴴ b̃): a unitary encoding inside a real dot product.

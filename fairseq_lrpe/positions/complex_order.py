@@ -1,7 +1,7 @@
 """Complex-order embeddings."""
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.ops.rotation import theta_ladder
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
@@ -9,7 +9,7 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 @register_position("complex_order")
 class ComplexOrder(AbsolutePosition):
-    """r_w e^{i(ω_w k + θ_w)}, feature by feature, for word w at position k (Wang et al., ICLR 2020).
+    """Turns word w at position k into r_w e^{i(ω_w k + θ_w)}, feature by feature (Wang et al., ICLR 2020).
 
     Eq. 12 of the survey of 2021, "Complex-Valued", in the real form [Re, Im]: the two halves of x are
     r_w e^{iθ_w}, and the output is x turned by ω_w k. The model above stays real; the paper's is complex.
@@ -31,7 +31,7 @@ class ComplexOrder(AbsolutePosition):
             self.omega.weight.copy_(theta_ladder("a", half, self.embed_dim, self.max_positions))
             self.omega.weight[self.padding_idx] = 0
 
-    def forward(self, x, positions, tokens):
+    def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         places, _ = self.places(positions, tokens)
         angles = self.omega(tokens).double() * places.unsqueeze(-1)
         dtype = torch.promote_types(x.dtype, torch.float32)

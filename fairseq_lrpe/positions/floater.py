@@ -1,7 +1,9 @@
 """FLOATER: positions along the path of a differential equation."""
 
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.positions.base import register_position
 from fairseq_lrpe.positions.table import TablePosition, wide
@@ -9,7 +11,7 @@ from fairseq_lrpe.positions.table import TablePosition, wide
 
 @register_position("floater")
 class Floater(TablePosition):
-    """x + p(k Δ) with dp/dt = h(p, t), p(0) learned (Liu et al., ICML 2020; survey of 2021, "Recurrent").
+    """Adds p(k Δ) with dp/dt = h(p, t), p(0) learned (Liu et al., ICML 2020; survey of 2021, "Recurrent").
 
     h(p, t) = W₂ tanh(W₁ [p; t] + b₁) + b₂, and one step of the classic Runge–Kutta method from each position
     to the next. Choices: tanh, the hidden width E, Δ = 0.1, the single step, positions for the embeddings
@@ -30,7 +32,7 @@ class Floater(TablePosition):
         nn.init.normal_(self.outer.weight, std=width**-0.5 / (self.delta * self.max_positions))
         nn.init.zeros_(self.outer.bias)
 
-    def stepper(self):
+    def stepper(self) -> Callable[[Tensor, int], Tensor]:
         w1, b1 = wide(self.inner.weight), wide(self.inner.bias)
         w2, b2 = wide(self.outer.weight), wide(self.outer.bias)
         w_p, w_t, d = w1[:, :-1].contiguous(), w1[:, -1], self.delta

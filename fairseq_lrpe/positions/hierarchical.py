@@ -2,14 +2,14 @@
 
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 
 @register_position("hierarchical")
 class Hierarchical(AbsolutePosition):
-    """x + α u_i + (1−α) u_j at position i·n + j, u_i = (p_i − α p_0)/(1−α), α = 0.4, n = ``max_positions``.
+    """Adds α u_i + (1−α) u_j at position i·n + j; u_i = (p_i − α p_0)/(1−α), α = 0.4, n = ``max_positions``.
 
     Learned positions p for sequences up to n² (Su 2020, "Hierarchically decomposed position encoding", which
     the survey of 2021 names under "Trainable"; α as in its author's code). The same sum is
@@ -29,7 +29,7 @@ class Hierarchical(AbsolutePosition):
         super().__init__(**shared)
         self.weight = nn.Parameter(torch.randn(self.max_positions, self.embed_dim) * self.embed_dim**-0.5)
 
-    def forward(self, x, positions, tokens):
+    def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         places, last = self.places(positions, tokens)
         n = self.max_positions
         if last >= n * n:

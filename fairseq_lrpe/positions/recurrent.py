@@ -1,7 +1,9 @@
 """Recurrent positions."""
 
+from collections.abc import Callable
+
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.ops.rotation import theta_ladder
 from fairseq_lrpe.positions.base import register_position
@@ -10,7 +12,7 @@ from fairseq_lrpe.positions.table import TablePosition, wide
 
 @register_position("recurrent")
 class Recurrent(TablePosition):
-    """x + p_k with p_{k+1} = f(p_k) (Su 2021, survey of position encodings, "Recurrent").
+    """Adds p_k with p_{k+1} = f(p_k) (Su 2021, survey of position encodings, "Recurrent").
 
     The survey leaves f open; here it is p + W₂ tanh(W₁ p + b). It starts with W₁ = 1, b = 0 and W₂ = R − 1,
     where R turns the pair (p_2t, p_2t+1) by 10000^(-2t/E): for the small p_0 of the start that is nearly
@@ -36,6 +38,6 @@ class Recurrent(TablePosition):
         with torch.no_grad():
             self.outer.weight.copy_(turn)
 
-    def stepper(self):
+    def stepper(self) -> Callable[[Tensor, int], Tensor]:
         w1, b, w2 = wide(self.inner.weight), wide(self.inner.bias), wide(self.outer.weight)
         return lambda p, k: p + w2 @ torch.tanh(w1 @ p + b)

@@ -1,14 +1,16 @@
 """Positions that are made one from the other."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.positions.base import AbsolutePosition
 
 
 class TablePosition(AbsolutePosition):
-    """x + p_k with p_0 learned (``start``) and p_{k+1} made from p_k.
+    """Adds p_k with p_0 learned (``start``) and p_{k+1} made from p_k.
 
     A forward makes p_0..p_max once for the largest position of its batch, one after the other, and looks
     them up. Without gradients the table stays for the next call, together with the parameters it was made
@@ -25,11 +27,11 @@ class TablePosition(AbsolutePosition):
         self.start = nn.Parameter(torch.randn(self.embed_dim) * self.embed_dim**-0.5)
         self._kept = None
 
-    def stepper(self):
-        """The function (p_k, k) -> p_{k+1}, with its weights :func:`wide`."""
+    def stepper(self) -> Callable[[Tensor, int], Tensor]:
+        """Returns the function (p_k, k) -> p_{k+1}, with its weights :func:`wide`."""
         raise NotImplementedError
 
-    def forward(self, x, positions, tokens):
+    def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         places, last = self.places(positions, tokens)
         with torch.autocast(x.device.type, enabled=False):
             table = self._new_table(last + 1) if torch.is_grad_enabled() else self._kept_table(last + 1)
@@ -58,8 +60,8 @@ class TablePosition(AbsolutePosition):
         return rows
 
 
-def wide(weight):
-    """float32, or wider where the weight is."""
+def wide(weight: Tensor) -> Tensor:
+    """Returns the weight in float32, or in its own dtype where that is wider."""
     return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 

@@ -40,13 +40,18 @@ def rows(monkeypatch):
 
     def rows(module, n):
         seen = []
-        bias = type(module.encoding).bias
+        bias_in_parts = type(module.encoding).bias_in_parts
 
-        def counted(q, k, q_offset=0, **prepared):
-            seen.append((q_offset, q.size(2), k.size(2)))
-            return bias(module.encoding, q, k, q_offset, **prepared)
+        def counted(*whole):
+            bias = bias_in_parts(module.encoding, *whole)
 
-        monkeypatch.setattr(module.encoding, "bias", counted)
+            def part(q, k, q_offset):
+                seen.append((q_offset, q.size(2), k.size(2)))
+                return bias(q, k, q_offset)
+
+            return part
+
+        monkeypatch.setattr(module.encoding, "bias_in_parts", counted)
         monkeypatch.setattr(softmax, "_CAUSAL_ROWS", 2**40)
         monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40 if n is None else n * B * H * L)
         return seen

@@ -1,15 +1,17 @@
 import hashlib
+import logging
 import os
 import sys
 from pathlib import Path
 
+import fairseq_cli.preprocess
 import pytest
 from tiny import REPOSITORY, write_byte_pairs
 
 sys.path[:0] = [
     str(REPOSITORY),
     str(Path(__file__).parent),
-]  # data_prep is not installed, local_server is here
+]  # data_prep is not installed; local_server and small_corpora are here
 
 
 @pytest.fixture(scope="session")
@@ -31,3 +33,23 @@ def tiny_bpe(tmp_path, monkeypatch):
         facts = {"mirrors": [], "size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         monkeypatch.setitem(gpt2_bpe.FILES, name, facts)
     return folder
+
+
+@pytest.fixture
+def at_once(monkeypatch):
+    """fairseq-preprocess in this process: its start takes seconds, and there are many."""
+    from data_prep import binarise
+
+    def run_command(command, log, show):
+        assert command[0] == "fairseq-preprocess"
+        monkeypatch.setattr(sys, "argv", command)
+        root, before = logging.getLogger("fairseq_cli.preprocess"), os.environ.copy()
+        held = list(root.handlers)
+        fairseq_cli.preprocess.cli_main()
+        for handler in set(root.handlers) - set(held):
+            root.removeHandler(handler)
+            handler.close()
+        os.environ.clear()
+        os.environ.update(before)
+
+    monkeypatch.setattr(binarise, "run_command", run_command)

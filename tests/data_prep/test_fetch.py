@@ -5,7 +5,6 @@ import socket
 
 import pytest
 from local_server import CONTENT, Server
-from tiny import run_command
 
 from data_prep import fetch
 
@@ -28,7 +27,7 @@ def down():
 
 
 def get(dest, *urls):
-    return fetch.fetch(dest, urls, SIZE, SHA256)
+    return fetch.fetch(dest, {"mirrors": urls, "size": SIZE, "sha256": SHA256})
 
 
 def files(folder):
@@ -105,32 +104,20 @@ def test_a_file_that_was_changed_here_is_replaced(server, tmp_path):
     assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def command(dest, *arguments):
-    return run_command("python", "data_prep/fetch.py", dest, *arguments, "--size", SIZE, "--sha256", SHA256)
-
-
 def test_all_mirrors_failing_are_named_with_their_reasons(server, down, tmp_path):
     urls = [server.url("missing"), down, server.url("wrong"), server.url("short")]
-    done = command(tmp_path / "file", *urls)
-    [line] = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and line.startswith("fetch: no mirror gave file: ")
+    with pytest.raises(fetch.FetchError, match=r"^no mirror gave file: .*$") as refused:
+        get(tmp_path / "file", *urls)
+    line = str(refused.value)
     for url, reason in zip(urls, ["404", "Connection refused", "SHA-256", "bytes instead of"], strict=True):
         assert reason in line.split(url)[1].split("; ")[0]
     assert files(tmp_path) == []
 
 
-def test_the_command_fetches_or_takes_a_copy(server, tmp_path):
-    assert command(tmp_path / "a", server.url("range")).returncode == 0
-    assert command(tmp_path / "b", "--from", tmp_path / "a").returncode == 0
-    assert (tmp_path / "b").read_bytes() == CONTENT
-    (tmp_path / "a").write_bytes(CONTENT[::-1])
-    done = command(tmp_path / "c", "--from", tmp_path / "a")
-    [line] = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and f"{tmp_path / 'a'} is not the published c: it has SHA-256" in line
-    assert files(tmp_path) == ["a", "b"]
-
-
-@pytest.mark.parametrize("urls, message", [([], "nothing given"), (["file.zip"], "file.zip given")])
-def test_what_is_no_address_is_refused(urls, message, tmp_path):
-    done = command(tmp_path / "file", *urls)
-    assert done.returncode == 1 and done.stderr.startswith(f"fetch: {message}")
+def test_a_copy_is_verified(tmp_path):
+    facts, path = {"size": SIZE, "sha256": SHA256}, tmp_path / "a"
+    path.write_bytes(CONTENT)
+    assert fetch.verified(path, "c", facts) == path
+    path.write_bytes(CONTENT[::-1])
+    with pytest.raises(fetch.FetchError, match=rf"^{path} is not the published c: it has SHA-256"):
+        fetch.verified(path, "c", facts)

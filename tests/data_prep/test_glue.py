@@ -2,20 +2,19 @@
 
 import hashlib
 import json
-import logging
 import os
-import sys
 import zipfile
+from pathlib import Path
 
-import fairseq_cli.preprocess
 import pytest
 import yaml
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from local_server import Server
-from tiny import REPOSITORY, run_command
+from small_corpora import prepare, refused
+from tiny import REPOSITORY
 
-from data_prep import glue
+from data_prep import binarise, glue
 
 # Quotes that open and do not close, others' letters, a space at the end as in SST-2.
 WORDS = ['the "thing', "thé ångström — 漢字", "''no'' end . ", 'one " of "three"', '"', "  two   blanks"]
@@ -92,41 +91,14 @@ def labels(out, split):
     return [row.tolist()[0] - dictionary.nspecial for row in rows]
 
 
-@pytest.fixture
-def at_once(monkeypatch):
-    """fairseq-preprocess in this process: its start takes seconds, and there are many."""
-
-    def run(name, arguments, log, show):
-        assert name == "preprocess"
-        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
-        root, before = logging.getLogger("fairseq_cli.preprocess"), os.environ.copy()
-        held = list(root.handlers)
-        fairseq_cli.preprocess.cli_main()
-        for handler in set(root.handlers) - set(held):
-            root.removeHandler(handler)
-            handler.close()
-        os.environ.clear()
-        os.environ.update(before)
-
-    monkeypatch.setattr(glue, "run", run)
-
-
 def flags(source, bpe, out, *more):
     return [str(x) for x in ("--from", source, "--bpe", bpe, "--out", out, "--workers", 1, *more)]
-
-
-def refused(*arguments):
-    """The one sentence on stderr with which the preparation ends."""
-    with pytest.raises(SystemExit) as ended:
-        glue.main([str(x) for x in arguments])
-    assert ended.value.code not in (None, 0) and "\n" not in str(ended.value.code)
-    return str(ended.value.code)
 
 
 @pytest.mark.parametrize("name", glue.TASKS)
 def test_a_task_is_read_back_as_it_was(name, tiny_bpe, at_once, tmp_path, capsys):
     source, out = write_tsvs(tmp_path / "given", name), tmp_path / "out"
-    glue.main([name, *flags(source, tiny_bpe, out)])
+    prepare("glue", [name, *flags(source, tiny_bpe, out)])
     task, folder = glue.TASKS[name], out / name / "bin"
     for split in task.files:
         sentences, given = made_up(name, split)
@@ -155,20 +127,20 @@ def test_the_command_goes_on_where_it_stopped(tiny_bpe, tmp_path, monkeypatch, c
     source, out = write_tsvs(tmp_path / "given", "CoLA"), tmp_path / "out"
     arguments = ["CoLA", *flags(source, tiny_bpe, out, "--train-rows", 3)]
 
-    def interrupted(_, given, *__, **___):
-        folder = given[given.index("--destdir") + 1]
+    def interrupted(given, *_):
+        folder = Path(given[given.index("--destdir") + 1])
         folder.mkdir()
         (folder / "dict.txt").touch()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(glue, "run", interrupted)
+        patch.setattr(binarise, "run_command", interrupted)
         with pytest.raises(SystemExit) as ended:
-            glue.main(arguments)
+            prepare("glue", arguments)
     assert ended.value.code == 130 and "goes on from here" in capsys.readouterr().err
     assert not (out / "CoLA" / "bin").exists()
 
-    glue.main(arguments)  # with fairseq's own command
+    prepare("glue", arguments)  # with fairseq's own command
     printed = capsys.readouterr().out
     assert "CoLA train: 3 rows (--train-rows), published are 8,551" in printed
     assert "train.input0: 3 sents" in printed
@@ -179,28 +151,28 @@ def test_the_command_goes_on_where_it_stopped(tiny_bpe, tmp_path, monkeypatch, c
 def test_what_is_there_is_kept_and_not_mixed(tiny_bpe, at_once, tmp_path, monkeypatch, capsys):
     source, out = write_tsvs(tmp_path / "given", "RTE"), tmp_path / "out"
     write_tsvs(source, "SST-2")
-    glue.main(["RTE", *flags(source, tiny_bpe, out)])
+    prepare("glue", ["RTE", *flags(source, tiny_bpe, out)])
     before = (out / "RTE" / "bin" / "rows.json").stat().st_mtime_ns
-    glue.main(["SST-2", "RTE", "RTE", *flags(source, tiny_bpe, out)])
+    prepare("glue", ["SST-2", "RTE", "RTE", *flags(source, tiny_bpe, out)])
     printed = capsys.readouterr().out
     assert f"already there: {out / 'RTE' / 'bin'}" in printed and printed.count("RTE train:") == 2
     assert (out / "RTE" / "bin" / "rows.json").stat().st_mtime_ns == before
     assert (out / "SST-2" / "bin" / "rows.json").exists()
-    glue.main(["RTE", "--out", str(out)])
+    prepare("glue", ["RTE", "--out", str(out)])
     assert "already there" in capsys.readouterr().out
 
     other = write_tsvs(tmp_path / "other", "RTE")
-    assert f"was made from {source}:" in refused("RTE", *flags(other, tiny_bpe, out))
+    assert f"was made from {source}:" in refused("glue", "RTE", *flags(other, tiny_bpe, out))
     for given in (["--out", out], flags(source, tiny_bpe, out)):
-        assert f"was made from {source}:" in refused("RTE", *given, "--train-rows", 2)
+        assert f"was made from {source}:" in refused("glue", "RTE", *given, "--train-rows", 2)
     trial = tmp_path / "trial"
-    glue.main(["RTE", *flags(source, tiny_bpe, trial, "--train-rows", 2)])
+    prepare("glue", ["RTE", *flags(source, tiny_bpe, trial, "--train-rows", 2)])
     for given in (["--out", trial], flags(source, tiny_bpe, trial)):
-        assert f"was made from {source}, 2 training rows:" in refused("RTE", *given)
+        assert f"was made from {source}, 2 training rows:" in refused("glue", "RTE", *given)
 
     monkeypatch.setitem(glue.SOURCE["RTE"], "rows", {"train": 5, "valid": 3, "test": 4})
     capsys.readouterr()
-    glue.main(["RTE", "--out", str(out)])
+    prepare("glue", ["RTE", "--out", str(out)])
     assert "RTE: train 5, valid 3, test 4 rows, as published\nready:" in capsys.readouterr().out
 
 
@@ -216,8 +188,8 @@ def test_malformed_files_are_named_with_their_line(tiny_bpe, tmp_path, capsys):
         lines = path.read_bytes().split(b"\n")
         lines[line - 1] = content
         path.write_bytes(b"\n".join(lines))
-        found = refused("CoLA", name, *flags(source, tiny_bpe, out))
-        assert found.startswith(f"glue: {path} line {line} ") and not out.exists()
+        found = refused("glue", "CoLA", name, *flags(source, tiny_bpe, out))
+        assert found.startswith(f"prepare glue: {path} line {line} ") and not out.exists()
         return found
 
     few = message("RTE", "dev.tsv", 3, b"1\tone\tentailment")
@@ -249,21 +221,27 @@ def test_malformed_files_are_named_with_their_line(tiny_bpe, tmp_path, capsys):
 def test_what_cannot_be_used(tiny_bpe, tmp_path, capsys):
     source, out = write_tsvs(tmp_path / "given", "CoLA"), tmp_path / "out"
     given = flags(source, tiny_bpe, out)
-    wrong = refused("CoLA", "Cola", *given)
-    assert wrong == f"glue: there is no task Cola: choose from {', '.join(glue.TASKS)}"
-    assert f"{source / 'RTE' / 'train.tsv'} is missing: train.tsv dev.tsv test.tsv" in refused("RTE", *given)
-    assert "MNLI" not in refused(*given) and "SST-2" in refused(*given)  # the first of the default that lacks
-    assert "--train-rows must be at least 1" in refused("CoLA", *given, "--train-rows", 0)
-    assert "--workers must be at least 1" in refused("CoLA", *given, "--workers", 0)
-    assert "nowhere is not a folder" in refused("CoLA", *flags(tmp_path / "nowhere", tiny_bpe, out))
-    assert "encoder.json is missing" in refused("CoLA", *flags(source, tmp_path, out))
+    wrong = refused("glue", "CoLA", "Cola", *given)
+    assert wrong == f"prepare glue: GLUE has no task 'Cola': choose from {', '.join(glue.TASKS)}"
+    assert f"{source / 'RTE' / 'train.tsv'} is missing: train.tsv dev.tsv test.tsv" in refused(
+        "glue", "RTE", *given
+    )
+    assert "MNLI" not in refused("glue", *given) and "SST-2" in refused(
+        "glue", *given
+    )  # the first of the default that lacks
+    assert "--train-rows must be at least 1" in refused("glue", "CoLA", *given, "--train-rows", 0)
+    assert "--workers must be at least 1" in refused("glue", "CoLA", *given, "--workers", 0)
+    assert "nowhere is not a folder" in refused("glue", "CoLA", *flags(tmp_path / "nowhere", tiny_bpe, out))
+    assert "encoder.json is missing" in refused("glue", "CoLA", *flags(source, tmp_path, out))
     (source / "CoLA" / "test.tsv").write_text("index\tsentence\n")
-    assert "test.tsv has no rows" in refused("CoLA", *given)
+    assert "test.tsv has no rows" in refused("glue", "CoLA", *given)
     (source / "CoLA" / "dev.tsv").write_text("")
-    assert "dev.tsv has no rows" in refused("CoLA", *given)
+    assert "dev.tsv has no rows" in refused("glue", "CoLA", *given)
     write_tsvs(tmp_path / "empty", "RTE")
     (tmp_path / "empty" / "RTE" / "dev.tsv").write_text("")
-    assert "line 1 names no column sentence1" in refused("RTE", *flags(tmp_path / "empty", tiny_bpe, out))
+    assert "line 1 names no column sentence1" in refused(
+        "glue", "RTE", *flags(tmp_path / "empty", tiny_bpe, out)
+    )
     assert not out.exists()
 
 
@@ -271,7 +249,7 @@ def test_empty_questions_and_carriage_returns_keep_their_rows(tiny_bpe, at_once,
     source, out = write_tsvs(tmp_path / "given", "QQP"), tmp_path / "out"
     path = source / "QQP" / "train.tsv"
     path.write_bytes(path.read_bytes() + b"8\t1\t2\twho\t\t0\n9\t3\t4\tone\rline\ttwo\t1\n")
-    glue.main(["QQP", *flags(source, tiny_bpe, out)])
+    prepare("glue", ["QQP", *flags(source, tiny_bpe, out)])
     folder = out / "QQP" / "bin"
     assert decoded(folder / "input0", "train", tiny_bpe)[5:] == ["who", "one line"]
     assert decoded(folder / "input1", "train", tiny_bpe)[5:] == ["", "two"]
@@ -301,9 +279,9 @@ def test_downloads(tiny_bpe, at_once, tmp_path, monkeypatch, capsys):
                 monkeypatch.setitem(facts, "size", len(contents[file]))
                 monkeypatch.setitem(facts, "sha256", hashlib.sha256(contents[file]).hexdigest())
         arguments = ["RTE", "MRPC", "--bpe", str(tiny_bpe), "--out", str(out), "--workers", "1"]
-        glue.main(arguments)
+        prepare("glue", arguments)
         assert len(server.asked) == 4
-        glue.main(arguments)
+        prepare("glue", arguments)
         assert len(server.asked) == 4 and "already there" in capsys.readouterr().out
     texts = [text.strip() for text, _ in made_up("RTE", "valid")[0]]
     assert decoded(out / "RTE" / "bin" / "input0", "valid", tiny_bpe) == texts
@@ -323,15 +301,10 @@ def test_every_task_has_its_published_facts():
             assert len(of_file["sha256"]) == 64 and of_file["mirrors"][0].endswith(f"/{file}")
 
 
-def test_help():
-    done = run_command("python", "-m", "data_prep.glue", "--help")
-    assert done.returncode == 0 and "WNLI" in done.stdout and not done.stderr
-
-
 @pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
 def test_the_published_sets_have_their_rows_and_sentences(published, at_once, tmp_path, capsys):
     bpe, source = published / "gpt2_bpe", published / "glue"
-    glue.main(["RTE", "STS-B", *flags(source, bpe, tmp_path, "--workers", 2)])
+    prepare("glue", ["RTE", "STS-B", *flags(source, bpe, tmp_path, "--workers", 2)])
     printed = capsys.readouterr().out
     assert "RTE: train 2,490, valid 277, test 3,000 rows, as published" in printed
     assert "STS-B: train 5,749, valid 1,500, test 1,379 rows, as published" in printed

@@ -6,8 +6,9 @@ import re
 import pytest
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+from small_corpora import prepare
 
-from data_prep import books, gpt2_bpe, wikitext103, wikitext_mini
+from data_prep import gpt2_bpe
 
 pytestmark = pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
 
@@ -26,13 +27,13 @@ def test_wikitext103_has_its_tokens(published, tmp_path):
     for split in ("valid", "test"):
         (tmp_path / f"wiki.{split}.tokens").symlink_to(published / "wikitext-103" / f"wiki.{split}.tokens")
     (tmp_path / "wiki.train.tokens").symlink_to(published / "wikitext-103" / "wiki.valid.tokens")
-    wikitext103.main(["--from", str(tmp_path), "--out", str(tmp_path / "out"), "--workers", "1"])
+    prepare("wikitext103", ["--from", str(tmp_path), "--out", str(tmp_path / "out"), "--workers", "1"])
     counts = token_counts(tmp_path / "out")
     assert counts["wiki.valid.tokens"] == 217_646 and counts["wiki.test.tokens"] == 245_569
 
 
 def test_wikitext_mini_is_the_published_one(published, tmp_path):
-    wikitext_mini.main(["--from", str(published / "wikitext-103"), "--out", str(tmp_path)])
+    prepare("wikitext_mini", ["--from", str(published / "wikitext-103"), "--out", str(tmp_path)])
     for split in ("train", "valid", "test"):
         expected = (published / "wikitext-mini" / f"{split}.txt").read_bytes()
         assert (tmp_path / "text" / f"{split}.txt").read_bytes() == expected
@@ -41,8 +42,8 @@ def test_wikitext_mini_is_the_published_one(published, tmp_path):
 
 def test_grimm_in_byte_pairs_decodes_to_grimm(published, tmp_path):
     arguments = ["--from", published / "books", "--bpe", published / "gpt2_bpe", "--out", tmp_path]
-    books.main([*map(str, arguments), "--workers", "2"])
-    assert vocabulary(tmp_path) == 50_264 == gpt2_bpe.SOURCES["gpt2_bpe"]["vocabulary"]
+    prepare("books", [*map(str, arguments), "--workers", "2"])
+    assert vocabulary(tmp_path) == 50_264 == gpt2_bpe.FACTS["vocabulary"]
     encoder = get_encoder(*(str(tmp_path / "gpt2_bpe" / name) for name in ("encoder.json", "vocab.bpe")))
     for split in ("train", "valid", "test"):
         text = (published / "books" / f"grimm.{split}.txt").read_text(encoding="utf-8")
@@ -55,4 +56,4 @@ def test_the_mask_makes_the_papers_vocabulary(published, tmp_path):
     gpt2_bpe.provide(tmp_path, published / "gpt2_bpe")
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
     assert dictionary.add_symbol("<mask>") == 50_264
-    assert len(dictionary) == 50_265 == gpt2_bpe.SOURCES["gpt2_bpe"]["vocabulary_with_mask"]
+    assert len(dictionary) == 50_265 == gpt2_bpe.FACTS["vocabulary_with_mask"]

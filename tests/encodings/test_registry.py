@@ -1,5 +1,7 @@
 """Encodings by name."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -80,3 +82,10 @@ def test_the_options_of_lrpe():
 def test_refusals_name_the_choices(name, options, message):
     with pytest.raises(ValueError, match=message):
         build_encoding(name, **SHARED, **options)
+
+
+@pytest.mark.parametrize("cls", ENCODINGS.values(), ids=ENCODINGS.keys())
+def test_a_method_is_called_in_the_same_way_in_every_encoding(cls):
+    for name in ("forward", "bias", "bias_in_parts", "values_from_weights", "encode_values", "decode_output"):
+        ours, theirs = (inspect.signature(getattr(c, name)).parameters for c in (cls, Encoding))
+        assert ours == theirs

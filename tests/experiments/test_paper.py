@@ -6,6 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 from tiny import REPOSITORY
 
+from fairseq_lrpe.config import option_flag
+from fairseq_lrpe.encodings import ENCODINGS, encoding_options
 from fairseq_lrpe.methods import METHODS
 
 PAPERS = ("lrpe_tmlr", "lrpe_iclr", "lfhc_gcdf", "roper")
@@ -35,10 +37,16 @@ def test_every_table_is_well_formed(paper):
         assert labels and len(labels) == len(set(labels)), name
         for row in table["rows"]:
             where = f"{name}, {row['row']}"
-            assert {"row", "method", "values"} <= set(row) <= {"row", "attention", "method", "values"}, where
+            keys = {"row", "attention", "method", "changes", "values"}
+            assert {"row", "method", "values"} <= set(row) <= keys, where
             assert row["method"] is None or row["method"] in METHODS, where
             if row["method"] and "attention" in row:
                 assert row["attention"] in METHODS[row["method"]].attentions(), where
+            if "changes" in row:  # options of the row's own encoding
+                encoding = METHODS[row["method"]].encoding
+                flags = {option_flag(encoding, option) for option in encoding_options(ENCODINGS[encoding])}
+                assert row["changes"] and set(row["changes"]) <= {f"train.{flag}" for flag in flags}, where
+                assert all(isinstance(x, int) and x > 0 for x in row["changes"].values()), where
             assert row["values"] and set(row["values"]) <= set(table["columns"]), where
             for value in row["values"].values():
                 if isinstance(value, dict):
@@ -63,6 +71,23 @@ def test_lfhc_and_gcdf_tables_list_their_methods():
     tables = load("lfhc_gcdf")["tables"]
     for name in ("table1", "table2", "table3"):
         assert methods(tables[name], "softmax") == {"t5", "shaw", "lfhc", "xl", "gcdf"}
+    for name in ("table5", "table6", "table7"):
+        assert methods(tables[name], "softmax") == {"shaw", "lfhc"}
+        for row in tables[name]["rows"]:  # "Shaw-RPE k=4"
+            label, k = row["row"].split("-RPE k=")
+            assert row["changes"] == {f"train.{label.lower()}_k": int(k)} and row["method"] == label.lower()
+
+
+def test_speeds_are_relative_to_the_base_of_each_attention():
+    tables = load("lrpe_tmlr")["tables"]["table6"], load("lrpe_iclr")["tables"]["table9"]
+    for table in tables:
+        speeds = {(row["attention"], row["method"]): row["values"]["speed"] for row in table["rows"]}
+        for attention in {attention for attention, _ in speeds}:
+            assert speeds[attention, "base"] == 1
+    types = {f"tmlr_type{i}" for i in range(1, 4)}
+    assert methods(tables[0], "linear") == {"base", "rope", "spe", "per"} | types
+    assert methods(tables[1], "linear") == {"base", "rope", "spe", "per", "iclr_type2"}
+    assert methods(tables[1], "softmax") == {"base", "rope", "spe"}
 
 
 def test_numbers_agree_with_each_other():

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from tiny import PLUGIN, run_command
+from tiny import PLUGIN, run_command, train_flags
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.config import PositionConfig
@@ -236,3 +236,46 @@ def test_resuming_from_another_method(trained, train, tmp_path):
     other = train("linear_lm_tmlr_type1", tmp_path / "new", "--restore-file", restored, "--max-update", 9)
     assert other.returncode != 0 and "another method" in other.stderr.strip().splitlines()[-1]
     assert not list((tmp_path / "new").glob("*.pt"))
+
+
+PROGRAM = """
+import sys
+import fairseq_lrpe.models
+from fairseq.models import ARCH_MODEL_REGISTRY
+print(sys.argv[1:], "linear_lm_base" in ARCH_MODEL_REGISTRY)
+"""
+FOREIGN = ["--arch", "linear_lm_nonsense", "--source-lang", "xx", "--target-lang", "yy"]
+
+
+@pytest.mark.parametrize("more", [[], ["--user-dir", PLUGIN]])
+def test_importing_reads_no_command_line(more, tmp_path):
+    """Somebody's own program with flags like fairseq's, and a folder with dictionaries of other languages."""
+    for language in ("en", "de"):
+        (tmp_path / f"dict.{language}.txt").write_text("")
+    done = run_command("python", "-c", PROGRAM, tmp_path, *FOREIGN, *more)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{[str(x) for x in (tmp_path, *FOREIGN, *more)]} True\n"
+
+
+def test_a_program_that_names_the_plugin_to_fairseqs_functions_keeps_its_own_flags():
+    program = "from argparse import Namespace\nfrom fairseq.utils import import_user_module\n"
+    program += f"import_user_module(Namespace(user_dir={str(PLUGIN)!r}))\n{PROGRAM}"
+    done = run_command("python", "-c", program, *FOREIGN)
+    assert done.returncode == 0 and done.stdout.endswith("True\n"), done.stderr
+
+
+@pytest.mark.parametrize("command", ["fairseq-generate", "fairseq-interactive"])
+def test_a_language_without_a_dictionary_is_refused_by_every_command(command, tmp_path):
+    for language in ("en", "de"):
+        (tmp_path / f"dict.{language}.txt").write_text("")
+    flags = ["--user-dir", PLUGIN, "--path", tmp_path / "none.pt", "-s", "en", "-t", "fr"]
+    message = "has no dict.fr.txt: its languages are de, en, give its languages as"
+    assert_refused(run_command(command, tmp_path, *flags), message, tmp_path / "none.pt")
+
+
+@pytest.mark.parametrize("start", [["fairseq-train"], ["python", "-m", "fairseq_cli.train"]])
+def test_an_unknown_method_is_refused_however_the_command_is_started(start, data_bin, tmp_path):
+    """torchrun starts the second one."""
+    flags = train_flags(data_bin, "softmax_transformer_xxl", tmp_path / "save")
+    message = "softmax_transformer has no method 'xxl': choose from base, nope, rope"
+    assert_refused(run_command(*start, *flags), message, tmp_path / "save")

@@ -1,0 +1,69 @@
+"""Makes a corpus for fairseq, or lists all of them: ``bash data_prep/prepare.sh [NAME [OPTION ...]]``."""
+
+import sys
+from importlib import import_module
+from typing import NamedTuple
+
+from fairseq_lrpe.files import REPOSITORY
+
+USAGE = "bash data_prep/prepare.sh NAME makes a corpus, and says with --help how; these are there:"
+
+
+class Row(NamedTuple):
+    """A corpus's module and class, what it is, where it comes from, and where it is written."""
+
+    made_by: str
+    what: str
+    origin: str
+    folder: str = "data/{name}/bin"
+
+
+CORPORA = {
+    "wikitext103": Row("wikitext:WikiText103", "WikiText-103 at word level", "downloaded"),
+    "wikitext103_bpe": Row("wikitext:RawBytePairs", "raw WikiText-103 in GPT-2's byte pairs", "downloaded"),
+    "wikitext_mini": Row("wikitext:Mini", "a small corpus out of WikiText-103", "downloaded"),
+    "wikitext_mini_bpe": Row("wikitext:MiniBytePairs", "the same in GPT-2's byte pairs", "downloaded"),
+    "books": Row("books:Books", "BookCorpus or other books in GPT-2's byte pairs", "downloaded by datasets"),
+    "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus, the same way", "downloaded, 22 GB"),
+    "glue": Row("glue:Glue", "GLUE's tasks, the same way", "downloaded", "data/glue/TASK/bin"),
+    "wmt14_en_de": Row("translation:Translation", "English and German of WMT 2014", "downloaded"),
+    "multi30k": Row("translation:Translation", "English and German captions of pictures", "needs --from"),
+    "text": Row("own_text:OwnText", "your own text in SentencePiece's pieces", "in Python, or --from"),
+}
+
+
+def state(folder: str) -> str:
+    """Returns whether the corpus of this folder is prepared, and of one that has tasks, which are."""
+    found = sorted(REPOSITORY.glob(folder.replace("TASK", "*")))
+    if not found:
+        return "-"
+    return f"prepared: {' '.join(path.parent.name for path in found)}" if "TASK" in folder else "prepared"
+
+
+def listing() -> str:
+    """Returns the table of all corpora."""
+    rows = [("name", "what", "from", "folder", "state")]
+    for name, row in CORPORA.items():
+        folder = row.folder.format(name=name)
+        rows.append((name, row.what, row.origin, folder, state(folder)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join((USAGE, *lines))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prints the list of corpora, or makes the one that is named first."""
+    name, *options = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(listing())
+    elif name not in CORPORA:
+        sys.exit(f"prepare: there is no corpus {name}: choose from {', '.join(CORPORA)}")
+    else:
+        from data_prep.corpus import prepare
+
+        module, kind = CORPORA[name].made_by.split(":")
+        prepare(getattr(import_module(f"data_prep.{module}"), kind)(name), options)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""A table as it stands: what was measured beside what the paper says, ranks, differences to the baseline."""
+
+import math
+import statistics
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from scipy.stats import rankdata, spearmanr, t
+
+from fairseq_lrpe.experiments import record
+from fairseq_lrpe.experiments.record import Record
+from fairseq_lrpe.experiments.table import Cell, Table
+
+
+@dataclass
+class Entry:
+    """A cell of a table and what is on record of its runs, {seed: record or None}."""
+
+    cell: Cell
+    records: dict[int, Record | None]
+    parts: list["Entry"] = field(default_factory=list)
+    """The entries of which it is the average, instead of runs of its own."""
+    baseline: "Entry | None" = None
+    """What it is compared with."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.cell.attention, self.cell.row
+
+    def values(self) -> dict[int, float]:
+        """Returns {seed: value} of what is measured."""
+        if self.parts:
+            values = [part.values() for part in self.parts]
+            common = set.intersection(*map(set, values))
+            return {seed: statistics.fmean(v[seed] for v in values) for seed in sorted(common)}
+        found = {seed: run.values.get(self.cell.evaluation, {}) for seed, run in self.records.items() if run}
+        return {seed: float(v[self.cell.metric]) for seed, v in found.items() if self.cell.metric in v}
+
+    def measured(self) -> tuple[float, float | None, int] | None:
+        """Returns (mean, sample standard deviation or None, seeds), or None."""
+        values = list(self.values().values())
+        return (statistics.fmean(values), _deviation(values), len(values)) if values else None
+
+    def state(self) -> str:
+        """Returns, of its seeds, "3", "2 of 3", or how far the furthest unfinished one is, or "-" for nothing."""
+        done, started = len(self.values()), [run for run in self.records.values() if run]
+        if done:
+            planned = len((self.parts[0] if self.parts else self).records)
+            return f"{done}" if done == planned else f"{done} of {planned}"
+        return max(started, key=lambda run: (run.active, run.reached)).state() if started else "-"
+
+    def comparable(self) -> bool:
+        """Whether both the paper and we have a number."""
+        ours = self.measured()
+        return self.cell.published is not None and ours is not None and math.isfinite(ours[0])
+
+    def difference(self) -> tuple[float, tuple[float, float] | None, int] | None:
+        """Returns, to the baseline, (mean, its 95% confidence interval or None, common seeds), or None."""
+        if self.baseline is None:
+            return None
+        ours, base = self.values(), self.baseline.values()
+        pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
+        if not pairs:
+            return None
+        mean, deviation, n = statistics.fmean(pairs), _deviation(pairs), len(pairs)
+        if deviation is None:
+            return mean, None, n
+        half = float(t.ppf(0.975, n - 1)) * deviation / n**0.5
+        return mean, (mean - half, mean + half), n
+
+
+def _deviation(values):
+    return float(statistics.stdev(values)) if len(values) > 1 else None
+
+
+def read(table: Table, results: Path) -> list[Entry]:
+    """Returns the table's entries in its order; ValueError where there is no run to show."""
+    if not results.is_dir():
+        raise ValueError(
+            f"the results folder {results} does not exist: give the one that runs were written to"
+        )
+    records = {}
+    for cell in table.cells:
+        for run in cell.runs:
+            if run not in records:
+                curve = cell.experiment.kind.curve
+                records[run] = record.read(run.folder(results), curve and curve.key)
+    entries = {}
+    for cell in table.cells:
+        entries[id(cell)] = Entry(cell, {run.seed: records[run] for run in cell.runs})
+    for entry in entries.values():
+        entry.parts = [entries[id(part)] for part in entry.cell.parts]
+        base = table.baseline(entry.cell)
+        entry.baseline = base and entries[id(base)]
+    if not any(records.values()):
+        raise ValueError(f"{results} holds no run of the table {table.name!r}, {_hint(table, results)}")
+    return list(entries.values())
+
+
+def _hint(table, results):
+    """What a person may have meant instead."""
+    first = f"the first would be {results / str(table.runs()[0])}"
+    small = (column.mini for column in table.settings.columns.values())
+    small = [table.settings.mini, *small] if table.scale == "full" else []
+    there = next((name for name in small if name and (results / name).is_dir()), None)
+    return f"{first}; for the runs of {there} give --scale mini" if there else first
+
+
+def ranks(entries: list[Entry]) -> dict:
+    """Returns {(attention, column): ({row: (the paper's rank, ours)}, Spearman's ρ or None)}."""
+    groups = {}
+    for entry in entries:
+        if entry.comparable():
+            groups.setdefault((entry.cell.attention, entry.cell.column), []).append(entry)
+    found = {}
+    for key, group in groups.items():
+        sign = 1 if group[0].cell.better == "lower" else -1
+        paper, ours = (
+            [sign * x[0] for x in xs]
+            for xs in zip(*((e.cell.published, e.measured()) for e in group), strict=True)
+        )
+        # Of two methods the correlation is 1 or -1 whatever they are; of equal values it is not defined.
+        known = len(group) > 2 and len(set(paper)) > 1 and len(set(ours)) > 1
+        rho = float(spearmanr(paper, ours).statistic) if known else None
+        pairs = zip(rankdata(paper), rankdata(ours), strict=True)
+        found[key] = {entry.cell.row: pair for entry, pair in zip(group, pairs, strict=True)}, rho
+    return found

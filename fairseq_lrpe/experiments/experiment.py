@@ -1,0 +1,245 @@
+"""An experiment: a YAML of configs, checked, what KEY=VALUE changes in it, and the runs that it has."""
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fairseq_lrpe.encodings import ENCODINGS, encoding_options
+from fairseq_lrpe.experiments.kinds import KINDS, Kind
+from fairseq_lrpe.experiments.run import Run, as_text, as_value
+from fairseq_lrpe.files import REPOSITORY, readable
+
+CONFIGS = REPOSITORY / "configs"
+FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
+FREE += ("batch.per_gpu", "train.batch_size", "train.num_workers", "train.data_buffer_size")
+"""Settings that make no other run: where its data is, how it fits the machine, what is asked of it later."""
+
+OPEN = ("evaluations", "grid", "choose")
+"""Sections that may get new keys on the command line."""
+
+METHOD_FLAGS = ("linear_norm", "feature_map", "token_positions") + tuple(
+    f"{name}_{option.rstrip('_')}" for name, cls in ENCODINGS.items() for option in encoding_options(cls)
+)
+"""Flags of our models that a change may set though the YAML leaves them to the method."""
+
+
+def experiments() -> list[str]:
+    """Returns the names of all experiments: the YAML files under configs that say how to train."""
+    paths = (path for path in CONFIGS.rglob("*.yaml") if path.parent.name not in ("paper", "tables"))
+    return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in paths)
+
+
+def is_free(key: str) -> bool:
+    """Whether a run is the same one with another value of this setting."""
+    return any(key == free or key.startswith(f"{free}.") for free in FREE)
+
+
+def read_yaml(path: Path) -> DictConfig:
+    """Returns the keys and values of a YAML; ValueError in one sentence if it has none."""
+    return copy.deepcopy(_parsed(path, path.stat().st_mtime_ns))
+
+
+@cache  # a table asks for the same few files again and again, and each takes some 50 ms
+def _parsed(path, changed):
+    try:
+        content = OmegaConf.load(path)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{readable(path)} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, DictConfig):
+        raise ValueError(f"{readable(path)} has no keys with values")
+    return content
+
+
+def check_yaml(path: Path, content: DictConfig, settings: type) -> None:
+    """Raises ValueError, naming file and key, where ``content`` has other keys or types than ``settings``."""
+    for key in content:
+        try:
+            OmegaConf.merge(settings, OmegaConf.masked_copy(content, [key]))
+        except OmegaConfBaseException as error:
+            where = f"{readable(path)}, key {error.full_key or key!r}"
+            if "not in" not in error.msg:
+                raise ValueError(f"{where}: {error.msg.splitlines()[0]}") from None
+            known = ", ".join(f.name for f in fields(error.object_type))
+            raise ValueError(f"{where} is unknown: choose from {known}") from None
+
+
+@dataclass
+class Experiment:
+    """One experiment with the KEY=VALUEs of a command line.
+
+    Attributes:
+        cfg: the settings, without ``changes``.
+        paths: its YAML and those that it builds on.
+        changes: {key: value as text} of what makes other runs; the other overrides are in ``cfg``.
+    """
+
+    name: str
+    cfg: DictConfig
+    kind: Kind
+    paths: list[Path]
+    overrides: list[str]
+    changes: dict[str, str] = field(default_factory=dict)
+    _others: dict[str, "Experiment"] = field(default_factory=dict)
+
+    @classmethod
+    def load(cls, name: str, overrides: Iterable[str] = ()) -> "Experiment":
+        """Returns the experiment ``name``; ValueError in one sentence for what is wrong in a YAML or an override."""
+        if name not in experiments():
+            raise ValueError(f"no experiment {name!r} in configs: choose from {', '.join(experiments())}")
+        contents = {}
+        base = name
+        while base:
+            path = CONFIGS / f"{base}.yaml"
+            if path in contents or not path.is_file():
+                raise ValueError(f"{readable(list(contents)[-1])}, key defaults: there is no {base} to build on")
+            contents[path] = read_yaml(path)
+            base = contents[path].pop("defaults", None)
+        kind = next((content.kind for content in contents.values() if "kind" in content), None)
+        if kind not in KINDS:
+            raise ValueError(f"{readable(path)}, key kind: {kind!r} is none of {', '.join(KINDS)}")
+        for path, content in contents.items():
+            check_yaml(path, content, KINDS[kind].settings)
+        cfg = OmegaConf.merge(KINDS[kind].settings, *reversed(contents.values()))
+        experiment = cls(name, cfg, KINDS[kind], list(contents), list(overrides))
+        experiment._check()
+        for text in overrides:
+            experiment._override(text)
+        experiment._check()
+        return experiment
+
+    def _check(self):
+        """Raises ValueError where settings cannot be met, whatever their types."""
+        where = readable(self.paths[0])
+        if missing := sorted(OmegaConf.missing_keys(self.cfg) - set(self.cfg.grid)):
+            raise ValueError(f"{where} lacks the key {missing[0]}")
+        for name in ("updates", "epochs"):
+            if (self.cfg.get(name) or 1) < 1:  # fairseq would train without end
+                raise ValueError(f"{name}={self.cfg[name]}: at least 1 is needed")
+        for section in ("choose", "grid"):
+            for key, values in self.cfg[section].items():
+                if not values:
+                    raise ValueError(f"{section}.{key} is empty: give at least one value, such as [1]")
+                self._locate(key)
+        for name, evaluation in self.cfg.evaluations.items():
+            for key in evaluation or ():
+                if key not in self.kind.evaluation_keys:
+                    known = ", ".join(self.kind.evaluation_keys)
+                    raise ValueError(f"{where}, key evaluations.{name}.{key} is unknown: choose from {known}")
+            if evaluation is not None and "split" not in evaluation:
+                raise ValueError(f"{where}, key evaluations.{name} lacks a split")
+        self.kind.check(self.cfg)
+
+    def _locate(self, key, cfg=None):
+        """(section, name) of a setting; ValueError with the choices where there is none."""
+        section, name, path = self.cfg if cfg is None else cfg, key, []
+        while name not in section.keys() and isinstance(section.get(head := name.partition(".")[0]), DictConfig):
+            section, name = section[head], name.partition(".")[2]
+            path.append(head)
+        if name in section.keys() or (path == ["train"] and name in METHOD_FLAGS) or (path and path[0] in OPEN):
+            return section, name
+        raise ValueError(
+            f"{self.name} has no key {key!r}, an override is key=value with a key of "
+            f"{'.'.join(path) or 'the experiment'}: {', '.join(section)}"
+        )
+
+    def _override(self, text):
+        key, equals, new = text.partition("=")
+        if not equals:
+            raise ValueError(f"{text!r}: an override is key=value")
+        section, name = self._locate(key)
+        old, value = section.get(name) if not OmegaConf.is_missing(section, name) else None, as_value(new)
+        if isinstance(old, DictConfig) and value is not None:
+            raise ValueError(f"{text!r}: {key} is a section, override one of its keys: {', '.join(old)}")
+        if sort(old) != sort(value) and None not in (old, value):
+            raise ValueError(f"{text!r}: {key} is {sort(old)}, such as {old}, not {sort(value)}")
+        if is_free(key):
+            section[name] = value
+        elif self._differs(key, value):
+            self.changes[key] = as_text(value)
+
+    def _differs(self, key, value):
+        """Whether a run with this value is another one; what is a grid's or chosen is always named."""
+        section, name = self._locate(key)
+        special = any(name in flags for flags in self.cfg.by_method.values())
+        named = key in self.cfg.grid or key in self.cfg.choose or OmegaConf.is_missing(section, name)
+        return named or special or section.get(name) != value
+
+    def settings(self, run: Run) -> DictConfig:
+        """Returns the settings of a run, with its changes."""
+        cfg = copy.deepcopy(self.cfg)
+        for key, text in run.changes:
+            section, name = self._locate(key, cfg)
+            section[name] = as_value(text)
+            if section is cfg.train:
+                for flags in cfg.by_method.values():  # or the method's own value would hide the new one
+                    flags.pop(name, None)
+        return cfg
+
+    def runs(self, attention: str, method: str, seeds: Iterable[int], changes: dict | None = None) -> list[Run]:
+        """Returns the runs of a method, one for each value of the grid that is not among the ``changes``."""
+        for key in changes or ():
+            if is_free(key):
+                raise ValueError(f"{key} makes no other run of {self.name}: it is no change")
+        given = {**self.changes, **{k: v for k, v in (changes or {}).items() if self._differs(k, v)}}
+        grid = {key: values for key, values in self.cfg.grid.items() if key not in given}
+        cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
+        return [
+            Run(self.name, attention, method, seed).changed({**given, **cell}) for seed in seeds for cell in cells
+        ]
+
+    def trials(self, run: Run) -> list[Run]:
+        """Returns the runs of which this one is the best; none where nothing is left to choose."""
+        choose = {key: values for key, values in self.cfg.choose.items() if key not in dict(run.changes)}
+        cells = product(*choose.values()) if choose else ()
+        return [run.changed(dict(zip(choose, cell, strict=True))) for cell in cells]
+
+    def starts_from(self, run: Run) -> Run | Path | None:
+        """Returns the run or the checkpoint that this one goes on from."""
+        name = self.cfg.starts_from
+        if name is None or name.endswith(".pt"):
+            return name and REPOSITORY / name
+        before = self.other(name)
+        return before.runs(run.attention, run.method, before.cfg.seeds[:1])[0]
+
+    def needs(self, run: Run) -> list[Run]:
+        """Returns the runs that have to be finished before this one."""
+        first = self.starts_from(run)
+        return [*self.trials(run), *([first] if isinstance(first, Run) else [])]
+
+    def other(self, name: str) -> "Experiment":
+        """Returns another experiment, with those of the overrides that it has a key for."""
+        if name not in self._others:
+            self._others[name] = Experiment.load(name, own(name, self.overrides))
+        return self._others[name]
+
+    def file_of(self, key: str) -> Path:
+        """Returns the YAML that says a setting."""
+        return next((path for path in self.paths if OmegaConf.select(read_yaml(path), key) is not None), self.paths[0])
+
+
+def own(name: str, overrides: Iterable[str]) -> list[str]:
+    """Returns those of the overrides that the experiment has a key for."""
+    experiment, found = Experiment.load(name), []
+    for text in overrides:
+        try:
+            experiment._locate(text.partition("=")[0])
+            found.append(text)
+        except ValueError:
+            pass
+    return found
+
+
+def sort(value: object) -> str:
+    """Returns what a value is, in words."""
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    return "a text" if isinstance(value, str) else "a list"

@@ -1,0 +1,141 @@
+"""What a kind of experiment is, and the settings that every experiment has."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from omegaconf import MISSING, DictConfig
+
+from fairseq_lrpe import layouts
+from fairseq_lrpe.commands import as_flags
+from fairseq_lrpe.files import REPOSITORY, readable
+from fairseq_lrpe.methods import architecture
+
+
+@dataclass
+class Batch:
+    """An update's batch: ``total`` and what fits a GPU, in sequences or tokens."""
+
+    total: int = MISSING
+    per_gpu: int = MISSING
+    unit: str = "sequences"
+
+
+@dataclass
+class Evaluate:
+    """What all evaluations of an experiment share: the checkpoint, and more flags of fairseq's command."""
+
+    checkpoint: str = "checkpoint_best.pt"
+    flags: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Settings:
+    """The keys of an experiment's YAML; a kind with more of them extends this.
+
+    Attributes:
+        kind: the file in experiments/kinds.
+        source: which paper and table say so.
+        data: the folder of binarised data, as seen from the repository.
+        updates: of one training; a kind may count them by itself.
+        train: fairseq-train's flags with underscores; true is a flag without a value, null leaves one out.
+        by_method: {method: more of them}.
+        evaluations: {name: its settings}, null leaves one out; ``split`` is one of every kind.
+        grid: {key: values}: there is a run for each of them.
+        choose: {key: values}: each is tried, and the best by the first evaluation counts.
+        starts_from: an experiment whose runs come before, or a checkpoint.
+    """
+
+    kind: str = MISSING
+    source: str = ""
+    data: str = MISSING
+    batch: Batch = field(default_factory=Batch)
+    updates: int | None = None
+    train: dict[str, Any] = field(default_factory=dict)
+    by_method: dict[str, dict[str, Any]] = field(default_factory=dict)
+    seeds: list[int] = field(default_factory=lambda: [1])
+    evaluate: Evaluate = field(default_factory=Evaluate)
+    evaluations: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    choose: dict[str, list[Any]] = field(default_factory=dict)
+    starts_from: str | None = None
+
+
+class Curve(NamedTuple):
+    """A key of fairseq's JSON log that plots show over the updates, its name there, and which values are better."""
+
+    key: str
+    label: str
+    better: str = "lower"
+
+
+class Kind:
+    """A kind of experiment: all that runner, schedule and report ask of it.
+
+    A kind is one file in this folder: a subclass, of which there is one instance.
+    """
+
+    settings: type = Settings
+    """What its YAMLs may say."""
+    task: str
+    """fairseq's --task."""
+    family: str
+    """Of our architectures."""
+    metrics: dict[str, str]
+    """{name: "lower" or "higher", which is better}; the first is shown when a run ends, and chooses."""
+    curve: Curve | None = None
+    """What the plots show, if anything."""
+    evaluation_keys: tuple[str, ...] = ("split",)
+    """What an evaluation may say."""
+
+    def check(self, cfg: DictConfig) -> None:
+        """Raises ValueError for settings that cannot be met."""
+
+    def data(self, cfg: DictConfig) -> list[Path]:
+        """Returns the files that must exist before a run starts; their sizes tell one data from another."""
+        raise NotImplementedError
+
+    def folders(self, cfg: DictConfig) -> list[Path]:
+        """Returns the data folders that fairseq-train reads: the one named, and its numbered shards."""
+        return layouts.shards(REPOSITORY / cfg.data)
+
+    def splits(self, cfg: DictConfig) -> Iterable[str]:
+        """Returns the splits that a training and its evaluations read, each once."""
+        return dict.fromkeys(["train", "valid", *(e["split"] for e in self.evaluations(cfg).values())])
+
+    def updates(self, cfg: DictConfig) -> int:
+        """Returns the updates of one training."""
+        return cfg.updates
+
+    def flags(self, job) -> dict[str, object]:
+        """Returns fairseq-train's flags that neither the YAML nor the machine says."""
+        return {"arch": architecture(job.run.attention, self.family, job.run.method)}
+
+    def evaluations(self, cfg: DictConfig) -> dict[str, dict]:
+        """Returns {name: settings} of the evaluations that these settings have."""
+        return {name: dict(settings) for name, settings in cfg.evaluations.items() if settings is not None}
+
+    def evaluate(self, job, name: str) -> dict[str, float]:
+        """Returns {metric: value} of one of the evaluations, as it measures the job's checkpoint."""
+        raise NotImplementedError
+
+    def evaluated(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
+        """Runs fairseq's command on the split of an evaluation; returns the log with all it printed.
+
+        It is one process, for each of several would evaluate a part of the split and report it alone, in single
+        precision.
+        """
+        log = job.folder / f"eval-{name}.log"
+        log.unlink(missing_ok=True)
+        flags = {
+            "user_dir": "fairseq_lrpe",
+            "path": readable(job.checkpoint),
+            **job.cfg.evaluate.flags,
+            "distributed_world_size": 1,
+            split_flag: self.evaluations(job.cfg)[name]["split"],
+            "cpu": job.launch.cpu,
+            **flags,
+        }
+        job.call([program, *map(str, (job.cfg.data, *as_flags(flags)))], log)
+        return log

@@ -1,0 +1,157 @@
+"""Fine-tuning of a pretrained RoBERTa on a task of GLUE, measured by its predictions."""
+
+import json
+import math
+from argparse import Namespace
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from omegaconf import MISSING
+from scipy.stats import pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+from fairseq_lrpe import layouts
+from fairseq_lrpe.checkpoint import read_checkpoint
+from fairseq_lrpe.experiments.kinds.base import Kind, Settings
+from fairseq_lrpe.files import REPOSITORY, readable
+from fairseq_lrpe.glue_tasks import task_named
+
+SHAPE = (
+    "encoder_layers",
+    "encoder_embed_dim",
+    "encoder_ffn_embed_dim",
+    "encoder_attention_heads",
+    "encoder_normalize_before",
+    "layernorm_embedding",
+    "activation_fn",
+    "untie_weights_roberta",
+)
+"""The flags that a model has to share with the one it goes on from, beside those of its position."""
+
+
+@dataclass
+class GlueSettings(Settings):
+    """``task`` of GLUE, ``epochs`` of its training set, ``warmup``: the part of them in which the rate rises."""
+
+    task: str = MISSING
+    epochs: int = MISSING
+    warmup: float = MISSING
+
+
+class Glue(Kind):
+    """fairseq's sentence_prediction on one task of GLUE, from a checkpoint of our RoBERTa."""
+
+    settings = GlueSettings
+    task = "sentence_prediction"
+    family = "roberta"
+    metrics = {"score": "higher"} | dict.fromkeys(
+        ("accuracy", "f1", "matthews", "pearson", "spearman"), "higher"
+    )
+
+    def check(self, cfg):
+        for rate in cfg.choose.get("train.lr", ()):
+            if not isinstance(rate, float | int) or not 0 < rate < math.inf:
+                raise ValueError(f"choose.train.lr has {rate!r}: learning rates are numbers above 0")
+
+    def data(self, cfg):
+        folder = self.folder(cfg)
+        return [folder / name for name in layouts.sentences(self.splits(cfg))]
+
+    def folder(self, cfg):
+        return REPOSITORY / cfg.data / cfg.task / "bin"
+
+    def folders(self, cfg):
+        return [self.folder(cfg)]
+
+    def evaluations(self, cfg):
+        """Returns those of the task: MNLI alone has a second development set."""
+        splits = task_named(cfg.task).files
+        return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
+
+    def updates(self, cfg):
+        rows = json.loads((self.folder(cfg) / "rows.json").read_text())
+        return cfg.epochs * math.ceil(rows["train"] / cfg.batch.total)
+
+    def flags(self, job):
+        cfg, task, updates = job.cfg, task_named(job.cfg.task), self.updates(job.cfg)
+        model = pretrained(job.starts_from)
+        dictionary = self.folder(cfg) / "input0" / "dict.txt"
+        types, trained_on = layouts.vocabulary_size(dictionary) + 1, model["data"] / "dict.txt"  # with <mask>
+        same = not trained_on.is_file() or trained_on.read_bytes() == dictionary.read_bytes()
+        if types != model["types"] or not same:
+            raise ValueError(
+                f"{job.starts_from} has another vocabulary ({model['types']:,} types) than {self.folder(cfg)} "
+                f"({types:,}): prepare both with the same dictionary, such as GPT-2's byte pairs"
+            )
+        return {
+            **{"arch": model["arch"], **model["flags"]},
+            **{f"no_{name}": True for name, value in model["flags"].items() if value is False},
+            "num_classes": len(task.labels) or 1,
+            **task.flags,
+            "best_checkpoint_metric": task.logged,
+            "maximize_best_checkpoint_metric": True,
+            "total_num_update": updates,
+            "warmup_updates": int(cfg.warmup * updates),
+            "valid_subset": ",".join(task.development),
+            "finetune_from_model": readable(job.starts_from),
+        }
+
+    def evaluate(self, job, name):
+        """Returns the measures of the split's predictions, which stay in predictions-<name>.tsv."""
+        file, split = job.folder / f"predictions-{name}.tsv", self.evaluations(job.cfg)[name]["split"]
+        log = job.folder / f"eval-{name}.log"
+        log.unlink(missing_ok=True)
+        job.call(predict_command(job.checkpoint, self.folder(job.cfg), {split: file}, job.launch.cpu), log)
+        return measure(job.cfg.task, file)
+
+
+def predict_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: bool) -> list[str]:
+    """Returns the command that writes what a checkpoint predicts for splits of its task: {split: file}."""
+    pairs = [f"{split}={path}" for split, path in files.items()]
+    return ["python", "-m", "fairseq_lrpe.experiments.predict", str(checkpoint), str(data), *pairs, *["--cpu"] * cpu]
+
+
+@cache
+def pretrained(path: Path) -> dict:
+    """Returns what has to be known of a checkpoint to go on from it: its arch, flags, types and data."""
+    state = read_checkpoint(path, "scripts/pretrain_roberta.sh makes one")
+    model, task = state["cfg"]["model"], state["cfg"]["task"]
+    if "_roberta" not in str(model["_name"]):
+        raise ValueError(
+            f"{path} is of the architecture {model['_name']}: a <linear|softmax>_roberta_... is needed"
+        )
+    from fairseq_lrpe.config import position_flags  # it imports fairseq, which takes seconds
+
+    flags = {name: model[name] for name in SHAPE} | position_flags(Namespace(**model))
+    flags["max_positions"] = model["max_positions"] or task.get("tokens_per_sample") or task["max_positions"]
+    types = state["model"]["encoder.sentence_encoder.embed_tokens.weight"].size(0)
+    data = REPOSITORY / task["data"].split(":")[0]
+    return {"arch": model["_name"], "flags": flags, "types": types, "data": data}
+
+
+def measure(name: str, path: Path) -> dict[str, float]:
+    """Returns {measure: value in percent} of a file of predictions; "score" is the one of the task called ``name``.
+
+    Accuracy, F1 of the label "1" and Matthews' correlation of labels; Pearson's and Spearman's of scores.
+    """
+    rows = [line.split("\t") for line in Path(path).read_text().splitlines()[1:]]
+    predicted, target = ([row[column] for row in rows] for column in (1, 2))
+    if not task_named(name).labels:
+        predicted, target = ([float(x) for x in column] for column in (predicted, target))
+        values = {
+            "pearson": pearsonr(predicted, target).statistic,
+            "spearman": spearmanr(predicted, target).statistic,
+        }
+    else:
+        values = {
+            "accuracy": accuracy_score(target, predicted),
+            "matthews": matthews_corrcoef(target, predicted),
+        }
+        if "1" in target:
+            values["f1"] = f1_score(target, predicted, pos_label="1")
+    values = {name: 100 * float(value) for name, value in values.items()}
+    return {"score": values[task_named(name).measure], **values, "rows": len(rows)}
+
+
+KIND = Glue()

@@ -1,0 +1,35 @@
+"""RoBERTa's pretraining, measured by the perplexity of hidden tokens."""
+
+import json
+import re
+
+from fairseq_lrpe import layouts
+from fairseq_lrpe.experiments.kinds.base import Curve, Kind
+
+SEED = 1
+"""Of the tokens that an evaluation hides: the same ones for every run."""
+
+
+class MaskedLM(Kind):
+    """fairseq's masked_lm."""
+
+    task = "masked_lm"
+    family = "roberta"
+    metrics = {"perplexity": "lower", "loss": "lower"}
+    curve = Curve("valid_ppl", "validation perplexity")
+
+    def data(self, cfg):
+        folder, *more = self.folders(cfg)
+        files = [folder / name for name in layouts.text(self.splits(cfg))]
+        return [*files, *(shard / "train.bin" for shard in more)]
+
+    def evaluate(self, job, name):
+        """Returns the loss (to base 2) and the perplexity of the hidden tokens."""
+        flags = {"task": self.task, "seed": SEED, "log_format": "json"}
+        log = self.evaluated(job, name, "fairseq-validate", "valid_subset", **flags)
+        split = self.evaluations(job.cfg)[name]["split"]
+        entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])
+        return {"perplexity": float(entry[f"{split}_ppl"]), "loss": float(entry[f"{split}_loss"])}
+
+
+KIND = MaskedLM()

@@ -1,0 +1,142 @@
+"""What of the machine a training uses, and fairseq-train's command for it."""
+
+import argparse
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig
+
+from fairseq_lrpe.commands import as_flags
+from fairseq_lrpe.files import REPOSITORY, readable
+
+PRECISIONS = ("fp16", "fp32", "bf16")
+BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The processes of a training: ``gpus`` of each of the ``nodes``, which meet at ``rendezvous``.
+
+    No GPUs are one process on the CPU; with ``cpu`` they count CPU processes.
+    """
+
+    gpus: int = 0
+    nodes: int = 1
+    cpu: bool = True
+    precision: str = "fp32"
+    rendezvous: str | None = None
+
+
+def add_machine_flags(parser: argparse.ArgumentParser, nodes: bool = True) -> None:
+    """Adds what all trainings are told: what of the machine to use, and where to write."""
+    parser.add_argument("--gpus", type=at_least(0), help="of each node; default: all here, 0 is the CPU")
+    parser.add_argument("--cpu", action="store_true", help="use no GPU; --gpus then counts CPU processes")
+    parser.add_argument("--precision", choices=PRECISIONS, help="default: fp16 on GPUs, fp32 on the CPU")
+    parser.add_argument("--nodes", type=at_least(1), default=1, help="start the same on each of them")
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the nodes meet: one of them")
+    parser.add_argument(
+        *("--results",), type=absolute, default=REPOSITORY / "results", help="default: %(default)s"
+    )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the commands and run nothing; assumes the GPUs of --gpus, unless --cpu is given",
+    )
+
+
+def absolute(text: str) -> Path:
+    """Returns a path that stays the same whatever folder a program works in."""
+    return Path(text).absolute()
+
+
+def at_least(smallest: int):
+    """Returns the type of an argparse option that is a whole number from ``smallest`` on."""
+
+    def number(text):
+        if not text.isdecimal() or int(text) < smallest:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {smallest} on, not {text!r}")
+        return int(text)
+
+    return number
+
+
+def choose_launch(args: argparse.Namespace) -> Launch:
+    """Returns what the machine flags ask for; ValueError if this machine has not got it."""
+    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpus = args.gpus
+    if gpus is None:
+        gpus = 0 if args.cpu else here
+    cpu = args.cpu or not gpus or not (here or args.dry_run)
+    if not cpu and not args.dry_run and gpus > here:
+        raise ValueError(f"--gpus {gpus}: this machine has {here}")
+    if args.nodes > 1 and not (gpus and args.rendezvous):
+        raise ValueError(
+            f"--nodes {args.nodes} needs --gpus, the number on each node, and --rendezvous HOST:PORT"
+        )
+    precision = args.precision or ("fp32" if cpu else "fp16")
+    if cpu and precision != "fp32":
+        raise ValueError(f"--precision {precision} needs a GPU: on the CPU it is fp32")
+    if precision == "bf16" and here and min(map(torch.cuda.get_device_capability, range(here))) < (8, 0):
+        raise ValueError(
+            f"--precision bf16 needs GPUs of compute capability 8.0 and {torch.cuda.get_device_name()} has "
+            "less: use fp16"
+        )
+    return Launch(gpus, args.nodes, cpu, precision, args.rendezvous)
+
+
+def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
+    """Returns how many batches one process sums up for an update of the total batch."""
+    total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
+    if min(total, per_gpu) < 1 or total % (per_gpu * processes):
+        where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"
+        raise ValueError(
+            f"the total batch of {total} {unit} is no multiple of {where} × {per_gpu} {unit} "
+            f"(batch.per_gpu) = {per_gpu * processes}: change the number of GPUs, or override batch.per_gpu"
+        )
+    return total // (per_gpu * processes)
+
+
+def train_command(job) -> list[str]:
+    """Returns the arguments of fairseq-train, with torchrun before it where that starts the processes."""
+    cfg, launch = job.cfg, job.launch
+    gpus, nodes = launch.gpus, launch.nodes
+    flags = {
+        "user_dir": "fairseq_lrpe",
+        "task": job.kind.task,
+        **job.kind.flags(job),
+        **cfg.train,
+        **cfg.by_method.get(job.run.method, {}),
+        "max_update": job.updates,
+        BATCH_FLAGS[cfg.batch.unit]: cfg.batch.per_gpu,
+        "update_freq": update_freq(cfg.batch, gpus, nodes),
+        # fairseq would drop a last batch whose size is no multiple of 8.
+        "required_batch_size_multiple": 1,
+        "seed": job.run.seed,
+        "save_dir": readable(job.folder / "checkpoints"),
+        "log_format": "json",
+        # fairseq's default is the number of GPUs it sees.
+        "distributed_world_size": max(gpus, 1) * nodes,
+        launch.precision: launch.precision != "fp32",
+        "cpu": launch.cpu,
+    }
+    if launch.cpu and gpus * nodes > 1:
+        # The only flags with which fairseq's CPU processes train together.
+        flags |= {"distributed_init_method": "env://", "distributed_rank": -1, "distributed_no_spawn": True}
+        flags |= {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}
+    start = ["fairseq-train"]
+    if nodes > 1 or (launch.cpu and gpus > 1):
+        together = ["--nnodes", nodes, "--rdzv_backend", "c10d", "--rdzv_endpoint", launch.rendezvous]
+        together = together if nodes > 1 else ["--standalone"]
+        start = ["torchrun", *together, "--nproc_per_node", gpus, "-m", "fairseq_cli.train"]
+    data = os.pathsep.join(str(readable(folder)) for folder in job.kind.folders(cfg))
+    return [str(x) for x in (*start, data, *as_flags(flags), *job.more)]
+
+
+def visible_gpus() -> list[str]:
+    """Returns the names of the GPUs that programs may see, as CUDA_VISIBLE_DEVICES takes them."""
+    if not torch.cuda.is_available():
+        return []
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]

@@ -1,0 +1,63 @@
+"""What is on record of a run: how far it came, and what was measured."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from fairseq_lrpe.experiments.run_folder import OldLayout, is_locked, read_json, read_lines
+
+
+@dataclass
+class Record:
+    """One run as its folder has it.
+
+    Attributes:
+        updates, reached: those asked for and those done; ``active``: a process trains there.
+        curve: {updates: value} of the validations.
+        values: {evaluation: {metric: value, ..}}.
+        epochs: of a training whose updates depend on its data.
+    """
+
+    updates: int
+    reached: int
+    active: bool
+    curve: dict[int, float]
+    values: dict[str, dict]
+    epochs: int | None = None
+
+    def state(self) -> str:
+        if self.active:
+            return f"running {self.reached}/{self.updates}"
+        return f"stopped at {self.reached} of {self.updates}"
+
+
+def read(folder: Path, curve: str | None = None) -> Record | None:
+    """Returns the record of the run in ``folder``; None where there is none or, said on stderr, a damaged one.
+
+    ``curve`` is the key of the log's validations that the plots show.
+    """
+    if not folder.is_dir() or (not (folder / "run.json").exists() and is_locked(folder)):
+        return None
+    try:
+        settings = read_json(folder / "run.json")
+        if settings and "kind" not in settings:
+            raise OldLayout(folder)
+        log, evaluation = read_lines(folder / "log.jsonl"), read_json(folder / "evaluation.json")
+        reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
+        values = evaluation.get("evaluations", {})
+        if not all(isinstance(measured, dict) for measured in values.values()):
+            raise ValueError("an evaluation has no values")
+        return Record(
+            updates=int(settings["updates"]),
+            reached=max(reached, default=0),
+            active=is_locked(folder),
+            curve={int(e["valid_num_updates"]): float(e[curve]) for e in log if e["kind"] == "valid" and curve in e},
+            values=values,
+            epochs=settings["config"].get("epochs"),
+        )
+    except OldLayout as error:
+        print(f"results: {error}", file=sys.stderr)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        what = f"no {error}" if isinstance(error, KeyError) else error
+        print(f"results: {folder} cannot be read ({what}) and counts as missing", file=sys.stderr)
+    return None

@@ -1,0 +1,64 @@
+"""A run: one training and its evaluations; its text is its folder below the results."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from omegaconf import OmegaConf
+
+from fairseq_lrpe.methods import ATTENTIONS, namesakes
+
+Changes = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: ``changes`` are (key, value) pairs of the experiment's settings, sorted, values as text.
+
+    ``str(run)`` is EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
+    """
+
+    experiment: str
+    attention: str
+    method: str
+    seed: int
+    changes: Changes = ()
+
+    def __str__(self) -> str:
+        changes = (f"{key}={quote(value, safe=' ,[]{}:')}" for key, value in self.changes)
+        return "/".join((self.experiment, f"{self.attention}_{self.method}", *changes, f"seed-{self.seed}"))
+
+    @classmethod
+    def parse(cls, text: str) -> "Run | None":
+        """Returns the run whose text this is; None if it is of none."""
+        *parts, seed = text.split("/")
+        first = next((i for i, part in enumerate(parts) if part.partition("_")[0] in ATTENTIONS), 0)
+        changes = tuple(tuple(unquote(part).split("=", 1)) for part in parts[first + 1 :])
+        if not first or not seed.removeprefix("seed-").isdecimal() or any(len(pair) != 2 for pair in changes):
+            return None
+        attention, _, method = parts[first].partition("_")
+        return cls("/".join(parts[:first]), attention, method, int(seed.removeprefix("seed-")), changes)
+
+    def changed(self, changes: dict[str, object]) -> "Run":
+        """Returns the run with these changes too."""
+        texts = {key: as_text(value) for key, value in changes.items()}
+        return replace(self, changes=tuple(sorted({**dict(self.changes), **texts}.items())))
+
+    def folder(self, results: Path) -> Path:
+        """Returns the folder that it has under a name of its method, or the one that it will have."""
+        folders = [results / str(replace(self, method=name)) for name in namesakes(self.method)]
+        return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
+def as_value(text: str) -> object:
+    """Returns the number, truth, list or text that stands behind KEY=."""
+    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+
+
+def as_text(value: object) -> str:
+    """Returns the one text of a value, so that 1e-3 and 0.001 are the same change."""
+    if isinstance(value, bool | None):
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_text, value))}]"
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,287 @@
+"""Doing a run: what it goes on from, its training or the trials it chooses from, its evaluations, its record.
+
+A folder has run.json (settings, versions), command.sh, train.log and log.jsonl, checkpoints, eval-<name>.log and
+evaluation.json: {"evaluations": {name: {"settings", metric: value, ..}}, "finished"}, of a
+run that chose also {"chosen", "checkpoint", "tried": {trial: evaluations}}.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import socket
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_lrpe.commands import CommandFailed, run_command
+from fairseq_lrpe.experiments import run_folder
+from fairseq_lrpe.experiments.experiment import Experiment
+from fairseq_lrpe.experiments.kinds import Kind
+from fairseq_lrpe.experiments.launch import Launch, train_command, update_freq
+from fairseq_lrpe.experiments.run import Run
+from fairseq_lrpe.experiments.run_folder import InUse, Log, locked, read_json, write_json
+from fairseq_lrpe.files import REPOSITORY, readable, write_whole
+
+
+@dataclass
+class Job:
+    """A run that is about to be done on this machine.
+
+    Attributes:
+        cfg: the experiment's settings with the run's changes.
+        starts_from: a checkpoint, if it goes on from one.
+        more: fairseq-train's arguments beside ours.
+        lock: of the folder, once this process has it.
+    """
+
+    experiment: Experiment
+    run: Run
+    results: Path
+    launch: Launch = field(default_factory=Launch)
+    more: list[str] = field(default_factory=list)
+    lock: IO | None = None
+
+    @cached_property
+    def cfg(self) -> DictConfig:
+        return self.experiment.settings(self.run)
+
+    @property
+    def kind(self) -> Kind:
+        return self.experiment.kind
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.run.folder(self.results)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The one that is evaluated; of a run that chose, its best trial's."""
+        own = f"checkpoints/{self.cfg.evaluate.checkpoint}"
+        return self.folder / read_json(self.folder / "evaluation.json").get("checkpoint", own)
+
+    @cached_property
+    def updates(self) -> int:
+        return self.kind.updates(self.cfg)
+
+    @cached_property
+    def starts_from(self) -> Path | None:
+        first = self.experiment.starts_from(self.run)
+        if not isinstance(first, Run):
+            return first
+        other = self.experiment.other(first.experiment)
+        return Job(other, first, self.results).checkpoint
+
+    def trials(self) -> list["Job"]:
+        """The jobs from which this one chooses."""
+        runs = self.experiment.trials(self.run)
+        return [Job(self.experiment, run, self.results, self.launch, self.more) for run in runs]
+
+    def call(self, command: list[str], log: Path) -> None:
+        """Runs a command of an evaluation; should this process be killed, it keeps the folder locked."""
+        run_command(command, log, cwd=REPOSITORY, pass_fds=[self.lock.fileno()] if self.lock else [])
+
+    def check(self) -> None:
+        """Raises ValueError, in one sentence, for what would fail later."""
+        for trial in self.trials():
+            trial.check()
+        sizes(self.kind, self.cfg)
+        update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
+        train_command(self)
+
+
+def sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
+    """Returns {file: bytes} of a run's data: other sizes are other data. ValueError if a file is missing."""
+    folder, files = REPOSITORY / cfg.data, kind.data(cfg)
+    names = {str(path.relative_to(folder) if path.is_relative_to(folder) else path): path for path in files}
+    if missing := [name for name, path in names.items() if not path.is_file()]:
+        raise ValueError(
+            f"{folder} lacks {', '.join(missing)}: `bash data_prep/prepare.sh` lists what makes such folders, "
+            "or override data=FOLDER with one that is prepared"
+        )
+    return {name: path.stat().st_size for name, path in names.items()}
+
+
+def finished(job: Job) -> bool:
+    """Whether all that is asked of the run is on record."""
+    record = read_json(job.folder / "evaluation.json")
+    trials = {trial_name(job, trial) for trial in job.trials()}
+    return trials == set(record.get("tried", ())) and not missing(job, record)
+
+
+def missing(job: Job, record: dict) -> list[str]:
+    """Returns the evaluations that are not on record with the same settings."""
+    known = record.get("evaluations", {})
+    return [
+        name
+        for name in job.kind.evaluations(job.cfg)
+        if name not in known or run_folder.differences(known[name]["settings"], of_evaluation(job, name))
+    ]
+
+
+def of_evaluation(job: Job, name: str) -> dict:
+    """Returns the settings of one evaluation, without what only fits it to the machine."""
+    evaluate = OmegaConf.to_container(job.cfg.evaluate, resolve=True)
+    flags = {key: value for key, value in evaluate["flags"].items() if key != "batch_size"}
+    return {"checkpoint": evaluate["checkpoint"], **flags, **job.kind.evaluations(job.cfg)[name]}
+
+
+def do(job: Job) -> None:
+    """Does what of a run is not done yet, in its folder, or on another node of it."""
+    try:
+        with locked(job.folder) as job.lock:
+            lead(job)
+    except InUse:
+        if job.launch.nodes == 1:
+            raise
+        follow(job)
+
+
+def lead(job: Job) -> None:
+    """What the process that has the folder does."""
+    trials = job.trials()
+    if not trials:
+        settings = describe(job)
+        run_folder.check_same(job.folder, settings)
+    elif (before := read_json(job.folder / "run.json")) and "kind" not in before:
+        raise run_folder.OldLayout(job.folder)
+    if finished(job):
+        print(f"finished before: {job.folder}")
+        return
+    if trials:
+        choose(job, trials)
+    else:
+        if job.checkpoint.exists() or not read_json(job.folder / "evaluation.json").get("finished"):
+            train(job, settings)
+        evaluate(job, missing(job, read_json(job.folder / "evaluation.json")))
+    record = read_json(job.folder / "evaluation.json")
+    write_json(job.folder / "evaluation.json", {**record, "finished": run_folder.now()})
+    for name, measured in record["evaluations"].items():
+        shown = next((metric for metric in job.kind.metrics if metric in measured), None)
+        if shown:
+            print(f"{name}: {shown} {measured[shown]:.2f}")
+    print(f"finished: {job.folder}")
+
+
+def train(job: Job, settings: dict) -> None:
+    """Trains, from the last checkpoint on if there is one."""
+    folder, before = job.folder, read_json(job.folder / "run.json")
+    if before:
+        settings["started"] = before["started"]
+        print(f"continuing: {folder}")
+    command = train_command(job)
+    write_json(folder / "run.json", settings)
+    write_whole(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
+    run_folder.mend(folder / "checkpoints")
+    log = Log(folder, show=job.kind.curve.key if job.kind.curve else "valid_loss")
+    try:
+        run_folder.train(folder, job.updates, command, log, job.lock)
+    except CommandFailed as error:
+        raise _explained(job, error) from None
+    if speed := log.speed():
+        keep(job, "training", speed)
+
+
+def _explained(job, error):
+    """What fairseq-train's parser refused, as a sentence about the YAML; else the error itself."""
+    found = re.search(r"error: (?:argument|unrecognized arguments:) --([\w-]+)", str(error))
+    key = found and found[1].replace("-", "_")
+    if not found or key not in job.cfg.train:
+        return error
+    reason = str(error)[found.start() :].splitlines()[0]
+    path = readable(job.experiment.file_of(f"train.{key}"))
+    return ValueError(f"{path}, key train.{key}: fairseq-train refuses it ({reason})")
+
+
+def follow(job: Job) -> None:
+    """What another node does while the node that came first has the folder: it trains, and writes nothing else.
+
+    Whichever has fairseq's first process tells of the training.
+    """
+    for one in job.trials() or [job]:
+        log = Log(one.folder, f"train-{socket.gethostname()}-{os.getpid()}.log")
+        run_folder.train(one.folder, one.updates, train_command(one), log)
+
+
+def choose(job: Job, trials: list[Job]) -> None:
+    """Does the trials and keeps on record what each measured, and the evaluations of the best.
+
+    The best is by the first evaluation and its kind's first metric; the others' checkpoints are removed.
+    """
+    settings = describe(job, updates=sum(trial.updates for trial in trials))
+    write_json(job.folder / "run.json", settings)
+    first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
+    tried, done, log = {}, 0, ""
+    for trial in trials:
+        record = read_json(trial.folder / "evaluation.json")
+        if trial.checkpoint.exists() or first not in record.get("evaluations", {}):  # else it lost before
+            do(trial)
+            record = read_json(trial.folder / "evaluation.json")
+        tried[trial_name(job, trial)] = record["evaluations"]
+        done += trial.updates
+        log += json.dumps({"kind": "tried", "trial": trial_name(job, trial), "num_updates": done}) + "\n"
+        write_whole(job.folder / "log.jsonl", log)
+    sign = 1 if job.kind.metrics[metric] == "higher" else -1
+    scores = [sign * measured[first][metric] for measured in tried.values()]
+    best = max(range(len(trials)), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])
+    for trial in trials:
+        if trial != trials[best]:
+            shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
+    name, checkpoint = trial_name(job, trials[best]), trials[best].checkpoint
+    path = os.path.relpath(checkpoint, job.folder)
+    record = {"chosen": name, "checkpoint": path, "evaluations": tried[name], "tried": tried}
+    write_json(job.folder / "evaluation.json", record)
+    print(f"best of {len(tried)}: {name}")
+
+
+def trial_name(job: Job, trial: Job) -> str:
+    """Returns what a trial changes in the run that chooses it."""
+    return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in dict(job.run.changes))
+
+
+def evaluate(job: Job, names: Iterable[str]) -> None:
+    """Measures the job's checkpoint and keeps each evaluation on record as soon as it is done."""
+    for name in names:
+        if not job.checkpoint.exists():
+            raise ValueError(f"{job.checkpoint} is missing: remove {job.folder} to train it again")
+        keep(job, name, {"settings": of_evaluation(job, name), **job.kind.evaluate(job, name)})
+
+
+def keep(job: Job, name: str, measured: dict) -> None:
+    """Puts what was measured on the run's record."""
+    path = job.folder / "evaluation.json"
+    record = read_json(path)
+    write_json(path, {**record, "evaluations": {**record.get("evaluations", {}), name: measured}})
+
+
+def describe(job: Job, updates: int | None = None) -> dict:
+    """Returns what run.json says of a run."""
+    first = None
+    if job.starts_from:
+        with job.starts_from.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        first = {"path": str(readable(job.starts_from)), "sha256": sha256}
+    return {
+        "experiment": job.run.experiment,
+        "kind": job.cfg.kind,
+        "attention": job.run.attention,
+        "method": job.run.method,
+        "seed": job.run.seed,
+        "changes": dict(job.run.changes),
+        "updates": updates or job.updates,
+        **asdict(job.launch),
+        "flags": job.more,
+        "config": OmegaConf.to_container(job.cfg, resolve=True),
+        "starts_from": first,
+        "data": sizes(job.kind, job.cfg),
+        "versions": run_folder.versions(),
+        "git": run_folder.git(),
+        "started": run_folder.now(),
+    }

@@ -1,0 +1,197 @@
+"""Does all runs of a table that are not done yet, then shows it beside the paper's; without a table, lists them.
+
+configs/tables/TABLE.yaml says which runs. KEY=VALUE changes a value of every experiment in it. Runs that
+were finished are not repeated, and interrupted ones continue.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table as RichTable
+
+from fairseq_lrpe.commands import ending_signals
+from fairseq_lrpe.experiments import entries, results, train
+from fairseq_lrpe.experiments.experiment import own
+from fairseq_lrpe.experiments.launch import absolute, at_least, update_freq, visible_gpus
+from fairseq_lrpe.experiments.run import Run
+from fairseq_lrpe.experiments.runner import Job, finished, sizes
+from fairseq_lrpe.experiments.table import SCALES, Table, tables
+from fairseq_lrpe.files import REPOSITORY
+
+
+def main(arguments=None):
+    args, overrides = train.parse(parser(), arguments)
+    with train.one_sentence("table"):
+        if args.table is None:
+            return show_tables(args.results)
+        table = Table(args.table, args.scale, overrides)
+        planned = table.runs(args.only)
+        gpus = gpus_per_job(args)
+        flags = ["--results", str(args.results), *([] if gpus is None else ["--gpus", str(gpus)])]
+        if args.dry_run:
+            for run in planned:
+                if not table.experiment_of(run).trials(run):
+                    train.main([*arguments_of(run, overrides), *flags, "--dry-run"])
+            return
+        ready, failed = with_data(table, planned, gpus)
+        failed += run_all(table, ready, args, flags, gpus)
+        results.show(table, entries.read(table, args.results))
+    if failed:
+        sys.exit("\n".join(["table: not everything is done:", *failed]))
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="table.sh",
+        description=__doc__,
+        usage="%(prog)s [TABLE] [options] [KEY=VALUE ...]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("table", nargs="?", help="a file in configs/tables")
+    parser.add_argument("--scale", choices=SCALES, default="full", help="default: the paper's, full")
+    parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="these methods alone")
+    parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--gpus", type=at_least(0), help="for each job; default: all here, shared out")
+    parser.add_argument(
+        "--results", type=absolute, default=REPOSITORY / "results", help="default: %(default)s"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="print every run's command and run nothing")
+    return parser
+
+
+def show_tables(folder: Path) -> None:
+    """Prints every table: its title, how much of it is done at either scale."""
+    shown = RichTable("table", "title", "done", "done of the small form")
+    for name in tables():
+        cells = []
+        for scale in SCALES:
+            try:
+                table = Table(name, scale)
+                runs = table.runs()
+                done = sum(is_done(table, run, folder) for run in runs)
+                cells.append(f"{done} of {len(runs)} runs")
+            except ValueError as error:
+                if "has no small form" not in str(error):
+                    raise
+                cells.append("-")
+        shown.add_row(name, table.settings.title, *cells)
+    console = Console()
+    (console if console.is_terminal else Console(width=150)).print(shown)
+
+
+def is_done(table: Table, run: Run, folder: Path) -> bool:
+    """Whether all that is asked of one of the table's runs is on record."""
+    job = Job(table.experiment_of(run), run, folder)
+    return job.folder.is_dir() and finished(job)
+
+
+def gpus_per_job(args: argparse.Namespace) -> int | None:
+    """Returns what every run is told of --gpus; None leaves it to the run."""
+    here = len(visible_gpus())
+    if args.gpus is None and here:
+        if here < args.jobs:
+            raise ValueError(f"--jobs {args.jobs}: this machine has {here} GPUs, one job needs one")
+        return here // args.jobs
+    if here and args.gpus * args.jobs > here and not args.dry_run:
+        raise ValueError(f"--jobs {args.jobs} with --gpus {args.gpus} each: this machine has {here}")
+    return args.gpus
+
+
+def with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[list[Run], list[str]]:
+    """Returns the runs whose data is there, and what is to be said of the others."""
+    lacking, ready, checked = {}, [], {}
+    for run in planned:
+        experiment = table.experiment_of(run)
+        cfg = experiment.settings(run)
+        update_freq(cfg.batch, gpus or 0)
+        key = run.experiment, tuple(str(path) for path in experiment.kind.data(cfg))
+        if key not in checked:
+            try:
+                checked[key] = sizes(experiment.kind, cfg)
+            except ValueError as error:
+                lacking[key] = f"{run.experiment} left out: {error}"
+        if key not in lacking:
+            ready.append(run)
+    if not ready:
+        raise ValueError("; ".join(lacking.values()))
+    for sentence in lacking.values():
+        print(f"table: {sentence}", file=sys.stderr)
+    return ready, list(lacking.values())
+
+
+def arguments_of(run: Run, overrides: Iterable[str]) -> list[str]:
+    """Returns what scripts/train.sh takes to do a run."""
+    words = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
+    changes = dict(run.changes)
+    others = [text for text in own(run.experiment, overrides) if text.partition("=")[0] not in changes]
+    return [*words, *(f"{key}={value}" for key, value in changes.items()), *others]
+
+
+def environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
+    """Returns a job's environment, which has its share of the machine's cores or GPUs."""
+    ours = visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]
+    if ours:
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ours)}
+    return {**os.environ, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs))}
+
+
+def run_all(
+    table: Table, planned: list[Run], args: argparse.Namespace, flags: list[str], gpus: int | None
+) -> list[str]:
+    """Does the runs, ``args.jobs`` at a time; returns what is to be said of those that failed."""
+    waiting = [run for run in planned if not is_done(table, run, args.results)]
+    needs = {run: set(table.needs(run)) for run in waiting}
+    running, failed = {}, []  # {slot: (run, process)}
+    console = Console(highlight=False, soft_wrap=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with ending_signals(), Progress(*columns, console=console) as progress:
+        bar = progress.add_task("", total=len(planned), completed=len(planned) - len(waiting))
+        try:
+            while waiting or running:
+                for slot in range(args.jobs):
+                    unfinished = {*waiting, *(run for run, _ in running.values())}
+                    ready = [run for run in waiting if not unfinished & needs[run]]
+                    if slot not in running and ready:
+                        run = ready[0]
+                        waiting.remove(run)
+                        console.print(f"started  {run}")
+                        words = [*arguments_of(run, table.overrides), *flags]
+                        running[slot] = run, start(words, environment(slot, args.jobs, gpus))
+                    if slot in running and running[slot][1].poll() is not None:
+                        run, process = running.pop(slot)
+                        if process.returncode:
+                            failed.append(f"{run}: {process.stderr.read().strip()}")
+                        console.print(f"{'FAILED  ' if process.returncode else 'finished'} {run}")
+                        progress.advance(bar)
+                progress.update(bar, description=", ".join(str(run) for run, _ in running.values()))
+                time.sleep(0.3)
+        finally:
+            for _, process in running.values():
+                process.terminate()
+            for _, process in running.values():
+                process.wait()
+    return failed
+
+
+def start(words: list[str], env: dict[str, str]) -> subprocess.Popen:
+    """Starts one run in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fairseq_lrpe.experiments.train", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        start_new_session=True,  # Ctrl-C reaches this program alone, which ends them
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Holds the programs that time or draw the models and encodings themselves."""

@@ -1,0 +1,96 @@
+"""Attention of the last positions to all of them, as a memory of earlier positions needs it."""
+
+import pytest
+import torch
+from exact import assert_same
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+
+H, D, B = 2, 4, 2
+E = H * D
+NORMS = ("denominator", "layernorm", "content")
+OPTIONS = {
+    "shaw": [{"k": 3}, {"k": 3, "values": True}],
+    "lfhc": [{"k": 2}],
+    "deberta": [{"k": 5}],
+    "lrpe": [
+        {"core": "unitary", "rotation": "fft", "learn_theta": True},
+        {"core": "orthogonal", "learn_theta": True, "learn_householder": True},
+        {"core": "mixed", "rotation": "identity"},
+        {"core": "permutation", "rotation": "odd_even"},
+    ],
+}
+LENGTHS = [(1, 7), (3, 7), (6, 7), (7, 7), (75, 140), (135, 140)]  # the last ones are cut, in both attentions
+
+
+def cases():
+    for name, cls in ENCODINGS.items():
+        for options in OPTIONS.get(name, [{}]):
+            for norm in (None, *(NORMS if cls.decomposable else ())):
+                yield pytest.param(
+                    name, options, norm, id="-".join(map(str, (name, *options.values(), norm)))
+                )
+
+
+every_module = pytest.mark.parametrize(("name", "options", "norm"), list(cases()))
+
+
+def build(name, options, norm, causal=True):
+    """Softmax attention without a norm, linear attention with one; all parameters random."""
+    encoding = build_encoding(name, num_heads=H, head_dim=D, causal=causal, layer=2, **options)
+    module = LinearAttention(encoding, norm) if norm else SoftmaxAttention(encoding)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            # Close to 1 encoded denominators of 0 are rare: those would compare rounding errors.
+            parameter.normal_(std=0.3)
+    return module.double().eval()
+
+
+def random_input(length, padded):
+    padding = torch.zeros(B, length, dtype=torch.bool)
+    padding[0, 1:3] = padding[1, -1:] = padded and length > 1
+    x = torch.randn(length, B, E, dtype=torch.float64, requires_grad=True)
+    return x, padding if padded else None
+
+
+@every_module
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_the_last_queries_are_the_last_rows_of_the_whole(name, options, norm, causal, padded):
+    module = build(name, options, norm, causal)
+    for queries, keys in LENGTHS:
+        x, padding = random_input(keys, padded)
+        w = torch.randn(queries, B, E, dtype=torch.float64)
+        if padded:
+            w[padding.T[keys - queries :]] = 0  # what comes out at padding is nobody's business
+        leaves, results = [x, *module.parameters()], []
+        whole, _ = module(x, key_padding_mask=padding)
+        last, _ = module(x[keys - queries :], x, x, key_padding_mask=padding)
+        for out in (last, whole[keys - queries :]):
+            gradients = torch.autograd.grad((out * w).sum(), leaves, materialize_grads=True)
+            results.append((out * (w != 0), *gradients))
+        assert_same(*results)
+
+
+@every_module
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_more_keys_after_an_incremental_state(name, options, norm, padded):
+    """The positions that came as keys alone are part of the state, as if they had been queries too."""
+    module = build(name, options, norm)
+    x, padding = random_input(9, padded)
+    whole, state = module(x, key_padding_mask=padding)[0], {}
+    for start, query, stop in ((0, 0, 2), (2, 4, 6), (6, 6, 7), (7, 8, 9)):
+        mask = padding[:, start:stop] if padded else None
+        out, _ = module(x[query:stop], x[start:stop], key_padding_mask=mask, incremental_state=state)
+        real = ~padding.T[query:stop] if padded else slice(None)
+        assert_same(out[real], whole[query:stop][real])
+
+
+@pytest.mark.parametrize("norm", [None, *NORMS])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_fewer_keys_than_queries_are_refused(norm, causal):
+    x, _ = random_input(5, False)
+    with pytest.raises(ValueError, match=r"4 are too few for 5$") as error:
+        build("rope", {}, norm, causal)(x, x[1:])
+    assert "\n" not in str(error.value)

@@ -1,0 +1,65 @@
+"""The decoding command, on random tokens and on a data folder, and what it compares."""
+
+from argparse import Namespace
+from unittest.mock import patch
+
+import pytest
+from tiny import run_command
+
+from fairseq_lrpe.measure import decoding
+
+SMALL = "--layers 1 --batch-size 3 --beam 2 --rounds 2".split()
+
+
+def decode(*words):
+    return run_command("python", "-m", "fairseq_lrpe.measure.decoding", *words)
+
+
+def test_the_command():
+    done = decode(*SMALL, "--length", 9, "--vocab-size", 60, "--methods", "base", "t5")
+    assert done.returncode == 0, done.stderr
+    assert "9 random tokens: 1 + 1 layers, beam 2, batch 3, 2 interleaved batches" in done.stdout
+    rows = [line.split("│")[1].strip() for line in done.stdout.splitlines() if "│" in line]
+    assert rows == ["linear_transformer_base", "softmax_transformer_base", "softmax_transformer_t5"]
+
+
+def test_on_a_data_folder(tmp_path):
+    for split, count in (("train", 20), ("test", 7)):
+        for language in ("en", "de"):
+            lines = (" ".join(f"{language}{(i * j) % 5}" for j in range(2 + i)) + "\n" for i in range(count))
+            (tmp_path / f"{split}.{language}").write_text("".join(lines))
+    words = ["-s", "en", "-t", "de", "--trainpref", tmp_path / "train", "--testpref", tmp_path / "test"]
+    done = run_command("fairseq-preprocess", *words, "--destdir", tmp_path / "bin", "--workers", 1)
+    assert done.returncode == 0, done.stderr
+    done = decode(*SMALL, "--rounds", 9, "--data", tmp_path / "bin", "--attention", "linear")
+    assert done.returncode == 0, done.stderr
+    assert "bin, test: 1 + 1 layers" in " ".join(done.stdout.split())
+    assert "3 interleaved batches" in " ".join(done.stdout.split())  # 7 sentences have no more
+
+
+def test_wrong_requests_get_one_sentence(tmp_path):
+    done = decode("--data", tmp_path)
+    assert done.returncode == 1 and "holds no binarised test split" in done.stderr.splitlines()[-1]
+    for words, sentence in (
+        (["--methods", "t5", "--attention", "linear"], "t5 works in softmax attention alone"),
+        (["--vocab-size", 3], "--vocab-size must be at least 5, not 3"),
+        (["--rounds", 0], "--rounds must be at least 1, not 0"),
+    ):
+        done = decode(*words)
+        assert done.returncode == 2 and sentence in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("arch", ["linear_transformer_base", "softmax_transformer_t5"])
+def test_every_search_has_the_same_steps(arch):
+    args = Namespace(data=None, length=7, layers=1, vocab_size=60, batch_size=3, beam=2, rounds=2)
+    steps, own = [], decoding.SequenceGenerator.generate
+
+    def generate(self, models, batch):
+        found = own(self, models, batch)
+        steps.append([len(beam[0]["tokens"]) for beam in found])
+        return found
+
+    with patch.object(decoding.SequenceGenerator, "generate", generate), patch.object(decoding, "WARM_UP", 2):
+        times = decoding.compare(arch, args, lambda: None)
+    assert steps == [[3] * 3] * 2 + [[8] * 3] * 4
+    assert len(times) == 2 and all(ours > 0 and theirs > 0 and n == 3 for ours, theirs, n in times)

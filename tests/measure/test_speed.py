@@ -1,0 +1,28 @@
+"""The speed command, for each family that it knows."""
+
+import pytest
+from tiny import run_command
+
+from fairseq_lrpe.measure.speed import published_speeds
+
+SMALL = "--layers 1 --length 600 --batch-size 1 --vocab-size 100 --rounds 1 --attention linear".split()
+
+
+@pytest.mark.parametrize("family", ["lm", "roberta", "transformer"])
+def test_the_command(family):
+    words = [*SMALL, "--family", family, "--methods", "rope", "base", "fairseq"]
+    done = run_command("python", "-m", "fairseq_lrpe.measure.speed", *words)
+    assert done.returncode == 0, done.stderr
+    assert f"{family}, linear attention: 1 layers, 1 × 600 tokens" in done.stdout
+    assert "0.86" in done.stdout and "0.97" in done.stdout  # the published ratios of rope
+    for row in ("rope", "base, softmax", "fairseq"):
+        assert any(row in line and "│" in line for line in done.stdout.splitlines())
+
+
+def test_published_speeds_are_those_of_the_papers_tables():
+    """TMLR Table 6, of linear attention alone, and what can be read of ICLR Table 9."""
+    speeds = published_speeds()
+    assert speeds["TMLR Table 6"]["linear", "spe"] == 0.61
+    assert speeds["ICLR Table 9"]["linear", "iclr_type2"] == 0.91
+    assert speeds["ICLR Table 9"]["softmax", "rope"] == 0.95
+    assert {attention for attention, _ in speeds["TMLR Table 6"]} == {"linear"}

@@ -1,0 +1,210 @@
+"""The chunk form against the definition at every length, its precision, its memory, and what it refuses."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+from exact import assert_same
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairseq_lrpe.ops import linear_attention
+from fairseq_lrpe.ops.linear_attention import chunk_causal
+
+
+def draw_inputs(data):
+    """Float64 leaves by argument name, and the other arguments."""
+    n, before = data.draw(st.integers(1, 300), "length"), data.draw(st.sampled_from([0, 0, 1, 30]), "before")
+    batch, heads = (data.draw(st.integers(1, 3), x) for x in "BH")
+    d, dv = (data.draw(st.integers(1, 9), x) for x in ("d", "dv"))
+    g = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6), "seed"))
+
+    def random(*shape):
+        return torch.rand(batch, heads, *shape, generator=g, dtype=torch.float64)
+
+    leaves = {"q": random(n, d), "k": random(before + n, d), "v": random(before + n, dv) - 0.5}
+    if data.draw(st.booleans(), "state"):
+        leaves |= {"kv": random(d, dv) - 0.5, "k_sum": random(d)}
+    if data.draw(st.booleans(), "decay"):
+        leaves["log_decay"] = -random(1)[0, :, 0] * data.draw(st.sampled_from([0.01, 1.0, 30.0]), "strength")
+    padding = {
+        "none": None,
+        "some": torch.rand(batch, before + n, generator=g) < 0.5,
+        "rows": (torch.rand(batch, generator=g) < 0.5)[:, None].expand(batch, before + n),
+        "all": torch.ones(batch, before + n, dtype=torch.bool),
+    }[data.draw(st.sampled_from(["none", "some", "rows", "all"]), "padding")]
+    return leaves, {"causal": True, "normalize": data.draw(st.booleans(), "normalize"), "padding": padding}
+
+
+def results(leaves, *, padding, **options):
+    """Outputs, state, and the gradients of a random weighted sum of them."""
+    leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
+    inputs = dict(leaves)
+    state = inputs.pop("kv", None), inputs.pop("k_sum", None)
+    out, new = linear_attention(
+        **inputs,
+        **options,
+        key_padding_mask=padding,
+        state=None if state[0] is None else state,
+        return_state=True,
+    )
+    g = torch.Generator().manual_seed(1)
+    loss = sum((x * torch.randn(x.shape, generator=g, dtype=torch.float64)).sum() for x in (out, *new))
+    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return out, *new, *gradients
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_every_length_width_decay_and_padding(data):
+    leaves, options = draw_inputs(data)
+    expected = results(leaves, backend="reference", **options)
+    size = data.draw(st.sampled_from([None, 1, 7, 16, 64]), "chunk size")
+    # How much is worked on at a time: one chunk of one sequence, some, or all.
+    elements = data.draw(st.sampled_from([1, 500, 2000, 2**18]), "elements")
+    with patch.object(chunk_causal, "_elements", lambda device: elements):
+        actual = results(leaves, backend="chunk", chunk_size=size, **options)
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("normalize", [False, True], ids=["sum", "normalized"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_gradcheck(causal, normalize):
+    g = torch.Generator().manual_seed(0)
+    shapes = (2, 2, 7, 3), (2, 2, 7, 3), (2, 2, 7, 2), (2,), (2, 2, 3, 2), (2, 2, 3)
+    q, k, v, decay, kv, k_sum = (
+        torch.rand(shape, generator=g, dtype=torch.float64).requires_grad_() for shape in shapes
+    )
+
+    def function(q, k, v, decay, kv, k_sum):
+        out, state = linear_attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            normalize=normalize,
+            log_decay=-decay if causal else None,
+            state=(kv, k_sum),
+            return_state=True,
+            chunk_size=3,
+        )
+        return out, *state
+
+    assert torch.autograd.gradcheck(function, (q, k, v, decay, kv, k_sum))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("decay", [None, -0.02], ids=["plain", "decay"])
+def test_half_precision_against_float64(dtype, decay):
+    """Output: float32's rounding of 300 terms. Gradients: twice half precision's, of the largest number."""
+    g = torch.Generator().manual_seed(0)
+    half = {name: torch.rand(2, 2, 300, 16, generator=g).to(dtype) for name in "qkv"}
+    options = {"causal": True, "normalize": True, "padding": None}
+    if decay:
+        options["log_decay"] = torch.tensor([decay, 2 * decay], dtype=torch.float64)
+    exact = results({name: x.double() for name, x in half.items()}, backend="reference", **options)
+    actual = results(half, backend="chunk", **options)
+    for ours, theirs in zip(actual[:3], exact[:3], strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+    for ours, theirs in zip(actual[3:], exact[3:], strict=True):
+        assert ours.dtype == dtype
+        assert (ours.double() - theirs).abs().max() <= 2 * torch.finfo(dtype).eps * theirs.abs().max()
+
+
+@pytest.mark.parametrize("decay", [None, [-1e-5, -3.0]], ids=["plain", "decay"])
+def test_a_hundred_thousand_tokens(decay):
+    g = torch.Generator().manual_seed(0)
+    leaves = {name: torch.rand(1, 2, 100_000, 8, generator=g) for name in "qkv"}
+    options = {"causal": True, "normalize": True, "padding": None}
+    if decay:
+        options["log_decay"] = torch.tensor(decay)
+    actual = results(leaves, backend="chunk", **options)
+    exact = results({name: x.double() for name, x in leaves.items()}, backend="chunk", **options)
+    for ours, theirs in zip(actual, exact, strict=True):
+        assert torch.isfinite(ours).all()
+        assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
+
+
+def test_a_sequence_does_not_feel_its_batch():
+    g = torch.Generator().manual_seed(0)
+    leaves = {name: torch.rand(5, 2, 130, 4, generator=g, dtype=torch.float64) for name in "qkv"}
+    options = {"causal": True, "normalize": True, "padding": None, "log_decay": torch.tensor([-0.1, -1.0])}
+    together = linear_attention(**leaves, **{**without_padding(options), "backend": "chunk"})
+    for b in range(5):
+        alone = linear_attention(
+            **{name: x[b : b + 1] for name, x in leaves.items()}, **without_padding(options), backend="chunk"
+        )
+        assert_same(together[b : b + 1], alone, 1e-13)
+
+
+def without_padding(options):
+    return {name: x for name, x in options.items() if name != "padding"}
+
+
+def test_the_same_numbers_every_time():
+    g = torch.Generator().manual_seed(0)
+    leaves = {name: torch.rand(4, 4, 500, 16, generator=g) for name in "qkv"}
+    options = {"causal": True, "normalize": True, "padding": None, "backend": "chunk"}
+    first, second = results(leaves, **options), results(leaves, **options)
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_strided_inputs_are_left_as_they_are():
+    """q, k and v as views of a projection's output (L, B, H·d): same results, nothing written into them.
+
+    What comes of them lies in memory as they do, so that it goes on as (L, B, H·d) without a copy.
+    """
+    g = torch.Generator().manual_seed(0)
+    rows = {name: torch.rand(70, 2, 3 * 4, generator=g, dtype=torch.float64) for name in "qkv"}
+    views = {name: x.unflatten(-1, (3, 4)).permute(1, 2, 0, 3) for name, x in rows.items()}
+    before = {name: x.clone() for name, x in rows.items()}
+    options = {"causal": True, "normalize": True, "padding": None, "backend": "chunk"}
+    options["log_decay"] = torch.tensor([-0.1, -1.0, -2.0], dtype=torch.float64)
+    plain = results({name: x.contiguous() for name, x in views.items()}, **options)
+    assert_same(results(views, **options), plain, 1e-13)
+    leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
+    out = linear_attention(**leaves, **without_padding(options))
+    gradients = torch.autograd.grad(out.sum(), list(leaves.values()))
+    assert all(torch.equal(rows[name], before[name]) for name in rows)
+    assert all(x.permute(2, 0, 1, 3).is_contiguous() for x in (out, *gradients))
+
+
+@pytest.mark.parametrize("decay", [None, -0.1], ids=["plain", "decay"])
+def test_the_backward_pass_leaves_what_was_kept(decay):
+    g = torch.Generator().manual_seed(0)
+    leaves = [torch.rand(2, 2, 200, 4, generator=g, dtype=torch.float64).requires_grad_() for _ in "qkv"]
+    log_decay = decay and torch.full((2,), decay, dtype=torch.float64)
+    out = linear_attention(*leaves, causal=True, normalize=True, log_decay=log_decay, backend="chunk")
+    first, second = (torch.autograd.grad(out.sum(), leaves, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+Q, V = torch.rand(2, 3, 5, 4), torch.rand(2, 3, 5, 6)
+STATE = torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": Q[0]}, r"^q must be \(batch, heads, length, width\), not \(3, 5, 4\)$"),
+        ({"k": Q[..., :3]}, r"^k must be \(2, 3, 5, 4\) .* not \(2, 3, 5, 3\)$"),
+        ({"v": V[:, :1]}, r"^v must be \(2, 3, 5, 6\) .* not \(2, 1, 5, 6\)$"),
+        ({"v": V[:, :, :2]}, r"^v must be \(2, 3, 5, 6\) .* not \(2, 3, 2, 6\)$"),
+        ({"state": (STATE[0].mT, STATE[1])}, r"^state\[0\].* must be \(2, 3, 4, 6\)"),
+        ({"state": (STATE[0], STATE[1][:1])}, r"^state\[1\].* must be \(2, 3, 4\)"),
+        ({"log_decay": torch.zeros(2)}, r"^log_decay must be \(3,\)"),
+        ({"log_decay": torch.zeros(3), "causal": False}, "causal=True"),
+        ({"key_padding_mask": torch.zeros(2, 4, dtype=torch.bool)}, r"^key_padding_mask must be \(2, 5\)"),
+        ({"key_padding_mask": torch.zeros(2, 5)}, "^key_padding_mask must be bool"),
+        ({"chunk_size": 0}, "^chunk_size must be at least 1, not 0"),
+        ({"backend": "magic"}, "'magic'.*auto, reference, chunk, fla"),
+        ({"backend": "fla"}, "^backend 'fla' "),
+    ],
+)
+def test_one_sentence_names_the_argument(change, message):
+    arguments = {"q": Q, "k": Q, "v": V, "causal": True, "normalize": True}
+    linear_attention(**arguments, state=STATE)
+    with pytest.raises(ValueError, match=message) as error:
+        linear_attention(**{**arguments, **change})
+    assert "\n" not in str(error.value)
