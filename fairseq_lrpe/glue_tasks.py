@@ -44,6 +44,11 @@ class Task:
         """The splits on which it is measured."""
         return [split for split in self.files if split.startswith("valid")]
 
+    @property
+    def labelled(self) -> list[str]:
+        """The splits that have labels."""
+        return ["train", *self.development]
+
 
 _ACCURACY_AND_F1 = {"report_acc_and_f1": True}
 TASKS = {

@@ -23,9 +23,10 @@ done
 [ -z "$out" ] || out=$(realpath -m -- "$out")
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 out=${out:-$root/results/quickstart${data:+-$(basename -- "$data")}}
-SECONDS=0
+SECONDS=0 jobs=$(nproc)
+[ "$jobs" -lt 4 ] || jobs=4
 python -m fairseq_lrpe.experiments.schedule quickstart --results "$out" --dry-run "${changes[@]}" >/dev/null
 python -m data_prep text ${data:+--from "$data"} --out "$out/text"
-python -m fairseq_lrpe.experiments.schedule quickstart --results "$out" --jobs "$(nproc)" --cpu \
+python -m fairseq_lrpe.experiments.schedule quickstart --results "$out" --jobs "$jobs" --gpus 0 \
   "data=$out/text/bin" "${changes[@]}" --plot "$out/quickstart.png"
 echo "$SECONDS s in all"

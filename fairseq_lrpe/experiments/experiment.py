@@ -18,7 +18,7 @@ from fairseq_lrpe.files import REPOSITORY, readable
 
 CONFIGS = REPOSITORY / "configs"
 FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
-FREE += ("batch.per_gpu", "train.batch_size", "train.num_workers", "train.data_buffer_size")
+FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
 """Settings that make no other run: where its data is, how it fits the machine, what is asked of it later."""
 
 OPEN = ("evaluations", "grid", "choose")
@@ -63,7 +63,7 @@ def check_yaml(path: Path, content: DictConfig, settings: type) -> None:
         try:
             OmegaConf.merge(settings, OmegaConf.masked_copy(content, [key]))
         except OmegaConfBaseException as error:
-            where = f"{readable(path)}, key {error.full_key or key!r}"
+            where = f"{readable(path)}, key {error.full_key or key}"
             if "not in" not in error.msg:
                 raise ValueError(f"{where}: {error.msg.splitlines()[0]}") from None
             known = ", ".join(f.name for f in fields(error.object_type))
@@ -117,24 +117,28 @@ class Experiment:
     def _check(self):
         """Raises ValueError where settings cannot be met, whatever their types."""
         where = readable(self.paths[0])
-        if missing := sorted(OmegaConf.missing_keys(self.cfg) - set(self.cfg.grid)):
-            raise ValueError(f"{where} lacks the key {missing[0]}")
+        cfg = self._changed(self.changes)
         for name in ("updates", "epochs"):
-            if (self.cfg.get(name) or 1) < 1:  # fairseq would train without end
-                raise ValueError(f"{name}={self.cfg[name]}: at least 1 is needed")
+            value = cfg.get(name, 1)
+            if value is not None and value < 1:  # fairseq would train without end
+                raise ValueError(f"{name}={value}: at least 1 is needed")
         for section in ("choose", "grid"):
             for key, values in self.cfg[section].items():
                 if not values:
                     raise ValueError(f"{section}.{key} is empty: give at least one value, such as [1]")
                 self._locate(key)
         for name, evaluation in self.cfg.evaluations.items():
+            if not isinstance(evaluation, DictConfig | None):
+                raise ValueError(f"{where}, key evaluations.{name} is {evaluation}, not such as {{split: test}}")
             for key in evaluation or ():
                 if key not in self.kind.evaluation_keys:
                     known = ", ".join(self.kind.evaluation_keys)
                     raise ValueError(f"{where}, key evaluations.{name}.{key} is unknown: choose from {known}")
             if evaluation is not None and "split" not in evaluation:
                 raise ValueError(f"{where}, key evaluations.{name} lacks a split")
-        self.kind.check(self.cfg)
+        if missing := sorted(OmegaConf.missing_keys(self.cfg) - set(self.cfg.grid)):
+            raise ValueError(f"{where} lacks the key {missing[0]}")
+        self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
         """(section, name) of a setting; ValueError with the choices where there is none."""
@@ -160,7 +164,10 @@ class Experiment:
         if sort(old) != sort(value) and None not in (old, value):
             raise ValueError(f"{text!r}: {key} is {sort(old)}, such as {old}, not {sort(value)}")
         if is_free(key):
-            section[name] = value
+            try:
+                section[name] = value
+            except OmegaConfBaseException as error:
+                raise ValueError(f"{text!r}: {error.msg.splitlines()[0]}") from None
         elif self._differs(key, value):
             self.changes[key] = as_text(value)
 
@@ -173,8 +180,11 @@ class Experiment:
 
     def settings(self, run: Run) -> DictConfig:
         """Returns the settings of a run, with its changes."""
+        return self._changed(dict(run.changes))
+
+    def _changed(self, changes):
         cfg = copy.deepcopy(self.cfg)
-        for key, text in run.changes:
+        for key, text in changes.items():
             section, name = self._locate(key, cfg)
             section[name] = as_value(text)
             if section is cfg.train:
@@ -214,9 +224,14 @@ class Experiment:
         return [*self.trials(run), *([first] if isinstance(first, Run) else [])]
 
     def other(self, name: str) -> "Experiment":
-        """Returns another experiment, with those of the overrides that it has a key for."""
+        """Returns another experiment, with those of the overrides that it has a key for.
+
+        What this one has a grid of or chooses is this one's alone.
+        """
         if name not in self._others:
-            self._others[name] = Experiment.load(name, own(name, self.overrides))
+            special = {*self.cfg.grid, *self.cfg.choose}
+            shared = [text for text in self.overrides if text.partition("=")[0] not in special]
+            self._others[name] = Experiment.load(name, own(name, shared))
         return self._others[name]
 
     def file_of(self, key: str) -> Path:
@@ -229,10 +244,11 @@ def own(name: str, overrides: Iterable[str]) -> list[str]:
     experiment, found = Experiment.load(name), []
     for text in overrides:
         try:
-            experiment._locate(text.partition("=")[0])
-            found.append(text)
+            section, key = experiment._locate(text.partition("=")[0])
         except ValueError:
-            pass
+            continue
+        if key in section.keys() or section is experiment.cfg.train:
+            found.append(text)
     return found
 
 

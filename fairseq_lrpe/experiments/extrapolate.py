@@ -16,7 +16,7 @@ from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import language_modeling
 from fairseq_lrpe.experiments.launch import absolute
 from fairseq_lrpe.experiments.run import Run
-from fairseq_lrpe.experiments.run_folder import locked, read_json
+from fairseq_lrpe.experiments.run_folder import OldLayout, locked, read_json
 from fairseq_lrpe.experiments.runner import Job
 from fairseq_lrpe.experiments.train import one_sentence
 
@@ -29,6 +29,8 @@ def job_of(folder: Path) -> Job:
     run = Run.parse("/".join([settings.get("experiment", ""), *folder.parts[-2 - len(settings.get("changes", ())) :]]))
     if not settings or run is None:
         raise ValueError(f"{folder} holds no run: give one like results/lm/mini/linear_rope/seed-1")
+    if "kind" not in settings:
+        raise OldLayout(folder)
     experiment = Experiment.load(run.experiment, [f"data={settings['config']['data']}"])
     if experiment.kind is not language_modeling.KIND:
         raise ValueError(f"{folder} is of the kind {settings['kind']}: only language models have a perplexity")

@@ -23,9 +23,7 @@ def main(arguments=None):
         if experiment.kind is not glue.KIND:
             raise ValueError(f"{args.experiment} is no fine-tuning on GLUE: choose from {', '.join(known())}")
         experiment.cfg.starts_from, experiment.cfg.grid["task"] = str(args.checkpoint), args.tasks
-        attention, _, method = glue.pretrained(args.checkpoint)["arch"].partition("_roberta")
-        method = method.removeprefix("_") or "by_flags"
-        runs = experiment.runs(attention, method, args.seeds or experiment.cfg.seeds)
+        runs = experiment.runs(*glue.method_of(args.checkpoint), args.seeds or experiment.cfg.seeds)
         do_all([Job(experiment, run, args.results, choose_launch(args)) for run in runs], args.dry_run)
 
 

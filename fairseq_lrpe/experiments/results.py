@@ -208,6 +208,12 @@ def show(table: Table, found: list[Entry], form: str | None = None) -> None:
     showing[form or (None if sys.stdout.isatty() else "markdown")](blocks(table, found))
 
 
+def plot(table: Table, found: list[Entry], path: Path) -> None:
+    """Draws the validations over the updates and says so."""
+    curves.draw(table.settings.title, found, path)
+    print(f"{path} shows the validations over the updates.", file=sys.stderr)
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(
         prog="python -m fairseq_lrpe.experiments.results",
@@ -228,8 +234,7 @@ def main(arguments=None):
         found = entries.read(table, args.results)
         show(table, found, args.format)
         if args.plot:
-            curves.draw(table.settings.title, found, args.plot)
-            print(f"{args.plot} shows the validations over the updates.", file=sys.stderr)
+            plot(table, found, args.plot)
 
 
 if __name__ == "__main__":

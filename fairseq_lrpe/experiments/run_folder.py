@@ -114,7 +114,8 @@ def check_same(folder: Path, settings: dict) -> None:
     before = read_json(folder / "run.json")
     if before and "kind" not in before:
         raise OldLayout(folder)
-    if not before or not (folder / "checkpoints").is_dir():
+    trained = (folder / name for name in ("checkpoints", "evaluation.json"))
+    if not before or not any(path.exists() for path in trained):
         return
     differing = differences(before["config"], settings["config"])
     for name in ("flags", "precision", "data"):

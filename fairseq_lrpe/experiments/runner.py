@@ -11,7 +11,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import socket
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -92,8 +91,10 @@ class Job:
         """Raises ValueError, in one sentence, for what would fail later."""
         for trial in self.trials():
             trial.check()
-        sizes(self.kind, self.cfg)
+            if not self.kind.evaluations(self.cfg):
+                raise ValueError(f"{self.run} has no evaluation to choose by: give evaluations.NAME={{split: valid}}")
         update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
+        sizes(self.kind, self.cfg)
         train_command(self)
 
 
@@ -146,19 +147,17 @@ def do(job: Job) -> None:
 
 def lead(job: Job) -> None:
     """What the process that has the folder does."""
-    trials = job.trials()
-    if not trials:
-        settings = describe(job)
-        run_folder.check_same(job.folder, settings)
-    elif (before := read_json(job.folder / "run.json")) and "kind" not in before:
-        raise run_folder.OldLayout(job.folder)
+    trials, settings = job.trials(), describe(job)
+    for one in (job, *trials):
+        config = OmegaConf.to_container(one.cfg, resolve=True)
+        run_folder.check_same(one.folder, {**settings, "config": config})
     if finished(job):
         print(f"finished before: {job.folder}")
         return
     if trials:
-        choose(job, trials)
+        choose(job, trials, {**settings, "updates": sum(trial.updates for trial in trials)})
     else:
-        if job.checkpoint.exists() or not read_json(job.folder / "evaluation.json").get("finished"):
+        if not read_json(job.folder / "evaluation.json").get("finished"):
             train(job, settings)
         evaluate(job, missing(job, read_json(job.folder / "evaluation.json")))
     record = read_json(job.folder / "evaluation.json")
@@ -205,40 +204,45 @@ def follow(job: Job) -> None:
 
     Whichever has fairseq's first process tells of the training.
     """
-    for one in job.trials() or [job]:
+    for one in [trial for trial in job.trials() if not lost(trial)] if job.trials() else [job]:
         log = Log(one.folder, f"train-{socket.gethostname()}-{os.getpid()}.log")
         run_folder.train(one.folder, one.updates, train_command(one), log)
 
 
-def choose(job: Job, trials: list[Job]) -> None:
+def choose(job: Job, trials: list[Job], settings: dict) -> None:
     """Does the trials and keeps on record what each measured, and the evaluations of the best.
 
-    The best is by the first evaluation and its kind's first metric; the others' checkpoints are removed.
+    The best is by the first evaluation and its kind's first metric; all checkpoints but the one of the best that
+    was evaluated are removed.
     """
-    settings = describe(job, updates=sum(trial.updates for trial in trials))
     write_json(job.folder / "run.json", settings)
     first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
     tried, done, log = {}, 0, ""
     for trial in trials:
-        record = read_json(trial.folder / "evaluation.json")
-        if trial.checkpoint.exists() or first not in record.get("evaluations", {}):  # else it lost before
+        if not lost(trial):
             do(trial)
-            record = read_json(trial.folder / "evaluation.json")
-        tried[trial_name(job, trial)] = record["evaluations"]
+        tried[trial_name(job, trial)] = read_json(trial.folder / "evaluation.json")["evaluations"]
         done += trial.updates
         log += json.dumps({"kind": "tried", "trial": trial_name(job, trial), "num_updates": done}) + "\n"
         write_whole(job.folder / "log.jsonl", log)
     sign = 1 if job.kind.metrics[metric] == "higher" else -1
     scores = [sign * measured[first][metric] for measured in tried.values()]
     best = max(range(len(trials)), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])
-    for trial in trials:
-        if trial != trials[best]:
-            shutil.rmtree(trial.folder / "checkpoints", ignore_errors=True)
     name, checkpoint = trial_name(job, trials[best]), trials[best].checkpoint
+    for path in (path for trial in trials for path in trial.folder.glob("checkpoints/*.pt")):
+        if path != checkpoint:
+            path.unlink()
     path = os.path.relpath(checkpoint, job.folder)
     record = {"chosen": name, "checkpoint": path, "evaluations": tried[name], "tried": tried}
     write_json(job.folder / "evaluation.json", record)
     print(f"best of {len(tried)}: {name}")
+
+
+def lost(trial: Job) -> bool:
+    """Whether a trial was measured before and gave way to a better one, which alone kept its checkpoint."""
+    record = read_json(trial.folder / "evaluation.json")
+    first = next(iter(trial.kind.evaluations(trial.cfg)), None)
+    return not trial.checkpoint.exists() and "finished" in record and first not in missing(trial, record)
 
 
 def trial_name(job: Job, trial: Job) -> str:
@@ -261,7 +265,7 @@ def keep(job: Job, name: str, measured: dict) -> None:
     write_json(path, {**record, "evaluations": {**record.get("evaluations", {}), name: measured}})
 
 
-def describe(job: Job, updates: int | None = None) -> dict:
+def describe(job: Job) -> dict:
     """Returns what run.json says of a run."""
     first = None
     if job.starts_from:
@@ -275,7 +279,7 @@ def describe(job: Job, updates: int | None = None) -> dict:
         "method": job.run.method,
         "seed": job.run.seed,
         "changes": dict(job.run.changes),
-        "updates": updates or job.updates,
+        "updates": job.updates,
         **asdict(job.launch),
         "flags": job.more,
         "config": OmegaConf.to_container(job.cfg, resolve=True),

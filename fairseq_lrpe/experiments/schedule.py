@@ -18,10 +18,10 @@ from rich.table import Table as RichTable
 
 from fairseq_lrpe.commands import ending_signals
 from fairseq_lrpe.experiments import entries, results, train
-from fairseq_lrpe.experiments.experiment import own
+from fairseq_lrpe.experiments.experiment import is_free, own
 from fairseq_lrpe.experiments.launch import absolute, at_least, update_freq, visible_gpus
 from fairseq_lrpe.experiments.run import Run
-from fairseq_lrpe.experiments.runner import Job, finished, sizes
+from fairseq_lrpe.experiments.runner import Job, finished, lost, sizes
 from fairseq_lrpe.experiments.table import SCALES, Table, tables
 from fairseq_lrpe.files import REPOSITORY
 
@@ -42,7 +42,9 @@ def main(arguments=None):
             return
         ready, failed = with_data(table, planned, gpus)
         failed += run_all(table, ready, args, flags, gpus)
-        results.show(table, entries.read(table, args.results))
+        results.show(table, found := entries.read(table, args.results))
+        if args.plot:
+            results.plot(table, found, args.plot)
     if failed:
         sys.exit("\n".join(["table: not everything is done:", *failed]))
 
@@ -62,6 +64,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--results", type=absolute, default=REPOSITORY / "results", help="default: %(default)s"
     )
+    parser.add_argument("--plot", type=absolute, metavar="FILE.png", help="the validations over the updates")
     parser.add_argument("--dry-run", action="store_true", help="print every run's command and run nothing")
     return parser
 
@@ -87,9 +90,10 @@ def show_tables(folder: Path) -> None:
 
 
 def is_done(table: Table, run: Run, folder: Path) -> bool:
-    """Whether all that is asked of one of the table's runs is on record."""
-    job = Job(table.experiment_of(run), run, folder)
-    return job.folder.is_dir() and finished(job)
+    """Whether all that is asked of one of the table's runs is on record; no more is asked of a trial that lost."""
+    experiment = table.experiment_of(run)
+    job, is_trial = Job(experiment, run, folder), bool(experiment.cfg.choose) and not experiment.trials(run)
+    return job.folder.is_dir() and (finished(job) or (is_trial and lost(job)))
 
 
 def gpus_per_job(args: argparse.Namespace) -> int | None:
@@ -129,9 +133,8 @@ def with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[l
 def arguments_of(run: Run, overrides: Iterable[str]) -> list[str]:
     """Returns what scripts/train.sh takes to do a run."""
     words = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
-    changes = dict(run.changes)
-    others = [text for text in own(run.experiment, overrides) if text.partition("=")[0] not in changes]
-    return [*words, *(f"{key}={value}" for key, value in changes.items()), *others]
+    free = [text for text in own(run.experiment, overrides) if is_free(text.partition("=")[0])]
+    return [*words, *(f"{key}={value}" for key, value in run.changes), *free]
 
 
 def environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:

@@ -142,10 +142,10 @@ class Table:
         if not self.columns:
             raise ValueError(f"the table {name!r} has no small form: leave --scale mini out")
         names = dict.fromkeys(self._experiment(about) for about in self.columns.values() if not about.average)
-        self.experiments = {one: Experiment.load(one, own(one, overrides)) for one in names}
-        for text in overrides:
-            if not any(own(one, [text]) for one in names):
-                Experiment.load(next(iter(names)), [text])  # tells what is wrong
+        owned = {one: own(one, overrides) for one in names}
+        # What no experiment has is new to all, such as an evaluation, or refused.
+        new = [text for text in overrides if not any(text in texts for texts in owned.values())]
+        self.experiments = {one: Experiment.load(one, [*texts, *new]) for one, texts in owned.items()}
         self.cells = self._cells(published)
 
     def _experiment(self, column):

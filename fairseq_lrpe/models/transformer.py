@@ -1,4 +1,4 @@
-"""Registers fairseq's ``transformer``, for translation, with our self-attention and its own cross attention."""
+"""Registers fairseq's translation ``transformer`` with our self-attention and its own cross attention."""
 
 from dataclasses import dataclass
 from typing import Optional

@@ -10,15 +10,17 @@ import pytest
 import torch
 from tiny import BIN, REPOSITORY, run_command
 
-from fairseq_lrpe.experiments import train
+from fairseq_lrpe.experiments import run_folder, train
+from fairseq_lrpe.experiments.launch import choose_launch
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=2 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.decoder_attention_heads=4 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 "
     "train.warmup_updates=4 train.validate_interval_updates=100 "
     "train.save_interval_updates=100 updates=300"
 ).split()
-VALID = "evaluate.splits=[valid]"  # enough where the evaluation is not the matter
+FREE = ("data", "batch.per_gpu", "evaluations", "train.log_interval")
+VALID = "evaluations.test=null"  # enough where the evaluation is not the matter
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +29,10 @@ def small(data_bin):
     return ["lm/mini", "tmlr_type1", "--cpu", *SMALL, f"data={data_bin}"]
 
 
-def folder_in(results):
-    return results / "lm/mini/linear_tmlr_type1/seed-1"
+def folder_in(results, words=SMALL, method="linear_tmlr_type1", experiment="lm/mini"):
+    """The run's folder, a level for each change in the order of their keys."""
+    changes = sorted(word for word in map(str, words) if "=" in word and not word.startswith(FREE))
+    return results.joinpath(experiment, method, *changes, "seed-1")
 
 
 def run(words, *more):
@@ -92,7 +96,9 @@ def test_an_interrupted_evaluation_trains_no_further(continued):
     (folder / "evaluation.json").unlink()
     before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
     assert run(words).returncode == 0
-    assert json.loads((folder / "evaluation.json").read_text())["splits"] == json.loads(done)["splits"]
+    again = json.loads((folder / "evaluation.json").read_text())["evaluations"]
+    for name in ("valid", "test"):
+        assert again[name] == json.loads(done)["evaluations"][name]
     assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
 
 
@@ -103,17 +109,16 @@ def test_everything_is_in_the_run_folder(continued):
     told = json.loads((folder / "run.json").read_text())
     expected = {
         "experiment": "lm/mini",
-        "family": "lm",
+        "kind": "language_modeling",
         "attention": "linear",
         "method": "tmlr_type1",
         "seed": 1,
-        "arch": "linear_lm_tmlr_type1",
+        "changes": dict(word.split("=") for word in sorted(SMALL) if not word.startswith(FREE)),
         "updates": 300,
         "gpus": 0,
         "nodes": 1,
         "cpu": True,
         "precision": "fp32",
-        "overrides": [word for word in words if "=" in word],
         "flags": ["--decoder-layerdrop", "0.1"],
     }
     assert {key: told[key] for key in expected} == expected
@@ -125,11 +130,14 @@ def test_everything_is_in_the_run_folder(continued):
     assert {e["kind"] for e in log} == {"train_inner", "valid", "train"}
     assert all(isinstance(e["loss"], float) for e in log if e["kind"] == "train_inner")
     evaluation = json.loads((folder / "evaluation.json").read_text())
-    assert set(evaluation) == {"splits", "finished"} and list(evaluation["splits"]) == ["valid", "test"]
+    assert set(evaluation) == {"evaluations", "finished"}
+    measured = evaluation["evaluations"]
+    assert list(measured) == ["training", "valid", "test"] and measured["training"]["tokens_per_second"] > 0
     best = min(e["valid_ppl"] for e in log if e["kind"] == "valid")
-    assert evaluation["splits"]["valid"]["perplexity"] == pytest.approx(best, rel=2e-3)
-    for split in evaluation["splits"].values():
-        assert 2 ** split["loss"] == pytest.approx(split["perplexity"], rel=1e-3) and split["tokens"] > 400
+    assert measured["valid"]["perplexity"] == pytest.approx(best, rel=2e-3)
+    for name in ("valid", "test"):
+        found = measured[name]
+        assert 2 ** found["loss"] == pytest.approx(found["perplexity"], rel=1e-3) and found["tokens"] > 400
     checkpoints = {path.name for path in folder.glob("checkpoints/*")}
     assert {"checkpoint_best.pt", "checkpoint_last.pt"} <= checkpoints
     assert not list(folder.rglob("*.part"))
@@ -138,10 +146,73 @@ def test_everything_is_in_the_run_folder(continued):
 def test_other_settings_are_refused(continued, capsys):
     words, folder, _ = continued
     with pytest.raises(SystemExit) as refused:
-        train.main([*words[: words.index("--")], "train.lr=1e-3", "--gpus", "1"])
+        train.main(words[: words.index("--")])
     sentence = refused.value.code
-    assert f"{folder} holds a run with other settings (train.lr was 0.005, now 0.001; " in sentence
+    assert f"{folder} holds a run with other settings (" in sentence and "\n" not in sentence
     assert "flags was ['--decoder-layerdrop', '0.1'], now []): give the same, another --results" in sentence
+
+
+def test_another_value_is_another_run_beside(continued, capsys):
+    words, folder, _ = continued
+    train.main([*words[: words.index("--")], "train.lr=1e-3", "--dry-run"])
+    beside = folder.parents[1] / "train.lr=0.001"
+    assert "--lr 0.001" in (said := capsys.readouterr().out) and "/train.lr=0.001/" in said
+    assert not beside.exists()
+
+
+def test_one_more_evaluation_is_measured_without_another_training(continued):
+    words, folder, _ = continued
+    before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
+    cut = words.index("--")
+    done = run([*words[:cut], "evaluations.far={split: test, length: 64}", *words[cut:]])
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "evaluation.json").read_text())["evaluations"]
+    assert found["far"]["settings"]["length"] == 64 and found["far"]["tokens"] == found["test"]["tokens"]
+    assert found["far"]["perplexity"] != found["test"]["perplexity"]
+    assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
+    assert run(words).stdout == f"finished before: {folder}\n"  # what is asked no longer stays on record
+
+
+def test_a_run_of_the_old_layout_is_refused(small, tmp_path):
+    folder = folder_in(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text('{"config": {}, "started": "2026-01-01"}')
+    with pytest.raises(SystemExit, match="holds a run of an earlier version, .*: move it away, or give another"):
+        train.main([*small, "--results", str(tmp_path)])
+
+
+def test_what_never_trained_may_start_with_other_settings(small, tmp_path):
+    """A flag that fairseq refuses is told by file and key, and mended in the YAML."""
+    done = run([*small, "--results", tmp_path, "train.activation_fn=swish", VALID])
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "lm/wikitext103.yaml, key train.activation_fn: fairseq-train refuses it" in last
+    folder = folder_in(tmp_path, [*SMALL, "train.activation_fn=swish"])
+    assert not (folder / "checkpoints").exists() and not (folder / "evaluation.json").exists()
+    assert run([*small, "--results", tmp_path, "train.activation_fn=swish", "--", "--dropout", "0.2"]).returncode == 1
+
+
+def test_a_choice_is_made_on_validation_and_all_tried_kept(small, tmp_path):
+    words = [*small, "--results", tmp_path, "updates=40", VALID, "train.validate_interval_updates=20"]
+    words = [*words, "train.save_interval_updates=20", "choose.train.lr=[1e-2, 1e-6]"]
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    changes = {word.split("=")[0]: word for word in words if isinstance(word, str) and "=" in word}
+    folder = folder_in(tmp_path, [w for w in changes.values() if not w.startswith("choose")])
+    record = json.loads((folder / "evaluation.json").read_text())
+    assert record["chosen"] == "train.lr=0.01" and set(record["tried"]) == {"train.lr=0.01", "train.lr=1e-06"}
+    scores = {name: found["valid"]["perplexity"] for name, found in record["tried"].items()}
+    assert min(scores, key=scores.get) == record["chosen"]
+    assert record["evaluations"]["valid"]["perplexity"] == min(scores.values())
+    assert (folder / record["checkpoint"]).is_file()
+    [kept] = tmp_path.rglob("checkpoint_best.pt")
+    assert kept.samefile(folder / record["checkpoint"])
+    assert run(words).stdout == f"finished before: {folder}\n"
+    trained = kept.stat().st_mtime_ns
+    more = [word for word in words if not str(word).startswith("choose")]
+    done = run([*more, "choose.train.lr=[1e-2, 1e-6, 1e-7]"])
+    assert done.returncode == 0 and done.stdout.count("fairseq-train ") == 1, done.stdout + done.stderr
+    assert len(json.loads((folder / "evaluation.json").read_text())["tried"]) == 3
+    assert kept.stat().st_mtime_ns == trained
 
 
 def test_a_folder_in_use_is_refused(small, tmp_path):
@@ -155,8 +226,9 @@ def test_a_folder_in_use_is_refused(small, tmp_path):
 
 
 def test_two_nodes_without_gpus_train_one_model(small, tmp_path):
-    words, folder = [*small, "--results", str(tmp_path)], folder_in(tmp_path)
+    words = [*small, "--results", str(tmp_path)]
     words += ["batch.per_gpu=2", "updates=4", "train.log_interval=1", VALID]
+    folder = folder_in(tmp_path, [*SMALL[:-1], "updates=4"])
     words += ["--gpus", "1", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}"]
     nodes = [start(words) for _ in range(2)]
     ends = [(node.communicate(timeout=120), node.returncode) for node in nodes]
@@ -174,7 +246,7 @@ def test_a_few_updates_at_the_papers_size(data_bin, tmp_path):
     words = ["lm/wikitext103", "tmlr_type1", "--cpu", "--results", tmp_path, f"data={data_bin}", *flags]
     done = run(words)
     assert done.returncode == 0, done.stderr
-    folder = tmp_path / "lm/wikitext103/linear_tmlr_type1/seed-1"
+    folder = folder_in(tmp_path, flags, experiment="lm/wikitext103")
     losses = [e["loss"] for e in entries(folder) if e["kind"] == "train_inner"]
     assert len(losses) == 2 and losses[1] < losses[0]
     state = torch.load(folder / "checkpoints/checkpoint_last.pt", weights_only=True)["model"]
@@ -182,7 +254,7 @@ def test_a_few_updates_at_the_papers_size(data_bin, tmp_path):
 
 
 @pytest.mark.parametrize("words, message", [
-    (["lm/mini", "base", "data=nowhere"], "nowhere lacks dict.txt, train.bin, valid.bin, test.bin: make it"),
+    (["lm/mini", "base", "data=nowhere"], "nowhere lacks dict.txt, train.bin, train.idx, valid.bin, valid.idx, test.bin, test.idx: `bash"),
     (["lm/mini", "base", "--cpu", "--precision", "fp16"], "--precision fp16 needs a GPU"),
     (["lm/mini", "base", "--cpu", "--gpus", "3"], "8 sequences is no multiple of 3 GPUs × 8"),
     (["lm/mini", "base", "--cpu", "--gpus", "1", "--nodes", "2"], "--rendezvous HOST:PORT"),
@@ -212,29 +284,33 @@ def test_bf16_is_refused_on_a_card_without_it(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
     words = ["lm/mini", "base", "--precision"]
-    assert train.choose_launch(train.parse(words[:2]))["precision"] == "fp16"
+
+    def launch(words):
+        return choose_launch(train.parse(train.parser(), words)[0])
+
+    assert launch(words[:2]).precision == "fp16"
     with pytest.raises(ValueError, match=r"capability 8.0 and Tesla V100 has less: use fp16"):
-        train.choose_launch(train.parse([*words, "bf16"]))
+        launch([*words, "bf16"])
     with pytest.raises(ValueError, match="--gpus 2: this machine has 1"):
-        train.choose_launch(train.parse([*words[:2], "--gpus", "2"]))
+        launch([*words[:2], "--gpus", "2"])
 
 
 def test_a_checkpoint_cut_short_gives_way_to_its_original(tmp_path):
     last, original = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_8.pt"
     torch.save({"updates": 8}, original)
     last.write_bytes(original.read_bytes()[:100])
-    train.mend(tmp_path)
+    run_folder.mend(tmp_path)
     assert torch.load(last, weights_only=True) == {"updates": 8}
-    train.mend(tmp_path)
+    run_folder.mend(tmp_path)
     assert last.exists()
 
 
 def test_repeated_updates_count_once(tmp_path):
-    log = train.Log(tmp_path)
+    log = run_folder.Log(tmp_path)
     line = '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "loss": "%s", "num_updates": "%s"}\n'
     for loss, updates in ((9, 10), (8, 20), (7.5, 20)):
         log.take(line % (loss, updates))
-    log = train.Log(tmp_path)
+    log = run_folder.Log(tmp_path)
     log.take(line % ("nan", 30))
     log.take("something else\n")
     found = [(e["num_updates"], e["loss"]) for e in entries(tmp_path)]

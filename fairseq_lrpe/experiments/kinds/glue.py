@@ -1,6 +1,7 @@
 """Fine-tuning of a pretrained RoBERTa on a task of GLUE, measured by its predictions."""
 
 import json
+import logging
 import math
 from argparse import Namespace
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from fairseq_lrpe import layouts
 from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.experiments.kinds.base import Kind, Settings
 from fairseq_lrpe.files import REPOSITORY, readable
-from fairseq_lrpe.glue_tasks import task_named
+from fairseq_lrpe.glue_tasks import TASKS, task_named
+from fairseq_lrpe.methods import canonical
 
 SHAPE = (
     "encoder_layers",
@@ -53,6 +55,12 @@ class Glue(Kind):
         for rate in cfg.choose.get("train.lr", ()):
             if not isinstance(rate, float | int) or not 0 < rate < math.inf:
                 raise ValueError(f"choose.train.lr has {rate!r}: learning rates are numbers above 0")
+        labelled = dict.fromkeys(split for task in TASKS.values() for split in task.labelled)
+        for name, evaluation in super().evaluations(cfg).items():
+            if evaluation["split"] not in labelled:
+                known = ", ".join(labelled)
+                split = evaluation["split"]
+                raise ValueError(f"evaluations.{name}: GLUE has no labels of {split!r}, only of {known}")
 
     def data(self, cfg):
         folder = self.folder(cfg)
@@ -66,16 +74,27 @@ class Glue(Kind):
 
     def evaluations(self, cfg):
         """Returns those of the task: MNLI alone has a second development set."""
-        splits = task_named(cfg.task).files
+        splits = task_named(cfg.task).labelled
         return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
 
     def updates(self, cfg):
+        if not (self.folder(cfg) / "rows.json").is_file():
+            raise ValueError(
+                f"{self.folder(cfg)} holds no data of {cfg.task}: bash data_prep/prepare.sh glue {cfg.task} "
+                "makes it, or override data=FOLDER with its --out"
+            )
         rows = json.loads((self.folder(cfg) / "rows.json").read_text())
         return cfg.epochs * math.ceil(rows["train"] / cfg.batch.total)
 
     def flags(self, job):
         cfg, task, updates = job.cfg, task_named(job.cfg.task), self.updates(job.cfg)
         model = pretrained(job.starts_from)
+        attention, method = method_of(job.starts_from)
+        if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):
+            raise ValueError(
+                f"{job.starts_from} is of {method} in {attention} attention, not of {job.run.method} in "
+                f"{job.run.attention} attention"
+            )
         dictionary = self.folder(cfg) / "input0" / "dict.txt"
         types, trained_on = layouts.vocabulary_size(dictionary) + 1, model["data"] / "dict.txt"  # with <mask>
         same = not trained_on.is_file() or trained_on.read_bytes() == dictionary.read_bytes()
@@ -115,19 +134,26 @@ def predict_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: b
 @cache
 def pretrained(path: Path) -> dict:
     """Returns what has to be known of a checkpoint to go on from it: its arch, flags, types and data."""
-    state = read_checkpoint(path, "scripts/pretrain_roberta.sh makes one")
+    state = read_checkpoint(path, "scripts/train.sh roberta/... makes one")
     model, task = state["cfg"]["model"], state["cfg"]["task"]
     if "_roberta" not in str(model["_name"]):
         raise ValueError(
             f"{path} is of the architecture {model['_name']}: a <linear|softmax>_roberta_... is needed"
         )
-    from fairseq_lrpe.config import position_flags  # it imports fairseq, which takes seconds
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import tells of packages for speech
+    from fairseq_lrpe.config import position_flags  # seconds, of fairseq's import
 
     flags = {name: model[name] for name in SHAPE} | position_flags(Namespace(**model))
     flags["max_positions"] = model["max_positions"] or task.get("tokens_per_sample") or task["max_positions"]
     types = state["model"]["encoder.sentence_encoder.embed_tokens.weight"].size(0)
     data = REPOSITORY / task["data"].split(":")[0]
     return {"arch": model["_name"], "flags": flags, "types": types, "data": data}
+
+
+def method_of(path: Path) -> tuple[str, str]:
+    """Returns a checkpoint's (attention, method); the method is by_flags where its architecture names none."""
+    attention, _, method = pretrained(path)["arch"].partition("_roberta")
+    return attention, method.removeprefix("_") or "by_flags"
 
 
 def measure(name: str, path: Path) -> dict[str, float]:

@@ -9,13 +9,21 @@ from fairseq.optim import lr_scheduler
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 import fairseq_lrpe.models  # noqa: F401
-from fairseq_lrpe.experiments import compose
-from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.experiments import experiment as experiments
+from fairseq_lrpe.experiments.experiment import Experiment
+from fairseq_lrpe.experiments.launch import Launch, train_command
+from fairseq_lrpe.experiments.run import Run, as_text, as_value
+from fairseq_lrpe.experiments.runner import Job
+from fairseq_lrpe.files import REPOSITORY
+from fairseq_lrpe.methods import METHODS, canonical, check_method
 
 
 def command(experiment="lm/wikitext103", method="tmlr_type1", attention="linear", overrides=(), **launch):
-    cfg = compose.load(experiment, overrides)
-    return compose.train_command(cfg, method, attention, 1, **launch)
+    found = Experiment.load(experiment, overrides)
+    check_method(method, attention)
+    [run] = found.runs(attention, method, [1])
+    launch = Launch(**{"gpus": 0, "cpu": not launch.get("gpus"), **launch})
+    return train_command(Job(found, run, REPOSITORY / "results", launch))
 
 
 def flags(words):
@@ -56,7 +64,7 @@ PAPER = {
     "--update-freq": "2",
     "--required-batch-size-multiple": "1",
     "--seed": "1",
-    "--save-dir": "checkpoints",
+    "--save-dir": "results/{experiment}/linear_tmlr_type1/seed-1/checkpoints",
     "--validate-interval-updates": "1000",
     "--validate-interval": "100000",
     "--save-interval-updates": "1000",
@@ -74,8 +82,9 @@ PAPER = {
 def test_the_papers_configuration(experiment):
     words = command(experiment, gpus=8, precision="fp16")
     assert words[:2] == ["fairseq-train", f"data/{experiment[3:]}/bin"]
-    assert flags(words) == PAPER
-    assert compose.load(experiment).seeds == [1, 2, 3, 4, 5]
+    save_dir = PAPER["--save-dir"].format(experiment=experiment)
+    assert flags(words) == {**PAPER, "--save-dir": save_dir}
+    assert Experiment.load(experiment).cfg.seeds == [1, 2, 3, 4, 5]
 
 
 def test_type8_alone_clips_its_gradients():
@@ -120,16 +129,22 @@ def test_a_batch_that_does_not_divide(gpus, nodes, overrides, numbers):
 
 @pytest.mark.parametrize("override, message", [
     ("train.rate=1", "no key 'train.rate', an override is key=value with a key of train: tokens_per_sample"),
-    ("updatse=1", "a key of the experiment: source, family"),
+    ("updatse=1", "a key of the experiment: kind, source"),
     ("updates", "an override is key=value"),
     ("updates.x=1", "has no key 'updates.x'"),
     ("updates=many", "updates is a number, such as 50000, not a text"),
+    ("updates=0", "updates=0: at least 1 is needed"),
     ("seeds=1", "seeds is a list"),
     ("batch=8", "batch is a section, override one of its keys: total, per_gpu"),
+    ("train.shaw_kk=3", "no key 'train.shaw_kk'"),
+    ("evaluations.far={split: test, lenght: 9}", "key evaluations.far.lenght is unknown: choose from split, length"),
+    ("evaluations.far={length: 9}", "evaluations.far lacks a split"),
+    ("grid.train.lr=[]", "grid.train.lr is empty"),
+    ("choose.train.lrr=[1]", "no key 'train.lrr'"),
 ])  # fmt: skip
 def test_wrong_overrides(override, message):
     with pytest.raises(ValueError) as refused:
-        compose.load("lm/wikitext103", [override])
+        Experiment.load("lm/wikitext103", [override])
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -138,10 +153,9 @@ def test_overrides_arrive():
     found = flags(words)
     assert found["--lr"] == "0.001" and found["--max-update"] == "7"
     assert "--share-decoder-input-output-embed" not in found
-    evaluated = flags(
-        compose.evaluate_command(compose.load("lm/mini", ["train.tokens_per_sample=64"]), "test")
-    )
-    assert evaluated["--tokens-per-sample"] == "64" and evaluated["--gen-subset"] == "test"
+    [run] = Experiment.load("lm/mini").runs("linear", "base", [1], {"train.tokens_per_sample": 64})
+    evaluate = Experiment.load("lm/mini").settings(run).evaluate
+    assert evaluate.flags.tokens_per_sample == 64
 
 
 @pytest.mark.parametrize("experiment, method, attention, message", [
@@ -158,10 +172,129 @@ def test_what_does_not_exist(experiment, method, attention, message):
 
 
 def test_methods_with_the_same_flags_are_one_run():
-    assert compose.canonical("ablation_householder_unitary") == "tmlr_type1"
-    assert compose.canonical("iclr_type2") == "tmlr_type2"
-    assert compose.canonical("iclr_type1") == "iclr_type1"
-    assert all(compose.canonical(compose.canonical(name)) == compose.canonical(name) for name in METHODS)
+    assert canonical("ablation_householder_unitary") == "tmlr_type1"
+    assert canonical("iclr_type2") == "tmlr_type2"
+    assert canonical("iclr_type1") == "iclr_type1"
+    assert all(canonical(canonical(name)) == canonical(name) for name in METHODS)
+
+
+# --- a run and its changes ----------------------------------------------------------------------------
+
+
+def runs(overrides=(), experiment="lm/mini", method="shaw", **more):
+    return Experiment.load(experiment, overrides).runs("softmax", method, [1], **more)
+
+
+def test_changes_are_in_the_folders_name_and_come_back_from_it():
+    [run] = runs(["train.shaw_k=4", "train.lr=1e-3", "data=elsewhere", "batch.per_gpu=4"])
+    assert str(run) == "lm/mini/softmax_shaw/train.lr=0.001/train.shaw_k=4/seed-1"
+    assert Run.parse(str(run)) == run
+    [slashed] = runs(["train.adam_betas=(0.9, 0.95)"])
+    assert Run.parse(str(slashed)) == slashed and "(0.9, 0.95)" in dict(slashed.changes).values()
+    assert Run.parse("lm/mini/notes") is None and Run.parse("lm/mini/softmax_shaw/seed-x") is None
+
+
+@pytest.mark.parametrize("value", [True, None, 3, 1e-5, 0.25, "a text", [1, 2.5], "a/b"])
+def test_a_value_is_the_same_after_its_text(value):
+    assert as_value(as_text(value)) == value
+
+
+def test_a_change_to_what_is_there_is_none():
+    assert runs(["train.lr=5e-3", "updates=400"]) == runs()
+    assert runs(changes={"updates": 400, "train.shaw_k": 4}) == runs(["train.shaw_k=4"])
+    # iclr_type8 has a clipping of its own: here it gets everybody's.
+    [run] = runs(["train.clip_norm=0.0"], method="iclr_type8")
+    assert run.changes == (("train.clip_norm", "0"),)
+    assert "iclr_type8" not in Experiment.load("lm/mini").settings(run).by_method or not dict(
+        Experiment.load("lm/mini").settings(run).by_method.iclr_type8
+    )
+
+
+def test_a_change_arrives_in_the_command_and_in_the_paper_rows_way():
+    words = flags(command("lm/mini", "shaw", "softmax", ["train.shaw_k=4"]))
+    assert words["--shaw-k"] == "4"
+    with pytest.raises(ValueError, match="data makes no other run of lm/mini"):
+        runs(changes={"data": "x"})
+
+
+def test_a_grid_has_a_run_for_each_of_its_values():
+    grid = ["grid.train.shaw_k=[4, 16]", "grid.train.lr=[0.005, 0.01]"]
+    assert [run.changes for run in runs(grid)] == [
+        (("train.lr", "0.005"), ("train.shaw_k", "4")),
+        (("train.lr", "0.01"), ("train.shaw_k", "4")),
+        (("train.lr", "0.005"), ("train.shaw_k", "16")),
+        (("train.lr", "0.01"), ("train.shaw_k", "16")),
+    ]
+    [one] = runs([*grid, "train.shaw_k=16", "train.lr=0.005"])
+    assert one in runs(grid)
+
+
+def test_what_is_chosen_are_runs_with_a_change():
+    experiment = Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]"])
+    [run] = experiment.runs("softmax", "shaw", [1])
+    assert [str(trial) for trial in experiment.trials(run)] == [
+        "lm/mini/softmax_shaw/train.shaw_k=4/seed-1",
+        "lm/mini/softmax_shaw/train.shaw_k=8/seed-1",
+    ]
+    assert experiment.needs(run) == experiment.trials(run) and not experiment.trials(experiment.trials(run)[0])
+
+
+def test_fine_tuning_needs_its_pretraining():
+    experiment = Experiment.load("glue/mini")
+    cells = experiment.runs("linear", "rope", [2])
+    assert [dict(run.changes)["task"] for run in cells] == ["SST-2", "CoLA", "MRPC", "RTE", "STS-B"]
+    *trials, pretraining = experiment.needs(cells[3])
+    assert str(pretraining) == "roberta/mini/linear_rope/seed-1"
+    assert [str(trial) for trial in trials] == [
+        f"glue/mini/linear_rope/task=RTE/train.lr={rate}/seed-2" for rate in ("0.0003", "0.001")
+    ]
+    assert experiment.needs(trials[0]) == [pretraining]
+
+
+def test_a_run_is_found_under_each_name_of_its_method(tmp_path):
+    run = Run("mt/multi30k", "linear", canonical("iclr_type4"), 1)
+    own, other = (tmp_path / f"mt/multi30k/linear_{name}/seed-1" for name in ("tmlr_type3", "iclr_type4"))
+    assert run.folder(tmp_path) == own
+    other.mkdir(parents=True)
+    assert run.folder(tmp_path) == other
+    own.mkdir(parents=True)
+    assert run.folder(tmp_path) == own
+
+
+# --- a person's own YAML ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text, message", [
+    ("kidn: x", "key kidn is unknown: choose from kind, source"),
+    ("batch: {totl: 3}", "key batch.totl is unknown: choose from total, per_gpu, unit"),
+    ("updates: many", "key updates: Value 'many' of type 'str' could not be converted to Integer"),
+    ("batch: 3", "key batch: "),
+    ("train: [1]", "key train: "),
+    ("choose: {train.lr: 3}", "key choose.train.lr: "),
+    ("kind: langauge", "key kind: 'langauge' is none of glue, language_modeling"),
+    ("defaults: lm/nowhere", "key defaults: there is no lm/nowhere to build on"),
+    ("a: [", "is not YAML: "),
+    ("- a", "has no keys with values"),
+    ("evaluations: {far: {spilt: test}}", "key evaluations.far.spilt is unknown"),
+    ("epochs: 3", "key epochs is unknown"),
+])  # fmt: skip
+def test_a_slip_in_a_yaml_gets_one_sentence_with_file_and_key(text, message, tmp_path, monkeypatch):
+    (tmp_path / "lm").mkdir()
+    monkeypatch.setattr(experiments, "CONFIGS", tmp_path)
+    if "kind:" not in text and "defaults" not in text and text[0] not in "a-":
+        text += "\nkind: language_modeling"
+    (tmp_path / "lm/own.yaml").write_text(text)
+    with pytest.raises(ValueError) as refused:
+        Experiment.load("lm/own")
+    assert "lm/own.yaml" in str(refused.value) and message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_a_yaml_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "CONFIGS", tmp_path)
+    (tmp_path / "own.yaml").write_text("kind: language_modeling\ndata: x\nbatch: {total: 8}")
+    with pytest.raises(ValueError, match=r"own\.yaml lacks the key batch\.per_gpu"):
+        Experiment.load("own")
 
 
 # --- the real model at the papers' size -------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""A small corpus of translations and a model trained on it, which several tests ask."""
+
+import random
+from pathlib import Path
+
+import pytest
+from tiny import run_command
+
+SMALL = (
+    "batch.total=300 batch.per_gpu=300 updates=30 train.encoder_layers=1 train.decoder_layers=1 "
+    "train.warmup_updates=10 train.validate_interval_updates=15 train.save_interval_updates=15 "
+    "evaluate.flags.beam=2 evaluations.valid=null"
+).split()
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory):
+    """A folder as `data_prep/prepare.sh multi30k` makes it: German is English word by word."""
+    folder, draw = tmp_path_factory.mktemp("corpus"), random.Random(0)
+    words = {"dog": "Hund", "cat": "Katze", "sees": "sieht", "a": "ein", "the": "der", "big": "große"}
+    for split, count in (("train", 300), ("val", 20), ("test", 20)):
+        english = [[draw.choice(list(words)) for _ in range(draw.randrange(3, 9))] for _ in range(count)]
+        for language, translate in (("en", str), ("de", words.get)):
+            lines = (" ".join(map(translate, line)).capitalize() + " .\n" for line in english)
+            (folder / f"{split}.{language}").write_text("".join(lines))
+    words = ["multi30k", "--from", folder, "--workers", 1, "--out", folder / "out", "--bpe-types", 30]
+    done = run_command("python", "-m", "data_prep", *words)
+    assert done.returncode == 0, done.stderr
+    return folder / "out"
+
+
+@pytest.fixture(scope="session")
+def small_translation():
+    """The overrides of the tiny model."""
+    return SMALL
+
+
+@pytest.fixture(scope="session")
+def train_translation(corpus):
+    """train_translation(results, method, *words): trains a tiny model; (its folder, what was printed)."""
+
+    def train(results, method, *words):
+        words = [method, "--cpu", "--results", results, f"data={corpus}/bin", *SMALL, *words]
+        done = run_command("python", "-m", "fairseq_lrpe.experiments.train", "mt/multi30k", *words)
+        assert done.returncode == 0, done.stderr
+        return Path(done.stdout.splitlines()[-1].removeprefix("finished: ")), done.stdout
+
+    return train
+
+
+@pytest.fixture(scope="session")
+def translating(train_translation, tmp_path_factory):
+    """(the folder of a trained and evaluated model, what was printed)."""
+    return train_translation(tmp_path_factory.mktemp("results"), "iclr_type4")

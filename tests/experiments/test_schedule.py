@@ -1,0 +1,139 @@
+"""The tables of runs: which runs they are, and one of them done."""
+
+import json
+
+import pytest
+from omegaconf import OmegaConf
+from tiny import run_command
+
+from fairseq_lrpe.experiments import experiment as experiments
+from fairseq_lrpe.experiments.table import SCALES, Table, tables
+from fairseq_lrpe.methods import canonical
+
+TABLES = {  # runs at full scale and at the small one
+    # Fine-tunings, each of so many trials and their choice, after pretrainings.
+    "tmlr_table1": (7 + 7 * 8 * 5 * (4 + 1), 7 + 7 * 5 * 2 * (2 + 1)),
+    "iclr_table3": (10 + 10 * 4 * (4 + 1), 10 + 10 * 1 * 2 * (2 + 1)),
+    "iclr_table8": (11 + 12, 11 + 12),
+    "iclr_table4": ((11 + 14) * 5, 11 + 14),  # with fairseq's own
+    "tmlr_table2": (8 * 5 * 2, 8 * 3),
+    "tmlr_table5": (9 * 5, 9),
+    "tmlr_figure2": (4 + 4, 4 + 4),
+    "iclr_table2": ((12 + 14) * 5, 12 + 14),
+    "iclr_table5": (3 * 2 * 5, 3 * 2),
+    "quickstart": (4, None),
+}
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null"
+).split()
+CHANGES = "batch.total=4/train.decoder_embed_dim=32/train.decoder_ffn_embed_dim=64/train.decoder_layers=1/"
+CHANGES += "train.tokens_per_sample=32/updates=4"
+
+
+def run(*words):
+    return run_command("python", "-m", "fairseq_lrpe.experiments.schedule", *words)
+
+
+def test_these_are_the_tables(tmp_path):
+    assert set(tables()) == set(TABLES)
+    listed = run("--results", tmp_path)
+    assert listed.returncode == 0, listed.stderr
+    for name, (full, mini) in TABLES.items():
+        [line] = [x for x in listed.stdout.splitlines() if f"│ {name} " in x]
+        assert f"0 of {full} runs" in line and (f"0 of {mini} runs" if mini else "│ - ") in line
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_its_runs(name):
+    for scale, count in zip(SCALES, TABLES[name], strict=True):
+        if count is None:
+            with pytest.raises(ValueError, match="has no small form: leave --scale mini out"):
+                Table(name, scale)
+            continue
+        table = Table(name, scale)
+        runs = table.runs()
+        assert len(runs) == len(set(runs)) == count
+        for number, one in enumerate(runs):
+            assert set(table.needs(one)) <= set(runs[:number])
+        kinds = [table.experiment_of(one).cfg.kind for one in runs]
+        assert "glue" not in kinds[: kinds.count("masked_lm")]  # all pretrainings first
+        for part in (runs[: kinds.count("masked_lm")], runs[kinds.count("masked_lm") :]):
+            assert [one.seed for one in part] == sorted(one.seed for one in part)
+        assert all(canonical(one.method) == one.method for one in runs)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_its_rows_and_columns_are_the_papers(name):
+    table = Table(name)
+    if table.settings.table is None:
+        assert name in ("tmlr_figure2", "quickstart")  # without published numbers
+        return
+    paper = OmegaConf.load(experiments.CONFIGS / "paper" / f"{table.settings.paper}.yaml")
+    published = paper.tables[table.settings.table]
+    rows = {(row.attention, row.row) for row in published.rows if row.method}
+    ours = {(cell.attention, cell.row) for cell in table.cells if cell.runs or cell.parts}
+    assert ours - {("softmax", "fairseq")} == rows
+    assert set(table.settings.columns) == set(published.columns)
+    # Every value that the paper has is measured too, but for rows that are means of others.
+    for row in published.rows:
+        for column in row["values"] if row.method else ():
+            [cell] = [c for c in table.cells if (c.attention, c.row, c.column) == (row.attention, row.row, column)]
+            assert cell.runs or cell.parts, (name, row.row, column)
+
+
+def test_only_some_methods():
+    table = Table("tmlr_table5", "mini")
+    [only] = table.runs(only=["ablation_householder_unitary"])
+    assert only.method == "tmlr_type1"
+    assert table.runs(only=["tmlr_type1"]) == [only]
+    with pytest.raises(ValueError, match="the table has no method 'xl': choose from ablation_householder_unitary"):
+        table.runs(only=["xl"])
+    with pytest.raises(ValueError, match="no table 'table5' in configs/tables: choose from iclr_table2"):
+        Table("table5")
+
+
+def test_changes_of_the_command_line_are_those_of_all_runs():
+    table = Table("tmlr_table1", "mini", ["train.dropout=0.3", "choose.train.lr=[0.5]", "epochs=7"])
+    runs = table.runs(only=["rope"])
+    assert str(runs[0]) == "roberta/mini/linear_rope/train.dropout=0.3/seed-1"
+    assert str(runs[1]) == "glue/mini/linear_rope/epochs=7/task=RTE/train.dropout=0.3/train.lr=0.5/seed-1"
+    assert len(runs) == 1 + 5 * 2 * (1 + 1)
+    with pytest.raises(ValueError, match="has no key 'epoch'"):
+        Table("tmlr_table1", "mini", ["epoch=7"])
+
+
+WORKING = ("ablation_identity_unitary", "ablation_identity_orthogonal")
+FAILING = "ablation_identity_permutation"
+
+
+def test_a_failing_run_stops_no_other_and_a_finished_one_is_not_repeated(data_bin, tmp_path):
+    def folder(method):
+        return tmp_path / f"lm/mini/linear_{method}/{CHANGES}/seed-1"
+
+    folder(FAILING).mkdir(parents=True)
+    (folder(FAILING) / "run.json").write_text('{"config": {"updates": 3}}')  # of an earlier version
+    words = ["tmlr_table5", "--scale", "mini", "--jobs", 2, "--gpus", 0, "--results", tmp_path]
+    words += [*SMALL, f"data={data_bin}", "--only", *WORKING]
+    done = run(*words, FAILING)
+    assert done.returncode == 1
+    for method in WORKING:
+        assert json.loads((folder(method) / "run.json").read_text())["updates"] == 4
+        assert f"finished lm/mini/linear_{method}/{CHANGES}/seed-1" in done.stdout
+    assert f"FAILED   lm/mini/linear_{FAILING}/{CHANGES}/seed-1" in done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"lm/mini/linear_{FAILING}/{CHANGES}/seed-1: train: " in last and "of an earlier version" in last
+    assert "| linear | Identity × Unitary |" in done.stdout and "(4 updates)" in done.stdout
+
+    before = (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
+    again = run(*words)
+    assert again.returncode == 0 and "started" not in again.stdout, again.stderr
+    assert before == (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
+
+
+def test_without_data_nothing_starts(tmp_path):
+    done = run("tmlr_figure2", "--scale", "mini", "--results", tmp_path / "results", "data=nowhere")
+    [sentence] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and "lm/mini left out: " in sentence and "nowhere lacks dict.txt" in sentence
+    assert "roberta/mini left out: " in sentence
+    assert not (tmp_path / "results").exists()
