@@ -1,4 +1,4 @@
-"""fairseq's commands as subprocesses, with their whole output in a log and the telling lines shown."""
+"""Runs fairseq's commands as subprocesses, with their whole output in a log."""
 
 import os
 import signal

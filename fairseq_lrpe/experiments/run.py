@@ -47,7 +47,7 @@ class Run:
     def folder(self, results: Path) -> Path:
         """Returns the folder that it has under a name of its method, or the one that it will have."""
         folders = [results / str(replace(self, method=name)) for name in namesakes(self.method)]
-        return next((folder for folder in folders if folder.is_dir()), folders[0])
+        return next((folder for folder in folders if folder.is_dir()), results / str(self))
 
 
 def as_value(text: str) -> object:

@@ -1,4 +1,4 @@
-"""A table of fine-tunings done by its program, from tiny pretrainings to the zip for GLUE's server."""
+"""A table of fine-tunings done by its program, from a tiny pretraining to the zip for GLUE's server."""
 
 import json
 import os
@@ -15,7 +15,8 @@ from omegaconf import OmegaConf
 from scipy.stats import pearsonr
 from tiny import BIN, REPOSITORY, run_command
 
-from fairseq_lrpe.experiments import finetune
+from fairseq_lrpe.experiments import experiment, finetune, schedule, train
+from fairseq_lrpe.experiments.table import Table
 
 QUIET = {"num_workers": 0, "data_buffer_size": 0}
 ROWS = {"train": 48, "valid": 20, "test": 8}
@@ -31,10 +32,10 @@ PRETRAINING = {
 }
 FINE_TUNING = {
     "defaults": "glue/wikibook",
-    "pretrained": "roberta/mini",
+    "starts_from": "roberta/mini",
     "data": "data/glue",
-    "tasks": ["RTE", "STS-B"],
-    "learning_rates": [1e-3, 1e-2],
+    "grid": {"task": ["RTE", "STS-B"]},
+    "choose": {"train.lr": [1e-3, 1e-2]},
     "batch": {"total": 16, "per_gpu": 16},
     "train": QUIET,
     "seeds": [1],
@@ -95,23 +96,47 @@ def run(place, module, *words):
 
 
 TABLE = ("tmlr_table1", "--scale", "mini", "--only", "rope", "--gpus", "0")
+RATES = "choose.train.lr=[1e-2,1e-3]"
+CHECKPOINT = "results/roberta/mini/linear_rope/seed-1/checkpoints/checkpoint_best.pt"
 
 
 @pytest.fixture(scope="module")
 def done(place):
-    return run(place, "table", *TABLE, "learning_rates=[1e-2,1e-3]")
+    return run(place, "schedule", *TABLE, RATES)
 
 
-def folder_of(place, task):
-    return place / f"results/glue/mini/linear_rope/seed-1/{task}"
+def folder_of(place, task, seed=1, rate=None):
+    """The folder of the run that chooses, or of one of its trials."""
+    trial = [] if rate is None else [f"train.lr={rate}"]
+    return place.joinpath("results/glue/mini/linear_rope", f"task={task}", *trial, f"seed-{seed}")
+
+
+def read(folder, name="evaluation.json"):
+    return json.loads((folder / name).read_text())
+
+
+def trials_of(place, task, seed=1):
+    """{its name in the run that chooses: the folder of a trial}"""
+    found = folder_of(place, task).parent.glob(f"train.lr=*/seed-{seed}")
+    return {folder.parent.name: folder for folder in found}
+
+
+def written(*folders):
+    """When a record or a checkpoint in the folders was written."""
+    paths = [path for f in folders for path in (f / "evaluation.json", *f.glob("checkpoints/*"))]
+    return {path: path.stat().st_mtime_ns for path in paths}
 
 
 def test_the_table_pretrains_and_then_fine_tunes(place, done):
     assert done.returncode == 0, done.stderr
     told = [line.split() for line in done.stdout.splitlines() if line.startswith(("started", "finished"))]
     first = told.index(["finished", "roberta/mini/linear_rope/seed-1"])
+    assert sum("roberta/mini" in run for _, run in told) == 2  # one, started and finished
     for task in ("RTE", "STS-B"):
-        assert first < told.index(["started", f"glue/mini/linear_rope/seed-1/{task}"])
+        trials = [f"glue/mini/linear_rope/task={task}/train.lr={rate}/seed-1" for rate in ("0.01", "0.001")]
+        last = told.index(["started", f"glue/mini/linear_rope/task={task}/seed-1"])
+        for trial in trials:
+            assert first < told.index(["started", trial]) < told.index(["finished", trial]) < last
         assert (folder_of(place, task) / "evaluation.json").exists()
     assert "measured on roberta/mini (4 updates), glue/mini (3 epochs)" in done.stdout
     header = next(line for line in done.stdout.splitlines() if "rte paper" in line)
@@ -119,43 +144,61 @@ def test_the_table_pretrains_and_then_fine_tunes(place, done):
 
 
 def test_nothing_is_repeated(place, done):
-    again = run(place, "table", *TABLE, "learning_rates=[1e-2,1e-3]")
+    again = run(place, "schedule", *TABLE, RATES)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr
-    other = run(place, "table", *TABLE, "learning_rates=[1e-2]", "--dry-run")
+    other = run(place, "schedule", *TABLE, "choose.train.lr=[1e-2]", "--dry-run")
     assert other.returncode == 0 and other.stdout.count("fairseq-train") == 1 + 2
+    words = ["glue/mini", "rope", "task=RTE", RATES, f"starts_from={CHECKPOINT}", "--gpus", "0"]
+    single = run(place, "train", *words)
+    assert single.stdout == f"finished before: {folder_of(place, 'RTE')}\n", single.stderr
 
 
 @pytest.mark.parametrize("task", ["RTE", "STS-B"])
 def test_the_best_learning_rate_counts(place, done, task):
-    folder = folder_of(place, task)
-    found = json.loads((folder / "evaluation.json").read_text())
-    scores = {name: splits[task]["score"] for name, splits in found["tried"].items()}
-    assert set(scores) == {"lr-0.01", "lr-0.001"} and found["splits"][task]["score"] == max(scores.values())
-    [kept] = folder.glob("lr-*/checkpoints/*.pt")
-    assert kept == folder / found["checkpoint"] and scores[kept.parents[1].name] == max(scores.values())
-    for name in scores:
-        log = [json.loads(line) for line in (folder / name / "log.jsonl").read_text().splitlines()]
+    folder, trials = folder_of(place, task), trials_of(place, task)
+    found = read(folder)
+    scores = {name: evaluations["valid"]["score"] for name, evaluations in found["tried"].items()}
+    assert set(scores) == set(trials) == {"train.lr=0.01", "train.lr=0.001"}
+    assert found["evaluations"]["valid"]["score"] == max(scores.values()) == scores[found["chosen"]]
+    assert "finished" in found and "mismatched" not in found["evaluations"]  # which MNLI alone has
+    [kept] = (path for trial in trials.values() for path in trial.rglob("*.pt"))
+    assert kept.samefile(folder / found["checkpoint"]) and kept.is_relative_to(trials[found["chosen"]])
+    for name, trial in trials.items():
+        assert read(trial)["evaluations"] == found["tried"][name]
+        log = [json.loads(line) for line in (trial / "log.jsonl").read_text().splitlines()]
         assert log[-1]["train_num_updates"] == 3 * 3  # epochs of 48 rows, 16 at a time
 
 
 def test_predictions_are_in_the_order_of_the_rows_and_measured_as_fairseq_does(place, done):
     for task, what in (("RTE", "accuracy"), ("STS-B", "pearson")):
-        folder = folder_of(place, task)
         said = (place / f"data/glue/{task}/text/valid.label").read_text().split()
-        for part in folder.glob("lr-*"):
-            rows = [line.split("\t") for line in (part / f"predictions-{task}.tsv").read_text().splitlines()]
+        for part in trials_of(place, task).values():
+            rows = [line.split("\t") for line in (part / "predictions-valid.tsv").read_text().splitlines()]
             assert rows[0] == ["index", "prediction", "target"]
+            measured = read(part)["evaluations"]["valid"]
             if task == "RTE":
                 assert [row[2] for row in rows[1:]] == said
             else:
                 assert [float(row[2]) for row in rows[1:]] == pytest.approx([5 * float(x) for x in said])
-                measured = json.loads((part / "evaluation.json").read_text())["splits"][task]
                 numbers = [[float(row[column]) for row in rows[1:]] for column in (1, 2)]
                 assert measured["pearson"] == pytest.approx(100 * pearsonr(*numbers).statistic)
             log = [json.loads(line) for line in (part / "log.jsonl").read_text().splitlines()]
             best = max(entry[f"valid_{what}"] for entry in log if entry["kind"] == "valid")
-            measured = json.loads((part / "evaluation.json").read_text())["splits"][task]
             assert measured[what] == pytest.approx(best, abs=0.06)  # fairseq rounds
+
+
+def test_no_more_is_asked_of_a_trial_that_lost(place, done, monkeypatch):
+    monkeypatch.setattr(experiment, "CONFIGS", place / "configs")
+    table = Table("tmlr_table1", "mini", [RATES])
+    fine_tunings = [one for one in table.runs(["rope"]) if one.experiment == "glue/mini"]
+    assert all(schedule.is_done(table, one, place / "results") for one in fine_tunings)
+    table.experiments["glue/mini"].cfg.evaluations["seen"] = {"split": "train"}
+    open_ = {str(one) for one in fine_tunings if not schedule.is_done(table, one, place / "results")}
+    expected = set()
+    for task in ("RTE", "STS-B"):
+        folder = folder_of(place, task)
+        expected |= {folder, folder.parent / read(folder)["chosen"] / folder.name}
+    assert open_ == {str(folder.relative_to(place / "results")) for folder in expected}
 
 
 def test_a_submission(place, done):
@@ -174,48 +217,130 @@ def test_a_submission(place, done):
     assert nothing.returncode == 1 and "holds no finished fine-tuning" in nothing.stderr
 
 
+SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu")
+
+
 def test_an_interrupted_fine_tuning_goes_on_with_what_is_missing(place, done):
-    checkpoint = "results/roberta/mini/linear_rope/seed-1/checkpoints/checkpoint_best.pt"
-    words = [checkpoint, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu"]
     process = subprocess.Popen(
-        [BIN / "python", "-m", "fairseq_lrpe.experiments.finetune", *words],
+        [BIN / "python", "-m", "fairseq_lrpe.experiments.finetune", *SECOND],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(place)},
         stdout=subprocess.PIPE,
         text=True,
     )
     for line in process.stdout:
-        if "lr-0.01/" in line:  # the second one's command
+        if "lr=0.01/" in line:  # the second one's command
             break
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 128 + signal.SIGTERM
-    folder = place / "results/glue/mini/linear_rope/seed-2/RTE"
+    folder, first = folder_of(place, "RTE", 2), folder_of(place, "RTE", 2, 0.001)
     assert not (folder / "evaluation.json").exists()
-    before = (folder / "lr-0.001/evaluation.json").stat().st_mtime_ns
-    other = run(place, "finetune", *words, "epochs=1")
-    assert other.returncode == 1 and "epochs was 3, now 1" in other.stderr
-    again = run(place, "finetune", *words)
+    before = (first / "evaluation.json").stat().st_mtime_ns
+    again = run(place, "finetune", *SECOND)
     assert again.returncode == 0, again.stderr
-    assert (folder / "lr-0.001/evaluation.json").stat().st_mtime_ns == before
-    assert len(json.loads((folder / "evaluation.json").read_text())["tried"]) == 2
+    assert f"finished before: {first}\n" in again.stdout
+    assert (first / "evaluation.json").stat().st_mtime_ns == before
+    assert list(read(folder)["tried"]) == ["train.lr=0.001", "train.lr=0.01"]
 
 
-def refusal(*words):
+@pytest.fixture(scope="module")
+def second(place, done):
+    """(folder, trials) of RTE with the second seed, finished."""
+    finished = run(place, "finetune", *SECOND)
+    assert finished.returncode == 0, finished.stderr
+    return folder_of(place, "RTE", 2), trials_of(place, "RTE", 2)
+
+
+def test_other_epochs_are_another_run_beside(place, second):
+    folder, trials = second
+    before = written(folder, *trials.values())
+    other = run(place, "finetune", *SECOND, "epochs=1", "choose.train.lr=[1e-2]")
+    assert other.returncode == 0, other.stderr
+    beside = place / "results/glue/mini/linear_rope/epochs=1/task=RTE"
+    assert read(beside / "seed-2")["chosen"] == "train.lr=0.01"
+    log = (beside / "train.lr=0.01/seed-2/log.jsonl").read_text().splitlines()
+    assert json.loads(log[-1])["train_num_updates"] == 3
+    assert written(folder, *trials.values()) == before
+
+
+def test_more_learning_rates_and_evaluations_later(place, second):
+    folder, trials = second
+    [winner] = (trial for trial in trials.values() if trial.parent.name == read(folder)["chosen"])
+    [loser] = (trial for trial in trials.values() if trial != winner)
+    before = written(loser), written(winner)
+    done = run(place, "finetune", *SECOND, "choose.train.lr=[1e-3,1e-2,1e-6]")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fairseq-train") == 1 and "train.lr=1e-06/seed-2" in done.stdout
+    found = read(folder)
+    assert set(found["tried"]) == {*trials, "train.lr=1e-06"} and "finished" in found
+    scores = {name: evaluations["valid"]["score"] for name, evaluations in found["tried"].items()}
+    assert scores[found["chosen"]] == max(scores.values())
+    assert written(loser) == before[0]
+    [kept] = folder.parent.glob("train.lr=*/seed-2/checkpoints/*.pt")
+    assert kept.samefile(folder / found["checkpoint"])
+    assert (written(winner) == before[1]) == (found["chosen"] == winner.parent.name)
+
+    trained = kept.stat().st_mtime_ns
+    words = ("choose.train.lr=[1e-3,1e-2,1e-6]", "evaluations.seen={split: train}")
+    more = run(place, "finetune", *SECOND, *words)
+    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
+    assert "valid: score " in more.stdout and "seen: score " in more.stdout
+    after = read(folder)
+    assert after["evaluations"]["seen"]["rows"] == ROWS["train"] and after["chosen"] == found["chosen"]
+    assert after["evaluations"]["valid"] == found["evaluations"]["valid"]
+    assert kept.stat().st_mtime_ns == trained and "seen" not in read(loser)["evaluations"]
+    again = run(place, "finetune", *SECOND, *words)
+    assert again.stdout == f"finished before: {folder}\n", again.stderr
+
+
+def test_another_run_in_the_same_folder_is_refused(place, second, tmp_path):
+    folder, trials = second
+    told, before = read(folder, "run.json"), written(folder, *trials.values())
+    other = place / "results/other.pt"
+    torch.save({**torch.load(place / CHECKPOINT, weights_only=True), "more": 1}, other)
+    shutil.copytree(place / "data/glue", tmp_path / "glue")
+    with (tmp_path / "glue/RTE/bin/input0/valid.bin").open("ab") as data:
+        data.write(b"more")
+    single = ("glue/mini", "rope", "--seed", "2", "--cpu")
+    for program, words, sentence in (
+        ("finetune", (other, *SECOND[1:]), f"it went on from another checkpoint, {CHECKPOINT}"),
+        ("finetune", (*SECOND, f"data={tmp_path}/glue"), "RTE/bin/input0/valid.bin was "),
+        ("train", (*single, "task=RTE", "--", "--clip-norm", "1"), "flags was [], now ['--clip-norm', '1']"),
+        *(
+            ("train", (*single, "task=RTE", name, "--", "--clip-norm", "1"), "flags was [], now [")
+            for name in trials
+        ),
+    ):
+        refused = run(place, program, *words)
+        [line] = refused.stderr.strip().splitlines()
+        assert refused.returncode == 1 and not refused.stdout and line.startswith(f"{program}: {folder.parent}")
+        assert "holds a run with other settings (" in line and sentence in line
+    assert read(folder, "run.json") == told and written(folder, *trials.values()) == before
+
+
+def refusal(*words, program=finetune):
     """The one sentence with which a fine-tuning ends before it starts."""
     with pytest.raises(SystemExit) as ended:
-        finetune.main([str(word) for word in words])
-    assert str(ended.value.code).startswith("finetune: ") and "\n" not in ended.value.code
+        program.main([str(word) for word in words])
+    name = program.__name__.rpartition(".")[2]
+    assert str(ended.value.code).startswith(f"{name}: ") and "\n" not in ended.value.code
     return ended.value.code
 
 
 def test_wrong_requests_get_one_sentence(place, done, tmp_path):
-    checkpoint = place / "results/roberta/mini/linear_rope/seed-1/checkpoints/checkpoint_best.pt"
+    checkpoint = place / CHECKPOINT
     given = ("--experiment", "glue/mini", "--cpu", "--results", tmp_path / "r", f"data={place}/data/glue")
     assert "GLUE has no task 'RTA': choose from CoLA, SST-2" in refusal(checkpoint, "RTA", *given)
     assert "nothing.pt does not exist" in refusal(tmp_path / "nothing.pt", "RTE", *given)
-    assert "learning_rates is empty" in refusal(checkpoint, "RTE", *given, "learning_rates=[]")
-    assert "learning rates are numbers above 0" in refusal(checkpoint, "RTE", *given, "learning_rates=[0]")
-    assert "holds no data of CoLA: bash data_prep/glue.sh CoLA" in refusal(checkpoint, "CoLA", *given)
+    assert "choose.train.lr is empty" in refusal(checkpoint, "RTE", *given, "choose.train.lr=[]")
+    assert "learning rates are numbers above 0" in refusal(checkpoint, "RTE", *given, "choose.train.lr=[0]")
+    lacking = refusal(checkpoint, "RTE", "CoLA", *given)
+    assert "data/glue lacks CoLA/bin/rows.json, CoLA/bin/input0/dict.txt" in lacking
+    assert "`bash data_prep/prepare.sh` lists what makes such folders" in lacking
+    lacking = refusal(checkpoint, "CoLA", *given, "--dry-run")
+    assert "holds no data of CoLA: bash data_prep/prepare.sh glue CoLA makes it" in lacking
+    none = refusal(checkpoint, "RTE", *given, "evaluations.valid=null")
+    assert "glue/mini/linear_rope/task=RTE/seed-1 has no evaluation to choose by" in none
     assert "roberta/mini is no fine-tuning" in refusal(checkpoint, "RTE", "--experiment", "roberta/mini")
     (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
     assert "is no checkpoint of fairseq" in refusal(tmp_path / "broken.pt", "RTE", *given)
@@ -232,4 +357,16 @@ def test_wrong_requests_get_one_sentence(place, done, tmp_path):
     state["cfg"]["model"] = Namespace(arch="roberta")  # as the method fairseq's checkpoints have it
     torch.save(state, tmp_path / "fairseqs.pt")
     assert "is of the architecture roberta: a" in refusal(tmp_path / "fairseqs.pt", "RTE", *given)
+    other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
+    assert "is of rope in linear attention, not of base in linear" in refusal(*other, program=train)
     assert not (tmp_path / "r").exists()
+
+
+def test_a_folder_of_an_earlier_version_is_refused(place, done, tmp_path):
+    folder = tmp_path / "glue/mini/linear_rope/task=RTE/seed-1"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps({"experiment": "glue/mini", "family": "glue"}))
+    given = ("--experiment", "glue/mini", "--seeds", "1", "--cpu", "--results", tmp_path)
+    sentence = refusal(place / CHECKPOINT, "RTE", *given, f"data={place}/data/glue")
+    assert f"{folder} holds a run of an earlier version" in sentence and "move it away" in sentence
+    assert {path.name for path in folder.iterdir()} == {"run.json", "lock"}

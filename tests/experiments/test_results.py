@@ -4,13 +4,14 @@ import csv
 import fcntl
 import io
 import json
-import sys
 
 import pytest
 from omegaconf import OmegaConf
 from tiny import REPOSITORY, run_command
 
-from fairseq_lrpe.experiments import compose, curves, glue, results, table
+from fairseq_lrpe.experiments import curves, entries, results
+from fairseq_lrpe.experiments import experiment as experiments
+from fairseq_lrpe.experiments.table import SCALES, Table, tables
 
 ROWS = ("Base", "RoPE", "Type1", "Type2", "PER", "SPE")
 METHODS = ("base", "rope", "tmlr_type1", "iclr_type2", "per", "spe")
@@ -35,41 +36,43 @@ def configs(tmp_path, monkeypatch):
     ]
     del rows[-1]["values"]["a_valid"]  # the paper has a dash
     columns = {name: {"metric": "perplexity", "better": "lower"} for name in ("a_valid", "b_test")}
-    paper = {"source": "Someone (2020)", "tables": {"table9": {"columns": columns, "rows": rows}}}
-    runs = [
-        {
-            "experiment": "lm/big",
-            "mini": "lm/small" if attention == "linear" else None,
-            "attention": attention,
-            "methods": dict(zip(ROWS, METHODS, strict=True)),
-            "columns": {"valid": "a_valid"},
-        }
-        for attention in ("linear", "softmax")
-    ]
-    table = {"paper": "paper", "table": "table9", "title": "A title", "metric": "perplexity", "runs": runs}
+    paper_table = {"shows": "x", "columns": columns, "rows": rows}
+    paper = {"source": "Someone (2020)", "tables": {"table9": paper_table}}
+    table = {
+        "paper": "paper",
+        "table": "table9",
+        "title": "A title",
+        "baseline": "base",
+        "columns": {"a_valid": {"experiment": "lm/big", "mini": "lm/small", "evaluation": "valid"}},
+    }
+    own = [{key: row[key] for key in ("row", "attention", "method")} for row in rows]
+    figure = {key: value for key, value in table.items() if key != "table"}
+    flags = {"kind": "language_modeling", "data": "x", "batch": {"total": 8, "per_gpu": 8}}
+    evaluations = {"valid": {"split": "valid"}}
     files = {
         "paper/paper": paper,
         "tables/some_table9": table | {"mini_seeds": [1, 2]},
-        "tables/some_figure": table | {"mini_seeds": [1], "table": "figure1"},
-        "lm/big": {"family": "lm", "seeds": [1, 2, 3], "updates": 100},
+        "tables/some_figure": figure | {"mini_seeds": [1], "rows": own},
+        "lm/big": flags | {"seeds": [1, 2, 3], "updates": 100, "evaluations": evaluations},
         "lm/small": {"defaults": "lm/big"},
     }
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(content, folder / f"{name}.yaml")
-    monkeypatch.setattr(compose, "CONFIGS", folder)
+    monkeypatch.setattr(experiments, "CONFIGS", folder)
+    return folder
 
 
 def write_run(folder, curve, valid=None, updates=100):
     """A run folder with the validations {updates: perplexity}, finished if ``valid`` is given."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"updates": updates}))
+    (folder / "run.json").write_text(json.dumps({"kind": "language_modeling", "updates": updates, "config": {}}))
     log = [{"kind": "valid", "valid_num_updates": n, "valid_ppl": ppl} for n, ppl in curve.items()]
     log += [{"kind": "train_inner", "num_updates": n, "ppl": ppl} for n, ppl in curve.items()]
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
     if valid is not None:
         split = {"loss": 1.0, "perplexity": valid, "tokens": 9}
-        evaluation = {"splits": {"valid": split}, "finished": "2020-01-01T00:00:00"}
+        evaluation = {"evaluations": {"valid": split}, "finished": "2020-01-01T00:00:00"}
         (folder / "evaluation.json").write_text(json.dumps(evaluation))
 
 
@@ -85,21 +88,19 @@ def runs(configs, tmp_path):
 
 
 def entry(folder, attention, row, scale="full"):
-    _, entries = results.read_table("some_table9", scale, folder)
-    [found] = [e for e in entries if (e.attention, e.row, e.column) == (attention, row, "a_valid")]
+    found = entries.read(Table("some_table9", scale), folder)
+    [found] = [e for e in found if (*e.key, e.cell.column) == (attention, row, "a_valid")]
     return found
 
 
 def output(capsys, monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["results", *map(str, arguments)])
-    results.main()
+    results.main(list(map(str, arguments)))
     return capsys.readouterr().out
 
 
 def refusal(monkeypatch, *arguments):
-    monkeypatch.setattr(sys, "argv", ["results", *map(str, arguments)])
     with pytest.raises(SystemExit) as end:
-        results.main()
+        results.main(list(map(str, arguments)))
     assert "\n" not in end.value.code
     return end.value.code
 
@@ -118,8 +119,8 @@ def test_mean_and_deviation(runs):
     assert entry(runs, "linear", "RoPE").measured() == (95, pytest.approx(3), 3)
     assert entry(runs, "linear", "Type1").measured() == (96, None, 1)
     assert entry(runs, "linear", "Type2").measured() is None
-    assert entry(runs, "linear", "Type1").published == (8, 0.1)
-    assert entry(runs, "softmax", "SPE").published is None
+    assert entry(runs, "linear", "Type1").cell.published == (8, 0.1)
+    assert entry(runs, "softmax", "SPE").cell.published is None
 
 
 def test_differences_are_paired_by_seed(runs):
@@ -135,15 +136,15 @@ def test_differences_are_paired_by_seed(runs):
 
 
 def test_ranks_and_spearman(runs):
-    _, entries = results.read_table("some_table9", "full", runs)
-    found = results.ranks(entries)
+    read = entries.read(Table("some_table9"), runs)
+    found = entries.ranks(read)
     order, rho = found["linear", "a_valid"]
     assert order == {"Base": (3, 3), "RoPE": (2, 1), "Type1": (1, 2)}
     assert rho == pytest.approx(1 - 6 * (0 + 1 + 1) / (3 * 8))
     assert found["softmax", "a_valid"] == ({"Base": (2, 2), "RoPE": (1, 1)}, None)  # two methods
-    for e in entries:
-        e.better = "higher"
-    assert results.ranks(entries)["linear", "a_valid"][0] == {"Base": (1, 1), "RoPE": (2, 3), "Type1": (3, 2)}
+    for e in read:
+        e.cell.better = "higher"
+    assert entries.ranks(read)["linear", "a_valid"][0] == {"Base": (1, 1), "RoPE": (2, 3), "Type1": (3, 2)}
 
 
 # --- missing, unfinished, damaged ---------------------------------------------------------------------
@@ -171,7 +172,7 @@ def test_what_is_not_there_yet(runs):
         ("run.json", "{"),
         ("run.json", "{}"),
         ("evaluation.json", "[1]"),
-        ("evaluation.json", '{"splits": {"valid": {}}}'),
+        ("evaluation.json", '{"evaluations": {"valid": 3}}'),
         ("log.jsonl", 'x\n{"kind": "train"}\n'),
     ],
 )
@@ -195,10 +196,11 @@ def test_a_line_that_is_being_written_is_no_damage(runs, capsys):
 
 def test_a_run_that_diverged_has_no_rank(runs):
     write_run(runs / "lm/big/linear_per/seed-1", {100: float("nan")}, float("nan"))
-    _, entries = results.read_table("some_table9", "full", runs)
-    assert "PER" not in results.ranks(entries)["linear", "a_valid"][0]
-    assert ["linear", "PER", "9.50", "diverged (1 of 3)", "7.00", "-"] in results.values_grid(entries, "x")[1]
-    assert "PER" not in curves.curves(entries)["lm/big", "linear"]
+    read = entries.read(Table("some_table9"), runs)
+    assert "PER" not in entries.ranks(read)["linear", "a_valid"][0]
+    assert ["linear", "PER", "9.50", "diverged (1 of 3)", "7.00", "-"] in results.values_grid(read, "x")[1]
+    [panel] = [key for key in curves.curves(read) if key[:2] == ("lm/big", "linear")]
+    assert "PER" not in curves.curves(read)[panel]
 
 
 # --- formats ----------------------------------------------------------------------------------------
@@ -278,8 +280,8 @@ def test_csv(runs, capsys, monkeypatch):
 
 
 def test_the_terminals_table(runs, capsys):
-    table, entries = results.read_table("some_table9", "full", runs)
-    results.show_rich(results.blocks(table, entries, "full"))
+    table = Table("some_table9")
+    results.show_rich(results.blocks(table, entries.read(table, runs)))
     text = capsys.readouterr().out
     assert "measured on lm/big (100 updates)" in text and "[-9.48, -4.52] (3)" in text
 
@@ -290,9 +292,9 @@ def test_the_small_scale_says_so(runs, capsys, monkeypatch):
     text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--scale", "mini")
     sentence = "measured on lm/small (60 or 100 updates), a small stand-in: compare orders, not values"
     assert sentence in text and "measured on lm/big" not in text
-    assert "| attention | row | a_valid paper | a_valid mini |" in text and "softmax" not in text
+    assert "| attention | row | a_valid paper | a_valid mini |" in text and "b_test" not in text
     assert "| linear | RoPE | 9.00 | 9.00 ± 0.00 (2) |" in text
-    assert "Differences to the base need a seed" in text
+    assert "Differences to base need a seed" in text
 
 
 def test_a_figure_without_published_numbers(runs, capsys, monkeypatch):
@@ -301,30 +303,29 @@ def test_a_figure_without_published_numbers(runs, capsys, monkeypatch):
     assert "gives no numbers here" in text
 
 
-def test_the_papers_own_tables(tmp_path):
-    """Every table of configs/tables: each of its runs has a row and column of the paper."""
-    for path in (REPOSITORY / "configs/tables").glob("*.yaml"):
-        settings = table.load(path.stem)
-        for scale in table.SCALES:
-            folder, expected = tmp_path / f"{path.stem}-{scale}", set()
-            for run in table.runs(settings, scale):
-                write_run(folder / str(run), {100: 9})
-            for part in settings["runs"]:
-                cfg = compose.load(name) if (name := table.experiment_of(part, scale)) else None
-                for split, column in part["columns"].items() if name else ():
-                    if cfg.family != "glue" or glue.task_of(split).name in cfg.tasks:
-                        expected |= {(part["attention"], row, column) for row in part["methods"]}
-            _, entries = results.read_table(path.stem, scale, folder)
-            assert {(e.attention, e.row, e.column) for e in entries if e.runs} == expected, (path.stem, scale)
-            assert {e.state() for e in entries if e.runs} == {"stopped at 100 of 100"}
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", tables())
+def test_the_papers_own_tables(name, scale, tmp_path):
+    """Every run of every table is found again, in a row and column of the table."""
+    try:
+        table = Table(name, scale)
+    except ValueError as error:
+        assert "no small form" in str(error)
+        return
+    for run in table.runs():
+        write_run(tmp_path / str(run), {100: 9})
+    read = entries.read(table, tmp_path)
+    expected = {(cell.attention, cell.row, cell.column) for cell in table.cells if cell.runs}
+    assert {(*e.key, e.cell.column) for e in read if any(e.records.values())} == expected
+    assert {e.state() for e in read if e.records} == {"stopped at 100 of 100"}
 
 
 # --- the figure -------------------------------------------------------------------------------------
 
 
 def test_the_figure_has_a_line_for_each_method(runs, tmp_path):
-    table, entries = results.read_table("some_table9", "full", runs)
-    figure = curves.draw(table, entries, tmp_path / "plots" / "figure.png")
+    read = entries.read(Table("some_table9"), runs)
+    figure = curves.draw("A title", read, tmp_path / "plots" / "figure.png")
     assert (tmp_path / "plots/figure.png").read_bytes().startswith(b"\x89PNG")
     linear, softmax = figure.axes
     labels = [text.get_text() for text in linear.get_legend().get_texts()]
@@ -360,3 +361,35 @@ def test_the_command_ends_with_one_sentence(tmp_path):
     assert done.returncode == 1 and not done.stdout
     [line] = done.stderr.strip().splitlines()
     assert line.startswith("results: no table 'none' in configs/tables: choose from ")
+
+
+@pytest.mark.parametrize("change, message", [
+    ({"titel": "x"}, "tables/own.yaml, key titel is unknown: choose from title, paper"),
+    ({"columns": {"a": {"metrik": "x"}}}, "tables/own.yaml, key columns.a.metrik is unknown: choose from experiment"),
+    ({"title": None, "columns": None}, "tables/own.yaml, key title"),
+    ({"paper": "papre"}, "tables/own.yaml, key paper: there is no "),
+    ({"table": "table1"}, "tables/own.yaml, key table: "),
+    ({"columns": {"a": {"experiment": "lm/bgi", "evaluation": "valid"}}}, "no experiment 'lm/bgi' in configs"),
+    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "vaild"}}}, "key columns.a.evaluation: lm/big has valid"),
+    ({"rows": [{"row": "Own", "attention": "linear", "method": "bsae"}]}, "tables/own.yaml, row Own: the method 'bsae'"),
+    ({"rows": [{"row": "Own", "attention": "linear", "method": "base", "changes": {"train.x": 1}}]},
+     "tables/own.yaml, row Own: lm/big has no key 'train.x'"),
+    ({"rows": [{"row": "Own", "attention": "linear"}]}, "tables/own.yaml lacks the key rows[0].method"),
+])  # fmt: skip
+def test_a_slip_in_a_tables_yaml_gets_one_sentence(change, message, configs):
+    own = OmegaConf.to_container(OmegaConf.load(configs / "tables/some_table9.yaml"))
+    OmegaConf.save({**own, **change}, configs / "tables/own.yaml")
+    with pytest.raises(ValueError) as refused:
+        Table("own")
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_table_of_ones_own_without_a_paper(runs, configs, capsys, monkeypatch):
+    rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
+    rows += [{"row": "hot", "attention": "linear", "method": "rope", "changes": {"updates": 50}}]
+    columns = {"valid": {"experiment": "lm/big", "evaluation": "valid"}}
+    OmegaConf.save({"title": "Mine", "columns": columns, "rows": rows}, configs / "tables/mine.yaml")
+    write_run(runs / "lm/big/linear_rope/updates=50/seed-2", {50: 9}, 9, 50)
+    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    assert "| linear | rope | 95.00 ± 3.00 (3) |" in text and "| linear | hot | 9.00 (1 of 3) |" in text
+    assert "paper" not in text and "Difference" not in text
