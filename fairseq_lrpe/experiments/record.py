@@ -15,7 +15,7 @@ class Record:
         updates, reached: those asked for and those done; ``active``: a process trains there.
         curve: {updates: value} of the validations.
         values: {evaluation: {metric: value, ..}}.
-        epochs: of a training whose updates depend on its data.
+        length: of the training, such as (3, "epochs").
     """
 
     updates: int
@@ -23,7 +23,7 @@ class Record:
     active: bool
     curve: dict[int, float]
     values: dict[str, dict]
-    epochs: int | None = None
+    length: tuple[int, str]
 
     def state(self) -> str:
         if self.active:
@@ -44,16 +44,20 @@ def read(folder: Path, curve: str | None = None) -> Record | None:
             raise OldLayout(folder)
         log, evaluation = read_lines(folder / "log.jsonl"), read_json(folder / "evaluation.json")
         reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
-        values = evaluation.get("evaluations", {})
+        values, epochs = evaluation.get("evaluations", {}), settings["config"].get("epochs")
         if not all(isinstance(measured, dict) for measured in values.values()):
             raise ValueError("an evaluation has no values")
+        # Of a run that chose, the curve is the best trial's.
+        best = (folder / evaluation.get("checkpoint", "checkpoints/last.pt")).parents[1]
+        drawn = log if best == folder else read_lines(best / "log.jsonl")
+        validations = [entry for entry in drawn if entry["kind"] == "valid" and curve in entry]
         return Record(
             updates=int(settings["updates"]),
             reached=max(reached, default=0),
             active=is_locked(folder),
-            curve={int(e["valid_num_updates"]): float(e[curve]) for e in log if e["kind"] == "valid" and curve in e},
+            curve={int(entry["valid_num_updates"]): float(entry[curve]) for entry in validations},
             values=values,
-            epochs=settings["config"].get("epochs"),
+            length=(epochs, "epochs") if epochs else (settings["config"].get("updates"), "updates"),
         )
     except OldLayout as error:
         print(f"results: {error}", file=sys.stderr)

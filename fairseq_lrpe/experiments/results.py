@@ -34,8 +34,8 @@ def heading(table: Table, found: list[Entry]) -> list[str]:
     for entry in found:
         cell = entry.cell
         for run in filter(None, entry.records.values()):
-            length = (run.epochs, "epochs") if run.epochs else (run.updates, "updates")
-            measured.setdefault((cell.experiment.name, length[1]), set()).add(length[0])
+            number, unit = run.length
+            measured.setdefault((cell.experiment.name, unit), set()).add(number)
             if how := run.values.get(cell.evaluation, {}).get(f"{cell.metric}_signature"):
                 signatures[f"{cell.column}: {cell.metric}, signature {how}"] = None
         if cell.metric:

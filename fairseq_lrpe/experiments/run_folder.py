@@ -118,8 +118,9 @@ def check_same(folder: Path, settings: dict) -> None:
     if not before or not any(path.exists() for path in trained):
         return
     differing = differences(before["config"], settings["config"])
-    for name in ("flags", "precision", "data"):
+    for name in ("flags", "precision"):
         differing += differences(before[name], settings[name], name)
+    differing += other_data(before["data"], settings["data"])
     if before["starts_from"] and before["starts_from"]["sha256"] != settings["starts_from"]["sha256"]:
         differing.append(f"it went on from another checkpoint, {before['starts_from']['path']}")
     if differing:
@@ -137,6 +138,13 @@ def differences(before: object, after: object, key: str = "") -> list[str]:
     names = [name for name in keys if not is_free(name)]
     pairs = ((name, name.removeprefix(f"{key}.")) for name in names)
     return [text for name, x in pairs for text in differences(before.get(x), after.get(x), name)]
+
+
+def other_data(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Returns the same of files and their sizes; those of splits that are only evaluated may come and go."""
+    names = [name for name in {**before, **after} if "train" in name or (name in before and name in after)]
+    pairs = ((name, before.get(name), after.get(name)) for name in names)
+    return [f"data.{name} was {old} bytes, now {new}" for name, old, new in pairs if old != new]
 
 
 def train(folder: Path, updates: int, command: list[str], log: "Log", *locks: IO) -> None:

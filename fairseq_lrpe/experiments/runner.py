@@ -101,7 +101,7 @@ class Job:
 def sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
     """Returns {file: bytes} of a run's data: other sizes are other data. ValueError if a file is missing."""
     folder, files = REPOSITORY / cfg.data, kind.data(cfg)
-    names = {str(path.relative_to(folder) if path.is_relative_to(folder) else path): path for path in files}
+    names = {os.path.relpath(path, folder): path for path in files}
     if missing := [name for name, path in names.items() if not path.is_file()]:
         raise ValueError(
             f"{folder} lacks {', '.join(missing)}: `bash data_prep/prepare.sh` lists what makes such folders, "

@@ -43,7 +43,7 @@ def main(arguments=None):
         ready, failed = with_data(table, planned, gpus)
         failed += run_all(table, ready, args, flags, gpus)
         results.show(table, found := entries.read(table, args.results))
-        if args.plot:
+        if args.plot and not failed:
             results.plot(table, found, args.plot)
     if failed:
         sys.exit("\n".join(["table: not everything is done:", *failed]))

@@ -1,101 +1,39 @@
-"""Perplexity at other lengths: which models can, and that the numbers are the models' own."""
+"""Perplexity at other lengths: the numbers are the models' own, and stay on the run's record."""
 
-import copy
-import functools
 import json
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, options, tasks
+from fairseq import checkpoint_utils, tasks
 from fairseq.data import data_utils
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 from tiny import run_command
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.experiments import extrapolate
-from fairseq_lrpe.methods import ATTENTIONS, METHODS
-from fairseq_lrpe.positions import POSITIONS
 
-TRAINED, LONGER = 16, 48
-ARCHS = [f"{a}_lm_{name}" for a in ATTENTIONS for name, m in METHODS.items() if a in m.attentions()]
-FLAGS = [{"token_positions": name} for name in ("learned", "sinusoidal", "none", *POSITIONS)]
-FLAGS += [{"encoding": "lrpe", "lrpe_theta_type": kind} for kind in "abc"]
-FLAGS += [{**FLAGS[-1], "lrpe_learn_theta": True}, {**FLAGS[-1], "lrpe_core": "permutation"}]
-FLAGS += [{"decoder_learned_pos": True}, {"no_token_positional_embeddings": True}]
-
-
-@functools.cache
-def settings():
-    """fairseq's settings of everything but the model."""
-    arguments = ["--task", "dummy_lm", "--dict-size", "40", "--arch", "linear_lm"]
-    parser = options.get_training_parser(default_task="dummy_lm")
-    arguments += ["--tokens-per-sample", str(TRAINED)]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
-
-
-def save_checkpoint(path, arch, flags):
-    """A model as it is initialised, in fairseq's file format; its task."""
-    sizes = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 32, "attention_heads": 4}
-    sizes = {f"decoder_{name}": size for name, size in sizes.items()}
-    cfg = copy.deepcopy(settings())
-    cfg.model = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](**sizes, **flags))
-    cfg.model._name = arch
-    task = tasks.setup_task(cfg.task)
-    model = task.build_model(cfg.model)
-    state = {"cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), "model": model.state_dict()}
-    state |= {"args": None, "optimizer_history": [{"num_updates": 1}], "extra_state": {}, "task_state": {}}
-    state["optimizer_history"][0] |= {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
-    torch.save(state, path)
-    return task
-
-
-@torch.no_grad()
-def reads_longer(path, task):
-    """Whether the checkpoint, built for LONGER, loads, is the same function up to TRAINED and goes on."""
-    tokens = torch.randint(4, 40, (2, LONGER))
-    outputs = []
-    for overrides in ({}, {"max_target_positions": LONGER}):
-        try:
-            [model], _ = checkpoint_utils.load_model_ensemble([path], arg_overrides=overrides, task=task)
-        except RuntimeError:  # a parameter has another size
-            return False
-        outputs.append(model.eval()(tokens[:, :TRAINED])[0])
-    assert model.max_positions() >= LONGER
-    return torch.allclose(*outputs, atol=1e-5) and bool(model(tokens)[0].isfinite().all())
-
-
-@pytest.mark.parametrize(
-    "arch, flags", [(arch, {}) for arch in ARCHS] + [("softmax_lm", flags) for flags in FLAGS]
-)
-def test_the_rule_is_what_the_models_do(arch, flags, tmp_path):
-    path = tmp_path / "checkpoint.pt"
-    task = save_checkpoint(path, arch, flags)
-    limit, reason = extrapolate.longest(torch.load(path, weights_only=True)["cfg"]["model"])
-    assert (limit > TRAINED) == reads_longer(str(path), task), reason
-    assert limit >= TRAINED and reason
-
-
-def test_methods_that_cannot():
-    flags = {"decoder_learned_pos": False, "no_token_positional_embeddings": False, "tokens_per_sample": 512}
-    flags |= {"max_target_positions": None, "token_positions": "sinusoidal", "lrpe_learn_theta": False}
-    flags |= {"lrpe_core": "orthogonal", "lrpe_theta_type": "a", "encoding": "none"}
-    limits = {name: extrapolate.longest(flags | method.flags)[0] for name, method in METHODS.items()}
-    assert [name for name, limit in limits.items() if limit == 512] == ["cosformer"]
-    assert [name for name, limit in limits.items() if limit == math.inf] == ["nope"]
-
-
-# --- a trained run ----------------------------------------------------------------------------------
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 updates=4 train.tokens_per_sample=32 train.decoder_layers=2 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.decoder_attention_heads=4 "
+    "train.warmup_updates=2 train.validate_interval_updates=4 train.save_interval_updates=4"
+).split()
 
 
 @pytest.fixture(scope="module")
-def trained(train, tmp_path_factory):
-    run = tmp_path_factory.mktemp("runs") / "linear_tmlr_type1" / "seed-1"
-    done = train("linear_lm_tmlr_type1", run / "checkpoints", "--max-update", 4)
+def small(data_bin, tmp_path_factory):
+    """Arguments of scripts/train.sh for a tiny run that is evaluated on nothing."""
+    results = ["--results", tmp_path_factory.mktemp("results"), f"data={data_bin}"]
+    return ["lm/mini", "tmlr_type1", "--cpu", *results, *SMALL, "evaluations.valid=null", "evaluations.test=null"]
+
+
+@pytest.fixture(scope="module")
+def trained(small):
+    done = run_command("python", "-m", "fairseq_lrpe.experiments.train", *small)
     assert done.returncode == 0, done.stderr
-    return run
+    return Path(done.stdout.splitlines()[-1].removeprefix("finished: "))
 
 
 @torch.no_grad()
@@ -115,58 +53,131 @@ def perplexity(path, data, length):
     return math.exp(loss / len(targets)), len(targets)
 
 
-def test_perplexities_are_the_models_own(trained, data_bin, tmp_path):
-    figure = tmp_path / "figure.png"
-    flags = [trained, 96, 20, "--plot", figure]
-    done = run_command("python", "-m", "fairseq_lrpe.experiments.extrapolate", *flags)
+def run(*words):
+    return run_command("python", "-m", "fairseq_lrpe.experiments.extrapolate", *words)
+
+
+def read(folder, name="evaluation.json"):
+    return json.loads((folder / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def measured(trained, tmp_path_factory):
+    """(what was printed, the figure) of two lengths."""
+    figure = tmp_path_factory.mktemp("figure") / "figure.png"
+    done = run(trained, 96, 20, "--plot", figure)
     assert done.returncode == 0, done.stderr
-    result = json.loads((trained / "extrapolation.json").read_text())
-    assert list(result["lengths"]) == ["20", "96"] and result["trained_length"] == 32
-    for length, measured in result["lengths"].items():
-        expected, tokens = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, int(length))
-        assert measured["perplexity"] == pytest.approx(expected, abs=0.006)
-        assert measured["loss"] == pytest.approx(math.log2(expected), abs=6e-5)
-        assert measured["tokens"] == tokens
-        assert f" {measured['perplexity']:.2f} " in done.stdout
-    assert figure.read_bytes().startswith(b"\x89PNG") and not list(trained.glob("*.part"))
+    return done.stdout, figure
 
 
-def refused(run, *lengths):
+def test_perplexities_are_the_models_own(trained, measured, data_bin):
+    said, figure = measured
+    assert "checkpoint_best.pt, trained on blocks of 32 tokens" in said
+    found = {name: of for name, of in read(trained)["evaluations"].items() if name != "training"}
+    assert list(found) == ["test_20", "test_96"]
+    for length in (20, 96):
+        of = found[f"test_{length}"]
+        expected, tokens = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, length)
+        assert of["settings"]["split"] == "test" and of["settings"]["length"] == length
+        assert of["perplexity"] == pytest.approx(expected, abs=0.006)
+        assert of["loss"] == pytest.approx(math.log2(expected), abs=6e-5)
+        assert of["tokens"] == tokens
+        assert f" {of['perplexity']:.2f} " in said
+    assert figure.read_bytes().startswith(b"\x89PNG") and not list(trained.rglob("*.part"))
+
+
+def test_what_is_on_record_is_not_measured_again(trained, measured):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
+    again = run(trained, 20, 96)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.splitlines() == measured[0].splitlines()
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert {path.name for path in before if after[path] != before[path]} <= {"lock"}
+
+
+def test_one_more_evaluation_of_a_run_is_measured_without_training(trained, measured, small):
+    before = read(trained)["evaluations"]
+    checkpoint = trained / "checkpoints/checkpoint_last.pt"
+    time = checkpoint.stat().st_mtime_ns
+    words = ["python", "-m", "fairseq_lrpe.experiments.train", *small, "evaluations.half={split: test, length: 16}"]
+    more = run_command(*words)
+    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
+    after = read(trained)["evaluations"]
+    assert f"half: perplexity {after['half']['perplexity']:.2f}\n" in more.stdout
+    assert after == {**before, "half": after["half"]} and checkpoint.stat().st_mtime_ns == time
+    assert run_command(*words).stdout == f"finished before: {trained}\n"
+
+
+def refused(folder, *lengths):
     with pytest.raises(ValueError) as error:
-        extrapolate.extrapolate(run, lengths)
+        extrapolate.extrapolate(extrapolate.job_of(folder), lengths)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-def altered(run, tmp_path, section, **values):
-    """The run with other settings in its checkpoint."""
-    state = torch.load(run / "checkpoints/checkpoint_best.pt", weights_only=True)
-    state["cfg"][section].update(values)
-    (tmp_path / "checkpoints").mkdir()
-    torch.save(state, tmp_path / "checkpoints/checkpoint_best.pt")
-    return tmp_path
+def copied(run, to):
+    """The run's folder among other results."""
+    settings = read(run, "run.json")
+    depth = len(settings["experiment"].split("/")) + len(settings["changes"]) + 2
+    folder = to.joinpath(*run.parts[-depth:])
+    shutil.copytree(run, folder)
+    return folder
+
+
+def altered(run, to, **values):
+    """The run with other settings of its model in its checkpoint."""
+    folder = copied(run, to)
+    state = torch.load(folder / "checkpoints/checkpoint_best.pt", weights_only=True)
+    state["cfg"]["model"].update(values)
+    torch.save(state, folder / "checkpoints/checkpoint_best.pt")
+    return folder
 
 
 def test_a_method_that_cannot_is_refused_before_work(trained, tmp_path):
-    run = altered(trained, tmp_path, "model", encoding="cosformer")
-    message = refused(run, 16, 64)
-    assert "at most 32 tokens, not 64: cosformer's" in message
-    assert [path.name for path in run.iterdir()] == ["checkpoints"]
+    folder = altered(trained, tmp_path, encoding="cosformer")
+    before = sorted(path.name for path in folder.iterdir()), read(folder)
+    assert "at most 32 tokens, not 64: cosformer's" in refused(folder, 16, 64)
+    assert (sorted(path.name for path in folder.iterdir()), read(folder)) == before
 
 
-def test_lengths_and_runs_that_cannot_be(trained, tmp_path):
+def test_lengths_that_cannot_be(trained):
     assert "at least 1, not 0" in refused(trained, 0)
     assert "too few for a block of 90,000" in refused(trained, 90_000)
     assert "at most 100,000 tokens, not 100,001" in refused(trained, 100_001)
-    assert "does not exist" in refused(tmp_path / "none", 32)
-    assert "no checkpoint_best.pt" in refused(tmp_path, 32)
-    assert "has no test split" in refused(altered(trained, tmp_path, "task", data=str(tmp_path)), 32)
-    (tmp_path / "checkpoints/checkpoint_best.pt").write_text("no checkpoint")
-    assert "cannot be read" in refused(tmp_path, 32)
+
+
+def test_runs_that_cannot_be(trained, tmp_path):
+    assert "holds no run: give one like results/lm/mini/linear_rope/seed-1" in refused(tmp_path / "none", 32)
+    folder = copied(trained, tmp_path)
+    checkpoint, told = folder / "checkpoints/checkpoint_best.pt", read(folder, "run.json")
+
+    def tell(**values):
+        (folder / "run.json").write_text(json.dumps({**told, **values}))
+
+    tell(config={**told["config"], "data": str(tmp_path)})
+    assert "has no test split: " in refused(folder, 32)
+    tell(experiment="mt/multi30k", kind="translation")
+    assert "is of the kind translation: only language models have a perplexity" in refused(folder, 32)
+    (folder / "run.json").write_text(json.dumps({k: v for k, v in told.items() if k != "kind"}))
+    assert "holds a run of an earlier version" in refused(folder, 32)
+    tell()
+    checkpoint.write_text("no checkpoint")
+    assert "is no checkpoint of fairseq that can be read" in refused(folder, 32)
+    checkpoint.unlink()
+    assert "checkpoint_best.pt does not exist: train the run first" in refused(folder, 32)
+
+
+def test_fairseqs_own_model_is_refused(trained, tmp_path):
+    folder = copied(trained, tmp_path)
+    path = folder / "checkpoints/checkpoint_best.pt"
+    state = torch.load(path, weights_only=True)
+    del state["cfg"]["model"]["token_positions"]
+    torch.save(state, path)
+    assert "is of fairseq's own model: what it can read is not known" in refused(folder, 32)
 
 
 def test_the_command_answers_with_one_sentence(tmp_path):
-    done = run_command("python", "-m", "fairseq_lrpe.experiments.extrapolate", tmp_path / "none", 32)
+    done = run(tmp_path / "none", 32)
     assert done.returncode == 1
     [line] = done.stderr.strip().splitlines()
-    assert line.startswith("extrapolate: the run folder")
+    assert line.startswith("extrapolate: ") and line.count("holds no run") == 1

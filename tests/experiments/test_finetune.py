@@ -304,7 +304,7 @@ def test_another_run_in_the_same_folder_is_refused(place, second, tmp_path):
     single = ("glue/mini", "rope", "--seed", "2", "--cpu")
     for program, words, sentence in (
         ("finetune", (other, *SECOND[1:]), f"it went on from another checkpoint, {CHECKPOINT}"),
-        ("finetune", (*SECOND, f"data={tmp_path}/glue"), "RTE/bin/input0/valid.bin was "),
+        ("finetune", (*SECOND, f"data={tmp_path}/glue"), "data.RTE/bin/input0/valid.bin was "),
         ("train", (*single, "task=RTE", "--", "--clip-norm", "1"), "flags was [], now ['--clip-norm', '1']"),
         *(
             ("train", (*single, "task=RTE", name, "--", "--clip-norm", "1"), "flags was [], now [")
@@ -313,7 +313,8 @@ def test_another_run_in_the_same_folder_is_refused(place, second, tmp_path):
     ):
         refused = run(place, program, *words)
         [line] = refused.stderr.strip().splitlines()
-        assert refused.returncode == 1 and not refused.stdout and line.startswith(f"{program}: {folder.parent}")
+        assert refused.returncode == 1 and line.startswith(f"{program}: {folder.parent}")
+        assert "fairseq-train" not in refused.stdout
         assert "holds a run with other settings (" in line and sentence in line
     assert read(folder, "run.json") == told and written(folder, *trials.values()) == before
 

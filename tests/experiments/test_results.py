@@ -66,7 +66,8 @@ def configs(tmp_path, monkeypatch):
 def write_run(folder, curve, valid=None, updates=100):
     """A run folder with the validations {updates: perplexity}, finished if ``valid`` is given."""
     folder.mkdir(parents=True)
-    (folder / "run.json").write_text(json.dumps({"kind": "language_modeling", "updates": updates, "config": {}}))
+    settings = {"kind": "language_modeling", "updates": updates, "config": {"updates": updates}}
+    (folder / "run.json").write_text(json.dumps(settings))
     log = [{"kind": "valid", "valid_num_updates": n, "valid_ppl": ppl} for n, ppl in curve.items()]
     log += [{"kind": "train_inner", "num_updates": n, "ppl": ppl} for n, ppl in curve.items()]
     (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))

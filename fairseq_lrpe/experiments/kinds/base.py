@@ -1,5 +1,7 @@
 """What a kind of experiment is, and the settings that every experiment has."""
 
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -135,7 +137,14 @@ class Kind:
             "distributed_world_size": 1,
             split_flag: self.evaluations(job.cfg)[name]["split"],
             "cpu": job.launch.cpu,
+            "log_format": "json",
             **flags,
         }
         job.call([program, *map(str, (job.cfg.data, *as_flags(flags)))], log)
         return log
+
+
+def validated(log: Path, split: str) -> dict[str, object]:
+    """Returns what fairseq-validate measured of a split, without the split's name before each key."""
+    entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])
+    return {key.removeprefix(f"{split}_"): value for key, value in entry.items()}

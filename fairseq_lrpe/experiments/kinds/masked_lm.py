@@ -1,10 +1,7 @@
 """RoBERTa's pretraining, measured by the perplexity of hidden tokens."""
 
-import json
-import re
-
 from fairseq_lrpe import layouts
-from fairseq_lrpe.experiments.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.kinds.base import Curve, Kind, validated
 
 SEED = 1
 """Of the tokens that an evaluation hides: the same ones for every run."""
@@ -25,11 +22,10 @@ class MaskedLM(Kind):
 
     def evaluate(self, job, name):
         """Returns the loss (to base 2) and the perplexity of the hidden tokens."""
-        flags = {"task": self.task, "seed": SEED, "log_format": "json"}
-        log = self.evaluated(job, name, "fairseq-validate", "valid_subset", **flags)
+        log = self.evaluated(job, name, "fairseq-validate", "valid_subset", task=self.task, seed=SEED)
         split = self.evaluations(job.cfg)[name]["split"]
-        entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])
-        return {"perplexity": float(entry[f"{split}_ppl"]), "loss": float(entry[f"{split}_loss"])}
+        entry = validated(log, split)
+        return {"perplexity": float(entry["ppl"]), "loss": float(entry["loss"])}
 
 
 KIND = MaskedLM()
