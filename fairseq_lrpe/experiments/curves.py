@@ -49,7 +49,7 @@ def draw(title: str, entries: list, path) -> object:
     for ax, ((experiment, attention, drawn), lines) in zip(axes[0], panels.items(), strict=True):
         last = {row: statistics.fmean(list(points.values())[-1]) for row, points in lines.items()}
         end = max(max(points) for points in lines.values())
-        lower = drawn.better == "lower"  # a loss falls from far above; what is at most 1 or 100 is shown whole
+        lower = drawn.better == "lower"  # a loss falls from far above
         bottom, top = window(lines.values(), list(last.values()), end) if lower else (None, math.inf)
         for row in sorted(lines, key=last.get, reverse=not lower):
             points, i = lines[row], rows.index(row)

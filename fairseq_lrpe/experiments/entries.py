@@ -42,7 +42,7 @@ class Entry:
         return (statistics.fmean(values), _deviation(values), len(values)) if values else None
 
     def state(self) -> str:
-        """Returns, of its seeds, "3", "2 of 3", or how far the furthest unfinished one is, or "-" for nothing."""
+        """Returns, of its seeds, "3", "2 of 3", how far the furthest unfinished one is, or "-"."""
         done, started = len(self.values()), [run for run in self.records.values() if run]
         if done:
             planned = len((self.parts[0] if self.parts else self).records)

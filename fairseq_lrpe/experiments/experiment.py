@@ -1,11 +1,12 @@
 """An experiment: a YAML of configs, checked, what KEY=VALUE changes in it, and the runs that it has."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
@@ -16,7 +17,7 @@ from fairseq_lrpe.experiments.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.run import Run, as_text, as_value
 from fairseq_lrpe.files import REPOSITORY, readable
 
-CONFIGS = REPOSITORY / "configs"
+CONFIGS, NONE = REPOSITORY / "configs", MappingProxyType({})
 FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
 """Settings that make no other run: where its data is, how it fits the machine, what is asked of it later."""
@@ -24,9 +25,8 @@ FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data
 OPEN = ("evaluations", "grid", "choose")
 """Sections that may get new keys on the command line."""
 
-METHOD_FLAGS = ("linear_norm", "feature_map", "token_positions") + tuple(
-    f"{name}_{option.rstrip('_')}" for name, cls in ENCODINGS.items() for option in encoding_options(cls)
-)
+METHOD_FLAGS = ["linear_norm", "feature_map", "token_positions"]
+METHOD_FLAGS += [f"{name}_{x.rstrip('_')}" for name, cls in ENCODINGS.items() for x in encoding_options(cls)]
 """Flags of our models that a change may set though the YAML leaves them to the method."""
 
 
@@ -90,7 +90,7 @@ class Experiment:
 
     @classmethod
     def load(cls, name: str, overrides: Iterable[str] = ()) -> "Experiment":
-        """Returns the experiment ``name``; ValueError in one sentence for what is wrong in a YAML or an override."""
+        """Returns the experiment ``name``; ValueError for what is wrong in a YAML or an override."""
         if name not in experiments():
             raise ValueError(f"no experiment {name!r} in configs: choose from {', '.join(experiments())}")
         contents = {}
@@ -98,7 +98,8 @@ class Experiment:
         while base:
             path = CONFIGS / f"{base}.yaml"
             if path in contents or not path.is_file():
-                raise ValueError(f"{readable(list(contents)[-1])}, key defaults: there is no {base} to build on")
+                last = readable(list(contents)[-1])
+                raise ValueError(f"{last}, key defaults: there is no {base} to build on")
             contents[path] = read_yaml(path)
             base = contents[path].pop("defaults", None)
         kind = next((content.kind for content in contents.values() if "kind" in content), None)
@@ -129,7 +130,7 @@ class Experiment:
                 self._locate(key)
         for name, evaluation in self.cfg.evaluations.items():
             if not isinstance(evaluation, DictConfig | None):
-                raise ValueError(f"{where}, key evaluations.{name} is {evaluation}, not such as {{split: test}}")
+                raise ValueError(f"{where}, key evaluations.{name}: such as {{split: test}} is needed")
             for key in evaluation or ():
                 if key not in self.kind.evaluation_keys:
                     known = ", ".join(self.kind.evaluation_keys)
@@ -143,10 +144,13 @@ class Experiment:
     def _locate(self, key, cfg=None):
         """(section, name) of a setting; ValueError with the choices where there is none."""
         section, name, path = self.cfg if cfg is None else cfg, key, []
-        while name not in section.keys() and isinstance(section.get(head := name.partition(".")[0]), DictConfig):
+        while name not in list(section) and isinstance(
+            section.get(head := name.partition(".")[0]), DictConfig
+        ):
             section, name = section[head], name.partition(".")[2]
             path.append(head)
-        if name in section.keys() or (path == ["train"] and name in METHOD_FLAGS) or (path and path[0] in OPEN):
+        new = path and (path[0] in OPEN or (path == ["train"] and name in METHOD_FLAGS))
+        if new or name in list(section):  # the section itself has not what is missing in it
             return section, name
         raise ValueError(
             f"{self.name} has no key {key!r}, an override is key=value with a key of "
@@ -192,17 +196,15 @@ class Experiment:
                     flags.pop(name, None)
         return cfg
 
-    def runs(self, attention: str, method: str, seeds: Iterable[int], changes: dict | None = None) -> list[Run]:
+    def runs(self, attention: str, method: str, seeds: Iterable[int], changes: Mapping = NONE) -> list[Run]:
         """Returns the runs of a method, one for each value of the grid that is not among the ``changes``."""
-        for key in changes or ():
-            if is_free(key):
-                raise ValueError(f"{key} makes no other run of {self.name}: it is no change")
-        given = {**self.changes, **{k: v for k, v in (changes or {}).items() if self._differs(k, v)}}
+        if free := [key for key in changes if is_free(key)]:
+            raise ValueError(f"{free[0]} makes no other run of {self.name}: it is no change")
+        given = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
         grid = {key: values for key, values in self.cfg.grid.items() if key not in given}
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
-        return [
-            Run(self.name, attention, method, seed).changed({**given, **cell}) for seed in seeds for cell in cells
-        ]
+        runs = (Run(self.name, attention, method, seed) for seed in seeds)
+        return [run.changed({**given, **cell}) for run in runs for cell in cells]
 
     def trials(self, run: Run) -> list[Run]:
         """Returns the runs of which this one is the best; none where nothing is left to choose."""
@@ -236,7 +238,8 @@ class Experiment:
 
     def file_of(self, key: str) -> Path:
         """Returns the YAML that says a setting."""
-        return next((path for path in self.paths if OmegaConf.select(read_yaml(path), key) is not None), self.paths[0])
+        says = (path for path in self.paths if OmegaConf.select(read_yaml(path), key) is not None)
+        return next(says, self.paths[0])
 
 
 def own(name: str, overrides: Iterable[str]) -> list[str]:
@@ -247,7 +250,7 @@ def own(name: str, overrides: Iterable[str]) -> list[str]:
             section, key = experiment._locate(text.partition("=")[0])
         except ValueError:
             continue
-        if key in section.keys() or section is experiment.cfg.train:
+        if key in list(section) or section is experiment.cfg.train:
             found.append(text)
     return found
 

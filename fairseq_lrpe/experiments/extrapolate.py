@@ -26,19 +26,22 @@ SPLIT = "test"
 def job_of(folder: Path) -> Job:
     """Returns the job of a folder's run, with the data it was trained on; ValueError if there is none."""
     settings = read_json(folder / "run.json")
-    run = Run.parse("/".join([settings.get("experiment", ""), *folder.parts[-2 - len(settings.get("changes", ())) :]]))
-    if not settings or run is None:
+    levels = 2 + len(settings.get("changes", ()))
+    run = Run.parse("/".join([settings.get("experiment", ""), *folder.parts[-levels:]]))
+    if run is None:
         raise ValueError(f"{folder} holds no run: give one like results/lm/mini/linear_rope/seed-1")
     if "kind" not in settings:
         raise OldLayout(folder)
     experiment = Experiment.load(run.experiment, [f"data={settings['config']['data']}"])
     if experiment.kind is not language_modeling.KIND:
-        raise ValueError(f"{folder} is of the kind {settings['kind']}: only language models have a perplexity")
+        raise ValueError(f"{folder} is of the kind {settings['kind']}: a language model is needed")
+    if "finished" not in read_json(folder / "evaluation.json"):  # what is measured stays on record
+        raise ValueError(f"{folder} has not been trained to its end: scripts/train.sh goes on with it")
     return Job(experiment, run, folder.parents[len(str(run).split("/")) - 1])
 
 
 def extrapolate(job: Job, lengths: list[int]) -> dict[int, dict]:
-    """Returns {length: what was measured}, from the run's record where it is there; ValueError for a wrong length."""
+    """Returns {length: what was measured}, as far as it is there from the run's record."""
     names = {length: f"{SPLIT}_{length}" for length in lengths}
     for length, name in names.items():
         language_modeling.check_length(job, SPLIT, length)

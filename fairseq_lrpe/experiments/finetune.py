@@ -4,13 +4,13 @@ It is scripts/train.sh from a checkpoint: the learning rate counts that is best 
 best of its epochs. KEY=VALUE changes a value of the experiment, such as choose.train.lr=[1e-4].
 """
 
-import argparse
+from argparse import ArgumentParser
 
 from fairseq_lrpe.experiments.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.kinds import glue
 from fairseq_lrpe.experiments.launch import absolute, add_machine_flags, at_least, choose_launch
 from fairseq_lrpe.experiments.runner import Job
-from fairseq_lrpe.experiments.train import do_all, one_sentence, parse
+from fairseq_lrpe.experiments.train import do_all, new_parser, one_sentence, parse
 from fairseq_lrpe.glue_tasks import TASKS, task_named
 
 
@@ -32,14 +32,10 @@ def known() -> list[str]:
     return [name for name in experiments() if Experiment.load(name).kind is glue.KIND]
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="finetune_glue.sh",
-        description=__doc__,
-        usage="%(prog)s CHECKPOINT TASK [TASK ...] [options] [KEY=VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("checkpoint", type=absolute, help="of a pretrained RoBERTa, such as checkpoint_best.pt")
+def parser() -> ArgumentParser:
+    usage = "CHECKPOINT TASK [TASK ...] [options] [KEY=VALUE ...]"
+    parser = new_parser("finetune_glue.sh", __doc__, usage)
+    parser.add_argument("checkpoint", type=absolute, help="of a RoBERTa, such as checkpoint_best.pt")
     parser.add_argument("tasks", nargs="+", metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--experiment", default="glue/wikibook", help="default: %(default)s")
     parser.add_argument("--seeds", nargs="+", type=at_least(1), help="default: the experiment's")

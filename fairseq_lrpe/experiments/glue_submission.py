@@ -1,4 +1,4 @@
-"""Writes a zip file of predictions on GLUE's test sets, as its server takes them, of one model's fine-tunings.
+"""Writes a zip file of predictions on GLUE's test sets, as its server takes them.
 
 Of each task the seed that is best on the development set predicts. The server wants a file for each of its
 eleven test sets: those that are lacking are named.

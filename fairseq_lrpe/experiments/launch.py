@@ -29,21 +29,25 @@ class Launch:
     rendezvous: str | None = None
 
 
-def add_machine_flags(parser: argparse.ArgumentParser, nodes: bool = True) -> None:
+def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     """Adds what all trainings are told: what of the machine to use, and where to write."""
     parser.add_argument("--gpus", type=at_least(0), help="of each node; default: all here, 0 is the CPU")
     parser.add_argument("--cpu", action="store_true", help="use no GPU; --gpus then counts CPU processes")
     parser.add_argument("--precision", choices=PRECISIONS, help="default: fp16 on GPUs, fp32 on the CPU")
     parser.add_argument("--nodes", type=at_least(1), default=1, help="start the same on each of them")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the nodes meet: one of them")
-    parser.add_argument(
-        *("--results",), type=absolute, default=REPOSITORY / "results", help="default: %(default)s"
-    )
+    add_results_flag(parser)
     parser.add_argument(
         "--dry-run",
         action="store_true",
         help="print the commands and run nothing; assumes the GPUs of --gpus, unless --cpu is given",
     )
+
+
+def add_results_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds --results, the folder that runs are written to."""
+    folder = REPOSITORY / "results"
+    parser.add_argument("--results", type=absolute, default=folder, help="default: %(default)s")
 
 
 def absolute(text: str) -> Path:

@@ -19,8 +19,8 @@ JOBS = 4
 
 def main():
     parser = argparse.ArgumentParser(prog="quickstart.sh", description=__doc__)
-    parser.add_argument("--data", type=absolute, help="a folder with train.txt, valid.txt and test.txt of your own")
-    parser.add_argument("--updates", type=at_least(1), help="of each training (default: configs/lm/quickstart.yaml's)")
+    parser.add_argument("--data", type=absolute, help="with your own train.txt, valid.txt and test.txt")
+    parser.add_argument("--updates", type=at_least(1), help="default: configs/lm/quickstart.yaml's")
     parser.add_argument("--out", type=absolute, help="where all goes (default: results/quickstart[-DATA])")
     args = parser.parse_args()
     name, started = f"quickstart-{args.data.name}" if args.data else "quickstart", time.time()

@@ -32,7 +32,7 @@ class Record:
 
 
 def read(folder: Path, curve: str | None = None) -> Record | None:
-    """Returns the record of the run in ``folder``; None where there is none or, said on stderr, a damaged one.
+    """Returns the record of the run in a folder; None where there is none or, said on stderr, a damaged one.
 
     ``curve`` is the key of the log's validations that the plots show.
     """

@@ -4,7 +4,6 @@ Published numbers come from configs/paper and are labelled as the paper's; every
 logs and evaluations of the runs below the results folder, finished or not.
 """
 
-import argparse
 import csv
 import math
 import sys
@@ -17,7 +16,7 @@ from fairseq_lrpe.experiments import curves, entries
 from fairseq_lrpe.experiments.entries import Entry, ranks
 from fairseq_lrpe.experiments.launch import absolute
 from fairseq_lrpe.experiments.table import SCALES, Table
-from fairseq_lrpe.experiments.train import one_sentence, parse
+from fairseq_lrpe.experiments.train import new_parser, one_sentence, parse
 
 
 def number(mean: float, deviation: float | None) -> str:
@@ -186,7 +185,7 @@ CSV += "difference low high common_seeds".split()
 
 
 def show_csv(found):
-    """Prints a line for each row and column, with everything that the other formats show in several tables."""
+    """Prints a line for each row and column, with all that the other formats show in several tables."""
     order = ranks(found)
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(CSV)
@@ -215,12 +214,8 @@ def plot(table: Table, found: list[Entry], path: Path) -> None:
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
-        prog="python -m fairseq_lrpe.experiments.results",
-        description=__doc__,
-        usage="%(prog)s RESULTS --table TABLE [options] [KEY=VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    usage = "RESULTS --table TABLE [options] [KEY=VALUE ...]"
+    parser = new_parser("python -m fairseq_lrpe.experiments.results", __doc__, usage)
     parser.add_argument("results", type=absolute, help="the folder that the runs were written to")
     parser.add_argument("--table", required=True, help="a file's name in configs/tables")
     parser.add_argument("--scale", choices=SCALES, default="full", help="mini: the table's small stand-in")

@@ -181,7 +181,7 @@ def mend(checkpoints: Path) -> None:
 class Log:
     """train.log as fairseq wrote it, and log.jsonl: its JSON lines with their kind.
 
-    A continued run repeats updates; the last of each counts. ``show`` is the key of a validation that is told.
+    A continued run repeats updates; the last of each counts. ``show``: the key of a validation that is told.
     """
 
     line = re.compile(r"\| (train_inner|train|valid) \| (\{.*\})$")
@@ -205,11 +205,12 @@ class Log:
         write_whole(self.jsonl, "".join(json.dumps(e) + "\n" for e in self.entries.values()))
         if entry["kind"] == "valid":
             what = self.show if self.show in entry else "valid_loss"
-            print(f"    {entry['valid_num_updates']} updates: {what.replace('_', ' ')} {entry[what]}", flush=True)
+            told = f"{what.replace('_', ' ')} {entry[what]}"
+            print(f"    {entry['valid_num_updates']} updates: {told}", flush=True)
 
     def speed(self) -> dict[str, float]:
         """Returns the median of the training's speeds, as fairseq tells them."""
-        speeds = [entry["wps"] for entry in self.entries.values() if isinstance(entry.get("wps"), int | float)]
+        speeds = [entry["wps"] for entry in self.entries.values() if entry.get("wps")]
         return {"tokens_per_second": statistics.median(speeds)} if speeds else {}
 
 

@@ -1,8 +1,8 @@
 """Doing a run: what it goes on from, its training or the trials it chooses from, its evaluations, its record.
 
-A folder has run.json (settings, versions), command.sh, train.log and log.jsonl, checkpoints, eval-<name>.log and
-evaluation.json: {"evaluations": {name: {"settings", metric: value, ..}}, "finished"}, of a
-run that chose also {"chosen", "checkpoint", "tried": {trial: evaluations}}.
+A folder has run.json (settings, versions), command.sh, train.log and log.jsonl, checkpoints, eval-<name>.log
+and evaluation.json: {"evaluations": {name: {"settings", metric: value, ..}}, "finished"}, of a run that chose
+also {"chosen", "checkpoint", "tried": {trial: evaluations}}.
 """
 
 import hashlib
@@ -92,7 +92,9 @@ class Job:
         for trial in self.trials():
             trial.check()
             if not self.kind.evaluations(self.cfg):
-                raise ValueError(f"{self.run} has no evaluation to choose by: give evaluations.NAME={{split: valid}}")
+                raise ValueError(
+                    f"{self.run} has no evaluation to choose by: give evaluations.x={{split: valid}}"
+                )
         update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         sizes(self.kind, self.cfg)
         train_command(self)
@@ -104,7 +106,7 @@ def sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
     names = {os.path.relpath(path, folder): path for path in files}
     if missing := [name for name, path in names.items() if not path.is_file()]:
         raise ValueError(
-            f"{folder} lacks {', '.join(missing)}: `bash data_prep/prepare.sh` lists what makes such folders, "
+            f"{folder} lacks {', '.join(missing)}: `bash data_prep/prepare.sh` lists what makes such data, "
             "or override data=FOLDER with one that is prepared"
         )
     return {name: path.stat().st_size for name, path in names.items()}
@@ -114,7 +116,7 @@ def finished(job: Job) -> bool:
     """Whether all that is asked of the run is on record."""
     record = read_json(job.folder / "evaluation.json")
     trials = {trial_name(job, trial) for trial in job.trials()}
-    return trials == set(record.get("tried", ())) and not missing(job, record)
+    return "finished" in record and trials == set(record.get("tried", ())) and not missing(job, record)
 
 
 def missing(job: Job, record: dict) -> list[str]:
@@ -160,7 +162,7 @@ def lead(job: Job) -> None:
         if not read_json(job.folder / "evaluation.json").get("finished"):
             train(job, settings)
         evaluate(job, missing(job, read_json(job.folder / "evaluation.json")))
-    record = read_json(job.folder / "evaluation.json")
+    record = {"evaluations": {}, **read_json(job.folder / "evaluation.json")}
     write_json(job.folder / "evaluation.json", {**record, "finished": run_folder.now()})
     for name, measured in record["evaluations"].items():
         shown = next((metric for metric in job.kind.metrics if metric in measured), None)
@@ -200,7 +202,7 @@ def _explained(job, error):
 
 
 def follow(job: Job) -> None:
-    """What another node does while the node that came first has the folder: it trains, and writes nothing else.
+    """Trains, and writes nothing else: another node, which came first, has the folder.
 
     Whichever has fairseq's first process tells of the training.
     """

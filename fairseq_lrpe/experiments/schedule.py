@@ -1,14 +1,14 @@
-"""Does all runs of a table that are not done yet, then shows it beside the paper's; without a table, lists them.
+"""Does a table's runs that are not done yet, then shows it beside the paper's; without one, lists all.
 
 configs/tables/TABLE.yaml says which runs. KEY=VALUE changes a value of every experiment in it. Runs that
 were finished are not repeated, and interrupted ones continue.
 """
 
-import argparse
 import os
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -19,11 +19,10 @@ from rich.table import Table as RichTable
 from fairseq_lrpe.commands import ending_signals
 from fairseq_lrpe.experiments import entries, results, train
 from fairseq_lrpe.experiments.experiment import is_free, own
-from fairseq_lrpe.experiments.launch import absolute, at_least, update_freq, visible_gpus
+from fairseq_lrpe.experiments.launch import absolute, add_results_flag, at_least, update_freq, visible_gpus
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.runner import Job, finished, lost, sizes
 from fairseq_lrpe.experiments.table import SCALES, Table, tables
-from fairseq_lrpe.files import REPOSITORY
 
 
 def main(arguments=None):
@@ -49,22 +48,15 @@ def main(arguments=None):
         sys.exit("\n".join(["table: not everything is done:", *failed]))
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="table.sh",
-        description=__doc__,
-        usage="%(prog)s [TABLE] [options] [KEY=VALUE ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def parser() -> ArgumentParser:
+    parser = train.new_parser("table.sh", __doc__, "[TABLE] [options] [KEY=VALUE ...]")
     parser.add_argument("table", nargs="?", help="a file in configs/tables")
     parser.add_argument("--scale", choices=SCALES, default="full", help="default: the paper's, full")
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="these methods alone")
     parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time (default: %(default)s)")
     parser.add_argument("--gpus", type=at_least(0), help="for each job; default: all here, shared out")
-    parser.add_argument(
-        "--results", type=absolute, default=REPOSITORY / "results", help="default: %(default)s"
-    )
-    parser.add_argument("--plot", type=absolute, metavar="FILE.png", help="the validations over the updates")
+    add_results_flag(parser)
+    parser.add_argument("--plot", type=absolute, metavar="FILE.png", help="the validations, a picture")
     parser.add_argument("--dry-run", action="store_true", help="print every run's command and run nothing")
     return parser
 
@@ -96,7 +88,7 @@ def is_done(table: Table, run: Run, folder: Path) -> bool:
     return job.folder.is_dir() and (finished(job) or (is_trial and lost(job)))
 
 
-def gpus_per_job(args: argparse.Namespace) -> int | None:
+def gpus_per_job(args: Namespace) -> int | None:
     """Returns what every run is told of --gpus; None leaves it to the run."""
     here = len(visible_gpus())
     if args.gpus is None and here:
@@ -146,7 +138,7 @@ def environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 
 
 def run_all(
-    table: Table, planned: list[Run], args: argparse.Namespace, flags: list[str], gpus: int | None
+    table: Table, planned: list[Run], args: Namespace, flags: list[str], gpus: int | None
 ) -> list[str]:
     """Does the runs, ``args.jobs`` at a time; returns what is to be said of those that failed."""
     waiting = [run for run in planned if not is_done(table, run, args.results)]

@@ -16,9 +16,9 @@ SCALES = ("full", "mini")
 
 @dataclass
 class Column:
-    """What measures a column: an ``evaluation`` of an experiment (``mini``: of its small form) and its metric.
+    """What measures a column: an ``evaluation`` of an experiment, or of its small form ``mini``.
 
-    ``changes`` are those of the column's runs, such as a task. A column that is an ``average`` of others has no
+    ``changes`` are those of the column's runs, such as a task. One that is an ``average`` of others has no
     runs of its own. Where nothing is said, the table's own ``experiment``, ``mini`` and ``metric`` hold.
     """
 
@@ -31,14 +31,24 @@ class Column:
 
 
 @dataclass
-class Row:
-    """A row of our own beside the paper's, of all columns or of those named."""
+class PaperRow:
+    """A row of a published table: ``values`` {column: number, or its mean and std}."""
 
     row: str = MISSING
+    attention: str | None = None
+    method: str | None = None
+    changes: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = MISSING
+
+
+@dataclass
+class Row(PaperRow):
+    """A row of our own, of all columns or of those named, without values."""
+
     attention: str = MISSING
     method: str = MISSING
-    changes: dict[str, Any] = field(default_factory=dict)
     columns: list[str] | None = None
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -65,17 +75,6 @@ class TableSettings:
 
 
 @dataclass
-class PaperRow:
-    """A row of a published table: ``values`` {column: number, or its mean and std}."""
-
-    row: str = MISSING
-    attention: str | None = None
-    method: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    values: dict[str, Any] = MISSING
-
-
-@dataclass
 class PaperColumn:
     metric: str = MISSING
     better: str = MISSING
@@ -83,10 +82,10 @@ class PaperColumn:
 
 @dataclass
 class PaperTable:
-    shows: str = MISSING
+    shows: str = ""
     note: str | None = None
-    columns: dict[str, PaperColumn] = MISSING
-    rows: list[PaperRow] = MISSING
+    columns: dict[str, PaperColumn] = field(default_factory=dict)
+    rows: list[PaperRow] = field(default_factory=list)
 
 
 @dataclass
@@ -99,9 +98,9 @@ class Paper:
 
 @dataclass
 class Cell:
-    """A row and column of a table: what the paper says, and the runs that measure it, if any are planned.
+    """A row and column of a table: (mean, deviation or None) of the paper, and the runs that measure it.
 
-    ``published`` is (mean, deviation or None) or None; ``parts`` are the cells that this one is the average of.
+    ``parts`` are the cells that this one is the average of.
     """
 
     attention: str
@@ -123,7 +122,7 @@ def tables() -> list[str]:
 
 
 class Table:
-    """A table of configs/tables, at the paper's scale or in its small form, with KEY=VALUEs for all its runs."""
+    """A table of configs/tables, at the paper's scale or in its small form, with KEY=VALUEs for all runs."""
 
     def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
         if name not in tables():
@@ -154,27 +153,27 @@ class Table:
     def _published(self):
         """(the paper, its table), as far as there are any."""
         if self.settings.paper is None:
-            return None, PaperTable("", None, {}, [])
+            return None, PaperTable()
         path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
         if not path.is_file():
             raise ValueError(f"{readable(self.path)}, key paper: there is no {readable(path)}")
         paper = _read(path, Paper)
         if self.settings.table is None:
-            return paper.source, PaperTable("", None, {}, [])
+            return paper.source, PaperTable()
         if self.settings.table not in paper.tables:
             known = ", ".join(paper.tables)
             raise ValueError(f"{readable(self.path)}, key table: {readable(path)} has {known}")
         return paper.source, paper.tables[self.settings.table]
 
     def _cells(self, published):
-        rows = [(row, dict(row["values"]), None) for row in published.rows]
-        rows += [(row, {}, row.columns) for row in self.settings.rows]
-        found = {}
-        for row, values, only in rows:
-            for column in dict.fromkeys([*(published.columns if self.scale == "full" else ()), *self.columns]):
-                if only is not None and column not in only:
+        theirs, found = published.columns if self.scale == "full" else (), {}
+        for row in (*published.rows, *self.settings.rows):
+            for column in dict.fromkeys([*theirs, *self.columns]):
+                if column not in (row.get("columns") or (column,)):
                     continue
-                cell = Cell(row.attention or "", row.row, column, row.method, _value(values.get(column)))
+                cell = Cell(
+                    row.attention or "", row.row, column, row.method, _value(row["values"].get(column))
+                )
                 if column in published.columns:
                     cell.better = published.columns[column].better
                 if column in self.columns and row.method and row.attention:
@@ -225,7 +224,8 @@ class Table:
 
         What others start from comes first, then all methods of the first seed.
         """
-        methods = dict.fromkeys(m for cell in self.cells if cell.runs for m in (cell.method, canonical(cell.method)))
+        pairs = ((cell.method, canonical(cell.method)) for cell in self.cells if cell.runs)
+        methods = dict.fromkeys(method for pair in pairs for method in pair)
         for name in only:
             if name not in methods:
                 raise ValueError(f"the table has no method {name!r}: choose from {', '.join(methods)}")

@@ -1,14 +1,14 @@
-"""Trains a method in an experiment, then evaluates it: one run, or one for each value of the experiment's grid.
+"""Trains a method in an experiment, then evaluates it: one run, or one for each value of its grid.
 
-What is trained is said in configs/EXPERIMENT.yaml; KEY=VALUE changes a value in it, and what follows -- goes to
-fairseq-train as it is. Everything is written to RESULTS/EXPERIMENT/ATTENTION_METHOD/[KEY=VALUE/]seed-SEED:
+What is trained is said in configs/EXPERIMENT.yaml; KEY=VALUE changes a value in it, and what follows -- goes
+to fairseq-train as it is. Everything is written to RESULTS/EXPERIMENT/ATTENTION_METHOD/[KEY=VALUE/]seed-SEED:
 started again, a run continues from its last checkpoint, and a finished one is not repeated.
 """
 
-import argparse
 import re
 import shlex
 import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -50,7 +50,7 @@ def one_sentence(program: str) -> Iterator[None]:
 
 
 def do_all(jobs: list[Job], dry_run: bool) -> None:
-    """Does the jobs one after the other, or prints their commands; all are checked before the first starts."""
+    """Does the jobs one by one, or prints their commands; all are checked before the first starts."""
     for job in jobs:
         if not dry_run:
             job.check()
@@ -62,20 +62,22 @@ def do_all(jobs: list[Job], dry_run: bool) -> None:
             print(shlex.join(train_command(one)))
 
 
-def parse(parser: argparse.ArgumentParser, arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
     """Returns the arguments (default: the command line's), and the KEY=VALUEs that stand among them."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     overrides = [word for word in arguments if OVERRIDE.match(word)]
     return parser.parse_args([word for word in arguments if not OVERRIDE.match(word)]), overrides
 
 
-def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train.sh",
-        description=__doc__,
-        usage="%(prog)s EXPERIMENT METHOD [options] [KEY=VALUE ...] [-- fairseq-train's flags]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def new_parser(prog: str, description: str, arguments: str) -> ArgumentParser:
+    """Returns a parser for ``prog``, whose help shows the description as it is written."""
+    usage = f"%(prog)s {arguments}"
+    return ArgumentParser(prog, usage, description, formatter_class=RawDescriptionHelpFormatter)
+
+
+def parser() -> ArgumentParser:
+    usage = "EXPERIMENT METHOD [options] [KEY=VALUE ...] [-- fairseq-train's flags]"
+    parser = new_parser("train.sh", __doc__, usage)
     parser.add_argument("experiment", help=", ".join(experiments()))
     parser.add_argument("method", help="python -m fairseq_lrpe.methods lists them; fairseq is its own model")
     parser.add_argument("--attention", default="linear", help="linear (default) or softmax")

@@ -25,14 +25,15 @@ SMALL = (
 @pytest.fixture(scope="module")
 def small(data_bin, tmp_path_factory):
     """Arguments of scripts/train.sh for a tiny run that is evaluated on nothing."""
-    results = ["--results", tmp_path_factory.mktemp("results"), f"data={data_bin}"]
-    return ["lm/mini", "tmlr_type1", "--cpu", *results, *SMALL, "evaluations.valid=null", "evaluations.test=null"]
+    words = ["--cpu", "--results", tmp_path_factory.mktemp("results"), f"data={data_bin}"]
+    words += ["evaluations.valid=null", "evaluations.test=null"]
+    return ["lm/mini", "tmlr_type1", *words, *SMALL]
 
 
 @pytest.fixture(scope="module")
 def trained(small):
     done = run_command("python", "-m", "fairseq_lrpe.experiments.train", *small)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "fairseq-train" in done.stdout, done.stderr
     return Path(done.stdout.splitlines()[-1].removeprefix("finished: "))
 
 
@@ -99,7 +100,8 @@ def test_one_more_evaluation_of_a_run_is_measured_without_training(trained, meas
     before = read(trained)["evaluations"]
     checkpoint = trained / "checkpoints/checkpoint_last.pt"
     time = checkpoint.stat().st_mtime_ns
-    words = ["python", "-m", "fairseq_lrpe.experiments.train", *small, "evaluations.half={split: test, length: 16}"]
+    words = ["python", "-m", "fairseq_lrpe.experiments.train", *small]
+    words += ["evaluations.half={split: test, length: 16}"]
     more = run_command(*words)
     assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
     after = read(trained)["evaluations"]
@@ -163,6 +165,10 @@ def test_runs_that_cannot_be(trained, tmp_path):
     tell()
     checkpoint.write_text("no checkpoint")
     assert "is no checkpoint of fairseq that can be read" in refused(folder, 32)
+    record = read(folder)
+    (folder / "evaluation.json").write_text(json.dumps({"evaluations": record["evaluations"]}))
+    assert "has not been trained to its end: scripts/train.sh goes on with it" in refused(folder, 32)
+    (folder / "evaluation.json").write_text(json.dumps(record))
     checkpoint.unlink()
     assert "checkpoint_best.pt does not exist: train the run first" in refused(folder, 32)
 

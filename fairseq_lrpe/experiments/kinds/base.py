@@ -65,7 +65,7 @@ class Settings:
 
 
 class Curve(NamedTuple):
-    """A key of fairseq's JSON log that plots show over the updates, its name there, and which values are better."""
+    """Names what plots show: a key of fairseq's JSON log, its label, and which values are better."""
 
     key: str
     label: str
@@ -125,8 +125,7 @@ class Kind:
     def evaluated(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
         """Runs fairseq's command on the split of an evaluation; returns the log with all it printed.
 
-        It is one process, for each of several would evaluate a part of the split and report it alone, in single
-        precision.
+        It is one process, in single precision: each of several would report a part of the split alone.
         """
         log = job.folder / f"eval-{name}.log"
         log.unlink(missing_ok=True)

@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -34,7 +34,7 @@ SHAPE = (
 
 @dataclass
 class GlueSettings(Settings):
-    """``task`` of GLUE, ``epochs`` of its training set, ``warmup``: the part of them in which the rate rises."""
+    """Adds the ``task``, ``epochs`` of its rows, and ``warmup``, the part in which the rate rises."""
 
     task: str = MISSING
     epochs: int = MISSING
@@ -42,7 +42,7 @@ class GlueSettings(Settings):
 
 
 class Glue(Kind):
-    """fairseq's sentence_prediction on one task of GLUE, from a checkpoint of our RoBERTa."""
+    """Trains by fairseq's sentence_prediction on one task of GLUE, from a checkpoint of our RoBERTa."""
 
     settings = GlueSettings
     task = "sentence_prediction"
@@ -100,8 +100,8 @@ class Glue(Kind):
         same = not trained_on.is_file() or trained_on.read_bytes() == dictionary.read_bytes()
         if types != model["types"] or not same:
             raise ValueError(
-                f"{job.starts_from} has another vocabulary ({model['types']:,} types) than {self.folder(cfg)} "
-                f"({types:,}): prepare both with the same dictionary, such as GPT-2's byte pairs"
+                f"{job.starts_from} has another vocabulary ({model['types']:,} types) than "
+                f"{self.folder(cfg)} ({types:,}): prepare both with the same dictionary, such as GPT-2's"
             )
         return {
             **{"arch": model["arch"], **model["flags"]},
@@ -127,13 +127,13 @@ class Glue(Kind):
 
 def predict_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: bool) -> list[str]:
     """Returns the command that writes what a checkpoint predicts for splits of its task: {split: file}."""
-    pairs = [f"{split}={path}" for split, path in files.items()]
-    return ["python", "-m", "fairseq_lrpe.experiments.predict", str(checkpoint), str(data), *pairs, *["--cpu"] * cpu]
+    words = [str(checkpoint), str(data), *(f"{split}={path}" for split, path in files.items())]
+    return ["python", "-m", "fairseq_lrpe.experiments.predict", *words, *["--cpu"] * cpu]
 
 
 @cache
 def pretrained(path: Path) -> dict:
-    """Returns what has to be known of a checkpoint to go on from it: its arch, flags, types and data."""
+    """Returns what has to be known of a checkpoint to go on from it."""
     state = read_checkpoint(path, "scripts/train.sh roberta/... makes one")
     model, task = state["cfg"]["model"], state["cfg"]["task"]
     if "_roberta" not in str(model["_name"]):
@@ -151,13 +151,13 @@ def pretrained(path: Path) -> dict:
 
 
 def method_of(path: Path) -> tuple[str, str]:
-    """Returns a checkpoint's (attention, method); the method is by_flags where its architecture names none."""
+    """Returns a checkpoint's attention and method, which is by_flags where its architecture names none."""
     attention, _, method = pretrained(path)["arch"].partition("_roberta")
     return attention, method.removeprefix("_") or "by_flags"
 
 
 def measure(name: str, path: Path) -> dict[str, float]:
-    """Returns {measure: value in percent} of a file of predictions; "score" is the one of the task called ``name``.
+    """Returns {measure: value in percent} of a file of predictions; "score" is that of the task ``name``.
 
     Accuracy, F1 of the label "1" and Matthews' correlation of labels; Pearson's and Spearman's of scores.
     """

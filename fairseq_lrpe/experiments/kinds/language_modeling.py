@@ -13,7 +13,7 @@ TABLES = ("learned", "multiplicative", "hierarchical")
 
 
 class LanguageModeling(Kind):
-    """fairseq's language_modeling; an evaluation with a ``length`` cuts its split into blocks of so many tokens.
+    """Trains by fairseq's language_modeling; an evaluation's ``length`` is that of the blocks it cuts.
 
     The blocks do not overlap, so that every length predicts the same tokens.
     """
@@ -54,7 +54,7 @@ def model_of(job) -> dict:
 
 
 def check_length(job, split: str, length: int) -> int:
-    """Returns the tokens of a split; ValueError if the job's model cannot read blocks of ``length`` of them."""
+    """Returns the tokens of a split; ValueError if the job's model cannot read blocks of ``length``."""
     from fairseq.data.indexed_dataset import make_dataset  # it takes seconds
 
     if length < 1:

@@ -8,7 +8,7 @@ SEED = 1
 
 
 class MaskedLM(Kind):
-    """fairseq's masked_lm."""
+    """Trains by fairseq's masked_lm."""
 
     task = "masked_lm"
     family = "roberta"

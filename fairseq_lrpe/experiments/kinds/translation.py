@@ -13,7 +13,7 @@ LINE = re.compile(r"^([HT])-(\d+)\t(?:-?[\d.]+(?:e-?\d+)?\t)?(.*)$", re.M)
 
 
 class Translation(Kind):
-    """fairseq's translation; its data folder says how raw text becomes tokens and back."""
+    """Trains by fairseq's translation; its data folder says how raw text becomes tokens and back."""
 
     task = "translation"
     family = "transformer"
@@ -56,7 +56,7 @@ def bleu(log, data, split, language):
 
 
 def found_in(text: str) -> dict[str, dict[int, str]]:
-    """Returns {"H": {number: its best hypothesis}, "T": {number: its target}}, as tokens, in fairseq's output."""
+    """Returns, as tokens, {"H": {number: its best hypothesis}, "T": {number: its target}}."""
     lines = {"H": {}, "T": {}}
     for kind, number, tokens in LINE.findall(text):
         lines[kind].setdefault(int(number), tokens)
