@@ -137,7 +137,7 @@ def test_a_batch_that_does_not_divide(gpus, nodes, overrides, numbers):
     ("seeds=1", "seeds is a list"),
     ("batch=8", "batch is a section, override one of its keys: total, per_gpu"),
     ("train.shaw_kk=3", "no key 'train.shaw_kk'"),
-    ("evaluations.far={split: test, lenght: 9}", "key evaluations.far.lenght is unknown: choose from split, length"),
+    ("evaluations.far={split: test, lenght: 9}", "evaluations.far.lenght is unknown: choose from split, length"),
     ("evaluations.far={length: 9}", "evaluations.far lacks a split"),
     ("grid.train.lr=[]", "grid.train.lr is empty"),
     ("choose.train.lrr=[1]", "no key 'train.lrr'"),
@@ -236,7 +236,8 @@ def test_what_is_chosen_are_runs_with_a_change():
         "lm/mini/softmax_shaw/train.shaw_k=4/seed-1",
         "lm/mini/softmax_shaw/train.shaw_k=8/seed-1",
     ]
-    assert experiment.needs(run) == experiment.trials(run) and not experiment.trials(experiment.trials(run)[0])
+    trials = experiment.trials(run)
+    assert experiment.needs(run) == trials and not experiment.trials(trials[0])
 
 
 def test_fine_tuning_needs_its_pretraining():

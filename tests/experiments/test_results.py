@@ -7,7 +7,7 @@ import json
 
 import pytest
 from omegaconf import OmegaConf
-from tiny import REPOSITORY, run_command
+from tiny import run_command
 
 from fairseq_lrpe.experiments import curves, entries, results
 from fairseq_lrpe.experiments import experiment as experiments
@@ -366,13 +366,14 @@ def test_the_command_ends_with_one_sentence(tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     ({"titel": "x"}, "tables/own.yaml, key titel is unknown: choose from title, paper"),
-    ({"columns": {"a": {"metrik": "x"}}}, "tables/own.yaml, key columns.a.metrik is unknown: choose from experiment"),
+    ({"columns": {"a": {"metrik": "x"}}}, "key columns.a.metrik is unknown: choose from experiment"),
     ({"title": None, "columns": None}, "tables/own.yaml, key title"),
     ({"paper": "papre"}, "tables/own.yaml, key paper: there is no "),
     ({"table": "table1"}, "tables/own.yaml, key table: "),
-    ({"columns": {"a": {"experiment": "lm/bgi", "evaluation": "valid"}}}, "no experiment 'lm/bgi' in configs"),
-    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "vaild"}}}, "key columns.a.evaluation: lm/big has valid"),
-    ({"rows": [{"row": "Own", "attention": "linear", "method": "bsae"}]}, "tables/own.yaml, row Own: the method 'bsae'"),
+    ({"columns": {"a": {"experiment": "lm/bgi", "evaluation": "valid"}}}, "no experiment 'lm/bgi'"),
+    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "vaild"}}},
+     "key columns.a.evaluation: lm/big has valid"),
+    ({"rows": [{"row": "Own", "attention": "linear", "method": "bsae"}]}, "row Own: the method 'bsae'"),
     ({"rows": [{"row": "Own", "attention": "linear", "method": "base", "changes": {"train.x": 1}}]},
      "tables/own.yaml, row Own: lm/big has no key 'train.x'"),
     ({"rows": [{"row": "Own", "attention": "linear"}]}, "tables/own.yaml lacks the key rows[0].method"),

@@ -78,7 +78,8 @@ def test_its_rows_and_columns_are_the_papers(name):
     # Every value that the paper has is measured too, but for rows that are means of others.
     for row in published.rows:
         for column in row["values"] if row.method else ():
-            [cell] = [c for c in table.cells if (c.attention, c.row, c.column) == (row.attention, row.row, column)]
+            key = row.attention, row.row, column
+            [cell] = [c for c in table.cells if (c.attention, c.row, c.column) == key]
             assert cell.runs or cell.parts, (name, row.row, column)
 
 
@@ -87,7 +88,7 @@ def test_only_some_methods():
     [only] = table.runs(only=["ablation_householder_unitary"])
     assert only.method == "tmlr_type1"
     assert table.runs(only=["tmlr_type1"]) == [only]
-    with pytest.raises(ValueError, match="the table has no method 'xl': choose from ablation_householder_unitary"):
+    with pytest.raises(ValueError, match="the table has no method 'xl': choose from ablation_householder"):
         table.runs(only=["xl"])
     with pytest.raises(ValueError, match="no table 'table5' in configs/tables: choose from iclr_table2"):
         Table("table5")

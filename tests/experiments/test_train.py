@@ -103,7 +103,7 @@ def test_an_interrupted_evaluation_trains_no_further(continued):
 
 
 def test_everything_is_in_the_run_folder(continued):
-    words, folder, said = continued
+    _, folder, said = continued
     command = (folder / "command.sh").read_text().splitlines()[1]
     assert command in said and command.endswith("--decoder-layerdrop 0.1")
     told = json.loads((folder / "run.json").read_text())
@@ -177,7 +177,7 @@ def test_a_run_of_the_old_layout_is_refused(small, tmp_path):
     folder = folder_in(tmp_path)
     folder.mkdir(parents=True)
     (folder / "run.json").write_text('{"config": {}, "started": "2026-01-01"}')
-    with pytest.raises(SystemExit, match="holds a run of an earlier version, .*: move it away, or give another"):
+    with pytest.raises(SystemExit, match=r"a run of an earlier version, .*: move it away, or give another"):
         train.main([*small, "--results", str(tmp_path)])
 
 
@@ -185,10 +185,12 @@ def test_what_never_trained_may_start_with_other_settings(small, tmp_path):
     """A flag that fairseq refuses is told by file and key, and mended in the YAML."""
     done = run([*small, "--results", tmp_path, "train.activation_fn=swish", VALID])
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and "lm/wikitext103.yaml, key train.activation_fn: fairseq-train refuses it" in last
+    assert done.returncode == 1
+    assert "lm/wikitext103.yaml, key train.activation_fn: fairseq-train refuses it" in last
     folder = folder_in(tmp_path, [*SMALL, "train.activation_fn=swish"])
     assert not (folder / "checkpoints").exists() and not (folder / "evaluation.json").exists()
-    assert run([*small, "--results", tmp_path, "train.activation_fn=swish", "--", "--dropout", "0.2"]).returncode == 1
+    words = [*small, "--results", tmp_path, "train.activation_fn=swish", "--", "--dropout", "0.2"]
+    assert "refuses it" in run(words).stderr  # not that it was started with other settings
 
 
 def test_a_choice_is_made_on_validation_and_all_tried_kept(small, tmp_path):
@@ -254,7 +256,7 @@ def test_a_few_updates_at_the_papers_size(data_bin, tmp_path):
 
 
 @pytest.mark.parametrize("words, message", [
-    (["lm/mini", "base", "data=nowhere"], "nowhere lacks dict.txt, train.bin, train.idx, valid.bin, valid.idx, test.bin, test.idx: `bash"),
+    (["lm/mini", "base", "data=nowhere"], "nowhere lacks dict.txt, train.bin, train.idx, valid.bin"),
     (["lm/mini", "base", "--cpu", "--precision", "fp16"], "--precision fp16 needs a GPU"),
     (["lm/mini", "base", "--cpu", "--gpus", "3"], "8 sequences is no multiple of 3 GPUs × 8"),
     (["lm/mini", "base", "--cpu", "--gpus", "1", "--nodes", "2"], "--rendezvous HOST:PORT"),

@@ -1,4 +1,4 @@
-"""A kind of experiment is one file and a YAML: a throw-away one, classification of lines, through every door."""
+"""A kind of experiment is one file and a YAML: a throw-away one, classification of lines."""
 
 import json
 import os
@@ -22,13 +22,15 @@ class Lines(Kind):
     curve = Curve("valid_accuracy", "validation accuracy", "higher")
 
     def data(self, cfg):
-        return [REPOSITORY / cfg.data / f"{part}/{x}.bin" for x in self.splits(cfg) for part in ("input0", "label")]
+        folders = [REPOSITORY / cfg.data / part for part in ("input0", "label")]
+        return [folder / f"{split}.bin" for split in self.splits(cfg) for folder in folders]
 
     def flags(self, job):
         return {**super().flags(job), "num_classes": 2}
 
     def evaluate(self, job, name):
-        log = self.evaluated(job, name, "fairseq-validate", "valid_subset", task=self.task, criterion=self.task)
+        flags = {"task": self.task, "criterion": self.task}
+        log = self.evaluated(job, name, "fairseq-validate", "valid_subset", **flags)
         return {"accuracy": float(validated(log, self.evaluations(job.cfg)[name]["split"])["accuracy"])}
 
 
@@ -81,8 +83,9 @@ def place(tmp_path_factory):
         (place / f"{split}.input0").write_text("\n".join(lines) + "\n")
         (place / f"{split}.label").write_text("".join(f"{'ab'[i % 2]}\n" for i in range(count)))
     for part in ("input0", "label"):
-        words = ["--only-source", "--trainpref", place / f"train.{part}", "--validpref", place / f"valid.{part}"]
-        done = run_command("fairseq-preprocess", *words, "--destdir", place / "data/lines" / part)
+        words = ["--trainpref", place / f"train.{part}", "--validpref", place / f"valid.{part}"]
+        words += ["--only-source", "--destdir", place / "data/lines" / part]
+        done = run_command("fairseq-preprocess", *words)
         assert done.returncode == 0, done.stderr
     return place
 
