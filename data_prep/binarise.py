@@ -48,6 +48,5 @@ def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, wor
 
 def binarise(texts: dict, out: Path, source: str, *flags, workers: int = 1, name: str = "bin") -> None:
     """Writes ``out``/``name`` of the files ``texts`` {split: path}; it appears whole or not at all."""
-    print(f"Preparing {out / name}", flush=True)
     with noted_folder(out / name, source) as part:
         preprocess(texts, part, out / "preprocess.log", *flags, workers=workers)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from data_prep.fetch import FetchError
-from fairseq_lrpe.commands import CommandFailed
+from fairseq_lrpe.commands import CommandFailed, answering
 from fairseq_lrpe.files import whole_folder
 
 NOTE = "source.txt"
@@ -20,16 +20,14 @@ def one_sentence(program: str) -> Iterator[None]:
 
     SIGTERM counts as an interruption too, so that no process of this one's is left behind.
     """
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        yield
+        with answering(signal.default_int_handler, signal.SIGTERM):
+            yield
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
     except (ValueError, FetchError, CommandFailed, OSError) as error:
         sys.exit(f"{program}: {error}")
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def check_text(path: Path, needed: str = "text is needed") -> None:
@@ -69,6 +67,7 @@ def check_out(out: Path, source: str) -> None:
 @contextlib.contextmanager
 def noted_folder(folder: Path, source: str) -> Iterator[Path]:
     """Yields a folder to fill that takes the name ``folder`` at the end, with a note of its source."""
+    print(f"Preparing {folder}", flush=True)
     with whole_folder(folder) as part:
         yield part
         leave_note(part, source)

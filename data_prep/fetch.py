@@ -1,6 +1,7 @@
 """Published files from the first mirror that has them, and archives unpacked: verified and whole, or not.
 
-The facts of a file, as sources.yaml has them: its ``size`` in bytes, its ``sha256``, and its ``mirrors``.
+The facts of a file, as sources.yaml has them: its ``size`` in bytes, its ``sha256``, and its ``mirrors``, folders
+in which it has the name that it gets here.
 """
 
 import contextlib
@@ -37,11 +38,7 @@ class FetchError(Exception):
     """A file cannot be had, or is not the one asked for; the message says why and what would work."""
 
 
-class _NotHere(Exception):
-    """This mirror has no such file."""
-
-
-class _BrokenOff(Exception):
+class _BrokenOff(FetchError):
     """The mirror's answer ended early: another try may go on from there."""
 
 
@@ -59,8 +56,7 @@ def verified(path: Path, name: str, facts: dict) -> Path:
     """Returns ``path`` if it is a copy of the published file ``name``, else raises FetchError."""
     if not path.is_file():
         raise FetchError(f"{path} is missing: a copy of the published {name} is needed")
-    reason = fault(path, facts)
-    if reason:
+    if reason := fault(path, facts):
         raise FetchError(f"{path} is not the published {name}: it {reason}")
     return path
 
@@ -72,41 +68,40 @@ def fetch(dest: Path, facts: dict) -> Path:
     dest.parent.mkdir(parents=True, exist_ok=True)
     part = dest.with_name(dest.name + ".part")
     reasons = []
-    for url in facts["mirrors"]:
+    for mirror in facts["mirrors"]:
+        url = f"{mirror}/{dest.name}"
         print(f"Fetching {url}", flush=True)
-        reason = _try_mirror(url, part, facts)
-        if reason is None:
+        try:
+            _fill(part, url, facts)
             os.replace(part, dest)
             return dest
-        print(f"    {reason}", flush=True)
-        reasons.append(f"{url} {reason}")
+        except FetchError as error:
+            print(f"    {error}", flush=True)
+            reasons.append(f"{url} {error}")
     raise FetchError(
         f"no mirror gave {dest.name}: {'; '.join(reasons)}; "
         "try again later, or get a copy elsewhere (--help says how to give it)"
     )
 
 
-def _try_mirror(url, part, facts):
-    """Returns None once ``part`` is whole and verified, else why this mirror was left."""
+def _fill(part, url, facts):
+    """Makes ``part`` whole and verified; FetchError says why this mirror was left."""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(WAIT * 2 ** (attempt - 1))
         continued = part.exists()
         try:
             _download(url, part, facts["size"])
-        except _NotHere as error:
-            return str(error)
         except _BrokenOff as error:
-            reason = str(error)
+            reason = error
             continue
-        reason = fault(part, facts)
-        if reason is None:
-            return None
+        if not (reason := fault(part, facts)):
+            return
         part.unlink()
         if not continued:
             break
         # The beginning may be of another mirror's file, or of this one before it changed: from the start.
-    return reason
+    raise FetchError(reason)
 
 
 def _download(url, part, size):
@@ -120,7 +115,7 @@ def _download(url, part, size):
     with _open(urllib.request.Request(url, headers=headers)) as response:
         have, total = _place(response, have)
         if total is not None and total != size:
-            raise _NotHere(f"has a file of {total:,} bytes instead of {size:,}")
+            raise FetchError(f"has a file of {total:,} bytes instead of {size:,}")
         bar = tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=part.stem, disable=None)
         with bar, part.open("ab" if have else "wb") as file:
             while have < size:
@@ -139,11 +134,11 @@ def _open(request):
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        kind = _BrokenOff if error.code == 429 or error.code >= 500 else _NotHere
+        kind = _BrokenOff if error.code == 429 or error.code >= 500 else FetchError
         raise kind(f"answers {error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        kind = _BrokenOff if isinstance(reason, TimeoutError | ConnectionResetError) else _NotHere
+        kind = _BrokenOff if isinstance(reason, TimeoutError | ConnectionResetError) else FetchError
         raise kind(f"cannot be reached ({reason})") from None
 
 
@@ -152,7 +147,7 @@ def _place(response, wanted):
     if response.status == http.HTTPStatus.PARTIAL_CONTENT:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
         if not span or int(span[1]) != wanted:
-            raise _NotHere("answers with another range than asked for")
+            raise FetchError("answers with another range than asked for")
         return wanted, None if span[2] == "*" else int(span[2])
     length = response.headers.get("Content-Length")
     return 0, None if length is None else int(length)

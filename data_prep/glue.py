@@ -11,13 +11,14 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from data_prep import fetch, gpt2_bpe
+from data_prep import gpt2_bpe
 from data_prep.binarise import SPLITS, preprocess
 from data_prep.door import noted_folder
+from data_prep.fetch import SOURCES, fetch, unpack
 from fairseq_lrpe.files import whole_folder
 from fairseq_lrpe.glue_tasks import HIGHEST, PAPERS, TASKS, Task, task_named
 
-SOURCE = fetch.SOURCES["glue"]
+SOURCE = SOURCES["glue"]
 
 
 class Glue(gpt2_bpe.InBytePairs):
@@ -36,12 +37,9 @@ class Glue(gpt2_bpe.InBytePairs):
         )
 
     def parts(self, args):
-        names = list(dict.fromkeys(args.tasks or PAPERS))
-        tasks = {name: task_named(name) for name in names}
-        if args.source and not args.source.is_dir():
-            raise ValueError(f"{args.source} is not a folder: --from takes one with TASK/train.tsv etc.")
-        own = ({"name": name, "task": task, "out": args.out / name} for name, task in tasks.items())
-        return [Namespace(**{**vars(args), **part}) for part in own]
+        tasks = {name: task_named(name) for name in args.tasks or PAPERS}
+        shared = {**vars(args), "most": {"train": args.train_rows}}  # rows of a split; none, or None: all
+        return [Namespace(**{**shared, "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
 
     def source(self, args):
         return super().source(args) + (f", {args.train_rows} training rows" if args.train_rows else "")
@@ -54,7 +52,7 @@ class Glue(gpt2_bpe.InBytePairs):
             if not (folder / file).is_file():
                 raise ValueError(f"{folder / file} is missing: {' '.join(files.values())} are needed")
         for split, file in files.items():
-            if not sum(1 for _ in rows(folder / file, args.task, split, most(split, args))):
+            if not sum(1 for _ in rows(folder / file, args.task, split, args.most.get(split))):
                 raise ValueError(f"{folder / file} has no rows")
         return folder
 
@@ -62,7 +60,7 @@ class Glue(gpt2_bpe.InBytePairs):
         """Writes folder/split.input0.txt and so on, and folder/split.label, a row per line, and rows.json."""
         counts = {}
         for split, file in args.task.files.items():
-            values = zip(*rows(found / file, args.task, split, most(split, args)), strict=True)
+            values = zip(*rows(found / file, args.task, split, args.most.get(split)), strict=True)
             for column, texts in zip(columns(args.task, split), values, strict=True):
                 ending = "" if column == "label" else ".txt"
                 with (folder / f"{split}.{column}{ending}").open("w", encoding="utf-8", newline="\n") as out:
@@ -79,18 +77,22 @@ class Glue(gpt2_bpe.InBytePairs):
         for path in sorted(text.glob("*.input?.txt")):
             if not (encoded := path.with_suffix("")).exists():
                 gpt2_bpe.encode(path, encoded, bpe, args.workers)
-        print(f"Preparing {args.out / 'bin'}", flush=True)
         with noted_folder(args.out / "bin", source) as part:
             for column in columns(args.task, "train"):
-                splits = [split for split in args.task.files if column in columns(args.task, split)]
-                files = {split: text / f"{split}.{column}" for split in splits}
+                splits = args.task.labelled if column == "label" else args.task.files
                 if column == "label" and not args.task.labels:
                     (part / column).mkdir()
-                    for split, path in files.items():
-                        shutil.copyfile(path, part / column / f"{split}.label")
-                else:
+                    for split in splits:
+                        shutil.copyfile(text / f"{split}.label", part / column / f"{split}.label")
+                else:  # valid and valid1 at once: most of fairseq-preprocess's time is its start
+                    files = {
+                        kind: [text / f"{x}.{column}" for x in splits if x.startswith(kind)]
+                        for kind in SPLITS
+                    }
+                    texts = {kind: ",".join(map(str, paths)) for kind, paths in files.items() if paths}
                     dictionary = text / "labels.txt" if column == "label" else bpe / "dict.txt"
-                    to_binaries(files, part / column, dictionary, args)
+                    log, flags = args.out / "preprocess.log", ("--srcdict", dictionary)
+                    preprocess(texts, part / column, log, *flags, workers=args.workers)
             shutil.copyfile(text / "rows.json", part / "rows.json")
 
     def report(self, args):
@@ -101,22 +103,17 @@ class Glue(gpt2_bpe.InBytePairs):
         print(f"{name}: {', '.join(f'{split} {found[split]:,}' for split in args.task.files)} rows{same}")
         for split in args.task.files:
             if found[split] != expected[split]:
-                why = " (--train-rows)" if found[split] == most(split, args) else ""
+                why = " (--train-rows)" if found[split] == args.most.get(split) else ""
                 print(f"{name} {split}: {found[split]:,} rows{why}, published are {expected[split]:,}")
         classes = len(args.task.labels) or "1 --regression-target"
         flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."
         print(f"ready: fairseq-train {args.out / 'bin'} {flags}")
 
 
-def labelled(split: str) -> bool:
-    """Returns whether a split has labels: the tests have none."""
-    return not split.startswith("test")
-
-
 def columns(task: Task, split: str) -> list[str]:
     """Returns the names of fairseq's folders for what ``rows`` gives of a split."""
     inputs = [f"input{i}" for i in range(len(task.sentences))]
-    return [*inputs, "label"] if labelled(split) else inputs
+    return [*inputs, "label"] if split in task.labelled else inputs
 
 
 def lines(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -135,9 +132,9 @@ def lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 def rows(path: Path, task: Task, split: str, most: int | None = None) -> Iterator[list]:
     """Yields the sentences, and the label if any, of the first ``most`` rows; ValueError names a bad line."""
-    numbered = lines(path)
-    header = task.header if labelled(split) and task.header else next(numbered, (1, [""]))[1]
-    wanted = [*task.sentences, task.label] if labelled(split) else task.sentences
+    numbered, labelled = lines(path), split in task.labelled
+    header = task.header if labelled and task.header else next(numbered, (1, [""]))[1]
+    wanted = [*task.sentences, task.label] if labelled else task.sentences
     for name in wanted:
         if name not in header:
             raise ValueError(f"{path} line 1 names no column {name}: {excerpt(header)}")
@@ -150,7 +147,7 @@ def rows(path: Path, task: Task, split: str, most: int | None = None) -> Iterato
         for name, value in zip(task.sentences, values, strict=False):
             if not value.strip() and not task.empty:
                 raise ValueError(f"{where} has an empty {name}: {excerpt(fields)}")
-        if labelled(split):
+        if labelled:
             values[-1] = label(values[-1], task, where)
         yield values
 
@@ -176,19 +173,15 @@ def label(field: str, task: Task, where: str) -> str | float:
     return score / HIGHEST
 
 
-def most(split: str, args: Namespace) -> int | None:
-    """Returns how many rows of a split are taken; None: all."""
-    return args.train_rows if split == "train" else None
-
-
 def published(name: str, folder: Path) -> Path:
     """Returns the folder with the task's TSVs, fetched into ``folder``."""
-    paths = [fetch.fetch(folder / file, facts) for file, facts in SOURCE[name]["files"].items()]
+    files = {file: {"mirrors": SOURCE["mirrors"], **facts} for file, facts in SOURCE[name]["files"].items()}
+    paths = [fetch(folder / file, facts) for file, facts in files.items()]
     unpacked = folder / "unpacked"
     if name == "MRPC":
         split_mrpc(*paths, unpacked / name)
     else:
-        fetch.unpack(*paths, unpacked)
+        unpack(*paths, unpacked)
     return unpacked / name
 
 
@@ -204,11 +197,3 @@ def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
         for file, in_dev in (("train.tsv", False), ("dev.tsv", True)):
             (part / file).write_bytes(b"".join([header, *(x for x in rest if chosen[x] == in_dev)]))
         shutil.copyfile(test, part / "test.tsv")
-
-
-def to_binaries(files: dict[str, Path], folder: Path, dictionary: Path, args: Namespace) -> None:
-    """Runs fairseq-preprocess of ``files`` {split: path}, all at once: most of its time is its start."""
-    texts = {kind: [str(path) for split, path in files.items() if split.startswith(kind)] for kind in SPLITS}
-    texts = {kind: ",".join(paths) for kind, paths in texts.items() if paths}
-    log = args.out / "preprocess.log"
-    preprocess(texts, folder, log, "--srcdict", dictionary, workers=args.workers)

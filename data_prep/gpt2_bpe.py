@@ -14,7 +14,7 @@ from fairseq_lrpe.files import write_whole
 from fairseq_lrpe.layouts import vocabulary_size
 
 FACTS = fetch.SOURCES["gpt2_bpe"]
-FILES = FACTS["files"]
+FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
 WORDS = 500_000  # that a process remembers
 
 
@@ -74,11 +74,10 @@ def published(path: Path) -> bytes:
     """
     facts = FILES[path.name]
     if path.is_file() and path.name == "dict.txt":
-        head, rest = (content := path.read_bytes())[: facts["size"]], content[facts["size"] :]
-        if hashlib.sha256(head).hexdigest() == facts["sha256"] and re.fullmatch(
-            rb"(madeupword\d+ 0\n)*", rest
-        ):
-            return head
+        content, size = path.read_bytes(), facts["size"]
+        same = hashlib.sha256(content[:size]).hexdigest() == facts["sha256"]
+        if same and re.fullmatch(rb"(madeupword\d+ 0\n)*", content[size:]):
+            return content[:size]
     return fetch.verified(path, path.name, facts).read_bytes()
 
 

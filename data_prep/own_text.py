@@ -42,7 +42,6 @@ class OwnText(Corpus):
 
     def prepare(self, args, source, found):
         text = args.source or self.text(args, source, found)
-        print(f"Preparing {args.out / 'bin'}", flush=True)
         with noted_folder(args.out / "bin", source) as part:
             learn_pieces(
                 args.sentencepiece,

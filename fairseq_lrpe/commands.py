@@ -8,6 +8,7 @@ import threading
 from contextlib import contextmanager
 from pathlib import Path
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
 PLUGIN = Path(__file__).resolve().parent
 GRACE = 30  # seconds from asking a command to end to ending it; torchrun has to end its own processes
 # glibc hands a large tensor's memory back and fetches the next one's page by page, a quarter of the time on
@@ -69,16 +70,9 @@ def end_group(process):
 @contextmanager
 def holding_signals():
     """Signals that would end this program and come inside arrive when it is left."""
-    came, before = [], {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, lambda number, frame: came.append(number))
-    try:
+    came = []
+    with answering(lambda number, frame: came.append(number), *ENDING, signal.SIGINT):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     for number in came:
         signal.raise_signal(number)
 
@@ -90,11 +84,18 @@ def ending_signals():
     def end(number, frame):
         raise SystemExit(128 + number)
 
+    with answering(end, *ENDING):
+        yield
+
+
+@contextmanager
+def answering(handler, *signals):
+    """Inside, these signals call ``handler``, but those that are ignored, as under nohup; in the main thread."""
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
-                before[number] = signal.signal(number, end)
+        for number in signals:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:

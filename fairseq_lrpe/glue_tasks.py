@@ -70,9 +70,7 @@ TASKS = {
     # QQP's training set has a few empty questions; MNLI's files have not been looked through for such.
     "QQP": Task(("question1", "question2"), "is_duplicate", YES_NO, empty=True, flags=_ACCURACY_AND_F1),
     "MNLI": Task(
-        *(PAIR, "gold_label", THREE_WAY, TWICE),
-        empty=True,
-        submission={"MNLI-m": "test", "MNLI-mm": "test1"},
+        PAIR, "gold_label", THREE_WAY, TWICE, empty=True, submission={"MNLI-m": "test", "MNLI-mm": "test1"}
     ),
     "QNLI": Task(("question", "sentence"), "label", TWO_WAY),
     "RTE": Task(PAIR, "label", TWO_WAY),

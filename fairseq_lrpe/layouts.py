@@ -1,7 +1,7 @@
 """Which files a folder of binarised data has: what preparations write, and trainings look for."""
 
 from collections.abc import Iterable
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 
 ENDS = (".bin", ".idx")
@@ -31,11 +31,7 @@ def sentences(splits: Iterable[str]) -> list[str]:
 def shards(folder: Path) -> list[Path]:
     """Returns a data folder and those numbered after it, bin, bin1, bin2, ..: fairseq takes one an epoch."""
     numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
-    found = [folder]
-    for shard in numbered:
-        if not shard.is_dir():
-            return found
-        found.append(shard)
+    return [folder, *takewhile(Path.is_dir, numbered)]
 
 
 def vocabulary_size(dictionary: Path) -> int:

@@ -49,7 +49,8 @@ def extrapolate(job: Job, lengths: list[int]) -> dict[int, dict]:
     del job.cfg  # it is made anew, with them
     with locked(job.folder) as job.lock:
         missing = runner.missing(job, read_json(job.folder / "evaluation.json"))
-        for name in track([name for name in names.values() if name in missing], "blocks of tokens"):
+        todo, console = [name for name in names.values() if name in missing], Console(stderr=True)
+        for name in track(todo, "blocks of tokens", console=console, disable=not console.is_terminal):
             runner.evaluate(job, [name])
     measured = read_json(job.folder / "evaluation.json")["evaluations"]
     return {length: measured[name] for length, name in names.items()}

@@ -4,14 +4,14 @@ LFHC and GCDF's Figure 2 (the prior encodings of Transformer-XL and GCDF), Figur
 from R_0), and the score of one query and key over their distance under every relative encoding.
 """
 
-import argparse
+from argparse import ArgumentParser
 from pathlib import Path
 
 import matplotlib
 import torch
 from rich.progress import track
 
-from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.methods import METHODS
@@ -54,17 +54,9 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
     as the encoding is initialised (seed 0).
     """
     torch.manual_seed(0)
-    prefix = f"{method.encoding}_"
-    options = {k.removeprefix(prefix): v for k, v in method.flags.items() if k.startswith(prefix)}
-    encoding = build_encoding(
-        method.encoding,
-        num_heads=heads,
-        head_dim=head_dim,
-        causal=True,
-        layer=2,
-        max_positions=512,
-        **options,
-    ).eval()
+    cfg = PositionConfig(attention="softmax", **method.flags)
+    size = {"embed_dim": heads * head_dim, "num_heads": heads}
+    encoding = encoding_from_config(cfg, **size, causal=True, layer=2).eval()
     x = torch.rand(head_dim)
     x = (x / x.norm()).expand(1, heads, reach + 1, head_dim)
     q, k = encoding(x[:, :, :1], x, reach, 0)
@@ -91,10 +83,9 @@ def score_curves(path):
 
 
 def main():
-    parser = argparse.ArgumentParser(prog="python -m fairseq_lrpe.measure.figures", description=__doc__)
-    parser.add_argument(
-        "--out", type=Path, default=Path("results/figures"), help="folder (default: %(default)s)"
-    )
+    parser = ArgumentParser(prog="python -m fairseq_lrpe.measure.figures", description=__doc__)
+    add = parser.add_argument
+    add("--out", type=Path, default=Path("results/figures"), help="folder (default: %(default)s)")
     out = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     for draw in (prior_matrices, prior_distances, score_curves):

@@ -1,11 +1,14 @@
-"""Holds what the measuring programs share: a clock, tables as wide as they need, the refusal of zeros."""
+"""Holds what the measuring programs share: a clock, the choice of methods, cells of tables, refusals."""
 
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from rich.console import Console, RenderableType
+from rich.table import Column
+
+from fairseq_lrpe.methods import ATTENTIONS, METHODS
 
 
 def seconds(function: Callable[[], object]) -> float:
@@ -17,10 +20,34 @@ def seconds(function: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
+def numbers(*headers: str) -> list[Column]:
+    """Returns columns of a table, of numbers, which stand at the right."""
+    return [Column(header, justify="right") for header in headers]
+
+
+def spread(pairs: list[tuple[float, float]]) -> str:
+    """Returns the least and the greatest b / a of the (a, b), each the times of one round."""
+    ratios = [b / a for a, b in pairs]
+    return f"{min(ratios):.2f}-{max(ratios):.2f}"
+
+
 def show_wide(shown: RenderableType) -> None:
     """Prints a table or a line; into a pipe, which has no width of its own, 130 characters wide."""
     console = Console()
     (console if console.is_terminal else Console(width=130)).print(shown)
+
+
+def plan(parser: ArgumentParser, args: Namespace, default: Iterable[str]) -> dict[str, list[str]]:
+    """Returns {attention: its methods}, all that ``--attention`` and ``--methods`` (or ``default``) ask for.
+
+    Ends the program with one sentence where a method that was asked for is not in that attention.
+    """
+    exist = {name: method.attentions() for name, method in METHODS.items()} | {"fairseq": ATTENTIONS}
+    for name in args.methods or ():
+        if args.attention and args.attention not in exist[name]:
+            parser.error(f"{name} works in {', '.join(exist[name])} attention alone")
+    asked, names = [args.attention] if args.attention else ATTENTIONS, args.methods or default
+    return {attention: [name for name in names if attention in exist[name]] for attention in asked}
 
 
 def refuse_less(parser: ArgumentParser, args: Namespace, **least: int) -> None:

@@ -60,6 +60,6 @@ def test_every_search_has_the_same_steps(arch):
         return found
 
     with patch.object(decoding.SequenceGenerator, "generate", generate), patch.object(decoding, "WARM_UP", 2):
-        times = decoding.compare(arch, args, lambda: None)
+        times = decoding.compare(arch, args)
     assert steps == [[3] * 3] * 2 + [[8] * 3] * 4
     assert len(times) == 2 and all(ours > 0 and theirs > 0 and n == 3 for ours, theirs, n in times)
