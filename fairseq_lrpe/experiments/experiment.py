@@ -77,6 +77,7 @@ class Experiment:
     Attributes:
         cfg: the settings, without ``changes``.
         paths: its YAML and those that it builds on.
+        shared: KEY=VALUEs of the experiments that its runs start from, as far as these have the key.
         changes: {key: value as text} of what makes other runs; the other overrides are in ``cfg``.
     """
 
@@ -84,12 +85,12 @@ class Experiment:
     cfg: DictConfig
     kind: Kind
     paths: list[Path]
-    overrides: list[str]
+    shared: list[str]
     changes: dict[str, str] = field(default_factory=dict)
     _others: dict[str, "Experiment"] = field(default_factory=dict)
 
     @classmethod
-    def load(cls, name: str, overrides: Iterable[str] = ()) -> "Experiment":
+    def load(cls, name: str, overrides: Iterable[str] = (), shared: Iterable[str] = ()) -> "Experiment":
         """Returns the experiment ``name``; ValueError for what is wrong in a YAML or an override."""
         if name not in experiments():
             raise ValueError(f"no experiment {name!r} in configs: choose from {', '.join(experiments())}")
@@ -108,7 +109,7 @@ class Experiment:
         for path, content in contents.items():
             check_yaml(path, content, KINDS[kind].settings)
         cfg = OmegaConf.merge(KINDS[kind].settings, *reversed(contents.values()))
-        experiment = cls(name, cfg, KINDS[kind], list(contents), list(overrides))
+        experiment = cls(name, cfg, KINDS[kind], list(contents), list(shared))
         experiment._check()
         for text in overrides:
             experiment._override(text)
@@ -226,14 +227,9 @@ class Experiment:
         return [*self.trials(run), *([first] if isinstance(first, Run) else [])]
 
     def other(self, name: str) -> "Experiment":
-        """Returns another experiment, with those of the overrides that it has a key for.
-
-        What this one has a grid of or chooses is this one's alone.
-        """
+        """Returns another experiment, with those of the ``shared`` KEY=VALUEs that it has a key for."""
         if name not in self._others:
-            special = {*self.cfg.grid, *self.cfg.choose}
-            shared = [text for text in self.overrides if text.partition("=")[0] not in special]
-            self._others[name] = Experiment.load(name, own(name, shared))
+            self._others[name] = Experiment.load(name, own(name, self.shared), self.shared)
         return self._others[name]
 
     def file_of(self, key: str) -> Path:

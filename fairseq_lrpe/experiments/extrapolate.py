@@ -26,12 +26,11 @@ SPLIT = "test"
 def job_of(folder: Path) -> Job:
     """Returns the job of a folder's run, with the data it was trained on; ValueError if there is none."""
     settings = read_json(folder / "run.json")
-    levels = 2 + len(settings.get("changes", ()))
-    run = Run.parse("/".join([settings.get("experiment", ""), *folder.parts[-levels:]]))
-    if run is None:
+    if not settings:
         raise ValueError(f"{folder} holds no run: give one like results/lm/mini/linear_rope/seed-1")
     if "kind" not in settings:
         raise OldLayout(folder)
+    run = Run.of(settings)
     experiment = Experiment.load(run.experiment, [f"data={settings['config']['data']}"])
     if experiment.kind is not language_modeling.KIND:
         raise ValueError(f"{folder} is of the kind {settings['kind']}: a language model is needed")

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from omegaconf import OmegaConf
+from yaml import YAMLError
 
-from fairseq_lrpe.methods import ATTENTIONS, namesakes
+from fairseq_lrpe.methods import namesakes
 
 Changes = tuple[tuple[str, str], ...]
 
@@ -29,15 +30,10 @@ class Run:
         return "/".join((self.experiment, f"{self.attention}_{self.method}", *changes, f"seed-{self.seed}"))
 
     @classmethod
-    def parse(cls, text: str) -> "Run | None":
-        """Returns the run whose text this is; None if it is of none."""
-        *parts, seed = text.split("/")
-        first = next((i for i, part in enumerate(parts) if part.partition("_")[0] in ATTENTIONS), 0)
-        changes = tuple(tuple(unquote(part).split("=", 1)) for part in parts[first + 1 :])
-        if not first or not seed.removeprefix("seed-").isdecimal() or any(len(pair) != 2 for pair in changes):
-            return None
-        attention, _, method = parts[first].partition("_")
-        return cls("/".join(parts[:first]), attention, method, int(seed.removeprefix("seed-")), changes)
+    def of(cls, settings: dict) -> "Run":
+        """Returns the run that a folder's run.json is of; KeyError if it says none."""
+        names = "experiment", "attention", "method", "seed"
+        return cls(*(settings[name] for name in names), tuple(sorted(settings["changes"].items())))
 
     def changed(self, changes: dict[str, object]) -> "Run":
         """Returns the run with these changes too."""
@@ -52,7 +48,10 @@ class Run:
 
 def as_value(text: str) -> object:
     """Returns the number, truth, list or text that stands behind KEY=."""
-    return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+    except YAMLError:
+        return text
 
 
 def as_text(value: object) -> str:

@@ -37,7 +37,7 @@ def main(arguments=None):
         if args.dry_run:
             for run in planned:
                 if not table.experiment_of(run).trials(run):
-                    train.main([*arguments_of(run, overrides), *flags, "--dry-run"])
+                    train.main([*arguments_of(table, run, args.results), *flags, "--dry-run"])
             return
         ready, failed = with_data(table, planned, gpus)
         failed += run_all(table, ready, args, flags, gpus)
@@ -122,10 +122,12 @@ def with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[l
     return ready, list(lacking.values())
 
 
-def arguments_of(run: Run, overrides: Iterable[str]) -> list[str]:
-    """Returns what scripts/train.sh takes to do a run."""
+def arguments_of(table: Table, run: Run, folder: Path) -> list[str]:
+    """Returns what scripts/train.sh takes to do one of the table's runs."""
     words = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
-    free = [text for text in own(run.experiment, overrides) if is_free(text.partition("=")[0])]
+    free = [text for text in own(run.experiment, table.overrides) if is_free(text.partition("=")[0])]
+    first = Job(table.experiment_of(run), run, folder).starts_from
+    free += [f"starts_from={first}"] if first else []
     return [*words, *(f"{key}={value}" for key, value in run.changes), *free]
 
 
@@ -157,7 +159,7 @@ def run_all(
                         run = ready[0]
                         waiting.remove(run)
                         console.print(f"started  {run}")
-                        words = [*arguments_of(run, table.overrides), *flags]
+                        words = [*arguments_of(table, run, args.results), *flags]
                         running[slot] = run, start(words, environment(slot, args.jobs, gpus))
                     if slot in running and running[slot][1].poll() is not None:
                         run, process = running.pop(slot)

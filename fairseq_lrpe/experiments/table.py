@@ -144,7 +144,9 @@ class Table:
         owned = {one: own(one, overrides) for one in names}
         # What no experiment has is new to all, such as an evaluation, or refused.
         new = [text for text in overrides if not any(text in texts for texts in owned.values())]
-        self.experiments = {one: Experiment.load(one, [*texts, *new]) for one, texts in owned.items()}
+        self.experiments = {
+            one: Experiment.load(one, [*texts, *new], overrides) for one, texts in owned.items()
+        }
         self.cells = self._cells(published)
 
     def _experiment(self, column):
@@ -252,8 +254,7 @@ class Table:
     def experiment_of(self, run: Run) -> Experiment:
         """Returns the experiment of one of the table's runs, or of a run that one of them starts from."""
         if run.experiment not in self.experiments:
-            overrides = own(run.experiment, self.overrides)
-            self.experiments[run.experiment] = Experiment.load(run.experiment, overrides)
+            self.experiments[run.experiment] = next(iter(self.experiments.values())).other(run.experiment)
         return self.experiments[run.experiment]
 
 

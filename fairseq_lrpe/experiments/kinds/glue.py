@@ -83,8 +83,10 @@ class Glue(Kind):
                 f"{self.folder(cfg)} holds no data of {cfg.task}: bash data_prep/prepare.sh glue {cfg.task} "
                 "makes it, or override data=FOLDER with its --out"
             )
-        rows = json.loads((self.folder(cfg) / "rows.json").read_text())
-        return cfg.epochs * math.ceil(rows["train"] / cfg.batch.total)
+        rows = self.folder(cfg) / "rows.json"
+        if not rows.is_file():
+            raise ValueError(f"{rows} is missing: bash data_prep/prepare.sh glue {cfg.task} makes such data")
+        return cfg.epochs * math.ceil(json.loads(rows.read_text())["train"] / cfg.batch.total)
 
     def flags(self, job):
         cfg, task, updates = job.cfg, task_named(job.cfg.task), self.updates(job.cfg)
