@@ -1,33 +1,42 @@
 """Books in GPT-2's byte pairs -> fairseq's binaries.
 
 A folder's own *train.txt, *valid.txt and *test.txt are its splits; without them whole books are drawn, about
-98% for training, 1% for validation and 1% for test. BookCorpus, which has no splits and does not mark its
-books, is cut at 98% and 99% of its lines.
+98% for training, 1% for validation and 1% for test. BookCorpus (Zhu et al. 2015) comes through the Hugging
+Face package datasets, which is installed apart; it has no splits and does not mark its books, and is cut at
+98% and 99% of its lines.
 """
 
 import hashlib
+import importlib.util
 import re
 from pathlib import Path
 
-from data_prep import bookcorpus
+from tqdm import tqdm
+
 from data_prep.binarise import SPLITS, join
 from data_prep.door import check_text
-from data_prep.gpt2_bpe import FACTS, InBytePairs
-from fairseq_lrpe.layouts import vocabulary_size
+from data_prep.fetch import SOURCES
+from data_prep.gpt2_bpe import InBytePairs
+
+SOURCE = SOURCES["bookcorpus"]
+ROWS = 10_000  # read at a time
 
 
 class Books(InBytePairs):
     """BookCorpus, or a folder of books; ``found``: its books by split."""
 
-    published = bookcorpus.SOURCE["dataset"]
+    published = SOURCE["dataset"]
     accepts = "plain-text books, *.txt (default: BookCorpus, through the package datasets)"
     task = "language_modeling"
 
     def check(self, args):
         if args.source is None:
-            return bookcorpus.check()
-        if not args.source.is_dir():
-            raise ValueError(f"{args.source} is not a folder: --from takes one with books, *.txt")
+            if importlib.util.find_spec("datasets") is None:
+                raise ValueError(
+                    "BookCorpus comes through the package datasets, which is not installed: "
+                    "run `pip install datasets`, or give a folder of books with --from"
+                )
+            return None
         books = find_books(args.source)
         for book in (book for files in books.values() for book in files):
             check_text(book)
@@ -35,16 +44,32 @@ class Books(InBytePairs):
 
     def write_text(self, args, found, folder):
         if found is None:
-            bookcorpus.write(folder)
+            write_bookcorpus(folder)
         for split, books in (found or {}).items():
             join(books, folder / f"{split}.txt")
 
-    def vocabulary(self, data):
-        size, expected = vocabulary_size(data / "dict.txt"), FACTS["vocabulary"]
-        if size != expected:
-            return f"{size:,} types; not GPT-2's {expected:,}"
-        papers = f"the papers' {FACTS['vocabulary_with_mask']:,}"
-        return f"{size:,} types; with the <mask> of fairseq's masked_lm {papers}"
+
+def write_bookcorpus(folder: Path) -> None:
+    """Writes train.txt, the first 98% of the lines, valid.txt, the next 1%, and test.txt, the last."""
+    try:
+        from datasets import load_dataset
+
+        corpus = load_dataset(SOURCE["dataset"], revision=SOURCE["revision"], split="train")
+    except Exception as error:  # of the network, the hub or the package: whatever it is, only --from helps
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise ValueError(
+            f"{SOURCE['dataset']} could not be loaded ({reason[0]}): "
+            "try again later, or give a folder of books with --from"
+        ) from error
+    if len(corpus) != SOURCE["lines"]:
+        print(f"{SOURCE['dataset']} has {len(corpus):,} lines now, not the {SOURCE['lines']:,} of BookCorpus")
+    share = len(corpus) // 100
+    ends = [0, len(corpus) - 2 * share, len(corpus) - share, len(corpus)]
+    for split, first, end in zip(SPLITS, ends[:-1], ends[1:], strict=True):
+        with (folder / f"{split}.txt").open("w", encoding="utf-8") as file:
+            for start in tqdm(range(first, end, ROWS), desc=f"{split}.txt", disable=None):
+                rows = corpus[start : min(start + ROWS, end)]["text"]
+                file.writelines(f"{line}\n" for line in rows)
 
 
 def find_books(folder: Path) -> dict[str, list[Path]]:

@@ -90,6 +90,9 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
             if (part.out / "bin").is_dir():
                 print(f"already there: {part.out / 'bin'}")
             else:
+                folder = part.source if corpus.metavar == "FOLDER" else None
+                if folder and not folder.is_dir() and not (part.out / "text").is_dir():
+                    raise ValueError(f"{folder} is not a folder: --from takes {corpus.accepts}")
                 unfinished.append((part, source, corpus.check(part)))
         for part, source, found in unfinished:
             corpus.prepare(part, source, found)

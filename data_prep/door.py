@@ -4,6 +4,7 @@ import contextlib
 import signal
 import sys
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -30,19 +31,21 @@ def one_sentence(program: str) -> Iterator[None]:
         sys.exit(f"{program}: {error}")
 
 
-def check_text(path: Path, needed: str = "text is needed") -> None:
-    """Raises ValueError unless ``path`` is UTF-8 text, to its end, and not blank.
+def check_text(path: Path, needed: str = "text is needed") -> int:
+    """Returns how many lines ``path`` has; ValueError unless it is UTF-8 text, to its end, and not blank.
 
     ``needed`` says what would do if there is no such file.
     """
     if not path.is_file():
         raise ValueError(f"{path} is missing: {needed}")
     try:
-        with path.open(encoding="utf-8") as file:
-            if not sum(bool(line.strip()) for line in file):
-                raise ValueError(f"{path} is empty: text is needed")
+        with path.open(encoding="utf-8", newline="\n") as file:
+            blank = Counter(not line.strip() for line in file)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error}): convert it first") from None
+    if not blank[False]:
+        raise ValueError(f"{path} is empty: text is needed")
+    return blank.total()
 
 
 def check_counts(args: Namespace) -> None:

@@ -25,9 +25,8 @@ def each_line(function: Callable[[str], str], source: Path, target: Path, worker
     name = f"{target.parent.name}/{target.name}"
     bar = tqdm(total=source.stat().st_size, unit="B", unit_scale=True, desc=name, disable=None)
     pool = ProcessPoolExecutor(workers, initializer=_start, initargs=(function,))
-    text = {"encoding": "utf-8", "newline": newline}
     with (
-        source.open(**text) as lines,
+        source.open(encoding="utf-8", newline=newline) as lines,
         whole_file(target) as part,
         part.open("w", encoding="utf-8", newline="\n") as out,
         pool,

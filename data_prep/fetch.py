@@ -1,7 +1,7 @@
 """Published files from the first mirror that has them, and archives unpacked: verified and whole, or not.
 
-The facts of a file, as sources.yaml has them: its ``size`` in bytes, its ``sha256``, and its ``mirrors``, folders
-in which it has the name that it gets here.
+The facts of a file, as sources.yaml has them: its ``size`` in bytes, its ``sha256``, and its ``mirrors``,
+folders in which it has the same name.
 """
 
 import contextlib
@@ -111,8 +111,7 @@ def _download(url, part, size):
         return
     if have > size:
         have = 0
-    headers = {**HEADERS, "Range": f"bytes={have}-"} if have else HEADERS
-    with _open(urllib.request.Request(url, headers=headers)) as response:
+    with open_url(url, Range=f"bytes={have}-") if have else open_url(url) as response:
         have, total = _place(response, have)
         if total is not None and total != size:
             raise FetchError(f"has a file of {total:,} bytes instead of {size:,}")
@@ -130,7 +129,9 @@ def _download(url, part, size):
                 bar.update(len(chunk))
 
 
-def _open(request):
+def open_url(url: str, **headers: str) -> http.client.HTTPResponse:
+    """Returns the answer to read; FetchError says why there is none."""
+    request = urllib.request.Request(url, headers={**HEADERS, **headers})
     try:
         return urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:

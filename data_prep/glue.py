@@ -85,11 +85,10 @@ class Glue(gpt2_bpe.InBytePairs):
                     for split in splits:
                         shutil.copyfile(text / f"{split}.label", part / column / f"{split}.label")
                 else:  # valid and valid1 at once: most of fairseq-preprocess's time is its start
-                    files = {
-                        kind: [text / f"{x}.{column}" for x in splits if x.startswith(kind)]
-                        for kind in SPLITS
-                    }
-                    texts = {kind: ",".join(map(str, paths)) for kind, paths in files.items() if paths}
+                    texts = {}
+                    for kind in SPLITS:
+                        if paths := [str(text / f"{x}.{column}") for x in splits if x.startswith(kind)]:
+                            texts[kind] = ",".join(paths)
                     dictionary = text / "labels.txt" if column == "label" else bpe / "dict.txt"
                     log, flags = args.out / "preprocess.log", ("--srcdict", dictionary)
                     preprocess(texts, part / column, log, *flags, workers=args.workers)

@@ -4,6 +4,7 @@ import hashlib
 import logging
 import re
 from argparse import ArgumentParser, Namespace
+from functools import cache, partial
 from pathlib import Path
 
 from data_prep import fetch
@@ -50,9 +51,9 @@ class InBytePairs(Corpus):
         binarise(encoded, args.out, source, "--srcdict", dictionary, workers=args.workers, name=name)
 
     def vocabulary(self, data):
-        size, expected = vocabulary_size(data / "dict.txt") + 1, FACTS["vocabulary_with_mask"]
-        same = "as in the papers" if size == expected else f"not the papers' {expected:,}"
-        return f"{size:,} types with the <mask> of fairseq's masked_lm, {same}"
+        size, expected = vocabulary_size(data / "dict.txt"), FACTS["vocabulary_with_mask"]
+        same = "as in the papers" if size + 1 == expected else f"not the papers' {expected:,}"
+        return f"{size:,} types; with the <mask> of fairseq's masked_lm {size + 1:,}, {same}"
 
 
 def provide(folder: Path, given: Path | None = None) -> None:
@@ -89,20 +90,19 @@ def encode(source: Path, target: Path, folder: Path, workers: int) -> None:
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import tells of packages for speech
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  here, once: each process has it from this one
 
-    files = str(folder / "encoder.json"), str(folder / "vocab.bpe")
-    each_line(_Encoder(*files), source, target, workers, newline=None)
+    each_line(partial(_numbers, folder), source, target, workers, newline=None)
 
 
-class _Encoder:
-    """A function that returns a line as byte pairs' numbers, without the blanks at its ends."""
+@cache
+def _encoder(folder):
+    from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-    def __init__(self, *files):
-        self.files, self.encoder = files, None
+    return get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
 
-    def __call__(self, line):
-        from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-        self.encoder = self.encoder or get_encoder(*self.files)
-        if len(self.encoder.cache) > WORDS:
-            self.encoder.cache.clear()  # it has no bound of its own, and there are many processes
-        return " ".join(map(str, self.encoder.encode(line.strip())))
+def _numbers(folder, line):
+    """Returns a line as byte pairs' numbers, without the blanks at its ends."""
+    encoder = _encoder(folder)
+    if len(encoder.cache) > WORDS:
+        encoder.cache.clear()  # it has no bound of its own, and there are many processes
+    return " ".join(map(str, encoder.encode(line.strip())))

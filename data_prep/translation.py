@@ -69,24 +69,15 @@ class Translation(Corpus):
     def check(self, args):
         if (args.out / "text").is_dir():
             return None
-        found = self.find(args.source, args.out)
+        if not args.source and not self.archives:
+            raise ValueError(
+                f"--from is needed: {self.facts['page']} has the files, but no size and checksum "
+                "by which a download could be known"
+            )
+        archived = not args.source or any((args.source / name).is_file() for name in self.archives)
+        found = in_archives(self.archives, args.source, args.out) if archived else in_folder(args.source)
         check_sides(found)
         return found
-
-    def find(self, source: Path | None, out: Path) -> dict[str, list]:
-        """Returns {split: [{language: path}]}; raises ValueError or FetchError if they cannot be had."""
-        if source is None:
-            if not self.archives:
-                raise ValueError(
-                    f"--from is needed: {self.facts['page']} has the files, but no size and checksum "
-                    "by which a download could be known"
-                )
-            return in_archives(self.archives, None, out)
-        if not source.is_dir():
-            raise ValueError(f"{source} is not a folder: --from takes one with parallel text")
-        if any((source / name).is_file() for name in self.archives):
-            return in_archives(self.archives, source, out)
-        return in_folder(source)
 
     def write_text(self, args, found, folder):
         for split, files in found.items():
@@ -111,7 +102,6 @@ class Translation(Corpus):
         step(lambda language: codec.pieces, "words", "pieces")
         clean(out / "pieces", out / "clean")
 
-        print(f"Preparing {out / 'bin'}", flush=True)
         texts = {split: out / ("clean" if split == "train" else "pieces") / split for split in SPLITS}
         with noted_folder(out / "bin", source) as part:
             log = out / "preprocess.log"
@@ -182,11 +172,7 @@ def check_sides(found: dict[str, list]) -> None:
     """Raises ValueError unless all files are text, and both sides of each pair have as many lines."""
     wanted = " ".join(f"{'|'.join(names)}.{{{','.join(LANGUAGES)}}}" for names in NAMES.values())
     for paths in (paths for files in found.values() for paths in files):
-        counts = {}
-        for path in paths.values():
-            check_text(path, f"--from takes a folder with {wanted}")
-            with path.open("rb") as lines:
-                counts[path] = sum(1 for _ in lines)
+        counts = {path: check_text(path, f"--from takes a folder with {wanted}") for path in paths.values()}
         if len(set(counts.values())) > 1:
             (one, first), (other, second) = counts.items()
             raise ValueError(
@@ -213,10 +199,9 @@ def clean(folder: Path, target: Path) -> None:
         return
     counts = Counter()
     with whole_folder(target) as part:
-        sides = [
-            (folder / f"train.{language}").open(encoding="utf-8", newline="\n") for language in LANGUAGES
-        ]
-        kept = [(part / f"train.{language}").open("w", encoding="utf-8") for language in LANGUAGES]
+        names = [f"train.{language}" for language in LANGUAGES]
+        sides = [(folder / name).open(encoding="utf-8", newline="\n") for name in names]
+        kept = [(part / name).open("w", encoding="utf-8") for name in names]
         for pair in tqdm(zip(*sides, strict=True), desc="cleaning", unit="pairs", disable=None):
             counts[fate := verdict(pair)] += 1
             if fate == "kept":
@@ -226,10 +211,8 @@ def clean(folder: Path, target: Path) -> None:
             file.close()
         if not counts["kept"]:
             raise ValueError(f"none of the {counts.total():,} training pairs can be kept: {told(counts)}")
-        pairs = {"train": counts}
-        for split in SPLITS[1:]:
-            pairs[split] = (folder / f"{split}.{LANGUAGES[0]}").read_bytes().count(b"\n")
-        (part / "pairs.json").write_text(json.dumps(pairs) + "\n")
+        others = {x: (folder / f"{x}.{LANGUAGES[0]}").read_bytes().count(b"\n") for x in SPLITS[1:]}
+        (part / "pairs.json").write_text(json.dumps({"train": counts, **others}) + "\n")
 
 
 def told(counts: Counter) -> str:

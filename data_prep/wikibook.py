@@ -5,25 +5,24 @@ shards each, for an epoch each. Or a folder with text: documents, with a blank l
 valid.txt and perhaps test.txt.
 """
 
-import http.client
 import json
 import logging
 import os
 import re
 import shutil
-import urllib.request
-from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 
 from tqdm import tqdm
 
-from data_prep import door, fetch, gpt2_bpe
+from data_prep import door, gpt2_bpe
 from data_prep.binarise import join, texts_in
+from data_prep.fetch import SOURCES, FetchError, fetch, open_url
 from fairseq_lrpe import layouts
 
-SOURCE = fetch.SOURCES["wikibook"]
+SOURCE = SOURCES["wikibook"]
 SHARD = r"bin-shard(\d+)-8"  # how the published folders are called
 ACCEPTED = (
     "--from takes a folder with text, train.txt and valid.txt, or with fairseq's binaries, "
@@ -32,7 +31,7 @@ ACCEPTED = (
 
 
 class WikiBook(gpt2_bpe.InBytePairs):
-    """The published binaries, or text; ``found``: {split: text}, or a function (see fill_shards)."""
+    """The published binaries, or text; ``found``: {split: text}, or the functions of fill_shards."""
 
     published = SOURCE["dataset"]
     accepts = "text, or a copy of the published folders or of one of them (default: download them)"
@@ -53,19 +52,16 @@ class WikiBook(gpt2_bpe.InBytePairs):
         return super().source(args) + (f" in {args.shards} shards" if args.shards > 1 else "")
 
     def check(self, args):
-        source = args.source
-        if source is not None and not source.is_dir():
-            raise ValueError(f"{source} is not a folder: {ACCEPTED}")
-        folders = find_shards(source) if source else []
-        if args.shards > 1 and (folders or not source):
+        folders = find_shards(args.source) if args.source else []
+        if args.shards > 1 and (folders or not args.source):
             raise ValueError("--shards is for a folder with text: binaries have their shards already")
-        if source is None:
-            return published_shards
+        if args.source is None:
+            return published_shards()
         if folders:
             check_shards(folders)
             dictionary = args.out / "gpt2_bpe" / "dict.txt"
-            return lambda: [partial(copy_shard, folder, dictionary) for folder in folders]
-        texts = texts_in(source)
+            return [partial(copy_shard, folder, dictionary) for folder in folders]
+        texts = texts_in(args.source)
         if not texts["test"].exists():
             del texts["test"]
         for path in texts.values():
@@ -74,18 +70,9 @@ class WikiBook(gpt2_bpe.InBytePairs):
 
     def prepare(self, args, source, found):
         gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe)
-        if isinstance(found, dict):
-            self.encode_shards(args, self.text(args, source, found), source)
-        else:
-            fill_shards(found(), args.out, source)
-
-    def write_text(self, args, found, folder):
-        cut(found["train"], [folder / f"{numbered('train', i)}.txt" for i in range(args.shards)])
-        for split in set(found) - {"train"}:
-            join([found[split]], folder / f"{split}.txt")
-
-    def encode_shards(self, args: Namespace, text: Path, source: str) -> None:
-        """Writes the shards of OUT from the folder ``text``; what an earlier run made is kept."""
+        if isinstance(found, list):
+            return fill_shards(found, args.out, source)
+        text = self.text(args, source, found)
         shards = [numbered("train", i) for i in range(args.shards)]
         others = [split for split in ("valid", "test") if (text / f"{split}.txt").exists()]
         encoded = self.encode(args, {name: text / f"{name}.txt" for name in (*shards, *others)})
@@ -93,6 +80,11 @@ class WikiBook(gpt2_bpe.InBytePairs):
             if not (args.out / numbered("bin", i)).is_dir():
                 splits = {"train": encoded[shard], **{x: encoded[x] for x in others if i == 0}}
                 self.write_bin(args, source, splits, numbered("bin", i))
+
+    def write_text(self, args, found, folder):
+        cut(found["train"], [folder / f"{numbered('train', i)}.txt" for i in range(args.shards)])
+        for split in set(found) - {"train"}:
+            join([found[split]], folder / f"{split}.txt")
 
 
 def numbered(name: str, i: int) -> str:
@@ -103,37 +95,34 @@ def numbered(name: str, i: int) -> str:
 def listing() -> dict[str, dict]:
     """Returns {path: its size and sha256} of the published binaries, as Hugging Face has them."""
     url = f"{SOURCE['host']}/api/datasets/{SOURCE['dataset']}/tree/{SOURCE['revision']}?recursive=true"
-    request = urllib.request.Request(url, headers=fetch.HEADERS)
     try:
-        with urllib.request.urlopen(request, timeout=fetch.TIMEOUT) as response:
+        with open_url(url) as response:
             large = {x["path"]: x["lfs"] for x in json.load(response) if "lfs" in x}
         return {path: {"size": lfs["size"], "sha256": lfs["oid"]} for path, lfs in large.items()}
-    except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError) as error:
-        raise fetch.FetchError(
+    except (FetchError, OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+        raise FetchError(
             f"{url} gives no list of files ({error}): try again later, or get a copy elsewhere for --from"
         ) from None
 
 
 def published_shards() -> list[Callable[[Path], None]]:
     """Returns for each published folder a function that fetches it into a folder."""
-    known = listing()
-    fills = []
-    for i in range(SOURCE["shards"]):
+    known, fills = listing(), []
+    for name in (f"bin-shard{i}-8" for i in range(SOURCE["shards"])):
         files = {"dict.txt": gpt2_bpe.FILES["dict.txt"]}  # the list has no SHA-256 of it
-        for name in ("train.bin", "train.idx", "valid.bin", "valid.idx"):
-            path = f"bin-shard{i}-8/{name}"
-            if path not in known:
-                raise fetch.FetchError(f"{SOURCE['dataset']} has no {path} any more: --from takes a copy")
-            files[name] = known[path]
-        fills.append(partial(fetch_shard, f"bin-shard{i}-8", files))
+        for file in layouts.binaries(("train", "valid")):
+            if f"{name}/{file}" not in known:
+                raise FetchError(f"{SOURCE['dataset']} has no {name}/{file} any more: --from takes a copy")
+            files[file] = known[f"{name}/{file}"]
+        fills.append(partial(fetch_shard, name, files))
     return fills
 
 
 def fetch_shard(name: str, files: dict[str, dict], part: Path) -> None:
     """Fetches the published folder ``name`` into ``part``."""
-    base = f"{SOURCE['host']}/datasets/{SOURCE['dataset']}/resolve/{SOURCE['revision']}/{name}"
+    mirror = f"{SOURCE['host']}/datasets/{SOURCE['dataset']}/resolve/{SOURCE['revision']}/{name}"
     for file, facts in files.items():
-        fetch.fetch(part / file, {**facts, "mirrors": [f"{base}/{file}"]})
+        fetch(part / file, {**facts, "mirrors": [mirror]})
 
 
 def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
@@ -171,20 +160,17 @@ def cut(text: Path, paths: list[Path]) -> None:
     """Writes ``text`` in parts of about the same size, each to the end of a document."""
     size = text.stat().st_size
     bar = tqdm(total=size, unit="B", unit_scale=True, desc=text.name, disable=None)
-    done = 0
     with text.open("rb") as lines, bar:
         for i, path in enumerate(paths, 1):
-            empty = True
+            filled = False
             with path.open("wb") as part:
                 for line in lines:
                     part.write(line)
-                    done += len(line)
                     bar.update(len(line))
-                    if line.strip():
-                        empty = False
-                    elif not empty and done >= size * i / len(paths):
+                    filled = filled or not line.isspace()
+                    if filled and line.isspace() and lines.tell() >= size * i / len(paths):
                         break
-            if empty:
+            if not filled:
                 raise ValueError(
                     f"{text} has too few documents, which blank lines end, for --shards {len(paths)}"
                 )

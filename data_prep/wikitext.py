@@ -21,15 +21,12 @@ class WikiText103(Corpus):
 
     metavar = "FILE_OR_FOLDER"
     facts = fetch.SOURCES["wikitext103"]
+    published = facts["archive"]
     splits = SPLITS  # that are used
 
     @property
     def accepts(self):
-        return f"{self.facts['archive']} from elsewhere, or a folder with its files (default: download it)"
-
-    @property
-    def published(self):
-        return self.facts["archive"]
+        return f"{self.published} from elsewhere, or a folder with its files (default: download it)"
 
     def source(self, args):
         return self.published if args.source and args.source.is_file() else super().source(args)
@@ -60,6 +57,10 @@ class WikiText103(Corpus):
             source = args.out / "unpacked"
         return self.files_in(source)
 
+    def write_text(self, args, found, folder):
+        for split, path in (found or self.files(args)).items():
+            join([path], folder / f"{split}.txt")
+
     def prepare(self, args, source, found):
         binarise(self.files(args), args.out, source, workers=args.workers)
 
@@ -74,10 +75,7 @@ class RawBytePairs(InBytePairs, WikiText103):
     """The published raw text in byte pairs."""
 
     facts = fetch.SOURCES["wikitext103_raw"]
-
-    def write_text(self, args, found, folder):
-        for split, path in self.files(args).items():
-            join([path], folder / f"{split}.txt")
+    published = facts["archive"]
 
 
 class Mini(WikiText103):
@@ -91,26 +89,21 @@ class Mini(WikiText103):
 
     def check(self, args):
         texts = texts_in(args.source) if args.source else {}
-        there = [path.is_file() for path in texts.values()]
-        if not any(there):
+        if not any(path.is_file() for path in texts.values()):
             return super().check(args)
-        if not all(there):
-            raise ValueError(f"{args.source} needs all of train.txt, valid.txt and test.txt")
         for path in texts.values():
-            check_text(path)
+            check_text(path, "all of train.txt, valid.txt and test.txt are needed")
         return texts
 
     def write_text(self, args, found, folder):
         if found:
-            for split, path in found.items():
-                join([path], folder / f"{split}.txt")
-        else:
-            files = self.files(args)
-            with files["valid"].open(encoding="utf-8", newline="\n") as file:
-                parts = halves(file.readlines())
-            for split, lines in zip(("valid", "test"), parts, strict=True):
-                (folder / f"{split}.txt").write_text("".join(lines), encoding="utf-8", newline="\n")
-            shutil.copyfile(files["test"], folder / "train.txt")
+            return super().write_text(args, found, folder)
+        files = self.files(args)
+        with files["valid"].open(encoding="utf-8", newline="\n") as file:
+            parts = halves(file.readlines())
+        for split, lines in zip(("valid", "test"), parts, strict=True):
+            (folder / f"{split}.txt").write_text("".join(lines), encoding="utf-8", newline="\n")
+        shutil.copyfile(files["test"], folder / "train.txt")
 
     def prepare(self, args, source, found):
         texts = found or texts_in(self.text(args, source, found))

@@ -1,7 +1,7 @@
 """Reading fairseq's checkpoints; importing this lets torch's safe loading take all of them.
 
-What it would refuse in them is harmless: metrics that are numpy's numbers, and the Namespace of models that are
-configured by flags alone.
+What it would refuse in them is harmless: metrics that are numpy's numbers, and the Namespace of models that
+are configured by flags alone.
 """
 
 import argparse
@@ -16,7 +16,7 @@ torch.serialization.add_safe_globals(
 
 
 def read_checkpoint(path: Path, remedy: str) -> dict:
-    """Returns fairseq's checkpoint, its tensors mapped from the file, ``cfg.model`` and ``cfg.task`` as dicts.
+    """Returns fairseq's checkpoint: tensors mapped from the file, ``cfg.model`` and ``cfg.task`` as dicts.
 
     Raises:
         ValueError: there is none, and ``remedy`` says what makes one; or it cannot be read.

@@ -90,7 +90,7 @@ def ending_signals():
 
 @contextmanager
 def answering(handler, *signals):
-    """Inside, these signals call ``handler``, but those that are ignored, as under nohup; in the main thread."""
+    """Inside, these signals call ``handler``, but not if ignored, as under nohup, or in another thread."""
     before = {}
     if threading.current_thread() is threading.main_thread():
         for number in signals:

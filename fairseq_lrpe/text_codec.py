@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import regex
-import sacremoses
 import sentencepiece
+from sacremoses import MosesDetokenizer, MosesPunctNormalizer, MosesTokenizer
 from subword_nmt import apply_bpe, learn_bpe
 from tqdm import tqdm
 
@@ -34,11 +34,7 @@ PREPARATION = "preparation.json"
 @functools.cache
 def moses(language: str) -> tuple:
     """Returns Moses's normalizer, tokenizer and detokenizer for a language, which take a while to make."""
-    return (
-        sacremoses.MosesPunctNormalizer(language),
-        sacremoses.MosesTokenizer(language),
-        sacremoses.MosesDetokenizer(language),
-    )
+    return MosesPunctNormalizer(language), MosesTokenizer(language), MosesDetokenizer(language)
 
 
 class Moses:
@@ -143,9 +139,6 @@ class SentencePiece:
         return sentencepiece.SentencePieceProcessor(model_file=str(self.path))
 
 
-CODECS = (Moses, SentencePiece)
-
-
 def learn_pieces(types: int, option: str, **settings) -> None:
     """Has SentencePiece learn so many pieces; if it cannot, ValueError names the ``option`` that says so."""
     try:
@@ -174,7 +167,7 @@ def load(data: Path) -> Moses | SentencePiece:
             f"{note} is missing: a folder that data_prep/prepare.sh made for translation is needed"
         )
     facts = json.loads(note.read_text())
-    codec = next(kind for kind in CODECS if kind.facts["bpe"] == facts["bpe"])(data.parent)
+    codec = (Moses if facts["bpe"] == Moses.facts["bpe"] else SentencePiece)(data.parent)
     if not codec.path.is_file():
         raise ValueError(f"{codec.path} is missing: it belongs to {data}")
     return codec

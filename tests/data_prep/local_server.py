@@ -56,4 +56,4 @@ class Server:
         self.server.server_close()
 
     def url(self, kind):
-        return f"http://127.0.0.1:{self.server.server_address[1]}/{kind}/file"
+        return f"http://127.0.0.1:{self.server.server_address[1]}/{kind}"

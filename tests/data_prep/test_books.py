@@ -40,7 +40,10 @@ def test_books_from_a_folder(tiny_bpe, tmp_path, capsys):
     source, out = write_books(tmp_path / "given", ["a.txt", "b.txt", "c.txt", "d.txt"]), tmp_path / "out"
     flags = ["--from", str(source), "--bpe", str(tiny_bpe), "--out", str(out), "--workers", "2"]
     prepare("books", flags)
-    assert f"vocabulary: {260 + 4} types; not GPT-2's 50,264" in capsys.readouterr().out
+    assert (
+        f"vocabulary: {260 + 4} types; with the <mask> of fairseq's masked_lm 265, not the papers' 50,265"
+        in capsys.readouterr().out
+    )
     train = (out / "text" / "train.txt").read_text()
     assert train.count("the book") == 2 and train.endswith("its end\n")
     encoder = get_encoder(str(tiny_bpe / "encoder.json"), str(tiny_bpe / "vocab.bpe"))
@@ -92,7 +95,7 @@ def test_books_that_cannot_be_used(tmp_path, capsys):
 
 
 def test_bookcorpus_needs_its_package(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(books.bookcorpus.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(books.importlib.util, "find_spec", lambda _: None)
     message = refused("books", "--out", tmp_path / "out")
     assert "pip install datasets" in message and not (tmp_path / "out").exists()
 
@@ -113,7 +116,7 @@ def datasets(tmp_path, monkeypatch):
 
 
 def test_bookcorpus_is_cut_at_its_end(datasets, tiny_bpe, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(books.bookcorpus, "ROWS", 7)
+    monkeypatch.setattr(books, "ROWS", 7)
     monkeypatch.setattr(books.Books, "write_bin", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit):
         prepare("books", ["--bpe", tiny_bpe, "--out", tmp_path, "--workers", 1])
@@ -124,7 +127,7 @@ def test_bookcorpus_is_cut_at_its_end(datasets, tiny_bpe, tmp_path, monkeypatch,
     assert {split: len(part) for split, part in lines.items()} == {"train": 980, "valid": 10, "test": 10}
     assert "has 1,000 lines now, not the 74,004,228" in capsys.readouterr().out
 
-    monkeypatch.setitem(books.bookcorpus.SOURCE, "dataset", "gone")
+    monkeypatch.setitem(books.SOURCE, "dataset", "gone")
     message = refused("books", "--bpe", tiny_bpe, "--out", tmp_path / "other")
     assert message.startswith("prepare books: gone could not be loaded (no hub): ")
     assert not (tmp_path / "other" / "text").exists()

