@@ -9,7 +9,7 @@ from dataclasses import Field, dataclass, field, fields, make_dataclass
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.positions import POSITIONS
@@ -91,10 +91,7 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         ("feature_map", FEATURE_MAPS),
         ("token_positions", TOKEN_POSITIONS),
     ):
-        if getattr(cfg, name) not in choices:
-            raise ValueError(
-                f"unknown {name.replace('_', ' ')} {getattr(cfg, name)!r}: choose from {', '.join(choices)}"
-            )
+        check_choice(name.replace("_", " "), getattr(cfg, name), choices)
     if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
         raise ValueError(
@@ -119,21 +116,16 @@ def check_options(cfg, given) -> None:
                 )
 
 
-def encoding_from_config(
-    cfg, *, embed_dim: int, num_heads: int, causal: bool, layer: int = 1, max_positions: int = 512
-) -> Encoding:
-    """Returns the encoding that the flags of ``cfg`` ask for; ValueError where they cannot be met."""
+def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> Encoding:
+    """Returns the encoding that the flags of ``cfg`` ask for; ValueError where they cannot be met.
+
+    ``shared``: causal, layer and max_positions, as :class:`fairseq_lrpe.encodings.Encoding` takes them.
+    """
     check_position(cfg, embed_dim, num_heads)
-    options = encoding_options(ENCODINGS[cfg.encoding])
-    return build_encoding(
-        cfg.encoding,
-        num_heads=num_heads,
-        head_dim=embed_dim // num_heads,
-        causal=causal,
-        layer=layer,
-        max_positions=max_positions,
-        **{option: getattr(cfg, option_flag(cfg.encoding, option)) for option in options},
-    )
+    shared |= {"num_heads": num_heads, "head_dim": embed_dim // num_heads}
+    for option in encoding_options(ENCODINGS[cfg.encoding]):
+        shared[option] = getattr(cfg, option_flag(cfg.encoding, option))
+    return build_encoding(cfg.encoding, **shared)
 
 
 def check_part(cfg, part: str) -> None:
@@ -144,8 +136,7 @@ def check_part(cfg, part: str) -> None:
 
 
 if __name__ == "__main__":
-    _parser = ArgumentParser(
-        "fairseq-train --user-dir fairseq_lrpe", formatter_class=ArgumentDefaultsHelpFormatter
-    )
+    _parser = ArgumentParser("fairseq-train --user-dir fairseq_lrpe")
+    _parser.formatter_class = ArgumentDefaultsHelpFormatter
     gen_parser_from_dataclass(_parser, PositionConfig())
     _parser.print_help()

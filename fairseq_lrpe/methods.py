@@ -5,6 +5,7 @@
 
 from dataclasses import dataclass
 
+from fairseq_lrpe.commands import as_flags
 from fairseq_lrpe.encodings import ENCODINGS
 
 ATTENTIONS = ("linear", "softmax")
@@ -29,12 +30,7 @@ class Method:
 
 
 def _lrpe(core, rotation, source, **learned):
-    flags = {
-        "encoding": "lrpe",
-        "lrpe_core": core,
-        "lrpe_rotation": rotation,
-        "linear_norm": "layernorm",
-    }
+    flags = {"encoding": "lrpe", "lrpe_core": core, "lrpe_rotation": rotation, "linear_norm": "layernorm"}
     return Method({**flags, **{f"lrpe_{what}": True for what in learned}}, source)
 
 
@@ -73,18 +69,11 @@ METHODS = {
 }
 
 # TMLR Table 5: every P beside every Λ; its 'Permutation' row is the papers' fixed odd-even permutation.
-for _p, _rotation in (
-    ("householder", "householder"),
-    ("identity", "identity"),
-    ("permutation", "odd_even"),
-):
+for _p, _rotation in (("householder", "householder"), ("identity", "identity"), ("permutation", "odd_even")):
     for _core in ("unitary", "orthogonal", "permutation"):
-        METHODS[f"ablation_{_p}_{_core}"] = _lrpe(
-            _core,
-            _rotation,
-            f"{_TMLR}, Table 5 '{_p.capitalize()}' × '{_core.capitalize()}'",
-            **({} if _core == "permutation" else _THETA),
-        )
+        _source = f"{_TMLR}, Table 5 '{_p.capitalize()}' × '{_core.capitalize()}'"
+        _learned = {} if _core == "permutation" else _THETA
+        METHODS[f"ablation_{_p}_{_core}"] = _lrpe(_core, _rotation, _source, **_learned)
 
 
 FAIRSEQS = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
@@ -126,20 +115,11 @@ def main():
 
     table = Table("method", "attention", "flags", "source", title="--arch <attention>_<family>_<method>")
     for name, method in METHODS.items():
-        table.add_row(
-            name,
-            ", ".join(method.attentions()),
-            " ".join(_as_flag(key, value) for key, value in method.flags.items()) or "(defaults)",
-            method.source,
-        )
+        flags = " ".join(as_flags(method.flags)) or "(defaults)"
+        table.add_row(name, ", ".join(method.attentions()), flags, method.source)
     # A pipe has no width of its own: give it one that keeps a row on a line or two.
     console = Console()
     (console if console.is_terminal else Console(width=160)).print(table)
-
-
-def _as_flag(key, value):
-    flag = "--" + key.replace("_", "-")
-    return flag if value is True else f"{flag} {value}"
 
 
 if __name__ == "__main__":

@@ -30,11 +30,10 @@ class SelfAttention(nn.Module):
         self.head_dim = encoding.head_dim
         self.causal = encoding.causal
         embed_dim = self.num_heads * self.head_dim
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            nn.Linear(embed_dim, embed_dim) for _ in range(4)
-        )
+        projections = [nn.Linear(embed_dim, embed_dim) for _ in range(4)]
+        self.q_proj, self.k_proj, self.v_proj, self.out_proj = projections
         # As fairseq's own attention starts, so that models differ in their encoding alone.
-        for projection in (self.q_proj, self.k_proj, self.v_proj):
+        for projection in projections[:3]:
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)

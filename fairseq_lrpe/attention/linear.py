@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.attention.base import SelfAttention
-from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 
@@ -26,44 +26,30 @@ class LinearAttention(SelfAttention):
         super().__init__(encoding)
         if not encoding.decomposable:
             raise ValueError(f"{type(encoding).__name__} cannot be used in linear attention")
-        for what, value, choices in (
-            ("linear norm", linear_norm, LINEAR_NORMS),
-            ("feature map", feature_map, FEATURE_MAPS),
-        ):
-            if value not in choices:
-                raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")
+        check_choice("linear norm", linear_norm, LINEAR_NORMS)
+        check_choice("feature map", feature_map, FEATURE_MAPS)
         self.linear_norm = linear_norm
         self.feature_map = FEATURE_MAPS[feature_map]
-        self.norm = (
-            _InputDtypeLayerNorm(self.num_heads * self.head_dim) if linear_norm == "layernorm" else None
-        )
+        width = self.num_heads * self.head_dim
+        self.norm = _InputDtypeLayerNorm(width) if linear_norm == "layernorm" else None
 
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
         q, k = self.feature_map(q), self.feature_map(k)
-        shared = dict(
-            causal=self.causal,
-            log_decay=self.encoding.log_decay,
-            key_padding_mask=key_padding_mask,
-            return_state=keep_state,
-        )
+
+        def attend(q, k, v, normalize, state):
+            given = {"log_decay": self.encoding.log_decay, "key_padding_mask": key_padding_mask}
+            given |= {"normalize": normalize, "state": state, "return_state": keep_state}
+            found = linear_attention(q, k, v, causal=self.causal, **given)
+            return found if keep_state else (found, None)
+
         past = past or {"sums": None, "content": None}
-        q_encoded, k_encoded = self.encoding(q, k, q_offset, k_offset)
-        o = linear_attention(
-            q_encoded,
-            k_encoded,
-            self.encoding.encode_values(v, k_offset),
-            normalize=self.linear_norm == "denominator",
-            state=past["sums"],
-            **shared,
-        )
-        o, sums = o if keep_state else (o, None)
-        o = self.encoding.decode_output(o, q_offset)
-        content = None
+        encoded = *self.encoding(q, k, q_offset, k_offset), self.encoding.encode_values(v, k_offset)
+        o, sums = attend(*encoded, self.linear_norm == "denominator", past["sums"])
+        o, content = self.encoding.decode_output(o, q_offset), None
         if self.linear_norm == "content":
             # The sum of the weights is what the same attention makes of values that are all one.
             ones = v.new_ones(*v.shape[:-1], 1)
-            denominator = linear_attention(q, k, ones, normalize=False, state=past["content"], **shared)
-            denominator, content = denominator if keep_state else (denominator, None)
+            denominator, content = attend(q, k, ones, False, past["content"])
             o = o / denominator.clamp(min=1e-6)
         return o, {"sums": sums, "content": content}
 
@@ -75,6 +61,5 @@ class LinearAttention(SelfAttention):
 class _InputDtypeLayerNorm(nn.LayerNorm):
     # The undivided sums outgrow float16: they come in float32 and are normalised there.
     def forward(self, x):
-        return F.layer_norm(
-            x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps
-        )
+        weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
+        return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)

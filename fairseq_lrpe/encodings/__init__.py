@@ -7,6 +7,7 @@ from fairseq_lrpe.encodings.base import (
     ENCODINGS,
     Encoding,
     build_encoding,
+    check_choice,
     encoding_options,
     register_encoding,
 )
@@ -14,4 +15,4 @@ from fairseq_lrpe.encodings.base import (
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["ENCODINGS", "Encoding", "build_encoding", "encoding_options", "register_encoding"]
+__all__ = ["ENCODINGS", "Encoding", "build_encoding", "check_choice", "encoding_options", "register_encoding"]

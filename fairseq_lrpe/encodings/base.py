@@ -1,7 +1,7 @@
 """What an encoding is, and the registry of them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
@@ -96,6 +96,12 @@ def at_positions(table: Callable, q: Tensor, k: Tensor, q_offset: int, k_offset:
     return at_q, at_q if same else table(k, k_offset)
 
 
+def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
+    """Refuses, by ValueError with the choices, a value that is none of them."""
+    if value not in choices:
+        raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")
+
+
 def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]], type[Encoding]]:
     """Decorates a class: ``name`` is what ``--encoding`` takes; one help text for each option of the class.
 
@@ -115,14 +121,12 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
 
 def encoding_options(cls: type[Encoding]) -> dict[str, object]:
     """Returns {option: default} of an encoding: what its constructor takes beside the shared arguments."""
-    own = {
-        name: p.default
-        for name, p in inspect.signature(cls.__init__).parameters.items()
-        if name not in _SHARED and p.kind is not inspect.Parameter.VAR_KEYWORD
-    }
-    for name, default in own.items():
-        if default is inspect.Parameter.empty:
-            raise TypeError(f"{cls.__name__}: option {name!r} needs a default")
+    own = {}
+    for name, p in inspect.signature(cls.__init__).parameters.items():
+        if name not in _SHARED and p.kind is not p.VAR_KEYWORD:
+            if p.default is p.empty:
+                raise TypeError(f"{cls.__name__}: option {name!r} needs a default")
+            own[name] = p.default
     return own
 
 
@@ -131,13 +135,11 @@ def build_encoding(name: str, **arguments) -> Encoding:
 
     ValueError for an unknown name or option, or a combination that cannot be.
     """
-    if name not in ENCODINGS:
-        raise ValueError(f"unknown encoding {name!r}: choose from {', '.join(ENCODINGS)}")
+    check_choice("encoding", name, ENCODINGS)
     cls = ENCODINGS[name]
     known = encoding_options(cls)
     for option in arguments:
         if option not in (*known, *_SHARED):
-            raise ValueError(
-                f"encoding {name!r} has no option {option!r}: it has {', '.join(known) or 'none'}"
-            )
+            own = ", ".join(known) or "none"
+            raise ValueError(f"encoding {name!r} has no option {option!r}: it has {own}")
     return cls(**arguments)

@@ -10,14 +10,9 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, shift
 
 
-def relative_index(distance: Tensor, k: int) -> Tensor:
-    """Returns g of LRPE TMLR Eq. 31 with c = ``k``: x + k within 0..2k−1."""
-    return (distance + k).clamp(0, 2 * k - 1)
-
-
-def reverse_index(distance: Tensor, k: int) -> Tensor:
-    """Returns g(j − i) for the distances i − j."""
-    return relative_index(-distance, k)
+def relative_index(distance: Tensor, k: int, sign: int) -> Tensor:
+    """Returns g(sign·(i − j)) of LRPE TMLR Eq. 31 with c = ``k``; g(x) is x + k within 0..2k−1."""
+    return (sign * distance + k).clamp(0, 2 * k - 1)
 
 
 @register_encoding("deberta", k="half the number of DeBERTa's relative embeddings, its maximum distance")
@@ -51,8 +46,8 @@ class DeBERTa(Encoding):
     def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
         key_distances = q.size(-2), k.size(-2), q_offset, self.causal
         query_distances = q.size(-2), k.size(-2), q_offset, False
-        to_key = self._by_distance(self.pos_key, relative_index, *key_distances)
-        to_query = self._by_distance(self.pos_query, reverse_index, *query_distances)
+        to_key = self._by_distance(self.pos_key, 1, *key_distances)
+        to_query = self._by_distance(self.pos_query, -1, *query_distances)
         return functools.partial(self._bias, to_key, key_distances, to_query, query_distances)
 
     def _bias(self, to_key, key_distances, to_query, query_distances, q, k, q_offset=0):
@@ -69,10 +64,10 @@ class DeBERTa(Encoding):
             parts.append(shift(part @ to_query[..., columns], queries).flip(-2, -1))
         return content_to_position + torch.cat(parts, dim=-2).mT
 
-    def _by_distance(self, projection, index, queries, keys, q_offset, causal):
+    def _by_distance(self, projection, sign, *distances):
         """The projected embeddings that the distances of a score matrix take, (H, d, W)."""
         embeddings = self.rel_embeddings.weight
-        rows = distance_table(index, (self.k,), queries, keys, q_offset, causal, embeddings.device)
+        rows = distance_table(relative_index, (self.k, sign), *distances, embeddings.device)
         few = len(rows) < len(embeddings)
         projected = projection(embeddings[rows]) if few else projection(embeddings)[rows]
         return projected.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, at_positions, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, at_positions, check_choice, register_encoding
 from fairseq_lrpe.ops.householder import householder
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 from fairseq_lrpe.ops.rotation import (
@@ -18,11 +18,6 @@ from fairseq_lrpe.ops.rotation import (
 
 CORES = ("unitary", "orthogonal", "mixed", "permutation")
 ROTATIONS = ("identity", "householder", "odd_even", "fft")
-
-
-def _choose(what, value, choices):
-    if value not in choices:
-        raise ValueError(f"lrpe has no {what} {value!r}: choose from {', '.join(choices)}")
 
 
 @register_encoding(
@@ -68,9 +63,9 @@ class LRPE(Encoding):
         **shared,
     ):
         super().__init__(**shared)
-        _choose("core", core, CORES)
-        _choose("rotation", rotation, ROTATIONS)
-        _choose("theta type", theta_type, THETA_TYPES)
+        check_choice("lrpe core", core, CORES)
+        check_choice("lrpe rotation", rotation, ROTATIONS)
+        check_choice("lrpe theta type", theta_type, THETA_TYPES)
         if rotation == "fft" and core != "unitary":
             raise ValueError(f"the fft rotation is complex and needs the unitary core, not {core!r}")
         if learn_theta and core == "permutation":

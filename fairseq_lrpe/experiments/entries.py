@@ -5,7 +5,7 @@ import statistics
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from scipy.stats import rankdata, spearmanr, t
+from scipy.stats import rankdata, spearmanr, ttest_1samp
 
 from fairseq_lrpe.experiments import record
 from fairseq_lrpe.experiments.record import Record
@@ -62,11 +62,8 @@ class Entry:
         pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
         if not pairs:
             return None
-        mean, deviation, n = statistics.fmean(pairs), _deviation(pairs), len(pairs)
-        if deviation is None:
-            return mean, None, n
-        half = float(t.ppf(0.975, n - 1)) * deviation / n**0.5
-        return mean, (mean - half, mean + half), n
+        interval = ttest_1samp(pairs, 0).confidence_interval() if len(pairs) > 1 else None
+        return statistics.fmean(pairs), interval and tuple(map(float, interval)), len(pairs)
 
 
 def _deviation(values):

@@ -72,19 +72,15 @@ def check_yaml(path: Path, content: DictConfig, settings: type) -> None:
 
 @dataclass
 class Experiment:
-    """One experiment with the KEY=VALUEs of a command line.
+    """One experiment with a command line's KEY=VALUEs: ``changes``, and in ``cfg`` what makes no other run.
 
-    Attributes:
-        cfg: the settings, without ``changes``.
-        paths: its YAML and those that it builds on.
-        shared: KEY=VALUEs of the experiments that its runs start from, as far as these have the key.
-        changes: {key: value as text} of what makes other runs; the other overrides are in ``cfg``.
+    ``shared`` are KEY=VALUEs of the experiments that its runs start from, as far as these have the key.
     """
 
     name: str
     cfg: DictConfig
     kind: Kind
-    paths: list[Path]
+    paths: list[Path]  # its YAML and those that it builds on
     shared: list[str]
     changes: dict[str, str] = field(default_factory=dict)
     _others: dict[str, "Experiment"] = field(default_factory=dict)

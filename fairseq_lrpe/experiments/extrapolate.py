@@ -80,12 +80,8 @@ def draw(measured: dict[int, dict], trained: int, title: str, path: Path) -> Non
     lengths = list(measured)
     figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
     axes.plot(lengths, [m["perplexity"] for m in measured.values()], marker="o", color="#0072B2")
-    axes.axvline(trained, color="0.5", linestyle="--", linewidth=1)
-    axes.text(
-        *(trained, 0.98, "length of training "),
-        transform=axes.get_xaxis_transform(),
-        **{"rotation": 90, "ha": "right", "va": "top", "color": "0.4", "fontsize": 8},
-    )
+    axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="length of training")
+    axes.legend()
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
     axes.set(xlabel="tokens a block", ylabel=f"{SPLIT} perplexity", title=title)

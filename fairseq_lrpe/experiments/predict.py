@@ -5,7 +5,6 @@ has one. Labels are written as in the task's files, scores from 0 to 5.
 """
 
 import argparse
-import sys
 from pathlib import Path
 
 import torch
@@ -14,6 +13,8 @@ from fairseq import checkpoint_utils, utils
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.files import write_whole
 from fairseq_lrpe.glue_tasks import HIGHEST
+
+BATCH = 32
 
 
 @torch.no_grad()
@@ -54,12 +55,8 @@ def main():
         "data", type=Path, help="a folder that data_prep/prepare.sh glue wrote, such as data/glue/RTE/bin"
     )
     parser.add_argument("splits", nargs="+", metavar="SPLIT=FILE", help="valid=predictions.tsv")
-    parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
-    for path in (args.checkpoint, args.data):
-        if not path.exists():
-            sys.exit(f"predict: {path} does not exist")
     [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(args.checkpoint)], arg_overrides={"data": str(args.data)}
     )
@@ -68,7 +65,7 @@ def main():
         model.cuda()
     for pair in args.splits:
         split, _, path = pair.partition("=")
-        write(Path(path), predict(model, task, split, args.batch_size))
+        write(Path(path), predict(model, task, split, BATCH))
 
 
 if __name__ == "__main__":

@@ -9,21 +9,14 @@ from fairseq_lrpe.experiments.run_folder import OldLayout, is_locked, read_json,
 
 @dataclass
 class Record:
-    """One run as its folder has it.
-
-    Attributes:
-        updates, reached: those asked for and those done; ``active``: a process trains there.
-        curve: {updates: value} of the validations.
-        values: {evaluation: {metric: value, ..}}.
-        length: of the training, such as (3, "epochs").
-    """
+    """One run as its folder has it."""
 
     updates: int
-    reached: int
-    active: bool
-    curve: dict[int, float]
-    values: dict[str, dict]
-    length: tuple[int, str]
+    reached: int  # of the updates
+    active: bool  # whether a process trains there
+    curve: dict[int, float]  # {updates: value} of the validations
+    values: dict[str, dict]  # {evaluation: {metric: value, ..}}
+    length: tuple[int, str]  # of the training, such as (3, "epochs")
 
     def state(self) -> str:
         if self.active:

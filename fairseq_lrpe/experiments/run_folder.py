@@ -26,28 +26,22 @@ from fairseq_lrpe.files import REPOSITORY, write_whole
 
 def versions() -> dict[str, str | None]:
     """Returns the versions of what a training runs on."""
-    found = {"python": platform.python_version()}
-    for name, package in (("torch", "torch"), ("fairseq", "fairseq-fixed"), ("fairseq_lrpe", "fairseq-lrpe")):
-        try:
-            found[name] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    return found
+    packages = {"torch": "torch", "fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
+    found = {name: [*importlib.metadata.distributions(name=package)] for name, package in packages.items()}
+    versions = {name: installed[0].version if installed else None for name, installed in found.items()}
+    return {"python": platform.python_version(), **versions}
 
 
 def git() -> dict[str, str | bool | None]:
     """Returns the revision that runs, and whether tracked files differ from it; None outside of git."""
-
-    def ask(*words):
-        try:
-            return subprocess.run(
-                ["git", *words], cwd=REPOSITORY, capture_output=True, text=True, check=True
-            ).stdout.strip()
-        except (OSError, subprocess.CalledProcessError):
-            return None
-
-    changes = ask("status", "--porcelain", "--untracked-files=no")
-    return {"revision": ask("rev-parse", "HEAD"), "dirty": None if changes is None else bool(changes)}
+    words = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        said = subprocess.run(
+            words, cwd=REPOSITORY, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return {"revision": None, "dirty": None}
+    return {"revision": said.strip().removesuffix("-dirty"), "dirty": said.strip().endswith("-dirty")}
 
 
 def now() -> str:

@@ -32,21 +32,14 @@ from fairseq_lrpe.files import REPOSITORY, readable, write_whole
 
 @dataclass
 class Job:
-    """A run that is about to be done on this machine.
-
-    Attributes:
-        cfg: the experiment's settings with the run's changes.
-        starts_from: a checkpoint, if it goes on from one.
-        more: fairseq-train's arguments beside ours.
-        lock: of the folder, once this process has it.
-    """
+    """A run that is about to be done on this machine; ``cfg`` are its settings, with its changes."""
 
     experiment: Experiment
     run: Run
     results: Path
     launch: Launch = field(default_factory=Launch)
-    more: list[str] = field(default_factory=list)
-    lock: IO | None = None
+    more: list[str] = field(default_factory=list)  # fairseq-train's arguments beside ours
+    lock: IO | None = None  # of the folder, once this process has it
 
     @cached_property
     def cfg(self) -> DictConfig:
@@ -214,8 +207,7 @@ def follow(job: Job) -> None:
 def choose(job: Job, trials: list[Job], settings: dict) -> None:
     """Does the trials and keeps on record what each measured, and the evaluations of the best.
 
-    The best is by the first evaluation and its kind's first metric; all checkpoints but the one of the best that
-    was evaluated are removed.
+    The best is by the first evaluation and its kind's first metric; all checkpoints but its own are removed.
     """
     write_json(job.folder / "run.json", settings)
     first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
@@ -275,11 +267,8 @@ def describe(job: Job) -> dict:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         first = {"path": str(readable(job.starts_from)), "sha256": sha256}
     return {
-        "experiment": job.run.experiment,
+        **asdict(job.run),
         "kind": job.cfg.kind,
-        "attention": job.run.attention,
-        "method": job.run.method,
-        "seed": job.run.seed,
         "changes": dict(job.run.changes),
         "updates": job.updates,
         **asdict(job.launch),

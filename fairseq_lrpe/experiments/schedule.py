@@ -22,7 +22,7 @@ from fairseq_lrpe.experiments.experiment import is_free, own
 from fairseq_lrpe.experiments.launch import absolute, add_results_flag, at_least, update_freq, visible_gpus
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.runner import Job, finished, lost, sizes
-from fairseq_lrpe.experiments.table import SCALES, Table, tables
+from fairseq_lrpe.experiments.table import SCALES, NoSmallForm, Table, tables
 
 
 def main(arguments=None):
@@ -69,20 +69,18 @@ def show_tables(folder: Path) -> None:
         for scale in SCALES:
             try:
                 table = Table(name, scale)
-                runs = table.runs()
-                done = sum(is_done(table, run, folder) for run in runs)
-                cells.append(f"{done} of {len(runs)} runs")
-            except ValueError as error:
-                if "has no small form" not in str(error):
-                    raise
+            except NoSmallForm:
                 cells.append("-")
+                continue
+            done = [is_done(table, run, folder) for run in table.runs()]
+            cells.append(f"{sum(done)} of {len(done)} runs")
         shown.add_row(name, table.settings.title, *cells)
     console = Console()
     (console if console.is_terminal else Console(width=150)).print(shown)
 
 
 def is_done(table: Table, run: Run, folder: Path) -> bool:
-    """Whether all that is asked of one of the table's runs is on record; no more is asked of a trial that lost."""
+    """Whether all that is asked of one of the table's runs is on record, or it is a trial that lost."""
     experiment = table.experiment_of(run)
     job, is_trial = Job(experiment, run, folder), bool(experiment.cfg.choose) and not experiment.trials(run)
     return job.folder.is_dir() and (finished(job) or (is_trial and lost(job)))

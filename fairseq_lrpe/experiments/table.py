@@ -53,18 +53,12 @@ class Row(PaperRow):
 
 @dataclass
 class TableSettings:
-    """The keys of a table's YAML.
-
-    Attributes:
-        paper, table: the file in configs/paper and the table in it, whose rows come first.
-        baseline: the method that others of the same attention are compared with.
-        seeds, mini_seeds: instead of the experiments' own.
-    """
+    """The keys of a table's YAML; ``seeds`` and ``mini_seeds`` replace the experiments' own."""
 
     title: str = MISSING
-    paper: str | None = None
-    table: str | None = None
-    baseline: str | None = None
+    paper: str | None = None  # the file in configs/paper
+    table: str | None = None  # the table in it, whose rows come first
+    baseline: str | None = None  # the method that others of the same attention are compared with
     experiment: str | None = None
     mini: str | None = None
     metric: str | None = None
@@ -121,6 +115,10 @@ def tables() -> list[str]:
     return sorted(path.stem for path in (experiments.CONFIGS / "tables").glob("*.yaml"))
 
 
+class NoSmallForm(ValueError):
+    """A table has only the paper's scale."""
+
+
 class Table:
     """A table of configs/tables, at the paper's scale or in its small form, with KEY=VALUEs for all runs."""
 
@@ -139,7 +137,7 @@ class Table:
             if about.average or self._experiment(about):
                 self.columns[column] = about
         if not self.columns:
-            raise ValueError(f"the table {name!r} has no small form: leave --scale mini out")
+            raise NoSmallForm(f"the table {name!r} has no small form: leave --scale mini out")
         names = dict.fromkeys(self._experiment(about) for about in self.columns.values() if not about.average)
         owned = {one: own(one, overrides) for one in names}
         # What no experiment has is new to all, such as an evaluation, or refused.

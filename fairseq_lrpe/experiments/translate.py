@@ -19,7 +19,9 @@ from fairseq_lrpe.files import REPOSITORY
 
 def translate(sentences: list[str], checkpoint: Path, beam: int, cpu: bool) -> list[str]:
     """Returns the translations of raw sentences; a blank one stays blank."""
-    settings = read_settings(checkpoint)
+    settings = read_checkpoint(checkpoint, "scripts/train.sh mt/... makes one")["cfg"]["task"]
+    if settings["_name"] != "translation":
+        raise ValueError(f"{checkpoint} is of the task {settings['_name']}: one of translation is needed")
     data = REPOSITORY / settings["data"]
     codec, source, target = text_codec.load(data), settings["source_lang"], settings["target_lang"]
     told = [i for i, sentence in enumerate(sentences) if sentence.strip()]
@@ -34,14 +36,6 @@ def translate(sentences: list[str], checkpoint: Path, beam: int, cpu: bool) -> l
         found = found_in(log.read_text())["H"] if told else {}
     translated = dict(zip(told, (codec.decode(target, found[n]) for n in range(len(told))), strict=True))
     return [translated.get(i, "") for i in range(len(sentences))]
-
-
-def read_settings(checkpoint: Path) -> dict:
-    """Returns the task of a checkpoint; ValueError if it is of no translation model."""
-    task = read_checkpoint(checkpoint, "scripts/train.sh mt/... makes one")["cfg"]["task"]
-    if task["_name"] != "translation":
-        raise ValueError(f"{checkpoint} is of the task {task['_name']}: one of translation is needed")
-    return task
 
 
 def main():

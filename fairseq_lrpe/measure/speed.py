@@ -75,9 +75,9 @@ FAMILIES = {
 
 
 def random_batch(family: str, args: Namespace, pad: int) -> dict:
-    """Returns what fairseq's datasets make of random tokens, of which some are to be predicted.
+    """Returns what fairseq's datasets make of random tokens, and what of them is to be predicted.
 
-    ``lm``: every next token; ``roberta``: 15%, as RoBERTa trains; ``transformer``: a target of the same length.
+    ``lm``: each next token; ``roberta``: 15%, as RoBERTa trains; ``transformer``: a target of equal length.
     """
     source, target = torch.randint(4, args.vocab_size, (2, args.batch_size, args.length + 1))
     sentences = {"prev_output_tokens": target[:, :-1]} if family == "transformer" else {}
@@ -104,7 +104,7 @@ def settings(flags: dict, data=()):
 
 
 def training_step(arch: str, args: Namespace) -> Callable[[], object]:
-    """Returns a function that takes a training step of an architecture, on the same random tokens each time."""
+    """Returns a function that takes a training step of an architecture, always on the same random tokens."""
     flags = {"arch": arch, "batch_size": args.batch_size, "optimizer": "adam", "lr": 5e-4}
     cfg = settings(flags | FAMILIES[args.family].flags(args))
     task = tasks.setup_task(cfg.task)

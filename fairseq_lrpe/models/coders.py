@@ -68,6 +68,23 @@ class OurLayers:
             layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
         return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
 
+    def upgrade_state_dict_named(self, state_dict, name):
+        """Ends the program where an embedding has not as many rows in ``state_dict`` as here."""
+        side = {"encoder": "source", "decoder": "target"}[self.part]
+        types, flag = "in its vocabulary", "--max-positions" if side == "source" else "--max-target-positions"
+        if hasattr(self.args, "encoding_in"):  # a model of two languages
+            types, flag = f"of the {side} language", f"--max-{side}-positions"
+        for embedding, what, remedy in (
+            ("embed_tokens", f"types {types}", "prepare the data with the dictionary of the checkpoint"),
+            ("embed_positions", "learned positions", f"give the {flag} of its training"),
+        ):
+            stored = state_dict.get(f"{name}.{embedding}.weight")
+            ours = self.state_dict().get(f"{embedding}.weight")
+            if stored is not None and ours is not None and len(stored) != len(ours):
+                sizes = f"the checkpoint has {len(stored):,} {what} and the model {len(ours):,}"
+                raise SystemExit(f"fairseq_lrpe: {sizes}: {remedy}")
+        return super().upgrade_state_dict_named(state_dict, name)
+
 
 class Encoder(OurLayers, TransformerEncoderBase):
     """Makes fairseq's encoder of :class:`EncoderLayer`; padding may be on either side."""
@@ -104,17 +121,10 @@ class Encoder(OurLayers, TransformerEncoderBase):
 def _moved(out, places):
     """Returns an encoder's output in another order of the tokens; ``places`` (B, L)."""
     batch = torch.arange(len(places), device=places.device)
-    return {
-        **out,
-        **{
-            name: [x[places.T, batch] for x in out[name]]  # (L, B, E)
-            for name in ("encoder_out", "encoder_states")
-        },
-        **{
-            name: [x[batch[:, None], places] for x in out[name]]  # (B, L) and (B, L, E)
-            for name in ("encoder_padding_mask", "encoder_embedding")
-        },
-    }
+    places_of = dict.fromkeys(("encoder_out", "encoder_states"), (places.T, batch))  # (L, B, E)
+    # (B, L) and (B, L, E)
+    places_of |= dict.fromkeys(("encoder_padding_mask", "encoder_embedding"), (batch[:, None], places))
+    return {**out, **{name: [x[index] for x in out[name]] for name, index in places_of.items()}}
 
 
 class Decoder(OurLayers, TransformerDecoderBase):
@@ -127,16 +137,15 @@ class Decoder(OurLayers, TransformerDecoderBase):
 
     def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
         """Decodes as fairseq's does, but a first call with a state reads all its tokens at once."""
+        extract = partial(super().extract_features_scriptable, tokens, encoder_out)
         if incremental_state is None or incremental_state or tokens.size(1) == 1:
-            return super().extract_features_scriptable(
-                tokens, encoder_out, incremental_state, *rest, **kwargs
-            )
+            return extract(incremental_state, *rest, **kwargs)
         # fairseq, given a state, would read the last token alone: only attention is told of it.
         attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
         for attention in attentions:
             attention.prefix_state = incremental_state
         try:
-            return super().extract_features_scriptable(tokens, encoder_out, None, *rest, **kwargs)
+            return extract(None, *rest, **kwargs)
         finally:
             for attention in attentions:
                 attention.prefix_state = None

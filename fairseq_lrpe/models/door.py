@@ -87,14 +87,11 @@ def check_data(args) -> None:
     if not args.disable_validation:
         splits += args.valid_subset.split(",")
     for folder in args.data.split(os.pathsep):
+        asked = f"the data folder {folder!r}"
         if not Path(folder).is_dir():
-            raise ValueError(
-                f"the data folder {folder!r} does not exist: give one that fairseq-preprocess wrote"
-            )
+            raise ValueError(f"{asked} does not exist: give one that fairseq-preprocess wrote")
         wanted = [name for name in files(splits) if name.endswith(ends)]
         missing = [name for name in wanted if not (Path(folder) / name).is_file()]
         if missing:
-            raise ValueError(
-                f"the data folder {folder!r} is not binarised, {', '.join(missing)} missing: {remedy}"
-            )
+            raise ValueError(f"{asked} is not binarised, {', '.join(missing)} missing: {remedy}")
         splits, ends = [args.train_subset], layouts.ENDS  # further folders are shards of the training set

@@ -20,12 +20,8 @@ class LMConfig(PositionConfig, TransformerLanguageModelConfig):
     decoder_normalize_before: bool = flag(
         True, "apply layernorm before each decoder block, as every published run did"
     )
-    decoder_input_dim: int = flag(
-        II("model.decoder_embed_dim"), "decoder input dimension (default: embed dim)"
-    )
-    decoder_output_dim: int = flag(
-        II("model.decoder_embed_dim"), "decoder output dimension (default: embed dim)"
-    )
+    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
+    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
 
 
 class LanguageModel(TransformerLanguageModel):

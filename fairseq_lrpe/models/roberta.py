@@ -16,7 +16,6 @@ from fairseq_lrpe.config import PositionConfig, check_part, flag
 from fairseq_lrpe.files import REPOSITORY
 from fairseq_lrpe.models.coders import ACTIVATIONS, Encoder
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.stamp import check_rows
 from fairseq_lrpe.models.token_positions import place_tokens
 
 
@@ -33,9 +32,7 @@ class RobertaConfig(PositionConfig):
     encoder_normalize_before: bool = flag(False, "apply layernorm before each block, not after it")
     layernorm_embedding: bool = flag(True, "apply layernorm to the embeddings")
     activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
-    pooler_activation_fn: ACTIVATIONS = flag(  # noqa: RUF009
-        "tanh", "activation function of the classification heads"
-    )
+    pooler_activation_fn: ACTIVATIONS = flag("tanh", "activation function of the classification heads")  # noqa: RUF009
     dropout: float = flag(0.1, "dropout probability")
     attention_dropout: float = flag(0.1, "dropout probability of softmax attention's weights")
     activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
@@ -74,14 +71,6 @@ class RobertaModel(fairseq_roberta.RobertaModel):
             args.no_token_positional_embeddings = args.token_positions == "none"
             return cls(args, RobertaEncoder(args, task.source_dictionary))
 
-    def upgrade_state_dict_named(self, state_dict, name):
-        encoder = "encoder.sentence_encoder."
-        types = "types in its vocabulary", "prepare the data with the dictionary of the checkpoint"
-        check_rows(state_dict, name, f"{encoder}embed_tokens.weight", self, *types)
-        positions = "learned positions", "give the --max-positions of the pretraining"
-        check_rows(state_dict, name, f"{encoder}embed_positions.weight", self, *positions)
-        super().upgrade_state_dict_named(state_dict, name)
-
     @classmethod
     def from_pretrained(
         cls, folder, checkpoint_file="checkpoint_best.pt", data=None, bpe="gpt2", **overrides
@@ -102,15 +91,10 @@ class RobertaModel(fairseq_roberta.RobertaModel):
                     "give data=FOLDER, one with the same dict.txt"
                 )
         data = Path(data).resolve()
-        pairs = next(
-            (p / "gpt2_bpe" for p in data.parents if (p / "gpt2_bpe" / "encoder.json").is_file()), None
-        )
+        pairs = [str(p / "gpt2_bpe") for p in data.parents if (p / "gpt2_bpe/encoder.json").is_file()]
         if bpe == "gpt2" and pairs:
-            files = {
-                "gpt2_encoder_json": str(pairs / "encoder.json"),
-                "gpt2_vocab_bpe": str(pairs / "vocab.bpe"),
-            }
-            overrides = {**files, **overrides}
+            files = {"encoder_json": "encoder.json", "vocab_bpe": "vocab.bpe"}
+            overrides = {f"gpt2_{flag}": f"{pairs[0]}/{name}" for flag, name in files.items()} | overrides
         return super().from_pretrained(str(folder), checkpoint_file, str(data), bpe, **overrides).eval()
 
 

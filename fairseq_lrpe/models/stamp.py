@@ -35,19 +35,6 @@ class MethodStamp(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-def check_rows(state_dict: dict, name: str, embedding: str, model: nn.Module, what: str, remedy: str) -> None:
-    """Ends the program where an embedding has not as many rows in ``state_dict`` as in ``model``.
-
-    ``name`` is the model's in the state dict; ``what`` says what a row is, ``remedy`` what to do.
-    """
-    stored = state_dict.get(".".join(filter(None, (name, embedding))))
-    ours = model.state_dict().get(embedding)
-    if stored is not None and ours is not None and len(stored) != len(ours):
-        raise SystemExit(
-            f"fairseq_lrpe: the checkpoint has {len(stored):,} {what} and the model {len(ours):,}: {remedy}"
-        )
-
-
 def _encode(flags):
     return torch.tensor(list(json.dumps(flags, sort_keys=True).encode()))
 

@@ -7,10 +7,10 @@ from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from omegaconf import II
 
 from fairseq_lrpe.config import PositionConfig, check_part, flag
+from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.methods import ATTENTIONS
 from fairseq_lrpe.models.coders import ACTIVATIONS, Decoder, Encoder
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.stamp import check_rows
 from fairseq_lrpe.models.token_positions import place_tokens
 
 ENCODING_IN = ("encoder", "decoder", "both")
@@ -58,14 +58,9 @@ def settle(cfg) -> None:
     """Writes the defaults that depend on other flags into ``cfg``; ValueError where flags cannot be met."""
     cfg.encoder_attention = cfg.encoder_attention or cfg.attention
     for part in ("encoder", "decoder"):
-        if getattr(cfg, f"{part}_attention") not in ATTENTIONS:
-            raise ValueError(
-                f"unknown {part} attention {getattr(cfg, f'{part}_attention')!r}: choose from "
-                f"{', '.join(ATTENTIONS)}"
-            )
+        check_choice(f"{part} attention", getattr(cfg, f"{part}_attention"), ATTENTIONS)
     cfg.encoding_in = cfg.encoding_in or ("encoder" if cfg.encoder_attention == "linear" else "both")
-    if cfg.encoding_in not in ENCODING_IN:
-        raise ValueError(f"unknown --encoding-in {cfg.encoding_in!r}: choose from {', '.join(ENCODING_IN)}")
+    check_choice("--encoding-in", cfg.encoding_in, ENCODING_IN)
     for part in ("encoder", "decoder"):
         check_part(cfg, part)
     if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
@@ -101,14 +96,6 @@ class TransformerModel(TransformerModelBase):
         place_tokens(encoder, args, args.max_source_positions)
         place_tokens(decoder, args, args.max_target_positions)
         return cls(cfg, encoder, decoder)
-
-    def upgrade_state_dict_named(self, state_dict, name):
-        for part, side in (("encoder", "source"), ("decoder", "target")):
-            types = f"types of the {side} language", "give it data of its languages and its dictionaries"
-            check_rows(state_dict, name, f"{part}.embed_tokens.weight", self, *types)
-            positions = f"learned {side} positions", f"give the --max-{side}-positions of its training"
-            check_rows(state_dict, name, f"{part}.embed_positions.weight", self, *positions)
-        super().upgrade_state_dict_named(state_dict, name)
 
 
 register_family("transformer", TransformerModel, TransformerMTConfig)

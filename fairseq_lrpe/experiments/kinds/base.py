@@ -34,34 +34,24 @@ class Evaluate:
 
 @dataclass
 class Settings:
-    """The keys of an experiment's YAML; a kind with more of them extends this.
+    """The keys of an experiment's YAML; a kind with more of them extends this."""
 
-    Attributes:
-        kind: the file in experiments/kinds.
-        source: which paper and table say so.
-        data: the folder of binarised data, as seen from the repository.
-        updates: of one training; a kind may count them by itself.
-        train: fairseq-train's flags with underscores; true is a flag without a value, null leaves one out.
-        by_method: {method: more of them}.
-        evaluations: {name: its settings}, null leaves one out; ``split`` is one of every kind.
-        grid: {key: values}: there is a run for each of them.
-        choose: {key: values}: each is tried, and the best by the first evaluation counts.
-        starts_from: an experiment whose runs come before, or a checkpoint.
-    """
-
-    kind: str = MISSING
-    source: str = ""
-    data: str = MISSING
+    kind: str = MISSING  # the file in experiments/kinds
+    source: str = ""  # which paper and table say so
+    data: str = MISSING  # the folder of binarised data, as seen from the repository
     batch: Batch = field(default_factory=Batch)
-    updates: int | None = None
+    updates: int | None = None  # of one training; a kind may count them by itself
+    # fairseq-train's flags with underscores; true is a flag without a value, null leaves one out.
     train: dict[str, Any] = field(default_factory=dict)
-    by_method: dict[str, dict[str, Any]] = field(default_factory=dict)
+    by_method: dict[str, dict[str, Any]] = field(default_factory=dict)  # {method: more of them}
     seeds: list[int] = field(default_factory=lambda: [1])
     evaluate: Evaluate = field(default_factory=Evaluate)
+    # {name: its settings}, null leaves one out; ``split`` is one of every kind.
     evaluations: dict[str, Any] = field(default_factory=dict)
-    grid: dict[str, list[Any]] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)  # {key: values}, with a run for each
+    # {key: values}: each is tried, and the best by the first evaluation counts.
     choose: dict[str, list[Any]] = field(default_factory=dict)
-    starts_from: str | None = None
+    starts_from: str | None = None  # an experiment whose runs come before, or a checkpoint
 
 
 class Curve(NamedTuple):

@@ -19,16 +19,12 @@ from fairseq_lrpe.files import REPOSITORY, readable
 from fairseq_lrpe.glue_tasks import TASKS, task_named
 from fairseq_lrpe.methods import canonical
 
-SHAPE = (
-    "encoder_layers",
-    "encoder_embed_dim",
-    "encoder_ffn_embed_dim",
-    "encoder_attention_heads",
-    "encoder_normalize_before",
+SHAPE = "layers embed_dim ffn_embed_dim attention_heads normalize_before".split()
+SHAPE = [f"encoder_{name}" for name in SHAPE] + [
     "layernorm_embedding",
     "activation_fn",
     "untie_weights_roberta",
-)
+]
 """The flags that a model has to share with the one it goes on from, beside those of its position."""
 
 

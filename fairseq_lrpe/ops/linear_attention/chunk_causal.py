@@ -25,9 +25,8 @@ def chunk_causal(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor | tuple[
     kv, k_sum = call.state or nothing
     plan = _plan(q, v, call.log_decay, call.chunk_size, call.dtype)
     count = call.normalize or call.return_state
-    out, kv, k_sum = _ChunkCausal.apply(
-        q, k, v, kv, k_sum[..., None, :], call.log_decay, plan, call.normalize, count, call.eps
-    )
+    rest = call.log_decay, plan, call.normalize, count, call.eps
+    out, kv, k_sum = _ChunkCausal.apply(q, k, v, kv, k_sum[..., None, :], *rest)
     return (out, LinearState(kv, k_sum.squeeze(2))) if call.return_state else out
 
 
@@ -166,9 +165,8 @@ class _ChunkCausal(torch.autograd.Function):
             part.put(out, o)
 
         ctx.plan, ctx.normalize, ctx.count, ctx.eps = plan, normalize, count, eps
-        ctx.save_for_backward(
-            *(q, k, v, log_decay, out, denominator, first_kv, first_k_sum, kv, k_sum), *states
-        )
+        sums = first_kv, first_k_sum, kv, k_sum
+        ctx.save_for_backward(q, k, v, log_decay, out, denominator, *sums, *states)
         return out, kv, k_sum
 
     @staticmethod

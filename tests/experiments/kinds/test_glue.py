@@ -109,7 +109,7 @@ def test_updates_are_counted_in_epochs_of_the_task(tmp_path):
     [cfg] = of_tasks(f"data={tmp_path}", "task=RTE", "batch.total=32").values()
     with pytest.raises(ValueError) as refused:
         glue.KIND.updates(cfg)
-    assert "holds no data of RTE: bash data_prep/prepare.sh glue RTE makes it" in str(refused.value)
+    assert "bash data_prep/prepare.sh glue RTE makes" in str(refused.value)
     (tmp_path / "RTE/bin").mkdir(parents=True)
     (tmp_path / "RTE/bin/rows.json").write_text('{"train": 65}')
     assert glue.KIND.updates(cfg) == 3 * 3
