@@ -73,9 +73,7 @@ def _deviation(values):
 def read(table: Table, results: Path) -> list[Entry]:
     """Returns the table's entries in its order; ValueError where there is no run to show."""
     if not results.is_dir():
-        raise ValueError(
-            f"the results folder {results} does not exist: give the one that runs were written to"
-        )
+        raise ValueError(f"the results folder {results} does not exist: give the one that runs are in")
     records = {}
     for cell in table.cells:
         for run in cell.runs:

@@ -58,10 +58,8 @@ def extrapolate(job: Job, lengths: list[int]) -> dict[int, dict]:
 def show(measured: dict[int, dict], trained: int, job: Job) -> None:
     """Prints a line for each length."""
     tokens = next(iter(measured.values()))["tokens"]
-    print(
-        f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens: "
-        f"the {tokens:,} tokens of the {SPLIT} split in other blocks"
-    )
+    print(f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens:")
+    print(f"the {tokens:,} tokens of the {SPLIT} split in other blocks")
     table = Table()
     for column in ("tokens a block", "× training", "perplexity"):
         table.add_column(column, justify="right")

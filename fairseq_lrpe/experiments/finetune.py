@@ -21,15 +21,11 @@ def main(arguments=None):
             task_named(task)
         experiment = Experiment.load(args.experiment, overrides)
         if experiment.kind is not glue.KIND:
-            raise ValueError(f"{args.experiment} is no fine-tuning on GLUE: choose from {', '.join(known())}")
+            known = (name for name in experiments() if Experiment.load(name).kind is glue.KIND)
+            raise ValueError(f"{args.experiment} is no fine-tuning on GLUE: choose from {', '.join(known)}")
         experiment.cfg.starts_from, experiment.cfg.grid["task"] = str(args.checkpoint), args.tasks
         runs = experiment.runs(*glue.method_of(args.checkpoint), args.seeds or experiment.cfg.seeds)
         do_all([Job(experiment, run, args.results, choose_launch(args)) for run in runs], args.dry_run)
-
-
-def known() -> list[str]:
-    """Returns the experiments that fine-tune on GLUE."""
-    return [name for name in experiments() if Experiment.load(name).kind is glue.KIND]
 
 
 def parser() -> ArgumentParser:

@@ -36,10 +36,8 @@ def best_runs(folder: Path) -> dict[str, tuple[float, Path]]:
             if name not in found or score > found[name][0]:
                 found[name] = score, path.parent
     if not found:
-        raise ValueError(
-            f"{folder} holds no finished fine-tuning: give one that scripts/finetune_glue.sh wrote, such as "
-            "results/glue/wikibook/linear_rope"
-        )
+        example = "results/glue/wikibook/linear_rope"
+        raise ValueError(f"{folder} holds no finished fine-tuning: give a method's folder, such as {example}")
     return found
 
 

@@ -37,17 +37,14 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=at_least(1), default=1, help="start the same on each of them")
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help="where the nodes meet: one of them")
     add_results_flag(parser)
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="print the commands and run nothing; assumes the GPUs of --gpus, unless --cpu is given",
-    )
+    told = "print the commands and run nothing; assumes the GPUs of --gpus, unless --cpu is given"
+    parser.add_argument("--dry-run", action="store_true", help=told)
 
 
 def add_results_flag(parser: argparse.ArgumentParser) -> None:
     """Adds --results, the folder that runs are written to."""
-    folder = REPOSITORY / "results"
-    parser.add_argument("--results", type=absolute, default=folder, help="default: %(default)s")
+    where = {"default": REPOSITORY / "results", "help": "default: %(default)s"}
+    parser.add_argument("--results", type=absolute, **where)
 
 
 def absolute(text: str) -> Path:
@@ -69,24 +66,18 @@ def at_least(smallest: int):
 def choose_launch(args: argparse.Namespace) -> Launch:
     """Returns what the machine flags ask for; ValueError if this machine has not got it."""
     here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = args.gpus
-    if gpus is None:
-        gpus = 0 if args.cpu else here
+    gpus = (0 if args.cpu else here) if args.gpus is None else args.gpus
     cpu = args.cpu or not gpus or not (here or args.dry_run)
     if not cpu and not args.dry_run and gpus > here:
         raise ValueError(f"--gpus {gpus}: this machine has {here}")
     if args.nodes > 1 and not (gpus and args.rendezvous):
-        raise ValueError(
-            f"--nodes {args.nodes} needs --gpus, the number on each node, and --rendezvous HOST:PORT"
-        )
+        raise ValueError(f"--nodes {args.nodes} needs --gpus, those of a node, and --rendezvous HOST:PORT")
     precision = args.precision or ("fp32" if cpu else "fp16")
     if cpu and precision != "fp32":
         raise ValueError(f"--precision {precision} needs a GPU: on the CPU it is fp32")
     if precision == "bf16" and here and min(map(torch.cuda.get_device_capability, range(here))) < (8, 0):
-        raise ValueError(
-            f"--precision bf16 needs GPUs of compute capability 8.0 and {torch.cuda.get_device_name()} has "
-            "less: use fp16"
-        )
+        name = torch.cuda.get_device_name()
+        raise ValueError(f"--precision bf16 needs compute capability 8.0 and {name} has less: use fp16")
     return Launch(gpus, args.nodes, cpu, precision, args.rendezvous)
 
 

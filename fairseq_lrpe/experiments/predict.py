@@ -51,9 +51,7 @@ def write(path, rows):
 def main():
     parser = argparse.ArgumentParser(prog="predict", description=__doc__)
     parser.add_argument("checkpoint", type=Path)
-    parser.add_argument(
-        "data", type=Path, help="a folder that data_prep/prepare.sh glue wrote, such as data/glue/RTE/bin"
-    )
+    parser.add_argument("data", type=Path, help="such as data/glue/RTE/bin")
     parser.add_argument("splits", nargs="+", metavar="SPLIT=FILE", help="valid=predictions.tsv")
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()

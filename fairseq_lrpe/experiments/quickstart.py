@@ -13,8 +13,7 @@ from fairseq_lrpe.experiments import schedule
 from fairseq_lrpe.experiments.launch import absolute, at_least
 from fairseq_lrpe.files import REPOSITORY
 
-JOBS = 4
-"""The table has so many runs."""
+JOBS = 4  # the table has so many runs
 
 
 def main():
@@ -27,9 +26,8 @@ def main():
     out = args.out or REPOSITORY / "results" / name
     given = ["--from", args.data] if args.data else []
     words = [sys.executable, "-m", "data_prep", "text", *given, "--out", out / "text"]
-    prepared = subprocess.run(list(map(str, words)), cwd=REPOSITORY)
-    if prepared.returncode:
-        sys.exit(prepared.returncode)
+    if failed := subprocess.run(list(map(str, words)), cwd=REPOSITORY).returncode:
+        sys.exit(failed)
     jobs = min(JOBS, len(os.sched_getaffinity(0)))
     words = ["quickstart", "--results", out, "--jobs", jobs, "--gpus", 0, "--plot", out / "quickstart.png"]
     words += [f"data={out / 'text' / 'bin'}", *([f"updates={args.updates}"] if args.updates else [])]

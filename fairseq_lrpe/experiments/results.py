@@ -219,9 +219,8 @@ def main(arguments=None):
     parser.add_argument("results", type=absolute, help="the folder that the runs were written to")
     parser.add_argument("--table", required=True, help="a file's name in configs/tables")
     parser.add_argument("--scale", choices=SCALES, default="full", help="mini: the table's small stand-in")
-    parser.add_argument(
-        "--format", choices=["markdown", "csv", "latex"], help="default: a table on a terminal, else Markdown"
-    )
+    forms = "markdown", "csv", "latex"
+    parser.add_argument("--format", choices=forms, help="default: a table on a terminal, else Markdown")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the validations over the updates")
     args, overrides = parse(parser, arguments)
     with one_sentence("results"):

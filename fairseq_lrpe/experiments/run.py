@@ -60,4 +60,4 @@ def as_text(value: object) -> str:
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):
         return f"[{','.join(map(as_text, value))}]"
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

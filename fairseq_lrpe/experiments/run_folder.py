@@ -93,10 +93,8 @@ class OldLayout(ValueError):
     """A folder's run was made by a version of this project whose folders differ."""
 
     def __init__(self, folder):
-        super().__init__(
-            f"{folder} holds a run of an earlier version, whose settings this one cannot compare: move it "
-            "away, or give another --results, and run it again"
-        )
+        what = "which this one cannot go on with: move it away, or give another --results, and run it again"
+        super().__init__(f"{folder} holds a run of an earlier version, {what}")
 
 
 def check_same(folder: Path, settings: dict) -> None:

@@ -85,9 +85,8 @@ class Job:
         for trial in self.trials():
             trial.check()
             if not self.kind.evaluations(self.cfg):
-                raise ValueError(
-                    f"{self.run} has no evaluation to choose by: give evaluations.x={{split: valid}}"
-                )
+                example = "evaluations.x={split: valid}"
+                raise ValueError(f"{self.run} has no evaluation to choose by: give one, such as {example}")
         update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         sizes(self.kind, self.cfg)
         train_command(self)
@@ -98,10 +97,8 @@ def sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
     folder, files = REPOSITORY / cfg.data, kind.data(cfg)
     names = {os.path.relpath(path, folder): path for path in files}
     if missing := [name for name, path in names.items() if not path.is_file()]:
-        raise ValueError(
-            f"{folder} lacks {', '.join(missing)}: `bash data_prep/prepare.sh` lists what makes such data, "
-            "or override data=FOLDER with one that is prepared"
-        )
+        remedy = "`bash data_prep/prepare.sh` lists what makes such data, or override data=FOLDER"
+        raise ValueError(f"{folder} lacks {', '.join(missing)}: {remedy} with one that is prepared")
     return {name: path.stat().st_size for name, path in names.items()}
 
 
@@ -115,11 +112,9 @@ def finished(job: Job) -> bool:
 def missing(job: Job, record: dict) -> list[str]:
     """Returns the evaluations that are not on record with the same settings."""
     known = record.get("evaluations", {})
-    return [
-        name
-        for name in job.kind.evaluations(job.cfg)
-        if name not in known or run_folder.differences(known[name]["settings"], of_evaluation(job, name))
-    ]
+    asked = {name: of_evaluation(job, name) for name in job.kind.evaluations(job.cfg)}
+    differ = run_folder.differences
+    return [x for x, now in asked.items() if x not in known or differ(known[x]["settings"], now)]
 
 
 def of_evaluation(job: Job, name: str) -> dict:

@@ -100,24 +100,21 @@ def gpus_per_job(args: Namespace) -> int | None:
 
 def with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[list[Run], list[str]]:
     """Returns the runs whose data is there, and what is to be said of the others."""
-    lacking, ready, checked = {}, [], {}
+    lacking, ready = {}, []
     for run in planned:
         experiment = table.experiment_of(run)
         cfg = experiment.settings(run)
         update_freq(cfg.batch, gpus or 0)
-        key = run.experiment, tuple(str(path) for path in experiment.kind.data(cfg))
-        if key not in checked:
-            try:
-                checked[key] = sizes(experiment.kind, cfg)
-            except ValueError as error:
-                lacking[key] = f"{run.experiment} left out: {error}"
-        if key not in lacking:
+        try:
+            sizes(experiment.kind, cfg)
             ready.append(run)
+        except ValueError as error:
+            lacking[f"{run.experiment} left out: {error}"] = None
     if not ready:
-        raise ValueError("; ".join(lacking.values()))
-    for sentence in lacking.values():
+        raise ValueError("; ".join(lacking))
+    for sentence in lacking:
         print(f"table: {sentence}", file=sys.stderr)
-    return ready, list(lacking.values())
+    return ready, list(lacking)
 
 
 def arguments_of(table: Table, run: Run, folder: Path) -> list[str]:

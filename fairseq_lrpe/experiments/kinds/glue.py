@@ -19,12 +19,8 @@ from fairseq_lrpe.files import REPOSITORY, readable
 from fairseq_lrpe.glue_tasks import TASKS, task_named
 from fairseq_lrpe.methods import canonical
 
-SHAPE = "layers embed_dim ffn_embed_dim attention_heads normalize_before".split()
-SHAPE = [f"encoder_{name}" for name in SHAPE] + [
-    "layernorm_embedding",
-    "activation_fn",
-    "untie_weights_roberta",
-]
+SHAPE = "encoder_layers encoder_embed_dim encoder_ffn_embed_dim encoder_attention_heads".split()
+SHAPE += "encoder_normalize_before layernorm_embedding activation_fn untie_weights_roberta".split()
 """The flags that a model has to share with the one it goes on from, beside those of its position."""
 
 
@@ -43,19 +39,16 @@ class Glue(Kind):
     settings = GlueSettings
     task = "sentence_prediction"
     family = "roberta"
-    metrics = {"score": "higher"} | dict.fromkeys(
-        ("accuracy", "f1", "matthews", "pearson", "spearman"), "higher"
-    )
+    metrics = dict.fromkeys("score accuracy f1 matthews pearson spearman".split(), "higher")
 
     def check(self, cfg):
         for rate in cfg.choose.get("train.lr", ()):
             if not isinstance(rate, float | int) or not 0 < rate < math.inf:
                 raise ValueError(f"choose.train.lr has {rate!r}: learning rates are numbers above 0")
         labelled = dict.fromkeys(split for task in TASKS.values() for split in task.labelled)
-        for name, evaluation in super().evaluations(cfg).items():
-            if evaluation["split"] not in labelled:
+        for name, split in ((name, e["split"]) for name, e in super().evaluations(cfg).items()):
+            if split not in labelled:
                 known = ", ".join(labelled)
-                split = evaluation["split"]
                 raise ValueError(f"evaluations.{name}: GLUE has no labels of {split!r}, only of {known}")
 
     def data(self, cfg):
@@ -74,14 +67,10 @@ class Glue(Kind):
         return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
 
     def updates(self, cfg):
-        if not (self.folder(cfg) / "rows.json").is_file():
-            raise ValueError(
-                f"{self.folder(cfg)} holds no data of {cfg.task}: bash data_prep/prepare.sh glue {cfg.task} "
-                "makes it, or override data=FOLDER with its --out"
-            )
         rows = self.folder(cfg) / "rows.json"
         if not rows.is_file():
-            raise ValueError(f"{rows} is missing: bash data_prep/prepare.sh glue {cfg.task} makes such data")
+            remedy = f"bash data_prep/prepare.sh glue {cfg.task} makes it, or override data=FOLDER"
+            raise ValueError(f"{rows.parent} holds no data of {cfg.task}: {remedy} with its --out")
         return cfg.epochs * math.ceil(json.loads(rows.read_text())["train"] / cfg.batch.total)
 
     def flags(self, job):
@@ -89,10 +78,8 @@ class Glue(Kind):
         model = pretrained(job.starts_from)
         attention, method = method_of(job.starts_from)
         if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):
-            raise ValueError(
-                f"{job.starts_from} is of {method} in {attention} attention, not of {job.run.method} in "
-                f"{job.run.attention} attention"
-            )
+            asked = f"{job.run.method} in {job.run.attention} attention"
+            raise ValueError(f"{job.starts_from} is of {method} in {attention} attention, not of {asked}")
         dictionary = self.folder(cfg) / "input0" / "dict.txt"
         types, trained_on = layouts.vocabulary_size(dictionary) + 1, model["data"] / "dict.txt"  # with <mask>
         same = not trained_on.is_file() or trained_on.read_bytes() == dictionary.read_bytes()
@@ -135,9 +122,8 @@ def pretrained(path: Path) -> dict:
     state = read_checkpoint(path, "scripts/train.sh roberta/... makes one")
     model, task = state["cfg"]["model"], state["cfg"]["task"]
     if "_roberta" not in str(model["_name"]):
-        raise ValueError(
-            f"{path} is of the architecture {model['_name']}: a <linear|softmax>_roberta_... is needed"
-        )
+        what = "a <linear|softmax>_roberta_... is needed"
+        raise ValueError(f"{path} is of the architecture {model['_name']}: {what}")
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import tells of packages for speech
     from fairseq_lrpe.config import position_flags  # seconds, of fairseq's import
 
@@ -162,16 +148,11 @@ def measure(name: str, path: Path) -> dict[str, float]:
     rows = [line.split("\t") for line in Path(path).read_text().splitlines()[1:]]
     predicted, target = ([row[column] for row in rows] for column in (1, 2))
     if not task_named(name).labels:
-        predicted, target = ([float(x) for x in column] for column in (predicted, target))
-        values = {
-            "pearson": pearsonr(predicted, target).statistic,
-            "spearman": spearmanr(predicted, target).statistic,
-        }
+        pair = [[float(x) for x in column] for column in (predicted, target)]
+        values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
     else:
-        values = {
-            "accuracy": accuracy_score(target, predicted),
-            "matthews": matthews_corrcoef(target, predicted),
-        }
+        pair = target, predicted
+        values = {"accuracy": accuracy_score(*pair), "matthews": matthews_corrcoef(*pair)}
         if "1" in target:
             values["f1"] = f1_score(target, predicted, pos_label="1")
     values = {name: 100 * float(value) for name, value in values.items()}

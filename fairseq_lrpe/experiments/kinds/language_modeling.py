@@ -89,8 +89,7 @@ def longest(model: dict) -> tuple[float, str]:
     if positions in TABLES:
         return trained, f"its {positions} token positions are a table of the {trained} positions of training"
     if model["encoding"] == "cosformer":
-        why = f"cosformer's cos(π(i−j)/2M) has M = {trained} in it and is negative beyond that distance"
-        return trained, why
+        return trained, f"cosformer's cos(π(i−j)/2M) has M = {trained} in it and is negative beyond that"
     fixed = model["encoding"] == "lrpe" and model["lrpe_core"] != "permutation"
     if fixed and not model["lrpe_learn_theta"] and model["lrpe_theta_type"] in ("b", "c"):
         kind = model["lrpe_theta_type"]
