@@ -212,7 +212,7 @@ class Experiment:
     def starts_from(self, run: Run) -> Run | Path | None:
         """Returns the run or the checkpoint that this one goes on from."""
         name = self.cfg.starts_from
-        if name is None or name.endswith(".pt"):
+        if name not in experiments():
             return name and REPOSITORY / name
         before = self.other(name)
         return before.runs(run.attention, run.method, before.cfg.seeds[:1])[0]
