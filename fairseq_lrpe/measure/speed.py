@@ -43,17 +43,15 @@ def published_speeds() -> dict[str, dict[tuple[str, str], float]]:
 
 
 class Family(NamedTuple):
-    """How fairseq trains a family's models on random tokens.
+    """How fairseq trains a family's models on random tokens."""
 
-    ``layers`` as in the papers; ``specials``: the types that fairseq adds to ``--dict-size``; ``lengths`` and
-    ``depths``: the flags that say how long the sequences are, and how many layers there are.
-    """
-
-    layers: int
-    specials: int
-    lengths: list[str]
-    depths: list[str]
+    layers: int  # as in the papers
+    specials: int  # types that fairseq adds to --dict-size
+    lengths: list[str]  # the flags that say how long the sequences are
+    depths: list[str]  # and how many layers there are
     fixed: dict[str, object]
+    pairs: bool = False  # whether there is a target beside the source
+    hidden: float = 0.0  # the part of the tokens that is to be predicted; else each next one is
 
     def flags(self, args: Namespace) -> dict[str, object]:
         """Returns the flags of its task, criterion and sizes."""
@@ -66,25 +64,24 @@ FAMILIES = {
     "roberta": Family(
         *(12, 5, ["tokens_per_sample", "max_positions"], ["encoder_layers"]),
         {"task": "dummy_masked_lm", "criterion": "masked_lm"},
+        hidden=0.15,
     ),
     "transformer": Family(
         *(6, 4, ["src_len", "tgt_len"], ["encoder_layers", "decoder_layers"]),
         {"task": "dummy_mt", "criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
+        pairs=True,
     ),
 }
 
 
 def random_batch(family: str, args: Namespace, pad: int) -> dict:
-    """Returns what fairseq's datasets make of random tokens, and what of them is to be predicted.
-
-    ``lm``: each next token; ``roberta``: 15%, as RoBERTa trains; ``transformer``: a target of equal length.
-    """
+    """Returns what fairseq's datasets make of random tokens, and what of them is to be predicted."""
+    pairs, hidden = FAMILIES[family].pairs, FAMILIES[family].hidden
     source, target = torch.randint(4, args.vocab_size, (2, args.batch_size, args.length + 1))
-    sentences = {"prev_output_tokens": target[:, :-1]} if family == "transformer" else {}
-    target = target[:, 1:].contiguous() if family == "transformer" else source[:, 1:].contiguous()
-    source = source[:, :-1].contiguous()
-    if family == "roberta":
-        target = source.masked_fill(torch.rand(source.shape) >= 0.15, pad)
+    sentences = {"prev_output_tokens": target[:, :-1]} if pairs else {}
+    target, source = (target if pairs else source)[:, 1:].contiguous(), source[:, :-1].contiguous()
+    if hidden:
+        target = source.masked_fill(torch.rand(source.shape) >= hidden, pad)
     lengths = torch.full((len(source),), source.size(1))
     return {
         "id": torch.arange(len(source)),
