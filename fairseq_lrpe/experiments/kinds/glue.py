@@ -9,8 +9,6 @@ from functools import cache
 from pathlib import Path
 
 from omegaconf import MISSING
-from scipy.stats import pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from fairseq_lrpe import layouts
 from fairseq_lrpe.checkpoint import read_checkpoint
@@ -145,6 +143,9 @@ def measure(name: str, path: Path) -> dict[str, float]:
 
     Accuracy, F1 of the label "1" and Matthews' correlation of labels; Pearson's and Spearman's of scores.
     """
+    from scipy.stats import pearsonr, spearmanr  # seconds, which only a measurement needs
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
     rows = [line.split("\t") for line in Path(path).read_text().splitlines()[1:]]
     predicted, target = ([row[column] for row in rows] for column in (1, 2))
     if not task_named(name).labels:
