@@ -21,7 +21,7 @@ class CommandFailed(Exception):
 
 
 def run_command(command, log, on_line=lambda line: None, **popen):
-    """Run a command of this environment; append all it prints to the file ``log``, and give each line on.
+    """Runs a command of this environment; appends all it prints to the file ``log``, and gives each line on.
 
     Whatever ends this program early, but kill -9, ends the command and all its processes.
     """
@@ -58,7 +58,7 @@ def run_command(command, log, on_line=lambda line: None, **popen):
 
 
 def end_group(process):
-    """End a process that leads a session of its own, and all it started."""
+    """Ends a process that leads a group of its own, and all it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
