@@ -2,9 +2,7 @@
 
 import re
 
-import sacrebleu
-
-from fairseq_lrpe import layouts, text_codec
+from fairseq_lrpe import layouts
 from fairseq_lrpe.experiments.kinds.base import Curve, Kind
 from fairseq_lrpe.files import REPOSITORY
 
@@ -37,6 +35,10 @@ class Translation(Kind):
 
 def bleu(log, data, split, language):
     """See :meth:`Translation.evaluate`; ``log`` is what fairseq-generate printed."""
+    import sacrebleu  # seconds with the next, which only a measurement needs
+
+    from fairseq_lrpe import text_codec
+
     codec, lines = text_codec.load(data), found_in(log.read_text())
     raw = data.parent / "text" / f"{split}.{language}"
     references = raw.read_text().splitlines()
