@@ -132,6 +132,8 @@ class Experiment:
                 if key not in self.kind.evaluation_keys:
                     known = ", ".join(self.kind.evaluation_keys)
                     raise ValueError(f"{where}, key evaluations.{name}.{key} is unknown: choose from {known}")
+            if name == "training":  # the name under which a training's own speed is on record
+                raise ValueError(f"{where}, key evaluations.training: another name is needed")
             if evaluation is not None and "split" not in evaluation:
                 raise ValueError(f"{where}, key evaluations.{name} lacks a split")
         if missing := sorted(OmegaConf.missing_keys(self.cfg) - set(self.cfg.grid)):

@@ -29,7 +29,7 @@ def read(folder: Path, curve: str | None = None) -> Record | None:
 
     ``curve`` is the key of the log's validations that the plots show.
     """
-    if not folder.is_dir() or (not (folder / "run.json").exists() and is_locked(folder)):
+    if not (folder / "run.json").exists():
         return None
     try:
         settings = read_json(folder / "run.json")
@@ -41,14 +41,13 @@ def read(folder: Path, curve: str | None = None) -> Record | None:
         if not all(isinstance(measured, dict) for measured in values.values()):
             raise ValueError("an evaluation has no values")
         # Of a run that chose, the curve is the best trial's.
-        best = (folder / evaluation.get("checkpoint", "checkpoints/last.pt")).parents[1]
-        drawn = log if best == folder else read_lines(best / "log.jsonl")
-        validations = [entry for entry in drawn if entry["kind"] == "valid" and curve in entry]
+        best = (folder / evaluation["checkpoint"]).parents[1] if "checkpoint" in evaluation else folder
+        validations = [e for e in read_lines(best / "log.jsonl") if e["kind"] == "valid" and curve in e]
         return Record(
             updates=int(settings["updates"]),
             reached=max(reached, default=0),
             active=is_locked(folder),
-            curve={int(entry["valid_num_updates"]): float(entry[curve]) for entry in validations},
+            curve={int(e["valid_num_updates"]): float(e[curve]) for e in validations},
             values=values,
             length=(epochs, "epochs") if epochs else (settings["config"].get("updates"), "updates"),
         )

@@ -41,7 +41,7 @@ def git() -> dict[str, str | bool | None]:
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return {"revision": None, "dirty": None}
-    return {"revision": said.strip().removesuffix("-dirty"), "dirty": said.strip().endswith("-dirty")}
+    return {"revision": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")}
 
 
 def now() -> str:

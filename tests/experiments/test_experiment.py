@@ -275,6 +275,7 @@ def test_a_run_is_found_under_each_name_of_its_method(tmp_path):
     ("a: [", "is not YAML: "),
     ("- a", "has no keys with values"),
     ("evaluations: {far: {spilt: test}}", "key evaluations.far.spilt is unknown"),
+    ("evaluations: {training: {split: test}}", "key evaluations.training: another name is needed"),
     ("epochs: 3", "key epochs is unknown"),
 ])  # fmt: skip
 def test_a_slip_in_a_yaml_gets_one_sentence_with_file_and_key(text, message, tmp_path, monkeypatch):
@@ -294,6 +295,15 @@ def test_what_a_yaml_lacks_is_named(tmp_path, monkeypatch):
     (tmp_path / "own.yaml").write_text("kind: language_modeling\ndata: x\nbatch: {total: 8}")
     with pytest.raises(ValueError, match=r"own\.yaml lacks the key batch\.per_gpu"):
         Experiment.load("own")
+    # fairseq would train without end
+    (tmp_path / "own2.yaml").write_text("kind: language_modeling\ndata: x\nbatch: {total: 8, per_gpu: 8}")
+    with pytest.raises(ValueError, match=r"own2\.yaml lacks the key updates"):
+        Experiment.load("own2")
+
+
+def test_a_setting_that_a_kind_would_not_read_is_refused():
+    with pytest.raises(ValueError, match="glue/mini has no key 'updates'"):
+        Experiment.load("glue/mini", ["updates=5"])
 
 
 # --- the real model at the papers' size -------------------------------------------------------------

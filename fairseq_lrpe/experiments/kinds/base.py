@@ -40,7 +40,6 @@ class Settings:
     source: str = ""  # which paper and table say so
     data: str = MISSING  # the folder of binarised data, as seen from the repository
     batch: Batch = field(default_factory=Batch)
-    updates: int | None = None  # of one training; a kind may count them by itself
     # fairseq-train's flags with underscores; true is a flag without a value, null leaves one out.
     train: dict[str, Any] = field(default_factory=dict)
     by_method: dict[str, dict[str, Any]] = field(default_factory=dict)  # {method: more of them}
@@ -52,6 +51,13 @@ class Settings:
     # {key: values}: each is tried, and the best by the first evaluation counts.
     choose: dict[str, list[Any]] = field(default_factory=dict)
     starts_from: str | None = None  # an experiment whose runs come before, or a checkpoint
+
+
+@dataclass
+class TrainingSettings(Settings):
+    """Adds the updates of one training; a kind that counts them by itself does without."""
+
+    updates: int = MISSING
 
 
 class Curve(NamedTuple):
@@ -68,7 +74,7 @@ class Kind:
     A kind is one file in this folder: a subclass, of which there is one instance.
     """
 
-    settings: type = Settings
+    settings: type = TrainingSettings
     """What its YAMLs may say."""
     task: str
     """fairseq's --task."""
