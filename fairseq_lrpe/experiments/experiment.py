@@ -16,6 +16,7 @@ from fairseq_lrpe.encodings import ENCODINGS, encoding_options
 from fairseq_lrpe.experiments.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.run import Run, as_text, as_value
 from fairseq_lrpe.files import REPOSITORY, readable
+from fairseq_lrpe.methods import METHODS
 
 CONFIGS, NONE = REPOSITORY / "configs", MappingProxyType({})
 FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
@@ -25,8 +26,8 @@ FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data
 OPEN = ("evaluations", "grid", "choose")
 """Sections that may get new keys on the command line."""
 
-METHOD_FLAGS = ["linear_norm", "feature_map", "token_positions"]
-METHOD_FLAGS += [f"{name}_{x.rstrip('_')}" for name, cls in ENCODINGS.items() for x in encoding_options(cls)]
+OPTIONS = {f"{name}_{x.rstrip('_')}": name for name, cls in ENCODINGS.items() for x in encoding_options(cls)}
+METHOD_FLAGS = ("linear_norm", "feature_map", "token_positions", *OPTIONS)
 """Flags of our models that a change may set though the YAML leaves them to the method."""
 
 
@@ -200,6 +201,10 @@ class Experiment:
         if free := [key for key in changes if is_free(key)]:
             raise ValueError(f"{free[0]} makes no other run of {self.name}: it is no change")
         given = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
+        for key in given:
+            encoding = METHODS[method].encoding if method in METHODS else method
+            if (wanted := OPTIONS.get(key.removeprefix("train."), encoding)) != encoding:
+                raise ValueError(f"{key} is an option of the encoding {wanted}, and {method} has {encoding}")
         grid = {key: values for key, values in self.cfg.grid.items() if key not in given}
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
         runs = (Run(self.name, attention, method, seed) for seed in seeds)

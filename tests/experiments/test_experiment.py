@@ -301,6 +301,13 @@ def test_what_a_yaml_lacks_is_named(tmp_path, monkeypatch):
         Experiment.load("own2")
 
 
+def test_an_option_of_another_encoding_is_refused():
+    with pytest.raises(
+        ValueError, match=r"train\.shaw_k is an option of the encoding shaw, and rope has rope"
+    ):
+        runs(["train.shaw_k=4"], method="rope")
+
+
 def test_a_setting_that_a_kind_would_not_read_is_refused():
     with pytest.raises(ValueError, match="glue/mini has no key 'updates'"):
         Experiment.load("glue/mini", ["updates=5"])
