@@ -23,29 +23,29 @@ from fairseq_lrpe.experiments.train import one_sentence
 SPLIT = "test"
 
 
-def job_of(folder: Path) -> Job:
-    """Returns the job of a folder's run, with the data it was trained on; ValueError if there is none."""
+def job_of(folder: Path, lengths: list[int]) -> Job:
+    """Returns the job of measuring a run at these lengths, with its data; ValueError if that cannot be."""
     settings = read_json(folder / "run.json")
     if not settings:
         raise ValueError(f"{folder} holds no run: give one like results/lm/mini/linear_rope/seed-1")
     if "kind" not in settings:
         raise OldLayout(folder)
     run = Run.of(settings)
-    experiment = Experiment.load(run.experiment, [f"data={settings['config']['data']}"])
+    asked = [f"evaluations.{SPLIT}_{length}={{split: {SPLIT}, length: {length}}}" for length in lengths]
+    experiment = Experiment.load(run.experiment, [f"data={settings['config']['data']}", *asked])
     if experiment.kind is not language_modeling.KIND:
         raise ValueError(f"{folder} is of the kind {settings['kind']}: a language model is needed")
     if "finished" not in read_json(folder / "evaluation.json"):  # what is measured stays on record
         raise ValueError(f"{folder} has not been trained to its end: scripts/train.sh goes on with it")
-    return Job(experiment, run, folder.parents[len(str(run).split("/")) - 1])
+    job = Job(experiment, run, folder.parents[len(str(run).split("/")) - 1])
+    for length in lengths:
+        language_modeling.check_length(job, SPLIT, length)
+    return job
 
 
 def extrapolate(job: Job, lengths: list[int]) -> dict[int, dict]:
     """Returns {length: what was measured}, as far as it is there from the run's record."""
     names = {length: f"{SPLIT}_{length}" for length in lengths}
-    for length, name in names.items():
-        language_modeling.check_length(job, SPLIT, length)
-        job.experiment.cfg.evaluations[name] = {"split": SPLIT, "length": length}
-    del job.cfg  # it is made anew, with them
     with locked(job.folder) as job.lock:
         missing = runner.missing(job, read_json(job.folder / "evaluation.json"))
         todo, console = [name for name in names.values() if name in missing], Console(stderr=True)
@@ -96,9 +96,10 @@ def main():
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="perplexity over the length")
     args = parser.parse_args()
     with one_sentence("extrapolate"):
-        job = job_of(args.run)
+        lengths = sorted(set(args.lengths))
+        job = job_of(args.run, lengths)
         trained = language_modeling.trained_length(language_modeling.model_of(job))
-        measured = extrapolate(job, sorted(set(args.lengths)))
+        measured = extrapolate(job, lengths)
         show(measured, trained, job)
         if args.plot:
             draw(measured, trained, str(job.run), args.plot)

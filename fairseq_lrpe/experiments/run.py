@@ -9,8 +9,6 @@ from yaml import YAMLError
 
 from fairseq_lrpe.methods import namesakes
 
-Changes = tuple[tuple[str, str], ...]
-
 
 @dataclass(frozen=True)
 class Run:
@@ -23,7 +21,7 @@ class Run:
     attention: str
     method: str
     seed: int
-    changes: Changes = ()
+    changes: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         changes = (f"{key}={quote(value, safe=' ,[]{}:')}" for key, value in self.changes)

@@ -112,7 +112,7 @@ def test_one_more_evaluation_of_a_run_is_measured_without_training(trained, meas
 
 def refused(folder, *lengths):
     with pytest.raises(ValueError) as error:
-        extrapolate.extrapolate(extrapolate.job_of(folder), lengths)
+        extrapolate.extrapolate(extrapolate.job_of(folder, lengths), lengths)
     assert "\n" not in str(error.value)
     return str(error.value)
 
