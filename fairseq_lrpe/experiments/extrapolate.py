@@ -31,12 +31,12 @@ def job_of(folder: Path, lengths: list[int]) -> Job:
     if "kind" not in settings:
         raise OldLayout(folder)
     run = Run.of(settings)
-    asked = [f"evaluations.{SPLIT}_{length}={{split: {SPLIT}, length: {length}}}" for length in lengths]
-    experiment = Experiment.load(run.experiment, [f"data={settings['config']['data']}", *asked])
-    if experiment.kind is not language_modeling.KIND:
+    if settings["kind"] != "language_modeling":
         raise ValueError(f"{folder} is of the kind {settings['kind']}: a language model is needed")
     if "finished" not in read_json(folder / "evaluation.json"):  # what is measured stays on record
         raise ValueError(f"{folder} has not been trained to its end: scripts/train.sh goes on with it")
+    asked = [f"evaluations.{SPLIT}_{length}={{split: {SPLIT}, length: {length}}}" for length in lengths]
+    experiment = Experiment.load(run.experiment, [f"data={settings['config']['data']}", *asked])
     job = Job(experiment, run, folder.parents[len(str(run).split("/")) - 1])
     for length in lengths:
         language_modeling.check_length(job, SPLIT, length)
