@@ -9,6 +9,7 @@ from pathlib import Path
 from data_prep import door
 from fairseq_lrpe import layouts
 from fairseq_lrpe.files import REPOSITORY
+from fairseq_lrpe.programs import at_least, one_sentence
 
 
 class Corpus:
@@ -27,7 +28,7 @@ class Corpus:
         self.name = name
 
     def add_options(self, parser: ArgumentParser) -> None:
-        """Adds the options that other corpora do not have; those that are numbers must be 1 or more."""
+        """Adds the options that other corpora do not have."""
 
     def parts(self, args: Namespace) -> list[Namespace]:
         """Returns the options of each part, for a corpus that is several with an ``out`` each."""
@@ -38,7 +39,7 @@ class Corpus:
         return str(args.source.resolve()) if args.source else self.published
 
     def check(self, args: Namespace) -> object:
-        """Returns ``prepare``'s ``found``; raises ValueError or FetchError if the source is of no use."""
+        """Returns ``prepare``'s ``found``; raises ValueError if the source is of no use."""
 
     def write_text(self, args: Namespace, found: object, folder: Path) -> None:
         """Writes the plain text into ``folder``, for a corpus that keeps it."""
@@ -79,10 +80,9 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
     corpus.add_options(parser)
     out = REPOSITORY / "data" / corpus.name
     parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
-    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="default: %(default)s")
+    parser.add_argument("--workers", type=at_least(1), default=os.cpu_count(), help="default: %(default)s")
     args = parser.parse_intermixed_args(arguments)
-    with door.one_sentence(parser.prog):
-        door.check_counts(args)
+    with one_sentence(parser.prog):
         parts = corpus.parts(args)
         sources = [source_of(corpus, part) for part in parts]
         unfinished = []

@@ -1,34 +1,13 @@
 """What is asked of a preparation, and what an earlier one left, checked before any work."""
 
 import contextlib
-import signal
-import sys
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from data_prep.fetch import FetchError
-from fairseq_lrpe.commands import CommandFailed, answering
 from fairseq_lrpe.files import whole_folder
 
 NOTE = "source.txt"
-
-
-@contextlib.contextmanager
-def one_sentence(program: str) -> Iterator[None]:
-    """Ends ``program`` with one sentence on stderr, instead of a traceback, for what a user can mend.
-
-    SIGTERM counts as an interruption too, so that no process of this one's is left behind.
-    """
-    try:
-        with answering(signal.default_int_handler, signal.SIGTERM):
-            yield
-    except KeyboardInterrupt:
-        print(f"\n{program}: interrupted; the same command goes on from here", file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, FetchError, CommandFailed, OSError) as error:
-        sys.exit(f"{program}: {error}")
 
 
 def check_text(path: Path, needed: str = "text is needed") -> int:
@@ -46,13 +25,6 @@ def check_text(path: Path, needed: str = "text is needed") -> int:
     if not blank[False]:
         raise ValueError(f"{path} is empty: text is needed")
     return blank.total()
-
-
-def check_counts(args: Namespace) -> None:
-    """Raises ValueError if one of the options that are numbers is below 1."""
-    for option, value in vars(args).items():
-        if type(value) is int and value < 1:
-            raise ValueError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
 
 
 def check_out(out: Path, source: str) -> None:

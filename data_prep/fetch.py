@@ -34,7 +34,7 @@ TRIES = 5  # of one mirror, while its answers break off
 WAIT = 1  # seconds before the second try, doubled before each further one
 
 
-class FetchError(Exception):
+class FetchError(ValueError):
     """A file cannot be had, or is not the one asked for; the message says why and what would work."""
 
 

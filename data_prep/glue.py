@@ -17,6 +17,7 @@ from data_prep.door import noted_folder
 from data_prep.fetch import SOURCES, fetch, unpack
 from fairseq_lrpe.files import whole_folder
 from fairseq_lrpe.glue_tasks import HIGHEST, PAPERS, TASKS, Task, task_named
+from fairseq_lrpe.programs import at_least
 
 SOURCE = SOURCES["glue"]
 
@@ -32,9 +33,8 @@ class Glue(gpt2_bpe.InBytePairs):
             "tasks", nargs="*", metavar="TASK", help=f"from {' '.join(TASKS)} (default: all but WNLI)"
         )
         super().add_options(parser)
-        parser.add_argument(
-            "--train-rows", type=int, metavar="N", help="only the first N of each training set, for a trial"
-        )
+        told = "only the first N of each training set, for a trial"
+        parser.add_argument("--train-rows", type=at_least(1), metavar="N", help=told)
 
     def parts(self, args):
         tasks = {name: task_named(name) for name in args.tasks or PAPERS}

@@ -15,6 +15,7 @@ from data_prep.binarise import SPLITS, preprocess, texts_in
 from data_prep.corpus import Corpus
 from data_prep.door import check_text, noted_folder
 from fairseq_lrpe.layouts import vocabulary_size
+from fairseq_lrpe.programs import at_least
 from fairseq_lrpe.text_codec import learn_pieces
 
 
@@ -27,7 +28,7 @@ class OwnText(Corpus):
     def add_options(self, parser):
         parser.add_argument(
             "--sentencepiece",
-            type=int,
+            type=at_least(1),
             default=2000,
             metavar="N",
             help="pieces, fewer if the text has not as many (default: %(default)s)",

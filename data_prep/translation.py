@@ -26,6 +26,7 @@ from data_prep.fetch import SOURCES
 from fairseq_lrpe import text_codec
 from fairseq_lrpe.files import whole_folder
 from fairseq_lrpe.layouts import vocabulary_size
+from fairseq_lrpe.programs import at_least
 
 LANGUAGES = ("en", "de")  # source, target
 # How files of a split may be called, the first that is there is taken.
@@ -52,7 +53,7 @@ class Translation(Corpus):
     def add_options(self, parser):
         parser.add_argument(
             "--bpe-types",
-            type=int,
+            type=at_least(1),
             default=self.facts["bpe_types"],
             metavar="N",
             help="merges of byte pairs, or pieces, of both languages together (default: %(default)s)",

@@ -21,6 +21,7 @@ from data_prep import door, gpt2_bpe
 from data_prep.binarise import join, texts_in
 from data_prep.fetch import SOURCES, FetchError, fetch, open_url
 from fairseq_lrpe import layouts
+from fairseq_lrpe.programs import at_least
 
 SOURCE = SOURCES["wikibook"]
 SHARD = r"bin-shard(\d+)-8"  # how the published folders are called
@@ -39,7 +40,7 @@ class WikiBook(gpt2_bpe.InBytePairs):
     def add_options(self, parser):
         parser.add_argument(
             "--shards",
-            type=int,
+            type=at_least(1),
             metavar="N",
             help="equal parts of a folder's training text, fairseq reads one per epoch (default: 1)",
         )
@@ -99,7 +100,7 @@ def listing() -> dict[str, dict]:
         with open_url(url) as response:
             large = {x["path"]: x["lfs"] for x in json.load(response) if "lfs" in x}
         return {path: {"size": lfs["size"], "sha256": lfs["oid"]} for path, lfs in large.items()}
-    except (FetchError, OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+    except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
         raise FetchError(
             f"{url} gives no list of files ({error}): try again later, or get a copy elsewhere for --from"
         ) from None
@@ -191,7 +192,7 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def check_shards(folders: list[Path]) -> None:
-    """Raises ValueError or FetchError unless ``folders`` are whole, with GPT-2's dictionary."""
+    """Raises ValueError unless ``folders`` are whole, with GPT-2's dictionary."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import tells of packages for speech
     from fairseq.data import data_utils
 

@@ -14,11 +14,10 @@ from rich.table import Table
 from fairseq_lrpe.experiments import runner
 from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import language_modeling
-from fairseq_lrpe.experiments.launch import absolute
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.run_folder import OldLayout, locked, read_json
 from fairseq_lrpe.experiments.runner import Job
-from fairseq_lrpe.experiments.train import one_sentence
+from fairseq_lrpe.programs import absolute, at_least, one_sentence
 
 SPLIT = "test"
 
@@ -92,7 +91,7 @@ def draw(measured: dict[int, dict], trained: int, title: str, path: Path) -> Non
 def main():
     parser = argparse.ArgumentParser(prog="extrapolate.sh", description=__doc__)
     parser.add_argument("run", type=absolute, metavar="RUN", help="a run folder, with a checkpoint")
-    parser.add_argument("lengths", type=int, nargs="+", metavar="LENGTH", help="tokens a block")
+    parser.add_argument("lengths", type=at_least(1), nargs="+", metavar="LENGTH", help="tokens a block")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="perplexity over the length")
     args = parser.parse_args()
     with one_sentence("extrapolate"):

@@ -8,10 +8,11 @@ from argparse import ArgumentParser
 
 from fairseq_lrpe.experiments.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.kinds import glue
-from fairseq_lrpe.experiments.launch import absolute, add_machine_flags, at_least, choose_launch
+from fairseq_lrpe.experiments.launch import add_machine_flags, choose_launch
 from fairseq_lrpe.experiments.runner import Job
-from fairseq_lrpe.experiments.train import do_all, new_parser, one_sentence, parse
+from fairseq_lrpe.experiments.train import do_all, new_parser, parse
 from fairseq_lrpe.glue_tasks import TASKS, task_named
+from fairseq_lrpe.programs import absolute, at_least, one_sentence
 
 
 def main(arguments=None):

@@ -14,11 +14,10 @@ from tqdm import tqdm
 
 from fairseq_lrpe.commands import run_command
 from fairseq_lrpe.experiments.kinds.glue import KIND, predict_command
-from fairseq_lrpe.experiments.launch import absolute
 from fairseq_lrpe.experiments.run_folder import read_json
-from fairseq_lrpe.experiments.train import one_sentence
 from fairseq_lrpe.files import REPOSITORY, whole_file
 from fairseq_lrpe.glue_tasks import TASKS
+from fairseq_lrpe.programs import absolute, one_sentence
 
 
 def tests(name: str) -> dict[str, str]:

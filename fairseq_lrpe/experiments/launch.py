@@ -3,13 +3,13 @@
 import argparse
 import os
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from omegaconf import DictConfig
 
 from fairseq_lrpe.commands import as_flags
 from fairseq_lrpe.files import REPOSITORY, readable
+from fairseq_lrpe.programs import absolute, at_least
 
 PRECISIONS = ("fp16", "fp32", "bf16")
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
@@ -43,24 +43,8 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
 
 def add_results_flag(parser: argparse.ArgumentParser) -> None:
     """Adds --results, the folder that runs are written to."""
-    where = {"default": REPOSITORY / "results", "help": "default: %(default)s"}
-    parser.add_argument("--results", type=absolute, **where)
-
-
-def absolute(text: str) -> Path:
-    """Returns a path that stays the same whatever folder a program works in."""
-    return Path(text).absolute()
-
-
-def at_least(smallest: int):
-    """Returns the type of an argparse option that is a whole number from ``smallest`` on."""
-
-    def number(text):
-        if not text.isdecimal() or int(text) < smallest:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {smallest} on, not {text!r}")
-        return int(text)
-
-    return number
+    results = REPOSITORY / "results"
+    parser.add_argument("--results", type=absolute, default=results, help="default: %(default)s")
 
 
 def choose_launch(args: argparse.Namespace) -> Launch:

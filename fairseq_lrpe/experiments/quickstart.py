@@ -10,8 +10,8 @@ import sys
 import time
 
 from fairseq_lrpe.experiments import schedule
-from fairseq_lrpe.experiments.launch import absolute, at_least
 from fairseq_lrpe.files import REPOSITORY
+from fairseq_lrpe.programs import absolute, at_least
 
 JOBS = 4  # the table has so many runs
 

@@ -14,9 +14,9 @@ from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments import curves, entries
 from fairseq_lrpe.experiments.entries import Entry, ranks
-from fairseq_lrpe.experiments.launch import absolute
 from fairseq_lrpe.experiments.table import SCALES, Table
-from fairseq_lrpe.experiments.train import new_parser, one_sentence, parse
+from fairseq_lrpe.experiments.train import new_parser, parse
+from fairseq_lrpe.programs import absolute, one_sentence
 
 
 def number(mean: float, deviation: float | None) -> str:

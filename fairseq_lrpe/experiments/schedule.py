@@ -19,15 +19,16 @@ from rich.table import Table as RichTable
 from fairseq_lrpe.commands import ending_signals
 from fairseq_lrpe.experiments import entries, results, train
 from fairseq_lrpe.experiments.experiment import is_free, own
-from fairseq_lrpe.experiments.launch import absolute, add_results_flag, at_least, update_freq, visible_gpus
+from fairseq_lrpe.experiments.launch import add_results_flag, update_freq, visible_gpus
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.runner import Job, finished, lost, sizes
 from fairseq_lrpe.experiments.table import SCALES, NoSmallForm, Table, tables
+from fairseq_lrpe.programs import absolute, at_least, one_sentence
 
 
 def main(arguments=None):
     args, overrides = train.parse(parser(), arguments)
-    with train.one_sentence("table"):
+    with one_sentence("table"):
         if args.table is None:
             return show_tables(args.results)
         table = Table(args.table, args.scale, overrides)

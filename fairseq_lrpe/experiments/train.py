@@ -9,15 +9,13 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-from fairseq_lrpe.commands import CommandFailed, ending_signals
 from fairseq_lrpe.experiments import runner
 from fairseq_lrpe.experiments.experiment import Experiment, experiments
-from fairseq_lrpe.experiments.launch import add_machine_flags, at_least, choose_launch, train_command
+from fairseq_lrpe.experiments.launch import add_machine_flags, choose_launch, train_command
 from fairseq_lrpe.experiments.runner import Job
 from fairseq_lrpe.methods import check_method
+from fairseq_lrpe.programs import at_least, one_sentence
 
 OVERRIDE = re.compile(r"[\w.]+=")
 
@@ -35,18 +33,6 @@ def main(arguments=None):
         runs = experiment.runs(args.attention, args.method, args.seed)
         launch = choose_launch(args)
         do_all([Job(experiment, run, args.results, launch, more) for run in runs], args.dry_run)
-
-
-@contextmanager
-def one_sentence(program: str) -> Iterator[None]:
-    """Ends ``program`` with one sentence and a non-zero exit for what a person can mend or interrupts."""
-    try:
-        with ending_signals():
-            yield
-    except (ValueError, CommandFailed) as error:
-        sys.exit(f"{program}: {error}")
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def do_all(jobs: list[Job], dry_run: bool) -> None:

@@ -12,9 +12,8 @@ from fairseq_lrpe import text_codec
 from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.commands import as_flags, run_command
 from fairseq_lrpe.experiments.kinds.translation import found_in
-from fairseq_lrpe.experiments.launch import absolute
-from fairseq_lrpe.experiments.train import one_sentence
 from fairseq_lrpe.files import REPOSITORY
+from fairseq_lrpe.programs import absolute, at_least, one_sentence
 
 
 def translate(sentences: list[str], checkpoint: Path, beam: int, cpu: bool) -> list[str]:
@@ -43,7 +42,7 @@ def main():
         prog="translate.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", type=absolute)
-    parser.add_argument("--beam", type=int, default=5, help="default: %(default)s")
+    parser.add_argument("--beam", type=at_least(1), default=5, help="default: %(default)s")
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     args = parser.parse_args()
     with one_sentence("translate"):

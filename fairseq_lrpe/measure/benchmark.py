@@ -20,9 +20,10 @@ import torch.nn.functional as F
 from rich.progress import track
 from rich.table import Table
 
-from fairseq_lrpe.measure.shared import numbers, refuse_less, seconds, show_wide, spread
+from fairseq_lrpe.measure.shared import numbers, seconds, show_wide, spread
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.linear_attention.fla import fla_can
+from fairseq_lrpe.programs import at_least
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS = 4096
@@ -270,7 +271,7 @@ def draw(found, path):
 def main():
     parser = ArgumentParser(prog="python -m fairseq_lrpe.measure.benchmark", description=__doc__)
     default = [2**n for n in range(9, 17)]
-    add = partial(parser.add_argument, type=int)
+    add = partial(parser.add_argument, type=at_least(1))
     add("--lengths", nargs="+", default=default, help="tokens a sequence (default: 512, 1024, .. 65536)")
     add("--heads", default=8, help="(default: %(default)s)")
     add("--width", default=64, help="of q, k and v in a head (default: %(default)s)")
@@ -281,7 +282,6 @@ def main():
     add("--vocab-size", default=50265, help="of whole models: the papers' Books, %(default)s")
     add("--plot", type=Path, default=Path("results/benchmark.png"), help="(default: %(default)s)")
     args = parser.parse_args()
-    refuse_less(parser, args, **{name: 1 for name in vars(args) if name != "plot"})
     args.lengths = sorted(set(args.lengths))
     try:  # before minutes of work
         args.plot.parent.mkdir(parents=True, exist_ok=True)

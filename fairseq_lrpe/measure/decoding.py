@@ -19,9 +19,10 @@ from rich.progress import track
 from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
-from fairseq_lrpe.measure.shared import numbers, plan, refuse_less, seconds, show_wide, spread
+from fairseq_lrpe.measure.shared import numbers, plan, seconds, show_wide, spread
 from fairseq_lrpe.measure.speed import FAMILIES, random_batch, settings
 from fairseq_lrpe.methods import ATTENTIONS, FAIRSEQS, METHODS, architecture
+from fairseq_lrpe.programs import at_least
 
 WARM_UP = 8
 """Steps."""
@@ -103,14 +104,13 @@ def main():
     add("--attention", choices=ATTENTIONS, help="only this one (default: both)")
     add("--methods", nargs="+", choices=METHODS, metavar="METHOD", help="only these (default: base)")
     add("--data", help="the folder of fairseq-preprocess whose test split is translated")
-    add("--length", type=int, default=512, help="without --data (default: %(default)s)")
-    add("--vocab-size", type=int, default=42720, help="without --data: %(default)s")
-    add("--batch-size", type=int, default=32, help="sentences (default: %(default)s)")
-    add("--beam", type=int, default=5, help="default: %(default)s")
-    add("--rounds", type=int, default=8, help="batches (default: %(default)s)")
-    add("--layers", type=int, default=6, help="of encoder and decoder (default: %(default)s)")
+    add("--length", type=at_least(1), default=512, help="without --data (default: %(default)s)")
+    add("--vocab-size", type=at_least(5), default=42720, help="without --data: %(default)s")
+    add("--batch-size", type=at_least(1), default=32, help="sentences (default: %(default)s)")
+    add("--beam", type=at_least(1), default=5, help="default: %(default)s")
+    add("--rounds", type=at_least(1), default=8, help="batches (default: %(default)s)")
+    add("--layers", type=at_least(1), default=6, help="of encoder and decoder (default: %(default)s)")
     args = parser.parse_args()
-    refuse_less(parser, args, length=1, vocab_size=5, batch_size=1, beam=1, rounds=1, layers=1)
     chosen = plan(parser, args, ["base"])
     if args.data and not any(Path(args.data).glob("test.*-*.*.bin")):
         remedy = "bash data_prep/prepare.sh multi30k makes one"

@@ -48,12 +48,3 @@ def plan(parser: ArgumentParser, args: Namespace, default: Iterable[str]) -> dic
             parser.error(f"{name} works in {', '.join(exist[name])} attention alone")
     asked, names = [args.attention] if args.attention else ATTENTIONS, args.methods or default
     return {attention: [name for name in names if attention in exist[name]] for attention in asked}
-
-
-def refuse_less(parser: ArgumentParser, args: Namespace, **least: int) -> None:
-    """Ends the program with one sentence where a flag, or one number of a list, is below its least value."""
-    for name, number in least.items():
-        value = getattr(args, name)
-        smallest = min(value if isinstance(value, list) else [value], default=number)
-        if smallest < number:
-            parser.error(f"--{name.replace('_', '-')} must be at least {number}, not {smallest}")

@@ -24,8 +24,9 @@ from rich.table import Table
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.commands import PLUGIN, as_flags
 from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.measure.shared import numbers, plan, refuse_less, seconds, show_wide, spread
+from fairseq_lrpe.measure.shared import numbers, plan, seconds, show_wide, spread
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
+from fairseq_lrpe.programs import at_least
 
 PUBLISHED = {"TMLR Table 6": ("lrpe_tmlr", "table6"), "ICLR Table 9": ("lrpe_iclr", "table9")}
 """The columns of published ratios: their files in configs/paper, and their tables there."""
@@ -145,14 +146,13 @@ def main():
     add("--family", choices=FAMILIES, default="lm", help="default: %(default)s")
     add("--attention", choices=ATTENTIONS, help="only this one (default: both)")
     add("--methods", nargs="+", choices=names, metavar="METHOD", help="only these (default: all but fairseq)")
-    add("--rounds", type=int, default=7, help="measured steps of each (default: %(default)s)")
-    add("--batch-size", type=int, default=2, help="sequences a step (default: %(default)s)")
-    add("--length", type=int, default=512, help="tokens a sequence (default: %(default)s)")
+    add("--rounds", type=at_least(1), default=7, help="measured steps of each (default: %(default)s)")
+    add("--batch-size", type=at_least(1), default=2, help="sequences a step (default: %(default)s)")
+    add("--length", type=at_least(1), default=512, help="tokens a sequence (default: %(default)s)")
     sizes = "6 of 512 with 8 heads (lm), 12 of 768 with 12 heads (roberta), 6 + 6 of 512 with 8 heads"
-    add("--layers", type=int, help=f"default, as the papers: {sizes} (transformer)")
-    add("--vocab-size", type=int, default=50265, help="the papers' Books: %(default)s")
+    add("--layers", type=at_least(1), help=f"default, as the papers: {sizes} (transformer)")
+    add("--vocab-size", type=at_least(1), default=50265, help="the papers' Books: %(default)s")
     args = parser.parse_args()
-    refuse_less(parser, args, rounds=1)
     # An ablation's speed is that of a type.
     chosen = plan(parser, args, [name for name in METHODS if not name.startswith("ablation_")])
     args.layers = args.layers or FAMILIES[args.family].layers

@@ -52,6 +52,24 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
     assert own.get(name, "") in captured.out
 
 
+NUMBERS = [(name, "--workers") for name in command.CORPORA]
+NUMBERS += [("glue", "--train-rows"), ("multi30k", "--bpe-types"), ("wikibook", "--shards")]
+NUMBERS += [("text", "--sentencepiece")]
+
+
+@pytest.mark.parametrize(("name", "option"), NUMBERS)
+def test_numbers_from_1_on(name, option, tmp_path, capsys):
+    out = tmp_path / "out"
+    for number in ("0", "-3", "two"):
+        with pytest.raises(SystemExit) as ended:
+            command.main([name, "--out", str(out), f"{option}={number}"])
+        sentence = (
+            f"prepare {name}: error: argument {option}: must be a whole number from 1 on, not '{number}'"
+        )
+        assert ended.value.code == 2 and capsys.readouterr().err.splitlines()[-1] == sentence
+    assert not out.exists()
+
+
 def test_the_script_is_the_command():
     script = REPOSITORY / "data_prep" / "prepare.sh"
     assert sorted((REPOSITORY / "data_prep").glob("*.sh")) == [script]

@@ -201,8 +201,6 @@ def test_what_cannot_be_used(tmp_path, capsys):
         in message()
         and "valid.de is missing" in message(name="wmt14_en_de")
     )
-    assert "--workers must be at least 1" in message("--workers", 0)
-    assert "--bpe-types must be at least 1" in message("--bpe-types", 0)
     assert "nowhere is not a folder" in message("--from", tmp_path / "nowhere")
     assert "--from is needed: https://github.com/multi30k" in refused("multi30k", "--out", out)
     assert not out.exists()

@@ -214,7 +214,6 @@ def test_wikibooks_that_cannot_be_used(binaries, tiny_bpe, tmp_path, capsys):
     text = tmp_path / "text"
     assert "blob is not a folder: --from takes" in message(tmp_path / "blob")
     assert "train.txt is missing: --from takes" in message(tmp_path)
-    assert "--shards must be at least 1" in message(text, "--shards", 0)
     assert "--shards is for a folder with text" in message(binaries, "--shards", 2)
     assert "--shards is for" in refused("wikibook", "--out", out, "--shards", 2)
     (text / "valid.txt").write_text(" \n")

@@ -124,7 +124,6 @@ def test_wikitext_that_cannot_be_used(mirror, tmp_path, capsys):
     (flat / "wiki.valid.tokens").write_text("one line\n" * 10)
     assert "has no article's title" in message("wikitext_mini", flat)
     assert "page.zip is a file" in refused("wikitext_mini", "--out", tmp_path / "page.zip")
-    assert "--workers must be at least 1" in refused("wikitext103", "--workers", 0, "--out", out)
     assert not list(out.rglob("*.txt")) and not (out / "bin").exists()
 
 
@@ -214,7 +213,6 @@ def test_wikitext_that_cannot_be_encoded(tiny_bpe, tmp_path, capsys):
     ):
         assert "nowhere is missing: --from takes" in message(main, tmp_path / "nowhere")
         assert f"page.zip is not the published {archive}" in message(main, tmp_path / "page.zip")
-        assert "--workers must be at least 1" in message(main, tmp_path, "--workers", 0)
     assert "wiki.train.raw is missing" in message("wikitext103_bpe", write_tokens(tmp_path / "tokens"))
     raw = write_raw(tmp_path / "raw")
     assert "tokens is missing" in message("wikitext_mini_bpe", raw)

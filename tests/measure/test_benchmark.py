@@ -38,7 +38,7 @@ def test_the_command(tmp_path):
 def test_nothing_is_measured_at_zero(flag):
     done = benchmark(flag, 0)
     assert done.returncode == 2
-    assert f"{flag} must be at least 1, not 0" in done.stderr
+    assert f"argument {flag}: must be a whole number from 1 on, not '0'" in done.stderr
 
 
 def test_the_exponent_of_a_power():

@@ -42,8 +42,8 @@ def test_wrong_requests_get_one_sentence(tmp_path):
     assert done.returncode == 1 and "holds no binarised test split" in done.stderr.splitlines()[-1]
     for words, sentence in (
         (["--methods", "t5", "--attention", "linear"], "t5 works in softmax attention alone"),
-        (["--vocab-size", 3], "--vocab-size must be at least 5, not 3"),
-        (["--rounds", 0], "--rounds must be at least 1, not 0"),
+        (["--vocab-size", 3], "argument --vocab-size: must be a whole number from 5 on, not '3'"),
+        (["--rounds", 0], "argument --rounds: must be a whole number from 1 on, not '0'"),
     ):
         done = decode(*words)
         assert done.returncode == 2 and sentence in done.stderr.splitlines()[-1]

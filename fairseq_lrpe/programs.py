@@ -1,0 +1,38 @@
+"""What every program of ours asks of its arguments, and how it ends."""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fairseq_lrpe.commands import CommandFailed, ending_signals
+
+
+@contextmanager
+def one_sentence(program: str) -> Iterator[None]:
+    """Ends ``program`` with one sentence and a non-zero exit for what a person can mend or interrupts."""
+    try:
+        with ending_signals():
+            yield
+    except (ValueError, OSError, CommandFailed) as error:
+        sys.exit(f"{program}: {error}")
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted; the same command goes on from here", file=sys.stderr)
+        sys.exit(130)
+
+
+def absolute(text: str) -> Path:
+    """Returns a path that stays the same whatever folder a program works in."""
+    return Path(text).absolute()
+
+
+def at_least(smallest: int) -> Callable[[str], int]:
+    """Returns the type of an argparse option that is a whole number from ``smallest`` on."""
+
+    def number(text):
+        if not text.isdecimal() or int(text) < smallest:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {smallest} on, not {text!r}")
+        return int(text)
+
+    return number
