@@ -53,7 +53,9 @@ class Task:
 _ACCURACY_AND_F1 = {"report_acc_and_f1": True}
 TASKS = {
     "CoLA": Task(
-        *(("sentence",), "label", YES_NO),
+        ("sentence",),
+        "label",
+        YES_NO,
         header=("source", "label", "mark", "sentence"),
         measure="matthews",
         logged="mcc",
@@ -62,7 +64,9 @@ TASKS = {
     "SST-2": Task(("sentence",), "label", YES_NO),
     "MRPC": Task(("#1 String", "#2 String"), "Quality", YES_NO, flags=_ACCURACY_AND_F1),
     "STS-B": Task(
-        *(PAIR, "score", ()),
+        PAIR,
+        "score",
+        (),
         measure="pearson",
         logged="pearson",
         flags={"regression_target": True, "report_pearson_and_spearman": True},

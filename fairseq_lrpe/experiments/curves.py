@@ -42,8 +42,9 @@ def draw(title: str, entries: list, path) -> object:
     panels = curves(entries)
     if not panels:
         raise ValueError("no run has validated yet: there is nothing to plot")
-    size = {"figsize": (8.5 * len(panels), 5), "layout": "constrained", "squeeze": False}
-    figure, axes = plt.subplots(1, len(panels), **size)
+    figure, axes = plt.subplots(
+        1, len(panels), figsize=(8.5 * len(panels), 5), layout="constrained", squeeze=False
+    )
     rows = list(dict.fromkeys(row for lines in panels.values() for row in lines))
     for ax, ((experiment, attention, drawn), lines) in zip(axes[0], panels.items(), strict=True):
         last = {row: statistics.fmean(list(points.values())[-1]) for row, points in lines.items()}
@@ -80,8 +81,8 @@ def draw(title: str, entries: list, path) -> object:
         ax.yaxis.set_major_formatter(ScalarFormatter())
         ax.yaxis.set_minor_locator(NullLocator())
         ax.grid(alpha=0.25)
-        place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-        ax.legend(title="last  method", frameon=False, handlelength=3.5, **place)
+        right = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+        ax.legend(title="last  method", frameon=False, handlelength=3.5, **right)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

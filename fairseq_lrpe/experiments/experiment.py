@@ -18,7 +18,7 @@ from fairseq_lrpe.experiments.run import Run, as_text, as_value
 from fairseq_lrpe.files import REPOSITORY, readable
 from fairseq_lrpe.methods import METHODS
 
-CONFIGS, NONE = REPOSITORY / "configs", MappingProxyType({})
+CONFIGS = REPOSITORY / "configs"
 FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
 """Settings that make no other run: where its data is, how it fits the machine, what is asked of it later."""
@@ -196,7 +196,9 @@ class Experiment:
                     flags.pop(name, None)
         return cfg
 
-    def runs(self, attention: str, method: str, seeds: Iterable[int], changes: Mapping = NONE) -> list[Run]:
+    def runs(
+        self, attention: str, method: str, seeds: Iterable[int], changes: Mapping = MappingProxyType({})
+    ) -> list[Run]:
         """Returns the runs of a method, one for each value of the grid that is not among the ``changes``."""
         if free := [key for key in changes if is_free(key)]:
             raise ValueError(f"{free[0]} makes no other run of {self.name}: it is no change")

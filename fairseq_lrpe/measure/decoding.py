@@ -84,7 +84,8 @@ def show(measured, args):
     """Prints what was measured, one row a model."""
     what = f"{Path(args.data).resolve()}, test" if args.data else f"{args.length} random tokens"
     table = Table(
-        *("model", *numbers("sentences/s", "fairseq's", "relative", "spread")),
+        "model",
+        *numbers("sentences/s", "fairseq's", "relative", "spread"),
         title=f"{what}: {args.layers} + {args.layers} layers, beam {args.beam}, batch {args.batch_size}, "
         f"{len(next(iter(measured.values())))} interleaved batches",
         caption="relative: median over the batches of fairseq's time / the model's; spread: least to largest",

@@ -63,12 +63,18 @@ class Family(NamedTuple):
 FAMILIES = {
     "lm": Family(6, 4, ["tokens_per_sample"], ["decoder_layers"], {"task": "dummy_lm"}),
     "roberta": Family(
-        *(12, 5, ["tokens_per_sample", "max_positions"], ["encoder_layers"]),
+        12,
+        5,
+        ["tokens_per_sample", "max_positions"],
+        ["encoder_layers"],
         {"task": "dummy_masked_lm", "criterion": "masked_lm"},
         hidden=0.15,
     ),
     "transformer": Family(
-        *(6, 4, ["src_len", "tgt_len"], ["encoder_layers", "decoder_layers"]),
+        6,
+        4,
+        ["src_len", "tgt_len"],
+        ["encoder_layers", "decoder_layers"],
         {"task": "dummy_mt", "criterion": "label_smoothed_cross_entropy", "label_smoothing": 0.1},
         pairs=True,
     ),
@@ -126,7 +132,8 @@ def show(attention, measured, args):
     """Prints what was measured in one attention, beside the published ratios."""
     papers = published_speeds()
     table = Table(
-        *("method", *numbers("ms a step", "relative", "spread", *papers)),
+        "method",
+        *numbers("ms a step", "relative", "spread", *papers),
         title=f"{args.family}, {attention} attention: {args.layers} layers, "
         f"{args.batch_size} × {args.length} tokens, vocabulary {args.vocab_size}, "
         f"{args.rounds} interleaved rounds",

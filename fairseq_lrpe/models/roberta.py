@@ -94,7 +94,7 @@ class RobertaModel(fairseq_roberta.RobertaModel):
         pairs = [str(p / "gpt2_bpe") for p in data.parents if (p / "gpt2_bpe/encoder.json").is_file()]
         if bpe == "gpt2" and pairs:
             files = {"encoder_json": "encoder.json", "vocab_bpe": "vocab.bpe"}
-            overrides = {f"gpt2_{flag}": f"{pairs[0]}/{name}" for flag, name in files.items()} | overrides
+            overrides = {f"gpt2_{part}": f"{pairs[0]}/{name}" for part, name in files.items()} | overrides
         return super().from_pretrained(str(folder), checkpoint_file, str(data), bpe, **overrides).eval()
 
 
