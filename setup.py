@@ -16,6 +16,7 @@ setup(
         "fairseq-fixed>=0.12.3.1,<0.13",
         "numpy<2",
         "omegaconf",
+        "hydra-core",
         "sacrebleu",
         "sentencepiece",
         "matplotlib",

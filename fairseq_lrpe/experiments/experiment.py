@@ -58,8 +58,12 @@ def _parsed(path, changed):
     return content
 
 
-def check_yaml(path: Path, content: DictConfig, settings: type) -> None:
-    """Raises ValueError, naming file and key, where ``content`` has other keys or types than ``settings``."""
+def checked(path: Path, content: DictConfig, settings: type) -> DictConfig:
+    """Returns the ``settings`` with a file's ``content``; ValueError names its key that is none of them."""
+    try:
+        return OmegaConf.merge(settings, content)
+    except OmegaConfBaseException:
+        pass
     for key in content:
         try:
             OmegaConf.merge(settings, OmegaConf.masked_copy(content, [key]))
@@ -104,7 +108,7 @@ class Experiment:
         if kind not in KINDS:
             raise ValueError(f"{readable(path)}, key kind: {kind!r} is none of {', '.join(KINDS)}")
         for path, content in contents.items():
-            check_yaml(path, content, KINDS[kind].settings)
+            checked(path, content, KINDS[kind].settings)
         cfg = OmegaConf.merge(KINDS[kind].settings, *reversed(contents.values()))
         experiment = cls(name, cfg, KINDS[kind], list(contents), list(shared))
         experiment._check()
@@ -221,7 +225,7 @@ class Experiment:
     def starts_from(self, run: Run) -> Run | Path | None:
         """Returns the run or the checkpoint that this one goes on from."""
         name = self.cfg.starts_from
-        if name not in experiments():
+        if not name or not (CONFIGS / f"{name}.yaml").is_file():
             return name and REPOSITORY / name
         before = self.other(name)
         return before.runs(run.attention, run.method, before.cfg.seeds[:1])[0]
@@ -245,7 +249,7 @@ class Experiment:
 
 def own(name: str, overrides: Iterable[str]) -> list[str]:
     """Returns those of the overrides that the experiment has a key for."""
-    experiment, found = Experiment.load(name), []
+    experiment, found = Experiment.load(name) if overrides else None, []
     for text in overrides:
         try:
             section, key = experiment._locate(text.partition("=")[0])

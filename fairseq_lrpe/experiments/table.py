@@ -1,12 +1,13 @@
 """A table: the paper's rows, what its columns are measured by, and the runs that this takes."""
 
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from omegaconf import MISSING, OmegaConf
 
 from fairseq_lrpe.experiments import experiment as experiments
-from fairseq_lrpe.experiments.experiment import Experiment, check_yaml, own, read_yaml
+from fairseq_lrpe.experiments.experiment import Experiment, checked, own, read_yaml
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.files import readable
 from fairseq_lrpe.methods import canonical, check_method
@@ -157,7 +158,7 @@ class Table:
         path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
         if not path.is_file():
             raise ValueError(f"{readable(self.path)}, key paper: there is no {readable(path)}")
-        paper = _read(path, Paper)
+        paper = _paper(path, path.stat().st_mtime_ns)
         if self.settings.table is None:
             return paper.source, PaperTable()
         if self.settings.table not in paper.tables:
@@ -256,10 +257,13 @@ class Table:
         return self.experiments[run.experiment]
 
 
+@cache  # many tables are of the same paper, and reading one takes a second
+def _paper(path, changed):
+    return _read(path, Paper)
+
+
 def _read(path, settings):
-    content = read_yaml(path)
-    check_yaml(path, content, settings)
-    merged = OmegaConf.merge(settings, content)
+    merged = checked(path, read_yaml(path), settings)
     if missing := sorted(OmegaConf.missing_keys(merged)):
         raise ValueError(f"{readable(path)} lacks the key {missing[0]}")
     return merged
