@@ -67,18 +67,22 @@ def _register(arch, model_cls, config_cls, flags, source):
             check_options(cfg, vars(args))
             check_data(args)
 
-    # What fairseq's register_model does, but for the DictConfig: 10 ms for each, and a command needs one.
+    # What fairseq's register_model does, but for hydra's entry.
     MODEL_REGISTRY[arch], MODEL_DATACLASS_REGISTRY[arch] = model, config
     register_model_architecture(arch, arch)(check_request)
-    node = _MadeWhenCopied(config(_name=arch))
-    ConfigStore.instance().repo["model"][f"{arch}.yaml"] = ConfigNode(arch, node, "model", None, "fairseq")
+    name = f"{arch}.yaml"
+    ConfigStore.instance().repo["model"][name] = _Entry(name, config(_name=arch), "model", None, "fairseq")
 
 
-class _MadeWhenCopied:
-    """A dataclass in hydra's store, which gives copies: a DictConfig."""
+class _Entry(ConfigNode):
+    """An entry of hydra's store whose DictConfig is made when it is asked for.
 
-    def __init__(self, settings):
-        self.settings = settings
+    hydra copies its whole store for each command line; with a DictConfig for each architecture that and
+    making them would take every command two seconds.
+    """
+
+    def __copy__(self):  # what is asked for
+        return ConfigNode(self.name, OmegaConf.structured(self.node), self.group, self.package, self.provider)
 
     def __deepcopy__(self, memo):
-        return OmegaConf.structured(self.settings)
+        return self
