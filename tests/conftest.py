@@ -20,8 +20,7 @@ def text_folder(tmp_path_factory):
 def data_bin(text_folder, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data") / "bin"
     prefixes = [x for s in ("train", "valid", "test") for x in (f"--{s}pref", text_folder / f"{s}.txt")]
-    done = tiny.run_command("fairseq-preprocess", "--only-source", *prefixes, "--destdir", folder)
-    assert done.returncode == 0, done.stderr
+    tiny.preprocess("--only-source", *prefixes, "--destdir", folder)
     return folder
 
 

@@ -1,10 +1,15 @@
 """A tiny language model's flags, its text, and fairseq's commands, for the tests that run the real thing."""
 
+import io
 import json
+import logging
+import os
 import random
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLUGIN = REPOSITORY / "fairseq_lrpe"
@@ -26,6 +31,39 @@ def run_command(name, *arguments, text=None):
         text=True,
         timeout=300,
     )
+
+
+def run_here(main, *arguments):
+    """What ``run_command`` returns, of a program's ``main`` in this process: a start takes seconds."""
+    words, before = list(map(str, arguments)), os.environ.copy()
+    logger = logging.getLogger(main.__module__)
+    handlers, code = list(logger.handlers), 0
+    with (
+        patch.object(sys, "argv", [main.__module__, *words]),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+            if isinstance(code, str):
+                print(code, file=err)
+                code = 1
+    for handler in set(logger.handlers) - set(handlers):  # fairseq-preprocess writes a log
+        logger.removeHandler(handler)
+        handler.close()
+    os.environ.clear()
+    os.environ.update(before)
+    return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
+
+
+def preprocess(*arguments):
+    """fairseq-preprocess."""
+    from fairseq_cli.preprocess import cli_main
+
+    done = run_here(cli_main, *arguments)
+    assert done.returncode == 0, done.stderr
 
 
 def train_flags(data, arch, save_dir, *flags):

@@ -1,12 +1,10 @@
 import hashlib
-import logging
 import os
 import sys
 from pathlib import Path
 
-import fairseq_cli.preprocess
 import pytest
-from tiny import REPOSITORY, write_byte_pairs
+from tiny import REPOSITORY, preprocess, write_byte_pairs
 
 sys.path[:0] = [
     str(REPOSITORY),
@@ -42,14 +40,6 @@ def at_once(monkeypatch):
 
     def run_command(command, log, show):
         assert command[0] == "fairseq-preprocess"
-        monkeypatch.setattr(sys, "argv", command)
-        root, before = logging.getLogger("fairseq_cli.preprocess"), os.environ.copy()
-        held = list(root.handlers)
-        fairseq_cli.preprocess.cli_main()
-        for handler in set(root.handlers) - set(held):
-            root.removeHandler(handler)
-            handler.close()
-        os.environ.clear()
-        os.environ.update(before)
+        preprocess(*command[1:])
 
     monkeypatch.setattr(binarise, "run_command", run_command)

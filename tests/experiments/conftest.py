@@ -4,7 +4,9 @@ import random
 from pathlib import Path
 
 import pytest
-from tiny import run_command
+from tiny import run_command, run_here
+
+from fairseq_lrpe.experiments.train import main
 
 SMALL = (
     "batch.total=300 batch.per_gpu=300 updates=30 train.encoder_layers=1 train.decoder_layers=1 "
@@ -41,7 +43,7 @@ def train_translation(corpus):
 
     def train(results, method, *words):
         words = [method, "--cpu", "--results", results, f"data={corpus}/bin", *SMALL, *words]
-        done = run_command("python", "-m", "fairseq_lrpe.experiments.train", "mt/multi30k", *words)
+        done = run_here(main, "mt/multi30k", *words)
         assert done.returncode == 0, done.stderr
         return Path(done.stdout.splitlines()[-1].removeprefix("finished: ")), done.stdout
 

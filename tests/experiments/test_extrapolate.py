@@ -10,10 +10,10 @@ import torch
 from fairseq import checkpoint_utils, tasks
 from fairseq.data import data_utils
 from omegaconf import OmegaConf
-from tiny import run_command
+from tiny import run_command, run_here
 
 import fairseq_lrpe.models  # noqa: F401
-from fairseq_lrpe.experiments import extrapolate
+from fairseq_lrpe.experiments import extrapolate, train
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 updates=4 train.tokens_per_sample=32 train.decoder_layers=2 "
@@ -32,7 +32,7 @@ def small(data_bin, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def trained(small):
-    done = run_command("python", "-m", "fairseq_lrpe.experiments.train", *small)
+    done = run_here(train.main, *small)
     assert done.returncode == 0 and "fairseq-train" in done.stdout, done.stderr
     return Path(done.stdout.splitlines()[-1].removeprefix("finished: "))
 
@@ -89,7 +89,7 @@ def test_perplexities_are_the_models_own(trained, measured, data_bin):
 
 def test_what_is_on_record_is_not_measured_again(trained, measured):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
-    again = run(trained, 20, 96)
+    again = run_here(extrapolate.main, trained, 20, 96)
     assert again.returncode == 0, again.stderr
     assert again.stdout == measured[0]
     after = {path: path.stat().st_mtime_ns for path in before}
@@ -100,14 +100,13 @@ def test_one_more_evaluation_of_a_run_is_measured_without_training(trained, meas
     before = read(trained)["evaluations"]
     checkpoint = trained / "checkpoints/checkpoint_last.pt"
     time = checkpoint.stat().st_mtime_ns
-    words = ["python", "-m", "fairseq_lrpe.experiments.train", *small]
-    words += ["evaluations.half={split: test, length: 16}"]
-    more = run_command(*words)
+    words = [*small, "evaluations.half={split: test, length: 16}"]
+    more = run_here(train.main, *words)
     assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
     after = read(trained)["evaluations"]
     assert f"half: perplexity {after['half']['perplexity']:.2f}\n" in more.stdout
     assert after == {**before, "half": after["half"]} and checkpoint.stat().st_mtime_ns == time
-    assert run_command(*words).stdout == f"finished before: {trained}\n"
+    assert run_here(train.main, *words).stdout == f"finished before: {trained}\n"
 
 
 def refused(folder, *lengths):

@@ -13,7 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from scipy.stats import pearsonr
-from tiny import BIN, REPOSITORY, run_command
+from tiny import BIN, REPOSITORY, preprocess
 
 from fairseq_lrpe.experiments import experiment, finetune, schedule, train
 from fairseq_lrpe.experiments.table import Table
@@ -57,8 +57,7 @@ def write_task(folder, dictionary, labels):
     def binarise(column, splits, given):
         prefixes = [x for split in splits for x in (f"--{split}pref", texts / f"{split}.{column}")]
         words = ["--only-source", *prefixes, "--srcdict", given, "--destdir", folder / "bin" / column]
-        done = run_command("fairseq-preprocess", *words)
-        assert done.returncode == 0, done.stderr
+        preprocess(*words)
 
     for column in ("input0", "input1"):
         binarise(column, ROWS, dictionary)

@@ -4,9 +4,10 @@ import json
 
 import pytest
 from omegaconf import OmegaConf
-from tiny import run_command
+from tiny import run_command, run_here
 
 from fairseq_lrpe.experiments import experiment as experiments
+from fairseq_lrpe.experiments import schedule
 from fairseq_lrpe.experiments.table import SCALES, Table, tables
 from fairseq_lrpe.methods import canonical
 
@@ -37,7 +38,7 @@ def run(*words):
 
 def test_these_are_the_tables(tmp_path):
     assert set(tables()) == set(TABLES)
-    listed = run("--results", tmp_path)
+    listed = run_here(schedule.main, "--results", tmp_path)
     assert listed.returncode == 0, listed.stderr
     for name, (full, mini) in TABLES.items():
         [line] = [x for x in listed.stdout.splitlines() if f"│ {name} " in x]
@@ -127,13 +128,15 @@ def test_a_failing_run_stops_no_other_and_a_finished_one_is_not_repeated(data_bi
     assert "| linear | Identity × Unitary |" in done.stdout and "(4 updates)" in done.stdout
 
     before = (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
-    again = run(*words)
+    again = run_here(schedule.main, *words)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr
     assert before == (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
 
 
 def test_without_data_nothing_starts(tmp_path):
-    done = run("tmlr_figure2", "--scale", "mini", "--results", tmp_path / "results", "data=nowhere")
+    done = run_here(
+        schedule.main, "tmlr_figure2", "--scale", "mini", "--results", tmp_path / "results", "data=nowhere"
+    )
     [sentence] = done.stderr.strip().splitlines()
     assert done.returncode == 1 and "lm/mini left out: " in sentence and "nowhere lacks dict.txt" in sentence
     assert "roberta/mini left out: " in sentence

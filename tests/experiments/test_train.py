@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import torch
-from tiny import BIN, REPOSITORY, run_command
+from tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.experiments import run_folder, train
 from fairseq_lrpe.experiments.launch import choose_launch
@@ -36,7 +36,7 @@ def folder_in(results, words=SMALL, method="linear_tmlr_type1", experiment="lm/m
 
 
 def run(words, *more):
-    return run_command("python", "-m", "fairseq_lrpe.experiments.train", *words, *more)
+    return run_here(train.main, *words, *more)
 
 
 def start(words):

@@ -4,7 +4,7 @@ from argparse import Namespace
 from unittest.mock import patch
 
 import pytest
-from tiny import run_command
+from tiny import preprocess, run_command, run_here
 
 from fairseq_lrpe.measure import decoding
 
@@ -29,8 +29,7 @@ def test_on_a_data_folder(tmp_path):
             lines = (" ".join(f"{language}{(i * j) % 5}" for j in range(2 + i)) + "\n" for i in range(count))
             (tmp_path / f"{split}.{language}").write_text("".join(lines))
     words = ["-s", "en", "-t", "de", "--trainpref", tmp_path / "train", "--testpref", tmp_path / "test"]
-    done = run_command("fairseq-preprocess", *words, "--destdir", tmp_path / "bin", "--workers", 1)
-    assert done.returncode == 0, done.stderr
+    preprocess(*words, "--destdir", tmp_path / "bin", "--workers", 1)
     done = decode(*SMALL, "--rounds", 9, "--data", tmp_path / "bin", "--attention", "linear")
     assert done.returncode == 0, done.stderr
     assert "bin, test: 1 + 1 layers" in " ".join(done.stdout.split())
@@ -38,14 +37,14 @@ def test_on_a_data_folder(tmp_path):
 
 
 def test_wrong_requests_get_one_sentence(tmp_path):
-    done = decode("--data", tmp_path)
+    done = run_here(decoding.main, "--data", tmp_path)
     assert done.returncode == 1 and "holds no binarised test split" in done.stderr.splitlines()[-1]
     for words, sentence in (
         (["--methods", "t5", "--attention", "linear"], "t5 works in softmax attention alone"),
         (["--vocab-size", 3], "argument --vocab-size: must be a whole number from 5 on, not '3'"),
         (["--rounds", 0], "argument --rounds: must be a whole number from 1 on, not '0'"),
     ):
-        done = decode(*words)
+        done = run_here(decoding.main, *words)
         assert done.returncode == 2 and sentence in done.stderr.splitlines()[-1]
 
 

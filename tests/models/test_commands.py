@@ -5,10 +5,11 @@ import math
 import re
 from dataclasses import fields
 
+import fairseq_cli.train
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from tiny import PLUGIN, run_command, train_flags
+from tiny import PLUGIN, run_command, run_here, train_flags
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.config import PositionConfig
@@ -153,7 +154,6 @@ def test_every_flag_has_help():
 
 
 REFUSED = {
-    "unknown method": ("linear_lm_tmlr_typ1", [], "tmlr_type1, tmlr_type2"),
     "unknown encoding": ("linear_lm", ["--encoding", "ropee"], "rope"),
     "unknown attention": ("linear_lm", ["--attention", "cosine"], "linear, softmax"),
     "unknown norm": ("linear_lm", ["--linear-norm", "batch"], "denominator, layernorm, content"),
@@ -199,15 +199,19 @@ def assert_refused(done, message, save_dir):
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_one_sentence(case, train, tmp_path):
+def test_refused_in_one_sentence(case, data_bin, tmp_path):
     arch, flags, message = REFUSED[case]
-    assert_refused(train(arch, tmp_path / "save", *flags, "--max-update", 1), message, tmp_path / "save")
+    flags = train_flags(data_bin, arch, tmp_path / "save", *flags, "--max-update", 1)
+    assert_refused(run_here(fairseq_cli.train.cli_main, *flags), message, tmp_path / "save")
 
 
-def test_data_that_is_missing_or_not_binarised(train, text_folder, tmp_path):
-    gone = train("linear_lm_base", tmp_path / "save", data=tmp_path / "nowhere")
+def test_data_that_is_missing_or_not_binarised(text_folder, tmp_path):
+    def started(data):
+        return run_here(fairseq_cli.train.cli_main, *train_flags(data, "linear_lm_base", tmp_path / "save"))
+
+    gone = started(tmp_path / "nowhere")
     assert_refused(gone, f"{tmp_path / 'nowhere'}' does not exist", tmp_path / "save")
-    raw = train("linear_lm_base", tmp_path / "save", data=text_folder)
+    raw = started(text_folder)
     assert_refused(raw, "is not binarised, dict.txt, train.bin", tmp_path / "save")
 
 

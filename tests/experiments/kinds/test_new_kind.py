@@ -6,7 +6,7 @@ import shutil
 import subprocess
 
 import pytest
-from tiny import BIN, REPOSITORY, run_command
+from tiny import BIN, REPOSITORY, preprocess
 
 KIND = '''
 """Which of two languages a line is in."""
@@ -85,8 +85,7 @@ def place(tmp_path_factory):
     for part in ("input0", "label"):
         words = ["--trainpref", place / f"train.{part}", "--validpref", place / f"valid.{part}"]
         words += ["--only-source", "--destdir", place / "data/lines" / part]
-        done = run_command("fairseq-preprocess", *words)
-        assert done.returncode == 0, done.stderr
+        preprocess(*words)
     return place
 
 
