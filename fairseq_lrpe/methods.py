@@ -110,16 +110,15 @@ def canonical(method: str) -> str:
 
 
 def main():
-    from rich.console import Console
     from rich.table import Table
+
+    from fairseq_lrpe.programs import show_wide
 
     table = Table("method", "attention", "flags", "source", title="--arch <attention>_<family>_<method>")
     for name, method in METHODS.items():
         flags = " ".join(as_flags(method.flags)) or "(defaults)"
         table.add_row(name, ", ".join(method.attentions()), flags, method.source)
-    # A pipe has no width of its own: give it one that keeps a row on a line or two.
-    console = Console()
-    (console if console.is_terminal else Console(width=160)).print(table)
+    show_wide(table)
 
 
 if __name__ == "__main__":

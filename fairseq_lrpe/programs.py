@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich.console import Console, RenderableType
+
 from fairseq_lrpe.commands import CommandFailed, ending_signals
 
 
@@ -36,3 +38,9 @@ def at_least(smallest: int) -> Callable[[str], int]:
         return int(text)
 
     return number
+
+
+def show_wide(shown: RenderableType) -> None:
+    """Prints a table or a line; into a pipe, which has no width of its own, 150 characters wide."""
+    console = Console()
+    (console if console.is_terminal else Console(width=150)).print(shown)

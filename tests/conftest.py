@@ -26,9 +26,9 @@ def data_bin(text_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train(data_bin):
-    """train(arch, save_dir, *flags): fairseq-train of a tiny language model as a user runs it."""
+    """train(arch, save_dir, *flags): fairseq-train of a tiny language model, in this process."""
 
     def train(arch, save_dir, *flags, data=data_bin):
-        return tiny.run_command("fairseq-train", *tiny.train_flags(data, arch, save_dir, *flags))
+        return tiny.train_here(*tiny.train_flags(data, arch, save_dir, *flags))
 
     return train

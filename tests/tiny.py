@@ -66,6 +66,13 @@ def preprocess(*arguments):
     assert done.returncode == 0, done.stderr
 
 
+def train_here(*flags):
+    """fairseq-train in this process; its log is not in what is returned."""
+    from fairseq_cli.train import cli_main
+
+    return run_here(cli_main, *flags)
+
+
 def train_flags(data, arch, save_dir, *flags):
     """fairseq-train's arguments for the tiny model; later flags win."""
     return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]

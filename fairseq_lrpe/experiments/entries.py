@@ -39,7 +39,8 @@ class Entry:
     def measured(self) -> tuple[float, float | None, int] | None:
         """Returns (mean, sample standard deviation or None, seeds), or None."""
         values = list(self.values().values())
-        return (statistics.fmean(values), _deviation(values), len(values)) if values else None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return (statistics.fmean(values), deviation, len(values)) if values else None
 
     def state(self) -> str:
         """Returns, of its seeds, "3", "2 of 3", how far the furthest unfinished one is, or "-"."""
@@ -64,10 +65,6 @@ class Entry:
             return None
         interval = ttest_1samp(pairs, 0).confidence_interval() if len(pairs) > 1 else None
         return statistics.fmean(pairs), interval and tuple(map(float, interval)), len(pairs)
-
-
-def _deviation(values):
-    return float(statistics.stdev(values)) if len(values) > 1 else None
 
 
 def read(table: Table, results: Path) -> list[Entry]:

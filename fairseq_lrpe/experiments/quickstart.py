@@ -13,8 +13,6 @@ from fairseq_lrpe.experiments import schedule
 from fairseq_lrpe.files import REPOSITORY
 from fairseq_lrpe.programs import absolute, at_least
 
-JOBS = 4  # the table has so many runs
-
 
 def main():
     parser = argparse.ArgumentParser(prog="quickstart.sh", description=__doc__)
@@ -28,7 +26,7 @@ def main():
     words = [sys.executable, "-m", "data_prep", "text", *given, "--out", out / "text"]
     if failed := subprocess.run(list(map(str, words)), cwd=REPOSITORY).returncode:
         sys.exit(failed)
-    jobs = min(JOBS, len(os.sched_getaffinity(0)))
+    jobs = min(4, len(os.sched_getaffinity(0)))  # the table has four runs
     words = ["quickstart", "--results", out, "--jobs", jobs, "--gpus", 0, "--plot", out / "quickstart.png"]
     words += [f"data={out / 'text' / 'bin'}", *([f"updates={args.updates}"] if args.updates else [])]
     schedule.main(list(map(str, words)))

@@ -217,6 +217,9 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
     sign = 1 if job.kind.metrics[metric] == "higher" else -1
     scores = [sign * measured[first][metric] for measured in tried.values()]
     best = max(range(len(trials)), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])
+    if not trials[best].checkpoint.exists():  # it once lost to one that is no longer asked for
+        (trials[best].folder / "evaluation.json").unlink()
+        do(trials[best])
     name, checkpoint = trial_name(job, trials[best]), trials[best].checkpoint
     for path in (path for trial in trials for path in trial.folder.glob("checkpoints/*.pt")):
         if path != checkpoint:

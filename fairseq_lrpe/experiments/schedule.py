@@ -23,7 +23,7 @@ from fairseq_lrpe.experiments.launch import add_results_flag, update_freq, visib
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.runner import Job, finished, lost, sizes
 from fairseq_lrpe.experiments.table import SCALES, NoSmallForm, Table, tables
-from fairseq_lrpe.programs import absolute, at_least, one_sentence
+from fairseq_lrpe.programs import absolute, at_least, one_sentence, show_wide
 
 
 def main(arguments=None):
@@ -76,8 +76,7 @@ def show_tables(folder: Path) -> None:
             done = [is_done(table, run, folder) for run in table.runs()]
             cells.append(f"{sum(done)} of {len(done)} runs")
         shown.add_row(name, table.settings.title, *cells)
-    console = Console()
-    (console if console.is_terminal else Console(width=150)).print(shown)
+    show_wide(shown)
 
 
 def is_done(table: Table, run: Run, folder: Path) -> bool:
@@ -140,7 +139,7 @@ def run_all(
 ) -> list[str]:
     """Does the runs, ``args.jobs`` at a time; returns what is to be said of those that failed."""
     waiting = [run for run in planned if not is_done(table, run, args.results)]
-    needs = {run: set(table.needs(run)) for run in waiting}
+    needs = {run: set(table.experiment_of(run).needs(run)) for run in waiting}
     running, failed = {}, []  # {slot: (run, process)}
     console = Console(highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))

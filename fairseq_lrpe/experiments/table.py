@@ -236,7 +236,7 @@ class Table:
 
         def add(run):
             if run not in found:
-                for before in self.needs(run):
+                for before in self.experiment_of(run).needs(run):
                     add(before)
                     if before.experiment != run.experiment:
                         first.add(before)
@@ -245,10 +245,6 @@ class Table:
         for run in wanted:
             add(run)
         return sorted(found, key=lambda run: (run not in first, run.seed))
-
-    def needs(self, run: Run) -> list[Run]:
-        """Returns the runs that have to be finished before one of the table's."""
-        return self.experiment_of(run).needs(run)
 
     def experiment_of(self, run: Run) -> Experiment:
         """Returns the experiment of one of the table's runs, or of a run that one of them starts from."""

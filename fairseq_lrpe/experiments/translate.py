@@ -38,9 +38,7 @@ def translate(sentences: list[str], checkpoint: Path, beam: int, cpu: bool) -> l
 
 
 def main():
-    parser = argparse.ArgumentParser(
-        prog="translate.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(prog="translate.sh", description=__doc__)
     parser.add_argument("checkpoint", type=absolute)
     parser.add_argument("--beam", type=at_least(1), default=5, help="default: %(default)s")
     parser.add_argument("--cpu", action="store_true", help="use no GPU")

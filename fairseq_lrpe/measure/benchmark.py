@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from rich.progress import track
 from rich.table import Table
 
-from fairseq_lrpe.measure.shared import numbers, seconds, show_wide, spread
+from fairseq_lrpe.measure.shared import numbers, seconds, spread
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.linear_attention.fla import fla_can
-from fairseq_lrpe.programs import at_least
+from fairseq_lrpe.programs import at_least, show_wide
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOKENS = 4096

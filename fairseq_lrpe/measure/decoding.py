@@ -19,10 +19,10 @@ from rich.progress import track
 from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
-from fairseq_lrpe.measure.shared import numbers, plan, seconds, show_wide, spread
+from fairseq_lrpe.measure.shared import numbers, plan, seconds, spread
 from fairseq_lrpe.measure.speed import FAMILIES, random_batch, settings
 from fairseq_lrpe.methods import ATTENTIONS, FAIRSEQS, METHODS, architecture
-from fairseq_lrpe.programs import at_least
+from fairseq_lrpe.programs import at_least, show_wide
 
 WARM_UP = 8
 """Steps."""

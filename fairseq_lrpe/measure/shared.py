@@ -5,7 +5,6 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 
 import torch
-from rich.console import Console, RenderableType
 from rich.table import Column
 
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
@@ -29,12 +28,6 @@ def spread(pairs: list[tuple[float, float]]) -> str:
     """Returns the least and the greatest b / a of the (a, b), each the times of one round."""
     ratios = [b / a for a, b in pairs]
     return f"{min(ratios):.2f}-{max(ratios):.2f}"
-
-
-def show_wide(shown: RenderableType) -> None:
-    """Prints a table or a line; into a pipe, which has no width of its own, 130 characters wide."""
-    console = Console()
-    (console if console.is_terminal else Console(width=130)).print(shown)
 
 
 def plan(parser: ArgumentParser, args: Namespace, default: Iterable[str]) -> dict[str, list[str]]:

@@ -24,9 +24,9 @@ from rich.table import Table
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.commands import PLUGIN, as_flags
 from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.measure.shared import numbers, plan, seconds, show_wide, spread
+from fairseq_lrpe.measure.shared import numbers, plan, seconds, spread
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
-from fairseq_lrpe.programs import at_least
+from fairseq_lrpe.programs import at_least, show_wide
 
 PUBLISHED = {"TMLR Table 6": ("lrpe_tmlr", "table6"), "ICLR Table 9": ("lrpe_iclr", "table9")}
 """The columns of published ratios: their files in configs/paper, and their tables there."""

@@ -3,12 +3,7 @@
 from argparse import BooleanOptionalAction
 from dataclasses import field, fields, make_dataclass
 
-from fairseq.models import (
-    MODEL_DATACLASS_REGISTRY,
-    MODEL_REGISTRY,
-    BaseFairseqModel,
-    register_model_architecture,
-)
+from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
@@ -49,7 +44,9 @@ def _register(arch, model_cls, config_cls, flags, source):
             if isinstance(f.default, bool):
                 flag = "--" + f.name.replace("_", "-")
                 parser.add_argument(flag, action=BooleanOptionalAction, help=f.metadata["help"])
-        BaseFairseqModel.add_args.__func__(model, parser)  # some of fairseq's models list theirs by hand
+        models.BaseFairseqModel.add_args.__func__(
+            model, parser
+        )  # some of fairseq's models list theirs by hand
 
     def build_model(cls, args, task):
         with one_sentence():
@@ -68,8 +65,8 @@ def _register(arch, model_cls, config_cls, flags, source):
             check_data(args)
 
     # What fairseq's register_model does, but for hydra's entry.
-    MODEL_REGISTRY[arch], MODEL_DATACLASS_REGISTRY[arch] = model, config
-    register_model_architecture(arch, arch)(check_request)
+    models.MODEL_REGISTRY[arch], models.MODEL_DATACLASS_REGISTRY[arch] = model, config
+    models.register_model_architecture(arch, arch)(check_request)
     name = f"{arch}.yaml"
     ConfigStore.instance().repo["model"][name] = _Entry(name, config(_name=arch), "model", None, "fairseq")
 

@@ -215,6 +215,14 @@ def test_a_choice_is_made_on_validation_and_all_tried_kept(small, tmp_path):
     assert done.returncode == 0 and done.stdout.count("fairseq-train ") == 1, done.stdout + done.stderr
     assert len(json.loads((folder / "evaluation.json").read_text())["tried"]) == 3
     assert kept.stat().st_mtime_ns == trained
+    done = run([*more, "choose.train.lr=[1e-6]"])  # which lost before, and has to be trained again
+    assert done.returncode == 0 and done.stdout.count("fairseq-train ") == 1, done.stdout + done.stderr
+    last = json.loads((folder / "evaluation.json").read_text())
+    assert last["chosen"] == "train.lr=1e-06" and (folder / last["checkpoint"]).is_file()
+    found = last["evaluations"]["valid"]["perplexity"]
+    assert found == record["tried"]["train.lr=1e-06"]["valid"]["perplexity"]
+    assert run([*more, "choose.train.lr=[1e-2, 1e-6, 1e-7]"]).returncode == 0
+    assert kept.stat().st_mtime_ns == trained
 
 
 def test_a_folder_in_use_is_refused(small, tmp_path):

@@ -15,7 +15,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
 from fairseq_cli import preprocess
 from omegaconf import OmegaConf
-from tiny import PLUGIN, run_command, write_byte_pairs, write_text
+from tiny import PLUGIN, run_command, train_here, write_byte_pairs, write_text
 
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
@@ -194,7 +194,11 @@ FINETUNING = [
 
 
 def train(data, arch, save_dir, *flags):
-    return run_command("fairseq-train", data, *TINY, "--arch", arch, "--save-dir", save_dir, *flags)
+    return run_command("fairseq-train", *words(data, arch, save_dir, *flags))
+
+
+def words(data, arch, save_dir, *flags):
+    return [data, *TINY, "--arch", arch, "--save-dir", save_dir, *flags]
 
 
 def binarise(folder, dictionary, **texts):
@@ -431,7 +435,7 @@ def assert_ends(done, message, save_dir):
 
 def test_going_on_from_another_method(data, pretrained, tmp_path):
     flags = [*FINETUNING, "--num-classes", 2, "--finetune-from-model", pretrained / "checkpoint_last.pt"]
-    done = train(data / "sentiment/bin", "linear_roberta_tmlr_type2", tmp_path / "save", *flags)
+    done = train_here(*words(data / "sentiment/bin", "linear_roberta_tmlr_type2", tmp_path / "save", *flags))
     assert_ends(done, "another method", tmp_path / "save")
 
 
@@ -442,7 +446,7 @@ def test_going_on_from_another_vocabulary(data, pretrained, tmp_path):
         texts = {split: data / "sentiment" / f"{split}.{column}" for split in ("train", "valid")}
         binarise(tmp_path / "bin" / column, used, **texts)
     flags = [*FINETUNING, "--num-classes", 2, "--finetune-from-model", pretrained / "checkpoint_last.pt"]
-    done = train(tmp_path / "bin", ARCH, tmp_path / "save", *flags)
+    done = train_here(*words(tmp_path / "bin", ARCH, tmp_path / "save", *flags))
     assert_ends(
         done, "has 265 types in its vocabulary and the model 266: prepare the data with", tmp_path / "save"
     )
@@ -450,5 +454,5 @@ def test_going_on_from_another_vocabulary(data, pretrained, tmp_path):
 
 def test_going_on_with_fewer_positions(data, pretrained, tmp_path):
     flags = [*FINETUNING, "--num-classes", 2, "--finetune-from-model", pretrained / "checkpoint_last.pt"]
-    done = train(data / "sentiment/bin", ARCH, tmp_path / "save", *flags, "--max-positions", 20)
+    done = train_here(*words(data / "sentiment/bin", ARCH, tmp_path / "save", *flags, "--max-positions", 20))
     assert_ends(done, "learned positions and the model 22: give the --max-positions of", tmp_path / "save")

@@ -3,12 +3,11 @@
 import itertools
 import shutil
 
-import fairseq_cli.train
 import pytest
 import sacrebleu
 from fairseq_cli import generate
 from omegaconf import OmegaConf
-from tiny import REPOSITORY, run_command, run_here
+from tiny import REPOSITORY, run_command, run_here, train_here
 
 from fairseq_lrpe import text_codec
 from fairseq_lrpe.experiments import results
@@ -81,7 +80,7 @@ def test_another_dictionary_than_the_checkpoints(corpus, tmp_path):
     shared = [corpus / "bin", "--user-dir", "fairseq_lrpe", "--task", "translation", "--cpu"]
     training = [*shared, *arch, "-s", "en", "-t", "de", "--max-tokens", 300, "--max-update", 1]
     training += ["--optimizer", "adam", "--data-buffer-size", 0, "--save-dir", tmp_path]
-    done = run_command("fairseq-train", *training)
+    done = train_here(*training)
     assert done.returncode == 0, done.stderr
     longer = tmp_path / "longer"
     shutil.copytree(corpus / "bin", longer)
@@ -97,7 +96,7 @@ def test_another_dictionary_than_the_checkpoints(corpus, tmp_path):
 def test_languages_that_the_data_has_not(corpus, tmp_path):
     words = [corpus / "bin", "--user-dir", "fairseq_lrpe", "--task", "translation", "--source-lang", "fr"]
     words += ["--target-lang", "de", "--arch", "linear_transformer_base", "--max-tokens", 100, "--cpu"]
-    done = run_here(fairseq_cli.train.cli_main, *words, "--save-dir", tmp_path / "save")
+    done = train_here(*words, "--save-dir", tmp_path / "save")
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and "dict.fr.txt" in last and "give its languages" in last
 
