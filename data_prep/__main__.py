@@ -4,7 +4,10 @@ import sys
 from importlib import import_module
 from typing import NamedTuple
 
+from rich.table import Table
+
 from fairseq_lrpe.files import REPOSITORY
+from fairseq_lrpe.programs import show_wide
 
 USAGE = "bash data_prep/prepare.sh NAME makes a corpus, and says with --help how; these are there:"
 
@@ -40,22 +43,20 @@ def state(folder: str) -> str:
     return f"prepared: {' '.join(path.parent.name for path in found)}" if "TASK" in folder else "prepared"
 
 
-def listing() -> str:
+def listing() -> Table:
     """Returns the table of all corpora."""
-    rows = [("name", "what", "from", "folder", "state")]
+    table = Table("name", "what", "from", "folder", "state", title=USAGE, title_justify="left")
     for name, row in CORPORA.items():
         folder = row.folder.format(name=name)
-        rows.append((name, row.what, row.origin, folder, state(folder)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-    return "\n".join((USAGE, *lines))
+        table.add_row(name, row.what, row.origin, folder, state(folder))
+    return table
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Prints the list of corpora, or makes the one that is named first."""
     name, *options = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
-        print(listing())
+        show_wide(listing())
     elif name not in CORPORA:
         sys.exit(f"prepare: there is no corpus {name}: choose from {', '.join(CORPORA)}")
     else:

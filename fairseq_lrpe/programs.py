@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console, RenderableType
-
 from fairseq_lrpe.commands import CommandFailed, ending_signals
 
 
@@ -40,7 +38,9 @@ def at_least(smallest: int) -> Callable[[str], int]:
     return number
 
 
-def show_wide(shown: RenderableType) -> None:
-    """Prints a table or a line; into a pipe, which has no width of its own, 150 characters wide."""
+def show_wide(shown: object) -> None:
+    """Prints what rich can show; into a pipe, which has no width of its own, 150 characters wide."""
+    from rich.console import Console
+
     console = Console()
     (console if console.is_terminal else Console(width=150)).print(shown)

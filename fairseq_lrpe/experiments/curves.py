@@ -33,18 +33,14 @@ def draw(title: str, entries: list, path) -> object:
 
     A line is the mean of a method's seeds, its band the least to the largest of them.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
     panels = curves(entries)
     if not panels:
         raise ValueError("no run has validated yet: there is nothing to plot")
-    figure, axes = plt.subplots(
-        1, len(panels), figsize=(8.5 * len(panels), 5), layout="constrained", squeeze=False
-    )
+    figure = Figure(figsize=(8.5 * len(panels), 5), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False)
     rows = list(dict.fromkeys(row for lines in panels.values() for row in lines))
     for ax, ((experiment, attention, drawn), lines) in zip(axes[0], panels.items(), strict=True):
         last = {row: statistics.fmean(list(points.values())[-1]) for row, points in lines.items()}
@@ -86,7 +82,6 @@ def draw(title: str, entries: list, path) -> object:
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
     return figure
 
 

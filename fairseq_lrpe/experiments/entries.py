@@ -77,9 +77,7 @@ def read(table: Table, results: Path) -> list[Entry]:
             if run not in records:
                 curve = cell.experiment.kind.curve
                 records[run] = record.read(run.folder(results), curve and curve.key)
-    entries = {}
-    for cell in table.cells:
-        entries[id(cell)] = Entry(cell, {run.seed: records[run] for run in cell.runs})
+    entries = {id(cell): Entry(cell, {run.seed: records[run] for run in cell.runs}) for cell in table.cells}
     for entry in entries.values():
         entry.parts = [entries[id(part)] for part in entry.cell.parts]
         base = table.baseline(entry.cell)

@@ -69,13 +69,11 @@ def show(measured: dict[int, dict], trained: int, job: Job) -> None:
 
 def draw(measured: dict[int, dict], trained: int, title: str, path: Path) -> None:
     """Draws the perplexity over the block length."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     lengths = list(measured)
-    figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
+    figure = Figure(figsize=(6.5, 4.2), layout="constrained")
+    axes = figure.subplots()
     axes.plot(lengths, [m["perplexity"] for m in measured.values()], marker="o", color="#0072B2")
     axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="length of training")
     axes.legend()
@@ -85,7 +83,6 @@ def draw(measured: dict[int, dict], trained: int, title: str, path: Path) -> Non
     axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
-    plt.close(figure)
 
 
 def main():

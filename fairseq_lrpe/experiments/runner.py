@@ -76,9 +76,15 @@ class Job:
         runs = self.experiment.trials(self.run)
         return [Job(self.experiment, run, self.results, self.launch, self.more) for run in runs]
 
-    def call(self, command: list[str], log: Path) -> None:
-        """Runs a command of an evaluation; should this process be killed, it keeps the folder locked."""
+    def call(self, command: list[str], name: str) -> Path:
+        """Runs a command of an evaluation, which keeps the folder locked should this process be killed.
+
+        Returns the log of all it printed.
+        """
+        log = self.folder / f"eval-{name}.log"
+        log.unlink(missing_ok=True)
         run_command(command, log, cwd=REPOSITORY, pass_fds=[self.lock.fileno()] if self.lock else [])
+        return log
 
     def check(self) -> None:
         """Raises ValueError, in one sentence, for what would fail later."""

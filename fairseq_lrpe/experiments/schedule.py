@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from fairseq_lrpe.commands import ending_signals
 from fairseq_lrpe.experiments import entries, results, train
 from fairseq_lrpe.experiments.experiment import is_free, own
 from fairseq_lrpe.experiments.launch import add_results_flag, update_freq, visible_gpus
@@ -143,7 +142,7 @@ def run_all(
     running, failed = {}, []  # {slot: (run, process)}
     console = Console(highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with ending_signals(), Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console) as progress:
         bar = progress.add_task("", total=len(planned), completed=len(planned) - len(waiting))
         try:
             while waiting or running:

@@ -247,12 +247,10 @@ def show(found, decoded, trained, args):
 
 def draw(found, path):
     """Draws time of a sequence and memory beside the inputs over its length, one line a contender."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, panels = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
+    panels = figure.subplots(1, 2)
     slopes = fits(found)
     panel = zip(panels, ("forward + backward", "peak beyond q, k, v, gradients"), ("ms", "MiB"), strict=True)
     for n, (axes, what, unit) in enumerate(panel):

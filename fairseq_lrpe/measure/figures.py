@@ -7,8 +7,8 @@ from R_0), and the score of one query and key over their distance under every re
 from argparse import ArgumentParser
 from pathlib import Path
 
-import matplotlib
 import torch
+from matplotlib.figure import Figure
 from rich.progress import track
 
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
@@ -16,15 +16,13 @@ from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.methods import METHODS
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-
 PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # λ = 4
 
 
 def prior_matrices(path, width=512, reach=128):
     """Draws Figure 2 of Qu et al. 2021: R by dimension and relative position."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 4), layout="constrained", sharey=True)
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    axes = figure.subplots(1, 2, sharey=True)
     for ax, (name, prior) in zip(axes, PRIORS.items(), strict=True):
         table = prior(torch.arange(-reach, reach + 1), width)
         image = ax.imshow(table, aspect="auto", extent=(0, width, reach, -reach), cmap="viridis")
@@ -36,7 +34,8 @@ def prior_matrices(path, width=512, reach=128):
 
 def prior_distances(path, width=512, reach=512):
     """Draws Figures 5 and 6 of Qu et al. 2021: ‖R_x − R_0‖ over x."""
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    axes = figure.subplots(1, 2)
     x = torch.arange(reach + 1)
     for ax, (name, prior), number in zip(axes, PRIORS.items(), (5, 6), strict=True):
         table = prior(x, width)
@@ -69,7 +68,8 @@ def score_curves(path):
     methods = {n: m for n, m in METHODS.items() if m.encoding != "none" and not n.startswith("ablation_")}
     columns = 5
     rows = -(-len(methods) // columns)
-    figure, axes = plt.subplots(rows, columns, figsize=(15, 2.4 * rows), layout="constrained", sharex=True)
+    figure = Figure(figsize=(15, 2.4 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, sharex=True)
     for ax in axes.flat[len(methods) :]:
         ax.axis("off")
     for ax, (name, method) in zip(axes.flat, track(methods.items(), "score curves"), strict=False):

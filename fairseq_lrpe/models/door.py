@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -12,18 +11,10 @@ from fairseq.utils import import_user_module
 
 from fairseq_lrpe import layouts
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.programs import one_sentence
 
 FAMILIES: list[str] = []
 """The families of architectures that are registered."""
-
-
-@contextmanager
-def one_sentence():
-    """Turns a ValueError of the rooms below into fairseq's end: its sentence on stderr, exit code 1."""
-    try:
-        yield
-    except ValueError as error:
-        raise SystemExit(f"fairseq_lrpe: {error}") from error
 
 
 def check_command_line() -> None:
@@ -41,7 +32,7 @@ def check_command_line() -> None:
         parser.add_argument(*names)
     args = parser.parse_known_args(sys.argv[1:])[0]
     if args.user_dir:
-        with one_sentence():
+        with one_sentence("fairseq_lrpe"):
             check_arch(args.arch or "")
             check_languages(sys.argv[1:], [args.source_lang, args.target_lang])
 

@@ -9,7 +9,8 @@ from omegaconf import OmegaConf
 
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
-from fairseq_lrpe.models.door import FAMILIES, check_data, one_sentence
+from fairseq_lrpe.models.door import FAMILIES, check_data
+from fairseq_lrpe.programs import one_sentence
 
 
 def register_family(family: str, model_cls: type, config_cls: type) -> None:
@@ -49,7 +50,7 @@ def _register(arch, model_cls, config_cls, flags, source):
         )  # some of fairseq's models list theirs by hand
 
     def build_model(cls, args, task):
-        with one_sentence():
+        with one_sentence("fairseq_lrpe"):
             cls.check(args)
         return super(model, cls).build_model(args, task)
 
@@ -58,7 +59,7 @@ def _register(arch, model_cls, config_cls, flags, source):
 
     def check_request(args):
         # Called when the command line has been read and nothing has been done.
-        with one_sentence():
+        with one_sentence("fairseq_lrpe"):
             cfg = config.from_namespace(args)
             model_cls.check(cfg)
             check_options(cfg, vars(args))

@@ -1,5 +1,6 @@
 """The command that lists corpora and makes them."""
 
+import re
 import subprocess
 from importlib import import_module
 
@@ -19,15 +20,16 @@ def test_without_a_name_it_lists_every_corpus(tmp_path, monkeypatch, capsys):
         (tmp_path / "data" / folder).mkdir(parents=True)
     for arguments in ([], ["--help"]):
         command.main(arguments)
-        usage, header, *rows = capsys.readouterr().out.splitlines()
-        assert "prepare.sh NAME" in usage and header.split() == ["name", "what", "from", "folder", "state"]
-        states = {row.split()[0]: row.split("/bin")[1].strip() for row in rows}
-        assert list(states) == NAMES.split()
+        usage, *shown = capsys.readouterr().out.splitlines()
+        table = {row[0]: row for line in shown if (row := [x.strip() for x in re.split("[│┃]", line)[1:-1]])}
+        assert "prepare.sh NAME" in usage
+        assert table.pop("name") == ["name", "what", "from", "folder", "state"]
+        assert list(table) == NAMES.split()
+        states = {name: row[4] for name, row in table.items()}
         assert states.pop("glue") == "prepared: CoLA RTE" and states.pop("wikitext_mini") == "prepared"
         assert set(states.values()) == {"-"}
-        table = {row.split()[0]: row for row in rows}
-        assert "  downloaded  " in table["wikitext103"] and "  needs --from  " in table["multi30k"]
-        assert "  data/text/bin  " in table["text"] and "  data/glue/TASK/bin  " in table["glue"]
+        assert table["wikitext103"][2] == "downloaded" and table["multi30k"][2] == "needs --from"
+        assert table["text"][3] == "data/text/bin" and table["glue"][3] == "data/glue/TASK/bin"
 
 
 def test_an_unknown_corpus():

@@ -56,7 +56,7 @@ def test_its_runs(name):
         runs = table.runs()
         assert len(runs) == len(set(runs)) == count
         for number, one in enumerate(runs):
-            assert set(table.needs(one)) <= set(runs[:number])
+            assert set(table.experiment_of(one).needs(one)) <= set(runs[:number])
         kinds = [table.experiment_of(one).cfg.kind for one in runs]
         assert "glue" not in kinds[: kinds.count("masked_lm")]  # all pretrainings first
         for part in (runs[: kinds.count("masked_lm")], runs[kinds.count("masked_lm") :]):

@@ -123,8 +123,6 @@ class Kind:
 
         It is one process, in single precision: each of several would report a part of the split alone.
         """
-        log = job.folder / f"eval-{name}.log"
-        log.unlink(missing_ok=True)
         flags = {
             "user_dir": "fairseq_lrpe",
             "path": readable(job.checkpoint),
@@ -135,8 +133,7 @@ class Kind:
             "log_format": "json",
             **flags,
         }
-        job.call([program, *map(str, (job.cfg.data, *as_flags(flags)))], log)
-        return log
+        return job.call([program, *map(str, (job.cfg.data, *as_flags(flags)))], name)
 
 
 def validated(log: Path, split: str) -> dict[str, object]:

@@ -102,9 +102,7 @@ class Glue(Kind):
     def evaluate(self, job, name):
         """Returns the measures of the split's predictions, which stay in predictions-<name>.tsv."""
         file, split = job.folder / f"predictions-{name}.tsv", self.evaluations(job.cfg)[name]["split"]
-        log = job.folder / f"eval-{name}.log"
-        log.unlink(missing_ok=True)
-        job.call(predict_command(job.checkpoint, self.folder(job.cfg), {split: file}, job.launch.cpu), log)
+        job.call(predict_command(job.checkpoint, self.folder(job.cfg), {split: file}, job.launch.cpu), name)
         return measure(job.cfg.task, file)
 
 

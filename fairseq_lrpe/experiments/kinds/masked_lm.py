@@ -23,8 +23,7 @@ class MaskedLM(Kind):
     def evaluate(self, job, name):
         """Returns the loss (to base 2) and the perplexity of the hidden tokens."""
         log = self.evaluated(job, name, "fairseq-validate", "valid_subset", task=self.task, seed=SEED)
-        split = self.evaluations(job.cfg)[name]["split"]
-        entry = validated(log, split)
+        entry = validated(log, self.evaluations(job.cfg)[name]["split"])
         return {"perplexity": float(entry["ppl"]), "loss": float(entry["loss"])}
 
 
