@@ -4,6 +4,7 @@ LFHC and GCDF's Figure 2 (the prior encodings of Transformer-XL and GCDF), Figur
 from R_0), and the score of one query and key over their distance under every relative encoding.
 """
 
+import logging
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -84,9 +85,9 @@ def score_curves(path):
 
 def main():
     parser = ArgumentParser(prog="python -m fairseq_lrpe.measure.figures", description=__doc__)
-    add = parser.add_argument
-    add("--out", type=Path, default=Path("results/figures"), help="folder (default: %(default)s)")
+    parser.add_argument("--out", type=Path, default=Path("results/figures"), help="default: %(default)s")
     out = parser.parse_args().out
+    logging.disable(logging.INFO)  # fairseq's import lets matplotlib tell of every font
     out.mkdir(parents=True, exist_ok=True)
     for draw in (prior_matrices, prior_distances, score_curves):
         draw(out / f"{draw.__name__}.png")
