@@ -77,8 +77,7 @@ def draw(title: str, entries: list, path) -> object:
         ax.yaxis.set_major_formatter(ScalarFormatter())
         ax.yaxis.set_minor_locator(NullLocator())
         ax.grid(alpha=0.25)
-        right = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-        ax.legend(title="last  method", frameon=False, handlelength=3.5, **right)
+        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)

@@ -18,10 +18,8 @@ class Entry:
 
     cell: Cell
     records: dict[int, Record | None]
-    parts: list["Entry"] = field(default_factory=list)
-    """The entries of which it is the average, instead of runs of its own."""
-    baseline: "Entry | None" = None
-    """What it is compared with."""
+    parts: list["Entry"] = field(default_factory=list)  # it is the average of these, without runs of its own
+    baseline: "Entry | None" = None  # what it is compared with
 
     @property
     def key(self) -> tuple[str, str]:

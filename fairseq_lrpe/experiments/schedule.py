@@ -35,9 +35,12 @@ def main(arguments=None):
         gpus = gpus_per_job(args)
         flags = ["--results", str(args.results), *([] if gpus is None else ["--gpus", str(gpus)])]
         if args.dry_run:
-            for run in planned:
-                if not table.experiment_of(run).trials(run):
-                    train.main([*arguments_of(table, run, args.results), *flags, "--dry-run"])
+            jobs = [Job(table.experiment_of(run), run, args.results) for run in planned]
+            for job in (job for job in jobs if not job.trials()):
+                if job.starts_from and not job.starts_from.exists():
+                    print(f"# {job.run}: its command is known when {job.starts_from} is there")
+                else:
+                    train.main([*arguments_of(table, job.run, args.results), *flags, "--dry-run"])
             return
         ready, failed = with_data(table, planned, gpus)
         failed += run_all(table, ready, args, flags, gpus)

@@ -105,6 +105,18 @@ def test_changes_of_the_command_line_are_those_of_all_runs():
         Table("tmlr_table1", "mini", ["epoch=7"])
 
 
+def test_a_dry_run_prints_what_is_known_before_any_run(tmp_path):
+    words = ["tmlr_table1", "--scale", "mini", "--only", "rope", "--results", tmp_path / "results"]
+    done = run_here(schedule.main, *words, "--dry-run", "grid.task=[RTE]")
+    first, *later = done.stdout.splitlines()
+    assert done.returncode == 0 and first.startswith("fairseq-train data/wikitext_mini_bpe/bin "), done.stderr
+    assert len(later) == 2 * 2  # rates and seeds
+    for line in later:
+        assert line.startswith("# glue/mini/linear_rope/task=RTE/train.lr=")
+        assert line.endswith("roberta/mini/linear_rope/seed-1/checkpoints/checkpoint_best.pt is there")
+    assert not (tmp_path / "results").exists()
+
+
 WORKING = ("ablation_identity_unitary", "ablation_identity_orthogonal")
 FAILING = "ablation_identity_permutation"
 
