@@ -37,7 +37,7 @@ def run_here(main, *arguments):
     """What ``run_command`` returns, of a program's ``main`` in this process: a start takes seconds."""
     words, before = list(map(str, arguments)), os.environ.copy()
     logger = logging.getLogger(main.__module__)
-    handlers, code = list(logger.handlers), 0
+    handlers, disabled, code = list(logger.handlers), logging.root.manager.disable, 0
     with (
         patch.object(sys, "argv", [main.__module__, *words]),
         redirect_stdout(io.StringIO()) as out,
@@ -53,6 +53,7 @@ def run_here(main, *arguments):
     for handler in set(logger.handlers) - set(handlers):  # fairseq-preprocess writes a log
         logger.removeHandler(handler)
         handler.close()
+    logging.disable(disabled)
     os.environ.clear()
     os.environ.update(before)
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())

@@ -4,7 +4,7 @@ from argparse import Namespace
 from unittest.mock import patch
 
 import pytest
-from tiny import preprocess, run_command, run_here
+from tiny import preprocess, run_here
 
 from fairseq_lrpe.measure import decoding
 
@@ -12,7 +12,7 @@ SMALL = "--layers 1 --batch-size 3 --beam 2 --rounds 2".split()
 
 
 def decode(*words):
-    return run_command("python", "-m", "fairseq_lrpe.measure.decoding", *words)
+    return run_here(decoding.main, *words)
 
 
 def test_the_command():
@@ -37,14 +37,14 @@ def test_on_a_data_folder(tmp_path):
 
 
 def test_wrong_requests_get_one_sentence(tmp_path):
-    done = run_here(decoding.main, "--data", tmp_path)
+    done = decode("--data", tmp_path)
     assert done.returncode == 1 and "holds no binarised test split" in done.stderr.splitlines()[-1]
     for words, sentence in (
         (["--methods", "t5", "--attention", "linear"], "t5 works in softmax attention alone"),
         (["--vocab-size", 3], "argument --vocab-size: must be a whole number from 5 on, not '3'"),
         (["--rounds", 0], "argument --rounds: must be a whole number from 1 on, not '0'"),
     ):
-        done = run_here(decoding.main, *words)
+        done = decode(*words)
         assert done.returncode == 2 and sentence in done.stderr.splitlines()[-1]
 
 

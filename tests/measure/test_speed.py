@@ -1,9 +1,9 @@
 """The speed command, for each family that it knows."""
 
 import pytest
-from tiny import run_command
+from tiny import run_here
 
-from fairseq_lrpe.measure.speed import published_speeds
+from fairseq_lrpe.measure.speed import main, published_speeds
 
 SMALL = "--layers 1 --length 600 --batch-size 1 --vocab-size 100 --rounds 1 --attention linear".split()
 
@@ -11,7 +11,7 @@ SMALL = "--layers 1 --length 600 --batch-size 1 --vocab-size 100 --rounds 1 --at
 @pytest.mark.parametrize("family", ["lm", "roberta", "transformer"])
 def test_the_command(family):
     words = [*SMALL, "--family", family, "--methods", "rope", "base", "fairseq"]
-    done = run_command("python", "-m", "fairseq_lrpe.measure.speed", *words)
+    done = run_here(main, *words)
     assert done.returncode == 0, done.stderr
     assert f"{family}, linear attention: 1 layers, 1 × 600 tokens" in done.stdout
     assert "0.86" in done.stdout and "0.97" in done.stdout  # the published ratios of rope
