@@ -45,9 +45,8 @@ def _register(arch, model_cls, config_cls, flags, source):
             if isinstance(f.default, bool):
                 flag = "--" + f.name.replace("_", "-")
                 parser.add_argument(flag, action=BooleanOptionalAction, help=f.metadata["help"])
-        models.BaseFairseqModel.add_args.__func__(
-            model, parser
-        )  # some of fairseq's models list theirs by hand
+        # Of fairseq's models some list theirs by hand.
+        models.BaseFairseqModel.add_args.__func__(model, parser)
 
     def build_model(cls, args, task):
         with one_sentence("fairseq_lrpe"):
