@@ -21,7 +21,8 @@ class Record:
     def state(self) -> str:
         if self.active:
             return f"running {self.reached}/{self.updates}"
-        return f"stopped at {self.reached} of {self.updates}"
+        stopped = f"stopped at {self.reached} of {self.updates}"
+        return stopped if self.reached < self.updates else "not measured"
 
 
 def read(folder: Path, curve: str | None = None) -> Record | None:
