@@ -10,7 +10,7 @@ setup(
     author="The fairseq-lrpe authors",
     license="MIT",
     packages=find_packages(include=["fairseq_lrpe", "fairseq_lrpe.*"]),
-    python_requires=">=3.11,<3.12",
+    python_requires=">=3.11,<3.13",
     install_requires=[
         "torch",
         "fairseq-fixed>=0.12.3.1,<0.13",

@@ -38,24 +38,26 @@ def run_here(main, *arguments):
     words, before = list(map(str, arguments)), os.environ.copy()
     logger = logging.getLogger(main.__module__)
     handlers, disabled, code = list(logger.handlers), logging.root.manager.disable, 0
-    with (
-        patch.object(sys, "argv", [main.__module__, *words]),
-        redirect_stdout(io.StringIO()) as out,
-        redirect_stderr(io.StringIO()) as err,
-    ):
-        try:
-            main()
-        except SystemExit as end:
-            code = end.code
-            if isinstance(code, str):
-                print(code, file=err)
-                code = 1
-    for handler in set(logger.handlers) - set(handlers):  # fairseq-preprocess writes a log
-        logger.removeHandler(handler)
-        handler.close()
-    logging.disable(disabled)
-    os.environ.clear()
-    os.environ.update(before)
+    try:
+        with (
+            patch.object(sys, "argv", [main.__module__, *words]),
+            redirect_stdout(io.StringIO()) as out,
+            redirect_stderr(io.StringIO()) as err,
+        ):
+            try:
+                main()
+            except SystemExit as end:
+                code = end.code
+                if isinstance(code, str):
+                    print(code, file=err)
+                    code = 1
+    finally:  # a test that fails must not change those after it
+        for handler in set(logger.handlers) - set(handlers):  # fairseq-preprocess writes a log
+            logger.removeHandler(handler)
+            handler.close()
+        logging.disable(disabled)
+        os.environ.clear()
+        os.environ.update(before)
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())
 
 

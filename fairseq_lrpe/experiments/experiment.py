@@ -207,8 +207,8 @@ class Experiment:
         if free := [key for key in changes if is_free(key)]:
             raise ValueError(f"{free[0]} makes no other run of {self.name}: it is no change")
         given = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
+        encoding = METHODS[method].encoding if method in METHODS else method
         for key in given:
-            encoding = METHODS[method].encoding if method in METHODS else method
             if (wanted := OPTIONS.get(key.removeprefix("train."), encoding)) != encoding:
                 raise ValueError(f"{key} is an option of the encoding {wanted}, and {method} has {encoding}")
         grid = {key: values for key, values in self.cfg.grid.items() if key not in given}
