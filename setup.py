@@ -1,8 +1,8 @@
 from setuptools import find_packages, setup
 
 # Lower bounds only where something breaks without them; the tested set of exact versions is in
-# constraints.txt. numpy<2: fairseq's datasets still use np.compat. flash-linear-attention 0.6: what the
-# backend was written for.
+# constraints.txt. numpy<2: fairseq's datasets still use np.compat. fla-core 0.6, flash-linear-attention's
+# kernels without its models: what the backend was written for. torch 2.6: the oldest that passes the tests.
 setup(
     name="fairseq-lrpe",
     version="0.1.0",
@@ -12,7 +12,7 @@ setup(
     packages=find_packages(include=["fairseq_lrpe", "fairseq_lrpe.*"]),
     python_requires=">=3.11,<3.13",
     install_requires=[
-        "torch",
+        "torch>=2.6",
         "fairseq-fixed>=0.12.3.1,<0.13",
         "numpy<2",
         "omegaconf",
@@ -31,7 +31,7 @@ setup(
     ],
     extras_require={
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
-        "gpu": ["flash-linear-attention>=0.6"],
+        "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
     },
 )

@@ -10,7 +10,7 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
-from fairseq_lrpe.methods import ATTENTIONS, LINEAR_NORMS
+from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.positions import POSITIONS
 
@@ -38,6 +38,11 @@ class _SharedConfig(FairseqDataclass):
     )
     feature_map: str = flag(
         "elu", f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)"
+    )
+    linear_backend: str = flag(
+        "auto",
+        "what computes linear attention: plain torch (chunk), the kernels of flash-linear-attention (fla), "
+        "or these where they are installed and run, else torch (auto)",
     )
     token_positions: str = flag(
         "sinusoidal", f"absolute positions of the token embeddings: {', '.join(TOKEN_POSITIONS)}"
@@ -89,6 +94,7 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         ("encoding", ENCODINGS),
         ("linear_norm", LINEAR_NORMS),
         ("feature_map", FEATURE_MAPS),
+        ("linear_backend", LINEAR_BACKENDS),
         ("token_positions", TOKEN_POSITIONS),
     ):
         check_choice(name.replace("_", " "), getattr(cfg, name), choices)

@@ -10,6 +10,7 @@ from fairseq_lrpe.encodings import ENCODINGS
 
 ATTENTIONS = ("linear", "softmax")
 LINEAR_NORMS = ("denominator", "layernorm", "content")
+LINEAR_BACKENDS = ("auto", "chunk", "fla")
 
 
 @dataclass(frozen=True)

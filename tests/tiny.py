@@ -11,6 +11,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
+import torch
+
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLUGIN = REPOSITORY / "fairseq_lrpe"
 BIN = Path(sys.executable).parent
@@ -79,6 +81,21 @@ def train_here(*flags):
 def train_flags(data, arch, save_dir, *flags):
     """fairseq-train's arguments for the tiny model; later flags win."""
     return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]
+
+
+def pretend_gpus(monkeypatch, cards, built_for):
+    """Lets torch tell of ``cards`` {name: capability}, and of the architectures that it is built for."""
+    names, capabilities = list(cards), list(cards.values())
+    told = {"is_available": lambda: True, "device_count": lambda: len(cards)}
+    told |= {"get_arch_list": lambda: built_for, "get_device_name": lambda i: names[_index(i)]}
+    told |= {"get_device_capability": lambda i: capabilities[_index(i)]}
+    for name, function in told.items():
+        monkeypatch.setattr(torch.cuda, name, function)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+def _index(device):
+    return device if isinstance(device, int) else device.index or 0
 
 
 def write_text(folder):

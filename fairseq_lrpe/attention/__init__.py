@@ -15,5 +15,5 @@ def build_attention(cfg: PositionConfig, *, dropout: float, **arguments) -> Self
     """
     encoding = encoding_from_config(cfg, **arguments)
     if cfg.attention == "linear":
-        return LinearAttention(encoding, cfg.linear_norm, cfg.feature_map)
+        return LinearAttention(encoding, cfg.linear_norm, cfg.feature_map, cfg.linear_backend)
     return SoftmaxAttention(encoding, dropout)

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.encodings import Encoding, check_choice
-from fairseq_lrpe.methods import LINEAR_NORMS
+from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 
 
@@ -20,25 +20,36 @@ class LinearAttention(SelfAttention):
             normalises all heads' outputs together by a LayerNorm(E); ``content`` divides by the
             denominator of the unencoded ϕ(q), ϕ(k), always positive (RoFormer Eq. 19).
         feature_map: a name in ``FEATURE_MAPS``.
+        backend: of :func:`fairseq_lrpe.ops.linear_attention`; outside training ``fla`` is no more than
+            ``auto``, so that what kernels trained is used without them too.
     """
 
-    def __init__(self, encoding: Encoding, linear_norm: str = "denominator", feature_map: str = "elu"):
+    def __init__(
+        self,
+        encoding: Encoding,
+        linear_norm: str = "denominator",
+        feature_map: str = "elu",
+        backend: str = "auto",
+    ):
         super().__init__(encoding)
         if not encoding.decomposable:
             raise ValueError(f"{type(encoding).__name__} cannot be used in linear attention")
         check_choice("linear norm", linear_norm, LINEAR_NORMS)
         check_choice("feature map", feature_map, FEATURE_MAPS)
+        check_choice("linear backend", backend, LINEAR_BACKENDS)
         self.linear_norm = linear_norm
         self.feature_map = FEATURE_MAPS[feature_map]
+        self.backend = backend
         width = self.num_heads * self.head_dim
         self.norm = _InputDtypeLayerNorm(width) if linear_norm == "layernorm" else None
 
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
         q, k = self.feature_map(q), self.feature_map(k)
+        backend = "auto" if self.backend == "fla" and not self.training else self.backend
 
         def attend(q, k, v, normalize, state):
             given = {"log_decay": self.encoding.log_decay, "key_padding_mask": key_padding_mask}
-            given |= {"normalize": normalize, "state": state, "return_state": keep_state}
+            given |= {"normalize": normalize, "state": state, "return_state": keep_state, "backend": backend}
             found = linear_attention(q, k, v, causal=self.causal, **given)
             return found if keep_state else (found, None)
 

@@ -21,13 +21,14 @@ from fairseq_lrpe.methods import METHODS
 CONFIGS = REPOSITORY / "configs"
 FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
+FREE += ("train.linear_backend",)  # which is another way to the same numbers
 """Settings that make no other run: where its data is, how it fits the machine, what is asked of it later."""
 
 OPEN = ("evaluations", "grid", "choose")
 """Sections that may get new keys on the command line."""
 
 OPTIONS = {f"{name}_{x.rstrip('_')}": name for name, cls in ENCODINGS.items() for x in encoding_options(cls)}
-METHOD_FLAGS = ("linear_norm", "feature_map", "token_positions", *OPTIONS)
+METHOD_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions", *OPTIONS)
 """Flags of our models that a change may set though the YAML leaves them to the method."""
 
 

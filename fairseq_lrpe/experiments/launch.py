@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from fairseq_lrpe.commands import as_flags
 from fairseq_lrpe.files import REPOSITORY, readable
+from fairseq_lrpe.gpus import check_architectures, check_bf16, gpus_here
 from fairseq_lrpe.programs import absolute, at_least
 
 PRECISIONS = ("fp16", "fp32", "bf16")
@@ -49,20 +50,21 @@ def add_results_flag(parser: argparse.ArgumentParser) -> None:
 
 def choose_launch(args: argparse.Namespace) -> Launch:
     """Returns what the machine flags ask for; ValueError if this machine has not got it."""
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    gpus = (0 if args.cpu else here) if args.gpus is None else args.gpus
-    cpu = args.cpu or not gpus or not (here or args.dry_run)
-    if not cpu and not args.dry_run and gpus > here:
-        raise ValueError(f"--gpus {gpus}: this machine has {here}")
-    if args.nodes > 1 and not (gpus and args.rendezvous):
+    here = len(gpus_here())
+    asked = (0 if args.cpu else here) if args.gpus is None else args.gpus
+    cpu = args.cpu or not asked or not (here or args.dry_run)
+    if not cpu and not args.dry_run and asked > here:
+        raise ValueError(f"--gpus {asked}: this machine has {here}")
+    if args.nodes > 1 and not (asked and args.rendezvous):
         raise ValueError(f"--nodes {args.nodes} needs --gpus, those of a node, and --rendezvous HOST:PORT")
     precision = args.precision or ("fp32" if cpu else "fp16")
     if cpu and precision != "fp32":
         raise ValueError(f"--precision {precision} needs a GPU: on the CPU it is fp32")
-    if precision == "bf16" and here and min(map(torch.cuda.get_device_capability, range(here))) < (8, 0):
-        name = torch.cuda.get_device_name()
-        raise ValueError(f"--precision bf16 needs compute capability 8.0 and {name} has less: use fp16")
-    return Launch(gpus, args.nodes, cpu, precision, args.rendezvous)
+    if not (cpu or args.dry_run):
+        check_architectures()
+    if precision == "bf16":
+        check_bf16()
+    return Launch(asked, args.nodes, cpu, precision, args.rendezvous)
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:

@@ -25,11 +25,11 @@ from fairseq_lrpe.files import REPOSITORY, write_whole
 
 
 def versions() -> dict[str, str | None]:
-    """Returns the versions of what a training runs on."""
-    packages = {"torch": "torch", "fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
+    """Returns the versions of what a training runs on; torch's tells its build too, such as 2.13.0+cu126."""
+    packages = {"fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
     found = {name: [*importlib.metadata.distributions(name=package)] for name, package in packages.items()}
     versions = {name: installed[0].version if installed else None for name, installed in found.items()}
-    return {"python": platform.python_version(), **versions}
+    return {"python": platform.python_version(), "torch": str(torch.__version__), **versions}
 
 
 def git() -> dict[str, str | bool | None]:

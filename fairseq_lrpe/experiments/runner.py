@@ -28,6 +28,7 @@ from fairseq_lrpe.experiments.launch import Launch, train_command, update_freq
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.run_folder import InUse, Log, locked, read_json, write_json
 from fairseq_lrpe.files import REPOSITORY, readable, write_whole
+from fairseq_lrpe.gpus import gpus_here
 
 
 @dataclass
@@ -276,6 +277,7 @@ def describe(job: Job) -> dict:
         "changes": dict(job.run.changes),
         "updates": job.updates,
         **asdict(job.launch),
+        "gpu_names": [] if job.launch.cpu else list(gpus_here()),
         "flags": job.more,
         "config": OmegaConf.to_container(job.cfg, resolve=True),
         "starts_from": first,

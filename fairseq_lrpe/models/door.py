@@ -6,11 +6,14 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.utils import import_user_module
 
 from fairseq_lrpe import layouts
+from fairseq_lrpe.gpus import check_architectures, check_bf16
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.ops.linear_attention.fla import fla_lacks
 from fairseq_lrpe.programs import one_sentence
 
 FAMILIES: list[str] = []
@@ -18,21 +21,26 @@ FAMILIES: list[str] = []
 
 
 def check_command_line() -> None:
-    """Refuses, in fairseq's own commands, an architecture or a language that fairseq would answer badly.
+    """Refuses, in fairseq's own commands, what fairseq would answer badly.
 
-    fairseq's parser answers an unknown architecture with every one it has, and fairseq-generate an unknown
-    language with a traceback before any model is asked; so, like --user-dir, their flags are read ahead of
-    the real parser. Another program's command line is its own: it is not read unless fairseq imports a
-    --user-dir, this package or a plugin that imports this package.
+    fairseq's parser answers an unknown architecture with every one it has, fairseq-generate an unknown
+    language with a traceback before any model is asked, and a GPU that torch has no code for ends a command
+    at its first kernel; so, like --user-dir, these flags are read ahead of the real parser. Another
+    program's command line is its own: it is not read unless fairseq imports a --user-dir, this package or a
+    plugin that imports this package.
     """
     if not getattr(import_user_module, "memo", None):  # fairseq's note of what it has imported
         return
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for names in (("--user-dir",), ("--arch", "-a"), ("--source-lang", "-s"), ("--target-lang", "-t")):
         parser.add_argument(*names)
-    args = parser.parse_known_args(sys.argv[1:])[0]
-    if args.user_dir:
-        with one_sentence("fairseq_lrpe"):
+    parser.add_argument("--cpu", action="store_true")
+    args, others = parser.parse_known_args(sys.argv[1:])
+    hydra = any(word.startswith("common.user_dir=") for word in others)
+    with one_sentence("fairseq_lrpe"):
+        if (args.user_dir or hydra) and not (args.cpu or "common.cpu=true" in others):
+            check_architectures()
+        if args.user_dir:
             check_arch(args.arch or "")
             check_languages(sys.argv[1:], [args.source_lang, args.target_lang])
 
@@ -58,6 +66,15 @@ def check_languages(words: list[str], languages: list[str | None]) -> None:
                     f"the data folder {folder!r} has no dict.{language}.txt: its languages are "
                     f"{', '.join(known)}, give its languages as --source-lang and --target-lang"
                 )
+
+
+def check_machine(args, linear_backend: str) -> None:
+    """Refuses, by ValueError, a precision or a backend of linear attention that this machine has not got."""
+    gpu = torch.cuda.is_available() and not args.cpu
+    if gpu and args.bf16:
+        check_bf16()
+    if linear_backend == "fla" and (reason := fla_lacks(torch.device("cuda" if gpu else "cpu"))):
+        raise ValueError(f"--linear-backend fla needs {reason}: give auto or chunk")
 
 
 def check_data(args) -> None:

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
-from fairseq_lrpe.models.door import FAMILIES, check_data
+from fairseq_lrpe.models.door import FAMILIES, check_data, check_machine
 from fairseq_lrpe.programs import one_sentence
 
 
@@ -62,6 +62,7 @@ def _register(arch, model_cls, config_cls, flags, source):
             cfg = config.from_namespace(args)
             model_cls.check(cfg)
             check_options(cfg, vars(args))
+            check_machine(args, cfg.linear_backend)
             check_data(args)
 
     # What fairseq's register_model does, but for hydra's entry.

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 import torch
-from tiny import BIN, REPOSITORY, run_here
+from tiny import BIN, REPOSITORY, pretend_gpus, run_here
 
 from fairseq_lrpe.experiments import run_folder, train
 from fairseq_lrpe.experiments.launch import choose_launch
@@ -288,21 +288,20 @@ def test_a_dry_run_only_prints(tmp_path, capsys):
     assert not (tmp_path / "results").exists()
 
 
-def test_bf16_is_refused_on_a_card_without_it(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 0))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
-    words = ["lm/mini", "base", "--precision"]
+def test_what_the_gpus_here_cannot_do_is_refused(monkeypatch, tmp_path):
+    def launch(*words):
+        return choose_launch(train.parse(train.parser(), ["lm/mini", "base", *words])[0])
 
-    def launch(words):
-        return choose_launch(train.parse(train.parser(), words)[0])
-
-    assert launch(words[:2]).precision == "fp16"
-    with pytest.raises(ValueError, match=r"capability 8.0 and Tesla V100 has less: use fp16"):
-        launch([*words, "bf16"])
+    pretend_gpus(monkeypatch, {"Tesla V100": (7, 0)}, built_for=["sm_70"])
+    assert launch().precision == "fp16"
+    with pytest.raises(ValueError, match=r"bf16 needs .* 8\.0, and Tesla V100 .* has 7\.0: use fp16$"):
+        launch("--precision", "bf16")
     with pytest.raises(ValueError, match="--gpus 2: this machine has 1"):
-        launch([*words[:2], "--gpus", "2"])
+        launch("--gpus", "2")
+    pretend_gpus(monkeypatch, {"Tesla V100": (7, 0)}, built_for=["sm_75", "sm_90"])
+    with pytest.raises(SystemExit, match=r"^train: torch .* has no code for Tesla V100 .*--torch cu126"):
+        train.main(["lm/mini", "base", "--results", str(tmp_path / "results")])
+    assert not (tmp_path / "results").exists() and launch("--cpu").cpu and launch("--dry-run")
 
 
 def test_a_checkpoint_cut_short_gives_way_to_its_original(tmp_path):

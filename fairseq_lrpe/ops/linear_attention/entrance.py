@@ -45,7 +45,8 @@ def linear_attention(
         return_state: return (o, state) with these keys added to the state.
         chunk_size: rows of a chunk in the chunk form; None chooses by the widths.
         backend: "chunk"; "reference" (the O(n²) definition); "fla" (the kernels of flash-linear-attention,
-            CUDA alone); "auto": fla where it is installed and can do what is asked, else chunk.
+            on CUDA from compute capability 8.0 on); "auto": fla where it is installed and can do what is
+            asked, else chunk.
 
     Returns:
         (B, H, Lq, dv). Half-precision input is summed and returned in float32: without a denominator
@@ -57,7 +58,7 @@ def linear_attention(
     """
     _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
     if backend == "auto":
-        backend = "fla" if q.is_cuda and fla_can(q, k, v, log_decay) else "chunk"
+        backend = "fla" if fla_can(q, k, v, log_decay) else "chunk"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}: choose from auto, {', '.join(BACKENDS)}")
 

@@ -1,5 +1,6 @@
 """Causal linear attention through the Triton kernels of flash-linear-attention (the extra ``gpu``)."""
 
+from functools import cache
 from importlib.util import find_spec
 
 import torch
@@ -8,6 +9,9 @@ from torch import Tensor
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
 from fairseq_lrpe.ops.linear_attention.state import Call, LinearState, add_keys
 
+LEAST = (8, 0)
+"""The compute capability from which on Triton supports a GPU."""
+
 
 def fla(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor | tuple[Tensor, LinearState]:
     """Computes :func:`fairseq_lrpe.ops.linear_attention`; what is not causal as the chunk form does.
@@ -15,23 +19,31 @@ def fla(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor | tuple[Tensor, L
     The kernels choose their own chunks. They multiply float32 in TF32 where the GPU can, unless the
     environment variable TRITON_F32_DEFAULT=ieee is set.
     """
-    if find_spec("fla") is None:
-        raise ValueError(
-            "backend 'fla' needs the package flash-linear-attention: pip install 'fairseq-lrpe[gpu]'"
-        )
+    if reason := fla_lacks(q.device):
+        raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
     if not fla_can(q, k, v, call.log_decay):
         raise ValueError(
-            f"backend 'fla' computes in float32 on CUDA, without a gradient for log_decay; q is {q.dtype} on "
-            f"{q.device.type}: use backend 'chunk'"
+            f"backend 'fla' computes in float32, without a gradient for log_decay, and q is {q.dtype}: "
+            "use backend 'chunk'"
         )
     return _causal(q, k, v, call) if call.causal and q.size(-2) > 1 else chunk(q, k, v, call)
+
+
+@cache  # asked in every layer of every step
+def fla_lacks(device: torch.device) -> str | None:
+    """Returns what the kernels need to run on a device and is not there; None where they run."""
+    if device.type != "cuda":
+        return f"a GPU and not the {device.type}"
+    if (capability := torch.cuda.get_device_capability(device)) < LEAST:
+        name = torch.cuda.get_device_name(device)
+        return "compute capability {}.{}, and {} has {}.{}".format(*LEAST, name, *capability)
+    return None if find_spec("fla") else "the package fla-core (pip install 'fairseq-lrpe[gpu]')"
 
 
 def fla_can(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> bool:
     """Returns whether the package is there and its kernels can do this."""
     return (
-        find_spec("fla") is not None
-        and q.is_cuda
+        fla_lacks(q.device) is None
         and torch.float64 not in (q.dtype, k.dtype, v.dtype)
         and not (log_decay is not None and log_decay.requires_grad)
     )
