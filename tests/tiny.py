@@ -75,6 +75,8 @@ def train_here(*flags):
     """fairseq-train in this process; its log is not in what is returned."""
     from fairseq_cli.train import cli_main
 
+    import fairseq_lrpe.models  # noqa: F401  (fairseq imports them only if it is the first to import the plugin)
+
     return run_here(cli_main, *flags)
 
 

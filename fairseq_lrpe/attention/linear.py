@@ -1,5 +1,6 @@
 """Linear attention with a positional encoding."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -62,11 +63,24 @@ class LinearAttention(SelfAttention):
             ones = v.new_ones(*v.shape[:-1], 1)
             denominator, content = attend(q, k, ones, False, past["content"])
             o = o / denominator.clamp(min=1e-6)
+        if self.norm is None and v.dtype == torch.float16:
+            o = _held(o)
         return o, {"sums": sums, "content": content}
 
     def merge(self, o: Tensor) -> Tensor:
         o = super().merge(o)
         return o if self.norm is None else self.norm(o)
+
+
+HIGHEST = 2.0**10
+"""What no feature exceeds in float16, which ends at 2^16: room for the sums of the output projection."""
+
+
+def _held(o):
+    # Where a rotated denominator is near zero, an output leaves float16. All heads of such a token are
+    # scaled together: the direction is all that the layer norm behind attention takes of one so large.
+    largest = o.detach().abs().amax((1, 3), keepdim=True)
+    return o * (HIGHEST / largest.clamp(min=HIGHEST))
 
 
 class _InputDtypeLayerNorm(nn.LayerNorm):

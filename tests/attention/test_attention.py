@@ -10,7 +10,7 @@ from fairseq.modules import MultiheadAttention
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, build_attention
+from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention, build_attention
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register_encoding
 
@@ -489,8 +489,7 @@ def test_linear_attention_under_autocast_on_2048_tokens(name, causal, dtype):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     ("attention", "name", "causal", "kwargs"),
-    # Without the encoded denominator: turned features may bring it to 0.
-    [named(case) for case in KINDS if case[2] and case[3].get("linear_norm") != "denominator"],
+    [named(case) for case in KINDS if case[2]],
 )
 def test_half_precision_step_by_step(attention, name, causal, kwargs, dtype):
     module = build(attention, name, causal, dtype, **kwargs)
@@ -499,6 +498,27 @@ def test_half_precision_step_by_step(attention, name, causal, kwargs, dtype):
     for i in range(L):
         out, _ = module(x[i : i + 1], incremental_state=state)
         assert out.dtype == dtype and torch.isfinite(out).all()
+
+
+@pytest.mark.parametrize("linear_norm", ["denominator", "content"])
+def test_a_denominator_near_zero_does_not_leave_float16(linear_norm, monkeypatch):
+    """The heads of a token whose outputs float16 cannot hold are scaled together; other tokens are not."""
+    module = build("linear", "rope", True, torch.float16, d=16, linear_norm=linear_norm)
+    x = 3 * torch.randn(1000, 2, H * 16).half()
+    merged = []
+    monkeypatch.setattr(module, "merge", lambda o: merged.append(o) or SelfAttention.merge(module, o))
+    assert module(x)[0].isfinite().all()
+    half = merged.pop()
+    monkeypatch.setattr("fairseq_lrpe.attention.linear._held", lambda o: o)
+    module(x)
+    exact = merged.pop()
+
+    largest = exact.abs().amax((1, 3))
+    torch.testing.assert_close(half.abs().amax((1, 3)), largest.clamp(max=1024), rtol=1e-6, atol=0)
+    beyond = largest > 2**16
+    assert beyond.any() == (linear_norm == "denominator") and (largest < 1024).any()
+    directions = torch.cosine_similarity(*(o.permute(0, 2, 1, 3).flatten(2) for o in (half, exact)), dim=-1)
+    torch.testing.assert_close(directions, torch.ones_like(directions), rtol=0, atol=1e-6)
 
 
 def test_a_module_from_flags():
