@@ -58,7 +58,7 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
     size = {"embed_dim": heads * head_dim, "num_heads": heads}
     encoding = encoding_from_config(cfg, **size, causal=True, layer=2).eval()
     x = torch.rand(head_dim)
-    x = (x / x.norm()).expand(1, heads, reach + 1, head_dim)
+    x = (x / x.norm()).repeat(1, heads, reach + 1, 1)
     q, k = encoding(x[:, :, :1], x, reach, 0)
     scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, reach)
     return (scores if bias is None else scores + bias)[0, :, 0].flip(-1)
