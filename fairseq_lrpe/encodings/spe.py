@@ -37,7 +37,9 @@ class SPE(Encoding):
         self.register_buffer("noise", torch.randn(3, *shape, shape[1], generator=generator), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        noise = torch.randn_like(self.noise) if self.training else self.noise
+        # Drawn in float32 under float16 too, which would draw other numbers from the same seed.
+        dtype = torch.promote_types(self.noise.dtype, torch.float32)
+        noise = torch.randn_like(self.noise, dtype=dtype) if self.training else self.noise
         gain = nn.functional.softplus(self.gains) / 2**0.5
         gate = torch.sigmoid(self.gate)[..., None]
         z1, z2, z3 = noise / (self.head_dim * noise.size(-1)) ** 0.25
