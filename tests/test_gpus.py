@@ -10,6 +10,7 @@ from fairseq.utils import import_user_module
 from fairseq_lrpe.attention import LinearAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.gpus import check_architectures, gpus_here
+from fairseq_lrpe.measure import benchmark, decoding, gpu_check, speed
 from fairseq_lrpe.models import door
 from fairseq_lrpe.ops.linear_attention import fla
 
@@ -60,6 +61,15 @@ def test_fairseqs_commands_look_when_they_load_the_plugin(words, refused, monkey
             door.check_command_line()
     else:
         door.check_command_line()
+
+
+@pytest.mark.parametrize("program", [benchmark, decoding, gpu_check, speed])
+def test_measurements_look_before_they_start(program, monkeypatch, tmp_path):
+    tiny.pretend_gpus(monkeypatch, {"Tesla V100": V100}, DEFAULT)
+    monkeypatch.chdir(tmp_path)
+    done = tiny.run_here(program.main)
+    assert done.returncode == 1 and "torch" in done.stderr
+    assert "has no code for Tesla V100" in done.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.fixture

@@ -82,6 +82,8 @@ def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
 def train_command(job) -> list[str]:
     """Returns the arguments of fairseq-train, with torchrun before it where that starts the processes."""
     cfg, launch = job.cfg, job.launch
+    if launch.precision == "bf16" and job.run.method == "fairseq":
+        raise ValueError("fairseq takes --bf16 of its own models for a TPU: give --precision fp16")
     gpus, nodes = launch.gpus, launch.nodes
     flags = {
         "user_dir": "fairseq_lrpe",

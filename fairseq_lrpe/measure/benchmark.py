@@ -6,7 +6,6 @@ prefix, and training steps of whole language models; it prints tables and draws 
 """
 
 import logging
-import math
 import statistics
 import sys
 from argparse import ArgumentParser, Namespace
@@ -16,137 +15,37 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from rich.progress import track
 from rich.table import Table
 
-from fairseq_lrpe.measure.shared import numbers, seconds, spread
-from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.linear_attention.fla import fla_can
+from fairseq_lrpe.measure.attention import (
+    CONTENDERS,
+    COUNTED_STEPS,
+    DEVICE,
+    TOKENS,
+    decoding,
+    exponent,
+    peak,
+    sequences,
+    times,
+)
+from fairseq_lrpe.measure.shared import check_device, numbers, spread
 from fairseq_lrpe.programs import at_least, show_wide
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-TOKENS = 4096
+NAMES = [name for name, contender in CONTENDERS.items() if contender.dtype is torch.float32]
 SLOW = 1.0
 """Seconds; what takes longer is not measured at greater lengths."""
 
 DECODING_ROUNDS = 10
 
 
-def masked(q, k, v):
-    """Computes the n × n form of the papers' training code: all scores, a mask, the products with v and 1."""
-    n = q.size(2)
-    scores = (q @ k.mT) * torch.ones(n, n, device=q.device).tril()
-    return scores @ v / scores.sum(-1, keepdim=True).clamp(min=1e-6)
-
-
-def fla_directly(q, k, v):
-    """Computes the same with flash-linear-attention's own function."""
-    from fla.ops.linear_attn import chunk_linear_attn
-
-    return chunk_linear_attn(*(x.transpose(1, 2) for x in (q, k, v)), scale=1.0, normalize=True)[0]
-
-
-CONTENDERS = {
-    "chunk": partial(linear_attention, causal=True, normalize=True, backend="chunk"),
-    "masked n × n": masked,
-    "softmax": partial(F.scaled_dot_product_attention, is_causal=True),
-}
-if DEVICE == "cuda" and fla_can(torch.empty(0, device=DEVICE), *[torch.empty(0)] * 2, None):
-    CONTENDERS["auto"] = partial(linear_attention, causal=True, normalize=True)
-    CONTENDERS["fla"] = fla_directly
-
-
-def sequences(length):
-    """Returns how many sequences a batch has: as many as make TOKENS tokens, and at least one."""
-    return max(1, TOKENS // length)
-
-
-def inputs(length, heads, width):
-    """Returns q, k and v, positive as behind a feature map, and a gradient of the output."""
-    g = torch.Generator().manual_seed(0)
-    shape = sequences(length), heads, length, width
-    q, k, v, gradient = (torch.rand(shape, generator=g).to(DEVICE) for _ in range(4))
-    return [x.requires_grad_() for x in (q, k, v)], gradient
-
-
-def step(name, qkv, gradient):
-    """Runs forward and backward; the gradients are made anew, as in a training step after ``zero_grad``."""
-    for x in qkv:
-        x.grad = None
-    CONTENDERS[name](*qkv).backward(gradient)
-
-
-def times(names, length, args):
-    """Returns {name: seconds of every round}, the names in turn, after a first round that is not counted."""
-    qkv, gradient = inputs(length, args.heads, args.width)
-    found = {name: [] for name in names}
-    for _ in range(args.rounds + 1):
-        for name in names:
-            found[name].append(seconds(partial(step, name, qkv, gradient)))
-    return {name: spent[1:] for name, spent in found.items()}
-
-
-def peak(name, length, heads, width):
-    """Returns (bytes beyond q, k, v, their gradients and the output's; bytes of the whole process)."""
-    step(name, *inputs(64, 1, width))  # what libraries keep for themselves
-    qkv, gradient = inputs(length, heads, width)
-    if DEVICE == "cuda":
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        step(name, qkv, gradient)
-        highest = torch.cuda.max_memory_allocated()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # the highest so far becomes the present
-        before = _resident("VmRSS")
-        step(name, qkv, gradient)
-        highest = _resident("VmHWM")
-    return highest - before - sum(x.grad.nbytes for x in qkv), highest
-
-
-def _resident(which):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(which)))
-
-
-def decoding(args):
-    """Returns {name: {tokens before: (seconds of every step after them, bytes of the state)}}."""
-    linear = partial(linear_attention, causal=True, normalize=True, return_state=True)
-
-    def softmax(q, k, v, state):
-        k, v = (torch.cat(pair, dim=2) for pair in zip(state, (k, v), strict=True))
-        return F.scaled_dot_product_attention(q, k, v)
-
-    def random(length):
-        return [torch.rand(1, args.heads, length, args.width, device=DEVICE) for _ in range(3)]
-
-    found, steps, token = {"chunk": {}, "softmax": {}}, [], random(1)
-    for n in args.positions:
-        q, k, v = random(n)
-        for name, function, state in (("chunk", linear, linear(q, k, v)[1]), ("softmax", softmax, (k, v))):
-            found[name][n] = [], sum(x.nbytes for x in state)
-            steps.append((partial(function, *token, state=state), found[name][n][0]))
-    for _ in track(range(DECODING_ROUNDS), "decoding"):
-        for function, spent in steps:
-            now = [seconds(function) for _ in range(30)]
-            spent += now[10:]  # the first find the caches as another contender left them
-    return found
-
-
-def exponent(lengths, values):
-    """Returns the slope of log value over log length, by least squares; nan where a value is not above 0."""
-    if min(values) <= 0:  # memory of tiny inputs: what earlier steps left free
-        return math.nan
-    return statistics.linear_regression(*([math.log(a) for a in row] for row in (lengths, values))).slope
-
-
 def measure(args):
     """Returns {name: {length: {"seconds": [..], "extra": bytes, "total": bytes}}}."""
-    found = {name: {} for name in CONTENDERS}
-    names = list(CONTENDERS)
+    found = {name: {} for name in NAMES}
+    names = list(NAMES)
     for length in track(args.lengths, "time"):
         try:
-            for name, spent in times(names, length, args).items():
+            for name, spent in times(names, length, args.heads, args.width, range(args.rounds + 1)).items():
                 found[name][length] = {"seconds": spent}
         except torch.OutOfMemoryError:
             break
@@ -221,7 +120,7 @@ def show(found, decoded, trained, args):
     show_wide(f"Whole process at {longest:,} tokens, chunk form: {row['total'] / 2**30:.2f} GiB at its peak")
 
     columns = (f"{name}, {what}" for name in decoded for what in ("µs", "state KiB"))
-    caption = f"median of {20 * DECODING_ROUNDS} interleaved steps"
+    caption = f"median of {COUNTED_STEPS * DECODING_ROUNDS} interleaved steps"
     table = Table(*numbers("tokens before", *columns), title="One decoding step, batch 1", caption=caption)
     for n in args.positions:
         cells = []
@@ -280,6 +179,7 @@ def main():
     add("--vocab-size", default=50265, help="of whole models: the papers' Books, %(default)s")
     add("--plot", type=Path, default=Path("results/benchmark.png"), help="(default: %(default)s)")
     args = parser.parse_args()
+    check_device("benchmark")
     args.lengths = sorted(set(args.lengths))
     try:  # before minutes of work
         args.plot.parent.mkdir(parents=True, exist_ok=True)
@@ -290,7 +190,8 @@ def main():
     found = measure(args)
     if not found["chunk"]:
         sys.exit(f"benchmark: the memory of {DEVICE} is too small for --lengths {args.lengths[0]}: try less")
-    show(found, decoding(args), models(args), args)
+    rounds = track(range(DECODING_ROUNDS), "decoding")
+    show(found, decoding(args.positions, args.heads, args.width, rounds), models(args), args)
     draw(found, args.plot)
     print(f"picture: {args.plot}")
 

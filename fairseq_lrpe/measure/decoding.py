@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
-from fairseq_lrpe.measure.shared import numbers, plan, seconds, spread
+from fairseq_lrpe.measure.shared import check_device, numbers, plan, seconds, spread
 from fairseq_lrpe.measure.speed import FAMILIES, random_batch, settings
 from fairseq_lrpe.methods import ATTENTIONS, FAIRSEQS, METHODS, architecture
 from fairseq_lrpe.programs import at_least, show_wide
@@ -112,6 +112,7 @@ def main():
     add("--rounds", type=at_least(1), default=8, help="batches (default: %(default)s)")
     add("--layers", type=at_least(1), default=6, help="of encoder and decoder (default: %(default)s)")
     args = parser.parse_args()
+    check_device("decoding")
     chosen = plan(parser, args, ["base"])
     if args.data and not any(Path(args.data).glob("test.*-*.*.bin")):
         remedy = "bash data_prep/prepare.sh multi30k makes one"

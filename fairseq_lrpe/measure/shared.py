@@ -5,22 +5,34 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 
 import torch
-from rich.table import Column
 
+from fairseq_lrpe.gpus import check_architectures
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.programs import one_sentence
+
+
+def check_device(program: str) -> None:
+    """Ends a program in one sentence where torch has no code for a GPU that it would use."""
+    with one_sentence(program):
+        check_architectures()
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Returns how long a call takes, on a GPU until its work is done."""
+    """Returns how long a call takes, on a GPU from the end of earlier work until its own is done."""
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.synchronize()
     start = time.perf_counter()
     function()
-    if torch.cuda.is_available():
+    if on_gpu:
         torch.cuda.synchronize()
     return time.perf_counter() - start
 
 
-def numbers(*headers: str) -> list[Column]:
-    """Returns columns of a table, of numbers, which stand at the right."""
+def numbers(*headers: str) -> list:
+    """Returns columns of rich's tables, of numbers, which stand at the right."""
+    from rich.table import Column
+
     return [Column(header, justify="right") for header in headers]
 
 

@@ -24,7 +24,7 @@ from rich.table import Table
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.commands import PLUGIN, as_flags
 from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.measure.shared import numbers, plan, seconds, spread
+from fairseq_lrpe.measure.shared import check_device, numbers, plan, seconds, spread
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
 from fairseq_lrpe.programs import at_least, show_wide
 
@@ -101,22 +101,34 @@ def random_batch(family: str, args: Namespace, pad: int) -> dict:
 
 def settings(flags: dict, data=()):
     """Returns fairseq's settings of a training with ``flags`` that is never saved."""
-    flags = {"user_dir": PLUGIN, "save_dir": "/nonexistent", "cpu": not torch.cuda.is_available(), **flags}
+    machine = {"cpu": not torch.cuda.is_available(), "distributed_world_size": 1}
+    flags = {"user_dir": PLUGIN, "save_dir": "/nonexistent", **machine, **flags}
     parser = options.get_training_parser(default_task=flags["task"])
     words = [*data, *as_flags(flags)]
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, list(map(str, words))))
+    args = options.parse_args_and_arch(parser, list(map(str, words)))
+    args.tpu = False  # which --bf16 sets
+    return convert_namespace_to_omegaconf(args)
 
 
-def training_step(arch: str, args: Namespace) -> Callable[[], object]:
-    """Returns a function that takes a training step of an architecture, always on the same random tokens."""
-    flags = {"arch": arch, "batch_size": args.batch_size, "optimizer": "adam", "lr": 5e-4}
-    cfg = settings(flags | FAMILIES[args.family].flags(args))
+def training_step(arch: str, args: Namespace, **flags) -> Callable[[], int]:
+    """Returns a function that takes a training step of an architecture, always on the same random tokens.
+
+    It returns how many updates there were so far: one that overflows in fp16 is none. ``flags`` are more of
+    fairseq-train's, such as ``fp16=True``; the sizes in ``args`` go before them.
+    """
+    given = {"arch": arch, "batch_size": args.batch_size, "optimizer": "adam", "lr": 5e-4, **flags}
+    cfg = settings(given | FAMILIES[args.family].flags(args))
     task = tasks.setup_task(cfg.task)
     trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
     task.load_dataset("train")
     trainer.begin_epoch(1)
     batch = random_batch(args.family, args, task.source_dictionary.pad())
-    return lambda: trainer.train_step([batch])
+
+    def step():
+        trainer.train_step([batch], raise_oom=True)  # or it would leave out what does not fit into memory
+        return trainer.get_num_updates()
+
+    return step
 
 
 def compare(arch: str, base: str, args: Namespace) -> list[tuple[float, float]]:
@@ -160,6 +172,7 @@ def main():
     add("--layers", type=at_least(1), help=f"default, as the papers: {sizes} (transformer)")
     add("--vocab-size", type=at_least(1), default=50265, help="the papers' Books: %(default)s")
     args = parser.parse_args()
+    check_device("speed")
     # An ablation's speed is that of a type.
     chosen = plan(parser, args, [name for name in METHODS if not name.startswith("ablation_")])
     args.layers = args.layers or FAMILIES[args.family].layers

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -69,10 +70,15 @@ def check_languages(words: list[str], languages: list[str | None]) -> None:
 
 
 def check_machine(args, linear_backend: str) -> None:
-    """Refuses, by ValueError, a precision or a backend of linear attention that this machine has not got."""
+    """Refuses, by ValueError, a precision or a backend of linear attention that this machine has not got.
+
+    With --bf16 it lets fairseq train on what there is.
+    """
     gpu = torch.cuda.is_available() and not args.cpu
     if gpu and args.bf16:
         check_bf16()
+    if args.bf16 and find_spec("torch_xla") is None:
+        args.tpu = False  # fairseq takes --bf16 for a TPU
     if linear_backend == "fla" and (reason := fla_lacks(torch.device("cuda" if gpu else "cpu"))):
         raise ValueError(f"--linear-backend fla needs {reason}: give auto or chunk")
 

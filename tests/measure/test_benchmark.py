@@ -7,7 +7,7 @@ from multiprocessing import get_context
 
 import pytest
 
-from fairseq_lrpe.measure.benchmark import exponent, peak
+from fairseq_lrpe.measure.attention import exponent, peak
 
 
 def benchmark(*arguments):

@@ -3,7 +3,7 @@
 import pytest
 from tiny import run_here
 
-from fairseq_lrpe.measure.speed import main, published_speeds
+from fairseq_lrpe.measure.speed import main, published_speeds, settings
 
 SMALL = "--layers 1 --length 600 --batch-size 1 --vocab-size 100 --rounds 1 --attention linear".split()
 
@@ -26,3 +26,9 @@ def test_published_speeds_are_those_of_the_papers_tables():
     assert speeds["ICLR Table 9"]["linear", "iclr_type2"] == 0.91
     assert speeds["ICLR Table 9"]["softmax", "rope"] == 0.95
     assert {attention for attention, _ in speeds["TMLR Table 6"]} == {"linear"}
+
+
+def test_bf16_is_no_matter_of_tpus():
+    """fairseq's options make a TPU of --bf16, and its trainer would look for one beside a GPU."""
+    common = settings({"arch": "linear_lm_base", "task": "dummy_lm", "bf16": True}).common
+    assert common.bf16 and not common.tpu

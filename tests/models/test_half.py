@@ -1,4 +1,4 @@
-"""Trainings in float16, the precision of V100s, come out as those in float32."""
+"""Trainings in half precision; float16, that of V100s, comes out as float32 does."""
 
 import pytest
 import torch
@@ -27,3 +27,12 @@ def test_fairseq_trains_in_float16_as_in_float32(arch, bound, train, tmp_path, m
         perplexities[name] = 2 ** state["extra_state"]["val_loss"]
     assert perplexities["single"] < 40
     assert perplexities["half"] == pytest.approx(perplexities["single"], rel=bound)
+
+
+def test_fairseq_trains_in_bfloat16(train, tmp_path):
+    """fairseq takes --bf16 for a TPU, of which there is none."""
+    flags = ("--max-update", 2, "--disable-validation", "--bf16", "--fp16-no-flatten-grads")
+    done = train("linear_lm_tmlr_type1", tmp_path, *flags)
+    assert done.returncode == 0, done.stderr
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert state["cfg"]["common"]["bf16"] and state["optimizer_history"][-1]["num_updates"] == 2

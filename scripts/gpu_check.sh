@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Measures what only a GPU can tell and writes one report; needs torch, and sets up nothing:
+#   bash scripts/gpu_check.sh --minutes 8 --out results/gpu_check
+set -euo pipefail
+root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+
+if [ -n "${VIRTUAL_ENV:-}" ]; then
+  python=$VIRTUAL_ENV/bin/python
+elif [ -x "$root/.venv/bin/python" ]; then
+  python=$root/.venv/bin/python
+else
+  python=$(command -v python3) || python=python3
+fi
+status=0
+"$python" -c 'import sys
+from importlib.util import find_spec
+sys.exit(2 if sys.version_info < (3, 11) else find_spec("torch") is None)' 2>/dev/null || status=$?
+case $status in
+  0) wrong="" ;;
+  1) wrong="$python has no torch" ;;
+  2) wrong="$python is older than 3.11" ;;
+  *) wrong="$python is no working Python" ;;
+esac
+if [ -n "$wrong" ]; then
+  echo "gpu_check: $wrong: activate a virtual environment of Python 3.11 or 3.12 that has torch." >&2
+  exit 1
+fi
+export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore}
+export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
+exec "$python" -m fairseq_lrpe.measure.gpu_check "$@"
