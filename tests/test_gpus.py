@@ -1,6 +1,7 @@
 """GPUs that the installed torch, or linear attention's kernels, cannot use are refused in one sentence."""
 
 import sys
+from argparse import Namespace
 
 import pytest
 import tiny
@@ -61,6 +62,23 @@ def test_fairseqs_commands_look_when_they_load_the_plugin(words, refused, monkey
             door.check_command_line()
     else:
         door.check_command_line()
+
+
+def test_bfloat16_is_for_gpus_that_have_it(monkeypatch):
+    def request(cpu=False):
+        return Namespace(cpu=cpu, bf16=True, tpu=True)  # as fairseq makes of --bf16
+
+    for capability in ((8, 0), H100):
+        tiny.pretend_gpus(monkeypatch, {"card": capability}, DEFAULT)
+        asked = request()
+        door.check_machine(asked, "auto")
+        assert not asked.tpu
+    tiny.pretend_gpus(monkeypatch, {"H100": H100, "Tesla V100": V100}, CU126)
+    door.check_machine(request(cpu=True), "auto")
+    with pytest.raises(
+        ValueError, match=r"^bf16 needs .* 8\.0, and Tesla V100 \(cuda:1\) has 7\.0: use fp16$"
+    ):
+        door.check_machine(request(), "auto")
 
 
 @pytest.mark.parametrize("program", [benchmark, decoding, gpu_check, speed])
