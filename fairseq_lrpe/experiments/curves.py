@@ -3,6 +3,8 @@
 import math
 import statistics
 
+from fairseq_lrpe.experiments.entries import decimals
+
 COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
 MARKERS = "osD^vP*X<>phd8"
 STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)))
@@ -50,6 +52,7 @@ def draw(title: str, entries: list, path) -> object:
         for row in sorted(lines, key=last.get, reverse=not lower):
             points, i = lines[row], rows.index(row)
             x, mean = list(points), [statistics.fmean(values) for values in points.values()]
+            end_value = f"{last[row]:.{decimals(last[row])}f}"
             notes = [f"at {x[-1]:,}"] * (x[-1] < end) + ["above"] * (last[row] > top)
             ax.plot(
                 x,
@@ -61,7 +64,7 @@ def draw(title: str, entries: list, path) -> object:
                 # The markers of different methods stand at different places.
                 markevery=(i % 4 * max(1, len(x) // 32), max(1, len(x) // 8)),
                 linewidth=1.5,
-                label=f"{last[row]:.2f}  {row}" + (f" ({', '.join(notes)})" if notes else ""),
+                label=f"{end_value}  {row}" + (f" ({', '.join(notes)})" if notes else ""),
             )
             if len(next(iter(points.values()))) > 1:
                 least, largest = zip(*((min(v), max(v)) for v in points.values()), strict=True)

@@ -35,8 +35,10 @@ class Entry:
         return {seed: float(v[self.cell.metric]) for seed, v in found.items() if self.cell.metric in v}
 
     def measured(self) -> tuple[float, float | None, int] | None:
-        """Returns (mean, sample standard deviation or None, seeds), or None."""
-        values = list(self.values().values())
+        """Returns (mean, sample standard deviation or None, seeds) of all that count, or None."""
+        values = sorted(self.values().values(), reverse=self.cell.better == "higher")
+        if self.cell.drop_worst and len(values) > 2:
+            values.pop()
         deviation = statistics.stdev(values) if len(values) > 1 else None
         return (statistics.fmean(values), deviation, len(values)) if values else None
 
@@ -65,6 +67,11 @@ class Entry:
         return statistics.fmean(pairs), interval and tuple(map(float, interval)), len(pairs)
 
 
+def decimals(value: float) -> int:
+    """Returns how many decimals of a number people compare: more of a loss below 1 than of a perplexity."""
+    return 4 if abs(value) < 1 else 2 if abs(value) < 10_000 else 0
+
+
 def read(table: Table, results: Path) -> list[Entry]:
     """Returns the table's entries in its order; ValueError where there is no run to show."""
     if not results.is_dir():
@@ -73,8 +80,7 @@ def read(table: Table, results: Path) -> list[Entry]:
     for cell in table.cells:
         for run in cell.runs:
             if run not in records:
-                curve = cell.experiment.kind.curve
-                records[run] = record.read(run.folder(results), curve and curve.key)
+                records[run] = record.read(run.folder(results), cell.experiment.kind.curve)
     entries = {id(cell): Entry(cell, {run.seed: records[run] for run in cell.runs}) for cell in table.cells}
     for entry in entries.values():
         entry.parts = [entries[id(part)] for part in entry.cell.parts]

@@ -113,8 +113,9 @@ def train_command(job) -> list[str]:
         together = ["--nnodes", nodes, "--rdzv_backend", "c10d", "--rdzv_endpoint", launch.rendezvous]
         together = together if nodes > 1 else ["--standalone"]
         start = ["torchrun", *together, "--nproc_per_node", gpus, "-m", "fairseq_cli.train"]
-    data = os.pathsep.join(str(readable(folder)) for folder in job.kind.folders(cfg))
-    return [str(x) for x in (*start, data, *as_flags(flags), *job.more)]
+    folders = [str(readable(folder)) for folder in job.kind.folders(cfg)]
+    data = [os.pathsep.join(folders)] if folders else []
+    return [str(x) for x in (*start, *data, *as_flags(flags), *job.more)]
 
 
 def visible_gpus() -> list[str]:

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from fairseq_lrpe.experiments.kinds.base import Curve
 from fairseq_lrpe.experiments.run_folder import OldLayout, is_locked, read_json, read_lines
 
 
@@ -25,10 +26,10 @@ class Record:
         return stopped if self.reached < self.updates else "not measured"
 
 
-def read(folder: Path, curve: str | None = None) -> Record | None:
+def read(folder: Path, curve: Curve | None = None) -> Record | None:
     """Returns the record of the run in a folder; None where there is none or, said on stderr, a damaged one.
 
-    ``curve`` is the key of the log's validations that the plots show.
+    ``curve`` says what of the log's validations the plots show.
     """
     if not (folder / "run.json").exists():
         return None
@@ -43,12 +44,13 @@ def read(folder: Path, curve: str | None = None) -> Record | None:
             raise ValueError("an evaluation has no values")
         # Of a run that chose, the curve is the best trial's.
         best = (folder / evaluation["checkpoint"]).parents[1] if "checkpoint" in evaluation else folder
-        validations = [e for e in read_lines(best / "log.jsonl") if e["kind"] == "valid" and curve in e]
+        validations = [e for e in read_lines(best / "log.jsonl") if e["kind"] == "valid"]
+        points = {int(e["valid_num_updates"]): e[curve.key] for e in validations if curve and curve.key in e}
         return Record(
             updates=int(settings["updates"]),
             reached=max(reached, default=0),
             active=is_locked(folder),
-            curve={int(e["valid_num_updates"]): float(e[curve]) for e in validations},
+            curve={updates: curve.factor * float(value) for updates, value in points.items()},
             values=values,
             length=(epochs, "epochs") if epochs else (settings["config"].get("updates"), "updates"),
         )

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments import curves, entries
-from fairseq_lrpe.experiments.entries import Entry, ranks
+from fairseq_lrpe.experiments.entries import Entry, decimals, ranks
 from fairseq_lrpe.experiments.table import SCALES, Table
 from fairseq_lrpe.experiments.train import new_parser, parse
 from fairseq_lrpe.programs import absolute, one_sentence
@@ -23,7 +23,7 @@ def number(mean: float, deviation: float | None) -> str:
     """Returns a mean and its deviation as people read them."""
     if not math.isfinite(mean):
         return "diverged"
-    digits = 2 if abs(mean) < 10_000 else 0
+    digits = decimals(mean)
     return f"{mean:,.{digits}f}" if deviation is None else f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
 
 
@@ -46,7 +46,8 @@ def heading(table: Table, found: list[Entry]) -> list[str]:
         table.settings.title,
         *([f"paper: {table.source}, {table.settings.table}"] if table.source else []),
         f"measured on {', '.join(names)}{stand_in}",
-        f"{'; '.join(told if len(metrics) > 1 else metrics)}: mean ± sample standard deviation (seeds)",
+        f"{'; '.join(told if len(metrics) > 1 else metrics)}: mean ± sample standard deviation (seeds)"
+        + (", the worst of three or more seeds left out" if table.settings.drop_worst else ""),
         *signatures,
     ]
 
@@ -98,9 +99,10 @@ def differences_grid(found):
         mean, interval, n = entry.difference() or (None, None, 0)
         if mean is None:
             return ["-"]
+        form = f"+.{decimals(entry.measured()[0])}f"
         if interval is None:
-            return [f"{mean:+.2f} (1 seed: no interval)"]
-        return [f"{mean:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}] ({n})"]
+            return [f"{mean:{form}} (1 seed: no interval)"]
+        return [f"{mean:{form}} [{interval[0]:{form}}, {interval[1]:{form}}] ({n})"]
 
     return grid([entry for entry in found if entry.difference()], ("",), value)
 

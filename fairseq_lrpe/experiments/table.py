@@ -67,6 +67,7 @@ class TableSettings:
     rows: list[Row] = field(default_factory=list)
     seeds: list[int] | None = None
     mini_seeds: list[int] | None = None
+    drop_worst: bool = False  # of three or more seeds the worst does not count
 
 
 @dataclass
@@ -109,6 +110,7 @@ class Cell:
     metric: str | None = None
     runs: list[Run] = field(default_factory=list)
     parts: list["Cell"] = field(default_factory=list)
+    drop_worst: bool = False
 
 
 def tables() -> list[str]:
@@ -177,6 +179,7 @@ class Table:
                 )
                 if column in published.columns:
                     cell.better = published.columns[column].better
+                cell.drop_worst = self.settings.drop_worst
                 if column in self.columns and row.method and row.attention:
                     self._plan(cell, row, self.columns[column])
                 found[cell.attention, cell.row, column] = cell

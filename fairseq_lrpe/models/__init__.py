@@ -4,7 +4,8 @@ import fairseq_lrpe.checkpoint  # noqa: F401  (so that torch reads their checkpo
 from fairseq_lrpe.models import lm, roberta, transformer
 from fairseq_lrpe.models.door import check_command_line
 from fairseq_lrpe.models.roberta import RobertaModel
+from fairseq_lrpe.tasks import synthetic_lm
 
-__all__ = ["RobertaModel", "lm", "roberta", "transformer"]
+__all__ = ["RobertaModel", "lm", "roberta", "synthetic_lm", "transformer"]
 
 check_command_line()

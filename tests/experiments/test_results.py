@@ -11,7 +11,8 @@ from tiny import run_command
 
 from fairseq_lrpe.experiments import curves, entries, results
 from fairseq_lrpe.experiments import experiment as experiments
-from fairseq_lrpe.experiments.table import SCALES, Table, tables
+from fairseq_lrpe.experiments.entries import Entry
+from fairseq_lrpe.experiments.table import SCALES, Cell, Table, tables
 
 ROWS = ("Base", "RoPE", "Type1", "Type2", "PER", "SPE")
 METHODS = ("base", "rope", "tmlr_type1", "iclr_type2", "per", "spe")
@@ -395,3 +396,18 @@ def test_a_table_of_ones_own_without_a_paper(runs, configs, capsys, monkeypatch)
     text = output(capsys, monkeypatch, runs, "--table", "mine")
     assert "| linear | rope | 95.00 ± 3.00 (3) |" in text and "| linear | hot | 9.00 (1 of 3) |" in text
     assert "paper" not in text and "Difference" not in text
+
+
+@pytest.mark.parametrize("better, values, expected", [
+    ("lower", {1: 3.0, 2: 1.0, 3: 2.0}, (1.5, 2)),
+    ("higher", {1: 3.0, 2: 1.0, 3: 2.0}, (2.5, 2)),
+    ("higher", {1: 3.0, 2: 1.0}, (2.0, 2)),
+])  # fmt: skip
+def test_the_worst_of_three_or_more_seeds_is_left_out_where_the_table_says_so(better, values, expected):
+    class Known(Entry):
+        def values(self):
+            return values
+
+    cell = Cell("softmax", "a row", "a column", better=better, drop_worst=True)
+    mean, _, seeds = Known(cell, dict.fromkeys(values)).measured()
+    assert (mean, seeds) == expected

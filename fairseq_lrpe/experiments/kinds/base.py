@@ -61,11 +61,15 @@ class TrainingSettings(Settings):
 
 
 class Curve(NamedTuple):
-    """Names what plots show: a key of fairseq's JSON log, its label, and which values are better."""
+    """Names what plots show: a key of fairseq's JSON log, its label, and which values are better.
+
+    What the log has is shown times ``factor``.
+    """
 
     key: str
     label: str
     better: str = "lower"
+    factor: float = 1.0
 
 
 class Kind:
@@ -133,7 +137,8 @@ class Kind:
             "log_format": "json",
             **flags,
         }
-        return job.call([program, *map(str, (job.cfg.data, *as_flags(flags)))], name)
+        data = [job.cfg.data] if job.cfg.data else []
+        return job.call([program, *map(str, (*data, *as_flags(flags)))], name)
 
 
 def validated(log: Path, split: str) -> dict[str, object]:

@@ -1,0 +1,81 @@
+"""RoPER's experiments: what is measured of a trained model, and how its answers are made."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from fairseq_lrpe.experiments import record, solve, train
+from fairseq_lrpe.experiments.kinds.synthetic import KIND
+from fairseq_lrpe.tasks.synthetic_lm import SyntheticLMConfig, SyntheticLMTask
+
+SMALL = ["train.decoder_layers=1", "train.decoder_embed_dim=32", "train.decoder_ffn_embed_dim=64"]
+SMALL += ["train.validate_interval_updates=3", "train.save_interval_updates=3", "updates=3"]
+
+
+def run(folder, experiment, attention, method, *changes):
+    words = [experiment, method, "--attention", attention, "--cpu", "--results", str(folder)]
+    train.main([*words, *SMALL, *changes])
+    [path] = folder.rglob("evaluation.json")
+    return path.parent, json.loads(path.read_text())["evaluations"]["test"]
+
+
+@pytest.mark.parametrize("attention, method", [("softmax", "roper"), ("linear", "tmlr_type2")])
+def test_problems_are_trained_and_solved(attention, method, tmp_path):
+    folder, measured = run(tmp_path, "roper/index_mini", attention, method, "train.letters=2")
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert math.log(2) * log[-1]["train_loss"] == pytest.approx(measured["loss"], rel=0.5)
+    [valid] = [entry for entry in log if entry["kind"] == "valid"]
+    assert record.read(folder, KIND.curve).curve == {3: pytest.approx(math.log(2) * valid["valid_loss"])}
+    assert measured["problems"] == 128 and 0 <= measured["accuracy"] <= 100
+    answers = json.loads((folder / "problems-test.json").read_text())["answers"]
+    right = sum(a["right"].rpartition("==")[2] == a["given"].rpartition("==")[2] for a in answers)
+    assert right == measured["correct"] and len(answers) == 128
+    assert answers[0]["question"].startswith("?s='") and answers[0]["question"].endswith("]==")
+
+
+def test_search_has_a_floor(tmp_path):
+    changes = ["train.first=8", "train.copied=8", "train.between=1", "train.tokens_per_sample=40"]
+    _, measured = run(tmp_path, "roper/search_mini", "softmax", "rope", *changes)
+    assert measured.keys() == {"settings", "loss", "floor"}
+    assert 0.3 < measured["floor"] < math.log(5) < measured["loss"] < 3
+
+
+class Told(torch.nn.Module):
+    """Seems to be a model that says what a function makes of the tokens so far."""
+
+    def __init__(self, says, types):
+        super().__init__()
+        self.says, self.types, self.place = says, types, torch.nn.Parameter(torch.zeros(()))
+
+    def decoder(self, tokens, incremental_state=None):
+        ends = range(1, tokens.size(1) + 1) if incremental_state is None else [tokens.size(1)]
+        said = torch.tensor([[self.says(row[:end]) for end in ends] for row in tokens.tolist()])
+        return torch.nn.functional.one_hot(said, self.types).float(), None
+
+    def forward(self, tokens):
+        return self.decoder(tokens)
+
+
+def test_one_that_knows_the_answers_gets_all_of_them():
+    sizes = {"problem": "addition", "digits": 3, "tokens_per_sample": 128, "seed": 1}
+    task = SyntheticLMTask(SyntheticLMConfig(**sizes))
+
+    def says(tokens):
+        """The next character of the true sequence."""
+        text = task.decode(tokens)
+        question = text[: text.find("; ") + 2]
+        if len(question) < 2:
+            return task.encode("0").item()
+        x, y = map(int, question[3:-2].split("+"))
+        whole = "".join(task.problem.of(x, y))
+        return task.encode(whole[len(text)] if len(text) < len(whole) else "#").item()
+
+    found = solve.solve(Told(says, len(task.dictionary)), task)
+    assert found["measured"] == {"correct": 128, "problems": 128, "accuracy": 100.0}
+    assert all(row["given"] == row["right"] for row in found["answers"])
+
+    silent = solve.solve(Told(lambda tokens: task.encode("#").item(), len(task.dictionary)), task)
+    assert silent["measured"]["correct"] == 0 and 0 < silent["measured"]["accuracy"] < 10
+    assert {row["given"] for row in silent["answers"]} == {"#"}

@@ -1,0 +1,117 @@
+"""fairseq's commands on problems that are made while they train."""
+
+import math
+
+import pytest
+import torch
+from tiny import run_here, train_flags, train_here
+
+import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
+from fairseq_lrpe.tasks import synthetic_lm
+
+SMALL = ("--task", "synthetic_lm", "--problem", "search", "--first", 8, "--copied", 8, "--between", 1)
+
+
+def train(arch, save, *flags):
+    return train_here(*train_flags("", arch, save, *SMALL, "--no-epoch-checkpoints", *flags)[1:])
+
+
+def task_of(**flags):
+    small = {"problem": "search", "tokens_per_sample": 32, "first": 8, "copied": 8, "between": 1, "seed": 1}
+    return synthetic_lm.SyntheticLMTask(synthetic_lm.SyntheticLMConfig(**{**small, **flags}))
+
+
+def epoch(task, number, **how):
+    """The sequences of an epoch, in the order in which they are trained."""
+    task.load_dataset("train")
+    iterator = task.get_batch_iterator(task.dataset("train"), max_sentences=500, epoch=number, seed=1, **how)
+    batches = iterator.next_epoch_itr(shuffle=True)
+    return [torch.cat([b["net_input"]["src_tokens"], b["target"][:, -1:]], dim=1) for b in batches]
+
+
+def test_examples_follow_from_seed_epoch_and_index_alone():
+    first = epoch(task_of(), 1)
+    assert sum(map(len, first)) == synthetic_lm.SEQUENCES["train"]
+    for other in (epoch(task_of(), 1), epoch(task_of(), 1, num_workers=2)):
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+    shards = [epoch(task_of(), 1, num_shards=2, shard_id=i) for i in (0, 1)]
+    assert all(torch.equal(a, b) for a, b in zip(first[::2], shards[0], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first[1::2], shards[1], strict=True))
+
+    drawn = {tuple(row) for batch in first for row in batch[:, :8].tolist()}
+    assert len(drawn) > 9000  # of 4^8 beginnings
+    for other in (epoch(task_of(), 2), epoch(task_of(seed=2), 1)):
+        assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_workers_go_on_into_the_next_epoch():
+    """fairseq's workers outlive an epoch, and would stay in it."""
+    task = task_of()
+    task.load_dataset("train")
+    seen = []
+    for number in (1, 2):
+        iterator = task.get_batch_iterator(
+            task.dataset("train"), max_sentences=5000, epoch=number, seed=1, num_workers=1
+        )
+        seen.append(next(iter(iterator.next_epoch_itr(shuffle=False)))["net_input"]["src_tokens"])
+    assert torch.equal(seen[1], next(iter(epoch_of(task_of(), 2)))) and not torch.equal(*seen)
+
+
+def epoch_of(task, number):
+    task.load_dataset("train")
+    iterator = task.get_batch_iterator(task.dataset("train"), max_sentences=5000, epoch=number, seed=1)
+    return (batch["net_input"]["src_tokens"] for batch in iterator.next_epoch_itr(shuffle=False))
+
+
+def test_splits_are_the_same_for_every_seed_and_none_is_trained_on():
+    one, two = task_of(), task_of(seed=2)
+    texts = {}
+    for split in ("train", "valid", "test"):
+        for task in (one, two):
+            task.load_dataset(split)
+        texts[split] = [one.dataset(split).text(i) for i in range(50)]
+        assert (texts[split] == [two.dataset(split).text(i) for i in range(50)]) == (split != "train")
+    assert len(set().union(*texts.values())) == 150
+
+
+@pytest.mark.parametrize("arch", ["softmax_lm_roper", "linear_lm_tmlr_type1", "transformer_lm"])
+def test_a_model_learns(arch, tmp_path):
+    done = train(arch, tmp_path, "--max-update", 60, "--validate-interval-updates", 60)
+    assert done.returncode == 0, done.stderr
+    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
+    assert state["extra_state"]["val_loss"] < math.log2(5)  # of five characters that are as likely
+
+
+def test_it_goes_on_where_it_stopped(tmp_path):
+    """In the middle of an epoch, to the same weights."""
+    quick = ("--disable-validation", "--batch-size", 16)
+    assert train("softmax_lm_rope", tmp_path / "whole", "--max-update", 6, *quick).returncode == 0
+    for updates in (3, 6):
+        assert train("softmax_lm_rope", tmp_path / "parts", "--max-update", updates, *quick).returncode == 0
+    whole, parts = (
+        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)["model"]
+        for name in ("whole", "parts")
+    )
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+@pytest.mark.parametrize("flags, message", [
+    (("--problem", "sums"), "unknown problem 'sums': choose from addition, index, search"),
+    (("--between", 0), "--between 0: a problem needs at least 1"),
+    (("--copied", 9), "the first copy is of the first letters, and --first is 8"),
+    (("--tokens-per-sample", 17), "too short for search with first 8, copied 8, between 1: give at least 18"),
+    (("--valid-subset", "dev"), "no split 'dev': choose from train, valid, test"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_training(flags, message, tmp_path):
+    done = train("softmax_lm_rope", tmp_path / "save", *flags)
+    assert done.returncode and done.stderr.strip().startswith("fairseq_lrpe: ")
+    assert message in done.stderr and "\n" not in done.stderr.strip()
+    assert not list(tmp_path.glob("save/*.pt"))
+
+
+def test_examples_are_printed():
+    shown = run_here(synthetic_lm.main, "index", "--count", 2, "--tokens-per-sample", 60, "--letters", 4)
+    lines = shown.stdout.splitlines()
+    task = task_of(problem="index", tokens_per_sample=60, letters=4)
+    task.load_dataset("train")
+    assert lines == [task.dataset("train").text(i) for i in (0, 1)] and len(lines[0]) == 61
