@@ -41,10 +41,14 @@ def draw(title: str, entries: list, path) -> object:
     panels = curves(entries)
     if not panels:
         raise ValueError("no run has validated yet: there is nothing to plot")
-    figure = Figure(figsize=(8.5 * len(panels), 5), layout="constrained")
-    axes = figure.subplots(1, len(panels), squeeze=False)
+    across = min(len(panels), 3)
+    down = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(8.5 * across, 5 * down), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flat
+    for unused in axes[len(panels) :]:
+        unused.remove()
     rows = list(dict.fromkeys(row for lines in panels.values() for row in lines))
-    for ax, ((experiment, attention, drawn), lines) in zip(axes[0], panels.items(), strict=True):
+    for ax, ((experiment, attention, drawn), lines) in zip(axes, panels.items(), strict=False):
         last = {row: statistics.fmean(list(points.values())[-1]) for row, points in lines.items()}
         end = max(max(points) for points in lines.values())
         lower = drawn.better == "lower"  # a loss falls from far above
