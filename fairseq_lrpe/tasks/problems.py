@@ -145,11 +145,13 @@ PROBLEMS = {"addition": Addition, "index": Index, "search": Search}
 def problem_of(name: str, sizes: object, length: int) -> Asked | Search:
     """Returns the problem ``name`` with its own of the attributes of ``sizes``, for sequences of ``length``.
 
+    A size that is not given has its default.
+
     ValueError in one sentence for an unknown problem, for sizes below 1 and for a length that is too short.
     """
     if name not in PROBLEMS:
         raise ValueError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
-    own = {field.name: getattr(sizes, field.name) for field in fields(PROBLEMS[name])}
+    own = {field.name: getattr(sizes, field.name, field.default) for field in fields(PROBLEMS[name])}
     for size, value in own.items():
         if value < 1:
             raise ValueError(f"--{size} {value}: a problem needs at least 1")

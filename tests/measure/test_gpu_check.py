@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from contextlib import ExitStack
 from unittest.mock import patch
@@ -56,7 +57,7 @@ def remarks(part):
 
 
 def test_the_command(small, tmp_path):
-    done = run_here(gpu_check.main, "--minutes", 5, "--lengths", 64, 32, "--out", tmp_path / "new")
+    done = run_here(gpu_check.main, "--minutes", 60, "--lengths", 64, 32, "--out", tmp_path / "new")
     assert done.returncode == 0, done.stderr
     assert "gpu_check: attention, 64 tokens" in done.stdout
     text, content, parts = read(tmp_path / "new")
@@ -100,7 +101,7 @@ from fairseq_lrpe.measure import attention, exactness, gpu_check, machine
 
 for module, values in zip((attention, machine, exactness, gpu_check), {[*SMALL.values()]}):
     vars(module).update(values)
-sys.argv = ["gpu_check", "--minutes", "5", "--lengths", "32", "--out", {str(tmp_path)!r}]
+sys.argv = ["gpu_check", "--minutes", "60", "--lengths", "32", "--out", {str(tmp_path)!r}]
 gpu_check.main()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
@@ -170,7 +171,7 @@ def test_what_time_does_not_allow_is_left_out(small):
     gpu_check.measure_attention(part, Deadline(0), check)
     assert "Lengths from 64 on are left out: the time was up." in part.remarks
     with patch.object(gpu_check, "operations", lambda name, length: 10 ** (length // 8)):
-        gpu_check.measure_attention(part, Deadline(60), check)
+        gpu_check.measure_attention(part, Deadline(3600), check)
     assert [row["length × batch"] for row in part.tables[-1].rows] == ["64 × 1"] * 2
     assert "From 128 tokens on softmax is left out: its steps would take longer" in remarks(part)
 
@@ -180,32 +181,45 @@ def test_what_time_does_not_allow_is_left_out(small):
     assert list(Deadline(0).rounds(7, 3)) == [0, 1, 2] and list(Deadline(9).rounds(4, 3)) == [0, 1, 2, 3]
 
 
+class Until(Deadline):
+    """12 seconds, which are over as soon as a file is there, however long that takes."""
+
+    def __init__(self, path):
+        self.path, self.asked = path, 0
+
+    def left(self):
+        self.asked += 1
+        while self.asked == 2 and not self.path.exists():
+            time.sleep(0.05)
+        return {1: 12.0, 2: 0.1}.get(self.asked, 0.0)
+
+
 def test_the_tests_are_counted_and_named(tmp_path):
-    lines = (
-        "import pytest, time",
+    lines = (  # one that passes, fails, is skipped; and one that does not end
+        "import pathlib, pytest, time",
         "def test_good(): pass",
         "@pytest.mark.parametrize('x', ['a b'])",
         "def test_bad(x): assert x == 'c'",
         "def test_other(): pytest.skip('not here')",
-        "def test_slow(): time.sleep(100)",
+        f"def test_slow(): pathlib.Path({str(tmp_path / 'begun')!r}).touch(); time.sleep(10_000)",
     )
     part, counted = Part("Tests"), ("passed", "failed", "errors", "skipped")
     (tmp_path / "test_some.py").write_text("\n".join(lines[:-1]))
     with patch.object(gpu_check, "TESTS", str(tmp_path)):
-        gpu_check.measure_tests(part, Deadline(60), None)
+        gpu_check.measure_tests(part, Deadline(3600), None)
         assert [part.tables[0].rows[0][name] for name in counted] == [1, 1, 0, 1]
         assert "test_some.py::test_bad[a b]` AssertionError: assert 'a b' == 'c'" in remarks(part)
 
         (tmp_path / "test_some.py").write_text("\n".join(lines))
-        gpu_check.measure_tests(part, Deadline(12), None)
+        gpu_check.measure_tests(part, Until(tmp_path / "begun"), None)
         assert [part.tables[1].rows[0][name] for name in counted] == [1, 1, 0, 1]
         assert "The tests were cut short after 12 seconds" in remarks(part)
 
         (tmp_path / "test_some.py").write_text("import nothing_of_this_name")
-        gpu_check.measure_tests(part, Deadline(60), None)
+        gpu_check.measure_tests(part, Deadline(3600), None)
         assert "pytest ended with exit code 2" in remarks(part)
     with patch.object(gpu_check, "find_spec", lambda name: None):
-        gpu_check.measure_tests(part, Deadline(60), None)
+        gpu_check.measure_tests(part, Deadline(3600), None)
     assert "The tests are left out: not installed are pytest and hypothesis." in part.remarks
 
 
@@ -286,7 +300,7 @@ def played_gpu():
 def test_what_is_said_of_a_gpu(small, played_gpu):
     report, part, check = gpu_check.new_report(8), Part("Machine"), gpu_check.Check([64])
     assert report.title == "GPU check of Toy GPU" and "CPU" not in report.opening
-    gpu_check.measure_machine(part, Deadline(60), check)
+    gpu_check.measure_machine(part, Deadline(3600), check)
     facts = {row["what"]: row["value"] for row in part.tables[0].rows}
     assert facts["GPU"] == "Toy GPU, the first of 2 that are visible"
     assert (facts["compute capability"], facts["torch has code for"]) == ("7.5", "sm_75, sm_80")
@@ -326,7 +340,7 @@ def test_attention_on_a_gpu(small, played_gpu):
         patch.object(gpu_check, "fla_lacks", lambda device: None),
         patch.multiple(gpu_check, HEADS=1, WIDTH=16),
     ):
-        gpu_check.measure_attention(part, Deadline(60), gpu_check.Check([64, 128], roofs))
+        gpu_check.measure_attention(part, Deadline(3600), gpu_check.Check([64, 128], roofs))
     fla = "linear, fla's kernels by linear_attention"
     assert part.remarks == [
         "From 64 tokens on linear, fla's own function is left out: RuntimeError: No available kernel. "
@@ -370,7 +384,7 @@ def test_training_halves_the_batch_until_it_fits(small, played_gpu, capability):
         patch.object(speed, "training_step", training_step),
         patch("torch.cuda.get_device_capability", lambda: capability),
     ):
-        gpu_check.measure_training(part, Deadline(60), None)
+        gpu_check.measure_training(part, Deadline(3600), None)
     precisions = ["fp16", "bf16"] if capability >= (8, 0) else ["fp16"]
     found = [(row["model"], row["precision"], row["tokens a step"]) for row in part.tables[0].rows]
     assert found == [("linear_lm_rope", precision, "4 × 512") for precision in precisions]

@@ -3,8 +3,10 @@
 import json
 import math
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 from fairseq_lrpe.experiments.kinds.base import Curve, Kind, TrainingSettings, validated
+from fairseq_lrpe.tasks.problems import problem_of
 
 
 @dataclass
@@ -26,6 +28,10 @@ class Synthetic(Kind):
     family = "lm"
     metrics = {"loss": "lower", "correct": "higher", "accuracy": "higher", "floor": "lower"}
     curve = Curve("valid_loss", "validation loss in nats a character", factor=math.log(2))
+
+    def check(self, cfg):
+        given = {key: value for key, value in cfg.train.items() if value is not None}
+        problem_of(given["problem"], SimpleNamespace(**given), given["tokens_per_sample"])
 
     def data(self, cfg):
         return []

@@ -79,3 +79,15 @@ def test_one_that_knows_the_answers_gets_all_of_them():
     silent = solve.solve(Told(lambda tokens: task.encode("#").item(), len(task.dictionary)), task)
     assert silent["measured"]["correct"] == 0 and 0 < silent["measured"]["accuracy"] < 10
     assert {row["given"] for row in silent["answers"]} == {"#"}
+
+
+@pytest.mark.parametrize("change, message", [
+    ("train.problem=sums", "unknown problem 'sums': choose from addition, index, search"),
+    ("train.copied=64", "--copied 64: the first copy is of the first letters, and --first is 48"),
+    ("train.between=0", "--between 0: a problem needs at least 1"),
+    ("train.tokens_per_sample=64", "--tokens-per-sample 64 is too short for search"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_a_folder_is_made(change, message, tmp_path):
+    with pytest.raises(SystemExit) as refused:
+        train.main(["roper/search", "rope", "--attention", "softmax", "--results", str(tmp_path), change])
+    assert message in str(refused.value) and not list(tmp_path.iterdir())
