@@ -7,36 +7,29 @@ Face package datasets, which is installed apart; it has no splits and does not m
 """
 
 import hashlib
-import importlib.util
 import re
 from pathlib import Path
 
-from tqdm import tqdm
-
+from data_prep import hub
 from data_prep.binarise import SPLITS, join
 from data_prep.door import check_text
 from data_prep.fetch import SOURCES
 from data_prep.gpt2_bpe import InBytePairs
 
-SOURCE = SOURCES["bookcorpus"]
-ROWS = 10_000  # read at a time
+FACTS = SOURCES["bookcorpus"]
+INSTEAD = "a folder of books"
 
 
 class Books(InBytePairs):
     """BookCorpus, or a folder of books; ``found``: its books by split."""
 
-    published = SOURCE["dataset"]
+    published = FACTS["dataset"]
     accepts = "plain-text books, *.txt (default: BookCorpus, through the package datasets)"
     task = "language_modeling"
 
     def check(self, args):
         if args.source is None:
-            if importlib.util.find_spec("datasets") is None:
-                raise ValueError(
-                    "BookCorpus comes through the package datasets, which is not installed: "
-                    "run `pip install datasets`, or give a folder of books with --from"
-                )
-            return None
+            return hub.check_package(FACTS, INSTEAD)
         books = find_books(args.source)
         for book in (book for files in books.values() for book in files):
             check_text(book)
@@ -44,32 +37,15 @@ class Books(InBytePairs):
 
     def write_text(self, args, found, folder):
         if found is None:
-            write_bookcorpus(folder)
+            hub.write_texts(FACTS, folder, INSTEAD, split_of)
         for split, books in (found or {}).items():
             join(books, folder / f"{split}.txt")
 
 
-def write_bookcorpus(folder: Path) -> None:
-    """Writes train.txt, the first 98% of the lines, valid.txt, the next 1%, and test.txt, the last."""
-    try:
-        from datasets import load_dataset
-
-        corpus = load_dataset(SOURCE["dataset"], revision=SOURCE["revision"], split="train")
-    except Exception as error:  # of the network, the hub or the package: whatever it is, only --from helps
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ValueError(
-            f"{SOURCE['dataset']} could not be loaded ({reason[0]}): "
-            "try again later, or give a folder of books with --from"
-        ) from error
-    if len(corpus) != SOURCE["lines"]:
-        print(f"{SOURCE['dataset']} has {len(corpus):,} lines now, not the {SOURCE['lines']:,} of BookCorpus")
-    share = len(corpus) // 100
-    ends = [0, len(corpus) - 2 * share, len(corpus) - share, len(corpus)]
-    for split, first, end in zip(SPLITS, ends[:-1], ends[1:], strict=True):
-        with (folder / f"{split}.txt").open("w", encoding="utf-8") as file:
-            for start in tqdm(range(first, end, ROWS), desc=f"{split}.txt", disable=None):
-                rows = corpus[start : min(start + ROWS, end)]["text"]
-                file.writelines(f"{line}\n" for line in rows)
+def split_of(i: int, lines: int) -> str:
+    """Returns which text BookCorpus's i-th line is for: the first 98% for training, the last for test."""
+    share = lines // 100
+    return "train" if i < lines - 2 * share else "valid" if i < lines - share else "test"
 
 
 def find_books(folder: Path) -> dict[str, list[Path]]:

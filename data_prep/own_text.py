@@ -5,18 +5,24 @@ that ships inside Python, a paragraph a line: of every topic the first 80% of th
 the next and the last 10% for validation and test; a paragraph that stands in several topics is kept once.
 """
 
+import io
 import pydoc_data.topics
 import re
+import shutil
+from functools import cache, partial
 from pathlib import Path
 
 import sentencepiece
 
-from data_prep.binarise import SPLITS, preprocess, texts_in
+from data_prep.binarise import SPLITS, join, preprocess, texts_in
 from data_prep.corpus import Corpus
 from data_prep.door import check_text, noted_folder
+from data_prep.each_line import each_line
 from fairseq_lrpe.layouts import vocabulary_size
 from fairseq_lrpe.programs import at_least
-from fairseq_lrpe.text_codec import learn_pieces
+from fairseq_lrpe.text_codec import learn_pieces, sample
+
+MODEL = "spm.model"
 
 
 class OwnText(Corpus):
@@ -24,12 +30,13 @@ class OwnText(Corpus):
 
     published = "the English prose inside Python"
     accepts = f"train.txt, valid.txt and test.txt, UTF-8 (default: {published})"
+    pieces = 2000
 
     def add_options(self, parser):
         parser.add_argument(
             "--sentencepiece",
             type=at_least(1),
-            default=2000,
+            default=self.pieces,
             metavar="N",
             help="pieces, fewer if the text has not as many (default: %(default)s)",
         )
@@ -42,29 +49,50 @@ class OwnText(Corpus):
             check_text(path, "--from takes a folder with train.txt, valid.txt and test.txt")
 
     def prepare(self, args, source, found):
-        text = args.source or self.text(args, source, found)
+        text = self.text(args, source, found)
+        encoded = {split: args.out / f"{split}.spm" for split in SPLITS}
+        for split, path in texts_in(text).items():
+            if not encoded[split].exists():
+                each_line(partial(in_pieces, text / MODEL), path, encoded[split], args.workers, newline=None)
         with noted_folder(args.out / "bin", source) as part:
-            learn_pieces(
-                args.sentencepiece,
-                "--sentencepiece",
-                input=str(text / "train.txt"),
-                model_prefix=str(part / "spm"),
-                model_type="bpe",
-                character_coverage=1.0,
-                hard_vocab_limit=False,
-            )
-            pieces = sentencepiece.SentencePieceProcessor(model_file=str(part / "spm.model"))
-            encoded = {split: part / f"{split}.spm" for split in SPLITS}
-            for split, path in texts_in(text).items():
-                with path.open(encoding="utf-8") as lines, encoded[split].open("w", encoding="utf-8") as file:
-                    file.writelines(" ".join(pieces.encode(x.strip(), out_type=str)) + "\n" for x in lines)
+            shutil.copyfile(text / MODEL, part / MODEL)
             preprocess(encoded, part, args.out / "preprocess.log", workers=args.workers)
 
     def write_text(self, args, found, folder):
+        if args.source is None:
+            self.write_published(folder)
+        else:
+            for path in texts_in(args.source).values():
+                join([path], folder / path.name)
+        print(f"Learning {MODEL}", flush=True)
+        learned = io.BytesIO()
+        learn_pieces(
+            args.sentencepiece,
+            "--sentencepiece",
+            sentence_iterator=sample(folder / "train.txt"),
+            model_writer=learned,
+            model_type="bpe",
+            character_coverage=1.0,
+            hard_vocab_limit=False,
+        )
+        (folder / MODEL).write_bytes(learned.getvalue())
+
+    def write_published(self, folder: Path) -> None:
+        """Writes the texts that are taken without --from."""
         write_python_docs(folder)
 
     def vocabulary(self, data):
         return f"{vocabulary_size(data / 'dict.txt'):,} types, with those that fairseq adds"
+
+
+@cache
+def _processor(model):
+    return sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+
+def in_pieces(model: Path, line: str) -> str:
+    """Returns the pieces of a line, without the blanks at its ends."""
+    return " ".join(_processor(model).encode(line.strip(), out_type=str))
 
 
 def write_python_docs(folder: Path) -> None:

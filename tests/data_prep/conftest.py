@@ -43,3 +43,26 @@ def at_once(monkeypatch):
         preprocess(*command[1:])
 
     monkeypatch.setattr(binarise, "run_command", run_command)
+
+
+@pytest.fixture
+def hub_rows(tmp_path, monkeypatch):
+    """A function that makes rows of texts a package ``datasets``, read seven rows at a time."""
+    from data_prep import hub
+
+    def give(texts):
+        folder = tmp_path / "packages"
+        folder.mkdir()
+        (folder / "datasets.py").write_text(
+            "class Rows(list):\n"
+            "    def __getitem__(self, span):\n"
+            "        return {'text': list.__getitem__(self, span)}\n"
+            "def load_dataset(path, name=None, *, revision, split):\n"
+            "    if path == 'gone': raise ConnectionError('no hub\\nmore')\n"
+            f"    return Rows({texts!r})\n"
+        )
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, "datasets", raising=False)
+
+    monkeypatch.setattr(hub, "READ", 7)
+    return give

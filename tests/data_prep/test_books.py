@@ -1,5 +1,6 @@
 """Books from what a user gives to fairseq's binaries."""
 
+import importlib.util
 import itertools
 
 import pytest
@@ -95,28 +96,13 @@ def test_books_that_cannot_be_used(tmp_path, capsys):
 
 
 def test_bookcorpus_needs_its_package(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(books.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     message = refused("books", "--out", tmp_path / "out")
     assert "pip install datasets" in message and not (tmp_path / "out").exists()
 
 
-@pytest.fixture
-def datasets(tmp_path, monkeypatch):
-    """A package ``datasets`` that has 1,000 lines of the corpus asked for."""
-    (tmp_path / "packages").mkdir()
-    (tmp_path / "packages" / "datasets.py").write_text(
-        "class Lines(list):\n"
-        "    def __getitem__(self, span):\n"
-        "        return {'text': list.__getitem__(self, span)}\n"
-        "def load_dataset(name, revision, split):\n"
-        "    if name != 'bookcorpus/bookcorpus': raise ConnectionError('no hub\\nmore')\n"
-        "    return Lines(f'the line {i}' for i in range(1000))\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path / "packages")
-
-
-def test_bookcorpus_is_cut_at_its_end(datasets, tiny_bpe, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(books, "ROWS", 7)
+def test_bookcorpus_is_cut_at_its_end(hub_rows, tiny_bpe, tmp_path, monkeypatch, capsys):
+    hub_rows([f"the line {i}" for i in range(1000)])
     monkeypatch.setattr(books.Books, "write_bin", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit):
         prepare("books", ["--bpe", tiny_bpe, "--out", tmp_path, "--workers", 1])
@@ -125,9 +111,9 @@ def test_bookcorpus_is_cut_at_its_end(datasets, tiny_bpe, tmp_path, monkeypatch,
     lines = {split: path.read_text().splitlines() for split, path in text.items()}
     assert list(itertools.chain(*lines.values())) == [f"the line {i}" for i in range(1000)]
     assert {split: len(part) for split, part in lines.items()} == {"train": 980, "valid": 10, "test": 10}
-    assert "has 1,000 lines now, not the 74,004,228" in capsys.readouterr().out
+    assert "has 1,000 rows now, not the 74,004,228" in capsys.readouterr().out
 
-    monkeypatch.setitem(books.SOURCE, "dataset", "gone")
+    monkeypatch.setitem(books.FACTS, "dataset", "gone")
     message = refused("books", "--bpe", tiny_bpe, "--out", tmp_path / "other")
     assert message.startswith("prepare books: gone could not be loaded (no hub): ")
     assert not (tmp_path / "other" / "text").exists()

@@ -10,8 +10,8 @@ from tiny import REPOSITORY, run_command
 from data_prep import __main__ as command
 from data_prep.corpus import Corpus
 
-NAMES = "wikitext103 wikitext103_bpe wikitext_mini wikitext_mini_bpe books wikibook glue wmt14_en_de multi30k"
-NAMES += " text"
+NAMES = "wikitext103 wikitext103_bpe wikitext_mini wikitext_mini_bpe books wikibook wikipedia glue"
+NAMES += " wmt14_en_de multi30k text"
 
 
 def test_without_a_name_it_lists_every_corpus(tmp_path, monkeypatch, capsys):
@@ -56,7 +56,7 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
 
 NUMBERS = [(name, "--workers") for name in command.CORPORA]
 NUMBERS += [("glue", "--train-rows"), ("multi30k", "--bpe-types"), ("wikibook", "--shards")]
-NUMBERS += [("text", "--sentencepiece")]
+NUMBERS += [("text", "--sentencepiece"), ("wikipedia", "--sentencepiece")]
 
 
 @pytest.mark.parametrize(("name", "option"), NUMBERS)

@@ -1,5 +1,6 @@
 """A person's own text, or the prose inside Python, in SentencePiece's pieces."""
 
+import io
 import shutil
 
 import pytest
@@ -25,17 +26,19 @@ def test_own_text_is_what_sentencepiece_and_fairseq_make_of_it(text_folder, tmp_
     size = len(Dictionary.load(str(data / "dict.txt")))
     assert f"vocabulary: {size} types" in printed and f"ready: fairseq-train {data} --task" in printed
 
-    part = out / "bin.part"  # the model holds its own path
+    part = tmp_path / "part"
     part.mkdir()
+    learned = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        input=str(text_folder / "train.txt"),
-        model_prefix=str(part / "spm"),
+        sentence_iterator=iter((text_folder / "train.txt").read_text().splitlines()),
+        model_writer=learned,
         vocab_size=60,
         model_type="bpe",
         character_coverage=1.0,
         hard_vocab_limit=False,
         minloglevel=2,
     )
+    (part / "spm.model").write_bytes(learned.getvalue())
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(part / "spm.model"))
     for split in SPLITS:
         lines = (text_folder / f"{split}.txt").read_text().splitlines()
@@ -47,7 +50,7 @@ def test_own_text_is_what_sentencepiece_and_fairseq_make_of_it(text_folder, tmp_
         "fairseq-preprocess", "--only-source", *prefixes, "--destdir", expected, "--workers", 1
     )
     assert done.returncode == 0, done.stderr
-    for made in (*part.iterdir(), *expected.glob("*.*")):
+    for made in (part / "spm.model", *expected.glob("*.*")):
         assert made.suffix == ".log" or made.read_bytes() == (data / made.name).read_bytes()
     assert {path.name for path in data.iterdir()} >= {"spm.model", "dict.txt", "test.idx", "source.txt"}
 
@@ -63,7 +66,7 @@ def test_own_text_is_kept_and_not_mixed(text_folder, tmp_path, capsys):
     other = shutil.copytree(text_folder, tmp_path / "other")
     for given in (options(other, out), options(text_folder, out, "--sentencepiece", 70)):
         message = refused("text", *given)
-        assert f"{out / 'bin'} was made from {text_folder} in 60 sentence pieces: give that" in message
+        assert f"{out / 'text'} was made from {text_folder} in 60 sentence pieces: give that" in message
 
 
 @pytest.mark.parametrize(
@@ -84,7 +87,22 @@ def test_numbers_of_pieces_that_cannot_be(text_folder, tmp_path):
     out = tmp_path / "out"
     given = options(text_folder, out, "--sentencepiece", 3)
     assert "cannot make 3 pieces of the training text, try another --sentencepiece" in refused("text", *given)
+    assert not (out / "text").exists()
+
+
+def test_what_was_interrupted_goes_on_with_the_next_step(text_folder, at_once, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(own_text, "preprocess", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        prepare("text", options(text_folder, out))
+    before = (out / "train.spm").stat().st_mtime_ns
     assert not (out / "bin").exists()
+    other = options(text_folder, out, "--sentencepiece", 50)
+    assert "was made from" in refused("text", *other)
+    (out / "valid.spm").unlink()
+    prepare("text", options(text_folder, out))
+    assert (out / "train.spm").stat().st_mtime_ns == before
+    assert len(sentences(out, "valid")) == len((text_folder / "valid.txt").read_text().splitlines())
 
 
 def test_python_docs_are_split_without_overlap(tmp_path):

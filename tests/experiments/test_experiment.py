@@ -349,6 +349,16 @@ def test_parameters_at_the_papers_size(data_bin, experiment, attention, method, 
     assert vocabulary * 512 + BODY == {267_744: 156_000_256, 50_264: 44_650_496}[vocabulary]
 
 
+def test_parameters_of_ropers_language_model(data_bin):
+    """24 layers of 768 and a tied embedding of 32,000 pieces: the page says 200 million."""
+    cfg = parsed(data_bin, "roper/wikipedia", "roper", "softmax")
+    task = LanguageModelingTask(cfg.task, dictionary(32_008))
+    with torch.device("meta"):
+        model = tasks.FairseqTask.build_model(task, cfg.model)
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    assert sum(p.numel() for p in model.parameters()) == 24 * layer + 2 * 768 + 32_008 * 768 == 194_692_608
+
+
 def test_learning_rate_at_given_updates(data_bin):
     cfg = parsed(data_bin, "lm/wikitext103", "tmlr_type1", "linear")
     optimizer = optim.build_optimizer(cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))])

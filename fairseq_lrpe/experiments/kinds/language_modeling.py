@@ -20,7 +20,7 @@ class LanguageModeling(Kind):
 
     task = "language_modeling"
     family = "lm"
-    metrics = {"perplexity": "lower", "loss": "lower"}
+    metrics = {"perplexity": "lower", "loss": "lower", "nats": "lower"}
     curve = Curve("valid_ppl", "validation perplexity")
     evaluation_keys = ("split", "length")
 
@@ -28,7 +28,7 @@ class LanguageModeling(Kind):
         return [REPOSITORY / cfg.data / name for name in layouts.text(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns the loss (to base 2), the perplexity, and how many tokens they are of."""
+        """Returns the perplexity, the loss in bits and in nats, and how many tokens they are of."""
         evaluation, flags, expected = self.evaluations(job.cfg)[name], {}, None
         if length := evaluation.get("length"):
             expected = check_length(job, evaluation["split"], length)
@@ -42,7 +42,8 @@ class LanguageModeling(Kind):
         if not tokens or tokens != (expected or tokens):  # it leaves out silently what it finds too long
             raise ValueError(f"fairseq-eval-lm evaluated {tokens:,} tokens, not all of the split: see {log}")
         loss, perplexity = re.search(r"Loss \(base 2\): ([\w.]+), Perplexity: ([\w.]+)", text).groups()
-        return {"perplexity": float(perplexity), "loss": float(loss), "tokens": tokens}
+        nats = math.log(2) * float(loss)
+        return {"perplexity": float(perplexity), "loss": float(loss), "nats": nats, "tokens": tokens}
 
 
 def model_of(job) -> dict:

@@ -2,9 +2,15 @@
 
 import json
 import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
 
 import pytest
 import torch
+from tiny import BIN, REPOSITORY
 
 from fairseq_lrpe.experiments import record, solve, train
 from fairseq_lrpe.experiments.kinds.synthetic import KIND
@@ -40,6 +46,46 @@ def test_search_has_a_floor(tmp_path):
     _, measured = run(tmp_path, "roper/search_mini", "softmax", "rope", *changes)
     assert measured.keys() == {"settings", "loss", "floor"}
     assert 0.3 < measured["floor"] < math.log(5) < measured["loss"] < 3
+
+
+def test_a_run_that_is_killed_ends_as_an_uninterrupted_one(tmp_path):
+    """Both the runner and its training are killed; examples made after that are those that come next."""
+    changes = ["updates=40", "train.first=8", "train.copied=8", "train.tokens_per_sample=40"]
+    changes += ["evaluate.flags.batch_size=64"]
+    whole, measured = run(tmp_path / "whole", "roper/search_mini", "softmax", "roper", *changes)
+
+    words = [
+        "roper/search_mini",
+        "roper",
+        "--attention",
+        "softmax",
+        "--cpu",
+        "--results",
+        tmp_path / "killed",
+    ]
+    command = [str(BIN / "python"), "-m", "fairseq_lrpe.experiments.train", *words, *SMALL, *changes]
+    command += ["--results", str(tmp_path / "killed")]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
+    while not list((tmp_path / "killed").rglob("checkpoint_*_9.pt")):
+        assert process.poll() is None
+        time.sleep(0.005)
+    [training] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    os.killpg(int(training), signal.SIGKILL)
+    process.wait()
+    [last] = (tmp_path / "killed").rglob("checkpoint_last.pt")
+    assert not list((tmp_path / "killed").rglob("evaluation.json"))
+    assert 6 <= torch.load(last, weights_only=True)["optimizer_history"][-1]["num_updates"] < 40
+
+    killed, again = run(tmp_path / "killed", "roper/search_mini", "softmax", "roper", *changes)
+    assert again == measured
+    one, other = (
+        torch.load(x / "checkpoints/checkpoint_last.pt", weights_only=True) for x in (whole, killed)
+    )
+    assert one["model"].keys() == other["model"].keys()
+    for name, tensor in one["model"].items():
+        assert torch.equal(tensor, other["model"][name]), name
+    assert record.read(whole, KIND.curve).curve == record.read(killed, KIND.curve).curve
 
 
 class Told(torch.nn.Module):
