@@ -3,6 +3,28 @@ import tiny
 import torch
 
 
+def pytest_addoption(parser):
+    parser.addoption("--encoding", metavar="NAME", help="only what every encoding has to hold, of this one")
+
+
+def pytest_configure(config):
+    if asked := config.getoption("--encoding"):
+        from fairseq_lrpe.encodings import ENCODINGS
+
+        if asked not in ENCODINGS:
+            raise pytest.UsageError(f"unknown encoding {asked!r}: choose from {', '.join(ENCODINGS)}")
+
+
+def pytest_ignore_collect(collection_path, config):
+    contract = collection_path.is_dir() or collection_path.name == "test_contract.py"
+    return True if config.getoption("--encoding") and not contract else None
+
+
+def pytest_collection_modifyitems(config, items):
+    if asked := config.getoption("--encoding"):
+        items[:] = [x for x in items if x.callspec.params["case"].encoding == asked]
+
+
 @pytest.fixture(autouse=True)
 def seed():
     """Every test draws the same numbers each time, alone or among others."""

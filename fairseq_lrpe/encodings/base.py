@@ -3,7 +3,10 @@
 import inspect
 from collections.abc import Callable, Iterable
 
+import torch
 from torch import Tensor, nn
+
+from fairseq_lrpe.ops.relative import spread
 
 ENCODINGS = {}
 
@@ -11,9 +14,9 @@ ENCODINGS = {}
 class Encoding(nn.Module):
     """Encodes positions in self-attention; everything here is the encoding that does nothing.
 
-    q, k, v are (B, H, L, d). Query i stands at position ``q_offset + i`` and key j at ``k_offset + j``;
-    only their difference may reach a score, so that encoding positions one at a time, with offsets,
-    gives exactly what encoding the whole sequence gives. Offsets are 0 or more.
+    q, k, v are (B, H, L, d). Query i stands at position ``q_offset + i`` and key j at ``k_offset + j``.
+    Encoding positions one at a time, with offsets, has to give exactly what encoding the whole sequence
+    gives. Offsets are 0 or more. ``bash scripts/test.sh --encoding NAME`` holds an encoding to all this.
 
     Args:
         num_heads, head_dim: H and d.
@@ -26,6 +29,9 @@ class Encoding(nn.Module):
 
     decomposable = True
     """Class attribute: works on q and k apart, and so in linear attention."""
+
+    relative = True
+    """Class attribute: of two positions only their difference reaches a score."""
 
     def __init__(
         self, *, num_heads: int, head_dim: int, causal: bool, layer: int = 1, max_positions: int = 512
@@ -43,7 +49,11 @@ class Encoding(nn.Module):
 
     @property
     def log_decay(self) -> Tensor | None:
-        """Returns (H,) or None: causal linear attention weighs every pair by exp(log_decay·(i−j))."""
+        """Returns (H,) at most 0, or None: every pair weighs exp(log_decay·(i−j)), in causal attention alone.
+
+        In linear attention that is a factor in its sums; in softmax attention, log_decay·(i−j) is added to
+        the scores, as ALiBi does (Press et al. 2022), unless :meth:`bias` is another.
+        """
         return None
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
@@ -56,12 +66,15 @@ class Encoding(nn.Module):
         q and k as :meth:`forward` returned them. The keys stand at 0..Lk-1, and end with the last query
         when causal; entries of keys after their query are then arbitrary, and finite.
         """
-        return None
+        if self.log_decay is None:
+            return None
+        distance = torch.arange(q_offset + q.size(-2) - 1, -1, -1, device=q.device)
+        return spread((self.log_decay[:, None] * distance).to(q.dtype), q.size(-2), k.size(-2))
 
     @property
     def biased(self) -> bool:
         """Returns whether :meth:`bias` can be anything but None."""
-        return type(self).bias is not Encoding.bias
+        return type(self).bias is not Encoding.bias or self.log_decay is not None
 
     def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor | None]:
         """Returns :meth:`bias` as a function to call for some of these queries and the keys they may see.
@@ -142,4 +155,10 @@ def build_encoding(name: str, **arguments) -> Encoding:
         if option not in (*known, *_SHARED):
             own = ", ".join(known) or "none"
             raise ValueError(f"encoding {name!r} has no option {option!r}: it has {own}")
-    return cls(**arguments)
+    encoding = cls(**arguments)
+    if encoding.log_decay is not None and not encoding.causal:
+        raise ValueError(
+            f"encoding {name!r} fades with the distance into the past, which only causal attention knows: "
+            "use it in a language model or a decoder"
+        )
+    return encoding

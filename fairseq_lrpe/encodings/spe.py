@@ -25,6 +25,8 @@ class SPE(Encoding):
     no tensor of (L, H, d, R).
     """
 
+    relative = False  # but on the average over the noise
+
     def __init__(self, **shared):
         super().__init__(**shared)
         shape = (self.num_heads, self.head_dim)

@@ -1,0 +1,194 @@
+"""Encodings of a person's own: README's two, and some that the general tests must not let pass."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import test_contract
+import torch
+from test_contract import Case
+from tiny import BIN, REPOSITORY, train_flags
+
+from fairseq_lrpe.attention import build_attention
+from fairseq_lrpe.config import PositionConfig
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register_encoding
+from fairseq_lrpe.encodings.rope import RoPE
+
+BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def extended(tmp_path_factory):
+    """A copy of the repository with the encodings and the rows of README, as they stand there."""
+    folder = tmp_path_factory.mktemp("extended")
+    for part in ("fairseq_lrpe", "tests"):
+        shutil.copytree(REPOSITORY / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(REPOSITORY / "pyproject.toml", folder)
+    classes = {x[1]: block for block in BLOCKS if (x := re.search(r'register_encoding\("(\w+)"', block))}
+    rows = [block for block in BLOCKS if block.startswith('"')]
+    assert list(classes) == ["forget", "distance"] and len(rows) == 2
+    for name, block in classes.items():
+        (folder / "fairseq_lrpe" / "encodings" / f"{name}.py").write_text(block)
+    methods = folder / "fairseq_lrpe" / "methods.py"
+    methods.write_text(methods.read_text().replace("METHODS = {\n", "METHODS = {\n" + "".join(rows), 1))
+    return folder
+
+
+def run(folder, *command):
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(
+        list(map(str, command)), cwd=folder, env=environment, capture_output=True, text=True, errors="replace"
+    )
+
+
+@pytest.mark.parametrize("name, both", [("forget", True), ("distance", False)])
+def test_readmes_encodings_hold_what_all_of_them_have_to(name, both, extended):
+    done = run(extended, sys.executable, "-m", "pytest", "-q", "--encoding", name)
+    assert done.returncode == 0, done.stdout[-3000:]
+    passed = int(re.search(r"(\d+) passed", done.stdout)[1])
+    assert passed > (30 if both else 15) and "failed" not in done.stdout
+
+
+def test_readmes_decay_trains_in_softmax_attention(extended, data_bin, tmp_path):
+    flags = train_flags(data_bin, "softmax_lm_forget", tmp_path, "--max-update", 2, "--forget-rate", 0.5)
+    flags[flags.index("--user-dir") + 1] = extended / "fairseq_lrpe"
+    done = run(extended, BIN / "fairseq-train", *flags)
+    assert done.returncode == 0, done.stderr[-3000:]
+    model = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)["model"]
+    rate = model["decoder.layers.0.self_attn.encoding.rate"]
+    assert (rate - 0.5).abs().max() < 0.1 and (rate != 0.5).all()
+
+
+def test_a_name_that_no_encoding_has(extended):
+    done = run(extended, sys.executable, "-m", "pytest", "-q", "--encoding", "forgit")
+    assert done.returncode != 0 and "unknown encoding 'forgit': choose from" in done.stdout + done.stderr
+
+
+def test_readmes_python_works():
+    [block] = [x for x in BLOCKS if x.startswith("import torch\nfrom fairseq_lrpe")]
+    found = {}
+    exec(block, found)
+    assert found["out"].shape == (2, 8, 1000, 64) and found["out"].isfinite().all()
+
+
+class Fading(Encoding):
+    """A pair weighs exp(-0.1 (h + 1) (i - j))."""
+
+    @property
+    def log_decay(self):
+        return -0.1 * torch.arange(1.0, self.num_heads + 1)
+
+
+class NaiveXPos(RoPE):
+    """xPos as its formula is written, q ζ^s and k ζ^-s, which leave float32 far out (Sun et al. 2023)."""
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        zeta = (torch.arange(self.head_dim, dtype=torch.float64) // 2 * 2 / self.head_dim + 0.4) / 1.4
+        q, k = super().forward(q, k, q_offset, k_offset)
+        steps = (torch.arange(x.size(-2))[:, None] for x in (q, k))
+        at_q, at_k = (zeta ** ((s + o) / 512) for s, o in zip(steps, (q_offset, k_offset), strict=True))
+        return (q * at_q).to(q.dtype), (k / at_k).to(k.dtype)
+
+
+class Absolute(Encoding):
+    """Queries and keys grow with their position, not with a distance."""
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        return q * (1 + q_offset + torch.arange(q.size(-2))[:, None]), k
+
+
+class Deaf(Encoding):
+    """Nothing at all."""
+
+
+class Forgetful(RoPE):
+    """Takes no notice of offsets."""
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        return super().forward(q, k)
+
+
+class Square(Encoding):
+    """Makes a matrix of all pairs on the way."""
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        pairs = torch.ones(q.size(-2), q.size(-2), dtype=q.dtype).tril(-q.size(-2))
+        return q + pairs @ q, k
+
+
+class Rounding(RoPE):
+    """Says nothing of positions in half precision."""
+
+    def forward(self, q, k, q_offset=0, k_offset=0):
+        q, k = super().forward(q.double(), k.double(), q_offset, k_offset)
+        return q.float(), k.float()
+
+
+@pytest.fixture
+def register(monkeypatch):
+    monkeypatch.setattr("fairseq_lrpe.encodings.base.ENCODINGS", ENCODINGS)
+    before = dict(ENCODINGS)
+    yield lambda cls: register_encoding("own")(cls)
+    ENCODINGS.clear()
+    ENCODINGS.update(before)
+
+
+def case(attention="linear", causal=True):
+    return Case("own", (("encoding", "own"),), attention, causal)
+
+
+@pytest.mark.parametrize("cls, test", [
+    (NaiveXPos, test_contract.test_far_positions_in_float32),
+    (NaiveXPos, test_contract.test_linear_attention_over_100_000_tokens),
+    (Absolute, lambda _: test_contract.test_padding_changes_nothing(case("softmax"), "left")),
+    (Absolute, test_contract.test_far_positions_in_float32),
+    (Deaf, test_contract.test_positions_are_seen),
+    (Forgetful, test_contract.test_step_by_step_is_the_whole),
+    (Square, test_contract.test_memory),
+    (Rounding, test_contract.test_gradients),
+])  # fmt: skip
+def test_what_does_not_hold_fails(cls, test, register):
+    register(cls)
+    with pytest.raises((AssertionError, RuntimeError)):
+        test(case())
+
+
+def test_naive_xpos_is_relative_where_it_does_not_overflow(register):
+    register(NaiveXPos)
+    test_contract.test_step_by_step_is_the_whole(case())
+    test_contract.test_padding_changes_nothing(case(), "left")
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_a_decay_weighs_pairs_in_both_attentions(attention, register):
+    """Softmax: exp(score + log_decay (i - j)); linear: the weights times exp(log_decay (i - j))."""
+    register(Fading)
+    module = test_contract.build(case(attention))
+    x, heads = test_contract.tokens(), (test_contract.H, test_contract.D)
+    projections = (module.q_proj, module.k_proj, module.v_proj)
+    q, k, v = (projection(x).unflatten(-1, heads).permute(1, 2, 0, 3) for projection in projections)
+    i = torch.arange(len(x))
+    decay = torch.exp(module.encoding.log_decay[:, None, None] * (i[:, None] - i)).double().tril()
+    if attention == "softmax":
+        weights = (q @ k.mT / heads[1] ** 0.5).exp()
+    else:
+        weights = module.feature_map(q) @ module.feature_map(k).mT
+    weights = weights * decay
+    o = weights / weights.sum(-1, keepdim=True) @ v
+    expected = module.out_proj(o.permute(2, 0, 1, 3).flatten(2))
+    torch.testing.assert_close(module(x)[0], expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_a_decay_in_bidirectional_attention_is_refused_when_it_is_built(attention, register):
+    register(Fading)
+    cfg = PositionConfig()
+    cfg.encoding, cfg.attention = "own", attention
+    message = "'own' fades with the distance into the past, which only causal attention knows"
+    with pytest.raises(ValueError, match=message):
+        build_attention(cfg, dropout=0.0, embed_dim=8, num_heads=2, causal=False, layer=1, max_positions=9)
+    with pytest.raises(ValueError, match=message):
+        build_encoding("own", num_heads=2, head_dim=4, causal=False)

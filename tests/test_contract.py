@@ -1,0 +1,228 @@
+"""What every encoding has to hold in each attention that it is for, one of a person's own too.
+
+``bash scripts/test.sh --encoding NAME`` runs these tests for one. Its formula needs a test of its own.
+"""
+
+import inspect
+import itertools
+from typing import NamedTuple
+
+import pytest
+import torch
+from exact import assert_same
+from largest import Largest
+
+from fairseq_lrpe.attention import build_attention
+from fairseq_lrpe.config import PositionConfig
+from fairseq_lrpe.encodings import ENCODINGS, Encoding
+from fairseq_lrpe.methods import METHODS, Method
+
+H, D, B, L = 2, 8, 3, 9
+E = H * D
+FAR = 100_000
+METHODS_OF_CLASSES = "forward bias bias_in_parts values_from_weights encode_values decode_output".split()
+
+
+class Case(NamedTuple):
+    """An encoding, the flags of a method or none, the attention, and whether it is causal."""
+
+    encoding: str
+    flags: tuple
+    attention: str
+    causal: bool
+
+
+def cases():
+    """Every encoding with its defaults, and with the flags of each method, wherever it can be used."""
+    named = {name: Method({"encoding": name}, "") for name in ENCODINGS} | METHODS
+    found = {}
+    for name, method in named.items():
+        flags = tuple(sorted((k, v) for k, v in method.flags.items() if k != "token_positions"))
+        for attention, causal in itertools.product(method.attentions(), (True, False)):
+            case = Case(method.encoding, flags, attention, causal)
+            text = f"{attention}-{name}-{'causal' if causal else 'bidirectional'}"
+            found.setdefault(case, pytest.param(case, id=text))
+    return list(found.values())
+
+
+every_case = pytest.mark.parametrize("case", cases())
+
+
+def build(case, dtype=torch.float64):
+    """A small attention module, none of whose parameters is still as it starts; skips one that is refused."""
+    cfg = PositionConfig()
+    for flag, value in {**dict(case.flags), "attention": case.attention}.items():
+        setattr(cfg, flag, value)
+    sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "max_positions": 2 * L}
+    try:
+        module = build_attention(cfg, dropout=0.0, causal=case.causal, **sizes)
+    except ValueError as error:
+        if case.causal:
+            raise
+        pytest.skip(str(error))  # a decay
+    with torch.no_grad():
+        for parameter in module.encoding.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module.to(dtype).eval()
+
+
+def tokens(length=L, batch=B, dtype=torch.float64):
+    return torch.randn(length, batch, E).to(dtype)
+
+
+def scores(encoding, q, k, q_offset):
+    """The scaled scores of softmax attention, with their bias; the keys stand at 0, 1, .."""
+    q, k = encoding(q, k, q_offset, 0)
+    bias = encoding.bias(q, k, q_offset)
+    found = encoding.scale * q @ k.mT
+    return found if bias is None else found + bias
+
+
+@every_case
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_changes_nothing(case, side):
+    """On the left it moves a sentence, and only distances count."""
+    module = build(case)
+    if side == "left" and not module.encoding.relative:
+        pytest.skip("it is not relative")
+    x, lengths = tokens().requires_grad_(), (L, 5, 1)
+    padding = torch.ones(B, L, dtype=torch.bool)
+    places = [slice(0, n) if side == "right" else slice(L - n, L) for n in lengths]
+    for b, place in enumerate(places):
+        padding[b, place] = False
+    out, _ = module(x, key_padding_mask=padding)
+    for b, place in enumerate(places):
+        assert_same(out[place, b], module(x[place, b : b + 1])[0][:, 0])
+    assert out.isfinite().all()  # the next layer reads what comes out at padding too
+    assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+
+
+@every_case
+def test_step_by_step_is_the_whole(case):
+    if not case.causal:
+        pytest.skip("there are no steps")
+    module, x = build(case), tokens()
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[1, 0] = padding[2, :2] = module.encoding.relative
+    whole, _ = module(x, key_padding_mask=padding)
+    for cuts in ([0, *range(2, L + 1)], [0, 4, 5, L]):
+        state, pieces = {}, []
+        for start, stop in itertools.pairwise(cuts):
+            mask = padding[:, start:stop] if padding[:, start:stop].any() else None
+            pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
+        assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
+
+
+@every_case
+def test_beams_go_on_from_each_other(case):
+    if not case.causal:
+        pytest.skip("there are no steps")
+    module, x, state = build(case), tokens(), {}
+    module(x, incremental_state=state)
+    order = torch.tensor([2, 0, 0, 1])
+    module.reorder_incremental_state(state, order)
+    token = tokens(1, 4)
+    expected, _ = module(torch.cat([x[:, order], token]))
+    assert_same(module(token, incremental_state=state)[0], expected[-1:])
+
+
+@every_case
+def test_more_keys_than_queries(case):
+    """As a memory gives them: the queries are the last of the keys."""
+    module, x = build(case), tokens()
+    assert_same(module(x[6:], x)[0], module(x)[0][6:])
+
+
+@every_case
+def test_gradients(case):
+    """Against differences, of the tokens and of each of its parameters, all of which do something."""
+    module, x = build(case), tokens(5, 1).requires_grad_()
+    leaves = [x, *module.encoding.parameters()]
+    w = tokens(5, 1)
+    for gradient in torch.autograd.grad((module(x)[0] * w).sum(), leaves):
+        assert gradient.isfinite().all() and gradient.any()
+    assert torch.autograd.gradcheck(lambda *_: module(x)[0], leaves, fast_mode=True)
+
+
+@every_case
+def test_positions_are_seen(case):
+    """Where two tokens change places, what a third one sees is another."""
+    if case.encoding == "none":
+        pytest.skip("it encodes nothing")
+    module, x = build(case), tokens()
+    order = torch.tensor([3, 1, 2, 0, *range(4, L)])
+    difference = (module(x[order])[0] - module(x)[0])[-1].abs().max()
+    assert difference > 1e-4
+
+
+@every_case
+def test_a_decay_never_grows(case):
+    encoding = build(case).encoding
+    if encoding.log_decay is not None:
+        assert encoding.log_decay.shape == (H,) and (encoding.log_decay <= 0).all()
+
+
+@every_case
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(case, dtype):
+    module, state = build(case, dtype), {}
+    for x in (tokens(64, dtype=dtype), *tokens(3, dtype=dtype).split(1)):
+        out, _ = module(x, incremental_state=state if case.causal else None)
+        assert out.dtype == dtype and out.isfinite().all()
+    q, k = (torch.randn(1, H, L, D).to(dtype) for _ in range(2))
+    found = scores(module.encoding, q, k, 0)
+    expected = scores(module.encoding.double(), q.double(), k.double(), 0)
+    seen = torch.ones(L, L, dtype=torch.bool).tril() if case.causal else ...
+    error = (found - expected)[..., seen].norm() / expected[..., seen].norm()
+    assert error < 8 * torch.finfo(dtype).eps
+
+
+@every_case
+def test_far_positions_in_float32(case):
+    """At position 100,000 scores are finite, and between neighbours what they are at the start."""
+    encoding = build(case, torch.float32).encoding
+    q, k = torch.randn(1, H, 4, D), torch.randn(1, H, FAR + 4, D)
+    with torch.no_grad():
+        far = scores(encoding, q, k, FAR)
+        assert far.isfinite().all()
+        if encoding.relative:
+            near = scores(encoding, q, k[:, :, -8:], 4)
+            seen = torch.ones(4, 8, dtype=torch.bool).tril(4) if case.causal else ...
+            assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
+
+
+@every_case
+def test_linear_attention_over_100_000_tokens(case):
+    if case.attention == "softmax":
+        pytest.skip("it would take minutes")
+    with torch.no_grad():
+        out, _ = build(case, torch.float32)(tokens(FAR, 1, torch.float32))
+    assert out.isfinite().all()
+
+
+@every_case
+def test_memory(case):
+    """In linear attention it grows with the tokens; in softmax attention there is no more than scores."""
+    module, largest = build(case, torch.float32), {}
+    for length in (512, 1024):
+        with Largest() as found:
+            module(tokens(length, 1, torch.float32).requires_grad_())[0].sum().backward()
+        largest[length] = found.numel
+    if case.attention == "linear":
+        assert largest[1024] < 2.2 * largest[512]
+    else:
+        assert largest[512] <= 4 * H * 512 * 512 and largest[1024] <= 4 * H * 1024 * 1024
+
+
+@every_case
+def test_a_checkpoint_has_all_there_is(case):
+    first, second, x = build(case), build(case), tokens()
+    second.load_state_dict(first.state_dict())
+    assert_same(first(x)[0], second(x)[0])
+
+
+@every_case
+def test_methods_are_called_as_in_every_encoding(case):
+    for name in METHODS_OF_CLASSES:
+        ours, theirs = (getattr(c, name) for c in (ENCODINGS[case.encoding], Encoding))
+        assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters
