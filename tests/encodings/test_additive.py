@@ -16,6 +16,7 @@ from largest import Largest
 
 from fairseq_lrpe.attention import SoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.encodings.shaw import level
 
 H, D = 2, 4
 ENCODINGS = {
@@ -75,26 +76,32 @@ def clip(x, k):
     return max(-k, min(k, x))
 
 
+def vector(encoding, vectors, level, h):
+    """The vector of a level that the head h sees."""
+    row = vectors.weight[encoding.k + level]
+    return row[h * D : (h + 1) * D] if encoding.per_head else row
+
+
 def shaw(encoding, q, k, i, j, h):
     """LFHC paper Eqs. 4 and 5."""
-    w = encoding.w_k.weight[encoding.k + clip(i - j, encoding.k)]
+    w = vector(encoding, encoding.w_k, clip(i - j, encoding.k), h)
     return (q * (k + w)).sum(-1) / math.sqrt(D)
 
 
-def clip_l(x, k, layer):
-    """LFHC paper Eq. 9."""
+def clip_l(x, k, layer, rounding):
+    """LFHC paper Eq. 9, as printed, or with the ceiling that its author's public code has."""
     if x > k * layer:
         return k
     if 0 <= x <= k * layer:
-        return math.floor(x / layer)
+        return math.floor(x / layer) if rounding == "floor" else math.ceil(x / layer)
     if -k * layer <= x < 0:
         return math.floor(x / layer)
     return -k
 
 
 def lfhc(encoding, q, k, i, j, h):
-    w = encoding.w_k.weight[encoding.k + clip_l(i - j, encoding.k, encoding.layer)]
-    return (q * (k + w)).sum(-1) / math.sqrt(D)
+    level = clip_l(i - j, encoding.k, encoding.layer, encoding.rounding)
+    return (q * (k + vector(encoding, encoding.w_k, level, h))).sum(-1) / math.sqrt(D)
 
 
 def sinusoid(distance, width):
@@ -183,8 +190,10 @@ def cases():
     for k in (1, 3, 20):
         yield "shaw", 1, {"k": k}
         yield "deberta", 1, {"k": k}
-    for layer, k in itertools.product((1, 2, 3, 4), (1, 2, 9)):
-        yield "lfhc", layer, {"k": k}
+    yield "shaw", 1, {"k": 3, "per_head": True}
+    for layer, k, rounding in itertools.product((1, 2, 3, 4), (1, 2, 9), ("away", "floor")):
+        yield "lfhc", layer, {"k": k, "rounding": rounding}
+    yield "lfhc", 3, {"k": 2, "per_head": True}
     yield "xl", 1, {}
     yield "gcdf", 1, {}
 
@@ -312,7 +321,7 @@ def attention_definition(module, name, x, padding=None):
             for weight, j in zip(weights, seen, strict=True):
                 value = v[b, h, j]
                 if encoding.needs_weights:
-                    value = value + encoding.w_v.weight[encoding.k + clip(i - j, encoding.k)]
+                    value = value + vector(encoding, encoding.w_v, clip(i - j, encoding.k), h)
                 total = total + weight * value
             heads.append(total)
         out[i][b] = torch.cat(heads)
@@ -323,6 +332,7 @@ ATTENTIONS = [
     *((name, {}) for name in ENCODINGS),
     ("shaw", {"values": True}),
     ("shaw", {"values": True, "k": 9}),
+    ("shaw", {"values": True, "per_head": True}),
 ]
 every_attention = pytest.mark.parametrize(
     ("name", "options"), [pytest.param(*a, id="-".join([a[0], *map(str, a[1].values())])) for a in ATTENTIONS]
@@ -597,6 +607,27 @@ def test_state_dict(name):
         assert 0 < parameter.abs().max() < 3
 
 
+@pytest.mark.parametrize("name", ["shaw", "lfhc"])
+def test_vectors_of_each_heads_own(name):
+    """Heads that have the same vectors score as with shared ones."""
+    shared, own = build(name, k=3, layer=2), build(name, k=3, layer=2, per_head=True)
+    assert {n: tuple(x.shape) for n, x in own.state_dict().items()} == {"w_k.weight": (7, E)}
+    q, k = random(2, H, 9, D, seed=1), random(2, H, 9, D, seed=2)
+    assert not torch.allclose(scores(own, q, k), scores(shared, q, k))
+    with torch.no_grad():
+        own.w_k.weight.copy_(shared.w_k.weight.repeat(1, H))
+    assert_same(scores(own, q, k), scores(shared, q, k))
+
+
+def test_the_levels_of_lfhc():
+    """Rounded away from zero, level 0 is the token itself; as printed, it is also the l − 1 before it."""
+    distances = torch.arange(-7, 8)
+    away = [-2, -2, -2, -2, -2, -1, -1, 0, 1, 1, 2, 2, 2, 2, 2]
+    floor = [-2, -2, -2, -2, -2, -1, -1, 0, 0, 1, 1, 2, 2, 2, 2]
+    assert (level(distances, 2, 2, "away") - 2).tolist() == away
+    assert (level(distances, 2, 2, "floor") - 2).tolist() == floor
+
+
 def test_shaws_values_have_their_own_vectors():
     encoding = build("shaw", values=True, k=3)
     assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == {
@@ -638,6 +669,7 @@ def test_scales():
         ("gcdf", {"lambda_": -1.0}, "gcdf.*-1"),
         ("gcdf", {"lambda_": 0.0}, "gcdf.*0"),
         ("lfhc", {"values": True}, "'lfhc'.*'values'.*k"),
+        ("lfhc", {"rounding": "up"}, "unknown rounding 'up': choose from away, floor"),
         ("gcdf", {"k": 3}, "'gcdf'.*'k'.*lambda_"),
         ("xl", {"lambda_": 2.0}, "'xl'.*'lambda_'"),
         ("t5", {"k": 3}, "'t5'.*'k'.*buckets, max_distance"),
