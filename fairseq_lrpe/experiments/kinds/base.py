@@ -114,6 +114,10 @@ class Kind:
         """Returns fairseq-train's flags that neither the YAML nor the machine says."""
         return {"arch": architecture(job.run.attention, self.family, job.run.method)}
 
+    def watched(self, job) -> str:
+        """Returns the key of fairseq's JSON log that every validation of a training is told by."""
+        return self.curve.key if self.curve else "valid_loss"
+
     def evaluations(self, cfg: DictConfig) -> dict[str, dict]:
         """Returns {name: settings} of the evaluations that these settings have."""
         return {name: dict(settings) for name, settings in cfg.evaluations.items() if settings is not None}

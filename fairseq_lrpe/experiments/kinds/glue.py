@@ -59,6 +59,9 @@ class Glue(Kind):
     def folders(self, cfg):
         return [self.folder(cfg)]
 
+    def watched(self, job):
+        return f"valid_{task_named(job.cfg.task).logged}"
+
     def evaluations(self, cfg):
         """Returns those of the task: MNLI alone has a second development set."""
         splits = task_named(cfg.task).labelled
