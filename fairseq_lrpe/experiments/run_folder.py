@@ -3,7 +3,6 @@
 import fcntl
 import importlib.metadata
 import json
-import os
 import platform
 import re
 import shutil

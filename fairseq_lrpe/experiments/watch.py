@@ -1,30 +1,36 @@
 """What is shown of a training while it runs: how far it is, what it measures, how long it will take."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
 
-from fairseq_lrpe.experiments.run_folder import Log, updates_in
+from fairseq_lrpe.experiments.run_folder import Log, is_locked, read_lines, updates_in
 from fairseq_lrpe.files import readable
 
 EVERY = 60  # seconds between two lines, where no line can be rewritten
 MEASURES = ("loss", "ppl", "accuracy")  # of the batches of a training, as fairseq calls them
 
 
-def progress(entries: Iterable[dict], updates: int, log: Path) -> str:
+def progress(entries: list[dict], updates: int, log: Path) -> str:
     """Returns in one line how a training of so many updates stands, by its log's entries."""
-    entries = list(entries)
     inner = next((entry for entry in reversed(entries) if entry["kind"] == "train_inner"), {})
-    done = max(map(updates_in, entries), default=0)
+    done = updates_in(entries[-1]) if entries else 0
     parts = [f"{done:,} of {updates:,} updates", *(f"{x} {inner[x]}" for x in MEASURES if x in inner)]
     if inner.get("wps"):
         seconds = (updates - done) * inner["wpb"] / inner["wps"]
         parts += [f"{inner['wps']:,.0f} tokens/s", f"{timedelta(seconds=round(seconds))} left"]
     return ", ".join([*parts, f"log {readable(log)}"])
+
+
+def standing(job) -> str:
+    """Returns how the training of a job stands that another process does; of one that chooses, its trial's."""
+    one = next((trial for trial in job.trials() if is_locked(trial.folder)), job)
+    entries = read_lines(one.folder / "log.jsonl")
+    return f"{one.run}: {progress(entries, one.updates, one.folder / 'train.log')}"
 
 
 @contextmanager
@@ -37,14 +43,14 @@ def watched(name: str, updates: int, log: Log, measure: str) -> Iterator:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     last = time.monotonic()
 
-    with console.status(progress(log.entries.values(), updates, log.raw)) as status:
+    with console.status(progress([*log.entries.values()], updates, log.raw)) as status:
 
         def take(line):
             nonlocal last
             entry = log.take(line)
             if entry is None:
                 return
-            now = progress(log.entries.values(), updates, log.raw)
+            now = progress([*log.entries.values()], updates, log.raw)
             status.update(now)
             if entry["kind"] == "valid":
                 what = measure if measure in entry else "valid_loss"
