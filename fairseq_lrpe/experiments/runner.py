@@ -22,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lrpe.commands import CommandFailed, run_command
 from fairseq_lrpe.experiments import run_folder
+from fairseq_lrpe.experiments.epoch_end import epoch_end
 from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import Kind
 from fairseq_lrpe.experiments.launch import Launch, train_command, update_freq
@@ -180,14 +181,24 @@ def train(job: Job, settings: dict) -> None:
     write_whole(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
     run_folder.mend(folder / "checkpoints")
     log = Log(folder, done=run_folder.updates_done(folder / "checkpoints"))
-    if log.entries:
-        log.write()  # a process that was killed may not have
+    tell_end(job, log)
     try:
         run_training(job, command, log)
     except CommandFailed as error:
         raise _explained(job, error) from None
     if speed := log.speed():
         keep(job, "training", speed)
+
+
+def tell_end(job: Job, log: Log) -> None:
+    """Completes the log with the end of an epoch that fairseq saved, and then was killed before it told."""
+    last = job.folder / "checkpoints/checkpoint_last.pt"
+    if log.entries and run_folder.updates_done(last.parent):
+        with_ppl = any("ppl" in one for one in log.entries.values())
+        entry = epoch_end(last, job.updates, with_ppl)
+        if entry and ("train", entry["train_num_updates"]) not in log.entries:
+            log.add(entry)
+        log.write()
 
 
 def run_training(job: Job, command: list[str], log: Log) -> None:

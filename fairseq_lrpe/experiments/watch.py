@@ -27,7 +27,7 @@ def progress(entries: list[dict], updates: int, log: Path) -> str:
 
 
 def standing(job) -> str:
-    """Returns how the training of a job stands that another process does; of one that chooses, its trial's."""
+    """Returns how the training of a job stands that another process does, or that of its trial."""
     one = next((trial for trial in job.trials() if is_locked(trial.folder)), job)
     entries = read_lines(one.folder / "log.jsonl")
     return f"{one.run}: {progress(entries, one.updates, one.folder / 'train.log')}"

@@ -49,6 +49,7 @@ CASES = {
 SEQUENCES = {"train": 32, "valid": 8}  # epochs of eight updates
 TIMES = {"wps", "ups", "wall", "train_wall", "gb_free"}
 PARTS = 6  # of a copy
+KILLS = 8  # of a run at most
 
 
 class Moments:
@@ -277,14 +278,14 @@ def main():
                 story, code = [], None
                 while code != 0:
                     plan = {}
-                    kind = random.choice(["training", "training", "runner", "time", "end"])
+                    kind = random.choice(["training", "training", "training", "runner", "time"])
                     whom = random.choice(["runner", "training", "both"])
-                    if len(story) >= 12:
+                    if len(story) >= KILLS:
                         kind = "end"
                     if kind == "training":
-                        plan["training"] = (random.randint(1, 250), whom)
+                        plan["training"] = (random.randint(1, 200), whom)
                     elif kind == "runner":
-                        plan["runner"] = random.randint(1, 60)
+                        plan["runner"] = random.randint(1, 30)
                     elif kind == "time":
                         plan["delay"] = random.uniform(0, 1.5)
                     code, said = run([*words, "--results", str(results)], **plan)
@@ -305,7 +306,7 @@ def main():
                 if args.keep and bad and bad[-1][:2] == (case, number):
                     shutil.copytree(results, f"/tmp/kept_{case}_{number}", dirs_exist_ok=True)
                 shutil.rmtree(results)
-            print(case, json.dumps(counts), f"{len(bad)} bad", flush=True)
+                print(case, json.dumps(counts), f"{len(bad)} bad", flush=True)
     for one in bad:
         print(*one, sep="\n  ")
     kills = sum(count for name, count in counts.items() if name != "runs")
