@@ -164,9 +164,8 @@ def lead(job: Job) -> None:
     record = {"evaluations": {}, **read_json(job.folder / "evaluation.json")}
     write_json(job.folder / "evaluation.json", {**record, "finished": run_folder.now()})
     for name, measured in record["evaluations"].items():
-        shown = next((metric for metric in job.kind.metrics if metric in measured), None)
-        if shown:
-            print(f"{name}: {shown} {measured[shown]:.2f}")
+        if told := job.kind.told(job.cfg, measured):
+            print(f"{name}: {told}")
     print(f"finished: {job.folder}")
 
 

@@ -126,6 +126,11 @@ class Kind:
         """Returns {metric: value} of one of the evaluations, as it measures the job's checkpoint."""
         raise NotImplementedError
 
+    def told(self, cfg: DictConfig, measured: dict) -> str | None:
+        """Returns what is said of an evaluation when a run ends: its first metric, if it has any."""
+        shown = next((metric for metric in self.metrics if metric in measured), None)
+        return shown and f"{shown} {measured[shown]:.2f}"
+
     def evaluated(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
         """Runs fairseq's command on the split of an evaluation; returns the log with all it printed.
 
