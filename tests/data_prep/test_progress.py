@@ -40,7 +40,7 @@ def test_checking_and_copying_are_shown(tmp_path):
         binarise.join([text], tmp_path / "joined")
     assert (tmp_path / "joined").read_bytes() == text.read_bytes()
     assert "checking train.txt:   0%" in shown.getvalue()
-    assert "checking train.txt: 0lines" in shown.getvalue() and f"{text}:   0%" in shown.getvalue()
+    assert "checking train.txt: 0lines" in shown.getvalue() and "train.txt:   0%" in shown.getvalue()
 
 
 def test_a_pipe_is_left_alone(capsys, tmp_path):
