@@ -25,7 +25,7 @@ from fairseq_lrpe.experiments import run_folder
 from fairseq_lrpe.experiments.epoch_end import epoch_end
 from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import Kind
-from fairseq_lrpe.experiments.launch import Launch, train_command, update_freq
+from fairseq_lrpe.experiments.launch import Launch, check_trackers, train_command, update_freq
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.run_folder import InUse, Log, locked, read_json, write_json
 from fairseq_lrpe.experiments.watch import watched
@@ -100,7 +100,7 @@ class Job:
                 raise ValueError(f"{self.run} has no evaluation to choose by: give one, such as {example}")
         update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         sizes(self.kind, self.cfg)
-        train_command(self)
+        check_trackers(train_command(self))
 
 
 def sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:

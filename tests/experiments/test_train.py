@@ -1,6 +1,7 @@
 """Training through scripts/train.sh's program: what a run folder holds, and how a run goes on."""
 
 import fcntl
+import importlib.util
 import json
 import signal
 import socket
@@ -278,6 +279,19 @@ def test_refused_in_one_sentence(words, message, tmp_path, capsys):
     said = refused.value.code if isinstance(refused.value.code, str) else capsys.readouterr().err
     assert message in said and "\n" not in said.strip().splitlines()[-1]
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("flag, package", [
+    ("--tensorboard-logdir", "tensorboard"),
+    ("--wandb-project=lrpe", "wandb"),
+])  # fmt: skip
+def test_a_logger_that_is_not_installed_is_refused(flag, package, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as refused:
+        train.main([*small, "--results", str(tmp_path / "results"), "--", flag, "x"])
+    name = flag.partition("=")[0]
+    told = f"train: {name} needs the package {package}: pip install -e '.[{package}]' installs it"
+    assert refused.value.code == told and not (tmp_path / "results").exists()
 
 
 def test_a_dry_run_only_prints(tmp_path, capsys):
