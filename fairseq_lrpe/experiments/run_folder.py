@@ -174,6 +174,9 @@ def mend(checkpoints: Path) -> None:
             cut.unlink()
 
 
+KINDS = ("train_inner", "valid", "train")  # of a log's entries, as they come of the same update
+
+
 class Log:
     """train.log as fairseq wrote it, and log.jsonl: its JSON lines with their kind, each once.
 
@@ -181,7 +184,7 @@ class Log:
     Of the others log.jsonl gets what train.log has, also where the process that writes it was killed.
     """
 
-    line = re.compile(r"\| (train_inner|train|valid) \| (\{.*\})$")
+    line = re.compile(rf"\| ({'|'.join(KINDS)}) \| (\{{.*\}})$")
 
     def __init__(self, folder: Path, raw: str = "train.log", done: int = 0):
         self.raw, self.jsonl = folder / raw, folder / "log.jsonl"
@@ -199,9 +202,7 @@ class Log:
 
     def add(self, entry: dict) -> None:
         """Takes an entry; one that tells of the same updates gives way."""
-        key = entry["kind"], updates_in(entry)
-        self.entries.pop(key, None)
-        self.entries[key] = entry
+        self.entries[updates_in(entry), KINDS.index(entry["kind"])] = entry
 
     def take(self, line: str) -> dict | None:
         """Keeps what a line of fairseq's measured, and returns it."""
@@ -212,7 +213,11 @@ class Log:
 
     def write(self) -> None:
         """Writes log.jsonl."""
-        write_whole(self.jsonl, "".join(json.dumps(entry) + "\n" for entry in self.entries.values()))
+        write_whole(self.jsonl, "".join(json.dumps(entry) + "\n" for entry in self.in_order()))
+
+    def in_order(self) -> list[dict]:
+        """Returns the entries as fairseq tells them of a training that nothing interrupts."""
+        return [self.entries[key] for key in sorted(self.entries)]
 
     def speed(self) -> dict[str, float]:
         """Returns the median of the training's speeds, as fairseq tells them."""

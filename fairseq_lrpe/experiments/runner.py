@@ -193,9 +193,9 @@ def tell_end(job: Job, log: Log) -> None:
     """Completes the log with the end of an epoch that fairseq saved, and then was killed before it told."""
     last = job.folder / "checkpoints/checkpoint_last.pt"
     if log.entries and run_folder.updates_done(last.parent):
-        with_ppl = any("ppl" in one for one in log.entries.values())
-        entry = epoch_end(last, job.updates, with_ppl)
-        if entry and ("train", entry["train_num_updates"]) not in log.entries:
+        told = {entry["train_num_updates"] for entry in log.in_order() if entry["kind"] == "train"}
+        entry = epoch_end(last, job.updates, any("ppl" in one for one in log.in_order()))
+        if entry and entry["train_num_updates"] not in told:
             log.add(entry)
         log.write()
 

@@ -43,14 +43,14 @@ def watched(name: str, updates: int, log: Log, measure: str) -> Iterator:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     last = time.monotonic()
 
-    with console.status(progress([*log.entries.values()], updates, log.raw)) as status:
+    with console.status(progress(log.in_order(), updates, log.raw)) as status:
 
         def take(line):
             nonlocal last
             entry = log.take(line)
             if entry is None:
                 return
-            now = progress([*log.entries.values()], updates, log.raw)
+            now = progress(log.in_order(), updates, log.raw)
             status.update(now)
             if entry["kind"] == "valid":
                 what = measure if measure in entry else "valid_loss"
