@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from fairseq_lrpe.experiments.run_folder import Log, is_locked, read_lines, updates_in
 from fairseq_lrpe.files import readable
@@ -40,10 +41,10 @@ def watched(name: str, updates: int, log: Log, measure: str) -> Iterator:
     On a terminal one line tells how the training stands; elsewhere it is printed once a minute, with the
     run's ``name``. Every validation is told too, by its ``measure``, such as valid_ppl.
     """
-    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False)  # the line may wrap, what is printed may not
     last = time.monotonic()
 
-    with console.status(progress(log.in_order(), updates, log.raw)) as status:
+    with console.status(Text(progress(log.in_order(), updates, log.raw))) as status:
 
         def take(line):
             nonlocal last
@@ -51,13 +52,13 @@ def watched(name: str, updates: int, log: Log, measure: str) -> Iterator:
             if entry is None:
                 return
             now = progress(log.in_order(), updates, log.raw)
-            status.update(now)
+            status.update(Text(now))
             if entry["kind"] == "valid":
                 what = measure if measure in entry else "valid_loss"
                 told = f"{what.replace('_', ' ')} {entry[what]}"
-                console.print(f"    {entry['valid_num_updates']} updates: {told}")
+                console.print(f"    {entry['valid_num_updates']} updates: {told}", soft_wrap=True)
             if not console.is_terminal and time.monotonic() - last >= EVERY:
-                console.print(f"{name}: {now}")
+                console.print(f"{name}: {now}", soft_wrap=True)
                 last = time.monotonic()
 
         yield take

@@ -25,9 +25,9 @@ def shown(monkeypatch):
 
     def shown(folder, terminal):
         said = io.StringIO()
-        options = {"file": said, "force_terminal": terminal, "width": 200, "color_system": None}
+        options = {"file": said, "force_terminal": terminal, "width": 300, "color_system": None}
         monkeypatch.setenv("TERM", "xterm")
-        monkeypatch.setattr(watch, "Console", lambda **_: Console(**options, soft_wrap=True))
+        monkeypatch.setattr(watch, "Console", lambda **_: Console(**options))
         with watch.watched("a/run", 1100, Log(folder), "valid_ppl") as take:
             take(line("train_inner", **INNER, num_updates="100"))
             take(line("valid", epoch=1, valid_loss="3.4", valid_ppl="10.56", valid_num_updates="100"))
