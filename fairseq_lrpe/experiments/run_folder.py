@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
@@ -156,22 +156,20 @@ def updates_of(checkpoint: Path) -> int | None:
 
 
 def mend(checkpoints: Path) -> None:
-    """Replaces a last or best checkpoint that an interruption cut short by the newest whole one.
+    """Replaces a best or last checkpoint that an interruption cut short by the newest whole one.
 
-    fairseq writes one checkpoint, which appears whole, and copies it to the others: it is the newest. Without
-    a whole one the cut ones go.
+    fairseq writes one checkpoint, which appears whole, and copies it to the best and then to the last: it is
+    the newest. Without a whole one the cut ones go.
     """
+    best, last = checkpoints / "checkpoint_best.pt", checkpoints / "checkpoint_last.pt"
     updates = {path: updates_of(path) for path in checkpoints.glob("checkpoint*.pt")}
     whole = [path for path in updates if updates[path] is not None]
-    for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
-        cut = checkpoints / name
-        if cut not in updates or cut in whole:
-            continue
-        if whole:
-            with whole_file(cut) as part:
+    for path in {best, last} - {*whole}:
+        if not whole:
+            path.unlink(missing_ok=True)
+        elif path.exists() or path == last:
+            with whole_file(path) as part:
                 shutil.copyfile(max(whole, key=updates.get), part)
-        else:
-            cut.unlink()
 
 
 KINDS = ("train_inner", "valid", "train")  # of a log's entries, as they come of the same update
@@ -189,16 +187,18 @@ class Log:
     def __init__(self, folder: Path, raw: str = "train.log", done: int = 0):
         self.raw, self.jsonl = folder / raw, folder / "log.jsonl"
         logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # a node has its own
-        told = (self.entry(line) for path in logs for line in path.open(errors="replace"))
+        lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
         self.entries = {}
-        for entry in (*read_lines(self.jsonl), *filter(None, told)):
+        for entry in (*read_lines(self.jsonl), *filter(None, map(self.entry, lines))):
             if updates_in(entry) <= done:
                 self.add(entry)
 
     def entry(self, line: str) -> dict | None:
-        """Returns what a line of fairseq's measured."""
-        found = self.line.search(line)
-        return found and {"kind": found[1], **{k: as_number(v) for k, v in json.loads(found[2]).items()}}
+        """Returns what a line of fairseq's measured, if it did and was not cut short."""
+        if not (found := self.line.search(line)):
+            return None
+        with suppress(ValueError):
+            return {"kind": found[1], **{k: as_number(v) for k, v in json.loads(found[2]).items()}}
 
     def add(self, entry: dict) -> None:
         """Takes an entry; one that tells of the same updates gives way."""

@@ -354,6 +354,14 @@ def test_the_best_checkpoint_stays_when_the_last_one_was_cut_from_it(tmp_path):
     assert [run_folder.updates_of(tmp_path / f"checkpoint_{x}.pt") for x in ("best", "last")] == [8, 8]
 
 
+def test_without_a_last_checkpoint_the_newest_whole_one_is_it(tmp_path):
+    """A kill while fairseq saves for the first time."""
+    write_checkpoint(tmp_path / "checkpoint_1_8.pt", 8)
+    run_folder.mend(tmp_path)
+    names = {path.name: run_folder.updates_of(path) for path in tmp_path.iterdir()}
+    assert names == {"checkpoint_1_8.pt": 8, "checkpoint_last.pt": 8}
+
+
 def test_a_training_starts_anew_where_no_checkpoint_is_whole(tmp_path):
     for name in ("best", "last"):
         (tmp_path / f"checkpoint_{name}.pt").write_bytes(b"PK")
@@ -379,7 +387,8 @@ def test_repeated_updates_count_once(tmp_path):
 def test_what_a_killed_runner_did_not_take_is_in_the_log(tmp_path):
     """But not what came after the checkpoint from which the training goes on, nor a line cut short."""
     run_folder.Log(tmp_path).take(LINE % (9, 10))
-    lines = [LINE % (9, 10), LINE % (8, 20), LINE % (7, 30), (LINE % (6, 40))[:-9]]
+    cut = (LINE % (6, 15))[:-9]
+    lines = [LINE % (9, 10), cut, "$ fairseq-train '{}'\n", LINE % (8, 20), LINE % (7, 30), cut]
     (tmp_path / "train.log").write_text("".join(lines))
     log = run_folder.Log(tmp_path, done=20)
     log.take(LINE % (7, 30))
