@@ -33,5 +33,8 @@ setup(
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
+        # What fairseq's --tensorboard-logdir and --wandb-project log to.
+        "tensorboard": ["tensorboard"],
+        "wandb": ["wandb"],
     },
 )

@@ -3,10 +3,14 @@
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from tqdm import tqdm
+
 from data_prep.door import noted_folder
+from data_prep.progress import AFTER, written
 from fairseq_lrpe.commands import run_command
 
 SPLITS = ("train", "valid", "test")
@@ -23,8 +27,11 @@ def join(files: Iterable[Path], target: Path) -> None:
     """Writes texts that are not empty one after the other to ``target``, each to the end of a line."""
     with target.open("wb") as out:
         for file in files:
+            size = file.stat().st_size
+            bar = {"desc": file.name, "disable": None, "delay": AFTER, "leave": False}
             with file.open("rb") as text:
-                shutil.copyfileobj(text, out)
+                with tqdm.wrapattr(text, "read", size, **bar) as counted:
+                    shutil.copyfileobj(counted, out)
                 text.seek(-1, os.SEEK_END)
                 if text.read() != b"\n":
                     out.write(b"\n")
@@ -41,9 +48,11 @@ def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, wor
 
     def show(line):
         if told := TOLD.search(line):
-            print(f"    {told[0]}", flush=True)
+            tqdm.write(f"    {told[0]}")
+            sys.stdout.flush()
 
-    run_command(["fairseq-preprocess", *map(str, command)], log, show)
+    with written(f"binarising {folder.name.removesuffix('.part')}", folder):
+        run_command(["fairseq-preprocess", *map(str, command)], log, show)
 
 
 def binarise(texts: dict, out: Path, source: str, *flags, workers: int = 1, name: str = "bin") -> None:

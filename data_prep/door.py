@@ -5,6 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from tqdm import tqdm
+
+from data_prep.progress import AFTER
 from fairseq_lrpe.files import whole_folder
 
 NOTE = "source.txt"
@@ -19,7 +22,8 @@ def check_text(path: Path, needed: str = "text is needed") -> int:
         raise ValueError(f"{path} is missing: {needed}")
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
-            blank = Counter(not line.strip() for line in file)
+            lines = tqdm(file, f"checking {path.name}", unit="lines", disable=None, delay=AFTER, leave=False)
+            blank = Counter(not line.strip() for line in lines)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error}): convert it first") from None
     if not blank[False]:

@@ -22,6 +22,7 @@ from pathlib import Path, PureWindowsPath
 import yaml
 from tqdm import tqdm
 
+from data_prep.progress import AFTER
 from fairseq_lrpe.files import whole_folder
 
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
@@ -47,8 +48,12 @@ def fault(path: Path, facts: dict) -> str | None:
     found = path.stat().st_size
     if found != facts["size"]:
         return f"has {found:,} bytes instead of {facts['size']:,}"
-    with path.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
+    sha256, told = hashlib.sha256(), {"desc": f"checking {path.name}", "unit": "B", "unit_scale": True}
+    with path.open("rb") as file, tqdm(total=found, disable=None, delay=AFTER, leave=False, **told) as bar:
+        while chunk := file.read(CHUNK):
+            sha256.update(chunk)
+            bar.update(len(chunk))
+    found = sha256.hexdigest()
     return None if found == facts["sha256"] else f"has SHA-256 {found} instead of {facts['sha256']}"
 
 

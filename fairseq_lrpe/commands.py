@@ -1,19 +1,24 @@
 """Runs fairseq's commands as subprocesses, with their whole output in a log."""
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 PLUGIN = Path(__file__).resolve().parent
+LOOK = 0.1  # seconds between two looks into a command's log
 GRACE = 30  # seconds from asking a command to end to ending it; torchrun has to end its own processes
 # glibc hands a large tensor's memory back and fetches the next one's page by page, a quarter of the time on
 # the CPU; so it keeps what it has.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
 
 
 class CommandFailed(Exception):
@@ -23,38 +28,63 @@ class CommandFailed(Exception):
 def run_command(command, log, on_line=lambda line: None, **popen):
     """Runs a command of this environment; appends all it prints to the file ``log``, and gives each line on.
 
-    Whatever ends this program early, but kill -9, ends the command and all its processes.
+    Whatever ends this program early ends the command too. The command writes to the log itself, so that
+    nothing is lost of what it printed before a kill -9.
     """
     program = Path(sys.executable).parent / command[0]
     log.parent.mkdir(parents=True, exist_ok=True)
     process = None
-    with ending_signals(), log.open("a") as file:
-        file.write(f"$ {' '.join(command)}\n")
+    with ending_signals(), log.open("ab") as file, log.open("rb") as printed:
+        file.write(f"$ {' '.join(command)}\n".encode())
         file.flush()
+        printed.seek(0, os.SEEK_END)
         try:
             with holding_signals():  # or one that comes here would leave the command running
                 process = subprocess.Popen(
                     [str(program), *command[1:]],
-                    stdout=subprocess.PIPE,
+                    stdout=file,
                     stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
                     env={**KEEP_MEMORY, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
                     start_new_session=True,
+                    preexec_fn=ending_with_this(),
                     **popen,
                 )
-            for line in process.stdout:
-                file.write(line)
-                file.flush()
+            for line in _lines(process, printed):
                 on_line(line)
-            process.wait()
         except BaseException:
             if process is not None:
                 end_group(process)
             raise
     if process.returncode:
-        tail = "\n".join(log.read_text().splitlines()[-8:])
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
         raise CommandFailed(f"{command[0]} ended with exit code {process.returncode}; {log} ends so:\n{tail}")
+
+
+def _lines(process, printed):
+    """Yields each line that a process writes to a file, until it has ended."""
+    part, ended = b"", False
+    while not ended:
+        ended = process.poll() is not None  # before the last look, which then misses nothing
+        *lines, part = (part + printed.read()).split(b"\n")
+        if ended and part:
+            lines.append(part)
+        for line in lines:
+            yield line.decode(errors="replace") + "\n"
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(LOOK)
+
+
+def ending_with_this():
+    """Returns what Popen takes as preexec_fn of a process that Linux shall end if this one is killed."""
+    parent = os.getpid()
+
+    def prepare():
+        if LIBC:
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+            if os.getppid() != parent:  # it was killed before that
+                os._exit(1)
+
+    return prepare
 
 
 def end_group(process):

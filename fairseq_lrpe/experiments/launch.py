@@ -1,6 +1,7 @@
 """What of the machine a training uses, and fairseq-train's command for it."""
 
 import argparse
+import importlib.util
 import os
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from fairseq_lrpe.gpus import check_architectures, check_bf16, gpus_here
 from fairseq_lrpe.programs import absolute, at_least
 
 PRECISIONS = ("fp16", "fp32", "bf16")
+TRACKERS = {"--tensorboard-logdir": "tensorboard", "--wandb-project": "wandb"}  # flags and their packages
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
 
 
@@ -116,6 +118,14 @@ def train_command(job) -> list[str]:
     folders = [str(readable(folder)) for folder in job.kind.folders(cfg)]
     data = [os.pathsep.join(folders)] if folders else []
     return [str(x) for x in (*start, *data, *as_flags(flags), *job.more)]
+
+
+def check_trackers(command: list[str]) -> None:
+    """Raises ValueError if fairseq-train would be told to log by a package that is not installed."""
+    for flag, package in TRACKERS.items():
+        asked = any(word.partition("=")[0] == flag for word in command)
+        if asked and importlib.util.find_spec(package) is None:
+            raise ValueError(f"{flag} needs the package {package}: pip install -e '.[{package}]' installs it")
 
 
 def visible_gpus() -> list[str]:

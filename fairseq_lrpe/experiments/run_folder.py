@@ -3,25 +3,23 @@
 import fcntl
 import importlib.metadata
 import json
-import os
 import platform
 import re
-import shlex
+import shutil
 import statistics
 import subprocess
-import zipfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 import torch
 
-import fairseq_lrpe.checkpoint  # noqa: F401  (torch's safe loading then takes fairseq's)
-from fairseq_lrpe.commands import run_command
+from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.experiments.experiment import is_free
-from fairseq_lrpe.files import REPOSITORY, write_whole
+from fairseq_lrpe.files import REPOSITORY, whole_file, write_whole
 
 
 def versions() -> dict[str, str | None]:
@@ -62,18 +60,23 @@ class InUse(ValueError):
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[IO]:
+def locked(folder: Path, patience: float = 0) -> Iterator[IO]:
     """Yields the lock of the folder, made if need be, for this process alone; InUse if another one has it.
 
-    What this process starts may hold the lock too: the folder stays locked should this one be killed and that
-    go on.
+    What this process starts holds the lock too, and ends a little after this one should it be killed:
+    ``patience`` is for how many seconds that is waited for.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + patience
     with (folder / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InUse(f"{folder} is in use: another process is training there") from None
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise InUse(f"{folder} is in use: another process is training there") from None
+                time.sleep(0.1)
         yield lock
 
 
@@ -139,71 +142,92 @@ def other_data(before: dict[str, int], after: dict[str, int]) -> list[str]:
     return [f"data.{name} was {old} bytes, now {new}" for name, old, new in pairs if old != new]
 
 
-def train(folder: Path, updates: int, command: list[str], log: "Log", *locks: IO) -> None:
-    """Trains until ``updates`` are done; nothing to do if a checkpoint has them."""
-    print(shlex.join(command), flush=True)
-    # Of a training that is done, fairseq would do one more update.
-    if updates_done(folder / "checkpoints") < updates:
-        run_command(command, log.raw, log.take, cwd=REPOSITORY, pass_fds=[lock.fileno() for lock in locks])
-
-
 def updates_done(checkpoints: Path) -> int:
-    """Returns the updates of the last checkpoint; 0 if there is none."""
-    last = checkpoints / "checkpoint_last.pt"
-    if not last.exists():
-        return 0
-    state = torch.load(last, map_location="cpu", mmap=True, weights_only=True)
-    return state["optimizer_history"][-1]["num_updates"]
+    """Returns the updates of the last checkpoint; 0 if there is none that can be read."""
+    return updates_of(checkpoints / "checkpoint_last.pt") or 0
+
+
+def updates_of(checkpoint: Path) -> int | None:
+    """Returns the updates of a checkpoint; None if there is none, or not the whole of it."""
+    try:
+        return read_checkpoint(checkpoint, "")["optimizer_history"][-1]["num_updates"]
+    except ValueError:
+        return None
 
 
 def mend(checkpoints: Path) -> None:
-    """Replaces a checkpoint_last.pt that an interruption cut short by its original.
+    """Replaces a best or last checkpoint that an interruption cut short by the newest whole one.
 
-    fairseq copies it; the original is then whole.
+    fairseq writes one checkpoint, which appears whole, and copies it to the best and then to the last: it is
+    the newest. Without a whole one the cut ones go.
     """
-    last = checkpoints / "checkpoint_last.pt"
-    if last.exists() and not zipfile.is_zipfile(last):
-        originals = [path for path in checkpoints.glob("checkpoint*.pt") if zipfile.is_zipfile(path)]
-        if not originals:
-            last.unlink()
-        else:
-            os.replace(max(originals, key=lambda path: path.stat().st_mtime), last)
+    best, last = checkpoints / "checkpoint_best.pt", checkpoints / "checkpoint_last.pt"
+    updates = {path: updates_of(path) for path in checkpoints.glob("checkpoint*.pt")}
+    whole = [path for path in updates if updates[path] is not None]
+    for path in {best, last} - {*whole}:
+        if not whole:
+            path.unlink(missing_ok=True)
+        elif path.exists() or path == last:
+            with whole_file(path) as part:
+                shutil.copyfile(max(whole, key=updates.get), part)
+
+
+KINDS = ("train_inner", "valid", "train")  # of a log's entries, as they come of the same update
 
 
 class Log:
-    """train.log as fairseq wrote it, and log.jsonl: its JSON lines with their kind.
+    """train.log as fairseq wrote it, and log.jsonl: its JSON lines with their kind, each once.
 
-    A continued run repeats updates; the last of each counts. ``show``: the key of a validation that is told.
+    ``done``: the updates from which the training goes on; what the logs tell of later ones is done again.
+    Of the others log.jsonl gets what train.log has, also where the process that writes it was killed.
     """
 
-    line = re.compile(r"\| (train_inner|train|valid) \| (\{.*\})$")
+    line = re.compile(rf"\| ({'|'.join(KINDS)}) \| (\{{.*\}})$")
 
-    def __init__(self, folder: Path, raw: str = "train.log", show: str = "valid_loss"):
-        self.raw, self.jsonl, self.show, self.entries = folder / raw, folder / "log.jsonl", show, {}
-        for entry in read_lines(self.jsonl):
+    def __init__(self, folder: Path, raw: str = "train.log", done: int = 0):
+        self.raw, self.jsonl = folder / raw, folder / "log.jsonl"
+        logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # a node has its own
+        lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
+        self.entries = {}
+        for entry in (*read_lines(self.jsonl), *filter(None, map(self.entry, lines))):
+            if updates_in(entry) <= done:
+                self.add(entry)
+
+    def entry(self, line: str) -> dict | None:
+        """Returns what a line of fairseq's measured, if it did and was not cut short."""
+        if not (found := self.line.search(line)):
+            return None
+        with suppress(ValueError):
+            return {"kind": found[1], **{k: as_number(v) for k, v in json.loads(found[2]).items()}}
+
+    def add(self, entry: dict) -> None:
+        """Takes an entry; one that tells of the same updates gives way."""
+        self.entries[updates_in(entry), KINDS.index(entry["kind"])] = entry
+
+    def take(self, line: str) -> dict | None:
+        """Keeps what a line of fairseq's measured, and returns it."""
+        if entry := self.entry(line):
             self.add(entry)
+            self.write()
+        return entry
 
-    def add(self, entry):
-        updates = next((value for key, value in entry.items() if key.endswith("num_updates")), None)
-        self.entries.pop((entry["kind"], updates), None)
-        self.entries[entry["kind"], updates] = entry
+    def write(self) -> None:
+        """Writes log.jsonl."""
+        write_whole(self.jsonl, "".join(json.dumps(entry) + "\n" for entry in self.in_order()))
 
-    def take(self, line):
-        found = self.line.search(line)
-        if not found:
-            return
-        entry = {"kind": found[1], **{k: as_number(v) for k, v in json.loads(found[2]).items()}}
-        self.add(entry)
-        write_whole(self.jsonl, "".join(json.dumps(e) + "\n" for e in self.entries.values()))
-        if entry["kind"] == "valid":
-            what = self.show if self.show in entry else "valid_loss"
-            told = f"{what.replace('_', ' ')} {entry[what]}"
-            print(f"    {entry['valid_num_updates']} updates: {told}", flush=True)
+    def in_order(self) -> list[dict]:
+        """Returns the entries as fairseq tells them of a training that nothing interrupts."""
+        return [self.entries[key] for key in sorted(self.entries)]
 
     def speed(self) -> dict[str, float]:
         """Returns the median of the training's speeds, as fairseq tells them."""
         speeds = [entry["wps"] for entry in self.entries.values() if entry.get("wps")]
         return {"tokens_per_second": statistics.median(speeds)} if speeds else {}
+
+
+def updates_in(entry: dict) -> int:
+    """Returns of how many updates an entry tells."""
+    return next(value for key, value in entry.items() if key.endswith("num_updates"))
 
 
 def read_lines(path: Path) -> list[dict]:

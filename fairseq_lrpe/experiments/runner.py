@@ -22,13 +22,17 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lrpe.commands import CommandFailed, run_command
 from fairseq_lrpe.experiments import run_folder
+from fairseq_lrpe.experiments.epoch_end import epoch_end
 from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import Kind
-from fairseq_lrpe.experiments.launch import Launch, train_command, update_freq
+from fairseq_lrpe.experiments.launch import Launch, check_trackers, train_command, update_freq
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.run_folder import InUse, Log, locked, read_json, write_json
+from fairseq_lrpe.experiments.watch import watched
 from fairseq_lrpe.files import REPOSITORY, readable, write_whole
 from fairseq_lrpe.gpus import gpus_here
+
+PATIENCE = 5  # seconds for what a killed process had started to end
 
 
 @dataclass
@@ -96,7 +100,7 @@ class Job:
                 raise ValueError(f"{self.run} has no evaluation to choose by: give one, such as {example}")
         update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         sizes(self.kind, self.cfg)
-        train_command(self)
+        check_trackers(train_command(self))
 
 
 def sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
@@ -134,7 +138,7 @@ def of_evaluation(job: Job, name: str) -> dict:
 def do(job: Job) -> None:
     """Does what of a run is not done yet, in its folder, or on another node of it."""
     try:
-        with locked(job.folder) as job.lock:
+        with locked(job.folder, PATIENCE if job.launch.nodes == 1 else 0) as job.lock:
             lead(job)
     except InUse:
         if job.launch.nodes == 1:
@@ -160,9 +164,8 @@ def lead(job: Job) -> None:
     record = {"evaluations": {}, **read_json(job.folder / "evaluation.json")}
     write_json(job.folder / "evaluation.json", {**record, "finished": run_folder.now()})
     for name, measured in record["evaluations"].items():
-        shown = next((metric for metric in job.kind.metrics if metric in measured), None)
-        if shown:
-            print(f"{name}: {shown} {measured[shown]:.2f}")
+        if told := job.kind.told(job.cfg, measured):
+            print(f"{name}: {told}")
     print(f"finished: {job.folder}")
 
 
@@ -176,13 +179,35 @@ def train(job: Job, settings: dict) -> None:
     write_json(folder / "run.json", settings)
     write_whole(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
     run_folder.mend(folder / "checkpoints")
-    log = Log(folder, show=job.kind.curve.key if job.kind.curve else "valid_loss")
+    log = Log(folder, done=run_folder.updates_done(folder / "checkpoints"))
+    tell_end(job, log)
     try:
-        run_folder.train(folder, job.updates, command, log, job.lock)
+        run_training(job, command, log)
     except CommandFailed as error:
         raise _explained(job, error) from None
     if speed := log.speed():
         keep(job, "training", speed)
+
+
+def tell_end(job: Job, log: Log) -> None:
+    """Completes the log with the end of an epoch that fairseq saved, and then was killed before it told."""
+    last = job.folder / "checkpoints/checkpoint_last.pt"
+    if log.entries and run_folder.updates_done(last.parent):
+        told = {entry["train_num_updates"] for entry in log.in_order() if entry["kind"] == "train"}
+        entry = epoch_end(last, job.updates, any("ppl" in one for one in log.in_order()))
+        if entry and entry["train_num_updates"] not in told:
+            log.add(entry)
+        log.write()
+
+
+def run_training(job: Job, command: list[str], log: Log) -> None:
+    """Runs fairseq-train until the updates are done; nothing to do if a checkpoint has them."""
+    print(shlex.join(command), flush=True)
+    # Of a training that is done, fairseq would do one more update.
+    if run_folder.updates_done(job.folder / "checkpoints") < job.updates:
+        locks = [job.lock.fileno()] if job.lock else []
+        with watched(str(job.run), job.updates, log, job.kind.watched(job)) as take:
+            run_command(command, log.raw, take, cwd=REPOSITORY, pass_fds=locks)
 
 
 def _explained(job, error):
@@ -202,8 +227,9 @@ def follow(job: Job) -> None:
     Whichever has fairseq's first process tells of the training.
     """
     for one in [trial for trial in job.trials() if not lost(trial)] if job.trials() else [job]:
-        log = Log(one.folder, f"train-{socket.gethostname()}-{os.getpid()}.log")
-        run_folder.train(one.folder, one.updates, train_command(one), log)
+        name = f"train-{socket.gethostname()}-{os.getpid()}.log"
+        log = Log(one.folder, name, run_folder.updates_done(one.folder / "checkpoints"))
+        run_training(one, train_command(one), log)
 
 
 def choose(job: Job, trials: list[Job], settings: dict) -> None:

@@ -16,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table as RichTable
 
-from fairseq_lrpe.experiments import entries, results, train
+from fairseq_lrpe.commands import ending_with_this
+from fairseq_lrpe.experiments import entries, results, train, watch
 from fairseq_lrpe.experiments.experiment import is_free, own
 from fairseq_lrpe.experiments.launch import add_results_flag, update_freq, visible_gpus
 from fairseq_lrpe.experiments.run import Run
@@ -142,7 +143,7 @@ def run_all(
     """Does the runs, ``args.jobs`` at a time; returns what is to be said of those that failed."""
     waiting = [run for run in planned if not is_done(table, run, args.results)]
     needs = {run: set(table.experiment_of(run).needs(run)) for run in waiting}
-    running, failed = {}, []  # {slot: (run, process)}
+    running, failed, told = {}, [], time.monotonic()  # {slot: (run, process)}
     console = Console(highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as progress:
@@ -164,6 +165,10 @@ def run_all(
                             failed.append(f"{run}: {process.stderr.read().strip()}")
                         console.print(f"{'FAILED  ' if process.returncode else 'finished'} {run}")
                         progress.advance(bar)
+                if time.monotonic() - told >= watch.EVERY:
+                    told = time.monotonic()
+                    for run, _ in running.values():
+                        console.print(watch.standing(Job(table.experiment_of(run), run, args.results)))
                 progress.update(bar, description=", ".join(str(run) for run, _ in running.values()))
                 time.sleep(0.3)
         finally:
@@ -184,6 +189,7 @@ def start(words: list[str], env: dict[str, str]) -> subprocess.Popen:
         text=True,
         env=env,
         start_new_session=True,  # Ctrl-C reaches this program alone, which ends them
+        preexec_fn=ending_with_this(),
     )
 
 

@@ -283,7 +283,7 @@ def test_more_learning_rates_and_evaluations_later(place, second):
     words = ("choose.train.lr=[1e-3,1e-2,1e-6]", "evaluations.seen={split: train}")
     more = run(place, "finetune", *SECOND, *words)
     assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
-    assert "valid: score " in more.stdout and "seen: score " in more.stdout
+    assert "valid: accuracy " in more.stdout and "seen: accuracy " in more.stdout
     after = read(folder)
     assert after["evaluations"]["seen"]["rows"] == ROWS["train"] and after["chosen"] == found["chosen"]
     assert after["evaluations"]["valid"] == found["evaluations"]["valid"]

@@ -1,6 +1,7 @@
 """Training through scripts/train.sh's program: what a run folder holds, and how a run goes on."""
 
 import fcntl
+import importlib.util
 import json
 import signal
 import socket
@@ -10,7 +11,7 @@ import pytest
 import torch
 from tiny import BIN, REPOSITORY, pretend_gpus, run_here
 
-from fairseq_lrpe.experiments import run_folder, train
+from fairseq_lrpe.experiments import run_folder, runner, train
 from fairseq_lrpe.experiments.launch import choose_launch
 
 SMALL = (
@@ -225,7 +226,8 @@ def test_a_choice_is_made_on_validation_and_all_tried_kept(small, tmp_path):
     assert kept.stat().st_mtime_ns == trained
 
 
-def test_a_folder_in_use_is_refused(small, tmp_path):
+def test_a_folder_in_use_is_refused(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "PATIENCE", 0)
     folder = folder_in(tmp_path)
     folder.mkdir(parents=True)
     with (folder / "lock").open("w") as lock:
@@ -279,6 +281,19 @@ def test_refused_in_one_sentence(words, message, tmp_path, capsys):
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize("flag, package", [
+    ("--tensorboard-logdir", "tensorboard"),
+    ("--wandb-project=lrpe", "wandb"),
+])  # fmt: skip
+def test_a_logger_that_is_not_installed_is_refused(flag, package, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as refused:
+        train.main([*small, "--results", str(tmp_path / "results"), "--", flag, "x"])
+    name = flag.partition("=")[0]
+    told = f"train: {name} needs the package {package}: pip install -e '.[{package}]' installs it"
+    assert refused.value.code == told and not (tmp_path / "results").exists()
+
+
 def test_a_dry_run_only_prints(tmp_path, capsys):
     train.main(["lm/wikitext103", "base", "--gpus", "8", "--dry-run", "--results", str(tmp_path / "results")])
     printed = capsys.readouterr().out
@@ -304,23 +319,77 @@ def test_what_the_gpus_here_cannot_do_is_refused(monkeypatch, tmp_path):
     assert not (tmp_path / "results").exists() and launch("--cpu").cpu and launch("--dry-run")
 
 
-def test_a_checkpoint_cut_short_gives_way_to_its_original(tmp_path):
-    last, original = tmp_path / "checkpoint_last.pt", tmp_path / "checkpoint_1_8.pt"
-    torch.save({"updates": 8}, original)
-    last.write_bytes(original.read_bytes()[:100])
+def write_checkpoint(path, updates):
+    """What of fairseq's checkpoint our programs read before a training."""
+    cfg = {"model": {"_name": "linear_lm"}, "task": {"_name": "language_modeling"}}
+    torch.save({"cfg": cfg, "optimizer_history": [{"num_updates": updates}], "model": torch.rand(99)}, path)
+
+
+@pytest.mark.parametrize("part", [0, 1e-3, 0.5, 0.999, 1])
+@pytest.mark.parametrize("cut", ["best", "last"])
+def test_a_checkpoint_cut_short_gives_way_to_the_newest_whole_one(cut, part, tmp_path):
+    before = {"1_6": 6, "1_8": 8, "best": 6, "last": 6}
+    for name, updates in before.items():
+        write_checkpoint(tmp_path / f"checkpoint_{name}.pt", updates)
+    whole = (tmp_path / "checkpoint_1_8.pt").read_bytes()
+    broken = tmp_path / f"checkpoint_{cut}.pt"
+    broken.write_bytes(whole[: min(round(part * len(whole)), len(whole) - 1)])
     run_folder.mend(tmp_path)
-    assert torch.load(last, weights_only=True) == {"updates": 8}
+    kept = {path.name: run_folder.updates_of(path) for path in tmp_path.iterdir()}
+    updates = {
+        "checkpoint_1_6.pt": 6,
+        "checkpoint_1_8.pt": 8,
+        "checkpoint_best.pt": 6,
+        "checkpoint_last.pt": 6,
+    }
+    assert kept == {**updates, broken.name: 8}
+    assert broken.read_bytes() == whole
+
+
+def test_the_best_checkpoint_stays_when_the_last_one_was_cut_from_it(tmp_path):
+    """fairseq copies the best to the last where an update has no checkpoint of its own."""
+    write_checkpoint(tmp_path / "checkpoint_best.pt", 8)
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"PK")
     run_folder.mend(tmp_path)
-    assert last.exists()
+    assert [run_folder.updates_of(tmp_path / f"checkpoint_{x}.pt") for x in ("best", "last")] == [8, 8]
+
+
+def test_without_a_last_checkpoint_the_newest_whole_one_is_it(tmp_path):
+    """A kill while fairseq saves for the first time."""
+    write_checkpoint(tmp_path / "checkpoint_1_8.pt", 8)
+    run_folder.mend(tmp_path)
+    names = {path.name: run_folder.updates_of(path) for path in tmp_path.iterdir()}
+    assert names == {"checkpoint_1_8.pt": 8, "checkpoint_last.pt": 8}
+
+
+def test_a_training_starts_anew_where_no_checkpoint_is_whole(tmp_path):
+    for name in ("best", "last"):
+        (tmp_path / f"checkpoint_{name}.pt").write_bytes(b"PK")
+    assert run_folder.updates_done(tmp_path) == 0
+    run_folder.mend(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+LINE = '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "loss": "%s", "num_updates": "%s"}\n'
 
 
 def test_repeated_updates_count_once(tmp_path):
     log = run_folder.Log(tmp_path)
-    line = '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "loss": "%s", "num_updates": "%s"}\n'
     for loss, updates in ((9, 10), (8, 20), (7.5, 20)):
-        log.take(line % (loss, updates))
-    log = run_folder.Log(tmp_path)
-    log.take(line % ("nan", 30))
+        log.take(LINE % (loss, updates))
+    log = run_folder.Log(tmp_path, done=20)
+    log.take(LINE % ("nan", 30))
     log.take("something else\n")
     found = [(e["num_updates"], e["loss"]) for e in entries(tmp_path)]
     assert found[:2] == [(10, 9), (20, 7.5)] and found[2][0] == 30
+
+
+def test_what_a_killed_runner_did_not_take_is_in_the_log(tmp_path):
+    """But not what came after the checkpoint from which the training goes on, nor a line cut short."""
+    run_folder.Log(tmp_path).take(LINE % (9, 10))
+    cut = (LINE % (6, 15))[:-9]
+    lines = [LINE % (9, 10), cut, "$ fairseq-train '{}'\n", LINE % (8, 20), LINE % (7, 30), cut]
+    (tmp_path / "train.log").write_text("".join(lines))
+    log = run_folder.Log(tmp_path, done=20)
+    log.take(LINE % (7, 30))
+    assert [(e["num_updates"], e["loss"]) for e in entries(tmp_path)] == [(10, 9), (20, 8), (30, 7)]

@@ -114,6 +114,10 @@ class Kind:
         """Returns fairseq-train's flags that neither the YAML nor the machine says."""
         return {"arch": architecture(job.run.attention, self.family, job.run.method)}
 
+    def watched(self, job) -> str:
+        """Returns the key of fairseq's JSON log that every validation of a training is told by."""
+        return self.curve.key if self.curve else "valid_loss"
+
     def evaluations(self, cfg: DictConfig) -> dict[str, dict]:
         """Returns {name: settings} of the evaluations that these settings have."""
         return {name: dict(settings) for name, settings in cfg.evaluations.items() if settings is not None}
@@ -121,6 +125,11 @@ class Kind:
     def evaluate(self, job, name: str) -> dict[str, float]:
         """Returns {metric: value} of one of the evaluations, as it measures the job's checkpoint."""
         raise NotImplementedError
+
+    def told(self, cfg: DictConfig, measured: dict) -> str | None:
+        """Returns what is said of an evaluation when a run ends: its first metric, if it has any."""
+        shown = next((metric for metric in self.metrics if metric in measured), None)
+        return shown and f"{shown} {measured[shown]:.2f}"
 
     def evaluated(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
         """Runs fairseq's command on the split of an evaluation; returns the log with all it printed.

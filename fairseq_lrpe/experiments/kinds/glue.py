@@ -59,6 +59,9 @@ class Glue(Kind):
     def folders(self, cfg):
         return [self.folder(cfg)]
 
+    def watched(self, job):
+        return f"valid_{task_named(job.cfg.task).logged}"
+
     def evaluations(self, cfg):
         """Returns those of the task: MNLI alone has a second development set."""
         splits = task_named(cfg.task).labelled
@@ -105,6 +108,15 @@ class Glue(Kind):
         job.call(predict_command(job.checkpoint, self.folder(job.cfg), {split: file}, job.launch.cpu), name)
         return measure(job.cfg.task, file)
 
+    def told(self, cfg, measured):
+        """Returns the task's measure, beside it what always the most frequent label would have."""
+        if "score" not in measured:
+            return None
+        said = f"{task_named(cfg.task).measure} {measured['score']:.2f}"
+        if "majority" in measured:
+            said += f", always the most frequent label {measured['majority']:.2f}"
+        return said
+
 
 def predict_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: bool) -> list[str]:
     """Returns the command that writes what a checkpoint predicts for splits of its task: {split: file}."""
@@ -139,23 +151,37 @@ def method_of(path: Path) -> tuple[str, str]:
 def measure(name: str, path: Path) -> dict[str, float]:
     """Returns {measure: value in percent} of a file of predictions; "score" is that of the task ``name``.
 
-    Accuracy, F1 of the label "1" and Matthews' correlation of labels; Pearson's and Spearman's of scores.
+    Accuracy, F1 of the label "1" and Matthews' correlation of labels, and "majority", the score of always the
+    most frequent label; Pearson's and Spearman's of scores.
     """
-    from scipy.stats import pearsonr, spearmanr  # seconds, which only a measurement needs
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
     rows = [line.split("\t") for line in Path(path).read_text().splitlines()[1:]]
     predicted, target = ([row[column] for row in rows] for column in (1, 2))
-    if not task_named(name).labels:
-        pair = [[float(x) for x in column] for column in (predicted, target)]
-        values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
-    else:
-        pair = target, predicted
-        values = {"accuracy": accuracy_score(*pair), "matthews": matthews_corrcoef(*pair)}
-        if "1" in target:
-            values["f1"] = f1_score(target, predicted, pos_label="1")
-    values = {name: 100 * float(value) for name, value in values.items()}
-    return {"score": values[task_named(name).measure], **values, "rows": len(rows)}
+    task = task_named(name)
+    if not task.labels:
+        values = of_scores(*([float(x) for x in column] for column in (predicted, target)))
+        return {"score": values[task.measure], **values, "rows": len(rows)}
+    values = of_labels(predicted, target)
+    majority = of_labels([max(sorted(set(target)), key=target.count)] * len(target), target)
+    return {"score": values[task.measure], **values, "majority": majority[task.measure], "rows": len(rows)}
+
+
+def of_scores(predicted: list[float], target: list[float]) -> dict[str, float]:
+    """Returns the correlations of scores in percent."""
+    from scipy.stats import pearsonr, spearmanr  # seconds, which only a measurement needs
+
+    pair = predicted, target
+    values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
+    return {name: 100 * float(value) for name, value in values.items()}
+
+
+def of_labels(predicted: list[str], target: list[str]) -> dict[str, float]:
+    """Returns accuracy, Matthews' correlation and, of tasks with the label "1", its F1, in percent."""
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
+
+    values = {"accuracy": accuracy_score(target, predicted), "matthews": matthews_corrcoef(target, predicted)}
+    if "1" in target:
+        values["f1"] = f1_score(target, predicted, pos_label="1")
+    return {name: 100 * float(value) for name, value in values.items()}
 
 
 KIND = Glue()

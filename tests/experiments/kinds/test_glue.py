@@ -5,6 +5,7 @@ import random
 import statistics
 
 import pytest
+from omegaconf import OmegaConf
 
 from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import glue
@@ -38,6 +39,8 @@ def test_measures_of_labels(name, draw, tmp_path):
     assert found["matthews"] == pytest.approx(100 * matthews)
     assert found["score"] == found["matthews" if name == "CoLA" else "accuracy"]
     assert found["rows"] == 200
+    ones = sum(target)
+    assert found["majority"] == (0 if name == "CoLA" else 100 * max(ones, 200 - ones) / 200)
 
 
 def test_measures_of_scores(draw, tmp_path):
@@ -49,12 +52,20 @@ def test_measures_of_scores(draw, tmp_path):
         found["score"] == found["pearson"] == pytest.approx(100 * statistics.correlation(predicted, target))
     )
     assert found["spearman"] == pytest.approx(100 * statistics.correlation(*ranks))
+    assert "majority" not in found  # one answer to all has no correlation
 
 
 def test_three_labels_have_no_f1(tmp_path):
     names = ["neutral", "entailment", "contradiction"]
     found = glue.measure("MNLI", write(tmp_path / "p.tsv", names, [names[0], names[0], names[2]]))
     assert found["accuracy"] == pytest.approx(200 / 3) and "f1" not in found
+
+
+def test_a_result_is_told_beside_the_majoritys():
+    cfg = OmegaConf.create({"task": "RTE"})
+    told = glue.KIND.told(cfg, {"score": 61.234, "majority": 52.7})
+    assert told == "accuracy 61.23, always the most frequent label 52.70"
+    assert glue.KIND.told(cfg, {"tokens_per_second": 9}) is None
 
 
 @pytest.mark.parametrize("name", TASKS)

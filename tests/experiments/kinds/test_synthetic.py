@@ -48,44 +48,61 @@ def test_search_has_a_floor(tmp_path):
     assert 0.3 < measured["floor"] < math.log(5) < measured["loss"] < 3
 
 
+def killed(words, results, updates, whom):
+    """Starts a run, and kills the runner, its training or both when so many updates are saved."""
+    command = [str(BIN / "python"), "-m", "fairseq_lrpe.experiments.train", *words, "--results", str(results)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while max(map(saved, results.rglob("checkpoint_*_*.pt")), default=0) < updates:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    [training] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    if "runner" in whom:
+        process.kill()
+    if "training" in whom:
+        os.killpg(int(training), signal.SIGKILL)
+    process.communicate()
+    assert not list(results.rglob("evaluation.json"))
+
+
+def saved(checkpoint):
+    """The updates of checkpoint_EPOCH_UPDATES.pt."""
+    return int(checkpoint.stem.rpartition("_")[2])
+
+
 def test_a_run_that_is_killed_ends_as_an_uninterrupted_one(tmp_path):
-    """Both the runner and its training are killed; examples made after that are those that come next."""
+    """The runner alone, then both are killed, and two checkpoints are cut as fairseq's copying leaves them.
+
+    Examples made after that are those that come next. tests/experiments/kill_often.py kills at all moments.
+    """
     changes = ["updates=40", "train.first=8", "train.copied=8", "train.tokens_per_sample=40"]
     changes += ["evaluate.flags.batch_size=64"]
     whole, measured = run(tmp_path / "whole", "roper/search_mini", "softmax", "roper", *changes)
 
-    words = [
-        "roper/search_mini",
-        "roper",
-        "--attention",
-        "softmax",
-        "--cpu",
-        "--results",
-        tmp_path / "killed",
-    ]
-    command = [str(BIN / "python"), "-m", "fairseq_lrpe.experiments.train", *words, *SMALL, *changes]
-    command += ["--results", str(tmp_path / "killed")]
-    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL)
-    while not list((tmp_path / "killed").rglob("checkpoint_*_9.pt")):
-        assert process.poll() is None
-        time.sleep(0.005)
-    [training] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    process.kill()
-    os.killpg(int(training), signal.SIGKILL)
-    process.wait()
+    words = ["roper/search_mini", "roper", "--attention", "softmax", "--cpu", *SMALL, *changes]
+    killed(words, tmp_path / "killed", 9, {"runner"})
+    killed(words, tmp_path / "killed", 21, {"runner", "training"})
     [last] = (tmp_path / "killed").rglob("checkpoint_last.pt")
-    assert not list((tmp_path / "killed").rglob("evaluation.json"))
-    assert 6 <= torch.load(last, weights_only=True)["optimizer_history"][-1]["num_updates"] < 40
+    for path, part in ((last, 0.9), (last.with_name("checkpoint_best.pt"), 0)):
+        path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
 
-    killed, again = run(tmp_path / "killed", "roper/search_mini", "softmax", "roper", *changes)
+    folder, again = run(tmp_path / "killed", "roper/search_mini", "softmax", "roper", *changes)
     assert again == measured
-    one, other = (
-        torch.load(x / "checkpoints/checkpoint_last.pt", weights_only=True) for x in (whole, killed)
-    )
-    assert one["model"].keys() == other["model"].keys()
-    for name, tensor in one["model"].items():
-        assert torch.equal(tensor, other["model"][name]), name
-    assert record.read(whole, KIND.curve).curve == record.read(killed, KIND.curve).curve
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        one, other = (torch.load(x / "checkpoints" / name, weights_only=True) for x in (whole, folder))
+        assert one["model"].keys() == other["model"].keys()
+        for key, tensor in one["model"].items():
+            assert torch.equal(tensor, other["model"][key]), (name, key)
+    one, other = (without_times(x / "log.jsonl") for x in (whole, folder))
+    assert one == other
+
+
+def without_times(log):
+    """The entries of a log as far as they do not tell of time."""
+    times = {
+        x for name in ("wps", "ups", "wall", "train_wall") for x in (name, f"train_{name}", f"valid_{name}")
+    }
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    return [{key: value for key, value in entry.items() if key not in times} for entry in entries]
 
 
 class Told(torch.nn.Module):
