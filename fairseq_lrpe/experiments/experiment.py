@@ -101,7 +101,7 @@ def _wanted(settings, key):
             if part not in hints:
                 return None, known
             wanted = _present(hints[part])
-        elif get_args(wanted):
+        elif get_args(wanted) and (get_origin(wanted) is dict or part.isdigit()):  # a key may have dots
             wanted = _present(get_args(wanted)[-1])
     if is_dataclass(wanted):
         return f"made of {', '.join(get_type_hints(wanted))}", known

@@ -13,11 +13,10 @@ from fairseq_lrpe.experiments import entries, formats, record
 from fairseq_lrpe.experiments.entries import Entry
 from fairseq_lrpe.experiments.formats import number, plain
 from fairseq_lrpe.experiments.record import Damaged, Record
+from fairseq_lrpe.experiments.run import experiment_of, run_folders
 from fairseq_lrpe.experiments.run_folder import OldLayout
 from fairseq_lrpe.experiments.table import Cell
-from fairseq_lrpe.methods import ATTENTIONS, METHODS
-
-RECORDS = ("run.json", "log.jsonl", "evaluation.json")
+from fairseq_lrpe.methods import METHODS
 
 
 @dataclass
@@ -78,24 +77,11 @@ def read(experiment: str, results: Path) -> list[Row]:
         except OldLayout:
             row.damaged[seed] = "a run of an earlier version"
     if not rows:
-        there = dict.fromkeys(str(_experiment(folder, results)) for folder in run_folders(results))
+        there = dict.fromkeys(str(experiment_of(folder, results)) for folder in run_folders(results))
         known = f"it has {', '.join(there)}" if there else "it has none at all"
         raise ValueError(f"{results} holds no run of the experiment {experiment!r}: {known}")
     place = {method: i for i, method in enumerate(METHODS)}
     return sorted(rows.values(), key=lambda x: (x.attention, place.get(x.method, len(place)), x.label))
-
-
-def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
-    """Returns the folders of runs below, of one experiment or all, by their names and what is in them."""
-    found = (path for path in folder.rglob("seed-*") if any((path / name).exists() for name in RECORDS))
-    experiments = ((path, _experiment(path, folder)) for path in found)
-    return sorted(path for path, one in experiments if one is not None and experiment in (None, one))
-
-
-def _experiment(path, folder):
-    """The part of a run folder's path before ATTENTION_METHOD, or None if it has no such part."""
-    parents = path.relative_to(folder).parents
-    return next((p.parent for p in parents if p.name.startswith(tuple(f"{a}_" for a in ATTENTIONS))), None)
 
 
 def show(experiment: str, rows: list[Row], form: str | None) -> None:

@@ -21,7 +21,7 @@ from typing import IO
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lrpe.commands import CommandFailed, run_command
-from fairseq_lrpe.experiments import run_folder
+from fairseq_lrpe.experiments import lengthen, run_folder
 from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import Kind
 from fairseq_lrpe.experiments.launch import Launch, train_command, update_freq
@@ -173,9 +173,10 @@ def train(job: Job, settings: dict) -> None:
         settings["started"] = before["started"]
         print(f"continuing: {folder}")
     command = train_command(job)
+    run_folder.mend(folder / "checkpoints")
+    lengthen.begin(job, settings)
     write_json(folder / "run.json", settings)
     write_whole(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
-    run_folder.mend(folder / "checkpoints")
     log = Log(folder, show=job.kind.curve.key if job.kind.curve else "valid_loss")
     try:
         run_folder.train(folder, job.updates, command, log, job.lock)

@@ -119,8 +119,7 @@ def test_a_folder_without_runs(tmp_path):
     )
 
 
-def test_a_run_that_is_of_its_record_alone(folder):
-    """A run's record, as the runner writes it, is read from its folder's name and files."""
+def test_an_evaluation_of_one_seed_alone(folder):
     path = folder / "lm/gone/linear_base/seed-1/evaluation.json"
     record = json.loads(path.read_text())
     record["evaluations"] |= {

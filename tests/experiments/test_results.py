@@ -5,10 +5,12 @@ import fcntl
 import io
 import json
 import re
+import signal
+import subprocess
 
 import pytest
 from omegaconf import OmegaConf
-from tiny import run_command, write_run
+from tiny import BIN, run_command, write_run
 
 from fairseq_lrpe.experiments import curves, entries, formats, results
 from fairseq_lrpe.experiments import experiment as experiments
@@ -360,6 +362,16 @@ COLUMN = {"columns": {"a": {"experiment": "lm/big", "evaluation": "valid"}}}
 def own_row(**about):
     """A table's key ``rows`` with one row."""
     return {"rows": [{"row": "Own", "attention": "linear", "method": "base", **about}]}
+
+
+@pytest.mark.parametrize("form", ["markdown", "csv", "latex"])
+def test_a_reader_that_leaves_is_no_error(runs, form):
+    """As head does in ``results ... | head``."""
+    words = [BIN / "python", "-m", "fairseq_lrpe.experiments.results", runs, "--experiment", "lm/big"]
+    words += ["--format", form]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize("change, message", [
