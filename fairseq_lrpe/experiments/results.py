@@ -39,9 +39,10 @@ def heading(table: Table, found: list[Entry]) -> list[str]:
     names = [f"{name} ({' or '.join(map(str, sorted(n)))} {unit})" for (name, unit), n in measured.items()]
     stand_in = ", a small stand-in: compare orders, not values" if table.scale == "mini" else ""
     told = [f"{metric} of {', '.join(columns)}" for metric, columns in metrics.items()]
+    paper = [x for x in (table.source, table.settings.table) if x]
     return [
         table.settings.title,
-        *([f"paper: {table.source}, {table.settings.table}"] if table.source else []),
+        *([f"paper: {', '.join(paper)}"] if paper else []),
         f"measured on {', '.join(names)}{stand_in}",
         f"{'; '.join(told if len(metrics) > 1 else metrics)}: mean ± sample standard deviation (seeds)"
         + (", the worst of three or more seeds left out" if table.settings.drop_worst else ""),
