@@ -1,25 +1,43 @@
 """What every program of ours asks of its arguments, and how it ends."""
 
 import argparse
+import os
+import select
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from fairseq_lrpe.commands import CommandFailed, ending_signals
 
 
 @contextmanager
 def one_sentence(program: str) -> Iterator[None]:
-    """Ends ``program`` with one sentence and a non-zero exit for what a person can mend or interrupts."""
+    """Ends ``program`` with one sentence and a non-zero exit for what a person can mend or interrupts.
+
+    It ends without a word where nobody reads its output any more, as after ``| head``.
+    """
     try:
         with ending_signals():
             yield
+        sys.stdout.flush()  # or a closed pipe would be found after the end
     except (ValueError, OSError, CommandFailed) as error:
+        if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
+            sys.exit(128 + signal.SIGPIPE)
         sys.exit(f"{program}: {error}")
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
+
+
+def is_unread(stream: IO) -> bool:
+    """Whether the stream is a pipe that nobody reads from any more."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def absolute(text: str) -> Path:

@@ -1,4 +1,4 @@
-"""A tiny language model's flags, its text, and fairseq's commands, for the tests that run the real thing."""
+"""A tiny language model's flags, its text, fairseq's commands, a run's record: for tests to share."""
 
 import io
 import json
@@ -83,6 +83,20 @@ def train_here(*flags):
 def train_flags(data, arch, save_dir, *flags):
     """fairseq-train's arguments for the tiny model; later flags win."""
     return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]
+
+
+def write_run(folder, curve, valid=None, updates=100):
+    """A run folder with the validations {updates: perplexity}, finished if ``valid`` is given."""
+    folder.mkdir(parents=True)
+    settings = {"kind": "language_modeling", "updates": updates, "config": {"updates": updates}}
+    (folder / "run.json").write_text(json.dumps(settings))
+    log = [{"kind": "valid", "valid_num_updates": n, "valid_ppl": ppl} for n, ppl in curve.items()]
+    log += [{"kind": "train_inner", "num_updates": n, "ppl": ppl} for n, ppl in curve.items()]
+    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+    if valid is not None:
+        split = {"loss": 1.0, "perplexity": valid, "tokens": 9}
+        evaluation = {"evaluations": {"valid": split}, "finished": "2020-01-01T00:00:00"}
+        (folder / "evaluation.json").write_text(json.dumps(evaluation))
 
 
 def pretend_gpus(monkeypatch, cards, built_for):

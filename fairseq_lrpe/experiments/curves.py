@@ -1,13 +1,29 @@
-"""The validations over the updates of a table's runs: the results command's picture."""
+"""The validations over the updates of a table's or an experiment's runs: the results command's picture."""
 
 import math
 import statistics
+import textwrap
+from collections import Counter
+from pathlib import Path
+from typing import NamedTuple
 
-from fairseq_lrpe.experiments.entries import decimals
+from fairseq_lrpe.experiments.looks import STYLES, look
 
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito
-MARKERS = "osD^vP*X<>phd8"
-STYLES = ("-", (0, (5, 2)), (0, (1, 1.2)))
+FILLS = ("full", "none", "left", "right", "top", "bottom")
+"""Of the markers of rows that share a method."""
+
+LEAST = 5e-4
+"""What a value of 0 is drawn as: fairseq's logs have three decimals of a loss."""
+
+
+class Line(NamedTuple):
+    """A row's curve: {updates: [value of each seed]}."""
+
+    method: str | None
+    points: dict[int, list[float]]
+
+    def mean(self) -> list[float]:
+        return [max(statistics.fmean(values), LEAST) for values in self.points.values()]
 
 
 def curve(records: dict) -> dict[int, list[float]]:
@@ -19,89 +35,114 @@ def curve(records: dict) -> dict[int, list[float]]:
     return {updates: values for updates, values in points.items() if all(map(math.isfinite, values))}
 
 
-def curves(entries: list) -> dict[tuple, dict]:
-    """Returns {(experiment, attention, its kind's curve): {row: curve}}."""
-    found = {}
+def curves(entries: list) -> dict[tuple, dict[str, Line]]:
+    """Returns {(experiment, attention, its kind's curve): {row: its line}}."""
+    found, runs = {}, {}
     for entry in entries:
         points, cell = curve(entry.records), entry.cell
         if points:
-            panel = cell.experiment.name, cell.attention, cell.experiment.kind.curve
-            found.setdefault(panel, {})[cell.row] = points
+            panel, name = (cell.experiment, cell.attention, cell.kind.curve), cell.row
+            if runs.setdefault((panel, name), cell.runs) != cell.runs:  # a column with changes of its own
+                name = f"{cell.row}, {cell.column}"
+            found.setdefault(panel, {})[name] = Line(cell.method, points)
     return found
 
 
-def draw(title: str, entries: list, path) -> object:
+def draw(title: str, entries: list, path: Path) -> object:
     """Draws the validations over the updates, a panel for each experiment and attention; returns the figure.
 
-    A line is the mean of a method's seeds, its band the least to the largest of them.
+    A line is the mean of a row's seeds, its band the least to the largest of them.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator, NullLocator, ScalarFormatter
 
     panels = curves(entries)
     if not panels:
         raise ValueError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
     down = math.ceil(len(panels) / across)
-    figure = Figure(figsize=(8.5 * across, 5 * down), layout="constrained")
+    tallest = max(sum(named(row).count("\n") + 1.2 for row in lines) for lines in panels.values())
+    figure = Figure(figsize=(8.5 * across, max(5, 1 + 0.18 * tallest) * down), layout="constrained")
     axes = figure.subplots(down, across, squeeze=False).flat
     for unused in axes[len(panels) :]:
         unused.remove()
-    rows = list(dict.fromkeys(row for lines in panels.values() for row in lines))
     for ax, ((experiment, attention, drawn), lines) in zip(axes, panels.items(), strict=False):
-        last = {row: statistics.fmean(list(points.values())[-1]) for row, points in lines.items()}
-        end = max(max(points) for points in lines.values())
-        lower = drawn.better == "lower"  # a loss falls from far above
-        bottom, top = window(lines.values(), list(last.values()), end) if lower else (None, math.inf)
-        for row in sorted(lines, key=last.get, reverse=not lower):
-            points, i = lines[row], rows.index(row)
-            x, mean = list(points), [statistics.fmean(values) for values in points.values()]
-            end_value = f"{last[row]:.{decimals(last[row])}f}"
-            notes = [f"at {x[-1]:,}"] * (x[-1] < end) + ["above"] * (last[row] > top)
-            ax.plot(
-                x,
-                mean,
-                color=COLOURS[i % len(COLOURS)],
-                linestyle=STYLES[i // len(COLOURS) % len(STYLES)],
-                marker=MARKERS[i % len(MARKERS)],
-                markersize=5,
-                # The markers of different methods stand at different places.
-                markevery=(i % 4 * max(1, len(x) // 32), max(1, len(x) // 8)),
-                linewidth=1.5,
-                label=f"{end_value}  {row}" + (f" ({', '.join(notes)})" if notes else ""),
-            )
-            if len(next(iter(points.values()))) > 1:
-                least, largest = zip(*((min(v), max(v)) for v in points.values()), strict=True)
-                ax.fill_between(x, least, largest, color=COLOURS[i % len(COLOURS)], alpha=0.15, linewidth=0)
-        # Up to here every line is above the window.
-        visible = [u for points in lines.values() for u, v in points.items() if statistics.fmean(v) <= top]
-        start = min(visible, default=0)
-        ax.set(xlim=(start - 0.02 * (end - start), end + 0.02 * (end - start)))
-        if lower:
-            ax.set(ylim=(bottom, top), yscale="log")
         ax.set(xlabel="updates", ylabel=drawn.label, title=f"{experiment}, {attention} attention")
-        ax.yaxis.set_major_locator(MaxNLocator(nbins=14, steps=[1, 2, 2.5, 5, 10]))
-        ax.yaxis.set_major_formatter(ScalarFormatter())
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.grid(alpha=0.25)
-        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
+        draw_panel(ax, attention, drawn, lines)
     figure.suptitle(title)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     return figure
 
 
-def window(lines, last, end):
-    """The least and largest value to show.
+def named(row: str, notes: list[str] | tuple = ()) -> str:
+    """Returns a row's name in a legend, in as many lines as it takes beside a plot."""
+    return textwrap.fill(row + (f" ({', '.join(notes)})" if notes else ""), 32, subsequent_indent="    ")
 
-    The lines' ends, but those far above, fill the lower half, and the later half of the training is seen.
+
+def draw_panel(ax, attention: str, drawn, lines: dict[str, Line]) -> None:
+    """Draws the lines of one panel, the best first in the legend; ``drawn`` is the kind's curve."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+
+    last = {row: line.mean()[-1] for row, line in lines.items()}
+    end = max(max(line.points) for line in lines.values())
+    lower = drawn.better == "lower"  # a loss falls from far above
+    bottom, top = window(lines.values(), end) if lower else (None, math.inf)
+    drawn_of = Counter()
+    for i, row in enumerate(sorted(lines, key=last.get, reverse=not lower)):
+        line, (colour, marker) = lines[row], look(lines[row].method)
+        x = list(line.points)
+        notes = [f"at {x[-1]:,}"] * (x[-1] < end) + ["above"] * (last[row] > top)
+        ax.plot(
+            x,
+            line.mean(),
+            color=colour,
+            linestyle=STYLES.get(attention, "-"),
+            marker=marker,
+            fillstyle=FILLS[drawn_of[colour, marker] % len(FILLS)],
+            markersize=6,
+            # Of a long line some points alone have a marker, those of different rows at different places.
+            markevery=1 if len(x) <= 12 else (i % 4 * (len(x) // 32), len(x) // 8),
+            linewidth=1.5,
+            label=f"{last[row]:.{drawn.decimals}f}  {named(row, notes)}",
+        )
+        drawn_of[colour, marker] += 1
+        if len(line.points[x[0]]) > 1:
+            least, largest = zip(*((min(v), max(v)) for v in line.points.values()), strict=True)
+            ax.fill_between(x, least, largest, color=colour, alpha=0.15, linewidth=0)
+    # Up to here every line is above the window.
+    visible = [
+        u for line in lines.values() for u, v in zip(line.points, line.mean(), strict=True) if v <= top
+    ]
+    start = min(visible, default=0)
+    margin = 0.02 * (end - start) or 0.02 * end
+    ax.set(xlim=(start - margin, end + margin))
+    if lower:
+        ax.set(ylim=(bottom, top), yscale="log")
+    wide = lower and top > 4 * bottom
+    ticks = LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(nbins=14, steps=[1, 2, 2.5, 5, 10])
+    ax.yaxis.set_major_locator(ticks)
+    ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=9, steps=[1, 2, 2.5, 5, 10], integer=True))
+    ax.grid(alpha=0.25)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
+
+
+def window(lines: list[Line], end: int) -> tuple[float, float]:
+    """Returns the least and largest value to show.
+
+    The lines' ends, but those far above, fill the lower half, and the later half of the training is seen; so
+    are lines of one or two points.
     """
+    last = [line.mean()[-1] for line in lines]
     near = [x for x in last if x <= 1.5 * statistics.median(last)]
     spread = max(math.log(max(near) / min(near)), 0.05)
     middle = [
-        min((u, statistics.fmean(v)) for u, v in points.items() if 2 * u >= end)
-        for points in lines
-        if 2 * max(points) >= end
+        min((u, v) for u, v in zip(line.points, line.mean(), strict=True) if 2 * u >= end)
+        for line in lines
+        if 2 * max(line.points) >= end
     ]
     top = max(max(near) * math.exp(0.9 * spread), statistics.median(ppl for _, ppl in middle))
+    top = max([top, *(1.05 * max(line.mean()) for line in lines if len(line.points) <= 2)])
+    top = min(top, 1.05 * max(max(line.mean()) for line in lines))
     return min(near) * (min(near) / top) ** 0.05, top

@@ -2,12 +2,14 @@
 
 import math
 import statistics
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from scipy.stats import rankdata, spearmanr, ttest_1samp
 
 from fairseq_lrpe.experiments import record
+from fairseq_lrpe.experiments.kinds import Kind
 from fairseq_lrpe.experiments.record import Record
 from fairseq_lrpe.experiments.table import Cell, Table
 
@@ -20,6 +22,7 @@ class Entry:
     records: dict[int, Record | None]
     parts: list["Entry"] = field(default_factory=list)  # it is the average of these, without runs of its own
     baseline: "Entry | None" = None  # what it is compared with
+    apart: bool = False  # whether it was trained for another length than others of its column
 
     @property
     def key(self) -> tuple[str, str]:
@@ -33,6 +36,12 @@ class Entry:
             return {seed: statistics.fmean(v[seed] for v in values) for seed in sorted(common)}
         found = {seed: run.values.get(self.cell.evaluation, {}) for seed, run in self.records.items() if run}
         return {seed: float(v[self.cell.metric]) for seed, v in found.items() if self.cell.metric in v}
+
+    def lengths(self) -> tuple[tuple[int, str], ...]:
+        """Returns the lengths of the trainings that were measured, such as ((400, "updates"),)."""
+        values = self.values()
+        found = {self.records[seed].length for seed in values if not self.parts}
+        return in_order(found | {length for part in self.parts for length in part.lengths()})
 
     def measured(self) -> tuple[float, float | None, int] | None:
         """Returns (mean, sample standard deviation or None, seeds) of all that count, or None."""
@@ -48,16 +57,23 @@ class Entry:
         if done:
             planned = len((self.parts[0] if self.parts else self).records)
             return f"{done}" if done == planned else f"{done} of {planned}"
-        return max(started, key=lambda run: (run.active, run.reached)).state() if started else "-"
+        if not started:
+            return "-"
+        state = max(started, key=lambda run: (run.active, run.reached)).state()
+        return "not measured" if state == "finished" else state
+
+    def counts(self) -> bool:
+        """Whether there is a number that may be held against others of the column."""
+        ours = self.measured()
+        return ours is not None and math.isfinite(ours[0]) and not self.apart
 
     def comparable(self) -> bool:
-        """Whether both the paper and we have a number."""
-        ours = self.measured()
-        return self.cell.published is not None and ours is not None and math.isfinite(ours[0])
+        """Whether both the paper and we have a number that may be held against others."""
+        return self.cell.published is not None and self.counts()
 
     def difference(self) -> tuple[float, tuple[float, float] | None, int] | None:
         """Returns, to the baseline, (mean, its 95% confidence interval or None, common seeds), or None."""
-        if self.baseline is None:
+        if self.baseline is None or len(self.lengths()) > 1 or self.lengths() != self.baseline.lengths():
             return None
         ours, base = self.values(), self.baseline.values()
         pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
@@ -67,20 +83,19 @@ class Entry:
         return statistics.fmean(pairs), interval and tuple(map(float, interval)), len(pairs)
 
 
-def decimals(value: float) -> int:
-    """Returns how many decimals of a number people compare: more of a loss below 1 than of a perplexity."""
-    return 4 if abs(value) < 1 else 2 if abs(value) < 10_000 else 0
+def decimals(cell: Cell) -> int:
+    """Returns how many decimals of a cell's metric people compare."""
+    return (cell.kind or Kind).decimals.get(cell.metric, 2)
 
 
 def read(table: Table, results: Path) -> list[Entry]:
     """Returns the table's entries in its order; ValueError where there is no run to show."""
-    if not results.is_dir():
-        raise ValueError(f"the results folder {results} does not exist: give the one that runs are in")
+    check_folder(results)
     records = {}
     for cell in table.cells:
         for run in cell.runs:
             if run not in records:
-                records[run] = record.read(run.folder(results), cell.experiment.kind.curve)
+                records[run] = record.read(run.folder(results))
     entries = {id(cell): Entry(cell, {run.seed: records[run] for run in cell.runs}) for cell in table.cells}
     for entry in entries.values():
         entry.parts = [entries[id(part)] for part in entry.cell.parts]
@@ -88,7 +103,37 @@ def read(table: Table, results: Path) -> list[Entry]:
         entry.baseline = base and entries[id(base)]
     if not any(records.values()):
         raise ValueError(f"{results} holds no run of the table {table.name!r}, {_hint(table, results)}")
+    for column in table.columns:
+        set_apart([entry for entry in entries.values() if entry.cell.column == column])
     return list(entries.values())
+
+
+def check_folder(results: Path) -> None:
+    """Raises ValueError where there is no such folder."""
+    if not results.is_dir():
+        raise ValueError(f"the results folder {results} does not exist: give the one that runs are in")
+
+
+def set_apart(column: list[Entry]) -> None:
+    """Marks the entries of a column that were not trained for the length that most of them were."""
+    lengths = Counter(entry.lengths() for entry in column if len(entry.lengths()) == 1)
+    usual = lengths.most_common(1)[0][0] if lengths else None
+    for entry in column:
+        entry.apart = bool(entry.lengths()) and entry.lengths() != usual
+
+
+def in_order(lengths: set[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """Returns lengths of trainings, the shortest first."""
+    return tuple(sorted(lengths, key=lambda length: (length[1], length[0] or 0)))
+
+
+def told(lengths: tuple[tuple[int, str], ...]) -> str:
+    """Returns lengths in words, such as "60 or 100 updates"."""
+    units = {unit: [str(number) for number, of in lengths if of == unit] for _, unit in lengths}
+    return ", ".join(
+        f"{' or '.join(numbers)} {unit.removesuffix('s') if numbers == ['1'] else unit}"
+        for unit, numbers in units.items()
+    )
 
 
 def _hint(table, results):
@@ -101,13 +146,18 @@ def _hint(table, results):
 
 
 def ranks(entries: list[Entry]) -> dict:
-    """Returns {(attention, column): ({row: (the paper's rank, ours)}, Spearman's ρ or None)}."""
+    """Returns {(attention, column): ({row: (the paper's rank, ours)}, Spearman's ρ or None)}.
+
+    Only of groups with two rows or more: one alone has no rank.
+    """
     groups = {}
     for entry in entries:
         if entry.comparable():
             groups.setdefault((entry.cell.attention, entry.cell.column), []).append(entry)
     found = {}
     for key, group in groups.items():
+        if len(group) < 2:
+            continue
         sign = 1 if group[0].cell.better == "lower" else -1
         paper, ours = (
             [sign * x[0] for x in xs]
@@ -119,3 +169,22 @@ def ranks(entries: list[Entry]) -> dict:
         pairs = zip(rankdata(paper), rankdata(ours), strict=True)
         found[key] = {entry.cell.row: pair for entry, pair in zip(group, pairs, strict=True)}, rho
     return found
+
+
+def best(entries: list[Entry]) -> tuple[dict, dict]:
+    """Returns {(attention, column): value} of what is published and of ours, where they differ."""
+    theirs, ours = {}, {}
+    for entry in entries:
+        group = entry.cell.attention, entry.cell.column
+        if entry.cell.published is not None:
+            theirs.setdefault(group, []).append((entry.cell.published[0], entry.cell.better))
+        if entry.counts():
+            ours.setdefault(group, []).append((entry.measured()[0], entry.cell.better))
+    return tuple(
+        {
+            group: (min if values[0][1] == "lower" else max)(value for value, _ in values)
+            for group, values in found.items()
+            if len({value for value, _ in values}) > 1
+        }
+        for found in (theirs, ours)
+    )

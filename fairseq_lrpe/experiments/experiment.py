@@ -1,15 +1,17 @@
 """An experiment: a YAML of configs, checked, what KEY=VALUE changes in it, and the runs that it has."""
 
 import copy
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, is_dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
+from typing import get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_lrpe.encodings import ENCODINGS, encoding_options
@@ -66,14 +68,52 @@ def checked(path: Path, content: DictConfig, settings: type) -> DictConfig:
     except OmegaConfBaseException:
         pass
     for key in content:
-        try:
-            OmegaConf.merge(settings, OmegaConf.masked_copy(content, [key]))
-        except OmegaConfBaseException as error:
-            where = f"{readable(path)}, key {error.full_key or key}"
-            if "not in" not in error.msg:
-                raise ValueError(f"{where}: {error.msg.splitlines()[0]}") from None
-            known = ", ".join(f.name for f in fields(error.object_type))
-            raise ValueError(f"{where} is unknown: choose from {known}") from None
+        for part, before in _parts(settings, content, key):
+            try:
+                OmegaConf.merge(settings, part)
+            except OmegaConfBaseException as error:
+                full = (error.full_key or key).replace(f"{key}[0]", before)
+                full = full if full.startswith(before) else f"{before}.{full}"
+                where, (wanted, known) = f"{readable(path)}, key {full}", _wanted(settings, full)
+                if wanted is None:
+                    raise ValueError(f"{where} is unknown: choose from {', '.join(known)}") from None
+                raise ValueError(f"{where} has to be {wanted}") from None
+
+
+def _parts(settings, content, key):
+    """(a YAML with nothing but this key, how errors call it), a list's items each for itself."""
+    hint, value = get_type_hints(settings).get(key), content.get(key)
+    if get_origin(_present(hint)) is list and isinstance(value, ListConfig):
+        yield from ((OmegaConf.create({key: [item]}), f"{key}[{i}]") for i, item in enumerate(value))
+    else:
+        yield OmegaConf.masked_copy(content, [key]), key
+
+
+WORDS = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def _wanted(settings, key):
+    """(what a key of the settings has to be, in words, or None if there is no such key; its neighbours)."""
+    wanted, known = settings, []
+    for part in re.findall(r"[^.\[\]]+", key):
+        if is_dataclass(wanted):
+            known = list(hints := get_type_hints(wanted))
+            if part not in hints:
+                return None, known
+            wanted = _present(hints[part])
+        elif get_args(wanted) and (get_origin(wanted) is dict or part.isdigit()):  # a key may have dots
+            wanted = _present(get_args(wanted)[-1])
+    if is_dataclass(wanted):
+        return f"made of {', '.join(get_type_hints(wanted))}", known
+    if get_origin(wanted) is list:
+        inner = WORDS.get(get_args(wanted)[0])
+        return "a list" + (f", each of its items {inner}" if inner else ""), known
+    return WORDS.get(wanted, "keys with values"), known
+
+
+def _present(hint):
+    """A type without its None."""
+    return next(x for x in get_args(hint) if x is not NoneType) if NoneType in get_args(hint) else hint
 
 
 @dataclass
@@ -118,10 +158,10 @@ class Experiment:
         experiment._check()
         return experiment
 
-    def _check(self):
+    def _check(self, changes=None):
         """Raises ValueError where settings cannot be met, whatever their types."""
         where = readable(self.paths[0])
-        cfg = self._changed(self.changes)
+        cfg = self._changed(self.changes if changes is None else changes)
         for name in ("updates", "epochs"):
             value = cfg.get(name, 1)
             if value is not None and value < 1:  # fairseq would train without end
@@ -167,11 +207,8 @@ class Experiment:
         if not equals:
             raise ValueError(f"{text!r}: an override is key=value")
         section, name = self._locate(key)
-        old, value = section.get(name) if not OmegaConf.is_missing(section, name) else None, as_value(new)
-        if isinstance(old, DictConfig) and value is not None:
-            raise ValueError(f"{text!r}: {key} is a section, override one of its keys: {', '.join(old)}")
-        if sort(old) != sort(value) and None not in (old, value):
-            raise ValueError(f"{text!r}: {key} is {sort(old)}, such as {old}, not {sort(value)}")
+        value = as_value(new)
+        self._fits(key, value, repr(text))
         if is_free(key):
             try:
                 section[name] = value
@@ -179,6 +216,15 @@ class Experiment:
                 raise ValueError(f"{text!r}: {error.msg.splitlines()[0]}") from None
         elif self._differs(key, value):
             self.changes[key] = as_text(value)
+
+    def _fits(self, key, value, text):
+        """Raises ValueError where a value is of another sort than the one it replaces."""
+        section, name = self._locate(key)
+        old = section.get(name) if not OmegaConf.is_missing(section, name) else None
+        if isinstance(old, DictConfig) and value is not None:
+            raise ValueError(f"{text}: {key} is a section, override one of its keys: {', '.join(old)}")
+        if sort(old) != sort(value) and None not in (old, value):
+            raise ValueError(f"{text}: {key} is {sort(old)}, such as {old}, not {sort(value)}")
 
     def _differs(self, key, value):
         """Whether a run with this value is another one; what is a grid's or chosen is always named."""
@@ -216,6 +262,13 @@ class Experiment:
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
         runs = (Run(self.name, attention, method, seed) for seed in seeds)
         return [run.changed({**given, **cell}) for run in runs for cell in cells]
+
+    def check_changes(self, changes: Mapping) -> None:
+        """Raises ValueError for changes that the experiment's settings cannot have."""
+        for key, value in changes.items():
+            self._fits(key, value, f"{key}: {value}")
+        if changes:
+            self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
 
     def trials(self, run: Run) -> list[Run]:
         """Returns the runs of which this one is the best; none where nothing is left to choose."""

@@ -14,6 +14,7 @@ from rich.table import Table
 from fairseq_lrpe.experiments import runner
 from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import language_modeling
+from fairseq_lrpe.experiments.looks import STYLES, look
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.run_folder import OldLayout, locked, read_json
 from fairseq_lrpe.experiments.runner import Job
@@ -67,19 +68,21 @@ def show(measured: dict[int, dict], trained: int, job: Job) -> None:
     Console().print(table)
 
 
-def draw(measured: dict[int, dict], trained: int, title: str, path: Path) -> None:
-    """Draws the perplexity over the block length."""
+def draw(measured: dict[int, dict], trained: int, run: Run, path: Path) -> None:
+    """Draws the perplexity over the block length, as its method looks in all pictures."""
     from matplotlib.figure import Figure
 
     lengths = list(measured)
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     axes = figure.subplots()
-    axes.plot(lengths, [m["perplexity"] for m in measured.values()], marker="o", color="#0072B2")
+    (colour, marker), line = look(run.method), STYLES[run.attention]
+    perplexities = [m["perplexity"] for m in measured.values()]
+    axes.plot(lengths, perplexities, marker=marker, color=colour, linestyle=line)
     axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="length of training")
     axes.legend()
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.set(xlabel="tokens a block", ylabel=f"{SPLIT} perplexity", title=title)
+    axes.set(xlabel="tokens a block", ylabel=f"{SPLIT} perplexity", title=str(run))
     axes.grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
@@ -98,7 +101,7 @@ def main():
         measured = extrapolate(job, lengths)
         show(measured, trained, job)
         if args.plot:
-            draw(measured, trained, str(job.run), args.plot)
+            draw(measured, trained, job.run, args.plot)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,10 @@ from urllib.parse import quote
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from fairseq_lrpe.methods import namesakes
+from fairseq_lrpe.methods import ATTENTIONS, namesakes
+
+RECORDS = ("run.json", "log.jsonl", "evaluation.json")
+"""The files of a run's folder that are on record of it."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,19 @@ class Run:
         """Returns the folder that it has under a name of its method, or the one that it will have."""
         folders = [results / str(replace(self, method=name)) for name in namesakes(self.method)]
         return next((folder for folder in folders if folder.is_dir()), results / str(self))
+
+
+def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
+    """Returns the folders of runs below, of one experiment or all, by their names and what is in them."""
+    found = (path for path in folder.rglob("seed-*") if any((path / name).exists() for name in RECORDS))
+    experiments = ((path, experiment_of(path, folder)) for path in found)
+    return sorted(path for path, one in experiments if one is not None and experiment in (None, one))
+
+
+def experiment_of(path: Path, folder: Path) -> Path | None:
+    """Returns the part of a run folder's path before ATTENTION_METHOD, or None if it has no such part."""
+    parents = path.relative_to(folder).parents
+    return next((p.parent for p in parents if p.name.startswith(tuple(f"{a}_" for a in ATTENTIONS))), None)
 
 
 def as_value(text: str) -> object:

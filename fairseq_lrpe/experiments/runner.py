@@ -21,7 +21,7 @@ from typing import IO
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lrpe.commands import CommandFailed, run_command
-from fairseq_lrpe.experiments import run_folder
+from fairseq_lrpe.experiments import lengthen, run_folder
 from fairseq_lrpe.experiments.epoch_end import epoch_end
 from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.kinds import Kind
@@ -176,9 +176,10 @@ def train(job: Job, settings: dict) -> None:
         settings["started"] = before["started"]
         print(f"continuing: {folder}")
     command = train_command(job)
+    run_folder.mend(folder / "checkpoints")
+    lengthen.begin(job, settings)
     write_json(folder / "run.json", settings)
     write_whole(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
-    run_folder.mend(folder / "checkpoints")
     log = Log(folder, done=run_folder.updates_done(folder / "checkpoints"))
     tell_end(job, log)
     try:

@@ -47,7 +47,7 @@ def main(arguments=None):
         failed += run_all(table, ready, args, flags, gpus)
         results.show(table, found := entries.read(table, args.results))
         if args.plot and not failed:
-            results.plot(table, found, args.plot)
+            results.plot_table(table, found, args.plot)
     if failed:
         sys.exit("\n".join(["table: not everything is done:", *failed]))
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from omegaconf import MISSING, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fairseq_lrpe.experiments import experiment as experiments
 from fairseq_lrpe.experiments.experiment import Experiment, checked, own, read_yaml
+from fairseq_lrpe.experiments.kinds import Kind
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.files import readable
 from fairseq_lrpe.methods import canonical, check_method
@@ -105,7 +106,8 @@ class Cell:
     method: str | None = None
     published: tuple[float, float | None] | None = None
     better: str = "lower"
-    experiment: Experiment | None = None
+    experiment: str | None = None
+    kind: Kind | None = None
     evaluation: str | None = None
     metric: str | None = None
     runs: list[Run] = field(default_factory=list)
@@ -132,26 +134,99 @@ class Table:
         self.path = experiments.CONFIGS / "tables" / f"{name}.yaml"
         self.settings = _read(self.path, TableSettings)
         self.source, published = self._published()
+        self._check(published)
         self.columns = {}
         for column, about in self.settings.columns.items():
             for key in ("experiment", "mini", "metric"):
                 if about[key] is None and key not in read_yaml(self.path).columns[column]:
                     about[key] = self.settings[key]
-            if about.average or self._experiment(about):
+            if not (about.average or about.experiment or about.mini):
+                what = "is missing: say whose runs the column shows, such as lm/mini, here or for all columns"
+                raise self._wrong(f"columns.{column}.experiment", what)
+            if about.average or self._experiment(column, about):
                 self.columns[column] = about
-        if not self.columns:
+        if all(about.average for about in self.columns.values()):
+            if scale == "full":
+                raise self._wrong("experiment", "is missing: the table has a small form alone, --scale mini")
             raise NoSmallForm(f"the table {name!r} has no small form: leave --scale mini out")
-        names = dict.fromkeys(self._experiment(about) for about in self.columns.values() if not about.average)
-        owned = {one: own(one, overrides) for one in names}
+        names = {column: self._experiment(column, x) for column, x in self.columns.items() if not x.average}
+        owned = {one: own(one, overrides) for one in dict.fromkeys(names.values())}
         # What no experiment has is new to all, such as an evaluation, or refused.
         new = [text for text in overrides if not any(text in texts for texts in owned.values())]
         self.experiments = {
             one: Experiment.load(one, [*texts, *new], overrides) for one, texts in owned.items()
         }
+        for column, one in names.items():
+            self._check_measured(column, self.experiments[one])
         self.cells = self._cells(published)
 
-    def _experiment(self, column):
-        return column.mini if self.scale == "mini" else column.experiment
+    def _wrong(self, key, what):
+        """The error of a key of the table's YAML."""
+        return ValueError(f"{readable(self.path)}, key {key} {what}")
+
+    def _check(self, published):
+        """Raises ValueError for what no run, column or row can meet."""
+        columns, rows = self.settings.columns, self.settings.rows
+        if not columns:
+            raise self._wrong("columns", "is empty: give a name and what measures it, {evaluation: test}")
+        if self.settings.table and not self.settings.paper:
+            raise self._wrong("table", "needs the key paper: the file in configs/paper that has it")
+        if not rows and not published.rows:
+            raise self._wrong("rows", "is missing: give rows, or a paper and its table")
+        measured = [name for name, about in columns.items() if not about.average]
+        for name, about in columns.items():
+            if unknown := [part for part in about.average if part not in measured]:
+                raise self._wrong(
+                    f"columns.{name}.average", f"names {unknown[0]!r}: choose from {', '.join(measured)}"
+                )
+        for i, row in enumerate(rows):
+            if unknown := [column for column in row.columns or () if column not in columns]:
+                raise self._wrong(
+                    f"rows[{i}].columns", f"names {unknown[0]!r}: choose from {', '.join(columns)}"
+                )
+            if row["values"]:
+                raise self._wrong(f"rows[{i}].values", "is for published rows, which configs/paper has")
+        names = [(row.attention, row.row) for row in (*published.rows, *rows)]
+        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
+            raise self._wrong(
+                "rows", f"has {' '.join(map(str, twice[0]))} twice: give each a name of its own"
+            )
+        methods = dict.fromkeys(row.method for row in (*published.rows, *rows) if row.method)
+        base = self.settings.baseline
+        if base is not None and base not in methods:
+            raise self._wrong(
+                "baseline", f"is {base!r}, the method of no row: choose from {', '.join(methods)}"
+            )
+
+    def _check_measured(self, column, experiment):
+        """Raises ValueError where an experiment does not measure what a column shows."""
+        about, kind = self.columns[column], experiment.kind
+        known = [*experiment.cfg.evaluations, "training"]
+        if about.evaluation not in known:
+            is_ = "is missing" if about.evaluation is None else f"is {about.evaluation!r}"
+            has = f"{experiment.name} has {', '.join(known)}"
+            raise self._wrong(f"columns.{column}.evaluation", f"{is_}: {has}")
+        metrics = ["tokens_per_second"] if about.evaluation == "training" else list(kind.metrics)
+        if about.metric is not None and about.metric not in metrics:
+            has = f"{about.evaluation} of {experiment.name} measures {', '.join(metrics)}"
+            raise self._wrong(self._said(column, "metric"), f"is {about.metric!r}: {has}")
+        try:
+            experiment.check_changes(about.changes)
+        except ValueError as error:
+            raise self._wrong(f"columns.{column}.changes", f"cannot be: {error}") from None
+
+    def _said(self, column, key):
+        """The key of the YAML that says something of a column: its own, or the table's."""
+        return f"columns.{column}.{key}" if key in read_yaml(self.path).columns[column] else key
+
+    def _experiment(self, column, about):
+        """The experiment of a column at this scale, or None."""
+        key = "mini" if self.scale == "mini" else "experiment"
+        name = about[key]
+        if name is not None and name not in experiments.experiments():
+            known = ", ".join(experiments.experiments())
+            raise self._wrong(self._said(column, key), f"is {name!r}, no experiment: choose from {known}")
+        return name
 
     def _published(self):
         """(the paper, its table), as far as there are any."""
@@ -174,9 +249,8 @@ class Table:
             for column in dict.fromkeys([*theirs, *self.columns]):
                 if column not in (row.get("columns") or (column,)):
                     continue
-                cell = Cell(
-                    row.attention or "", row.row, column, row.method, _value(row["values"].get(column))
-                )
+                value = self._value(row, column)
+                cell = Cell(row.attention or "", row.row, column, row.method, value)
                 if column in published.columns:
                     cell.better = published.columns[column].better
                 cell.drop_worst = self.settings.drop_worst
@@ -191,14 +265,26 @@ class Table:
         measured = {cell.column for cell in found.values() if cell.runs or cell.parts}
         return [cell for cell in found.values() if self.scale == "full" or cell.column in measured]
 
+    def _value(self, row, column):
+        """The (mean, deviation or None) of a published row, or None."""
+        value = row["values"].get(column)
+        if value is None or isinstance(value, int | float):
+            return value if value is None else (value, None)
+        pair = (value.get("mean"), value.get("std")) if isinstance(value, DictConfig) else ()
+        if not pair or not all(isinstance(x, int | float) for x in pair):
+            path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
+            where = f"{readable(path)}, key tables.{self.settings.table}, row {row.row}, {column}"
+            raise ValueError(f"{where}: a number or {{mean, std}} is needed, not {value!r}")
+        return pair
+
     def _plan(self, cell, row, column):
         """The runs of a cell; none where the grid of the small form has not the column's task."""
         if column.average:
             return
-        where = f"{readable(self.path)}, row {row.row}"
         try:
             check_method(row.method, row.attention)
-            experiment = self.experiments[self._experiment(column)]
+            experiment = self.experiments[self._experiment(cell.column, column)]
+            experiment.check_changes(row.changes)
             changes = {**column.changes, **row.changes}
             grid = experiment.cfg.grid
             if any(key in grid and value not in grid[key] for key, value in changes.items()):
@@ -206,14 +292,12 @@ class Table:
             seeds = self.settings[{"full": "seeds", "mini": "mini_seeds"}[self.scale]] or experiment.cfg.seeds
             cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)
         except ValueError as error:
-            raise ValueError(f"{where}: {error}") from None
-        cell.experiment, cell.evaluation = experiment, column.evaluation
+            rows = list(self.settings.rows)
+            if row in rows:
+                raise self._wrong(f"rows[{rows.index(row)}]", f"cannot be: {error}") from None
+            raise self._wrong("table", f"has the row {row.row}: {error}") from None
+        cell.experiment, cell.kind, cell.evaluation = experiment.name, experiment.kind, column.evaluation
         cell.metric = column.metric or next(iter(experiment.kind.metrics))
-        if cell.evaluation not in (*experiment.cfg.evaluations, "training"):
-            known = ", ".join(experiment.cfg.evaluations)
-            raise ValueError(
-                f"{readable(self.path)}, key columns.{cell.column}.evaluation: {experiment.name} has {known}"
-            )
         if not self.settings.paper or cell.published is None:
             cell.better = experiment.kind.metrics.get(cell.metric, "higher")
 
@@ -266,9 +350,3 @@ def _read(path, settings):
     if missing := sorted(OmegaConf.missing_keys(merged)):
         raise ValueError(f"{readable(path)} lacks the key {missing[0]}")
     return merged
-
-
-def _value(value):
-    if value is None:
-        return None
-    return (value, None) if isinstance(value, int | float) else (value.mean, value.std)

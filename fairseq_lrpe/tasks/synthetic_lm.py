@@ -147,10 +147,11 @@ def main():
             parser.add_argument(name, type=at_least(1), default=f.default, help=f.metadata["help"])
     args = vars(parser.parse_args())
     count = args.pop("count")
-    task = SyntheticLMTask(SyntheticLMConfig(**args))
-    task.load_dataset("train")
-    for index in range(count):
-        print(task.datasets["train"].text(index))
+    with one_sentence("synthetic_lm"):
+        task = SyntheticLMTask(SyntheticLMConfig(**args))
+        task.load_dataset("train")
+        for index in range(count):
+            print(task.datasets["train"].text(index))
 
 
 if __name__ == "__main__":

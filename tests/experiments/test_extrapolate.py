@@ -38,18 +38,18 @@ def trained(small):
 
 
 @torch.no_grad()
-def perplexity(path, data, length):
-    """Of the test split in blocks of ``length``, each with the token before it as the first input."""
+def perplexity(path, data, length, window=0):
+    """Of the test split in blocks of ``length``, each after the ``window`` tokens before it and one more."""
     task = tasks.setup_task(OmegaConf.create({"_name": "language_modeling", "data": str(data)}))
-    overrides = {"max_target_positions": length}
+    overrides = {"max_target_positions": length + window}
     [model], _ = checkpoint_utils.load_model_ensemble([str(path)], arg_overrides=overrides, task=task)
     split = data_utils.load_indexed_dataset(str(data / "test"), task.dictionary)
     targets = torch.cat([split[i] for i in range(len(split))]).long()
     inputs = torch.cat([targets.new_tensor([task.dictionary.eos()]), targets[:-1]])
     loss = 0.0
     for start in range(0, len(targets), length):
-        x, y = inputs[start : start + length], targets[start : start + length]
-        scores = model.eval()(x[None])[0][0].log_softmax(-1)
+        x, y = inputs[max(0, start - window) : start + length], targets[start : start + length]
+        scores = model.eval()(x[None])[0][0].log_softmax(-1)[-len(y) :]
         loss -= scores.gather(-1, y[:, None]).sum().item()
     return math.exp(loss / len(targets)), len(targets)
 
@@ -107,6 +107,27 @@ def test_one_more_evaluation_of_a_run_is_measured_without_training(trained, meas
     assert f"half: perplexity {after['half']['perplexity']:.2f}\n" in more.stdout
     assert after == {**before, "half": after["half"]} and checkpoint.stat().st_mtime_ns == time
     assert run_here(train.main, *words).stdout == f"finished before: {trained}\n"
+
+
+def test_a_context_window_is_one_more_result_of_a_finished_run(trained, small, data_bin):
+    """Each block of 12 tokens is predicted after the 20 before it, by the same checkpoint."""
+    before = read(trained)["evaluations"]
+    words = [*small, "evaluations.window={split: test, context_window: 20}"]
+    more = run_here(train.main, *words)
+    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
+    after = read(trained)["evaluations"]
+    window = after["window"]
+    assert after == {**before, "window": window} and window["settings"]["context_window"] == 20
+    expected, tokens = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, 12, window=20)
+    assert window["perplexity"] == pytest.approx(expected, abs=0.006) and window["tokens"] == tokens
+
+
+@pytest.mark.parametrize("window", ["32", "-1", "far"])
+def test_a_context_window_that_cannot_be(small, window):
+    words = [*small, f"evaluations.window={{split: test, context_window: {window}}}"]
+    refused = run_here(train.main, *words)
+    [line] = refused.stderr.strip().splitlines()
+    assert refused.returncode == 1 and "evaluations.window.context_window: a whole number from 0 on" in line
 
 
 def refused(folder, *lengths):

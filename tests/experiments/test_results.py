@@ -4,12 +4,15 @@ import csv
 import fcntl
 import io
 import json
+import re
+import signal
+import subprocess
 
 import pytest
 from omegaconf import OmegaConf
-from tiny import run_command
+from tiny import BIN, run_command, write_run
 
-from fairseq_lrpe.experiments import curves, entries, results
+from fairseq_lrpe.experiments import curves, entries, formats, results
 from fairseq_lrpe.experiments import experiment as experiments
 from fairseq_lrpe.experiments.entries import Entry
 from fairseq_lrpe.experiments.table import SCALES, Cell, Table, tables
@@ -62,20 +65,6 @@ def configs(tmp_path, monkeypatch):
         OmegaConf.save(content, folder / f"{name}.yaml")
     monkeypatch.setattr(experiments, "CONFIGS", folder)
     return folder
-
-
-def write_run(folder, curve, valid=None, updates=100):
-    """A run folder with the validations {updates: perplexity}, finished if ``valid`` is given."""
-    folder.mkdir(parents=True)
-    settings = {"kind": "language_modeling", "updates": updates, "config": {"updates": updates}}
-    (folder / "run.json").write_text(json.dumps(settings))
-    log = [{"kind": "valid", "valid_num_updates": n, "valid_ppl": ppl} for n, ppl in curve.items()]
-    log += [{"kind": "train_inner", "num_updates": n, "ppl": ppl} for n, ppl in curve.items()]
-    (folder / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
-    if valid is not None:
-        split = {"loss": 1.0, "perplexity": valid, "tokens": 9}
-        evaluation = {"evaluations": {"valid": split}, "finished": "2020-01-01T00:00:00"}
-        (folder / "evaluation.json").write_text(json.dumps(evaluation))
 
 
 @pytest.fixture
@@ -200,7 +189,9 @@ def test_a_run_that_diverged_has_no_rank(runs):
     write_run(runs / "lm/big/linear_per/seed-1", {100: float("nan")}, float("nan"))
     read = entries.read(Table("some_table9"), runs)
     assert "PER" not in entries.ranks(read)["linear", "a_valid"][0]
-    assert ["linear", "PER", "9.50", "diverged (1 of 3)", "7.00", "-"] in results.values_grid(read, "x")[1]
+    assert ["linear", "PER", "9.50", "diverged (1 of 3)", "7.00", "-"] in results.values_grid(read, "x", {})[
+        1
+    ]
     [panel] = [key for key in curves.curves(read) if key[:2] == ("lm/big", "linear")]
     assert "PER" not in curves.curves(read)[panel]
 
@@ -209,8 +200,8 @@ def test_a_run_that_diverged_has_no_rank(runs):
 
 LINEAR = [
     ["linear", "Base", "10.00", "102.00 ± 2.00 (3)", "7.00", "-"],
-    ["linear", "RoPE", "9.00", "95.00 ± 3.00 (3)", "7.00", "-"],
-    ["linear", "Type1", "8.00 ± 0.10", "96.00 (1 of 3)", "7.00", "-"],
+    ["linear", "RoPE", "9.00", "**95.00 ± 3.00 (3)**", "7.00", "-"],
+    ["linear", "Type1", "**8.00 ± 0.10**", "96.00 (1 of 3)", "7.00", "-"],
     ["linear", "Type2", "8.50", "stopped at 40 of 100", "7.00", "-"],
     ["linear", "PER", "9.50", "-", "7.00", "-"],
     ["linear", "SPE", "12.00", "-", "7.00", "-"],
@@ -232,9 +223,8 @@ DIFFERENCES = [
 
 
 def check(header, values, ranks, differences):
-    assert header == [
-        *("attention", "row", "a_valid paper", "a_valid measured", "b_test paper", "b_test measured")
-    ]
+    columns = "a valid (paper)", "a valid (measured)", "b test (paper)", "b test (measured)"
+    assert header == ["attention", "method", *columns]
     assert values[:6] == LINEAR and values[6][:4] == ["softmax", "Base", "10.00", "51.00 ± 1.41 (2 of 3)"]
     assert len(values) == 12 and values[-1][2:4] == ["-", "-"]
     assert ranks == RANKS and differences == DIFFERENCES
@@ -260,7 +250,7 @@ def test_latex(runs, capsys, monkeypatch):
     for part in text.split(r"\begin{tabular}")[1:]:
         rows = [line for line in part.split(r"\end{tabular}")[0].splitlines() if line.endswith(r"\\")]
         for code, character in ((r"$\pm$", "±"), (r"\_", "_"), (r"$\rho$", "ρ")):
-            rows = [row.replace(code, character) for row in rows]
+            rows = [re.sub(r"\\textbf{(.*?)}", r"**\1**", row.replace(code, character)) for row in rows]
         tables.append([[cell.strip() for cell in row.removesuffix(r"\\").split("&")] for row in rows])
     (header, *values), (_, *ranks), (_, *differences) = tables
     check(header, values, ranks, differences)
@@ -283,7 +273,7 @@ def test_csv(runs, capsys, monkeypatch):
 
 def test_the_terminals_table(runs, capsys):
     table = Table("some_table9")
-    results.show_rich(results.blocks(table, entries.read(table, runs)))
+    formats.show_rich(results.blocks(table, entries.read(table, runs)))
     text = capsys.readouterr().out
     assert "measured on lm/big (100 updates)" in text and "[-9.48, -4.52] (3)" in text
 
@@ -294,14 +284,15 @@ def test_the_small_scale_says_so(runs, capsys, monkeypatch):
     text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--scale", "mini")
     sentence = "measured on lm/small (60 or 100 updates), a small stand-in: compare orders, not values"
     assert sentence in text and "measured on lm/big" not in text
-    assert "| attention | row | a_valid paper | a_valid mini |" in text and "b_test" not in text
-    assert "| linear | RoPE | 9.00 | 9.00 ± 0.00 (2) |" in text
+    assert "| attention | method | a valid (paper) | a valid (mini) |" in text and "b test" not in text
+    assert "| linear | RoPE, 60 or 100 updates | 9.00 | 9.00 ± 0.00 (2) |" in text
     assert "Differences to base need a seed" in text
 
 
 def test_a_figure_without_published_numbers(runs, capsys, monkeypatch):
     text = output(capsys, monkeypatch, runs, "--table", "some_figure")
-    assert "| linear | RoPE | 95.00 ± 3.00 (3) |" in text and "a_valid paper" not in text
+    assert "| attention | method | a valid |" in text
+    assert "| linear | RoPE | **95.00 ± 3.00 (3)** |" in text
     assert "gives no numbers here" in text
 
 
@@ -331,7 +322,7 @@ def test_the_figure_has_a_line_for_each_method(runs, tmp_path):
     assert (tmp_path / "plots/figure.png").read_bytes().startswith(b"\x89PNG")
     linear, softmax = figure.axes
     labels = [text.get_text() for text in linear.get_legend().get_texts()]
-    assert labels == ["95.00  RoPE", "96.00  Type1", "102.00  Base", "200.00  Type2 (at 40, above)"]
+    assert labels == ["95.00  RoPE", "96.00  Type1", "102.00  Base", "200.00  Type2 (at 40)"]
     assert [line.get_label() for line in linear.lines] == labels
     base = linear.lines[2]
     assert list(base.get_xdata()) == [50, 100] and list(base.get_ydata()) == [204, 102]
@@ -365,18 +356,70 @@ def test_the_command_ends_with_one_sentence(tmp_path):
     assert line.startswith("results: no table 'none' in configs/tables: choose from ")
 
 
+COLUMN = {"columns": {"a": {"experiment": "lm/big", "evaluation": "valid"}}}
+
+
+def own_row(**about):
+    """A table's key ``rows`` with one row."""
+    return {"rows": [{"row": "Own", "attention": "linear", "method": "base", **about}]}
+
+
+@pytest.mark.parametrize("form", ["markdown", "csv", "latex"])
+def test_a_reader_that_leaves_is_no_error(runs, form):
+    """As head does in ``results ... | head``."""
+    words = [BIN / "python", "-m", "fairseq_lrpe.experiments.results", runs, "--experiment", "lm/big"]
+    words += ["--format", form]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        process.stdout.close()
+        assert process.stderr.read() == "" and process.wait() == 128 + signal.SIGPIPE
+
+
 @pytest.mark.parametrize("change, message", [
     ({"titel": "x"}, "tables/own.yaml, key titel is unknown: choose from title, paper"),
     ({"columns": {"a": {"metrik": "x"}}}, "key columns.a.metrik is unknown: choose from experiment"),
     ({"title": None, "columns": None}, "tables/own.yaml, key title"),
     ({"paper": "papre"}, "tables/own.yaml, key paper: there is no "),
     ({"table": "table1"}, "tables/own.yaml, key table: "),
-    ({"columns": {"a": {"experiment": "lm/bgi", "evaluation": "valid"}}}, "no experiment 'lm/bgi'"),
+    ({"columns": {"a": {"experiment": "lm/bgi", "evaluation": "valid"}}},
+     "key columns.a.experiment is 'lm/bgi', no experiment: choose from lm/big, lm/small"),
     ({"columns": {"a": {"experiment": "lm/big", "evaluation": "vaild"}}},
-     "key columns.a.evaluation: lm/big has valid"),
-    ({"rows": [{"row": "Own", "attention": "linear", "method": "bsae"}]}, "row Own: the method 'bsae'"),
-    ({"rows": [{"row": "Own", "attention": "linear", "method": "base", "changes": {"train.x": 1}}]},
-     "tables/own.yaml, row Own: lm/big has no key 'train.x'"),
+     "key columns.a.evaluation is 'vaild': lm/big has valid, training"),
+    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "valid", "metric": "perplexty"}}},
+     "key columns.a.metric is 'perplexty': valid of lm/big measures perplexity, loss, nats"),
+    ({"columns": {"a": {"experiment": "lm/big"}}}, "key columns.a.evaluation is missing: lm/big has valid"),
+    ({"columns": {"a": {"evaluation": "valid"}}}, "key columns.a.experiment is missing: say whose runs"),
+    ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}},
+     "key experiment is missing: the table has a small form alone"),
+    ({"columns": {"a": "valid"}}, "key columns.a has to be made of experiment, mini, evaluation"),
+    ({"columns": ["a"]}, "key columns has to be keys with values"),
+    ({"columns": {}}, "key columns is empty"),
+    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "valid", "changes": {"updatse": 3}}}},
+     "key columns.a.changes cannot be: lm/big has no key 'updatse'"),
+    (COLUMN | {"metric": "x"}, "key metric is 'x': valid of lm/big measures"),
+    ({"columns": {**COLUMN["columns"], "mean": {"average": ["a", "b"]}}},
+     "key columns.mean.average names 'b': choose from a"),
+    ({"columns": {**COLUMN["columns"], "mean": {"average": "a"}}},
+     "key columns.mean.average has to be a list, each of its items a text"),
+    ({"baseline": "bsae"}, "key baseline is 'bsae', the method of no row: choose from base, rope"),
+    ({"table": None}, "key rows is missing: give rows, or a paper and its table"),
+    ({"paper": None}, "key table needs the key paper"),
+    ({"seeds": 3}, "key seeds has to be a list, each of its items a whole number"),
+    ({"seeds": [1, "two"]}, "key seeds[1] has to be a whole number"),
+    ({"title": ["a"]}, "key title has to be a text"),
+    ({"drop_worst": "maybe"}, "key drop_worst has to be true or false"),
+    ({"rows": {"a": 1}}, "key rows has to be a list"),
+    ({"rows": ["base"]}, "key rows[0] has to be made of row, attention, method"),
+    (own_row(method="bsae"), "key rows[0] cannot be: the method 'bsae'"),
+    (own_row(attention="lin"), "key rows[0] cannot be: no attention 'lin': choose from linear, softmax"),
+    (own_row(changes={"train.x": 1}), "key rows[0] cannot be: lm/big has no key 'train.x'"),
+    (own_row(changes={"updates": "many"}), "key rows[0] cannot be: updates: many: updates is a number"),
+    (own_row(changes={"updates": 0}), "key rows[0] cannot be: updates=0: at least 1 is needed"),
+    (own_row(changes={"data": "x"}), "key rows[0] cannot be: data makes no other run of lm/big"),
+    (own_row(columns=["b"]), "key rows[0].columns names 'b': choose from a_valid"),
+    (own_row(columns="a_valid"), "key rows[0].columns has to be a list, each of its items a text"),
+    (own_row(values={"a_valid": 3}), "key rows[0].values is for published rows"),
+    (own_row(methd="base"), "key rows[0].methd is unknown: choose from row, attention, method"),
+    (own_row(row="Base"), "key rows has linear Base twice"),
     ({"rows": [{"row": "Own", "attention": "linear"}]}, "tables/own.yaml lacks the key rows[0].method"),
 ])  # fmt: skip
 def test_a_slip_in_a_tables_yaml_gets_one_sentence(change, message, configs):
@@ -384,7 +427,8 @@ def test_a_slip_in_a_tables_yaml_gets_one_sentence(change, message, configs):
     OmegaConf.save({**own, **change}, configs / "tables/own.yaml")
     with pytest.raises(ValueError) as refused:
         Table("own")
-    assert message in str(refused.value) and "\n" not in str(refused.value)
+    said = str(refused.value)
+    assert message in said and "\n" not in said and said.startswith(str(configs / "tables/own.yaml"))
 
 
 def test_a_table_of_ones_own_without_a_paper(runs, configs, capsys, monkeypatch):
@@ -394,8 +438,75 @@ def test_a_table_of_ones_own_without_a_paper(runs, configs, capsys, monkeypatch)
     OmegaConf.save({"title": "Mine", "columns": columns, "rows": rows}, configs / "tables/mine.yaml")
     write_run(runs / "lm/big/linear_rope/updates=50/seed-2", {50: 9}, 9, 50)
     text = output(capsys, monkeypatch, runs, "--table", "mine")
-    assert "| linear | rope | 95.00 ± 3.00 (3) |" in text and "| linear | hot | 9.00 (1 of 3) |" in text
+    assert "| linear | rope | **95.00 ± 3.00 (3)** |" in text
     assert "paper" not in text and "Difference" not in text
+
+
+def test_runs_of_another_length_say_so_and_are_compared_with_none(runs, configs, capsys, monkeypatch):
+    rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
+    rows += [{"row": "short", "attention": "linear", "method": "rope", "changes": {"updates": 50}}]
+    columns = {"a_valid": {"experiment": "lm/big", "evaluation": "valid"}}
+    mine = {"title": "Mine", "baseline": "base", "columns": columns, "rows": rows}
+    OmegaConf.save(mine, configs / "tables/mine.yaml")
+    for seed in (1, 2):
+        write_run(runs / f"lm/big/linear_rope/updates=50/seed-{seed}", {50: 9}, 9, 50)
+    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    assert "| linear | short, 50 updates | 9.00 ± 0.00 (2 of 3) |" in text  # and not bold
+    assert "| linear | rope | **95.00 ± 3.00 (3)** |" in text
+    assert "left out of what compares rows: linear short (50 updates).\n" in text.replace("  \n", "\n")
+    assert "| linear | rope | -7.00 [" in text and text.count("short") == 2
+    [short] = [e for e in entries.read(Table("mine"), runs) if e.cell.row == "short"]
+    assert short.difference() is None and not short.counts()
+
+    for row in rows[:2]:  # of all rows the same length is none that is apart
+        row["changes"] = {"updates": 50}
+    OmegaConf.save({**mine, "rows": rows[:2]}, configs / "tables/mine.yaml")
+    for seed in (1, 2):
+        write_run(runs / f"lm/big/linear_base/updates=50/seed-{seed}", {50: 10}, 10, 50)
+    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    assert "| linear | rope | **9.00 ± 0.00 (2 of 3)** |" in text and "left out" not in text
+    assert "| linear | rope | -1.00 [" in text
+
+
+def test_one_row_has_no_rank(runs, capsys, monkeypatch):
+    for name in ("base", "rope"):
+        (runs / f"lm/big/softmax_{name}").rename(runs / f"softmax_{name}")
+    for name in ("rope", "tmlr_type1"):
+        (runs / f"lm/big/linear_{name}").rename(runs / f"linear_{name}")
+    text = output(capsys, monkeypatch, runs, "--table", "some_table9")
+    assert "Ranks need two methods of an attention that are finished." in text and "Spearman" not in text
+    text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--format", "csv")
+    assert not any(row["rank"] or row["paper_rank"] for row in csv.DictReader(io.StringIO(text)))
+
+
+def test_numbers_are_those_of_their_metric(runs, configs, capsys, monkeypatch):
+    """A loss has four decimals at any size, and CSV no rest of binary arithmetic."""
+    for seed in (1, 2, 3):
+        path = runs / f"lm/big/linear_base/seed-{seed}/evaluation.json"
+        record = json.loads(path.read_text())
+        record["evaluations"] |= {"training": {"tokens_per_second": 9708.8}}
+        record["evaluations"]["valid"] |= {"loss": 1.74321, "perplexity": [9.1, 9.2, 9.18][seed - 1]}
+        path.write_text(json.dumps(record))
+    rows = [{"row": "Base", "attention": "linear", "method": "base"}]
+    valid = {"experiment": "lm/big", "evaluation": "valid"}
+    columns = {"ppl": valid, "loss": {**valid, "metric": "loss"}}
+    columns |= {"speed": {**valid, "evaluation": "training", "metric": "tokens_per_second"}}
+    OmegaConf.save({"title": "Mine", "columns": columns, "rows": rows}, configs / "tables/mine.yaml")
+    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    assert "| linear | Base | 9.16 ± 0.05 (3) | 1.7432 ± 0.0000 (3) | 9,709 ± 0 (3) |" in text
+    text = output(capsys, monkeypatch, runs, "--table", "mine", "--format", "csv")
+    means = {row["column"]: row["mean"] for row in csv.DictReader(io.StringIO(text))}
+    assert means == {"ppl": "9.16", "loss": "1.74321", "speed": "9708.8"}
+    assert results.as_printed(0.3269, None) == "0.3269" and results.as_printed(2.3, 0.1) == "2.30 ± 0.10"
+
+
+def test_what_markdown_and_latex_would_read_as_their_own(capsys):
+    parts = [("", ["method", "a"], [["x|y", formats.Bold("1 & 2")], ["50%_{$}", "<"]])]
+    formats.show(parts, "markdown")
+    assert "| x\\|y | **1 & 2** |" in capsys.readouterr().out
+    formats.show(parts, "latex")
+    said = capsys.readouterr().out
+    assert r"x|y & \textbf{1 \& 2} \\" in said and r"50\%\_\{\$\} & $<$ \\" in said
 
 
 @pytest.mark.parametrize("better, values, expected", [

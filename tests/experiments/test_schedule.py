@@ -23,6 +23,7 @@ TABLES = {  # runs at full scale and at the small one
     "iclr_table2": ((12 + 14) * 5, 12 + 14),
     "iclr_table5": (3 * 2 * 5, 3 * 2),
     "quickstart": (4, None),
+    "roper_wikipedia": (2, None),
     "roper": ((2 + 4) * 3 * 10, (2 + 4) * 3 * 3),  # and linear attention
 }
 SMALL = (

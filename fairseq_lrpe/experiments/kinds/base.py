@@ -63,13 +63,14 @@ class TrainingSettings(Settings):
 class Curve(NamedTuple):
     """Names what plots show: a key of fairseq's JSON log, its label, and which values are better.
 
-    What the log has is shown times ``factor``.
+    What the log has is shown times ``factor``, with so many ``decimals``.
     """
 
     key: str
     label: str
     better: str = "lower"
     factor: float = 1.0
+    decimals: int = 2
 
 
 class Kind:
@@ -86,6 +87,8 @@ class Kind:
     """Of our architectures."""
     metrics: dict[str, str]
     """{name: "lower" or "higher", which is better}; the first is shown when a run ends, and chooses."""
+    decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}
+    """{metric: how many decimals people compare}; of a metric that is not here, two."""
     curve: Curve | None = None
     """What the plots show, if anything."""
     evaluation_keys: tuple[str, ...] = ("split",)

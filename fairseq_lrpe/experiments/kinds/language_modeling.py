@@ -15,14 +15,23 @@ TABLES = ("learned", "multiplicative", "hierarchical")
 class LanguageModeling(Kind):
     """Trains by fairseq's language_modeling; an evaluation's ``length`` is that of the blocks it cuts.
 
-    The blocks do not overlap, so that every length predicts the same tokens.
+    Of each block the first ``context_window`` tokens are those before it, which are read and not predicted.
+    The blocks do not overlap otherwise, so that every length and window predicts the same tokens.
     """
 
     task = "language_modeling"
     family = "lm"
     metrics = {"perplexity": "lower", "loss": "lower", "nats": "lower"}
     curve = Curve("valid_ppl", "validation perplexity")
-    evaluation_keys = ("split", "length")
+    evaluation_keys = ("split", "length", "context_window")
+
+    def check(self, cfg):
+        for name, evaluation in self.evaluations(cfg).items():
+            window = evaluation.get("context_window", 0)
+            length = evaluation.get("length") or cfg.train.get("tokens_per_sample")
+            if not isinstance(window, int) or not 0 <= window < (length or math.inf):
+                what = f"a whole number from 0 on, below the {length} tokens of a block"
+                raise ValueError(f"evaluations.{name}.context_window: {what} is needed, not {window!r}")
 
     def data(self, cfg):
         return [REPOSITORY / cfg.data / name for name in layouts.text(self.splits(cfg))]
@@ -30,10 +39,12 @@ class LanguageModeling(Kind):
     def evaluate(self, job, name):
         """Returns the perplexity, the loss in bits and in nats, and how many tokens they are of."""
         evaluation, flags, expected = self.evaluations(job.cfg)[name], {}, None
+        if "context_window" in evaluation:
+            flags["context_window"] = evaluation["context_window"]
         if length := evaluation.get("length"):
             expected = check_length(job, evaluation["split"], length)
             # More than in a batch of training only where one block is longer.
-            flags = {"tokens_per_sample": length, "batch_size": None, "max_tokens": max(length, 2048)}
+            flags |= {"tokens_per_sample": length, "batch_size": None, "max_tokens": max(length, 2048)}
             if length > trained_length(model_of(job)):
                 flags["model_overrides"] = f"{{'max_target_positions':{length}}}"
         log = self.evaluated(job, name, "fairseq-eval-lm", "gen_subset", **flags)

@@ -27,7 +27,8 @@ class Synthetic(Kind):
     task = "synthetic_lm"
     family = "lm"
     metrics = {"loss": "lower", "correct": "higher", "accuracy": "higher", "floor": "lower"}
-    curve = Curve("valid_loss", "validation loss in nats a character", factor=math.log(2))
+    decimals = {**Kind.decimals, "floor": 4}
+    curve = Curve("valid_loss", "validation loss in nats a character", factor=math.log(2), decimals=4)
 
     def check(self, cfg):
         given = {key: value for key, value in cfg.train.items() if value is not None}
