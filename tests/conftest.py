@@ -1,6 +1,22 @@
+import sys
+from unittest.mock import patch
+
 import pytest
 import tiny
 import torch
+from forks import Forks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forks():
+    """Commands that tests and our programs start are forks, but for those of ``tiny.BIN``."""
+    if sys.platform != "linux":
+        yield
+        return
+    forks = Forks()
+    with patch.object(sys, "executable", str(forks.bin / "python")):
+        yield
+    forks.close()
 
 
 def pytest_addoption(parser):

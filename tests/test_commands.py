@@ -7,11 +7,13 @@ import sys
 import time
 
 import pytest
+from tiny import BIN
 
 from fairseq_lrpe import commands
 
 
-def test_a_failing_command_is_named_with_the_end_of_its_log(tmp_path):
+def test_a_failing_command_is_named_with_the_end_of_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(BIN / "python"))  # a process of its own, no fork
     with pytest.raises(
         commands.CommandFailed, match=r"(?s)^fairseq-train ended with exit code 2; .*log ends so:.*--arch"
     ):

@@ -15,7 +15,7 @@ import torch
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLUGIN = REPOSITORY / "fairseq_lrpe"
-BIN = Path(sys.executable).parent
+BIN = Path(sys.executable).parent  # whatever conftest.py makes of sys.executable later
 FLAGS = (
     "--task language_modeling --decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 "
     "--decoder-attention-heads 4 --tokens-per-sample 32 --batch-size 4 --optimizer adam --lr 0.01 "
@@ -24,15 +24,10 @@ FLAGS = (
 
 
 def run_command(name, *arguments, text=None):
-    """A command of this environment (fairseq-train, torchrun, ...), run in the repository."""
-    return subprocess.run(
-        [BIN / name, *map(str, arguments)],
-        cwd=REPOSITORY,
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    """A command (fairseq-train, ...), run in the repository; BIN / name is a process of its own, no fork."""
+    program = Path(sys.executable).parent / name
+    words = [program, *map(str, arguments)]
+    return subprocess.run(words, cwd=REPOSITORY, input=text, capture_output=True, text=True)
 
 
 def run_here(main, *arguments):

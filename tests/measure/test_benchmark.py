@@ -1,30 +1,38 @@
 """The benchmark of linear attention: its command, and what it says about memory."""
 
-import subprocess
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
 import pytest
+from tiny import run_here
 
+from fairseq_lrpe.measure import attention, benchmark
 from fairseq_lrpe.measure.attention import exponent, peak
 
 
-def benchmark(*arguments):
-    command = [sys.executable, "-m", "fairseq_lrpe.measure.benchmark", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True)
+@pytest.fixture(scope="module")
+def starts():
+    """How a fresh process is made: forked from one that has imported torch."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["fairseq_lrpe.measure.attention"])
+    return context
 
 
-def test_the_command(tmp_path):
+def test_the_command(tmp_path, monkeypatch, starts):
     picture = tmp_path / "new" / "b.png"
     small = ["--heads", 1, "--width", 8, "--rounds", 1, "--layers", 1, "--vocab-size", 100]
-    done = benchmark(
-        *("--lengths", 128, 512, "--positions", 4, 8, "--model-lengths", 128, "--plot", picture), *small
+    monkeypatch.setattr(benchmark, "get_context", lambda name: starts)
+    for module in (attention, benchmark):
+        monkeypatch.setattr(module, "TOKENS", 512)
+    done = run_here(
+        benchmark.main,
+        *("--lengths", 128, 512, "--positions", 4, 8, "--model-lengths", 128, "--plot", picture),
+        *small,
     )
     assert done.returncode == 0, done.stderr
     for shown in (
-        "128 × 32",
-        "512 × 8",
+        "128 × 4",
+        "512 × 1",
         "masked n × n",
         "exponent of time",
         "tokens before",
@@ -36,7 +44,7 @@ def test_the_command(tmp_path):
 
 @pytest.mark.parametrize("flag", ["--lengths", "--rounds", "--positions"])
 def test_nothing_is_measured_at_zero(flag):
-    done = benchmark(flag, 0)
+    done = run_here(benchmark.main, flag, 0)
     assert done.returncode == 2
     assert f"argument {flag}: must be a whole number from 1 on, not '0'" in done.stderr
 
@@ -46,9 +54,9 @@ def test_the_exponent_of_a_power():
     assert exponent(lengths, [3e-9 * n**1.5 for n in lengths]) == pytest.approx(1.5)
 
 
-def test_memory_beyond_inputs_and_gradients():
+def test_memory_beyond_inputs_and_gradients(starts):
     """At most 2.5 times q, k and v, at a short and at a long length; of a matrix the benchmark says more."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as process:
+    with ProcessPoolExecutor(1, mp_context=starts, max_tasks_per_child=1) as process:
         for length in (2048, 16384):
             extra, _ = process.submit(peak, "chunk", length, 8, 64).result()
             qkv = 3 * 4 * max(length, 4096) * 8 * 64

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import time
 from argparse import Namespace
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from tiny import REPOSITORY, run_here
+from tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.measure import attention, exactness, gpu_check, machine
 from fairseq_lrpe.measure.attention import CONTENDERS, Contender
@@ -104,7 +103,7 @@ for module, values in zip((attention, machine, exactness, gpu_check), {[*SMALL.v
 sys.argv = ["gpu_check", "--minutes", "60", "--lengths", "32", "--out", {str(tmp_path)!r}]
 gpu_check.main()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
+    done = subprocess.run([BIN / "python", "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     text, content, parts = read(tmp_path)
     assert content["complete"] and "ended with" not in text
@@ -130,7 +129,7 @@ def test_wrong_requests_get_one_sentence(tmp_path):
         ("exit 1", "has no torch"),
         ("exit 2", "is older than 3.11"),
         ("exit 127", "is no working Python"),
-        (f'exec {sys.executable} "$@"', "argument --minutes: must be"),
+        (f'exec {BIN}/python "$@"', "argument --minutes: must be"),
     ],
 )
 def test_the_script_takes_the_active_environment(tmp_path, python, sentence):

@@ -1,5 +1,6 @@
 """Every architecture: registered from its row, trained, saved, reloaded, and decoded step by step."""
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.trainer import Trainer
+from omegaconf import OmegaConf
 from tiny import PLUGIN, train_flags
 
 import fairseq_lrpe.models  # noqa: F401
@@ -53,11 +55,30 @@ def test_the_papers_types_are_what_they_say():
     assert row("iclr_type8") == ("fft", "unitary", [])
 
 
+@pytest.fixture(scope="module")
+def settings(data_bin, tmp_path_factory):
+    """settings(arch) as fairseq makes them of a command line; but all for the model it makes only once."""
+    folder = tmp_path_factory.mktemp("save")
+
+    def parsed(arch):
+        words = train_flags(data_bin, arch, folder, "--user-dir", PLUGIN, "--dropout", 0.1)
+        return options.parse_args_and_arch(options.get_training_parser(), list(map(str, words)))
+
+    shared = convert_namespace_to_omegaconf(parsed("linear_lm"))
+
+    def settings(arch):
+        cfg = copy.deepcopy(shared)
+        cfg.model = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch].from_namespace(parsed(arch)))
+        cfg.model._name = arch
+        return cfg
+
+    assert settings("linear_lm") == shared
+    return settings
+
+
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_trains_saves_and_reloads_with_the_identical_loss(arch, data_bin, tmp_path):
-    arguments = train_flags(data_bin, arch, tmp_path, "--user-dir", PLUGIN, "--dropout", 0.1)
-    args = options.parse_args_and_arch(options.get_training_parser(), list(map(str, arguments)))
-    cfg = convert_namespace_to_omegaconf(args)
+def test_trains_saves_and_reloads_with_the_identical_loss(arch, settings, tmp_path):
+    cfg = settings(arch)
     task = tasks.setup_task(cfg.task)
     for split in ("train", "valid"):
         task.load_dataset(split)

@@ -8,10 +8,15 @@ from dataclasses import fields
 import pytest
 import torch
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
-from tiny import PLUGIN, run_command, train_flags, train_here
+from tiny import BIN, PLUGIN, run_command, train_flags, train_here
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.config import PositionConfig
+
+
+def run(name, checkpoint, *arguments, text=None):
+    """Runs a command: of the linear model in a new process, as a user does, of the other one in a fork."""
+    return run_command(BIN / name if "linear_lm" in str(checkpoint) else name, *arguments, text=text)
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +25,7 @@ def trained(data_bin, tmp_path_factory):
     folder = tmp_path_factory.mktemp("trained")
     for arch in ("linear_lm_tmlr_type1", "softmax_lm_rope"):
         flags = train_flags(data_bin, arch, folder / arch, "--max-update", 6, "--no-epoch-checkpoints")
-        done = run_command("fairseq-train", *flags)
+        done = run("fairseq-train", folder / arch, *flags)
         assert done.returncode == 0, done.stderr
         (folder / arch / "log").write_text(done.stdout)
     return folder
@@ -42,7 +47,7 @@ def test_checkpoint_is_safe_and_carries_its_method(trained):
 def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, trained):
     shared = [data_bin, "--user-dir", PLUGIN, "--path", checkpoint, "--cpu"]
     flags = ["--batch-size", 8, "--tokens-per-sample", 32]  # a batch pads
-    done = run_command("fairseq-eval-lm", *shared, *flags)
+    done = run("fairseq-eval-lm", checkpoint, *shared, *flags)
     assert done.returncode == 0, done.stderr
     loss = float(done.stderr.rsplit("Loss (base 2): ", 1)[1].split(",")[0])
 
@@ -65,7 +70,7 @@ def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, train
         "--task",
         "language_modeling",
     ]
-    done = run_command("fairseq-validate", *shared, "--valid-subset", "test")
+    done = run("fairseq-validate", checkpoint, *shared, "--valid-subset", "test")
     assert done.returncode == 0, done.stderr
     validated = float(re.findall(r"'test' subset \| loss ([\d.]+)", done.stdout)[-1])
     assert validated == pytest.approx(loss, abs=1e-3)  # printed with three digits
@@ -79,7 +84,8 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
         "--required-batch-size-multiple",
         1,
     ]  # fairseq drops a last batch that is no multiple of 8
-    generated = run_command("fairseq-generate", data_bin, *flags, "--gen-subset", "test", "--prefix-size", 2)
+    words = [data_bin, *flags, "--gen-subset", "test", "--prefix-size", 2]
+    generated = run("fairseq-generate", checkpoint, *words)
     assert generated.returncode == 0, generated.stderr
     hypotheses = {line for line in generated.stdout.splitlines() if line.startswith("H-")}
     assert len(hypotheses) == 40 and all(len(line.split("\t")[2].split()) >= 8 for line in hypotheses)
@@ -87,7 +93,8 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     prompt = "".join(
         " ".join(line.split()[:2]) + "\n" for line in (text_folder / "test.txt").read_text().splitlines()[:5]
     )
-    interactive = run_command("fairseq-interactive", data_bin, *flags, "--buffer-size", 5, text=prompt)
+    words = [data_bin, *flags, "--buffer-size", 5]
+    interactive = run("fairseq-interactive", checkpoint, *words, text=prompt)
     assert interactive.returncode == 0, interactive.stderr
     answers = {line for line in interactive.stdout.splitlines() if line.startswith("H-")}
     by_id = {line.split("\t")[0]: line.split("\t")[2] for line in hypotheses}
@@ -262,7 +269,7 @@ def test_importing_reads_no_command_line(more, tmp_path):
 def test_a_program_that_names_the_plugin_to_fairseqs_functions_keeps_its_own_flags():
     program = "from argparse import Namespace\nfrom fairseq.utils import import_user_module\n"
     program += f"import_user_module(Namespace(user_dir={str(PLUGIN)!r}))\n{PROGRAM}"
-    done = run_command("python", "-c", program, *FOREIGN)
+    done = run_command(BIN / "python", "-c", program, *FOREIGN)
     assert done.returncode == 0 and done.stdout.endswith("True\n"), done.stderr
 
 

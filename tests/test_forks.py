@@ -1,0 +1,72 @@
+"""A fork does what a process of its own does."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny import BIN, run_command
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are no forks")
+
+TELL = """
+import os, sys
+print(sys.argv, os.getcwd(), sorted(os.environ), sys.path, sys.stdin.read(), __name__)
+print("to stderr", file=sys.stderr)
+sys.exit(sys.argv[1] if sys.argv[2:] else int(sys.argv[1]))
+"""
+
+
+def start(program, *arguments, **settings):
+    words = [Path(sys.executable), "-c", program, *arguments]
+    return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **settings)
+
+
+@pytest.mark.parametrize("words", [["3"], ["a sentence", "ä\n"]])
+def test_it_has_the_words_the_folder_and_the_environment(words):
+    fork, process = (
+        run_command(python, "-c", TELL, *words, text="ö") for python in ("python", BIN / "python")
+    )
+    assert (fork.returncode, fork.stdout, fork.stderr) == (process.returncode, process.stdout, process.stderr)
+    assert fork.returncode and fork.stdout.endswith("ö __main__\n")
+
+
+def test_a_traceback_is_an_exit_code(tmp_path):
+    done = run_command("fairseq-eval-lm", tmp_path, "--path", tmp_path / "none.pt")
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(("FileNotFoundError", "OSError"))
+
+
+def test_signals_are_passed_on():
+    waits = "import signal, sys, time\n{}\nprint('here', flush=True)\ntime.sleep(10_000)"
+    answers = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended') or 0)"
+    for program, code in ((waits.format(""), -signal.SIGTERM), (waits.format(answers), 1)):
+        with start(program, stderr=subprocess.DEVNULL) as fork:
+            assert fork.stdout.readline() == "here\n"
+            fork.terminate()
+            assert fork.wait() == code
+
+
+def test_it_ends_with_the_one_who_is_killed_and_holds_its_files_till_then():
+    reading, writing = os.pipe()
+    with start("input('here\\n')", pass_fds=[writing]) as fork:
+        os.close(writing)
+        assert fork.stdout.readline() == "here\n"
+        assert not select.select([reading], [], [], 0)[0]
+        fork.kill()
+        assert os.read(reading, 1) == b""
+    os.close(reading)
+
+
+def test_fairseqs_preprocessing_writes_the_same_files(text_folder, tmp_path):
+    written = []
+    for number, command in enumerate(("fairseq-preprocess", BIN / "fairseq-preprocess")):
+        folder = tmp_path / str(number)
+        done = run_command(
+            command, "--only-source", "--trainpref", text_folder / "train.txt", "--destdir", folder
+        )
+        assert done.returncode == 0 and "fairseq_cli.preprocess:" in done.stderr
+        written.append({path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".log"})
+    assert written[0].keys() == {"dict.txt", "train.bin", "train.idx"} and written[0] == written[1]
