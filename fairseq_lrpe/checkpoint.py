@@ -34,3 +34,18 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         reason = next(iter(str(error).splitlines()), error)
         raise ValueError(f"{path} is no checkpoint of fairseq that can be read ({reason})") from None
     return state
+
+
+def newest_whole(folder: Path) -> Path | None:
+    """Returns the checkpoint of most updates in ``folder`` that can be read, or None where there is none.
+
+    A training that is killed while fairseq copies a checkpoint leaves a file that is cut off.
+    """
+    updates = {}
+    for path in sorted(folder.glob("checkpoint*.pt")):
+        try:
+            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+            updates[path] = int(state["optimizer_history"][-1]["num_updates"])
+        except Exception:  # whatever torch says of what it cannot read
+            continue
+    return max(updates, key=updates.get, default=None)
