@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from omegaconf.errors import OmegaConfBaseException
+
 from fairseq_lrpe.commands import CommandFailed, ending_signals
 
 
@@ -15,6 +17,8 @@ def one_sentence(program: str) -> Iterator[None]:
     try:
         with ending_signals():
             yield
+    except OmegaConfBaseException as error:  # further lines of it name types
+        sys.exit(f"{program}: {str(error).splitlines()[0]}")
     except (ValueError, OSError, CommandFailed) as error:
         sys.exit(f"{program}: {error}")
     except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,10 +117,19 @@ def test_a_process_of_its_own(checkpoints, data_bin, code, mark, tmp_path):
     assert_refused(run_command("fairseq-eval-lm", *words), mark)
 
 
-@pytest.mark.parametrize("main", [predict.main, solve.main])
-def test_our_programs(main, checkpoints, data_bin, code, mark, tmp_path):
-    hostile = changed(checkpoints["transformer_lm"], tmp_path, adaptive_softmax_cutoff=code)
-    words = [hostile, data_bin] + [f"valid={tmp_path / 'out'}"] * (main is predict.main)
+@pytest.mark.parametrize(
+    ("main", "task"), [(predict.main, "sentence_prediction"), (solve.main, "synthetic_lm")]
+)
+def test_our_programs(main, task, checkpoints, data_bin, code, mark, tmp_path):
+    settings = {"character_embeddings": True, "character_filters": code}
+    hostile = changed(checkpoints["transformer_lm"], tmp_path, **settings)
+    state = torch.load(hostile, weights_only=True)
+    state["cfg"]["task"] = {"_name": task, "data": ""}
+    torch.save(state, hostile)
+    for column in ("input0", "label"):
+        (tmp_path / column).mkdir()
+        shutil.copy(data_bin / "dict.txt", tmp_path / column)
+    words = [hostile, tmp_path] + [f"valid={tmp_path / 'out'}"] * (main is predict.main)
     assert_refused(run_here(main, *words, "--cpu"), mark)
 
 
