@@ -3,8 +3,10 @@
 ``python -m fairseq_lrpe.config`` explains them: fairseq-train's own --help ends before a model's flags.
 """
 
+import re
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, Namespace
 from dataclasses import Field, dataclass, field, fields, make_dataclass
+from math import inf
 
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
@@ -134,8 +136,28 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
     return build_encoding(cfg.encoding, **shared)
 
 
+def check_between(name: str, value, least: float, most: float = inf) -> None:
+    """Refuses, by ValueError, a flag's number that is not from ``least`` to ``most``; what is none passes."""
+    # fairseq leaves the numbers of some flags as text.
+    if re.fullmatch(r"-?[\d.]+", str(value)) and not least <= float(value) <= most:
+        between = f"at least {least}" if most == inf else f"from {least} to {most}"
+        raise ValueError(f"--{name.replace('_', '-')} must be {between}, not {value}")
+
+
+SIZES = (
+    *((size, 1, inf) for size in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")),
+    *((size, 1, inf) for size in ("input_dim", "output_dim", "max_positions")),
+    *((size, 1, inf) for size in ("max_source_positions", "max_target_positions")),
+    *((share, 0, 1) for share in ("dropout", "attention_dropout", "activation_dropout", "layerdrop")),
+)
+"""Sizes and shares of a model's parts, or of all of it: (name, least, most)."""
+
+
 def check_part(cfg, part: str) -> None:
     """Refuses, by ValueError, flags that the layers of a model's "encoder" or "decoder" cannot meet."""
+    for name, least, most in SIZES:
+        for own in (f"{part}_{name}", name):
+            check_between(own, getattr(cfg, own, None), least, most)
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
     encoding_from_config(part_flags(cfg, part), embed_dim=width, num_heads=heads, causal=causal)

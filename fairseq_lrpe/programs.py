@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from omegaconf.errors import OmegaConfBaseException
+
 from fairseq_lrpe.commands import CommandFailed, ending_signals
 
 
@@ -23,6 +25,8 @@ def one_sentence(program: str) -> Iterator[None]:
         with ending_signals():
             yield
         sys.stdout.flush()  # or a closed pipe would be found after the end
+    except OmegaConfBaseException as error:  # further lines of it name types
+        sys.exit(f"{program}: {str(error).splitlines()[0]}")
     except (ValueError, OSError, CommandFailed) as error:
         if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed

@@ -11,8 +11,10 @@ import torch
 from fairseq import checkpoint_utils, utils
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.files import write_whole
 from fairseq_lrpe.glue_tasks import HIGHEST
+from fairseq_lrpe.programs import one_sentence
 
 BATCH = 32
 
@@ -55,15 +57,22 @@ def main():
     parser.add_argument("splits", nargs="+", metavar="SPLIT=FILE", help="valid=predictions.tsv")
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
-    [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
-        [str(args.checkpoint)], arg_overrides={"data": str(args.data)}
-    )
-    model.eval()
-    if torch.cuda.is_available() and not args.cpu:
-        model.cuda()
-    for pair in args.splits:
-        split, _, path = pair.partition("=")
-        write(Path(path), predict(model, task, split, BATCH))
+    with one_sentence("predict"):
+        for pair in args.splits:
+            if "=" not in pair:
+                raise ValueError(f"{pair!r}: give SPLIT=FILE, such as valid=predictions.tsv")
+        state = read_checkpoint(args.checkpoint, "scripts/finetune_glue.sh makes one")
+        if (name := state["cfg"]["task"].get("_name")) != "sentence_prediction":
+            raise ValueError(f"{args.checkpoint} is of the task {name}: one of sentence_prediction is needed")
+        [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
+            [str(args.checkpoint)], arg_overrides={"data": str(args.data)}
+        )
+        model.eval()
+        if torch.cuda.is_available() and not args.cpu:
+            model.cuda()
+        for pair in args.splits:
+            split, _, path = pair.partition("=")
+            write(Path(path), predict(model, task, split, BATCH))
 
 
 if __name__ == "__main__":

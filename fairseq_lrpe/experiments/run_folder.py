@@ -51,8 +51,16 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Returns a file's content, nothing if there is no file."""
-    return json.loads(path.read_text()) if path.exists() else {}
+    """Returns the object in a file, an empty one if there is no file; ValueError if it is damaged."""
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): put it right, or remove it") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is damaged (it holds no object): put it right, or remove it")
+    return found
 
 
 class InUse(ValueError):

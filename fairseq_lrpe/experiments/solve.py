@@ -14,6 +14,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.files import write_whole
 from fairseq_lrpe.programs import one_sentence
 
@@ -89,9 +90,10 @@ def main():
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     args = parser.parse_args()
     with one_sentence("solve"):
-        [model], _, task = checkpoint_utils.load_model_ensemble_and_task([str(args.checkpoint)])
-        if not hasattr(task, "problem"):
+        state = read_checkpoint(args.checkpoint, "scripts/train.sh roper/... makes one")
+        if state["cfg"]["task"].get("_name") != "synthetic_lm":
             raise ValueError(f"{args.checkpoint} is no model of the task synthetic_lm")
+        [model], _, task = checkpoint_utils.load_model_ensemble_and_task([str(args.checkpoint)])
         model.eval()
         if torch.cuda.is_available() and not args.cpu:
             model.cuda()

@@ -1,11 +1,14 @@
 """Registers every architecture when it is imported; each model says only which layer it is made of."""
 
 import fairseq_lrpe.checkpoint  # noqa: F401  (so that torch reads their checkpoints)
+from fairseq_lrpe.literals import replace_eval
 from fairseq_lrpe.models import lm, roberta, transformer
-from fairseq_lrpe.models.door import check_command_line
+from fairseq_lrpe.models.door import check_command_line, guard_commands
 from fairseq_lrpe.models.roberta import RobertaModel
 from fairseq_lrpe.tasks import synthetic_lm
 
 __all__ = ["RobertaModel", "lm", "roberta", "synthetic_lm", "transformer"]
 
+replace_eval()
+guard_commands()
 check_command_line()

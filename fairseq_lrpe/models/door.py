@@ -2,23 +2,160 @@
 
 import argparse
 import os
+import shutil
 import sys
-from functools import partial
+from functools import wraps
 from importlib.util import find_spec
 from pathlib import Path
 
 import torch
+from fairseq import checkpoint_utils, file_io, options
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.utils import import_user_module
 
-from fairseq_lrpe import layouts
+from fairseq_lrpe.checkpoint import newest_whole, read_checkpoint
+from fairseq_lrpe.config import check_between
+from fairseq_lrpe.files import whole_file
 from fairseq_lrpe.gpus import check_architectures, check_bf16
+from fairseq_lrpe.literals import literal
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.models.data_door import check_data
 from fairseq_lrpe.ops.linear_attention.fla import fla_lacks
 from fairseq_lrpe.programs import one_sentence
 
 FAMILIES: list[str] = []
 """The families of architectures that are registered."""
+FAMILY_OF = {
+    **dict.fromkeys(("language_modeling", "synthetic_lm"), "lm"),
+    **dict.fromkeys(("masked_lm", "sentence_prediction"), "roberta"),
+    "translation": "transformer",
+}
+"""The family that each of these tasks is for; of others, such as a plugin's, nothing is known."""
+AT_LEAST = {
+    1: (
+        *("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "tokens_per_sample"),
+        *("max_positions", "max_source_positions", "max_target_positions", "update_freq", "log_interval"),
+        *("required_batch_size_multiple", "beam"),
+    ),
+    0: ("num_workers", "warmup_updates", "max_update", "max_epoch", "context_window"),
+}
+"""{the least number: the flags of fairseq's commands whose number it is}"""
+
+
+def guard_commands() -> None:
+    """Lets fairseq's commands check their arguments, and answer a folder that cannot be written.
+
+    A checkpoint that they copy takes its name once it is whole.
+    """
+    options.parse_args_and_arch = _checking(options.parse_args_and_arch)
+    checkpoint_utils.verify_checkpoint_directory = _answering(checkpoint_utils.verify_checkpoint_directory)
+    if file_io.IOPathManager is None:  # it may copy to other machines
+        file_io.PathManager.copy = staticmethod(_copy)
+
+
+def _checking(parse):
+    @wraps(parse)
+    def checked(*given, **how):
+        found = parse(*given, **how)
+        if not how.get("suppress_defaults"):  # it has parsed them with defaults too
+            with one_sentence("fairseq_lrpe"):
+                check_arguments(found[0] if isinstance(found, tuple) else found)
+        return found
+
+    return checked
+
+
+def _answering(function):
+    @wraps(function)
+    def answered(*given):
+        with one_sentence("fairseq_lrpe"):
+            return function(*given)
+
+    return answered
+
+
+def _copy(source, target, overwrite=False):
+    with whole_file(Path(target)) as part:
+        shutil.copyfile(source, part)
+    return True
+
+
+def check_arguments(args) -> None:
+    """Refuses, by ValueError, arguments of a command of fairseq that it would answer with a traceback.
+
+    A training whose last checkpoint is cut off is let go on from the newest whole one.
+    """
+    training, searching = not hasattr(args, "path"), hasattr(args, "beam")
+    check_numbers(args)
+    for name in ("model_overrides", "optimizer_overrides"):
+        text = getattr(args, name, "{}")
+        if not isinstance(literal(text), dict):
+            flag = "--" + name.replace("_", "-")
+            raise ValueError(f"{flag} must be a dict like \"{{'lr': 0.1}}\", not {text!r}")
+    if searching or hasattr(args, "context_window"):  # fairseq-generate, -interactive, -eval-lm
+        splits = [] if hasattr(args, "buffer_size") else [args.gen_subset]
+    elif args.batch_size is None and args.max_tokens is None:
+        raise ValueError("how large is a batch: give --batch-size or --max-tokens")
+    else:
+        splits = [args.train_subset] if training else []
+        splits += [] if args.disable_validation else args.valid_subset.split(",")
+    if hasattr(args, "data"):
+        check_data(args, splits)
+    if training:
+        check_restored(args)
+    else:
+        check_path(args)
+
+
+def check_numbers(args) -> None:
+    """Refuses, by ValueError, numbers that are too small to mean anything."""
+    for least, names in AT_LEAST.items():
+        for name in names:
+            value = getattr(args, name, None)
+            for number in value if isinstance(value, list) else [value]:
+                check_between(name, number, least)
+
+
+def check_path(args) -> None:
+    """Refuses, by ValueError, an evaluation's checkpoints that are missing or cannot be read."""
+    if not args.path:
+        raise ValueError("give --path CHECKPOINT, a file that fairseq-train wrote")
+    if getattr(args, "checkpoint_suffix", "") or getattr(args, "checkpoint_shard_count", 1) > 1:
+        return  # the names are made of these
+    for path in args.path.split(os.pathsep):
+        read_checkpoint(Path(path), "give one that fairseq-train wrote")
+
+
+def check_restored(args) -> None:
+    """Refuses, by ValueError, a checkpoint to go on from that cannot be read.
+
+    In place of a ``checkpoint_last.pt`` in the folder of the training that cannot, ``args`` get the newest
+    one there that can: a training that is killed while fairseq copies it leaves the start of it.
+    """
+    remedy, last = "give one that fairseq-train wrote", Path(args.save_dir, "checkpoint_last.pt")
+    if args.restore_file != last.name:
+        read_checkpoint(Path(args.restore_file), remedy)
+    elif last.exists():
+        try:
+            read_checkpoint(last, remedy)
+        except ValueError as error:
+            newest = newest_whole(last.parent)
+            if newest is None:
+                raise ValueError(f"{error}, and no other is beside it: remove it to start afresh") from None
+            print(f"fairseq_lrpe: {error}: going on from {newest}", file=sys.stderr)
+            args.restore_file, args.finetune_from_model = str(newest), None
+    elif args.finetune_from_model:
+        read_checkpoint(Path(args.finetune_from_model), remedy)
+
+
+def check_task(task: str, family: str) -> None:
+    """Refuses, by ValueError, a task that is for another family of architectures."""
+    if FAMILY_OF.get(task, family) != family:
+        tasks = [name for name in FAMILY_OF if FAMILY_OF[name] == family]
+        raise ValueError(
+            f"the task {task} is for the {FAMILY_OF[task]} architectures, and the architecture is of the "
+            f"family {family}: give --task {' or '.join(tasks)}, or another --arch"
+        )
 
 
 def check_command_line() -> None:
@@ -75,37 +212,11 @@ def check_machine(args, linear_backend: str) -> None:
     With --bf16 it lets fairseq train on what there is.
     """
     gpu = torch.cuda.is_available() and not args.cpu
+    if args.fp16 and not gpu:
+        raise ValueError("--fp16 needs a GPU: leave it out")
     if gpu and args.bf16:
         check_bf16()
     if args.bf16 and find_spec("torch_xla") is None:
         args.tpu = False  # fairseq takes --bf16 for a TPU
     if linear_backend == "fla" and (reason := fla_lacks(torch.device("cuda" if gpu else "cpu"))):
         raise ValueError(f"--linear-backend fla needs {reason}: give auto or chunk")
-
-
-def check_data(args) -> None:
-    """Refuses, by ValueError, a data folder that is missing, or not binarised for training and validation."""
-    if args.task in ("language_modeling", "masked_lm"):
-        files = layouts.text
-        remedy = "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
-    elif args.task == "sentence_prediction":
-        files = layouts.sentences
-        remedy = "bash data_prep/prepare.sh glue makes such folders of GLUE's tasks"
-    elif args.task == "translation" and args.source_lang and args.target_lang:
-        source, target = args.source_lang, args.target_lang
-        files = partial(layouts.translation, source=source, target=target)
-        remedy = f"run fairseq-preprocess -s {source} -t {target} on the text first, or give its languages"
-    else:
-        return
-    splits, ends = [args.train_subset], (*layouts.ENDS, ".txt")
-    if not args.disable_validation:
-        splits += args.valid_subset.split(",")
-    for folder in args.data.split(os.pathsep):
-        asked = f"the data folder {folder!r}"
-        if not Path(folder).is_dir():
-            raise ValueError(f"{asked} does not exist: give one that fairseq-preprocess wrote")
-        wanted = [name for name in files(splits) if name.endswith(ends)]
-        missing = [name for name in wanted if not (Path(folder) / name).is_file()]
-        if missing:
-            raise ValueError(f"{asked} is not binarised, {', '.join(missing)} missing: {remedy}")
-        splits, ends = [args.train_subset], layouts.ENDS  # further folders are shards of the training set

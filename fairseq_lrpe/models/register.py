@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
-from fairseq_lrpe.models.door import FAMILIES, check_data, check_machine
+from fairseq_lrpe.models.door import FAMILIES, check_machine, check_task
 from fairseq_lrpe.programs import one_sentence
 
 
@@ -24,14 +24,14 @@ def register_family(family: str, model_cls: type, config_cls: type) -> None:
     FAMILIES.append(family)
     for attention in ATTENTIONS:
         plain = {"attention": attention}
-        _register(f"{attention}_{family}", model_cls, config_cls, plain, "everything by flag")
+        _register(family, f"{attention}_{family}", model_cls, config_cls, plain, "everything by flag")
         for name, method in METHODS.items():
             if attention in method.attentions():
                 arch, flags = f"{attention}_{family}_{name}", plain | method.flags
-                _register(arch, model_cls, config_cls, flags, method.source)
+                _register(family, arch, model_cls, config_cls, flags, method.source)
 
 
-def _register(arch, model_cls, config_cls, flags, source):
+def _register(family, arch, model_cls, config_cls, flags, source):
     base = {f.name: f for f in fields(config_cls)}
     defaults = [
         (flag, base[flag].type, field(default=value, metadata=base[flag].metadata))
@@ -59,11 +59,11 @@ def _register(arch, model_cls, config_cls, flags, source):
     def check_request(args):
         # Called when the command line has been read and nothing has been done.
         with one_sentence("fairseq_lrpe"):
+            check_task(args.task, family)
             cfg = config.from_namespace(args)
             model_cls.check(cfg)
             check_options(cfg, vars(args))
             check_machine(args, cfg.linear_backend)
-            check_data(args)
 
     # What fairseq's register_model does, but for hydra's entry.
     models.MODEL_REGISTRY[arch], models.MODEL_DATACLASS_REGISTRY[arch] = model, config

@@ -162,6 +162,14 @@ def test_a_method_that_cannot_is_refused_before_work(trained, tmp_path):
     assert (sorted(path.name for path in folder.iterdir()), read(folder)) == before
 
 
+def test_code_among_a_checkpoints_settings_is_not_run(trained, tmp_path):
+    mark = tmp_path / "mark"
+    folder = altered(trained, tmp_path, adaptive_softmax_cutoff=f"open({str(mark)!r}, 'w')")
+    done = run_here(extrapolate.main, folder, 40)
+    assert done.returncode == 1 and done.stderr.strip().endswith("on the command line is not run")
+    assert not mark.exists()
+
+
 def test_lengths_that_cannot_be(trained):
     assert "at least 1, not 0" in refused(trained, 0)
     assert "too few for a block of 90,000" in refused(trained, 90_000)

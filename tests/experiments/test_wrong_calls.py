@@ -1,0 +1,122 @@
+"""Wrong calls of our own programs get one sentence, and leave nothing behind.
+
+A row is the program, its words, and a part of the sentence; {data} is a good data folder, {checkpoint} one of
+a language model, {damaged} a file that is no checkpoint, {results} a folder that must stay away.
+"""
+
+import io
+
+import pytest
+import torch
+from tiny import run_here
+
+from fairseq_lrpe.experiments import (
+    extrapolate,
+    finetune,
+    glue_submission,
+    predict,
+    results,
+    schedule,
+    solve,
+    train,
+    translate,
+)
+from fairseq_lrpe.tasks import synthetic_lm
+
+PROGRAMS = {
+    "train": train.main,
+    "table": schedule.main,
+    "results": results.main,
+    "finetune": finetune.main,
+    "glue_submission": glue_submission.main,
+    "translate": translate.main,
+    "predict": predict.main,
+    "solve": solve.main,
+    "synthetic_lm": synthetic_lm.main,
+}
+OVERRIDES = [
+    ("updates=null", "field 'updates' is not Optional"),
+    ("updates=???", "updates is a number, such as 400, not a text"),
+    ("updates={{", "updates is a number, such as 400, not a text"),
+    ("updates=[1", "updates is a number, such as 400, not a text"),
+    ("updates=!!python/object:os.system x", "updates is a number, such as 400, not a text"),
+    ("updates=0", "at least 1 is needed"),
+    ("updates=1.5", "could not be converted to Integer"),
+    ("train=null", "field 'train' is not Optional"),
+    ("batch=null", "field 'batch' is not Optional"),
+    ("batch.total=null", "field 'batch.total' is not Optional"),
+    ("batch.total=0", "is no multiple of one process"),
+    ("batch.per_gpu=-8", "is no multiple of one process"),
+    ("batch.unit=null", "field 'batch.unit' is not Optional"),
+    ("batch.unit=x", "batch.unit=x: choose from sequences, tokens"),
+    ("data=???", "lacks the key data"),
+    ("data=${{x", "no viable alternative at input"),
+    ("kind=null", "field 'kind' is not Optional"),
+    ("by_method=null", "field 'by_method' is not Optional"),
+    ("evaluations.x={{", "such as {split: test} is needed"),
+    ("grid.train.lr=[]", "grid.train.lr is empty"),
+]
+CALLS = [
+    *(
+        ("train", f"lm/mini rope --cpu --results {{results}} data={{data}} {text}", part)
+        for text, part in OVERRIDES
+    ),
+    ("train", "../lm/mini rope", "no experiment '../lm/mini' in configs: choose from"),
+    ("train", "lm/mini nosuch", "the method 'nosuch' does not exist: choose from"),
+    ("train", "lm/mini rope --cpu --results README.md data={data}", "README.md"),
+    ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
+    ("table", "../lm/mini --results {results}", "no table '../lm/mini' in configs/tables: choose from"),
+    ("results", "{results} --table ../lm/mini", "no table '../lm/mini' in configs/tables: choose from"),
+    ("results", "README.md --table quickstart", "README.md does not exist"),
+    ("finetune", "{damaged} RTE", "(it holds a list)"),
+    ("finetune", "/nowhere.pt RTE", "the checkpoint /nowhere.pt does not exist"),
+    ("finetune", "{checkpoint} RTE", "a <linear|softmax>_roberta_... is needed"),
+    ("glue_submission", "README.md", "holds no finished fine-tuning"),
+    ("translate", "{damaged}", "(it holds a list)"),
+    ("translate", "tests", "tests is a folder"),
+    ("predict", "/nowhere.pt {data} valid=x", "the checkpoint /nowhere.pt does not exist"),
+    ("predict", "{damaged} {data} valid=x", "(it holds a list)"),
+    ("predict", "{checkpoint} {data} valid=x", "is of the task language_modeling"),
+    ("predict", "{checkpoint} {data} valid", "'valid': give SPLIT=FILE"),
+    ("solve", "/nowhere.pt x", "the checkpoint /nowhere.pt does not exist"),
+    ("solve", "{damaged} x", "(it holds a list)"),
+    ("solve", "{checkpoint} x", "is no model of the task synthetic_lm"),
+    ("synthetic_lm", "search --first 0", "must be a whole number from 1 on"),
+    ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(train, data_bin, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places")
+    done = train("linear_lm_base", folder, "--max-update", 1, "--disable-validation")
+    assert done.returncode == 0, done.stderr
+    torch.save([1, 2], folder / "list.pt")
+    checkpoint, damaged = folder / "checkpoint_last.pt", folder / "list.pt"
+    return {"data": data_bin, "checkpoint": checkpoint, "damaged": damaged, "results": folder / "results"}
+
+
+@pytest.mark.parametrize(("program", "words", "message"), CALLS)
+def test_one_sentence(program, words, message, places, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a sentence\n"))  # what translate reads
+    first, *texts = words.split(" updates=!!")  # an override may hold a blank
+    words = [*first.format(**places).split(), *(f"updates=!!{text}" for text in texts)]
+    done = run_here(PROGRAMS[program], *words)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0 and message in last, done.stderr
+    assert "Traceback" not in done.stderr and not places["results"].exists()
+
+
+@pytest.mark.parametrize("content", ["[]", "null", "5", "x", ""])
+def test_a_damaged_run_json(content, places, tmp_path):
+    folder = tmp_path / "lm/mini/linear_rope/seed-1"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(content)
+    for main, words in (
+        (extrapolate.main, [folder, 32]),
+        (train.main, ["lm/mini", "rope", "--cpu", "--results", tmp_path, f"data={places['data']}"]),
+    ):
+        done = run_here(main, *words)
+        [line] = done.stderr.strip().splitlines()
+        assert done.returncode == 1 and "run.json is damaged (" in line
+        assert (folder / "run.json").read_text() == content
