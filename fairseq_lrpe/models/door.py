@@ -212,7 +212,7 @@ def check_machine(args, linear_backend: str) -> None:
     With --bf16 it lets fairseq train on what there is.
     """
     gpu = torch.cuda.is_available() and not args.cpu
-    if args.fp16 and not gpu:
+    if args.fp16 and not (gpu or args.fp16_no_flatten_grads):  # flat ones are made on a GPU alone
         raise ValueError("--fp16 needs a GPU: leave it out")
     if gpu and args.bf16:
         check_bf16()

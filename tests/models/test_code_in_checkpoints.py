@@ -124,7 +124,7 @@ def test_our_programs(main, task, checkpoints, data_bin, code, mark, tmp_path):
     settings = {"character_embeddings": True, "character_filters": code}
     hostile = changed(checkpoints["transformer_lm"], tmp_path, **settings)
     state = torch.load(hostile, weights_only=True)
-    state["cfg"]["task"] = {"_name": task, "data": ""}
+    state["cfg"]["task"] = {"_name": task, "data": "", "num_classes": 2, "regression_target": False}
     torch.save(state, hostile)
     for column in ("input0", "label"):
         (tmp_path / column).mkdir()
