@@ -4,9 +4,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 
 import pytest
-from tiny import BIN, REPOSITORY, preprocess
+from tiny import REPOSITORY, preprocess
 
 KIND = '''
 """Which of two languages a line is in."""
@@ -92,7 +93,7 @@ def place(tmp_path_factory):
 def test_its_table_is_trained_chosen_shown_and_drawn(place):
     module = ["-m", "fairseq_lrpe.experiments.schedule", "lines", "--gpus", "0", "--plot", "lines.png"]
     done = subprocess.run(
-        [BIN / "python", *module],
+        [sys.executable, *module],
         cwd=place,
         env={**os.environ, "PYTHONPATH": str(place)},
         capture_output=True,
