@@ -10,8 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from omegaconf.errors import OmegaConfBaseException
-
 from fairseq_lrpe.commands import CommandFailed, ending_signals
 
 
@@ -25,16 +23,28 @@ def one_sentence(program: str) -> Iterator[None]:
         with ending_signals():
             yield
         sys.stdout.flush()  # or a closed pipe would be found after the end
-    except OmegaConfBaseException as error:  # further lines of it name types
-        sys.exit(f"{program}: {str(error).splitlines()[0]}")
     except (ValueError, OSError, CommandFailed) as error:
         if isinstance(error, BrokenPipeError) and is_unread(sys.stdout):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still to be flushed
             sys.exit(128 + signal.SIGPIPE)
-        sys.exit(f"{program}: {error}")
+        sys.exit(f"{program}: {first_line(error)}")
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted; the same command goes on from here", file=sys.stderr)
         sys.exit(130)
+    except Exception as error:
+        if not is_omegaconfs(error):
+            raise
+        sys.exit(f"{program}: {first_line(error)}")
+
+
+def is_omegaconfs(error: Exception) -> bool:
+    """Whether an error is of omegaconf, which not every program of ours imports."""
+    return type(error).__module__.partition(".")[0] == "omegaconf"
+
+
+def first_line(error: Exception) -> str:
+    """Returns what an error says; of omegaconf's without the further lines, which name types."""
+    return str(error).splitlines()[0] if is_omegaconfs(error) else str(error)
 
 
 def is_unread(stream: IO) -> bool:

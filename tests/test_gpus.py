@@ -66,7 +66,7 @@ def test_fairseqs_commands_look_when_they_load_the_plugin(words, refused, monkey
 
 def test_bfloat16_is_for_gpus_that_have_it(monkeypatch):
     def request(cpu=False):
-        return Namespace(cpu=cpu, bf16=True, tpu=True)  # as fairseq makes of --bf16
+        return Namespace(cpu=cpu, bf16=True, fp16=False, tpu=True)  # as fairseq makes of --bf16
 
     for capability in ((8, 0), H100):
         tiny.pretend_gpus(monkeypatch, {"card": capability}, DEFAULT)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_lrpe.experiments.kinds import KINDS, Kind
-from fairseq_lrpe.experiments.run_folder import OldLayout, is_locked, read_json, read_lines
+from fairseq_lrpe.experiments.run_folder import OldLayout, is_locked, object_in, read_lines
 
 
 @dataclass
@@ -41,14 +41,14 @@ class Damaged(ValueError):
 def load(folder: Path) -> Record:
     """Returns the record of the run in a folder; Damaged or OldLayout where it cannot be read."""
     try:
-        settings = _object(folder, "run.json")
+        settings = object_in(folder / "run.json")
         if not settings:
             raise ValueError("run.json is missing or empty")
         if "kind" not in settings:
             raise OldLayout(folder)
         if settings["kind"] not in KINDS:
             raise ValueError(f"run.json has the unknown kind {settings['kind']!r}")
-        log, evaluation = read_lines(folder / "log.jsonl"), _object(folder, "evaluation.json")
+        log, evaluation = read_lines(folder / "log.jsonl"), object_in(folder / "evaluation.json")
         reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
         values, epochs = evaluation.get("evaluations", {}), settings["config"].get("epochs")
         if not all(isinstance(measured, dict) for measured in values.values()):
@@ -72,13 +72,6 @@ def load(folder: Path) -> Record:
         raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Damaged(folder, f"no {error}" if isinstance(error, KeyError) else error) from None
-
-
-def _object(folder, name):
-    content = read_json(folder / name)
-    if not isinstance(content, dict):
-        raise ValueError(f"{name} has no keys with values")
-    return content
 
 
 def _has(entry, kind):

@@ -52,14 +52,17 @@ def write_json(path: Path, content: object) -> None:
 
 def read_json(path: Path) -> dict:
     """Returns the object in a file, an empty one if there is no file; ValueError if it is damaged."""
-    if not path.exists():
-        return {}
     try:
-        found = json.loads(path.read_text())
+        return object_in(path)
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}): put it right, or remove it") from None
+
+
+def object_in(path: Path) -> dict:
+    """Returns the same; ValueError says what is wrong with the content alone."""
+    found = json.loads(path.read_text()) if path.exists() else {}
     if not isinstance(found, dict):
-        raise ValueError(f"{path} is damaged (it holds no object): put it right, or remove it")
+        raise ValueError(f"{path.name} has no keys with values")
     return found
 
 

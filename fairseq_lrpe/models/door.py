@@ -57,12 +57,18 @@ def _checking(parse):
     @wraps(parse)
     def checked(*given, **how):
         found = parse(*given, **how)
-        if not how.get("suppress_defaults"):  # it has parsed them with defaults too
+        # With the defaults suppressed it is the second time; another program's arguments are its own.
+        if not how.get("suppress_defaults") and is_fairseqs(sys.argv[0]):
             with one_sentence("fairseq_lrpe"):
                 check_arguments(found[0] if isinstance(found, tuple) else found)
         return found
 
     return checked
+
+
+def is_fairseqs(program: str) -> bool:
+    """Whether a program is one of fairseq's commands: fairseq-train, or python -m fairseq_cli.train."""
+    return any(part.startswith(("fairseq-", "fairseq_cli")) for part in Path(program).parts[-2:])
 
 
 def _answering(function):

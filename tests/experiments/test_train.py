@@ -322,7 +322,8 @@ def test_what_the_gpus_here_cannot_do_is_refused(monkeypatch, tmp_path):
 def write_checkpoint(path, updates):
     """What of fairseq's checkpoint our programs read before a training."""
     cfg = {"model": {"_name": "linear_lm"}, "task": {"_name": "language_modeling"}}
-    torch.save({"cfg": cfg, "optimizer_history": [{"num_updates": updates}], "model": torch.rand(99)}, path)
+    state = {"cfg": cfg, "optimizer_history": [{"num_updates": updates}], "extra_state": {}}
+    torch.save({**state, "model": {"weight": torch.rand(99)}}, path)
 
 
 @pytest.mark.parametrize("part", [0, 1e-3, 0.5, 0.999, 1])

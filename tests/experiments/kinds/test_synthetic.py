@@ -13,7 +13,6 @@ import torch
 from tiny import BIN, REPOSITORY
 
 from fairseq_lrpe.experiments import record, solve, train
-from fairseq_lrpe.experiments.kinds.synthetic import KIND
 from fairseq_lrpe.tasks.synthetic_lm import SyntheticLMConfig, SyntheticLMTask
 
 SMALL = ["train.decoder_layers=1", "train.decoder_embed_dim=32", "train.decoder_ffn_embed_dim=64"]
@@ -33,7 +32,7 @@ def test_problems_are_trained_and_solved(attention, method, tmp_path):
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert math.log(2) * log[-1]["train_loss"] == pytest.approx(measured["loss"], rel=0.5)
     [valid] = [entry for entry in log if entry["kind"] == "valid"]
-    assert record.read(folder, KIND.curve).curve == {3: pytest.approx(math.log(2) * valid["valid_loss"])}
+    assert record.read(folder).curve == {3: pytest.approx(math.log(2) * valid["valid_loss"])}
     assert measured["problems"] == 128 and 0 <= measured["accuracy"] <= 100
     answers = json.loads((folder / "problems-test.json").read_text())["answers"]
     right = sum(a["right"].rpartition("==")[2] == a["given"].rpartition("==")[2] for a in answers)
