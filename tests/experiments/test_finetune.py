@@ -140,7 +140,9 @@ def test_the_table_pretrains_and_then_fine_tunes(place, done):
         assert (folder_of(place, task) / "evaluation.json").exists()
     assert "measured on roberta/mini (4 updates), glue/mini (3 epochs)" in done.stdout
     header = next(line for line in done.stdout.splitlines() if "rte (paper)" in line)
-    assert "sts b (mini)" in header and "loss (mini)" in header and "cola" not in header and "mnli" not in header
+    assert (
+        "sts b (mini)" in header and "loss (mini)" in header and "cola" not in header and "mnli" not in header
+    )
 
 
 def test_nothing_is_repeated(place, done):
