@@ -59,6 +59,17 @@ def absolute(text: str) -> Path:
     return Path(text).absolute()
 
 
+def picture(text: str) -> Path:
+    """Returns the path of a picture that can be written."""
+    path = absolute(text)
+    there = next(folder for folder in path.parents if folder.exists())
+    if path.suffix not in (".png", ".pdf", ".svg") or path.is_dir():
+        raise argparse.ArgumentTypeError(f"must be a file that ends in .png, .pdf or .svg, not {text!r}")
+    if not (there.is_dir() and os.access(there, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {there} is no folder to write to")
+    return path
+
+
 def at_least(smallest: int) -> Callable[[str], int]:
     """Returns the type of an argparse option that is a whole number from ``smallest`` on."""
 

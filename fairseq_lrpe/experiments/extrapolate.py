@@ -18,7 +18,7 @@ from fairseq_lrpe.experiments.looks import STYLES, look
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.run_folder import OldLayout, locked, read_json
 from fairseq_lrpe.experiments.runner import Job
-from fairseq_lrpe.programs import absolute, at_least, one_sentence
+from fairseq_lrpe.programs import absolute, at_least, one_sentence, picture
 
 SPLIT = "test"
 
@@ -30,13 +30,16 @@ def job_of(folder: Path, lengths: list[int]) -> Job:
         raise ValueError(f"{folder} holds no run: give one like results/lm/mini/linear_rope/seed-1")
     if "kind" not in settings:
         raise OldLayout(folder)
-    run = Run.of(settings)
+    try:
+        run, data = Run.of(settings), settings["config"]["data"]
+    except (KeyError, TypeError, AttributeError, ValueError):
+        raise ValueError(f"{folder / 'run.json'} is damaged: put it right, or remove the folder") from None
     if settings["kind"] != "language_modeling":
         raise ValueError(f"{folder} is of the kind {settings['kind']}: a language model is needed")
     if "finished" not in read_json(folder / "evaluation.json"):  # what is measured stays on record
         raise ValueError(f"{folder} has not been trained to its end: scripts/train.sh goes on with it")
     asked = [f"evaluations.{SPLIT}_{length}={{split: {SPLIT}, length: {length}}}" for length in lengths]
-    experiment = Experiment.load(run.experiment, [f"data={settings['config']['data']}", *asked])
+    experiment = Experiment.load(run.experiment, [f"data={data}", *asked])
     job = Job(experiment, run, folder.parents[len(str(run).split("/")) - 1])
     for length in lengths:
         language_modeling.check_length(job, SPLIT, length)
@@ -92,7 +95,7 @@ def main():
     parser = argparse.ArgumentParser(prog="extrapolate.sh", description=__doc__)
     parser.add_argument("run", type=absolute, metavar="RUN", help="a run folder, with a checkpoint")
     parser.add_argument("lengths", type=at_least(1), nargs="+", metavar="LENGTH", help="tokens a block")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="perplexity over the length")
+    parser.add_argument("--plot", type=picture, metavar="FILE.png", help="perplexity over the length")
     args = parser.parse_args()
     with one_sentence("extrapolate"):
         lengths = sorted(set(args.lengths))

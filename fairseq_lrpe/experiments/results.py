@@ -13,7 +13,7 @@ from fairseq_lrpe.experiments.entries import Entry, decimals, ranks
 from fairseq_lrpe.experiments.formats import Bold, number, plain
 from fairseq_lrpe.experiments.table import SCALES, Table
 from fairseq_lrpe.experiments.train import new_parser, parse
-from fairseq_lrpe.programs import absolute, one_sentence
+from fairseq_lrpe.programs import absolute, one_sentence, picture
 
 
 def as_printed(mean: float, deviation: float | None) -> str:
@@ -202,7 +202,7 @@ def main(arguments=None):
     parser.add_argument("--scale", choices=SCALES, help="of a table: full (default), or mini, a stand-in")
     forms = (*formats.FORMS, "csv")
     parser.add_argument("--format", choices=forms, help="default: a table on a terminal, else Markdown")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="the validations over the updates")
+    parser.add_argument("--plot", type=picture, metavar="FILE.png", help="the validations over the updates")
     args, overrides = parse(parser, arguments)
     with one_sentence("results"):
         if args.experiment:

@@ -123,17 +123,26 @@ def check_same(folder: Path, settings: dict) -> None:
     trained = (folder / name for name in ("checkpoints", "evaluation.json"))
     if not before or not any(path.exists() for path in trained):
         return
+    try:
+        differing = all_differences(before, settings)
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{folder / 'run.json'} is damaged: put it right, or remove the folder") from None
+    if differing:
+        raise ValueError(
+            f"{folder} holds a run with other settings ({'; '.join(differing)}): give the same, "
+            "another --results, or remove the folder"
+        )
+
+
+def all_differences(before: dict, settings: dict) -> list[str]:
+    """Returns in words what makes the run of one run.json another than that of the other."""
     differing = differences(before["config"], settings["config"])
     for name in ("flags", "precision"):
         differing += differences(before[name], settings[name], name)
     differing += other_data(before["data"], settings["data"])
     if before["starts_from"] and before["starts_from"]["sha256"] != settings["starts_from"]["sha256"]:
         differing.append(f"it went on from another checkpoint, {before['starts_from']['path']}")
-    if differing:
-        raise ValueError(
-            f"{folder} holds a run with other settings ({'; '.join(differing)}): give the same, "
-            "another --results, or remove the folder"
-        )
+    return differing
 
 
 def differences(before: object, after: object, key: str = "") -> list[str]:
@@ -247,10 +256,13 @@ def read_lines(path: Path) -> list[dict]:
     objects = []
     for number, line in enumerate(lines, 1):
         try:
-            objects.append(json.loads(line))
+            found = json.loads(line)
         except ValueError:
-            if number < len(lines):
-                raise
+            found = None
+        if isinstance(found, dict):
+            objects.append(found)
+        elif number < len(lines):
+            raise ValueError(f"{path} is damaged (line {number} is no object): remove the run's folder")
     return objects
 
 

@@ -23,7 +23,7 @@ from fairseq_lrpe.experiments.launch import add_results_flag, update_freq, visib
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.runner import Job, finished, lost, sizes
 from fairseq_lrpe.experiments.table import SCALES, NoSmallForm, Table, tables
-from fairseq_lrpe.programs import absolute, at_least, one_sentence, show_wide
+from fairseq_lrpe.programs import at_least, one_sentence, picture, show_wide
 
 
 def main(arguments=None):
@@ -60,7 +60,7 @@ def parser() -> ArgumentParser:
     parser.add_argument("--jobs", type=at_least(1), default=1, help="runs at a time (default: %(default)s)")
     parser.add_argument("--gpus", type=at_least(0), help="for each job; default: all here, shared out")
     add_results_flag(parser)
-    parser.add_argument("--plot", type=absolute, metavar="FILE.png", help="the validations, a picture")
+    parser.add_argument("--plot", type=picture, metavar="FILE.png", help="the validations, a picture")
     parser.add_argument("--dry-run", action="store_true", help="print every run's command and run nothing")
     return parser
 

@@ -68,6 +68,8 @@ CALLS = [
     ("table", "../lm/mini --results {results}", "no table '../lm/mini' in configs/tables: choose from"),
     ("results", "{results} --table ../lm/mini", "no table '../lm/mini' in configs/tables: choose from"),
     ("results", "README.md --table quickstart", "README.md does not exist"),
+    ("table", "quickstart --results {results} --plot README.md/x.png", "README.md is no folder to write to"),
+    ("results", "{data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, .pdf or .svg"),
     ("finetune", "{damaged} RTE", "(it holds a list)"),
     ("finetune", "/nowhere.pt RTE", "the checkpoint /nowhere.pt does not exist"),
     ("finetune", "{checkpoint} RTE", "a <linear|softmax>_roberta_... is needed"),
@@ -107,16 +109,21 @@ def test_one_sentence(program, words, message, places, monkeypatch):
     assert "Traceback" not in done.stderr and not places["results"].exists()
 
 
-@pytest.mark.parametrize("content", ["[]", "null", "5", "x", ""])
+DAMAGED = ["[]", "null", "5", "x", ""]
+DAMAGED += ['{"kind": "language_modeling"}', '{"kind": "language_modeling", "config": 3}']
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_run_json(content, places, tmp_path):
     folder = tmp_path / "lm/mini/linear_rope/seed-1"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(content)
+    (folder / "evaluation.json").write_text("{}")  # as if it had trained
     for main, words in (
         (extrapolate.main, [folder, 32]),
         (train.main, ["lm/mini", "rope", "--cpu", "--results", tmp_path, f"data={places['data']}"]),
     ):
         done = run_here(main, *words)
         [line] = done.stderr.strip().splitlines()
-        assert done.returncode == 1 and "run.json is damaged (" in line
+        assert done.returncode == 1 and "run.json is damaged" in line
         assert (folder / "run.json").read_text() == content
