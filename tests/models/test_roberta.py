@@ -4,6 +4,7 @@ import random
 import re
 from argparse import Namespace
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -396,7 +397,7 @@ def refused(data, arch, *flags):
     """The sentence with which fairseq-train's command line ends."""
     parser = options.get_training_parser()
     arguments = [data, *TINY[2:], "--arch", arch, *flags]
-    with pytest.raises(SystemExit) as end:
+    with pytest.raises(SystemExit) as end, patch("sys.argv", ["fairseq-train"]):
         options.parse_args_and_arch(parser, list(map(str, arguments)))
     assert end.value.code.startswith("fairseq_lrpe: ") and "\n" not in end.value.code
     return end.value.code
