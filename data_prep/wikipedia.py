@@ -12,7 +12,7 @@ from data_prep.own_text import OwnText
 
 FACTS = SOURCES["wikipedia"]
 INSTEAD = "a folder with train.txt, valid.txt and test.txt"
-EVERY = 5000  # articles: about 1,280 for validation, some 900,000 words
+EVERY = 5000  # articles: about 1,280 for validation
 
 
 class Wikipedia(OwnText):

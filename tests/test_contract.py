@@ -32,38 +32,53 @@ class Case(NamedTuple):
     causal: bool
 
 
+def build(case, dtype=torch.float64):
+    """A small attention module, none of whose parameters is still as it starts."""
+    cfg = PositionConfig()
+    for flag, value in {**dict(case.flags), "attention": case.attention}.items():
+        setattr(cfg, flag, value)
+    sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "max_positions": 2 * L}
+    module = build_attention(cfg, dropout=0.0, causal=case.causal, **sizes)
+    with torch.no_grad():
+        for parameter in module.encoding.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return module.to(dtype).eval()
+
+
 def cases():
-    """Every encoding with its defaults, and with the flags of each method, wherever it can be used."""
+    """{case: its name} of every encoding with its defaults, and with the flags of each method.
+
+    What bidirectional attention refuses is not among them; a test says that it may only be a decay.
+    """
     named = {name: Method({"encoding": name}, "") for name in ENCODINGS} | METHODS
     found = {}
     for name, method in named.items():
         flags = tuple(sorted((k, v) for k, v in method.flags.items() if k != "token_positions"))
         for attention, causal in itertools.product(method.attentions(), (True, False)):
             case = Case(method.encoding, flags, attention, causal)
-            text = f"{attention}-{name}-{'causal' if causal else 'bidirectional'}"
-            found.setdefault(case, pytest.param(case, id=text))
-    return list(found.values())
+            try:
+                build(case)
+            except ValueError:
+                if causal:
+                    raise
+            else:
+                text = f"{attention}-{name}-{'causal' if causal else 'bidirectional'}"
+                found.setdefault(case, text)
+    return found
 
 
-every_case = pytest.mark.parametrize("case", cases())
+CASES = cases()
 
 
-def build(case, dtype=torch.float64):
-    """A small attention module, none of whose parameters is still as it starts; skips one that is refused."""
-    cfg = PositionConfig()
-    for flag, value in {**dict(case.flags), "attention": case.attention}.items():
-        setattr(cfg, flag, value)
-    sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "max_positions": 2 * L}
-    try:
-        module = build_attention(cfg, dropout=0.0, causal=case.causal, **sizes)
-    except ValueError as error:
-        if case.causal:
-            raise
-        pytest.skip(str(error))  # a decay
-    with torch.no_grad():
-        for parameter in module.encoding.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return module.to(dtype).eval()
+def every_case(applies=lambda case: True):
+    """Runs a test for each case that it applies to."""
+    return pytest.mark.parametrize(
+        "case", [pytest.param(case, id=text) for case, text in CASES.items() if applies(case)]
+    )
+
+
+every_causal = every_case(lambda case: case.causal)
+every_relative = every_case(lambda case: ENCODINGS[case.encoding].relative)
 
 
 def tokens(length=L, batch=B, dtype=torch.float64):
@@ -78,13 +93,20 @@ def scores(encoding, q, k, q_offset):
     return found if bias is None else found + bias
 
 
-@every_case
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_changes_nothing(case, side):
-    """On the left it moves a sentence, and only distances count."""
+@every_case()
+def test_padding_behind_a_sentence_changes_nothing(case):
+    check_padding(case, "right")
+
+
+@every_relative
+def test_padding_before_a_sentence_changes_nothing(case):
+    """It moves the sentence, and only distances count."""
+    check_padding(case, "left")
+
+
+def check_padding(case, side):
+    """Of a padded batch each sentence is what it is alone."""
     module = build(case)
-    if side == "left" and not module.encoding.relative:
-        pytest.skip("it is not relative")
     x, lengths = tokens().requires_grad_(), (L, 5, 1)
     padding = torch.ones(B, L, dtype=torch.bool)
     places = [slice(0, n) if side == "right" else slice(L - n, L) for n in lengths]
@@ -97,10 +119,8 @@ def test_padding_changes_nothing(case, side):
     assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
 
 
-@every_case
+@every_causal
 def test_step_by_step_is_the_whole(case):
-    if not case.causal:
-        pytest.skip("there are no steps")
     module, x = build(case), tokens()
     padding = torch.zeros(B, L, dtype=torch.bool)
     padding[1, 0] = padding[2, :2] = module.encoding.relative
@@ -113,10 +133,8 @@ def test_step_by_step_is_the_whole(case):
         assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
 
 
-@every_case
+@every_causal
 def test_beams_go_on_from_each_other(case):
-    if not case.causal:
-        pytest.skip("there are no steps")
     module, x, state = build(case), tokens(), {}
     module(x, incremental_state=state)
     order = torch.tensor([2, 0, 0, 1])
@@ -126,14 +144,14 @@ def test_beams_go_on_from_each_other(case):
     assert_same(module(token, incremental_state=state)[0], expected[-1:])
 
 
-@every_case
+@every_case()
 def test_more_keys_than_queries(case):
     """As a memory gives them: the queries are the last of the keys."""
     module, x = build(case), tokens()
     assert_same(module(x[6:], x)[0], module(x)[0][6:])
 
 
-@every_case
+@every_case()
 def test_gradients(case):
     """Against differences, of the tokens and of each of its parameters, all of which do something."""
     module, x = build(case), tokens(5, 1).requires_grad_()
@@ -144,25 +162,29 @@ def test_gradients(case):
     assert torch.autograd.gradcheck(lambda *_: module(x)[0], leaves, fast_mode=True)
 
 
-@every_case
+@every_case(lambda case: case.encoding != "none")
 def test_positions_are_seen(case):
     """Where two tokens change places, what a third one sees is another."""
-    if case.encoding == "none":
-        pytest.skip("it encodes nothing")
     module, x = build(case), tokens()
     order = torch.tensor([3, 1, 2, 0, *range(4, L)])
     difference = (module(x[order])[0] - module(x)[0])[-1].abs().max()
     assert difference > 1e-4
 
 
-@every_case
-def test_a_decay_never_grows(case):
-    encoding = build(case).encoding
-    if encoding.log_decay is not None:
-        assert encoding.log_decay.shape == (H,) and (encoding.log_decay <= 0).all()
+@every_causal
+def test_a_decay_never_grows_and_is_for_causal_attention(case):
+    """Where bidirectional attention refuses an encoding, a decay is the reason; elsewhere it has none."""
+    decay, bidirectional = build(case).encoding.log_decay, case._replace(causal=False)
+    assert decay is None or (decay.shape == (H,) and (decay <= 0).all())
+    if bidirectional in CASES:
+        assert build(bidirectional).encoding.log_decay is None
+    else:
+        assert decay is not None
+        with pytest.raises(ValueError, match="fades with the distance into the past"):
+            build(bidirectional)
 
 
-@every_case
+@every_case()
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(case, dtype):
     module, state = build(case, dtype), {}
@@ -177,7 +199,7 @@ def test_half_precision(case, dtype):
     assert error < 8 * torch.finfo(dtype).eps
 
 
-@every_case
+@every_case()
 def test_far_positions_in_float32(case):
     """At position 100,000 scores are finite, and between neighbours what they are at the start."""
     encoding = build(case, torch.float32).encoding
@@ -191,16 +213,14 @@ def test_far_positions_in_float32(case):
             assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
 
 
-@every_case
+@every_case(lambda case: case.attention == "linear")  # softmax attention would take minutes
 def test_linear_attention_over_100_000_tokens(case):
-    if case.attention == "softmax":
-        pytest.skip("it would take minutes")
     with torch.no_grad():
         out, _ = build(case, torch.float32)(tokens(FAR, 1, torch.float32))
     assert out.isfinite().all()
 
 
-@every_case
+@every_case()
 def test_memory(case):
     """In linear attention it grows with the tokens; in softmax attention there is no more than scores."""
     module, largest = build(case, torch.float32), {}
@@ -214,14 +234,14 @@ def test_memory(case):
         assert largest[512] <= 4 * H * 512 * 512 and largest[1024] <= 4 * H * 1024 * 1024
 
 
-@every_case
+@every_case()
 def test_a_checkpoint_has_all_there_is(case):
     first, second, x = build(case), build(case), tokens()
     second.load_state_dict(first.state_dict())
     assert_same(first(x)[0], second(x)[0])
 
 
-@every_case
+@every_case()
 def test_methods_are_called_as_in_every_encoding(case):
     for name in METHODS_OF_CLASSES:
         ours, theirs = (getattr(c, name) for c in (ENCODINGS[case.encoding], Encoding))

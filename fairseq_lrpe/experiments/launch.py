@@ -101,6 +101,7 @@ def train_command(job) -> list[str]:
         # fairseq would drop a last batch whose size is no multiple of 8.
         "required_batch_size_multiple": 1,
         "seed": job.run.seed,
+        "finetune_from_model": job.starts_from and readable(job.starts_from),
         "save_dir": readable(job.folder / "checkpoints"),
         "log_format": "json",
         # fairseq's default is the number of GPUs it sees.

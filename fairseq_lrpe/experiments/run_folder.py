@@ -17,7 +17,7 @@ from typing import IO
 
 import torch
 
-from fairseq_lrpe.checkpoint import read_checkpoint
+from fairseq_lrpe.checkpoint import newest_whole, read_checkpoint
 from fairseq_lrpe.experiments.experiment import is_free
 from fairseq_lrpe.files import REPOSITORY, whole_file, write_whole
 
@@ -181,15 +181,13 @@ def mend(checkpoints: Path) -> None:
     fairseq writes one checkpoint, which appears whole, and copies it to the best and then to the last: it is
     the newest. Without a whole one the cut ones go.
     """
-    best, last = checkpoints / "checkpoint_best.pt", checkpoints / "checkpoint_last.pt"
-    updates = {path: updates_of(path) for path in checkpoints.glob("checkpoint*.pt")}
-    whole = [path for path in updates if updates[path] is not None]
-    for path in {best, last} - {*whole}:
-        if not whole:
+    newest, last = newest_whole(checkpoints), checkpoints / "checkpoint_last.pt"
+    for path in (checkpoints / "checkpoint_best.pt", last):
+        if newest is None:
             path.unlink(missing_ok=True)
-        elif path.exists() or path == last:
+        elif (path.exists() or path == last) and updates_of(path) is None:
             with whole_file(path) as part:
-                shutil.copyfile(max(whole, key=updates.get), part)
+                shutil.copyfile(newest, part)
 
 
 KINDS = ("train_inner", "valid", "train")  # of a log's entries, as they come of the same update

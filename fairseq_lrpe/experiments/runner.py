@@ -11,8 +11,10 @@ import math
 import os
 import re
 import shlex
+import shutil
 import socket
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -33,6 +35,7 @@ from fairseq_lrpe.files import REPOSITORY, readable, write_whole
 from fairseq_lrpe.gpus import gpus_here
 
 PATIENCE = 5  # seconds for what a killed process had started to end
+REFUSAL = "fairseq_lrpe: "  # before the sentence with which fairseq-train refuses a call
 
 
 @dataclass
@@ -98,6 +101,9 @@ class Job:
             if not self.kind.evaluations(self.cfg):
                 example = "evaluations.x={split: valid}"
                 raise ValueError(f"{self.run} has no evaluation to choose by: give one, such as {example}")
+        first = self.experiment.starts_from(self.run)
+        if isinstance(first, Path) and not first.is_file():  # a run's checkpoint may still be trained
+            raise ValueError(f"the checkpoint {first} does not exist, and no experiment has that name")
         update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         sizes(self.kind, self.cfg)
         check_trackers(train_command(self))
@@ -135,8 +141,16 @@ def of_evaluation(job: Job, name: str) -> dict:
     return {"checkpoint": evaluate["checkpoint"], **flags, **job.kind.evaluations(job.cfg)[name]}
 
 
+class Refused(ValueError):
+    """fairseq-train refused a call in one sentence."""
+
+
 def do(job: Job) -> None:
-    """Does what of a run is not done yet, in its folder, or on another node of it."""
+    """Does what of a run is not done yet, in its folder, or on another node of it.
+
+    A folder that is new and in which nothing was trained goes again if fairseq-train refuses the call.
+    """
+    is_new = not job.folder.exists()
     try:
         with locked(job.folder, PATIENCE if job.launch.nodes == 1 else 0) as job.lock:
             lead(job)
@@ -144,6 +158,12 @@ def do(job: Job) -> None:
         if job.launch.nodes == 1:
             raise
         follow(job)
+    except Refused:
+        if is_new and not any(job.folder.rglob("*.pt")):
+            shutil.rmtree(job.folder)
+            with suppress(OSError):  # from the first that is not empty on
+                os.removedirs(job.folder.parent)
+        raise
 
 
 def lead(job: Job) -> None:
@@ -212,14 +232,19 @@ def run_training(job: Job, command: list[str], log: Log) -> None:
 
 
 def _explained(job, error):
-    """What fairseq-train's parser refused, as a sentence about the YAML; else the error itself."""
+    """What fairseq-train refused, in its sentence or as one about the YAML; else the error itself."""
+    last = str(error).splitlines()[-1]
+    if last.startswith(REFUSAL):
+        return Refused(last.removeprefix(REFUSAL))
     found = re.search(r"error: (?:argument|unrecognized arguments:) --([\w-]+)", str(error))
-    key = found and found[1].replace("-", "_")
-    if not found or key not in job.cfg.train:
+    key = found and f"train.{found[1].replace('-', '_')}"
+    if not found or OmegaConf.select(job.cfg, key) is None:
         return error
-    reason = str(error)[found.start() :].splitlines()[0]
-    path = readable(job.experiment.file_of(f"train.{key}"))
-    return ValueError(f"{path}, key train.{key}: fairseq-train refuses it ({reason})")
+    reason, changes = str(error)[found.start() :].splitlines()[0], dict(job.run.changes)
+    where = (
+        f"{key}={changes[key]}" if key in changes else f"{readable(job.experiment.file_of(key))}, key {key}"
+    )
+    return Refused(f"{where}: fairseq-train refuses it ({reason})")
 
 
 def follow(job: Job) -> None:

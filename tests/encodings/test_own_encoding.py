@@ -49,7 +49,7 @@ def test_readmes_encodings_hold_what_all_of_them_have_to(name, both, extended):
     done = run(extended, sys.executable, "-m", "pytest", "-q", "--encoding", name)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
-    assert passed > (30 if both else 15) and "failed" not in done.stdout
+    assert passed >= (29 if both else 15) and "failed" not in done.stdout and "skipped" not in done.stdout
 
 
 def test_readmes_decay_trains_in_softmax_attention(extended, data_bin, tmp_path):
@@ -143,7 +143,7 @@ def case(attention="linear", causal=True):
 @pytest.mark.parametrize("cls, test", [
     (NaiveXPos, test_contract.test_far_positions_in_float32),
     (NaiveXPos, test_contract.test_linear_attention_over_100_000_tokens),
-    (Absolute, lambda _: test_contract.test_padding_changes_nothing(case("softmax"), "left")),
+    (Absolute, lambda _: test_contract.check_padding(case("softmax"), "left")),
     (Absolute, test_contract.test_far_positions_in_float32),
     (Deaf, test_contract.test_positions_are_seen),
     (Forgetful, test_contract.test_step_by_step_is_the_whole),
@@ -159,7 +159,7 @@ def test_what_does_not_hold_fails(cls, test, register):
 def test_naive_xpos_is_relative_where_it_does_not_overflow(register):
     register(NaiveXPos)
     test_contract.test_step_by_step_is_the_whole(case())
-    test_contract.test_padding_changes_nothing(case(), "left")
+    test_contract.check_padding(case(), "left")
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])

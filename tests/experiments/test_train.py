@@ -11,6 +11,7 @@ import pytest
 import torch
 from tiny import BIN, REPOSITORY, pretend_gpus, run_here
 
+from fairseq_lrpe.commands import CommandFailed
 from fairseq_lrpe.experiments import run_folder, runner, train
 from fairseq_lrpe.experiments.launch import choose_launch
 
@@ -174,6 +175,17 @@ def test_one_more_evaluation_is_measured_without_another_training(continued):
     assert run(words).stdout == f"finished before: {folder}\n"  # what is asked no longer stays on record
 
 
+def test_a_language_model_starts_from_a_checkpoint(continued, small, tmp_path):
+    """Its first loss is what the checkpoint ended with, not one of new parameters."""
+    first = continued[1] / "checkpoints/checkpoint_last.pt"
+    words = [*small, VALID, f"starts_from={first}", "train.log_interval=1", "train.lr=1e-9", "updates=4"]
+    assert run([*words, "--results", tmp_path]).returncode == 0
+    [folder] = (path.parent for path in tmp_path.rglob("run.json"))
+    losses = [[e["loss"] for e in entries(x) if e["kind"] == "train_inner"] for x in (continued[1], folder)]
+    assert losses[1][0] < losses[0][0] - 1
+    assert json.loads((folder / "run.json").read_text())["starts_from"]["path"] == str(first)
+
+
 def test_a_run_of_the_old_layout_is_refused(small, tmp_path):
     folder = folder_in(tmp_path)
     folder.mkdir(parents=True)
@@ -182,16 +194,30 @@ def test_a_run_of_the_old_layout_is_refused(small, tmp_path):
         train.main([*small, "--results", str(tmp_path)])
 
 
-def test_what_never_trained_may_start_with_other_settings(small, tmp_path):
-    """A flag that fairseq refuses is told by file and key, and mended in the YAML."""
-    done = run([*small, "--results", tmp_path, "train.activation_fn=swish", VALID])
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1
-    assert "lm/wikitext103.yaml, key train.activation_fn: fairseq-train refuses it" in last
-    folder = folder_in(tmp_path, [*SMALL, "train.activation_fn=swish"])
-    assert not (folder / "checkpoints").exists() and not (folder / "evaluation.json").exists()
-    words = [*small, "--results", tmp_path, "train.activation_fn=swish", "--", "--dropout", "0.2"]
-    assert "refuses it" in run(words).stderr  # not that it was started with other settings
+def test_what_never_trained_may_start_with_other_settings(small, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise CommandFailed("it has ended")
+
+    monkeypatch.setattr(runner, "run_training", fail)
+    for more in ([], ["--", "--dropout", "0.2"]):
+        with pytest.raises(SystemExit, match="it has ended"):
+            train.main([*small, "--results", str(tmp_path), VALID, *more])
+        told = json.loads((folder_in(tmp_path) / "run.json").read_text())
+        assert told["flags"] == more[1:]
+
+
+@pytest.mark.parametrize("change, where", [
+    ([], "configs/lm/wikitext103.yaml, key train.activation_fn: "),
+    (["train.activation_fn=swish"], "train.activation_fn=swish: "),
+])  # fmt: skip
+def test_a_flag_that_fairseq_refuses_is_told_by_where_it_stands(change, where, small, tmp_path, monkeypatch):
+    def fail(*_):
+        raise CommandFailed("usage: x\nfairseq-train: error: argument --activation-fn: invalid choice: 'x'")
+
+    monkeypatch.setattr(runner, "run_training", fail)
+    with pytest.raises(SystemExit, match=f"^train: {where}fairseq-train refuses it"):
+        train.main([*small, "--results", str(tmp_path / "results"), *change])
+    assert not (tmp_path / "results").exists()
 
 
 def test_a_choice_is_made_on_validation_and_all_tried_kept(small, tmp_path):

@@ -64,6 +64,26 @@ CALLS = [
     ("train", "../lm/mini rope", "no experiment '../lm/mini' in configs: choose from"),
     ("train", "lm/mini nosuch", "the method 'nosuch' does not exist: choose from"),
     ("train", "lm/mini rope --cpu --results README.md data={data}", "README.md"),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
+        "nosuch does not exist",
+    ),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} train.decoder_attention_heads=0",
+        "train: --decoder-attention-heads must be at least 1, not 0",
+    ),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} train.activation_fn=x",
+        "train: train.activation_fn=x: fairseq-train refuses it",
+    ),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} choose.train.decoder_attention_heads=[3]",
+        "train: the embed dim 128 is not divisible by 3 attention heads",
+    ),
     ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
     ("table", "../lm/mini --results {results}", "no table '../lm/mini' in configs/tables: choose from"),
     ("results", "{results} --table ../lm/mini", "no table '../lm/mini' in configs/tables: choose from"),

@@ -13,7 +13,7 @@ from omegaconf import MISSING
 from fairseq_lrpe import layouts
 from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.experiments.kinds.base import Kind, Settings
-from fairseq_lrpe.files import REPOSITORY, readable
+from fairseq_lrpe.files import REPOSITORY
 from fairseq_lrpe.glue_tasks import TASKS, task_named
 from fairseq_lrpe.methods import canonical
 
@@ -99,7 +99,6 @@ class Glue(Kind):
             "total_num_update": updates,
             "warmup_updates": int(cfg.warmup * updates),
             "valid_subset": ",".join(task.development),
-            "finetune_from_model": readable(job.starts_from),
         }
 
     def evaluate(self, job, name):
