@@ -4,12 +4,13 @@ import os
 import re
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from contextlib import ExitStack
 from pathlib import Path
 
 from data_prep import door
 from fairseq_lrpe import layouts
-from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.programs import at_least, one_sentence
+from fairseq_lrpe.files import REPOSITORY, new_folder
+from fairseq_lrpe.programs import a_path, at_least, one_sentence
 
 
 class Corpus:
@@ -76,13 +77,13 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
         description=sys.modules[type(corpus).__module__].__doc__,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--from", dest="source", type=Path, metavar=corpus.metavar, help=corpus.accepts)
+    parser.add_argument("--from", dest="source", type=a_path, metavar=corpus.metavar, help=corpus.accepts)
     corpus.add_options(parser)
     out = REPOSITORY / "data" / corpus.name
-    parser.add_argument("--out", type=Path, default=out, help="default: %(default)s")
+    parser.add_argument("--out", type=a_path, default=out, help="default: %(default)s")
     parser.add_argument("--workers", type=at_least(1), default=os.cpu_count(), help="default: %(default)s")
     args = parser.parse_intermixed_args(arguments)
-    with one_sentence(parser.prog):
+    with one_sentence(parser.prog), ExitStack() as folders:
         parts = corpus.parts(args)
         sources = [source_of(corpus, part) for part in parts]
         unfinished = []
@@ -93,11 +94,15 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
                 folder = part.source if corpus.metavar == "FOLDER" else None
                 if folder and not folder.is_dir() and not (part.out / "text").is_dir():
                     raise ValueError(f"{folder} is not a folder: --from takes {corpus.accepts}")
+                folders.enter_context(new_folder(part.out))
                 unfinished.append((part, source, corpus.check(part)))
         for part, source, found in unfinished:
             corpus.prepare(part, source, found)
         for part in parts:
-            corpus.report(part)
+            try:
+                corpus.report(part)
+            except (OSError, ValueError, LookupError, TypeError):
+                raise ValueError(f"{part.out / 'bin'} is damaged: remove it, and run this again") from None
 
 
 def source_of(corpus: Corpus, args: Namespace) -> str:

@@ -23,12 +23,14 @@ def check_text(path: Path, needed: str = "text is needed") -> int:
     try:
         with path.open(encoding="utf-8", newline="\n") as file:
             lines = tqdm(file, f"checking {path.name}", unit="lines", disable=None, delay=AFTER, leave=False)
-            blank = Counter(not line.strip() for line in lines)
+            kinds = Counter(None if "\0" in line else bool(line.strip()) for line in lines)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text ({error}): convert it first") from None
-    if not blank[False]:
+    if kinds[None]:  # what is of UTF-16 without a mark at its beginning is UTF-8, too
+        raise ValueError(f"{path} has zero bytes, as UTF-16 has: convert it to UTF-8 first")
+    if not kinds[True]:
         raise ValueError(f"{path} is empty: text is needed")
-    return blank.total()
+    return kinds.total()
 
 
 def check_out(out: Path, source: str) -> None:
@@ -41,6 +43,8 @@ def check_out(out: Path, source: str) -> None:
             raise ValueError(
                 f"{product} was made from {held}: give that to --from, remove {out}, or change --out"
             )
+        if not held and product.name in ("text", "bin") and product.exists():
+            raise ValueError(f"{product} is of no preparation: remove it, or change --out")
 
 
 @contextlib.contextmanager
@@ -60,4 +64,4 @@ def leave_note(product: Path, source: str) -> None:
 def read_note(product: Path) -> str:
     """Returns what the folder ``product`` was made from, and nothing if it is not there or does not say."""
     note = product / NOTE
-    return note.read_text().strip() if note.is_file() else ""
+    return note.read_text(errors="replace").strip() if note.is_file() else ""

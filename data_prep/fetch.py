@@ -70,7 +70,6 @@ def fetch(dest: Path, facts: dict) -> Path:
     """Returns ``dest``, from the first mirror that gives it; ``dest``.part of an earlier run is continued."""
     if dest.is_file() and not fault(dest, facts):
         return dest
-    dest.parent.mkdir(parents=True, exist_ok=True)
     part = dest.with_name(dest.name + ".part")
     reasons = []
     for mirror in facts["mirrors"]:
@@ -120,6 +119,7 @@ def _download(url, part, size):
         have, total = _place(response, have)
         if total is not None and total != size:
             raise FetchError(f"has a file of {total:,} bytes instead of {size:,}")
+        part.parent.mkdir(parents=True, exist_ok=True)
         bar = tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=part.stem, disable=None)
         with bar, part.open("ab" if have else "wb") as file:
             while have < size:
@@ -145,7 +145,7 @@ def open_url(url: str, **headers: str) -> http.client.HTTPResponse:
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         kind = _BrokenOff if isinstance(reason, TimeoutError | ConnectionResetError) else FetchError
-        raise kind(f"cannot be reached ({reason})") from None
+        raise kind(f"cannot be reached ({getattr(reason, 'strerror', None) or reason})") from None
 
 
 def _place(response, wanted):
@@ -174,16 +174,12 @@ def unpack(archive: Path, folder: Path) -> None:
             if PureWindowsPath(name).anchor or ".." in PureWindowsPath(name).parts:
                 raise FetchError(f"{archive} has the member {name}, which leads out of the folder")
         with whole_folder(folder) as part:
-            try:
-                for name, kind, member in tqdm(members, desc=folder.name, unit="file", disable=None):
-                    path = part / name
-                    (path if kind == "folder" else path.parent).mkdir(parents=True, exist_ok=True)
-                    if kind == "file":
-                        with open_member(member) as source, path.open("wb") as target:
-                            shutil.copyfileobj(source, target, CHUNK)
-            except BaseException:
-                shutil.rmtree(part, ignore_errors=True)
-                raise
+            for name, kind, member in tqdm(members, desc=folder.name, unit="file", disable=None):
+                path = part / name
+                (path if kind == "folder" else path.parent).mkdir(parents=True, exist_ok=True)
+                if kind == "file":
+                    with open_member(member) as source, path.open("wb") as target:
+                        shutil.copyfileobj(source, target, CHUNK)
 
 
 @contextlib.contextmanager

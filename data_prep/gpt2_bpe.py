@@ -13,6 +13,7 @@ from data_prep.corpus import Corpus
 from data_prep.each_line import each_line
 from fairseq_lrpe.files import write_whole
 from fairseq_lrpe.layouts import vocabulary_size
+from fairseq_lrpe.programs import a_path
 
 FACTS = fetch.SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
@@ -27,7 +28,7 @@ class InBytePairs(Corpus):
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--bpe",
-            type=Path,
+            type=a_path,
             metavar="FOLDER",
             help="encoder.json, vocab.bpe and dict.txt of GPT-2's byte pairs (default: download them)",
         )
@@ -58,13 +59,14 @@ class InBytePairs(Corpus):
 
 def provide(folder: Path, given: Path | None = None) -> None:
     """Puts the published files, verified, into ``folder``, from the folder ``given`` or fetched."""
-    for name, facts in FILES.items():
-        if given is None:
+    if given is None:
+        for name, facts in FILES.items():
             fetch.fetch(folder / name, facts)
-        else:
-            content = published(given / name)
-            folder.mkdir(parents=True, exist_ok=True)
-            write_whole(folder / name, content)
+        return
+    contents = {name: published(given / name) for name in FILES}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        write_whole(folder / name, content)
 
 
 def published(path: Path) -> bytes:

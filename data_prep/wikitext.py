@@ -7,6 +7,7 @@ validation set are for validation and test. Numbers on it say nothing about Wiki
 
 import re
 import shutil
+from pathlib import Path
 
 from data_prep import fetch
 from data_prep.binarise import SPLITS, binarise, join, texts_in
@@ -90,7 +91,10 @@ class Mini(WikiText103):
     def check(self, args):
         texts = texts_in(args.source) if args.source else {}
         if not any(path.is_file() for path in texts.values()):
-            return super().check(args)
+            super().check(args)
+            if args.source and args.source.is_dir():
+                halves(self.files_in(args.source)["valid"])
+            return None
         for path in texts.values():
             check_text(path, "all of train.txt, valid.txt and test.txt are needed")
         return texts
@@ -99,9 +103,7 @@ class Mini(WikiText103):
         if found:
             return super().write_text(args, found, folder)
         files = self.files(args)
-        with files["valid"].open(encoding="utf-8", newline="\n") as file:
-            parts = halves(file.readlines())
-        for split, lines in zip(("valid", "test"), parts, strict=True):
+        for split, lines in zip(("valid", "test"), halves(files["valid"]), strict=True):
             (folder / f"{split}.txt").write_text("".join(lines), encoding="utf-8", newline="\n")
         shutil.copyfile(files["test"], folder / "train.txt")
 
@@ -118,13 +120,15 @@ class MiniBytePairs(InBytePairs, Mini):
     """The small corpus in byte pairs."""
 
 
-def halves(lines: list[str]) -> tuple[list[str], list[str]]:
-    """Returns ``lines`` in two, the second from the first title in its half on.
+def halves(path: Path) -> tuple[list[str], list[str]]:
+    """Returns the lines of a text in two, the second from the first title in its half on.
 
     A title is `` = Name = `` between blank lines; a heading inside an article has more equals signs.
     """
+    with path.open(encoding="utf-8", newline="\n") as file:
+        lines = file.readlines()
     blank = [not line.strip() for line in lines]
     for i in range(len(lines) // 2, len(lines) - 1):
         if blank[i - 1] and blank[i + 1] and re.fullmatch(r" = [^=].* = \n", lines[i]):
             return lines[:i], lines[i:]
-    raise ValueError("the second half of wiki.valid.tokens has no article's title: it is not WikiText's")
+    raise ValueError(f"the second half of {path} has no article's title: it is not WikiText's")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO
 
 from fairseq_lrpe.commands import CommandFailed, ending_signals
+from fairseq_lrpe.files import new_folder
 
 
 @contextmanager
@@ -44,6 +45,8 @@ def is_omegaconfs(error: Exception) -> bool:
 
 def first_line(error: Exception) -> str:
     """Returns what an error says; of omegaconf's without the further lines, which name types."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename2 or error.filename} cannot be read or written ({error.strerror})"
     return str(error).splitlines()[0] if is_omegaconfs(error) else str(error)
 
 
@@ -54,20 +57,28 @@ def is_unread(stream: IO) -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
+def a_path(text: str) -> Path:
+    """Returns a path, which an empty text is not: it would be whatever folder a program is started in."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty: a path is needed")
+    return Path(text)
+
+
 def absolute(text: str) -> Path:
     """Returns a path that stays the same whatever folder a program works in."""
-    return Path(text).absolute()
+    return a_path(text).absolute()
 
 
 def picture(text: str) -> Path:
     """Returns the path of a picture that can be written."""
     path = absolute(text)
-    there = next(folder for folder in path.parents if folder.exists())
     if path.suffix not in (".png", ".pdf", ".svg") or path.is_dir():
         raise argparse.ArgumentTypeError(f"must be a file that ends in .png, .pdf or .svg, not {text!r}")
-    if not (there.is_dir() and os.access(there, os.W_OK)):
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be written: {there} is no folder to write to")
-    return path
+    try:
+        with new_folder(path.parent):
+            return path
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def at_least(smallest: int) -> Callable[[str], int]:

@@ -143,7 +143,7 @@ def learn_pieces(types: int, option: str, **settings) -> None:
     """Has SentencePiece learn so many pieces; if it cannot, ValueError names the ``option`` that says so."""
     try:
         sentencepiece.SentencePieceTrainer.train(vocab_size=types, minloglevel=2, **settings)
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(
             f"SentencePiece cannot make {types:,} pieces of the training text, try another {option}: {reason}"

@@ -7,12 +7,10 @@ prefix, and training steps of whole language models; it prints tables and draws 
 
 import logging
 import statistics
-import sys
 from argparse import ArgumentParser, Namespace
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 
 import torch
 from rich.progress import track
@@ -29,8 +27,8 @@ from fairseq_lrpe.measure.attention import (
     sequences,
     times,
 )
-from fairseq_lrpe.measure.shared import check_device, numbers, spread
-from fairseq_lrpe.programs import at_least, show_wide
+from fairseq_lrpe.measure.shared import measuring, numbers, spread
+from fairseq_lrpe.programs import at_least, picture, show_wide
 
 NAMES = [name for name, contender in CONTENDERS.items() if contender.dtype is torch.float32]
 SLOW = 1.0
@@ -176,24 +174,24 @@ def main():
     add("--positions", nargs="+", default=[64, 1024, 16384], help="tokens before a decoding step")
     add("--model-lengths", nargs="*", default=[512, 4096], help="of whole models; none: leave them out")
     add("--layers", default=6, help="of whole models (default: %(default)s)")
-    add("--vocab-size", default=50265, help="of whole models: the papers' Books, %(default)s")
-    add("--plot", type=Path, default=Path("results/benchmark.png"), help="(default: %(default)s)")
+    add(
+        "--vocab-size",
+        type=at_least(5),
+        default=50265,
+        help="of whole models: the papers' Books, %(default)s",
+    )
+    add("--plot", type=picture, default="results/benchmark.png", help="(default: %(default)s)")
     args = parser.parse_args()
-    check_device("benchmark")
     args.lengths = sorted(set(args.lengths))
-    try:  # before minutes of work
+    with measuring("benchmark"):
+        found = measure(args)
+        if not found["chunk"]:
+            raise ValueError(f"the memory of {DEVICE} is too small for --lengths {args.lengths[0]}: try less")
+        rounds = track(range(DECODING_ROUNDS), "decoding")
+        show(found, decoding(args.positions, args.heads, args.width, rounds), models(args), args)
         args.plot.parent.mkdir(parents=True, exist_ok=True)
-        args.plot.open("ab").close()
-    except OSError as error:
-        parser.error(f"--plot {args.plot} cannot be written ({error.strerror}): name another file")
-
-    found = measure(args)
-    if not found["chunk"]:
-        sys.exit(f"benchmark: the memory of {DEVICE} is too small for --lengths {args.lengths[0]}: try less")
-    rounds = track(range(DECODING_ROUNDS), "decoding")
-    show(found, decoding(args.positions, args.heads, args.width, rounds), models(args), args)
-    draw(found, args.plot)
-    print(f"picture: {args.plot}")
+        draw(found, args.plot)
+        print(f"picture: {args.plot}")
 
 
 if __name__ == "__main__":

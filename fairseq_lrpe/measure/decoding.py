@@ -8,21 +8,22 @@ and decoder.
 
 import logging
 import statistics
-import sys
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 import torch
 from fairseq import tasks, utils
+from fairseq.data.data_utils import infer_language_pair
 from fairseq.sequence_generator import SequenceGenerator
 from rich.progress import track
 from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
-from fairseq_lrpe.measure.shared import check_device, numbers, plan, seconds, spread
+from fairseq_lrpe.measure.shared import measuring, numbers, plan, seconds, spread
 from fairseq_lrpe.measure.speed import FAMILIES, random_batch, settings
 from fairseq_lrpe.methods import ATTENTIONS, FAIRSEQS, METHODS, architecture
-from fairseq_lrpe.programs import at_least, show_wide
+from fairseq_lrpe.models.data_door import check_data
+from fairseq_lrpe.programs import a_path, at_least, show_wide
 
 WARM_UP = 8
 """Steps."""
@@ -80,9 +81,19 @@ def compare(arch: str, args: Namespace, **flags) -> list[tuple[float, float, int
     return times
 
 
+def check_test_split(folder: Path) -> None:
+    """Raises ValueError unless a data folder has a test split of pairs that can be read."""
+    if not any(folder.glob("test.*-*.*.bin")):
+        remedy = "bash data_prep/prepare.sh multi30k makes one"
+        raise ValueError(f"{folder} holds no binarised test split: {remedy}")
+    source, target = infer_language_pair(str(folder))
+    pairs = Namespace(task="translation", data=str(folder), source_lang=source, target_lang=target)
+    check_data(pairs, ["test"])
+
+
 def show(measured, args):
     """Prints what was measured, one row a model."""
-    what = f"{Path(args.data).resolve()}, test" if args.data else f"{args.length} random tokens"
+    what = f"{args.data.resolve()}, test" if args.data else f"{args.length} random tokens"
     table = Table(
         "model",
         *numbers("sentences/s", "fairseq's", "relative", "spread"),
@@ -104,7 +115,7 @@ def main():
     add = parser.add_argument
     add("--attention", choices=ATTENTIONS, help="only this one (default: both)")
     add("--methods", nargs="+", choices=METHODS, metavar="METHOD", help="only these (default: base)")
-    add("--data", help="the folder of fairseq-preprocess whose test split is translated")
+    add("--data", type=a_path, help="the folder of fairseq-preprocess whose test split is translated")
     add("--length", type=at_least(1), default=512, help="without --data (default: %(default)s)")
     add("--vocab-size", type=at_least(5), default=42720, help="without --data: %(default)s")
     add("--batch-size", type=at_least(1), default=32, help="sentences (default: %(default)s)")
@@ -112,18 +123,17 @@ def main():
     add("--rounds", type=at_least(1), default=8, help="batches (default: %(default)s)")
     add("--layers", type=at_least(1), default=6, help="of encoder and decoder (default: %(default)s)")
     args = parser.parse_args()
-    check_device("decoding")
     chosen = plan(parser, args, ["base"])
-    if args.data and not any(Path(args.data).glob("test.*-*.*.bin")):
-        remedy = "bash data_prep/prepare.sh multi30k makes one"
-        sys.exit(f"decoding: {args.data} holds no binarised test split: {remedy}")
     logging.disable(logging.INFO)
     measured = {}
-    for attention, methods in chosen.items():
-        both = {"decoder_attention": attention, "encoding_in": "both"}
-        for arch in (architecture(attention, "transformer", method) for method in methods):
-            measured[arch] = compare(arch, args, **both)
-    show(measured, args)
+    with measuring("decoding"):
+        if args.data:
+            check_test_split(args.data)
+        for attention, methods in chosen.items():
+            both = {"decoder_attention": attention, "encoding_in": "both"}
+            for arch in (architecture(attention, "transformer", method) for method in methods):
+                measured[arch] = compare(arch, args, **both)
+        show(measured, args)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ from R_0), and the score of one query and key over their distance under every re
 
 import logging
 from argparse import ArgumentParser
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
@@ -15,7 +14,9 @@ from rich.progress import track
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
+from fairseq_lrpe.files import new_folder
 from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.programs import a_path, one_sentence
 
 PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # λ = 4
 
@@ -85,13 +86,13 @@ def score_curves(path):
 
 def main():
     parser = ArgumentParser(prog="python -m fairseq_lrpe.measure.figures", description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("results/figures"), help="default: %(default)s")
+    parser.add_argument("--out", type=a_path, default="results/figures", help="default: %(default)s")
     out = parser.parse_args().out
     logging.disable(logging.INFO)  # fairseq's import lets matplotlib tell of every font
-    out.mkdir(parents=True, exist_ok=True)
-    for draw in (prior_matrices, prior_distances, score_curves):
-        draw(out / f"{draw.__name__}.png")
-        print(out / f"{draw.__name__}.png")
+    with one_sentence("figures"), new_folder(out):
+        for draw in (prior_matrices, prior_distances, score_curves):
+            draw(out / f"{draw.__name__}.png")
+            print(out / f"{draw.__name__}.png")
 
 
 if __name__ == "__main__":

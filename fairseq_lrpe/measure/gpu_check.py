@@ -25,7 +25,7 @@ from unittest.mock import patch
 
 import torch
 
-from fairseq_lrpe.files import REPOSITORY
+from fairseq_lrpe.files import REPOSITORY, new_folder
 from fairseq_lrpe.measure.attention import (
     CONTENDERS,
     COUNTED_STEPS,
@@ -40,10 +40,10 @@ from fairseq_lrpe.measure.attention import (
 from fairseq_lrpe.measure.exactness import encoding_cases, linear_attention_cases
 from fairseq_lrpe.measure.machine import ON_GPU, facts, has_bfloat16, processor, roofs
 from fairseq_lrpe.measure.report import Deadline, Part, Report
-from fairseq_lrpe.measure.shared import check_device, seconds
+from fairseq_lrpe.measure.shared import measuring, seconds
 from fairseq_lrpe.methods import architecture
 from fairseq_lrpe.ops.linear_attention.fla import fla_lacks
-from fairseq_lrpe.programs import absolute, at_least, one_sentence
+from fairseq_lrpe.programs import absolute, at_least
 
 LENGTHS = [2**n for n in range(9, 17)]
 HEADS, WIDTH = 8, 64
@@ -491,15 +491,9 @@ def main():
     add("--out", type=absolute, default=REPOSITORY / "results/gpu_check", help="(default: results/gpu_check)")
     add("--lengths", type=at_least(1), nargs="+", default=LENGTHS, help="(default: 512, 1024, .. 65536)")
     args = parser.parse_args()
-    check_device("gpu_check")
-    with one_sentence("gpu_check"):
+    with measuring("gpu_check"), new_folder(args.out):
         report = new_report(args.minutes)
-        try:
-            args.out.mkdir(parents=True, exist_ok=True)
-            report.write(args.out)
-        except OSError as error:
-            wrong = f"--out {args.out} cannot be written ({error.strerror}): name another folder"
-            raise ValueError(wrong) from None
+        report.write(args.out)
         try:
             fill_report(report, args.out, sorted(set(args.lengths)), args.minutes)
         except KeyboardInterrupt:

@@ -1,8 +1,10 @@
 """Holds what the measuring programs share: a clock, the choice of methods, cells of tables, refusals."""
 
+import sys
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -11,10 +13,23 @@ from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.programs import one_sentence
 
 
-def check_device(program: str) -> None:
-    """Ends a program in one sentence where torch has no code for a GPU that it would use."""
+NO_MEMORY = ("out of memory", "can't allocate memory", "terminated abruptly")
+"""How errors for want of memory read: of a GPU, of a CPU, and of a process that was killed."""
+
+
+@contextmanager
+def measuring(program: str) -> Iterator[None]:
+    """Ends a program in one sentence, also where memory is too small or torch has no code for the GPU."""
     with one_sentence(program):
         check_architectures()
+        try:
+            yield
+        except KeyboardInterrupt:
+            sys.exit(f"{program}: interrupted")
+        except RuntimeError as error:
+            if not any(words in str(error) for words in NO_MEMORY):
+                raise
+            raise ValueError("the memory is too small for that: try smaller numbers") from None
 
 
 def seconds(function: Callable[[], object]) -> float:

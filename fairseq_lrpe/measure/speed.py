@@ -24,7 +24,7 @@ from rich.table import Table
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.commands import PLUGIN, as_flags
 from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.measure.shared import check_device, numbers, plan, seconds, spread
+from fairseq_lrpe.measure.shared import measuring, numbers, plan, seconds, spread
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
 from fairseq_lrpe.programs import at_least, show_wide
 
@@ -167,23 +167,23 @@ def main():
     add("--methods", nargs="+", choices=names, metavar="METHOD", help="only these (default: all but fairseq)")
     add("--rounds", type=at_least(1), default=7, help="measured steps of each (default: %(default)s)")
     add("--batch-size", type=at_least(1), default=2, help="sequences a step (default: %(default)s)")
-    add("--length", type=at_least(1), default=512, help="tokens a sequence (default: %(default)s)")
+    add("--length", type=at_least(2), default=512, help="tokens a sequence (default: %(default)s)")
     sizes = "6 of 512 with 8 heads (lm), 12 of 768 with 12 heads (roberta), 6 + 6 of 512 with 8 heads"
     add("--layers", type=at_least(1), help=f"default, as the papers: {sizes} (transformer)")
-    add("--vocab-size", type=at_least(1), default=50265, help="the papers' Books: %(default)s")
+    add("--vocab-size", type=at_least(5), default=50265, help="the papers' Books: %(default)s")
     args = parser.parse_args()
-    check_device("speed")
     # An ablation's speed is that of a type.
     chosen = plan(parser, args, [name for name in METHODS if not name.startswith("ablation_")])
     args.layers = args.layers or FAMILIES[args.family].layers
     logging.disable(logging.INFO)
-    for attention, methods in chosen.items():
-        base, measured = architecture(attention, args.family, "base"), {}
-        other = next(a for a in ATTENTIONS if a != attention)
-        for method in methods:
-            own, name = (other, f"base, {other}") if method == "base" else (attention, method)
-            measured[name] = compare(architecture(own, args.family, method), base, args)
-        show(attention, measured, args)
+    with measuring("speed"):
+        for attention, methods in chosen.items():
+            base, measured = architecture(attention, args.family, "base"), {}
+            other = next(a for a in ATTENTIONS if a != attention)
+            for method in methods:
+                own, name = (other, f"base, {other}") if method == "base" else (attention, method)
+                measured[name] = compare(architecture(own, args.family, method), base, args)
+            show(attention, measured, args)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def test_wrong_requests_get_one_sentence(tmp_path):
     for words, code, sentence in (
         (["--minutes", 0], 2, "argument --minutes: must be a whole number from 1 on, not '0'"),
         (["--lengths", 0], 2, "argument --lengths: must be a whole number from 1 on, not '0'"),
-        (["--out", tmp_path / "file/in"], 1, "cannot be written (Not a directory): name another folder"),
+        (["--out", tmp_path / "file/in"], 1, "is no folder to write to (Not a directory): name another one"),
     ):
         done = run_here(gpu_check.main, *words)
         assert done.returncode == code and sentence in done.stderr.splitlines()[-1]

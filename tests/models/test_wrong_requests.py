@@ -59,8 +59,8 @@ TRAINING = [
     ("--restore-file nowhere.pt", "the checkpoint nowhere.pt does not exist"),
     ("--restore-file tests", "the checkpoint tests is a folder"),
     ("--finetune-from-model nowhere.pt", "the checkpoint nowhere.pt does not exist"),
-    ("--save-dir README.md", "Not a directory: 'README.md/dummy'"),
-    ("--save-dir README.md/save", "Not a directory: 'README.md/save'"),
+    ("--save-dir README.md", "README.md/dummy cannot be read or written (Not a directory)"),
+    ("--save-dir README.md/save", "README.md/save cannot be read or written (Not a directory)"),
 ]
 
 EVALUATING = [
