@@ -101,7 +101,7 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
         for part in parts:
             try:
                 corpus.report(part)
-            except (OSError, ValueError, LookupError, TypeError):
+            except (FileNotFoundError, ValueError, LookupError, TypeError):
                 raise ValueError(f"{part.out / 'bin'} is damaged: remove it, and run this again") from None
 
 

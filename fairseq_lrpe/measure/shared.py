@@ -12,7 +12,6 @@ from fairseq_lrpe.gpus import check_architectures
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.programs import one_sentence
 
-
 NO_MEMORY = ("out of memory", "can't allocate memory", "terminated abruptly")
 """How errors for want of memory read: of a GPU, of a CPU, and of a process that was killed."""
 
