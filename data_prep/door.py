@@ -34,9 +34,7 @@ def check_text(path: Path, needed: str = "text is needed") -> int:
 
 
 def check_out(out: Path, source: str) -> None:
-    """Raises ValueError if ``out`` is no folder, or has something of another source."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file: --out takes a folder")
+    """Raises ValueError if ``out`` has something of another source."""
     for product in (out / "text", *sorted(out.glob("bin*"))):
         held = read_note(product)
         if held not in ("", source):

@@ -72,7 +72,7 @@ def absolute(text: str) -> Path:
 def picture(text: str) -> Path:
     """Returns the path of a picture that can be written."""
     path = absolute(text)
-    if path.suffix not in (".png", ".pdf", ".svg") or path.is_dir():
+    if path.suffix not in (".png", ".pdf", ".svg") or os.path.isdir(path):
         raise argparse.ArgumentTypeError(f"must be a file that ends in .png, .pdf or .svg, not {text!r}")
     try:
         with new_folder(path.parent):

@@ -1,5 +1,14 @@
 # Sourced by the other scripts: sets up if need be, and puts this repository on the path of Python.
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+# Who asks for help before the first setup gets the script's own comment, and not an installation.
+ready=${VIRTUAL_ENV:-$root/.venv}/.fairseq-lrpe-ready
+if [[ " $* " == *" --help "* || " $* " == *" -h "* ]] && [ ! -e "$ready" ]; then
+  while IFS= read -r line && [[ $line == "#"* ]]; do
+    [[ $line == "#!"* ]] || echo "${line#\# }"
+  done <"$0"
+  echo "It lists its options once 'bash scripts/setup_env.sh' has made the environment."
+  exit 0
+fi
 bash "$root/scripts/setup_env.sh"
 export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
 export PATH=$VIRTUAL_ENV/bin:$PATH

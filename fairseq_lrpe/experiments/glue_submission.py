@@ -15,7 +15,7 @@ from tqdm import tqdm
 from fairseq_lrpe.commands import run_command
 from fairseq_lrpe.experiments.kinds.glue import KIND, predict_command
 from fairseq_lrpe.experiments.run_folder import read_json
-from fairseq_lrpe.files import REPOSITORY, whole_file
+from fairseq_lrpe.files import REPOSITORY, new_folder, whole_file
 from fairseq_lrpe.glue_tasks import TASKS
 from fairseq_lrpe.programs import absolute, one_sentence
 
@@ -42,8 +42,9 @@ def best_runs(folder: Path) -> dict[str, tuple[float, Path]]:
 
 def write(found: dict[str, tuple[float, Path]], out: Path, cpu: bool) -> None:
     """Writes the zip file; it appears whole."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder: name a zip file")
+    with new_folder(out.parent), tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         for name, (_, run) in tqdm(found.items(), unit="task", disable=None):
             checkpoint = run / read_json(run / "evaluation.json")["checkpoint"]
             data = KIND.folder(OmegaConf.create(read_json(run / "run.json")["config"]))

@@ -14,7 +14,7 @@ import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.files import write_whole
 from fairseq_lrpe.glue_tasks import HIGHEST
-from fairseq_lrpe.programs import one_sentence
+from fairseq_lrpe.programs import a_path, one_sentence
 
 BATCH = 32
 
@@ -52,8 +52,8 @@ def write(path, rows):
 
 def main():
     parser = argparse.ArgumentParser(prog="predict", description=__doc__)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("data", type=Path, help="such as data/glue/RTE/bin")
+    parser.add_argument("checkpoint", type=a_path)
+    parser.add_argument("data", type=a_path, help="such as data/glue/RTE/bin")
     parser.add_argument("splits", nargs="+", metavar="SPLIT=FILE", help="valid=predictions.tsv")
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()

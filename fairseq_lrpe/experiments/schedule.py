@@ -23,6 +23,7 @@ from fairseq_lrpe.experiments.launch import add_results_flag, update_freq, visib
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.experiments.runner import Job, finished, lost, sizes
 from fairseq_lrpe.experiments.table import SCALES, NoSmallForm, Table, tables
+from fairseq_lrpe.files import new_folder
 from fairseq_lrpe.programs import at_least, one_sentence, picture, show_wide
 
 
@@ -43,11 +44,12 @@ def main(arguments=None):
                 else:
                     train.main([*arguments_of(table, job.run, args.results), *flags, "--dry-run"])
             return
-        ready, failed = with_data(table, planned, gpus)
-        failed += run_all(table, ready, args, flags, gpus)
-        results.show(table, found := entries.read(table, args.results))
-        if args.plot and not failed:
-            results.plot_table(table, found, args.plot)
+        with new_folder(args.results):
+            ready, failed = with_data(table, planned, gpus)
+            failed += run_all(table, ready, args, flags, gpus)
+            results.show(table, found := entries.read(table, args.results))
+            if args.plot and not failed:
+                results.plot_table(table, found, args.plot)
     if failed:
         sys.exit("\n".join(["table: not everything is done:", *failed]))
 

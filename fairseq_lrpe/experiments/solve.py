@@ -6,7 +6,6 @@ Search, which asks nothing, {"measured": {"floor"}}.
 
 import argparse
 import json
-from pathlib import Path
 from random import Random
 from statistics import fmean
 
@@ -16,7 +15,7 @@ from fairseq import checkpoint_utils
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.files import write_whole
-from fairseq_lrpe.programs import one_sentence
+from fairseq_lrpe.programs import a_path, one_sentence
 
 PROBLEMS = 128
 """As many as the paper's page has; the same for every model."""
@@ -85,8 +84,8 @@ def solve(model, task) -> dict:
 
 def main():
     parser = argparse.ArgumentParser(prog="solve", description=__doc__)
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("out", type=Path, help="the JSON file that is written")
+    parser.add_argument("checkpoint", type=a_path)
+    parser.add_argument("out", type=a_path, help="the JSON file that is written")
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     args = parser.parse_args()
     with one_sentence("solve"):

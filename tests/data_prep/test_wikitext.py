@@ -123,7 +123,9 @@ def test_wikitext_that_cannot_be_used(mirror, tmp_path, capsys):
     flat = write_tokens(tmp_path / "flat")
     (flat / "wiki.valid.tokens").write_text("one line\n" * 10)
     assert "has no article's title" in message("wikitext_mini", flat)
-    assert "page.zip is a file" in refused("wikitext_mini", "--out", tmp_path / "page.zip")
+    assert "page.zip is no folder to write to (File exists)" in refused(
+        "wikitext_mini", "--out", tmp_path / "page.zip"
+    )
     assert not list(out.rglob("*.txt")) and not (out / "bin").exists()
 
 

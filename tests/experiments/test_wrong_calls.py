@@ -1,10 +1,12 @@
 """Wrong calls of our own programs get one sentence, and leave nothing behind.
 
 A row is the program, its words, and a part of the sentence; {data} is a good data folder, {checkpoint} one of
-a language model, {damaged} a file that is no checkpoint, {results} a folder that must stay away.
+a language model, {damaged} a file that is no checkpoint, {fine_tuned} fine-tunings on GLUE, {results} a folder
+that must stay away.
 """
 
 import io
+import json
 
 import pytest
 import torch
@@ -56,6 +58,14 @@ OVERRIDES = [
     ("evaluations.x={{", "such as {split: test} is needed"),
     ("grid.train.lr=[]", "grid.train.lr is empty"),
 ]
+# What comes before and after a place that cannot be written: by root neither, whom no mode stops.
+OUTPUTS = [
+    ("train", "lm/mini rope --cpu data={data} --results=", "", "cannot be read or written ("),
+    ("table", "quickstart --gpus 0 data={data} --results=", "", "is no folder to write to ("),
+    ("table", "quickstart --results {results} --plot=", "/x.png", "is no folder to write to ("),
+    ("results", "{data} --experiment lm/mini --plot=", "/x.png", "is no folder to write to ("),
+    ("glue_submission", "{fine_tuned} --out=", "/x.zip", "is no folder to write to ("),
+]
 CALLS = [
     *(
         ("train", f"lm/mini rope --cpu --results {{results}} data={{data}} {text}", part)
@@ -105,6 +115,14 @@ CALLS = [
     ("solve", "{checkpoint} x", "is no model of the task synthetic_lm"),
     ("synthetic_lm", "search --first 0", "must be a whole number from 1 on"),
     ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
+    *(
+        (program, f"{words}{place}{end}", part)
+        for program, words, end, part in OUTPUTS
+        for place in ("README.md", "README.md/far", "/dev/null/x", "/proc/far/x")
+    ),
+    *((program, words, "is empty: a path is needed") for program, words, _, _ in OUTPUTS),
+    ("results", f"{{data}} --experiment lm/mini --plot {'x' * 300}/x.png", "(File name too long)"),
+    ("glue_submission", "{fine_tuned} --out {data}", "is a folder: name a zip file"),
 ]
 
 
@@ -114,8 +132,12 @@ def places(train, data_bin, tmp_path_factory):
     done = train("linear_lm_base", folder, "--max-update", 1, "--disable-validation")
     assert done.returncode == 0, done.stderr
     torch.save([1, 2], folder / "list.pt")
-    checkpoint, damaged = folder / "checkpoint_last.pt", folder / "list.pt"
-    return {"data": data_bin, "checkpoint": checkpoint, "damaged": damaged, "results": folder / "results"}
+    (folder / "glue" / "task=RTE" / "seed-1").mkdir(parents=True)
+    record = {"finished": "2020-01-01", "evaluations": {"valid": {"score": 1.0}}}
+    (folder / "glue" / "task=RTE" / "seed-1" / "evaluation.json").write_text(json.dumps(record))
+    places = {"checkpoint": "checkpoint_last.pt", "damaged": "list.pt", "fine_tuned": "glue"}
+    paths = {name: folder / path for name, path in places.items()}
+    return {**paths, "data": data_bin, "results": folder / "results"}
 
 
 @pytest.mark.parametrize(("program", "words", "message"), CALLS)

@@ -392,3 +392,14 @@ def test_elsewhere_than_on_linux_there_is_one_build(setup_env, monkeypatch):
     assert setup_env.requirement("default") == "torch==2.13.0"
     with pytest.raises(setup_env.Failed, match="no CUDA build"):
         setup_env.choose("cu126", [], None)
+
+
+@pytest.mark.parametrize("script", ["train", "table", "quickstart", "translate", "finetune_glue", "test"])
+def test_help_before_the_first_setup_installs_nothing(machine, script):
+    path = machine.root / "scripts" / f"{script}.sh"
+    words = [shutil.which("bash"), path, "x", "--help"]
+    done = subprocess.run(words, env={"PATH": str(machine.bin)}, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr and not (machine.root / ".venv").exists()
+    shown = done.stdout.splitlines()
+    assert f"# {shown[0]}" == path.read_text().splitlines()[1]
+    assert shown[-1] == "It lists its options once 'bash scripts/setup_env.sh' has made the environment."

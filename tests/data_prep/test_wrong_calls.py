@@ -1,0 +1,176 @@
+"""Wrong calls of preparations get one sentence, and leave nothing behind.
+
+A row is the corpus with its words, and a part of the sentence; a name in braces is what ``places`` makes.
+"""
+
+import pytest
+from small_corpora import write_tokens
+from tiny import run_here, write_text
+
+from data_prep import __main__ as command
+from data_prep.fetch import SOURCES
+
+SPLITS = ("train", "valid", "test")
+GOOD = {
+    "wikitext103": "--from {tokens}",
+    "wikitext103_bpe": "--from {raw}",
+    "wikitext_mini": "--from {tokens}",
+    "wikitext_mini_bpe": "--from {tokens}",
+    "books": "--from {text}",
+    "wikibook": "--from {text}",
+    "wikipedia": "--from {text} --sentencepiece 60",
+    "glue": "RTE --from {glue}",
+    "wmt14_en_de": "--from {pairs} --bpe-types 60",
+    "multi30k": "--from {pairs} --bpe-types 60",
+    "text": "--from {text} --sentencepiece 60",
+}
+"""{corpus: the words of a call that works; those in byte pairs take GPT-2's, too}"""
+
+TEXTS = {
+    "no_bytes": (b"", "is empty: text is needed"),
+    "blank": (b"\n \n", "is empty: text is needed"),
+    "binary": (bytes(range(256)) * 9, "is not UTF-8 text"),
+    "utf16": ("ein Text\n".encode("utf-16"), "is not UTF-8 text"),
+    "utf16_unmarked": ("ein Text\n".encode("utf-16-le"), "has zero bytes, as UTF-16 has: convert it"),
+    "latin1": ("für\n".encode("latin-1"), "is not UTF-8 text"),
+}
+"""{folder: what its train.txt, valid.txt and test.txt hold, and what is said of it}"""
+
+CALLS = [
+    *((f"{name} {'RTE' if name == 'glue' else ''} --from {{nowhere}}", "{nowhere}") for name in GOOD),
+    *((f"{name} {'RTE' if name == 'glue' else ''} --from {{file}}", "{file}") for name in GOOD),
+    *((f"{name} {'RTE' if name == 'glue' else ''} --from {{empty}}", "{empty}") for name in GOOD),
+    *(
+        (f"{name} --from {{{content}}}", message)
+        for name in ("text", "wikipedia", "wikibook", "wikitext_mini", "books")
+        for content, (_, message) in TEXTS.items()
+    ),
+    ("text --from {folders}", "{folders}/train.txt is missing: --from takes a folder with train.txt"),
+    ("wikitext103 --from {text}", "wiki.train.tokens is missing: --from takes wikitext-103-v1.zip"),
+    ("wikitext103 --from {archive}", "{archive} is not the published wikitext-103-v1.zip: it has"),
+    ("wikitext_mini --from {untitled}", "wiki.valid.tokens has no article's title: it is not WikiText's"),
+    ("wikitext_mini_bpe --from {untitled}", "wiki.valid.tokens has no article's title"),
+    ("books --from {text} --bpe {nowhere}", "{nowhere}/encoder.json is missing: a copy of the published"),
+    ("books --from {text} --bpe {file}", "{file}/encoder.json is missing: a copy of the published"),
+    ("glue RTE --from {text}", "{text}/RTE/train.tsv is missing: train.tsv dev.tsv test.tsv are needed"),
+    ("glue RTE --from {glue_utf16}", "train.tsv line 1 is not UTF-8 text"),
+    ("glue RTE --from {glue_cut}", "train.tsv line 2 has 2 fields instead of 4"),
+    ("glue RTE --from {glue_no_bytes}", "train.tsv line 1 names no column"),
+    ("glue Rte --from {glue}", "Rte"),
+    ("multi30k --from {pairs_utf16}", "train.de is not UTF-8 text"),
+    ("multi30k --from {pairs_uneven}", "train.en has 36 lines and {pairs_uneven}/train.de 35"),
+    ("multi30k --from {pairs_no_bytes}", "train.de is empty: text is needed"),
+    ("multi30k", "--from is needed"),
+    ("wikibook --from {lone_dictionary}", "lone_dictionary/dict.txt is not the published dict.txt"),
+    ("wikibook --from {lone_dictionary} --shards 2", "--shards is for a folder with text"),
+    ("text --from {text} --sentencepiece 1", "cannot make 1 pieces of the training text"),
+    ("text --from {text} --sentencepiece 999999999999", "cannot make 999,999,999,999 pieces"),
+    ("text --from {text} --bpe {file}", "unrecognized arguments: --bpe"),
+    ("text --from {text} --train-rows 2", "unrecognized arguments: --train-rows 2"),
+    ("text --from {text} surplus", "unrecognized arguments: surplus"),
+    ("wikitext103 --from {tokens} --shards 2", "unrecognized arguments: --shards 2"),
+    ("text --from=", "argument --from: is empty: a path is needed"),
+    ("text --out=", "argument --out: is empty: a path is needed"),
+    ("books --bpe=", "argument --bpe: is empty: a path is needed"),
+    ("text --workers 1.5", "argument --workers: must be a whole number from 1 on, not '1.5'"),
+    ("../text", "there is no corpus ../text: choose from wikitext103"),
+    ("--nosuch", "there is no corpus --nosuch: choose from wikitext103"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places")
+
+    def files(name, contents):
+        for file, content in contents.items():
+            (folder / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name / file).write_bytes(content)
+
+    for name in ("text", "empty"):
+        (folder / name).mkdir()
+    write_text(folder / "text")
+    write_tokens(folder / "tokens")
+    files(".", {"file": b"a text\n", "wikitext-103-v1.zip": b"PK\x03\x04 another"})
+    for name, (content, _) in TEXTS.items():
+        files(name, {f"{split}.txt": content for split in SPLITS})
+    files("folders", {"train.txt/x": b"", "valid.txt/x": b"", "test.txt/x": b""})
+    files("raw", {f"wiki.{split}.raw": b"a text\n" for split in SPLITS})
+    files("untitled", {f"wiki.{split}.tokens": b"a text\n" * 9 for split in SPLITS})
+    files("lone_dictionary", {"dict.txt": b"a 1\n"})
+    pairs = {f"{split}.{language}": b"a sentence\n" * 36 for split in SPLITS for language in ("en", "de")}
+    rows = b"index\tsentence1\tsentence2\tlabel\n" + b"0\ta\tb\tentailment\n" * 9
+    test = b"index\tsentence1\tsentence2\n" + b"0\ta\tb\n" * 9
+    glue = {"RTE/train.tsv": rows, "RTE/dev.tsv": rows, "RTE/test.tsv": test}
+    for name, change in {
+        "": lambda content: content,
+        "_utf16": lambda content: content.decode().encode("utf-16"),
+        "_no_bytes": lambda content: b"",
+    }.items():
+        files(f"pairs{name}", {**pairs, "train.de": change(pairs["train.de"])})
+        files(f"glue{name}", {**glue, "RTE/train.tsv": change(rows)})
+    files("pairs_uneven", {**pairs, "train.de": b"a sentence\n" * 35})
+    files("glue_cut", {**glue, "RTE/train.tsv": rows[: rows.index(b"\tb")]})
+    names = {path.name: path for path in folder.iterdir()}
+    return {**names, "nowhere": folder / "nowhere", "archive": names["wikitext-103-v1.zip"]}
+
+
+def tree(folder):
+    """{path: when it was written} of all below a folder."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def refused(words, places, message, folder):
+    """Makes a wrong call, and looks for its sentence and for what it leaves in the folder."""
+    before = tree(folder)
+    done = run_here(command.main, *(word.format(**places) for word in words))
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0 and message.format(**places) in last, done.stderr
+    assert last.startswith("prepare") and ("error: " in last or done.stderr.count("\n") == 1)
+    assert {path: tree(folder)[path] for path in before} == before and tree(folder).keys() == before.keys()
+
+
+@pytest.mark.parametrize(("words", "message"), CALLS)
+def test_one_sentence(words, message, places, tmp_path):
+    name, *words = words.split()
+    out = [] if "--out=" in words or name not in GOOD else ["--out", str(tmp_path / "far" / "out")]
+    refused([name, *out, *words], places, message, tmp_path)
+
+
+@pytest.mark.parametrize("out", ["{file}", "{file}/below", "{file}/far/below", "/dev/null/x", "/proc/far/x"])
+@pytest.mark.parametrize("name", GOOD)
+def test_places_that_cannot_be_written(name, out, places):
+    """Root can write anywhere else, so that what a mode forbids cannot be tried."""
+    words = [name, *GOOD[name].split(), "--out", out]
+    refused(words, places, "is no folder to write to (", places["file"].parent)
+
+
+@pytest.mark.parametrize("product", ["bin", "text"])
+def test_something_else_in_the_place_of_what_is_made(product, places, tmp_path):
+    words = ["text", *GOOD["text"].split(), "--out", str(tmp_path)]
+    sentence = f"{tmp_path / product} is of no preparation: remove it, or change --out"
+    (tmp_path / product).write_text("of a person")
+    refused(words, places, sentence, tmp_path)
+    (tmp_path / product).unlink()
+    (tmp_path / product).mkdir()
+    refused(words, places, sentence, tmp_path)
+
+
+def test_what_is_finished_and_damaged(places, tmp_path):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "source.txt").write_text(f"{places['text']} in 60 sentence pieces\n")
+    words = ["text", *GOOD["text"].split(), "--out", str(tmp_path)]
+    refused(words, places, f"{tmp_path / 'bin'} is damaged: remove it, and run this again", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["wikitext103_bpe", "wikitext_mini_bpe", "books", "wikibook", "glue"])
+def test_a_dictionary_of_another_corpus(name, tiny_bpe, places, tmp_path):
+    (tiny_bpe / "dict.txt").write_text("a 1\n")
+    words = [name, *GOOD[name].split(), "--bpe", str(tiny_bpe), "--out", str(tmp_path / "far" / "out")]
+    refused(words, places, "dict.txt is not the published dict.txt: it has 4 bytes instead of", tmp_path)
+
+
+def test_a_mirror_that_does_not_answer(monkeypatch, places, tmp_path):
+    monkeypatch.setitem(SOURCES["wikitext103"], "mirrors", ["http://127.0.0.1:1"])
+    words = ["wikitext103", "--out", str(tmp_path / "far" / "out")]
+    refused(words, places, "wikitext-103-v1.zip cannot be reached (Connection refused)", tmp_path)
