@@ -45,8 +45,9 @@ def is_omegaconfs(error: Exception) -> bool:
 
 def first_line(error: Exception) -> str:
     """Returns what an error says; of omegaconf's without the further lines, which name types."""
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"{error.filename2 or error.filename} cannot be read or written ({error.strerror})"
+    if isinstance(error, OSError) and error.strerror:
+        path = error.filename2 or error.filename
+        return f"{path} cannot be read or written ({error.strerror})" if path else error.strerror
     return str(error).splitlines()[0] if is_omegaconfs(error) else str(error)
 
 

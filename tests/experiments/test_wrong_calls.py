@@ -1,8 +1,8 @@
 """Wrong calls of our own programs get one sentence, and leave nothing behind.
 
 A row is the program, its words, and a part of the sentence; {data} is a good data folder, {checkpoint} one of
-a language model, {damaged} a file that is no checkpoint, {fine_tuned} fine-tunings on GLUE, {results} a folder
-that must stay away.
+a language model, {damaged} a file that is no checkpoint, {fine_tuned} fine-tunings, {results} a folder that
+must stay away.
 """
 
 import io
