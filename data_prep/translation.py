@@ -99,7 +99,12 @@ class Translation(Corpus):
 
         step(lambda language: partial(codec.words, language), "text", "words")
         if not codec.path.is_file():
-            codec.learn([out / "words" / f"train.{language}" for language in LANGUAGES], args.bpe_types)
+            try:
+                codec.learn([out / "words" / f"train.{language}" for language in LANGUAGES], args.bpe_types)
+            except ValueError:  # the note in OUT/text has this --bpe-types, and would refuse another
+                for folder in ("text", "words"):
+                    shutil.rmtree(out / folder)
+                raise
         step(lambda language: codec.pieces, "words", "pieces")
         clean(out / "pieces", out / "clean")
 

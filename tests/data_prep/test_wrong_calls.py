@@ -60,6 +60,7 @@ CALLS = [
     ("multi30k --from {pairs_utf16}", "train.de is not UTF-8 text"),
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines and {pairs_uneven}/train.de 35"),
     ("multi30k --from {pairs_no_bytes}", "train.de is empty: text is needed"),
+    ("multi30k --from {pairs} --sentencepiece --bpe-types 1", "cannot make 1 pieces of the training text"),
     ("multi30k", "--from is needed"),
     ("wikibook --from {lone_dictionary}", "lone_dictionary/dict.txt is not the published dict.txt"),
     ("wikibook --from {lone_dictionary} --shards 2", "--shards is for a folder with text"),
