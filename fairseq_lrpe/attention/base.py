@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from fairseq.incremental_decoding_utils import with_incremental_state
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
@@ -22,6 +23,12 @@ class SelfAttention(nn.Module):
 
     prefix_state = None
     """An incremental state to fill while the caller passes none: see the decoder."""
+
+    before = None
+    """(M, B, E), what stands before the first key: see the decoder's layer."""
+
+    carries, carried = False, None
+    """Whether the state after a call is for the next, whose positions start at 0 again; and that state."""
 
     def __init__(self, encoding: Encoding):
         super().__init__()
@@ -50,6 +57,10 @@ class SelfAttention(nn.Module):
         """Returns the state in which row i goes on from what was row ``order[i]``."""
         return tree_map_only(torch.Tensor, lambda x: x.index_select(0, order), past)
 
+    def moved(self, past: dict, steps: int) -> dict:
+        """Returns the state as if its positions were ``steps`` smaller; ValueError if that cannot be."""
+        raise ValueError(f"{type(self).__name__} keeps all positions: its state has no constant size")
+
     def merge(self, o: Tensor) -> Tensor:
         """Joins the heads: (B, H, L, d) -> (L, B, H·d)."""
         return o.permute(2, 0, 1, 3).flatten(2)
@@ -71,6 +82,10 @@ class SelfAttention(nn.Module):
         calls before. ValueError for fewer keys than queries.
         """
         key = query if key is None else key
+        if self.before is not None:
+            key = torch.cat([self.before, key])
+            if key_padding_mask is not None:
+                key_padding_mask = F.pad(key_padding_mask, (len(self.before), 0))
         before = len(key) - len(query)
         if before < 0:
             raise ValueError(f"the last keys are the queries' own: {len(key)} are too few for {len(query)}")
@@ -80,11 +95,13 @@ class SelfAttention(nn.Module):
         )
         if incremental_state is None:
             incremental_state = self.prefix_state
-        saved = self._get_input_buffer(incremental_state) or {"past": None, "offset": 0}
-        keep_state = incremental_state is not None
+        saved = self._get_input_buffer(incremental_state) or {"past": self.carried, "offset": 0}
+        keep_state = incremental_state is not None or self.carries
         past, offset = saved["past"], saved["offset"]
         o, state = self.attend(q, k, v, key_padding_mask, past, offset + before, offset, keep_state)
-        if keep_state:
+        if self.carries:
+            self.carried = self.moved(state, len(key))
+        elif keep_state:
             saved = {"past": state, "offset": offset + len(key)}
             self.set_incremental_state(incremental_state, "attention", saved)
         return self.out_proj(self.merge(o).to(query.dtype)), None

@@ -8,6 +8,7 @@ from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
+from fairseq_lrpe.ops.linear_attention.state import LinearState
 
 
 class LinearAttention(SelfAttention):
@@ -66,6 +67,13 @@ class LinearAttention(SelfAttention):
         if self.norm is None and v.dtype == torch.float16:
             o = _held(o)
         return o, {"sums": sums, "content": content}
+
+    @torch.no_grad()
+    def moved(self, past: dict, steps: int) -> dict:
+        kv, k_sum = past["sums"]
+        kv = self.encoding.earlier_values(self.encoding.earlier(kv.mT, steps).mT, steps)
+        k_sum = self.encoding.earlier(k_sum[..., None, :], steps).squeeze(-2)
+        return {**past, "sums": LinearState(kv, k_sum)}
 
     def merge(self, o: Tensor) -> Tensor:
         o = super().merge(o)

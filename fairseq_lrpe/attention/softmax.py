@@ -33,6 +33,9 @@ class SoftmaxAttention(SelfAttention):
         self.dropout = dropout
         self._biased = encoding.biased or encoding.needs_weights
 
+    window = 0
+    """How many keys a query sees, itself among them; 0 is all that are not after it."""
+
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
         q, k = self.encoding(q, k, q_offset, k_offset)
         v = self.encoding.encode_values(v, k_offset)
@@ -86,14 +89,18 @@ class SoftmaxAttention(SelfAttention):
         """The bias and both masks as torch's arguments: ``is_causal`` alone where that is all."""
         queries, keys = q.size(2), k.size(2)
         causal = self.causal and queries > 1
-        if bias is None and key_padding_mask is None and (offset == 0 or not causal):
+        windowed = 0 < self.window < keys
+        if bias is None and key_padding_mask is None and not windowed and (offset == 0 or not causal):
             return {"is_causal": causal}
         hidden = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         if key_padding_mask is not None:
             hidden = hidden | key_padding_mask[:, None, None]
+        i = torch.arange(offset, offset + queries, device=q.device)[:, None]
+        j = torch.arange(keys, device=q.device)
         if causal:
-            i = torch.arange(offset, offset + queries, device=q.device)[:, None]
-            hidden = hidden | (torch.arange(keys, device=q.device) > i)
+            hidden = hidden | (j > i)
+        if windowed:
+            hidden = hidden | (j <= i - self.window)
         if bias is None:
             return {"attn_mask": ~hidden}
         return {"attn_mask": bias.to(q.dtype).masked_fill(hidden, float("-inf"))}

@@ -33,6 +33,12 @@ class Encoding(nn.Module):
     relative = True
     """Class attribute: of two positions only their difference reaches a score."""
 
+    by_distance = False
+    """Class attribute: it looks distances up, and those above ``clamp_length`` as that one."""
+
+    clamp_length = 0
+    """The distance from which on all count as this one, in an evaluation; 0 is none."""
+
     def __init__(
         self, *, num_heads: int, head_dim: int, causal: bool, layer: int = 1, max_positions: int = 512
     ):
@@ -97,6 +103,21 @@ class Encoding(nn.Module):
     def decode_output(self, o: Tensor, offset: int = 0) -> Tensor:
         """Returns what becomes of the attention's output, the row i of which stands at ``offset + i``."""
         return o
+
+    def earlier(self, k: Tensor, steps: int) -> Tensor:
+        """Returns encoded keys (B, H, n, d') as :meth:`forward` makes them at positions ``steps`` smaller.
+
+        Linear in k, so that it moves a sum of encoded keys too. ValueError if the encoding cannot do that.
+        """
+        if type(self).forward is not Encoding.forward:
+            raise ValueError(f"{self.name} cannot move keys that are encoded already to other positions")
+        return k
+
+    def earlier_values(self, v: Tensor, steps: int) -> Tensor:
+        """Returns encoded values (B, H, n, d) in the same way."""
+        if type(self).encode_values is not Encoding.encode_values:
+            raise ValueError(f"{self.name} cannot move values that are encoded already to other positions")
+        return v
 
 
 _SHARED = inspect.signature(Encoding.__init__).parameters

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.rotation import complex_dtype, complex_features, fixed_phases
+from fairseq_lrpe.ops.rotation import complex_dtype, complex_features, fixed_phases, turn_halves
 
 
 @register_encoding("cosformer")
@@ -14,10 +14,16 @@ class CosFormer(Encoding):
     that distance weights are positive. O(L d); linear attention then costs twice as much. No parameters.
     """
 
-    def _encode(self, x, offset):
+    def _phases(self, x, offset, length):
         # One angle for all features: b's ladder with a single step, π/2M.
         ladder = ("b", 1, 1, self.max_positions)
-        return complex_features(x, fixed_phases(ladder, offset, x.size(-2), complex_dtype(x), x.device))
+        return fixed_phases(ladder, offset, length, complex_dtype(x), x.device)
+
+    def _encode(self, x, offset):
+        return complex_features(x, self._phases(x, offset, x.size(-2)))
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         return self._encode(q, q_offset), self._encode(k, k_offset)
+
+    def earlier(self, k: Tensor, steps: int) -> Tensor:
+        return turn_halves(k, self._phases(k, steps, 1).conj())

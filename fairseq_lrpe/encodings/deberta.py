@@ -25,6 +25,7 @@ class DeBERTa(Encoding):
     """
 
     decomposable = False
+    by_distance = True
 
     def __init__(self, *, k: int = 512, **shared):
         super().__init__(**shared)
@@ -67,7 +68,8 @@ class DeBERTa(Encoding):
     def _by_distance(self, projection, sign, *distances):
         """The projected embeddings that the distances of a score matrix take, (H, d, W)."""
         embeddings = self.rel_embeddings.weight
-        rows = distance_table(relative_index, (self.k, sign), *distances, embeddings.device)
+        options, clamp = (self.k, sign), self.clamp_length
+        rows = distance_table(relative_index, options, *distances, embeddings.device, clamp=clamp)
         few = len(rows) < len(embeddings)
         projected = projection(embeddings[rows]) if few else projection(embeddings)[rows]
         return projected.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0)

@@ -14,6 +14,7 @@ from fairseq_lrpe.ops.rotation import (
     phases,
     rotate_pairs,
     theta_ladder,
+    turn_halves,
 )
 
 CORES = ("unitary", "orthogonal", "mixed", "permutation")
@@ -109,11 +110,23 @@ class LRPE(Encoding):
         at_q, at_k = at_positions(self._positions, q, k, q_offset, k_offset)
         return self._encode(q, at_q), self._encode(k, at_k)
 
+    def earlier(self, k: Tensor, steps: int) -> Tensor:
+        if self.core == "permutation":
+            return permute_features(k, permutation_powers(self.permutation.argsort(-1), steps, 1))
+        back = self._phases(k, steps, 1).conj()
+        if self.core == "unitary" and self.rotation != "fft":
+            return turn_halves(k, back)
+        turned = rotate_pairs(k[..., : 2 * back.size(-1)], back)
+        return torch.cat([turned, k[..., 2 * back.size(-1) :]], dim=-1)
+
     def _positions(self, x, offset):
         """Λ^(s) for the positions of x: gather indices, or phases e^{isα}."""
         length = x.size(-2)
         if self.core == "permutation":
             return permutation_powers(self.permutation, offset, length)
+        return self._phases(x, offset, length)
+
+    def _phases(self, x, offset, length):
         if isinstance(self.theta, nn.Parameter):
             return phases(self.theta, offset, length).to(complex_dtype(x))
         return fixed_phases(self.ladder, offset, length, complex_dtype(x), x.device)

@@ -35,6 +35,9 @@ class PER(Encoding):
         at_q, at_k = at_positions(self._powers, q, k, q_offset, k_offset)
         return permute_features(q, at_q), permute_features(k, at_k)
 
+    def earlier(self, k: Tensor, steps: int) -> Tensor:
+        return permute_features(k, permutation_powers(self.permutation.argsort(-1), steps, 1))
+
     def _powers(self, x, offset):
         return permutation_powers(self.permutation, offset, x.size(-2))
 

@@ -28,3 +28,6 @@ class RoPE(Encoding):
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         return self.rotate(q, q_offset), self.rotate(k, k_offset)
+
+    def earlier(self, k: Tensor, steps: int) -> Tensor:
+        return self.rotate(k.unsqueeze(-2), steps, backwards=True).squeeze(-2)

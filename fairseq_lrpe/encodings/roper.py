@@ -18,3 +18,6 @@ class RoPER(RoPE):
 
     def decode_output(self, o: Tensor, offset: int = 0) -> Tensor:
         return self.rotate(o, offset, backwards=True)
+
+    def earlier_values(self, v: Tensor, steps: int) -> Tensor:
+        return self.earlier(v, steps)

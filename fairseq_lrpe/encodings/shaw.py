@@ -34,6 +34,7 @@ class Shaw(Encoding):
     """
 
     decomposable = False
+    by_distance = True
     width = 1
     """How many distances share one vector."""
     rounding = "floor"
@@ -64,7 +65,8 @@ class Shaw(Encoding):
     def _levels(self, queries, keys, q_offset, like):
         """The vector of each pair, (B, H, Lq, Lk)."""
         options = (self.k, self.width, self.rounding)
-        table = distance_table(level, options, queries, keys, q_offset, self.causal, like.device)
+        distances = queries, keys, q_offset, self.causal, like.device
+        table = distance_table(level, options, *distances, clamp=self.clamp_length)
         return spread(table, queries, keys).expand(*like.shape[:2], queries, keys)
 
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:

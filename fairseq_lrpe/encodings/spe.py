@@ -53,6 +53,11 @@ class SPE(Encoding):
         at_q, at_k = at_positions(self._sines, q, k, q_offset, k_offset)
         return self._features(q, at_q) @ q_noise.to(q.dtype), self._features(k, at_k) @ k_noise.to(k.dtype)
 
+    def earlier(self, k: Tensor, steps: int) -> Tensor:
+        raise ValueError(
+            "spe mixes positions into noise, out of which no encoded key can be moved to another"
+        )
+
     def _sines(self, x, offset):
         """cos and sin of 2πfs, (H, L, d) each."""
         omega = (torch.sigmoid(self.freqs.double()) * torch.pi).flatten()

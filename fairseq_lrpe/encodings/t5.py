@@ -40,6 +40,7 @@ class T5(Encoding):
     """
 
     decomposable = False
+    by_distance = True
 
     def __init__(self, *, buckets: int = 32, max_distance: int = 128, **shared):
         super().__init__(**shared)
@@ -55,5 +56,6 @@ class T5(Encoding):
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
         queries, keys = q.size(-2), k.size(-2)
         options = (self.causal, self.buckets, self.max_distance)
-        bucket = distance_table(relative_bucket, options, queries, keys, q_offset, self.causal, q.device)
+        distances = queries, keys, q_offset, self.causal, q.device
+        bucket = distance_table(relative_bucket, options, *distances, clamp=self.clamp_length)
         return spread(self.relative_attention_bias(bucket).T, queries, keys).unsqueeze(0)

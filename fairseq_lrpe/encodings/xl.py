@@ -26,6 +26,7 @@ class XL(Encoding):
     """
 
     decomposable = False
+    by_distance = True
     amplitude = 1.0
     """What the table is multiplied by to give R."""
 
@@ -47,7 +48,7 @@ class XL(Encoding):
     def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
         options = (self.num_heads * self.head_dim,)
         distances = q.size(-2), k.size(-2), q_offset, self.causal
-        r = distance_table(self.table, options, *distances, q.device, q.dtype)
+        r = distance_table(self.table, options, *distances, q.device, q.dtype, self.clamp_length)
         by_distance = self.w_r(self.amplitude * r).unflatten(-1, (self.num_heads, self.head_dim))
         return functools.partial(self._bias, by_distance.permute(1, 2, 0), distances)
 

@@ -5,9 +5,9 @@ from fairseq_lrpe.literals import replace_eval
 from fairseq_lrpe.models import lm, roberta, transformer
 from fairseq_lrpe.models.door import check_command_line, guard_commands
 from fairseq_lrpe.models.roberta import RobertaModel
-from fairseq_lrpe.tasks import synthetic_lm
+from fairseq_lrpe.tasks import memory_lm, synthetic_lm
 
-__all__ = ["RobertaModel", "lm", "roberta", "synthetic_lm", "transformer"]
+__all__ = ["RobertaModel", "lm", "memory_lm", "roberta", "synthetic_lm", "transformer"]
 
 replace_eval()
 guard_commands()

@@ -10,6 +10,7 @@ from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import nn
 
 from fairseq_lrpe.attention import SelfAttention, build_attention
 from fairseq_lrpe.config import part_flags
@@ -34,7 +35,24 @@ class EncoderLayer(OurAttention, TransformerEncoderLayerBase):
 
 
 class DecoderLayer(OurAttention, TransformerDecoderLayerBase):
-    """Puts our self-attention into fairseq's decoder layer."""
+    """Puts our self-attention into fairseq's decoder layer.
+
+    ``memory`` (M, B, E) are inputs of this layer at the positions before, which attention sees as well.
+    """
+
+    memory = inputs = None
+    remembers = False
+
+    def forward(self, x, *args, **kwargs):
+        if self.remembers:
+            self.inputs = x
+        if self.memory is not None:
+            norm = self.self_attn_layer_norm if self.normalize_before else nn.Identity()
+            self.self_attn.before = norm(self.memory)
+        try:
+            return super().forward(x, *args, **kwargs)
+        finally:
+            self.self_attn.before = None
 
 
 class OurLayers:
@@ -149,6 +167,16 @@ class Decoder(OurLayers, TransformerDecoderBase):
         finally:
             for attention in attentions:
                 attention.prefix_state = None
+
+    memory = None
+    """The :class:`fairseq_lrpe.models.memory.Memory` of a model that has one."""
+
+    def forward(self, prev_output_tokens, *args, segment=None, **kwargs):
+        """Decodes as fairseq's does; of a ``segment`` of a text, after those that were read before it."""
+        if self.memory is None or segment is None:
+            return super().forward(prev_output_tokens, *args, **kwargs)
+        with self.memory.around(segment, len(prev_output_tokens), self.training):
+            return super().forward(prev_output_tokens, *args, **kwargs)
 
     def buffered_future_mask(self, tensor):
         """Returns None: attention knows that it is causal; an n × n mask is what linear attention avoids."""

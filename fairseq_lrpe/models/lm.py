@@ -9,8 +9,11 @@ from omegaconf import II
 
 from fairseq_lrpe.config import PositionConfig, check_part, flag
 from fairseq_lrpe.models.coders import Decoder
+from fairseq_lrpe.models.memory import memory_of
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.token_positions import place_tokens
+from fairseq_lrpe.programs import one_sentence
+from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
 
 
 @dataclass
@@ -33,11 +36,17 @@ class LanguageModel(TransformerLanguageModel):
     def build_model(cls, args, task):
         args.decoder_learned_pos |= args.token_positions == "learned"
         args.no_token_positional_embeddings |= args.token_positions == "none"
+        remembers = isinstance(task, MemoryLMTask)
+        if remembers and args.max_target_positions is None:  # of training: an evaluation may remember more
+            args.max_target_positions = task.args.memory_length + args.tokens_per_sample
         # fairseq knows every kind of embedding; its decoder around them gives way to ours.
         embed_tokens = super().build_model(args, task).decoder.embed_tokens
         cfg = TransformerConfig.from_namespace(args)
         decoder = Decoder(args, cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
         place_tokens(decoder, args, decoder.max_target_positions)
+        if remembers:
+            with one_sentence("fairseq_lrpe"):
+                decoder.memory = memory_of(decoder, args, task.args)
         return cls(decoder)
 
 

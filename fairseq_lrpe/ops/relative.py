@@ -27,14 +27,18 @@ def distance_table(
     causal: bool,
     device: torch.device,
     dtype: torch.dtype | None = None,
+    clamp: int = 0,
 ) -> Tensor:
     """Returns ``function(r, *options)`` for the W distances: one table per function and device, sliced.
 
     ``function`` takes an integer tensor and must be the same object every time; ``options`` are hashable.
+    Distances above ``clamp``, unless it is 0, are taken for it.
     """
     first, last = _ends(queries, keys, q_offset, causal)
+    beyond = max(0, first - clamp) if clamp else 0
     size = 1 << max(first, -last, 63).bit_length()
-    return _table(function, options, size, device, dtype)[size - 1 - first : size - last]
+    rows = _table(function, options, size, device, dtype)[size - 1 - first + beyond : size - last]
+    return torch.cat([rows[:1].expand(beyond, *rows.shape[1:]), rows]) if beyond else rows
 
 
 def distance_slice(whole: tuple, queries: int, keys: int, q_offset: int, causal: bool) -> slice:

@@ -61,6 +61,13 @@ def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
     return torch.view_as_real(torch.view_as_complex(pairs) * table).flatten(-2).to(x.dtype)
 
 
+def turn_halves(x: Tensor, table: Tensor) -> Tensor:
+    """Multiplies [Re, Im] halves (..., 2d) by the phases of ``table`` (..., d), into halves again."""
+    real, imaginary = x.chunk(2, dim=-1)
+    cos, sin = table.real.to(x.dtype), table.imag.to(x.dtype)
+    return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
+
+
 def complex_features(x: Tensor, table: Tensor) -> Tensor:
     """Returns the real and imaginary parts of e^{isθ_t} x_t, width 2d; x (..., L, d), ``table`` (L, d).
 
