@@ -30,6 +30,9 @@ class SelfAttention(nn.Module):
     carries, carried = False, None
     """Whether the state after a call is for the next, whose positions start at 0 again; and that state."""
 
+    segment, memory_length = 0, None
+    """While decoding: the length of segments, unless 0, and of what each sees before it; None is all of it."""
+
     def __init__(self, encoding: Encoding):
         super().__init__()
         self.encoding = encoding
@@ -81,11 +84,18 @@ class SelfAttention(nn.Module):
         module knows whether it is causal. With an ``incremental_state`` the Lk positions follow those of the
         calls before. ValueError for fewer keys than queries.
         """
-        key = query if key is None else key
-        if self.before is not None:
-            key = torch.cat([self.before, key])
+        if incremental_state is None:
+            incremental_state = self.prefix_state
+        saved = self._get_input_buffer(incremental_state) or self._start(self.carried)
+        if 0 < self.segment == saved["within"]:
+            saved = self._next_segment(saved)
+        key, memory = query if key is None else key, self.before
+        if saved["past"] is None and saved["read"] is not None:
+            memory = saved["read"].transpose(0, 1)
+        if memory is not None:
+            key = torch.cat([memory, key])
             if key_padding_mask is not None:
-                key_padding_mask = F.pad(key_padding_mask, (len(self.before), 0))
+                key_padding_mask = F.pad(key_padding_mask, (len(memory), 0))
         before = len(key) - len(query)
         if before < 0:
             raise ValueError(f"the last keys are the queries' own: {len(key)} are too few for {len(query)}")
@@ -93,18 +103,36 @@ class SelfAttention(nn.Module):
             projection(x).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
             for projection, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, key))
         )
-        if incremental_state is None:
-            incremental_state = self.prefix_state
-        saved = self._get_input_buffer(incremental_state) or {"past": self.carried, "offset": 0}
         keep_state = incremental_state is not None or self.carries
         past, offset = saved["past"], saved["offset"]
         o, state = self.attend(q, k, v, key_padding_mask, past, offset + before, offset, keep_state)
         if self.carries:
             self.carried = self.moved(state, len(key))
         elif keep_state:
-            saved = {"past": state, "offset": offset + len(key)}
+            saved = {
+                "past": state,
+                "offset": offset + len(key),
+                "within": saved["within"] + len(query),
+                "read": self._read(saved["read"], query),
+            }
             self.set_incremental_state(incremental_state, "attention", saved)
         return self.out_proj(self.merge(o).to(query.dtype)), None
+
+    def _start(self, past=None, read=None):
+        """What is saved before a first position: past of the attention, and what it has read for a memory."""
+        return {"past": past, "offset": 0, "within": 0, "read": read}
+
+    def _next_segment(self, saved):
+        if self.memory_length is None:
+            return self._start(self.moved(saved["past"], saved["offset"]))
+        return self._start(read=saved["read"][:, -self.memory_length :])
+
+    def _read(self, before, query):
+        """All of a segment and its memory, (B, n, E), where the next segment needs it."""
+        if not (self.segment and self.memory_length):
+            return None
+        query = query.transpose(0, 1)
+        return query if before is None else torch.cat([before, query], dim=1)
 
     def _get_input_buffer(self, incremental_state):
         return self.get_incremental_state(incremental_state, "attention")
@@ -113,5 +141,7 @@ class SelfAttention(nn.Module):
         """Lets row i go on from what was row ``new_order[i]``, in beam search."""
         saved = self._get_input_buffer(incremental_state)
         if saved is not None:
-            saved = {**saved, "past": self.reordered(saved["past"], new_order)}
+            read = saved["read"]
+            read = read if read is None else read.index_select(0, new_order)
+            saved = {**saved, "past": self.reordered(saved["past"], new_order), "read": read}
             self.set_incremental_state(incremental_state, "attention", saved)

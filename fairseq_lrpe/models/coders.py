@@ -145,6 +145,15 @@ def _moved(out, places):
     return {**out, **{name: [x[index] for x in out[name]] for name, index in places_of.items()}}
 
 
+def _joined(parts):
+    """Returns a decoder's features of several parts of a text as those of the whole."""
+    if len(parts) == 1:
+        return parts[0]
+    features, more = zip(*parts, strict=True)
+    states = zip(*(found["inner_states"] for found in more), strict=True)
+    return torch.cat(features, dim=1), {**more[-1], "inner_states": [torch.cat(layer) for layer in states]}
+
+
 class Decoder(OurLayers, TransformerDecoderBase):
     """Makes fairseq's decoder of :class:`DecoderLayer`."""
 
@@ -155,15 +164,16 @@ class Decoder(OurLayers, TransformerDecoderBase):
 
     def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
         """Decodes as fairseq's does, but a first call with a state reads all its tokens at once."""
-        extract = partial(super().extract_features_scriptable, tokens, encoder_out)
+        extract = super().extract_features_scriptable
         if incremental_state is None or incremental_state or tokens.size(1) == 1:
-            return extract(incremental_state, *rest, **kwargs)
+            return extract(tokens, encoder_out, incremental_state, *rest, **kwargs)
         # fairseq, given a state, would read the last token alone: only attention is told of it.
         attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
         for attention in attentions:
             attention.prefix_state = incremental_state
         try:
-            return extract(None, *rest, **kwargs)
+            segments = tokens.split(attentions[0].segment or tokens.size(1), dim=1)
+            return _joined([extract(part, encoder_out, None, *rest, **kwargs) for part in segments])
         finally:
             for attention in attentions:
                 attention.prefix_state = None

@@ -81,10 +81,10 @@ def memory_of(decoder, model, task) -> Memory | None:
     state = task.memory == "state"
     if not (state or task.memory_length):
         return None
-    if model.token_positions in ("learned", "multiplicative", "hierarchical"):
+    if model.token_positions != "none":
         raise ValueError(
-            f"{model.token_positions} token positions are a table of one segment's positions, which a memory "
-            "goes beyond: give --token-positions none"
+            f"{model.token_positions} token positions start anew with each segment, and those of the memory "
+            "would be taken for its own: give --token-positions none"
         )
     if model.checkpoint_activations:
         raise ValueError(
@@ -97,8 +97,11 @@ def memory_of(decoder, model, task) -> Memory | None:
                 f"--clamp-length is for encodings that look distances up, not for {encoding.name}: drop it"
             )
         encoding.clamp_length = task.clamp_length
+        attention.segment = task.tokens_per_sample
         if state:
             check_state(attention)
+        else:
+            attention.memory_length = task.memory_length
         if task.same_length:
             if not isinstance(attention, SoftmaxAttention):
                 raise ValueError("--same-length hides what running sums have added up: use softmax attention")
