@@ -31,7 +31,7 @@ class SelfAttention(nn.Module):
     """Whether the state after a call is for the next, whose positions start at 0 again; and that state."""
 
     segment, memory_length = 0, None
-    """While decoding: the length of segments, unless 0, and of what each sees before it; None is all of it."""
+    """While decoding: the length of segments, if not 0, and of what each sees before it; None is all."""
 
     def __init__(self, encoding: Encoding):
         super().__init__()

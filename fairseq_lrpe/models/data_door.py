@@ -19,7 +19,7 @@ def check_data(args, splits: list[str]) -> None:
 
     Further folders are shards of the training set.
     """
-    if args.task in ("language_modeling", "masked_lm"):
+    if args.task in ("language_modeling", "memory_lm", "masked_lm"):
         files = layouts.text
         remedy = "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first"
     elif args.task == "sentence_prediction":

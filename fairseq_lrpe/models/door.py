@@ -22,11 +22,12 @@ from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.data_door import check_data
 from fairseq_lrpe.ops.linear_attention.fla import fla_lacks
 from fairseq_lrpe.programs import one_sentence
+from fairseq_lrpe.tasks import memory_lm
 
 FAMILIES: list[str] = []
 """The families of architectures that are registered."""
 FAMILY_OF = {
-    **dict.fromkeys(("language_modeling", "synthetic_lm"), "lm"),
+    **dict.fromkeys(("language_modeling", "memory_lm", "synthetic_lm"), "lm"),
     **dict.fromkeys(("masked_lm", "sentence_prediction"), "roberta"),
     "translation": "transformer",
 }
@@ -35,9 +36,12 @@ AT_LEAST = {
     1: (
         *("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "tokens_per_sample"),
         *("max_positions", "max_source_positions", "max_target_positions", "update_freq", "log_interval"),
-        *("required_batch_size_multiple", "beam"),
+        *("required_batch_size_multiple", "beam", "streams"),
     ),
-    0: ("num_workers", "warmup_updates", "max_update", "max_epoch", "context_window"),
+    0: (
+        *("num_workers", "warmup_updates", "max_update", "max_epoch", "context_window"),
+        *("memory_length", "clamp_length"),
+    ),
 }
 """{the least number: the flags of fairseq's commands whose number it is}"""
 
@@ -107,6 +111,10 @@ def check_arguments(args) -> None:
         splits += [] if args.disable_validation else args.valid_subset.split(",")
     if hasattr(args, "data"):
         check_data(args, splits)
+    if getattr(args, "task", None) == "memory_lm":
+        if training and args.arch.partition("_")[0] not in ATTENTIONS:
+            raise ValueError(f"memory_lm is for --arch linear_lm_... and softmax_lm_..., not for {args.arch}")
+        memory_lm.check_request(args, splits)
     if training:
         check_restored(args)
     else:

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention, build_attention
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.tasks.memory_lm import Segment
 
 logger = logging.getLogger(__name__)
@@ -76,41 +77,58 @@ class StateMemory(Memory):
         layer.self_attn.carries, layer.self_attn.carried = False, None
 
 
-def memory_of(decoder, model, task) -> Memory | None:
+def memory_of(decoder: nn.Module, cfg, task) -> Memory | None:
     """Returns the memory that a task's flags ask for; ValueError where a model's cannot be met with it."""
     state = task.memory == "state"
     if not (state or task.memory_length):
         return None
-    if model.token_positions != "none":
-        raise ValueError(
-            f"{model.token_positions} token positions start anew with each segment, and those of the memory "
-            "would be taken for its own: give --token-positions none"
-        )
-    if model.checkpoint_activations:
-        raise ValueError(
-            "--checkpoint-activations reads a segment twice and would remember it twice: drop it"
-        )
     for attention in (layer.self_attn for layer in decoder.layers):
-        encoding = attention.encoding
-        if task.clamp_length and not encoding.by_distance:
-            raise ValueError(
-                f"--clamp-length is for encodings that look distances up, not for {encoding.name}: drop it"
-            )
-        encoding.clamp_length = task.clamp_length
+        check_memory(attention, cfg, task)
         attention.segment = task.tokens_per_sample
-        if state:
-            check_state(attention)
-        else:
+        attention.encoding.clamp_length = task.clamp_length
+        if not state:
             attention.memory_length = task.memory_length
         if task.same_length:
-            if not isinstance(attention, SoftmaxAttention):
-                raise ValueError("--same-length hides what running sums have added up: use softmax attention")
             attention.window = task.memory_length
     return StateMemory(decoder.layers) if state else Memory(decoder.layers, task.memory_length)
 
 
-def check_state(attention) -> None:
-    """Refuses, by ValueError, attention whose state has no constant size, or cannot be moved."""
+def check_request(cfg, task) -> None:
+    """Refuses, by ValueError, a memory that a model of these flags cannot have, before it is built."""
+    sizes = {"embed_dim": cfg.decoder_embed_dim, "num_heads": cfg.decoder_attention_heads}
+    with torch.random.fork_rng(devices=[]):
+        attention = build_attention(cfg, dropout=0.0, causal=True, layer=1, max_positions=2, **sizes)
+    check_memory(attention, cfg, task)
+
+
+def check_memory(attention: SelfAttention, cfg, task) -> None:
+    """Refuses, by ValueError, a memory that a decoder of such attention and flags cannot have."""
+    if not (task.memory_length or task.memory == "state"):
+        return
+    places = cfg.token_positions
+    if places != "none" and not (places == "sinusoidal" and cfg.no_token_positional_embeddings):
+        raise ValueError(
+            f"{places} token positions start anew with each segment, and a memory's would be taken for the "
+            "segment's own: give --token-positions none"
+        )
+    if cfg.checkpoint_activations:
+        raise ValueError(
+            "--checkpoint-activations reads a segment twice, and a memory would keep it twice: drop it"
+        )
+    if task.clamp_length and not attention.encoding.by_distance:
+        known = ", ".join(name for name, cls in ENCODINGS.items() if cls.by_distance)
+        raise ValueError(
+            f"--clamp-length is for encodings that look distances up, which {attention.encoding.name} does "
+            f"not: drop it, or use one of {known}"
+        )
+    if task.memory == "state":
+        check_state(attention)
+    if task.same_length and not isinstance(attention, SoftmaxAttention):
+        raise ValueError("--same-length hides what running sums have added up: use softmax attention")
+
+
+def check_state(attention: SelfAttention) -> None:
+    """Refuses, by ValueError, attention whose state grows, or cannot be moved to other positions."""
     if not isinstance(attention, LinearAttention):
         raise ValueError("--memory state is of linear attention's running sums: give --memory hidden")
     encoding = attention.encoding

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.models import memory
 from fairseq_lrpe.models.door import FAMILIES, check_machine, check_task
 from fairseq_lrpe.programs import one_sentence
 
@@ -63,6 +64,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             cfg = config.from_namespace(args)
             model_cls.check(cfg)
             check_options(cfg, vars(args))
+            if args.task == "memory_lm":
+                memory.check_request(cfg, args)
             check_machine(args, cfg.linear_backend)
 
     # What fairseq's register_model does, but for hydra's entry.

@@ -1,11 +1,18 @@
 """Language models that read a text segment by segment and keep a memory of the segments before."""
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, data_utils, iterators
-from fairseq.data.indexed_dataset import MMapIndexedDataset, data_file_path
+from fairseq.data import FairseqDataset, iterators
+from fairseq.data.indexed_dataset import (
+    MMapIndexedDataset,
+    data_file_path,
+    index_file_path,
+    infer_dataset_impl,
+)
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II
@@ -48,14 +55,10 @@ class Segments(FairseqDataset):
     t·length + 1 to (t+1)·length of its stream from those before them, each once; the last may be shorter.
     """
 
-    def __init__(self, tokens, streams, length, split):
+    def __init__(self, tokens: np.ndarray, streams: int, length: int, split: str):
+        check_text(len(tokens), streams, length, split)
         self.tokens, self.streams, self.length, self.split = tokens, streams, length, split
         self.each = len(tokens) // streams
-        if self.each < 2:
-            raise ValueError(
-                f"the {split} text has {len(tokens):,} tokens, too few for {streams:,} streams: "
-                "a stream needs two"
-            )
         self.in_each = -(-(self.each - 1) // length)
 
     def __len__(self):
@@ -91,15 +94,12 @@ class Segments(FairseqDataset):
             "target": tokens[:, 1:].contiguous(),
         }
 
-    def batches(self, size, processes):
-        """Returns the batches of all processes, ``size`` streams in each, or fewer so that they share evenly.
+    def batches(self, size: int | None, processes: int) -> list[list[int]]:
+        """Returns the batches of all processes in their order: a process takes each ``processes``-th.
 
-        A process takes each ``processes``-th of them, and so always the same streams.
+        Each has the same streams in every segment, as many as :func:`streams_of_a_batch` says.
         """
-        if self.streams % processes:
-            raise ValueError(f"{self.streams} streams cannot be shared by {processes} processes")
-        share = self.streams // processes
-        size = max(n for n in range(1, min(size or share, share) + 1) if share % n == 0)
+        size = streams_of_a_batch(self.streams, size, processes)
         return [list(range(i, i + size)) for i in range(0, len(self), size)]
 
 
@@ -114,25 +114,31 @@ class MemoryLMTask(LanguageModelingTask):
         return super().setup_task(args, **kwargs)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        paths = self.args.data.split(":")
-        prefix = f"{paths[(epoch - 1) % len(paths)]}/{split}"
+        """Loads the streams of a split; with --sample-break-mode eos its lines, to be continued."""
+        if self.args.sample_break_mode == "eos":
+            return super().load_dataset(split, epoch, combine, **kwargs)
+        paths = self.args.data.split(os.pathsep)
+        prefix = Path(paths[(epoch - 1) % len(paths)], split)
+        streams, length = self.args.streams, self.args.tokens_per_sample
         with one_sentence("fairseq_lrpe"):
-            tokens = read_tokens(prefix, self.dictionary)
-            streams, length = self.args.streams, self.args.tokens_per_sample
-            self.datasets[split] = Segments(tokens, streams, length, split)
+            self.datasets[split] = Segments(read_tokens(prefix), streams, length, split)
 
-    def get_batch_iterator(self, dataset, max_sentences=None, num_shards=1, shard_id=0, epoch=1, **more):
+    def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, epoch=1, **more):
         """Returns the segments in their order, whatever shuffling is asked for."""
+        if not isinstance(dataset, Segments):  # lines to be continued
+            sizes = {"max_tokens": max_tokens, "max_sentences": max_sentences, "epoch": epoch}
+            return super().get_batch_iterator(dataset, **sizes, **more)
+        processes = more.get("num_shards", 1)
         with one_sentence("fairseq_lrpe"):
-            batches = dataset.batches(max_sentences, num_shards)
+            batches = dataset.batches(at_most(max_sentences, max_tokens, dataset.length), processes)
             if dataset.split == "train":
-                check_update(dataset.streams, len(batches[0]), num_shards, self.args.update_freq)
+                check_update(dataset.streams, len(batches[0]), processes, self.args.update_freq)
         return iterators.EpochBatchIterator(
             dataset,
             dataset.collater,
             batches,
-            num_shards=num_shards,
-            shard_id=shard_id,
+            num_shards=processes,
+            shard_id=more.get("shard_id", 0),
             epoch=epoch,
             num_workers=more.get("num_workers", 0),
             buffer_size=more.get("data_buffer_size", 0),
@@ -149,16 +155,62 @@ class MemoryLMTask(LanguageModelingTask):
         return None
 
 
+def at_most(sentences: int | None, tokens: int | None, length: int) -> int | None:
+    """Returns how many streams a batch may have by --batch-size and --max-tokens, or None for all."""
+    limits = [sentences, tokens and max(1, tokens // length)]
+    return min((limit for limit in limits if limit), default=None)
+
+
+def streams_of_a_batch(streams: int, most: int | None, processes: int) -> int:
+    """Returns how many streams a batch has: at most so many, so that all batches have as many.
+
+    ValueError if processes cannot share the streams evenly.
+    """
+    if streams % processes:
+        raise ValueError(
+            f"--streams {streams} cannot be shared evenly by {processes} processes: give a multiple of them"
+        )
+    share = streams // processes
+    return max(n for n in range(1, min(most or share, share) + 1) if share % n == 0)
+
+
+def check_request(args, splits: list[str]) -> None:
+    """Refuses, by ValueError, arguments of a command that cannot be met with its data."""
+    check_flags(args)
+    continues = hasattr(args, "beam")
+    if args.sample_break_mode != ("eos" if continues else "none"):
+        what = "eos: its lines are continued" if continues else "none: it is read in streams"
+        raise ValueError(f"--sample-break-mode {args.sample_break_mode}: the text needs {what}")
+    if continues:
+        return
+    folders = args.data.split(os.pathsep)
+    for split in splits:
+        for folder in folders if split == getattr(args, "train_subset", None) else folders[:1]:
+            check_text(len(read_tokens(Path(folder, split))), args.streams, args.tokens_per_sample, split)
+    if hasattr(args, "update_freq"):
+        processes = max(1, args.distributed_world_size)
+        most = at_most(args.batch_size, args.max_tokens, args.tokens_per_sample)
+        size = streams_of_a_batch(args.streams, most, processes)
+        check_update(args.streams, size, processes, args.update_freq)
+
+
 def check_flags(args) -> None:
-    """Refuses, by ValueError, numbers that cannot be."""
-    for name, least in {"streams": 1, "tokens_per_sample": 1, "memory_length": 0, "clamp_length": 0}.items():
-        if getattr(args, name) < least:
-            asked = f"--{name.replace('_', '-')} {getattr(args, name)}"
-            raise ValueError(f"{asked}: at least {least} is needed")
+    """Refuses, by ValueError, flags that cannot be met together."""
     if args.memory not in MEMORIES:
         raise ValueError(f"unknown memory {args.memory!r}: choose from {', '.join(MEMORIES)}")
+    if args.memory == "state" and args.memory_length:
+        raise ValueError("--memory state keeps all there was: leave --memory-length out")
     if args.same_length and not args.memory_length:
         raise ValueError("--same-length is for a memory: give --memory-length too")
+
+
+def check_text(tokens: int, streams: int, length: int, split: str) -> None:
+    """Refuses, by ValueError, a text whose streams are shorter than a segment."""
+    if tokens // streams < length + 1:
+        raise ValueError(
+            f"the {split} text has {tokens:,} tokens, {tokens // streams:,} in each of {streams:,} streams, "
+            f"and a segment of {length:,} needs {length + 1:,}: give fewer --streams or --tokens-per-sample"
+        )
 
 
 def check_update(streams: int, size: int, processes: int, update_freq: list[int]) -> None:
@@ -171,9 +223,9 @@ def check_update(streams: int, size: int, processes: int, update_freq: list[int]
             )
 
 
-def read_tokens(prefix: str, dictionary) -> np.ndarray:
+def read_tokens(prefix: Path) -> np.ndarray:
     """Returns all tokens of a binarised text, as they stand in its file; ValueError if that cannot be."""
-    dataset = data_utils.load_indexed_dataset(prefix, dictionary, None)
-    if not isinstance(dataset, MMapIndexedDataset):
+    if infer_dataset_impl(str(prefix)) != "mmap":
         raise ValueError(f"{prefix}.bin is missing, or not as fairseq-preprocess writes it (mmap)")
-    return np.memmap(data_file_path(prefix), dtype=dataset._index.dtype, mode="r")
+    index = MMapIndexedDataset.Index(index_file_path(str(prefix)))
+    return np.memmap(data_file_path(str(prefix)), index.dtype, "r")

@@ -30,11 +30,9 @@ def build(arch, memory_length=0, memory="hidden", length=5, **flags):
     vars(args).update(task_flags)
     config = MODEL_DATACLASS_REGISTRY[arch]()
     sizes = {"embed_dim": 32, "input_dim": 32, "output_dim": 32, "ffn_embed_dim": 48, "layers": 2}
-    flags = {"token_positions": "none", "tokens_per_sample": length, "max_target_positions": 64, **flags}
-    flags |= {"add_bos_token": False, "tpu": False, "dropout": 0.0}
-    for name, value in (
-        {f"decoder_{k}": v for k, v in sizes.items()} | {"decoder_attention_heads": 4} | flags
-    ).items():
+    sizes = {f"decoder_{name}": size for name, size in sizes.items()} | {"decoder_attention_heads": 4}
+    fixed = {"add_bos_token": False, "tpu": False, "dropout": 0.0, "max_target_positions": 64}
+    for name, value in (sizes | fixed | {"token_positions": "none", **flags}).items():
         setattr(config, name, value)
     torch.manual_seed(1)
     model = ARCH_MODEL_REGISTRY[arch].build_model(config, MemoryLMTask(args, dictionary)).double().eval()
