@@ -20,7 +20,7 @@ class Entry:
 
     cell: Cell
     records: dict[int, Record | None]
-    parts: list["Entry"] = field(default_factory=list)  # it is the average of these, without runs of its own
+    parts: list["Entry"] = field(default_factory=list)  # it is made of these, without runs of its own
     baseline: "Entry | None" = None  # what it is compared with
     apart: bool = False  # whether it was trained for another length than others of its column
 
@@ -33,7 +33,10 @@ class Entry:
         if self.parts:
             values = [part.values() for part in self.parts]
             common = set.intersection(*map(set, values))
-            return {seed: statistics.fmean(v[seed] for v in values) for seed in sorted(common)}
+            join = statistics.fmean
+            if self.cell.is_best:
+                join = max if self.cell.better == "higher" else min
+            return {seed: join(v[seed] for v in values) for seed in sorted(common)}
         found = {seed: run.values.get(self.cell.evaluation, {}) for seed, run in self.records.items() if run}
         return {seed: float(v[self.cell.metric]) for seed, v in found.items() if self.cell.metric in v}
 

@@ -11,7 +11,7 @@ from fairseq_lrpe.experiments.experiment import Experiment, checked, own, read_y
 from fairseq_lrpe.experiments.kinds import Kind
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.files import readable
-from fairseq_lrpe.methods import canonical, check_method
+from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method
 
 SCALES = ("full", "mini")
 
@@ -20,8 +20,9 @@ SCALES = ("full", "mini")
 class Column:
     """What measures a column: an ``evaluation`` of an experiment, or of its small form ``mini``.
 
-    ``changes`` are those of the column's runs, such as a task. One that is an ``average`` of others has no
-    runs of its own. Where nothing is said, the table's own ``experiment``, ``mini`` and ``metric`` hold.
+    ``changes`` are those of the column's runs, such as a task; ``attention`` is that of the rows it is for,
+    if not for all. One that is an ``average`` of others, or of each seed the ``best`` of others, has no runs
+    of its own. Where nothing is said, the table's own ``experiment``, ``mini`` and ``metric`` hold.
     """
 
     experiment: str | None = None
@@ -29,7 +30,9 @@ class Column:
     evaluation: str | None = None
     metric: str | None = None
     changes: dict[str, Any] = field(default_factory=dict)
+    attention: str | None = None
     average: list[str] = field(default_factory=list)
+    best: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -97,7 +100,7 @@ class Paper:
 class Cell:
     """A row and column of a table: (mean, deviation or None) of the paper, and the runs that measure it.
 
-    ``parts`` are the cells that this one is the average of.
+    ``parts`` are the cells that this one is the average of, or the best of them if it ``is_best``.
     """
 
     attention: str
@@ -112,7 +115,13 @@ class Cell:
     metric: str | None = None
     runs: list[Run] = field(default_factory=list)
     parts: list["Cell"] = field(default_factory=list)
+    is_best: bool = False
     drop_worst: bool = False
+
+
+def others(column: DictConfig) -> list[str]:
+    """Returns the columns that this one is made of; none of one with runs of its own."""
+    return list(column.average or column.best)
 
 
 def tables() -> list[str]:
@@ -140,16 +149,16 @@ class Table:
             for key in ("experiment", "mini", "metric"):
                 if about[key] is None and key not in read_yaml(self.path).columns[column]:
                     about[key] = self.settings[key]
-            if not (about.average or about.experiment or about.mini):
+            if not (others(about) or about.experiment or about.mini):
                 what = "is missing: say whose runs the column shows, such as lm/mini, here or for all columns"
                 raise self._wrong(f"columns.{column}.experiment", what)
-            if about.average or self._experiment(column, about):
+            if others(about) or self._experiment(column, about):
                 self.columns[column] = about
-        if all(about.average for about in self.columns.values()):
+        if all(others(about) for about in self.columns.values()):
             if scale == "full":
                 raise self._wrong("experiment", "is missing: the table has a small form alone, --scale mini")
             raise NoSmallForm(f"the table {name!r} has no small form: leave --scale mini out")
-        names = {column: self._experiment(column, x) for column, x in self.columns.items() if not x.average}
+        names = {column: self._experiment(column, x) for column, x in self.columns.items() if not others(x)}
         owned = {one: own(one, overrides) for one in dict.fromkeys(names.values())}
         # What no experiment has is new to all, such as an evaluation, or refused.
         new = [text for text in overrides if not any(text in texts for texts in owned.values())]
@@ -173,12 +182,14 @@ class Table:
             raise self._wrong("table", "needs the key paper: the file in configs/paper that has it")
         if not rows and not published.rows:
             raise self._wrong("rows", "is missing: give rows, or a paper and its table")
-        measured = [name for name, about in columns.items() if not about.average]
+        measured = [name for name, about in columns.items() if not others(about)]
         for name, about in columns.items():
-            if unknown := [part for part in about.average if part not in measured]:
-                raise self._wrong(
-                    f"columns.{name}.average", f"names {unknown[0]!r}: choose from {', '.join(measured)}"
-                )
+            if unknown := [part for part in others(about) if part not in measured]:
+                key = f"columns.{name}.{'average' if about.average else 'best'}"
+                raise self._wrong(key, f"names {unknown[0]!r}: choose from {', '.join(measured)}")
+            if about.attention not in (None, *ATTENTIONS):
+                is_ = f"is {about.attention!r}: choose from {', '.join(ATTENTIONS)}"
+                raise self._wrong(f"columns.{name}.attention", is_)
         for i, row in enumerate(rows):
             if unknown := [column for column in row.columns or () if column not in columns]:
                 raise self._wrong(
@@ -247,7 +258,8 @@ class Table:
         theirs, found = published.columns if self.scale == "full" else (), {}
         for row in (*published.rows, *self.settings.rows):
             for column in dict.fromkeys([*theirs, *self.columns]):
-                if column not in (row.get("columns") or (column,)):
+                only = self.columns[column].attention if column in self.columns else None
+                if column not in (row.get("columns") or (column,)) or only not in (None, row.attention):
                     continue
                 value = self._value(row, column)
                 cell = Cell(row.attention or "", row.row, column, row.method, value)
@@ -258,10 +270,10 @@ class Table:
                     self._plan(cell, row, self.columns[column])
                 found[cell.attention, cell.row, column] = cell
         for (attention, row, column), cell in found.items():
-            if column in self.columns and self.columns[column].average:
-                parts = [found.get((attention, row, part)) for part in self.columns[column].average]
+            if column in self.columns and others(self.columns[column]):
+                parts = [found.get((attention, row, part)) for part in others(self.columns[column])]
                 if all(part and part.runs for part in parts):
-                    cell.parts = parts
+                    cell.parts, cell.is_best = parts, bool(self.columns[column].best)
         measured = {cell.column for cell in found.values() if cell.runs or cell.parts}
         return [cell for cell in found.values() if self.scale == "full" or cell.column in measured]
 
@@ -279,7 +291,7 @@ class Table:
 
     def _plan(self, cell, row, column):
         """The runs of a cell; none where the grid of the small form has not the column's task."""
-        if column.average:
+        if others(column):
             return
         try:
             check_method(row.method, row.attention)

@@ -40,7 +40,7 @@ AT_LEAST = {
     ),
     0: (
         *("num_workers", "warmup_updates", "max_update", "max_epoch", "context_window"),
-        *("memory_length", "clamp_length"),
+        *("memory_length", "clamp_length", "init_std"),
     ),
 }
 """{the least number: the flags of fairseq's commands whose number it is}"""

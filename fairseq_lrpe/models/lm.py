@@ -6,6 +6,7 @@ from functools import partial
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II
+from torch import nn
 
 from fairseq_lrpe.config import PositionConfig, check_part, flag
 from fairseq_lrpe.models.coders import Decoder
@@ -25,6 +26,9 @@ class LMConfig(PositionConfig, TransformerLanguageModelConfig):
     )
     decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
+    init_std: float = flag(
+        0.0, "deviation of the normal distribution that all matrices start from (0: each as its module does)"
+    )
 
 
 class LanguageModel(TransformerLanguageModel):
@@ -44,10 +48,23 @@ class LanguageModel(TransformerLanguageModel):
         cfg = TransformerConfig.from_namespace(args)
         decoder = Decoder(args, cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
         place_tokens(decoder, args, decoder.max_target_positions)
+        if args.init_std:
+            start_normal(decoder, args.init_std)
         if remembers:
             with one_sentence("fairseq_lrpe"):
                 decoder.memory = memory_of(decoder, args, task.args)
         return cls(decoder)
+
+
+def start_normal(decoder: nn.Module, std: float) -> None:
+    """Draws every matrix and embedding from N(0, std) and sets biases to 0, as Transformer-XL's code does."""
+    for module in decoder.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+            if getattr(module, "padding_idx", None) is not None:
+                nn.init.zeros_(module.weight[module.padding_idx])
 
 
 register_family("lm", LanguageModel, LMConfig)

@@ -23,7 +23,7 @@ def segments(count=50, streams=3, length=5):
 
 @pytest.mark.parametrize("count, streams, length", [(50, 3, 5), (64, 4, 5), (23, 1, 22), (23, 2, 1)])
 def test_streams_are_the_text(count, streams, length):
-    """Each from its begin to its end; every token but a stream's first is predicted once, from those before."""
+    """From begin to end; every token but a stream's first is predicted once, from those before."""
     dataset, each = segments(count, streams, length), count // streams
     inputs, targets = ([[] for _ in range(streams)] for _ in range(2))
     for batch in dataset.batches(None, 1):

@@ -2,6 +2,7 @@
 
 import math
 import re
+from pathlib import Path
 
 from fairseq_lrpe import layouts
 from fairseq_lrpe.checkpoint import read_checkpoint
@@ -47,14 +48,18 @@ class LanguageModeling(Kind):
             flags |= {"tokens_per_sample": length, "batch_size": None, "max_tokens": max(length, 2048)}
             if length > trained_length(model_of(job)):
                 flags["model_overrides"] = f"{{'max_target_positions':{length}}}"
-        log = self.evaluated(job, name, "fairseq-eval-lm", "gen_subset", **flags)
-        text = log.read_text()
-        tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
-        if not tokens or tokens != (expected or tokens):  # it leaves out silently what it finds too long
-            raise ValueError(f"fairseq-eval-lm evaluated {tokens:,} tokens, not all of the split: see {log}")
-        loss, perplexity = re.search(r"Loss \(base 2\): ([\w.]+), Perplexity: ([\w.]+)", text).groups()
-        nats = math.log(2) * float(loss)
-        return {"perplexity": float(perplexity), "loss": float(loss), "nats": nats, "tokens": tokens}
+        return perplexity(self.evaluated(job, name, "fairseq-eval-lm", "gen_subset", **flags), expected)
+
+
+def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
+    """Returns what fairseq-eval-lm measured; ValueError if not of all ``expected`` tokens, or of none."""
+    text = log.read_text()
+    tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
+    if not tokens or tokens != (expected or tokens):  # it leaves out silently what it finds too long
+        raise ValueError(f"fairseq-eval-lm evaluated {tokens:,} tokens, not all of the split: see {log}")
+    loss, perplexity = re.search(r"Loss \(base 2\): ([\w.]+), Perplexity: ([\w.]+)", text).groups()
+    nats = math.log(2) * float(loss)
+    return {"perplexity": float(perplexity), "loss": float(loss), "nats": nats, "tokens": tokens}
 
 
 def model_of(job) -> dict:
