@@ -301,7 +301,9 @@ class Table:
             grid = experiment.cfg.grid
             if any(key in grid and value not in grid[key] for key, value in changes.items()):
                 return
-            seeds = self.settings[{"full": "seeds", "mini": "mini_seeds"}[self.scale]] or experiment.cfg.seeds
+            seeds = self.settings[{"full": "seeds", "mini": "mini_seeds"}[self.scale]]
+            if not seeds or any(text.startswith("seeds=") for text in self.overrides):
+                seeds = experiment.cfg.seeds
             cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)
         except ValueError as error:
             rows = list(self.settings.rows)

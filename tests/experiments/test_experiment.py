@@ -16,6 +16,7 @@ from fairseq_lrpe.experiments.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.runner import Job
 from fairseq_lrpe.files import REPOSITORY
 from fairseq_lrpe.methods import METHODS, canonical, check_method
+from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
 
 
 def command(experiment="lm/wikitext103", method="tmlr_type1", attention="linear", overrides=(), **launch):
@@ -357,6 +358,19 @@ def test_parameters_of_ropers_language_model(data_bin):
         model = tasks.FairseqTask.build_model(task, cfg.model)
     layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
     assert sum(p.numel() for p in model.parameters()) == 24 * layer + 2 * 768 + 32_008 * 768 == 194_692_608
+
+
+def test_parameters_of_transformer_xl(data_bin):
+    """16 layers of 410, and of 267,744 words an embedding, which is the adaptive softmax too: 151 million."""
+    cfg = parsed(data_bin, "lm/transformer_xl", "xl", "softmax")
+    task = MemoryLMTask(cfg.task, dictionary(267_744))
+    with torch.device("meta"):
+        model = tasks.FairseqTask.build_model(task, cfg.model)
+    position = 410 * 410 + 2 * 410  # W_r, u, v
+    layer = 4 * (410 * 410 + 410) + position + (410 * 2100 + 2100) + (2100 * 410 + 410) + 2 * 2 * 410
+    clusters = 4 * 410 * 410 + 3 * 410  # fairseq's projection of each, and what the first one knows of others
+    count = sum(p.numel() for p in model.parameters())
+    assert count == 267_744 * 410 + 16 * layer + clusters == 151_554_430
 
 
 def test_learning_rate_at_given_updates(data_bin):

@@ -71,6 +71,16 @@ def test_lfhc_and_gcdf_tables_list_their_methods():
     tables = load("lfhc_gcdf")["tables"]
     for name in ("table1", "table2", "table3"):
         assert methods(tables[name], "softmax") == {"t5", "shaw", "lfhc", "xl", "gcdf"}
+    tried = {row["row"]: row["values"] for row in tables["table7"]["rows"]}
+    for row in tables["table3"]["rows"]:
+        for key, k in row.get("changes", {}).items():
+            assert key == f"train.{row['method']}_k"
+            found = {x: v if isinstance(v, float) else v["mean"] for x, v in row["values"].items()}
+            assert found == tried[f"{row['row']}-RPE k={k}"]
+            assert found == min(
+                (tried[x] for x in tried if x.startswith(row["row"])),
+                key=lambda v: v["wikitext103_test_best"],
+            )
     for name in ("table5", "table6", "table7"):
         assert methods(tables[name], "softmax") == {"shaw", "lfhc"}
         for row in tables[name]["rows"]:  # "Shaw-RPE k=4"

@@ -7,6 +7,7 @@ import json
 import re
 import signal
 import subprocess
+from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
@@ -112,6 +113,27 @@ def test_mean_and_deviation(runs):
     assert entry(runs, "linear", "Type2").measured() is None
     assert entry(runs, "linear", "Type1").cell.published == (8, 0.1)
     assert entry(runs, "softmax", "SPE").cell.published is None
+
+
+@pytest.mark.parametrize("better, expected", [("lower", {1: 3.0, 2: 4.0}), ("higher", {1: 5.0, 2: 6.0})])
+def test_the_best_of_columns_is_that_of_each_seed(better, expected):
+    parts = [
+        entries.Entry(
+            Cell("softmax", "XL", "x", evaluation="test", metric="perplexity"),
+            {seed: SimpleNamespace(values={"test": {"perplexity": x}}) for seed, x in values.items()},
+        )
+        for values in ({1: 3.0, 2: 6.0, 3: 9.0}, {1: 5.0, 2: 4.0})
+    ]
+    best = entries.Entry(Cell("softmax", "XL", "best", better=better, is_best=True), {}, parts)
+    assert best.values() == expected
+
+
+def test_a_column_of_one_attention(configs):
+    path = configs / "tables/some_table9.yaml"
+    table = OmegaConf.load(path)
+    table.columns.a_valid.attention = "linear"
+    OmegaConf.save(table, path)
+    assert {cell.attention for cell in Table("some_table9").cells if cell.runs} == {"linear"}
 
 
 def test_differences_are_paired_by_seed(runs):
@@ -400,6 +422,10 @@ def test_a_reader_that_leaves_is_no_error(runs, form):
      "key columns.mean.average names 'b': choose from a"),
     ({"columns": {**COLUMN["columns"], "mean": {"average": "a"}}},
      "key columns.mean.average has to be a list, each of its items a text"),
+    ({"columns": {**COLUMN["columns"], "x": {"best": ["b"]}}},
+     "key columns.x.best names 'b': choose from a"),
+    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "valid", "attention": "lin"}}},
+     "key columns.a.attention is 'lin': choose from linear, softmax"),
     ({"baseline": "bsae"}, "key baseline is 'bsae', the method of no row: choose from base, rope"),
     ({"table": None}, "key rows is missing: give rows, or a paper and its table"),
     ({"paper": None}, "key table needs the key paper"),

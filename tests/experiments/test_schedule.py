@@ -23,6 +23,8 @@ TABLES = {  # runs at full scale and at the small one
     "iclr_table2": ((12 + 14) * 5, 12 + 14),
     "iclr_table5": (3 * 2 * 5, 3 * 2),
     "quickstart": (4, None),
+    "lfhc_table3": (5 * 10, (5 + 3 + 3 * 2) * 3),  # and with running sums
+    "lfhc_table7": (8 * 10, 8 * 3),
     "roper_wikipedia": (2, None),
     "roper": ((2 + 4) * 3 * 10, (2 + 4) * 3 * 3),  # and linear attention
 }
@@ -106,6 +108,7 @@ def test_changes_of_the_command_line_are_those_of_all_runs():
     assert len(runs) == 1 + 5 * 2 * (1 + 1)
     with pytest.raises(ValueError, match="has no key 'epoch'"):
         Table("tmlr_table1", "mini", ["epoch=7"])
+    assert {run.seed for run in Table("tmlr_table2", "mini", ["seeds=[7]"]).runs()} == {7}
 
 
 def test_a_dry_run_prints_what_is_known_before_any_run(tmp_path):

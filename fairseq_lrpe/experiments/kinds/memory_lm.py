@@ -23,6 +23,8 @@ class MemoryLM(LanguageModeling):
     evaluation_keys = ("split", *COUNTS, "same_length")
 
     def check(self, cfg):
+        if cfg.batch.unit != "sequences":
+            raise ValueError(f"batch.unit={cfg.batch.unit}: a batch has streams, which are sequences")
         for name, evaluation in super(LanguageModeling, self).evaluations(cfg).items():
             for key, least in COUNTS.items():
                 value = evaluation.get(key, least)
@@ -61,7 +63,9 @@ class MemoryLM(LanguageModeling):
 
 def check_method(run: Run, evaluations: dict[str, dict]) -> None:
     """Raises ValueError, before a run's training, where its method cannot be evaluated as asked."""
-    encoding = METHODS[run.method].encoding if run.method in METHODS else "none"
+    if run.method not in METHODS:
+        raise ValueError(f"the method {run.method} has no memory: choose one of ours")
+    encoding = METHODS[run.method].encoding
     for name, evaluation in evaluations.items():
         if evaluation.get("clamp") and not ENCODINGS[encoding].by_distance:
             why = f"is for encodings that look distances up, which {run.method} does not"
