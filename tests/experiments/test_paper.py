@@ -77,10 +77,8 @@ def test_lfhc_and_gcdf_tables_list_their_methods():
             assert key == f"train.{row['method']}_k"
             found = {x: v if isinstance(v, float) else v["mean"] for x, v in row["values"].items()}
             assert found == tried[f"{row['row']}-RPE k={k}"]
-            assert found == min(
-                (tried[x] for x in tried if x.startswith(row["row"])),
-                key=lambda v: v["wikitext103_test_best"],
-            )
+            others = [values for name, values in tried.items() if name.startswith(row["row"])]
+            assert found == min(others, key=lambda values: values["wikitext103_test_best"])
     for name in ("table5", "table6", "table7"):
         assert methods(tables[name], "softmax") == {"shaw", "lfhc"}
         for row in tables[name]["rows"]:  # "Shaw-RPE k=4"
