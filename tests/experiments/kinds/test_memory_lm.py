@@ -44,6 +44,18 @@ def test_one_training_is_measured_with_several_memories(data_bin, tmp_path):
     assert found["far"]["tokens"] >= found["test_m0"]["tokens"] + 8
 
 
+def test_the_papers_form_with_its_adaptive_softmax(data_bin, tmp_path):
+    cutoffs = ["train.adaptive_softmax_cutoff=10,20,30", "train.adaptive_input_cutoff=10,20,30"]
+    words = ["lm/transformer_xl", "lfhc", "--attention", "softmax", "--cpu", "--results", tmp_path]
+    changes = [*SMALL, "train.decoder_embed_dim=82", "train.decoder_attention_heads=2", "train.lr=5e-3"]
+    changes += [*cutoffs, "updates=40", "evaluate.flags.streams=2"]
+    done = run_here(train.main, *words, f"data={data_bin}", *changes)
+    assert done.returncode == 0, done.stderr
+    found = measured(tmp_path)
+    assert found["test_m150"]["tokens"] == found["test_m640"]["tokens"]
+    assert max(found[name]["perplexity"] for name in ("test_m150", "test_m640")) < 40  # words
+
+
 def test_what_was_trained_with_running_sums_is_measured_with_them(data_bin, tmp_path):
     done = run(tmp_path, data_bin, "linear", "tmlr_type1", *STATE)
     assert done.returncode == 0, done.stderr
