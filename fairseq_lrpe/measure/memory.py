@@ -20,11 +20,11 @@ from torch import Tensor, nn
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.encodings.xl import sinusoids
-from fairseq_lrpe.measure.shared import check_device, numbers, plan, seconds, spread
+from fairseq_lrpe.measure.shared import measuring, numbers, plan, seconds, spread
 from fairseq_lrpe.measure.speed import settings
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
 from fairseq_lrpe.models.memory import Memory, StateMemory
-from fairseq_lrpe.programs import at_least, one_sentence, show_wide
+from fairseq_lrpe.programs import at_least, show_wide
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 
 ENDS = 100
@@ -171,10 +171,9 @@ def main():
     add("--rounds", type=at_least(1), default=15, help="default: %(default)s")
     add("--segments", type=at_least(1), default=1000, help="with running sums (default: %(default)s)")
     args = parser.parse_args()
-    check_device("memory")
     chosen = plan(parser, args, ["xl", "rope", "tmlr_type1"])
     logging.disable(logging.INFO)
-    with one_sentence("memory"):
+    with measuring("memory"):
         show(args, chosen)
 
 

@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 
-import pytest
 import torch
 from exact import assert_same
 from tiny import run_here
@@ -24,11 +23,6 @@ def test_the_command():
     assert "of 3 segments" in done.stdout and "2 interleaved rounds" in done.stdout
 
 
-def test_a_method_that_is_not_in_the_attention():
-    done = run_here(memory.main, "--attention", "linear", "--methods", "xl")
-    assert done.returncode != 0 and "xl works in softmax attention alone" in done.stderr
-
-
 def test_the_plain_formula_is_the_same_function():
     """With its gradients, over segments that fill and shift the memory."""
     args = Namespace(length=6, layers=2, width=32, heads=4, ffn=48, vocab_size=40, streams=2)
@@ -43,9 +37,3 @@ def test_the_plain_formula_is_the_same_function():
         )
     assert found[0][1].keys() == found[1][1].keys()
     assert_same(found[0], found[1])
-
-
-@pytest.mark.parametrize("flag", ["--streams", "--length", "--layers", "--rounds", "--segments"])
-def test_numbers_below_one(flag):
-    done = run_here(memory.main, flag, 0)
-    assert done.returncode != 0 and "must be a whole number from 1 on" in done.stderr

@@ -9,13 +9,14 @@ import shutil
 import pytest
 from tiny import preprocess, run_here
 
-from fairseq_lrpe.measure import benchmark, decoding, figures, gpu_check, speed
+from fairseq_lrpe.measure import benchmark, decoding, figures, gpu_check, memory, speed
 
 PROGRAMS = {
     "benchmark": benchmark.main,
     "decoding": decoding.main,
     "figures": figures.main,
     "gpu_check": gpu_check.main,
+    "memory": memory.main,
     "speed": speed.main,
 }
 NUMBERS = {
@@ -26,6 +27,12 @@ NUMBERS = {
     "decoding": {**dict.fromkeys(["--length", "--batch-size", "--beam", "--rounds", "--layers"], 1)}
     | {"--vocab-size": 5},
     "gpu_check": {"--minutes": 1, "--lengths": 1},
+    "memory": {
+        **dict.fromkeys(
+            ["--streams", "--length", "--layers", "--heads", "--ffn", "--rounds", "--segments"], 1
+        ),
+        **{"--width": 2, "--vocab-size": 5},
+    },
     "speed": {**dict.fromkeys(["--rounds", "--batch-size", "--layers"], 1), "--length": 2, "--vocab-size": 5},
 }
 """{program: {option: the least number}}"""
@@ -52,6 +59,8 @@ CALLS = [
     *((f"{program} --methods", "expected at least one argument") for program in SMALL),
     *((f"{program} --attention nosuch", "invalid choice: 'nosuch'") for program in SMALL),
     *((f"{program} --attention linear --methods t5", "t5 works in softmax attention") for program in SMALL),
+    ("memory --attention linear --methods xl", "xl works in softmax attention alone"),
+    ("memory --width 9 --heads 2 --methods rope", "the embed dim 9 is not divisible by 2 attention heads"),
     ("speed --family nosuch", "invalid choice: 'nosuch'"),
     *((f"figures --out {place}", NO_FOLDER) for place in BLOCKED),
     *((f"gpu_check --out {place}", NO_FOLDER) for place in BLOCKED),
