@@ -31,7 +31,7 @@ NUMBERS = {
         **dict.fromkeys(
             ["--streams", "--length", "--layers", "--heads", "--ffn", "--rounds", "--segments"], 1
         ),
-        **{"--width": 2, "--vocab-size": 5},
+        **{"--rounds": 1, "--width": 2, "--vocab-size": 5},
     },
     "speed": {**dict.fromkeys(["--rounds", "--batch-size", "--layers"], 1), "--length": 2, "--vocab-size": 5},
 }
