@@ -8,7 +8,7 @@ import csv
 import sys
 from pathlib import Path
 
-from fairseq_lrpe.experiments import curves, entries, formats, listing
+from fairseq_lrpe.experiments import columns, curves, entries, formats, listing
 from fairseq_lrpe.experiments.entries import Entry, decimals, ranks
 from fairseq_lrpe.experiments.formats import Bold, number, plain
 from fairseq_lrpe.experiments.table import SCALES, Table
@@ -188,8 +188,12 @@ def plot_table(table: Table, found: list[Entry], path: Path) -> None:
     """Draws a table's validations; its title is the picture's where all that it speaks of was run."""
     drawn = {experiment for experiment, _, _ in curves.curves(found)}
     planned = {entry.cell.experiment for entry in found if entry.cell.kind and entry.cell.kind.curve}
-    title = f"the table {table.name}" + ", small form" * (table.scale == "mini")
-    plot(table.settings.title if table.scale == "full" and drawn == planned else title, found, path)
+    plot(table.settings.title if table.scale == "full" and drawn == planned else named(table), found, path)
+
+
+def named(table: Table) -> str:
+    """Returns what a picture of a table says that is not at the paper's size, or not all of it."""
+    return f"the table {table.name}" + ", small form" * (table.scale == "mini")
 
 
 def main(arguments=None):
@@ -203,11 +207,13 @@ def main(arguments=None):
     forms = (*formats.FORMS, "csv")
     parser.add_argument("--format", choices=forms, help="default: a table on a terminal, else Markdown")
     parser.add_argument("--plot", type=picture, metavar="FILE.png", help="the validations over the updates")
+    told = "what a table's columns measured, a line for each row"
+    parser.add_argument("--plot-columns", type=picture, metavar="FILE.png", help=told)
     args, overrides = parse(parser, arguments)
     with one_sentence("results"):
         if args.experiment:
-            if args.scale or overrides:
-                given = "--scale" if args.scale else overrides[0]
+            if args.scale or args.plot_columns or overrides:
+                given = "--scale" if args.scale else overrides[0] if overrides else "--plot-columns"
                 raise ValueError(f"--experiment shows every run of {args.experiment}: leave {given} out")
             rows = listing.read(args.experiment, args.results)
             listing.show(args.experiment, rows, args.format)
@@ -219,6 +225,9 @@ def main(arguments=None):
         show(table, found, args.format)
         if args.plot:
             plot_table(table, found, args.plot)
+        if args.plot_columns:
+            columns.draw(named(table), found, args.plot_columns)
+            print(f"{args.plot_columns} shows what the columns measured.", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from omegaconf import OmegaConf
 from tiny import BIN, run_command, write_run
 
-from fairseq_lrpe.experiments import curves, entries, formats, results
+from fairseq_lrpe.experiments import columns, curves, entries, formats, results
 from fairseq_lrpe.experiments import experiment as experiments
 from fairseq_lrpe.experiments.entries import Entry
 from fairseq_lrpe.experiments.table import SCALES, Cell, Table, tables
@@ -134,6 +134,21 @@ def test_a_column_of_one_attention(configs):
     table.columns.a_valid.attention = "linear"
     OmegaConf.save(table, path)
     assert {cell.attention for cell in Table("some_table9").cells if cell.runs} == {"linear"}
+
+
+def test_the_picture_of_columns(runs, configs, tmp_path, capsys, monkeypatch):
+    """A line for each measured row, its points where its columns are."""
+    out = tmp_path / "pictures/columns.png"
+    output(capsys, monkeypatch, runs, "--table", "some_table9", "--plot-columns", out)
+    assert out.read_bytes().startswith(b"\x89PNG")
+    figure = columns.draw("a title", entries.read(Table("some_table9"), runs), out)
+    titles = [ax.get_title() for ax in figure.axes]
+    assert titles == ["linear attention", "softmax attention"]
+    named = [[text.get_text() for text in ax.get_legend().get_texts()] for ax in figure.axes]
+    assert named[0] == ["95.00  RoPE", "96.00  Type1", "102.00  Base"]
+    assert refusal(monkeypatch, runs, "--experiment", "lm/big", "--plot-columns", out).endswith(
+        "leave --plot-columns out"
+    )
 
 
 def test_differences_are_paired_by_seed(runs):
