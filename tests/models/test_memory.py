@@ -69,9 +69,12 @@ def test_with_running_sums_segments_are_one_pass(arch, length):
     assert_same(in_segments(decoder, tokens, length), decoder(tokens)[0])
 
 
-@pytest.mark.parametrize(
-    "arch", ["linear_lm_roper", "linear_lm_tmlr_type3", "linear_lm_rope", "linear_lm_iclr_type1"]
-)
+FAR = {arch: 1e-10 for arch in MOVABLE if "ablation" not in arch}
+# Learned angles are larger here, and float64 has none between 1,000,000 and 1,000,000.0000000001.
+FAR |= {arch: 1e-9 for arch in FAR if METHODS[arch.removeprefix("linear_lm_")].flags.get("lrpe_learn_theta")}
+
+
+@pytest.mark.parametrize("arch", FAR)
 @torch.no_grad()
 def test_running_sums_far_from_the_start(arch):
     """At position 1,000,000, where sums are moved a thousand times and where keys are encoded anew."""
@@ -86,7 +89,7 @@ def test_running_sums_far_from_the_start(arch):
     near, moved = sums(0), {"sums": sums(far)}
     for _ in range(1000):
         moved = attention.moved(moved, far // 1000)
-    assert_same(tuple(moved["sums"]), near, 1e-9)
+    assert_same(tuple(moved["sums"]), near, FAR[arch])
 
 
 @pytest.mark.parametrize("arch", ["softmax_lm_xl", "linear_lm_tmlr_type1", "linear_lm_per"])
