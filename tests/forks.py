@@ -47,6 +47,10 @@ sys.exit(code)
 """
 
 
+LATER = ("torch._dynamo", "matplotlib.figure", "rich.progress", "scipy.stats", "sacrebleu")
+"""What optimizers, pictures and measures import when they are made, in seconds: a fork has it already."""
+
+
 class Forks:
     """The folder and its server, which imports fairseq when it is first asked and ends with these tests."""
 
@@ -99,9 +103,10 @@ def reap(number, frame):
 
 
 def import_fairseq():
-    """Imports fairseq, which sets up logging and says what it misses."""
+    """Imports fairseq, which sets up logging and says what it misses, and what its commands import later."""
     logging.disable()
-    importlib.import_module("fairseq")
+    for name in ("fairseq", *LATER):
+        importlib.import_module(name)
     logging.disable(logging.NOTSET)
     gc.freeze()  # a collection would write to all that the forks share
 
