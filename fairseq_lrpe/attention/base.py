@@ -92,31 +92,36 @@ class SelfAttention(nn.Module):
         key, memory = query if key is None else key, self.before
         if saved["past"] is None and saved["read"] is not None:
             memory = saved["read"].transpose(0, 1)
+        parts = [key]
         if memory is not None:
-            key = torch.cat([memory, key])
+            parts = [memory, key]  # apart, so that none of the memory's gradient is computed
             if key_padding_mask is not None:
                 key_padding_mask = F.pad(key_padding_mask, (len(memory), 0))
-        before = len(key) - len(query)
+        keys = sum(map(len, parts))
+        before = keys - len(query)
         if before < 0:
-            raise ValueError(f"the last keys are the queries' own: {len(key)} are too few for {len(query)}")
-        q, k, v = (
-            projection(x).unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
-            for projection, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, key))
-        )
+            raise ValueError(f"the last keys are the queries' own: {keys} are too few for {len(query)}")
+        q = self._project(self.q_proj, [query])
+        k, v = self._project(self.k_proj, parts), self._project(self.v_proj, parts)
         keep_state = incremental_state is not None or self.carries
         past, offset = saved["past"], saved["offset"]
         o, state = self.attend(q, k, v, key_padding_mask, past, offset + before, offset, keep_state)
         if self.carries:
-            self.carried = self.moved(state, len(key))
+            self.carried = self.moved(state, keys)
         elif keep_state:
             saved = {
                 "past": state,
-                "offset": offset + len(key),
+                "offset": offset + keys,
                 "within": saved["within"] + len(query),
                 "read": self._read(saved["read"], query),
             }
             self.set_incremental_state(incremental_state, "attention", saved)
         return self.out_proj(self.merge(o).to(query.dtype)), None
+
+    def _project(self, projection, parts):
+        """(B, H, n, d) of parts (n', B, E) of a sequence."""
+        x = projection(parts[0]) if len(parts) == 1 else torch.cat([projection(x) for x in parts])
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
 
     def _start(self, past=None, read=None):
         """What is saved before a first position: past of the attention, and what it has read for a memory."""

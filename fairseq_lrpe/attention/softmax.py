@@ -1,5 +1,7 @@
 """Softmax attention with a positional encoding."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -49,7 +51,8 @@ class SoftmaxAttention(SelfAttention):
         length, parts = q.size(2), []
         rows, drop = length, length > 1024 and torch.is_grad_enabled()
         if self._biased:
-            rows = _CAUSAL_ROWS if self.causal else length
+            # As even as can be: of 150 rows the last 22 are no block of their own.
+            rows = math.ceil(length / max(1, round(length / _CAUSAL_ROWS))) if self.causal else length
             if length > 1024:
                 rows = min(rows, max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2))))
         bias = self.encoding.bias_in_parts(q, k, q_offset)

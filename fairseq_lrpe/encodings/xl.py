@@ -42,6 +42,10 @@ class XL(Encoding):
 
     table = staticmethod(sinusoids)
 
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+        """Adds u to the queries: (q + u)·k is q·k + u·k without a sum over the scores."""
+        return q + self.u[:, None], k
+
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
         return self.bias_in_parts(q, k, q_offset)(q, k, q_offset)
 
@@ -54,5 +58,5 @@ class XL(Encoding):
 
     def _bias(self, by_distance, distances, q, k, q_offset=0):
         columns = distance_slice(distances, q.size(-2), k.size(-2), q_offset, self.causal)
-        position = shift(((q + self.v[:, None]) * self.scale) @ by_distance[..., columns], k.size(-2))
-        return position + (k @ (self.u * self.scale)[..., None]).mT
+        by_position = (q + (self.v - self.u)[:, None]) * self.scale  # q has u already
+        return shift(by_position @ by_distance[..., columns], k.size(-2))

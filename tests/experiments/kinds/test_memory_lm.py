@@ -48,7 +48,12 @@ def test_the_papers_form_with_its_adaptive_softmax(data_bin, tmp_path):
     cutoffs = ["train.adaptive_softmax_cutoff=10,20,30", "train.adaptive_input_cutoff=10,20,30"]
     words = ["lm/transformer_xl", "lfhc", "--attention", "softmax", "--cpu", "--results", tmp_path]
     changes = [*SMALL, "train.decoder_embed_dim=82", "train.decoder_attention_heads=2", "train.lr=5e-3"]
-    changes += [*cutoffs, "updates=40", "train.validate_interval_updates=20", "train.save_interval_updates=20"]
+    changes += [
+        *cutoffs,
+        "updates=40",
+        "train.validate_interval_updates=20",
+        "train.save_interval_updates=20",
+    ]
     changes += ["evaluate.flags.streams=2"]
     done = run_here(train.main, *words, f"data={data_bin}", *changes)
     assert done.returncode == 0, done.stderr
