@@ -200,8 +200,9 @@ def check_flags(args) -> None:
         raise ValueError(f"unknown memory {args.memory!r}: choose from {', '.join(MEMORIES)}")
     if args.memory == "state" and args.memory_length:
         raise ValueError("--memory state keeps all there was: leave --memory-length out")
-    if args.same_length and not args.memory_length:
-        raise ValueError("--same-length is for a memory: give --memory-length too")
+    for name in ("same_length", "clamp_length"):
+        if getattr(args, name) and not args.memory_length:
+            raise ValueError(f"--{name.replace('_', '-')} is for a memory: give --memory-length too")
 
 
 def check_text(tokens: int, streams: int, length: int, split: str) -> None:

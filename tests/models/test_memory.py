@@ -160,6 +160,22 @@ def written_out(decoder, tokens, length):
     return torch.cat(found, dim=1)
 
 
+@pytest.mark.parametrize("arch", [arch for arch in MOVABLE if "ablation" not in arch])
+def test_gradients_with_running_sums(arch):
+    """Against differences, of the tokens and of each parameter; what was summed up before is a constant."""
+    attention = build(arch, memory="state").layers[0].self_attn
+    first, x = torch.randn(2, 3, 2, 32, dtype=torch.float64)
+    attention.carries = True
+    attention(first)
+    before, leaves = attention.carried, [x.requires_grad_(), *attention.parameters()]
+
+    def read(*_):
+        attention.carried = before
+        return attention(x)[0]
+
+    assert torch.autograd.gradcheck(read, leaves, fast_mode=True)
+
+
 @torch.no_grad()
 def test_training_and_validation_have_a_memory_each():
     decoder, tokens = build("softmax_lm_rope", memory_length=8), words()

@@ -194,6 +194,7 @@ def test_generate_and_interactive_go_on_alike(trained, data_bin, text_folder, mo
     ("--arch linear_lm_spe --memory state --memory-length 0", "spe mixes positions into noise"),
     ("--arch linear_lm_rope --same-length", "--same-length hides what running sums have added up"),
     ("--same-length --memory-length 0", "--same-length is for a memory"),
+    ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length is for a memory"),
     ("--clamp-length 5", "--clamp-length is for encodings that look distances up, which rope does not"),
     ("--token-positions learned", "learned token positions start anew with each segment"),
     ("--token-positions hierarchical", "hierarchical token positions start anew with each segment"),
