@@ -154,6 +154,10 @@ def _joined(parts):
     return torch.cat(features, dim=1), {**more[-1], "inner_states": [torch.cat(layer) for layer in states]}
 
 
+ENDLESS = 10**9
+"""More positions than any text has."""
+
+
 class Decoder(OurLayers, TransformerDecoderBase):
     """Makes fairseq's decoder of :class:`DecoderLayer`."""
 
@@ -187,6 +191,10 @@ class Decoder(OurLayers, TransformerDecoderBase):
             return super().forward(prev_output_tokens, *args, **kwargs)
         with self.memory.around(segment, len(prev_output_tokens), self.training):
             return super().forward(prev_output_tokens, *args, **kwargs)
+
+    def max_positions(self):
+        """Returns the length of the longest text that can be decoded; with a memory none is too long."""
+        return super().max_positions() if self.memory is None else ENDLESS
 
     def buffered_future_mask(self, tensor):
         """Returns None: attention knows that it is causal; an n × n mask is what linear attention avoids."""

@@ -167,7 +167,6 @@ def test_generate_and_interactive_go_on_alike(trained, data_bin, text_folder, mo
     words += ["--task", "memory_lm", "--tokens-per-sample", 4, "--memory-length", 6, "--beam", 3]
     words += ["--sample-break-mode", "eos", "--max-len-a", 0, "--max-len-b", 30, "--min-len", 20]
     words += ["--batch-size", 5, "--required-batch-size-multiple", 1]
-    words += ["--model-overrides", "{'max_target_positions':64}"]
     prompts = [" ".join(line.split()[:6]) for line in (text_folder / "test.txt").read_text().splitlines()]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(prompts[:5])))
     found = []
