@@ -98,12 +98,11 @@ class SoftmaxAttention(SelfAttention):
         hidden = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         if key_padding_mask is not None:
             hidden = hidden | key_padding_mask[:, None, None]
-        i = torch.arange(offset, offset + queries, device=q.device)[:, None]
-        j = torch.arange(keys, device=q.device)
-        if causal:
-            hidden = hidden | (j > i)
-        if windowed:
-            hidden = hidden | (j <= i - self.window)
+        if causal or windowed:
+            i = torch.arange(offset, offset + queries, device=q.device)[:, None]
+            distance = i - torch.arange(keys, device=q.device)
+            hidden = hidden | (distance < 0) if causal else hidden
+            hidden = hidden | (distance >= self.window) if windowed else hidden
         if bias is None:
             return {"attn_mask": ~hidden}
         return {"attn_mask": bias.to(q.dtype).masked_fill(hidden, float("-inf"))}

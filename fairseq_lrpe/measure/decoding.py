@@ -19,9 +19,9 @@ from rich.progress import track
 from rich.table import Table
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
-from fairseq_lrpe.measure.shared import measuring, numbers, plan, seconds, spread
+from fairseq_lrpe.measure.shared import add_methods, measuring, numbers, plan, seconds, spread
 from fairseq_lrpe.measure.speed import FAMILIES, random_batch, settings
-from fairseq_lrpe.methods import ATTENTIONS, FAIRSEQS, METHODS, architecture
+from fairseq_lrpe.methods import FAIRSEQS, architecture
 from fairseq_lrpe.models.data_door import check_data
 from fairseq_lrpe.programs import a_path, at_least, show_wide
 
@@ -113,8 +113,7 @@ def show(measured, args):
 def main():
     parser = ArgumentParser(prog="python -m fairseq_lrpe.measure.decoding", description=__doc__)
     add = parser.add_argument
-    add("--attention", choices=ATTENTIONS, help="only this one (default: both)")
-    add("--methods", nargs="+", choices=METHODS, metavar="METHOD", help="only these (default: base)")
+    add_methods(parser, "base")
     add("--data", type=a_path, help="the folder of fairseq-preprocess whose test split is translated")
     add("--length", type=at_least(1), default=512, help="without --data (default: %(default)s)")
     add("--vocab-size", type=at_least(5), default=42720, help="without --data: %(default)s")

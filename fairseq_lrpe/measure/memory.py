@@ -16,13 +16,14 @@ from fairseq.data import Dictionary
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.encodings.xl import sinusoids
-from fairseq_lrpe.measure.shared import measuring, numbers, plan, seconds, spread
+from fairseq_lrpe.measure.shared import add_methods, measuring, numbers, plan, seconds, spread
 from fairseq_lrpe.measure.speed import settings
-from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
+from fairseq_lrpe.methods import architecture
 from fairseq_lrpe.models.memory import Memory, StateMemory
 from fairseq_lrpe.programs import at_least, show_wide
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
@@ -88,7 +89,7 @@ def many_segments(method: str, args: Namespace) -> tuple[list[float], list[int]]
     for number in track(range(args.segments), f"{args.segments:,} segments, {method}"):
         times.append(seconds(lambda: decoder(tokens, segment=Segment("x", 0, number))))  # noqa: B023
         [(_, kept)] = decoder.memory.kept.values()
-        tensors = [x for layer in kept for x in torch.utils._pytree.tree_leaves(layer)]
+        tensors = [x for layer in kept for x in tree_leaves(layer)]
         sizes.append(sum(x.nbytes for x in tensors if isinstance(x, Tensor)))
     return times, sizes
 
@@ -154,8 +155,7 @@ def training(args: Namespace) -> list[tuple[float, float]]:
 def main():
     parser = ArgumentParser(prog="python -m fairseq_lrpe.measure.memory", description=__doc__)
     add = parser.add_argument
-    add("--attention", choices=ATTENTIONS, help="only this one (default: both)")
-    add("--methods", nargs="+", choices=METHODS, metavar="METHOD", help="default: xl, rope, tmlr_type1")
+    add_methods(parser, "xl, rope, tmlr_type1")
     add("--streams", type=at_least(1), default=4, help="default: %(default)s")
     add(
         "--length",

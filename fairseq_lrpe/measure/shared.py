@@ -56,6 +56,13 @@ def spread(pairs: list[tuple[float, float]]) -> str:
     return f"{min(ratios):.2f}-{max(ratios):.2f}"
 
 
+def add_methods(parser: ArgumentParser, default: str, names: Iterable[str] = METHODS) -> None:
+    """Adds --attention and --methods, whose ``default`` is said in words."""
+    parser.add_argument("--attention", choices=ATTENTIONS, help="only this one (default: both)")
+    told = f"only these (default: {default})"
+    parser.add_argument("--methods", nargs="+", choices=list(names), metavar="METHOD", help=told)
+
+
 def plan(parser: ArgumentParser, args: Namespace, default: Iterable[str]) -> dict[str, list[str]]:
     """Returns {attention: its methods}, all that ``--attention`` and ``--methods`` (or ``default``) ask for.
 

@@ -24,7 +24,7 @@ from rich.table import Table
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe.commands import PLUGIN, as_flags
 from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.measure.shared import measuring, numbers, plan, seconds, spread
+from fairseq_lrpe.measure.shared import add_methods, measuring, numbers, plan, seconds, spread
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
 from fairseq_lrpe.programs import at_least, show_wide
 
@@ -161,10 +161,9 @@ def show(attention, measured, args):
 
 def main():
     parser = ArgumentParser(prog="python -m fairseq_lrpe.measure.speed", description=__doc__)
-    add, names = parser.add_argument, [*METHODS, "fairseq"]
+    add = parser.add_argument
     add("--family", choices=FAMILIES, default="lm", help="default: %(default)s")
-    add("--attention", choices=ATTENTIONS, help="only this one (default: both)")
-    add("--methods", nargs="+", choices=names, metavar="METHOD", help="only these (default: all but fairseq)")
+    add_methods(parser, "all but fairseq", [*METHODS, "fairseq"])
     add("--rounds", type=at_least(1), default=7, help="measured steps of each (default: %(default)s)")
     add("--batch-size", type=at_least(1), default=2, help="sequences a step (default: %(default)s)")
     add("--length", type=at_least(2), default=512, help="tokens a sequence (default: %(default)s)")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq.data import FairseqDataset, iterators
+from fairseq.data import iterators
 from fairseq.data.indexed_dataset import (
     MMapIndexedDataset,
     data_file_path,
@@ -19,6 +19,7 @@ from omegaconf import II
 
 from fairseq_lrpe.config import flag
 from fairseq_lrpe.programs import one_sentence
+from fairseq_lrpe.tasks.sequences import Predicted
 
 MEMORIES = ("hidden", "state")
 
@@ -48,7 +49,7 @@ class Segment:
     number: int
 
 
-class Segments(FairseqDataset):
+class Segments(Predicted):
     """The segments of all streams; number t·streams + b is the t-th of the stream b.
 
     Of N tokens stream b has those from b·N' to (b+1)·N', N' = N // streams. Segment t predicts the tokens
@@ -70,29 +71,13 @@ class Segments(FairseqDataset):
         end = min(start + self.length + 1, (stream + 1) * self.each)
         return int(index), torch.from_numpy(self.tokens[start:end].astype(np.int64))
 
-    def num_tokens(self, index):
-        return self.length
-
-    def size(self, index):
-        return self.length
-
     def collater(self, samples):
         """Returns a batch of neighbouring streams at one segment, with its :class:`Segment`."""
-        if not samples:
-            return {}
-        number, stream = divmod(samples[0][0], self.streams)
-        tokens = torch.stack([x for _, x in samples])
-        return {
-            "id": torch.tensor([index for index, _ in samples]),
-            "nsentences": len(samples),
-            "ntokens": tokens[:, 1:].numel(),
-            "net_input": {
-                "src_tokens": tokens[:, :-1].contiguous(),
-                "src_lengths": torch.full((len(samples),), tokens.size(1) - 1),
-                "segment": Segment(self.split, stream, number),
-            },
-            "target": tokens[:, 1:].contiguous(),
-        }
+        batch = super().collater(samples)
+        if batch:
+            number, stream = divmod(samples[0][0], self.streams)
+            batch["net_input"]["segment"] = Segment(self.split, stream, number)
+        return batch
 
     def batches(self, size: int | None, processes: int) -> list[list[int]]:
         """Returns the batches of all processes in their order: a process takes each ``processes``-th.

@@ -4,25 +4,23 @@
 """
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from random import Random
 from typing import Optional
 
 import torch
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import Dictionary
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
+from fairseq_lrpe.config import flag
 from fairseq_lrpe.programs import at_least, one_sentence
 from fairseq_lrpe.tasks.problems import PROBLEMS, problem_of
+from fairseq_lrpe.tasks.sequences import Predicted
 
 SEQUENCES = {"train": 10_000, "valid": 128, "test": 1024}
 """Of an epoch, and of the splits to evaluate, which are the same for every seed."""
-
-
-def flag(default, help):
-    return field(default=default, metadata={"help": help})
 
 
 @dataclass
@@ -43,7 +41,7 @@ class SyntheticLMConfig(FairseqDataclass):
     max_target_positions: Optional[int] = flag(None, "the longest sequence the model reads")  # noqa: UP045
 
 
-class Sequences(FairseqDataset):
+class Sequences(Predicted):
     """Sequences of a problem; number ``index`` follows from seed, epoch and index alone."""
 
     can_reuse_epoch_itr_across_epochs = False  # workers that go on would stay in their first epoch
@@ -64,28 +62,6 @@ class Sequences(FairseqDataset):
 
     def __len__(self):
         return self.count
-
-    def num_tokens(self, index):
-        return self.length
-
-    def size(self, index):
-        return self.length
-
-    def collater(self, samples):
-        """Returns a batch of language modelling: each character is predicted from those before it."""
-        if not samples:
-            return {}
-        tokens = torch.stack([sequence for _, sequence in samples])
-        return {
-            "id": torch.tensor([int(index) for index, _ in samples]),
-            "nsentences": len(samples),
-            "ntokens": len(samples) * self.length,
-            "net_input": {
-                "src_tokens": tokens[:, :-1].contiguous(),
-                "src_lengths": torch.full((len(samples),), self.length),
-            },
-            "target": tokens[:, 1:].contiguous(),
-        }
 
 
 class Evaluated(Sequences):

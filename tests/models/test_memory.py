@@ -100,6 +100,19 @@ def test_without_a_memory_segments_stand_alone(arch):
     assert torch.equal(in_segments(decoder, tokens, 5), alone)
 
 
+def test_matrices_start_from_the_normal_distribution_that_is_asked_for():
+    """Each of N(0, 0.02); biases are 0, and so is the embedding of padding."""
+    decoder = build("softmax_lm_xl", init_std=0.02)
+    for name, parameter in decoder.named_parameters():
+        if "encoding" not in name and "norm" not in name:  # build has moved the encodings' own
+            drawn = parameter[parameter.any(-1)] if parameter.dim() == 2 else parameter
+            expected = 0.02 if parameter.dim() == 2 else 0.0
+            assert abs(drawn.std() - expected) < 0.1 * expected + 1e-12, name
+    assert not decoder.embed_tokens.weight[decoder.padding_idx].any()
+    untouched = build("softmax_lm_xl").layers[0].fc1.weight
+    assert untouched.std() > 0.1
+
+
 @pytest.mark.parametrize("arch", ["softmax_lm_rope", "linear_lm_tmlr_type1"])
 @torch.no_grad()
 def test_each_layer_reaches_as_far_as_the_memory(arch):

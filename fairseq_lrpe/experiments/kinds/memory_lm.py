@@ -1,6 +1,7 @@
 """Language models with a memory of the segments before, measured with a memory of any length."""
 
 from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.experiments.kinds.base import Kind
 from fairseq_lrpe.experiments.kinds.language_modeling import LanguageModeling, longest, model_of, perplexity
 from fairseq_lrpe.experiments.run import Run
 from fairseq_lrpe.methods import METHODS
@@ -25,7 +26,7 @@ class MemoryLM(LanguageModeling):
     def check(self, cfg):
         if cfg.batch.unit != "sequences":
             raise ValueError(f"batch.unit={cfg.batch.unit}: a batch has streams, which are sequences")
-        for name, evaluation in super(LanguageModeling, self).evaluations(cfg).items():
+        for name, evaluation in Kind.evaluations(self, cfg).items():  # of both kinds of memory
             for key, least in COUNTS.items():
                 value = evaluation.get(key, least)
                 if (key, value) != ("memory", STATE) and not (isinstance(value, int) and value >= least):
