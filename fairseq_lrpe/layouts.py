@@ -5,6 +5,8 @@ from itertools import count, takewhile
 from pathlib import Path
 
 ENDS = (".bin", ".idx")
+ABOUT = "about.json"
+"""The file of a folder of inputs with labels that says what they are."""
 
 
 def binaries(names: Iterable[str]) -> list[str]:
@@ -26,6 +28,12 @@ def translation(splits: Iterable[str], source: str, target: str) -> list[str]:
 def sentences(splits: Iterable[str]) -> list[str]:
     """Returns the files of a task of GLUE that data_prep writes, for fairseq's sentence_prediction."""
     return ["rows.json", "input0/dict.txt", *binaries(f"input0/{split}" for split in splits)]
+
+
+def classified(splits: Iterable[str], inputs: int) -> list[str]:
+    """Returns the files of rows of so many inputs with a label, for our task classification."""
+    names = [f"{split}.input{i}" for split in splits for i in range(inputs)]
+    return [ABOUT, "dict.txt", *binaries(names), *(f"{split}.label.npy" for split in splits)]
 
 
 def shards(folder: Path) -> list[Path]:
