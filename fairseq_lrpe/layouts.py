@@ -1,5 +1,6 @@
 """Which files a folder of binarised data has: what preparations write, and trainings look for."""
 
+import json
 from collections.abc import Iterable
 from itertools import count, takewhile
 from pathlib import Path
@@ -34,6 +35,23 @@ def classified(splits: Iterable[str], inputs: int) -> list[str]:
     """Returns the files of rows of so many inputs with a label, for our task classification."""
     names = [f"{split}.input{i}" for split in splits for i in range(inputs)]
     return [ABOUT, "dict.txt", *binaries(names), *(f"{split}.label.npy" for split in splits)]
+
+
+def about(folder: Path) -> dict:
+    """Returns what the inputs and labels of a folder are, as ``data_prep`` wrote it.
+
+    {"inputs": how many a row has, "labels": their names, "rows": {split: how many}} and, of pictures,
+    "shape" and "pixels", {"mean", "std"} of their values. ValueError if the folder does not say so.
+    """
+    try:
+        found = json.loads((folder / ABOUT).read_text())
+        assert found["inputs"] in (1, 2) and len(found["labels"]) > 1 and isinstance(found["rows"], dict)
+    except (OSError, ValueError, AssertionError, LookupError, TypeError):
+        raise ValueError(
+            f"{folder} holds no inputs with labels, {ABOUT} is missing or damaged: "
+            "bash data_prep/prepare.sh makes such folders, such as those of sentences"
+        ) from None
+    return found
 
 
 def shards(folder: Path) -> list[Path]:

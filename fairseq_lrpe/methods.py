@@ -82,7 +82,9 @@ FAIRSEQS = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transf
 
 
 def architecture(attention: str, family: str, method: str) -> str:
-    """Returns the name that fairseq's --arch takes."""
+    """Returns the name that fairseq's --arch takes; ValueError where fairseq has no model of that family."""
+    if method == "fairseq" and family not in FAIRSEQS:
+        raise ValueError(f"fairseq has no {family} of its own: choose a method of this plugin")
     return FAIRSEQS[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 
 

@@ -116,6 +116,11 @@ def _present(hint):
     return next(x for x in get_args(hint) if x is not NoneType) if NoneType in get_args(hint) else hint
 
 
+def encoding_of(method: str) -> str:
+    """Returns the name of a method's encoding; of a method that is not ours its own."""
+    return METHODS[method].encoding if method in METHODS else method
+
+
 @dataclass
 class Experiment:
     """One experiment with a command line's KEY=VALUEs: ``changes``, and in ``cfg`` what makes no other run.
@@ -254,7 +259,7 @@ class Experiment:
         if free := [key for key in changes if is_free(key)]:
             raise ValueError(f"{free[0]} makes no other run of {self.name}: it is no change")
         given = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
-        encoding = METHODS[method].encoding if method in METHODS else method
+        encoding = encoding_of(method)
         for key in given:
             if (wanted := OPTIONS.get(key.removeprefix("train."), encoding)) != encoding:
                 raise ValueError(f"{key} is an option of the encoding {wanted}, and {method} has {encoding}")
@@ -271,8 +276,16 @@ class Experiment:
             self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
 
     def trials(self, run: Run) -> list[Run]:
-        """Returns the runs of which this one is the best; none where nothing is left to choose."""
-        choose = {key: values for key, values in self.cfg.choose.items() if key not in dict(run.changes)}
+        """Returns the runs of which this one is the best; none where nothing is left to choose.
+
+        Options of other encodings than the run's are not tried.
+        """
+        encoding, given = encoding_of(run.method), dict(run.changes)
+        choose = {
+            key: values
+            for key, values in self.cfg.choose.items()
+            if key not in given and OPTIONS.get(key.removeprefix("train."), encoding) == encoding
+        }
         cells = product(*choose.values()) if choose else ()
         return [run.changed(dict(zip(choose, cell, strict=True))) for cell in cells]
 

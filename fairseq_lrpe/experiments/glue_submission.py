@@ -13,7 +13,8 @@ from omegaconf import OmegaConf
 from tqdm import tqdm
 
 from fairseq_lrpe.commands import run_command
-from fairseq_lrpe.experiments.kinds.glue import KIND, predict_command
+from fairseq_lrpe.experiments import predictions
+from fairseq_lrpe.experiments.kinds.glue import KIND
 from fairseq_lrpe.experiments.run_folder import read_json
 from fairseq_lrpe.files import REPOSITORY, new_folder, whole_file
 from fairseq_lrpe.glue_tasks import TASKS
@@ -49,7 +50,8 @@ def write(found: dict[str, tuple[float, Path]], out: Path, cpu: bool) -> None:
             checkpoint = run / read_json(run / "evaluation.json")["checkpoint"]
             data = KIND.folder(OmegaConf.create(read_json(run / "run.json")["config"]))
             files = {split: Path(scratch, f"{file}.tsv") for file, split in tests(name).items()}
-            run_command(predict_command(checkpoint, data, files, cpu), run / "submission.log", cwd=REPOSITORY)
+            command = predictions.command(checkpoint, data, files, cpu)
+            run_command(command, run / "submission.log", cwd=REPOSITORY)
         with whole_file(out) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
             for path in sorted(Path(scratch).glob("*.tsv")):
                 archive.write(path, path.name)

@@ -2,12 +2,21 @@
 
 import fairseq_lrpe.checkpoint  # noqa: F401  (so that torch reads their checkpoints)
 from fairseq_lrpe.literals import replace_eval
-from fairseq_lrpe.models import lm, roberta, transformer
+from fairseq_lrpe.models import classifier, lm, roberta, transformer
 from fairseq_lrpe.models.door import check_command_line, guard_commands
 from fairseq_lrpe.models.roberta import RobertaModel
-from fairseq_lrpe.tasks import memory_lm, synthetic_lm
+from fairseq_lrpe.tasks import classification, memory_lm, synthetic_lm
 
-__all__ = ["RobertaModel", "lm", "memory_lm", "roberta", "synthetic_lm", "transformer"]
+__all__ = [
+    "RobertaModel",
+    "classification",
+    "classifier",
+    "lm",
+    "memory_lm",
+    "roberta",
+    "synthetic_lm",
+    "transformer",
+]
 
 replace_eval()
 guard_commands()

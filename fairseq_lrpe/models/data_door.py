@@ -2,6 +2,7 @@
 
 import os
 from functools import partial
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,10 @@ def check_data(args, splits: list[str]) -> None:
         source, target = args.source_lang, args.target_lang
         files = partial(layouts.translation, source=source, target=target)
         remedy = f"run fairseq-preprocess -s {source} -t {target} on the text first, or give its languages"
+    elif args.task == "classification":
+        for split in splits:
+            check_labelled(Path(args.data), split)
+        return
     else:
         return
     ends = (*layouts.ENDS, ".txt")
@@ -45,6 +50,34 @@ def check_data(args, splits: list[str]) -> None:
             if name.endswith(".idx"):
                 check_binary((Path(folder) / name).with_suffix(""), dictionaries.get(_dictionary_of(name)))
         splits, ends = splits[:1], layouts.ENDS
+
+
+def check_labelled(folder: Path, split: str) -> None:
+    """Refuses, by ValueError, a split of inputs that is missing, damaged, or without some labels."""
+    about, again = layouts.about(folder), "prepare it again"
+    missing = [name for name in layouts.classified([split], about["inputs"]) if not (folder / name).is_file()]
+    if missing:
+        has = ", ".join(about["rows"])
+        raise ValueError(f"{folder} lacks {', '.join(missing)}: {again}; its splits are {has}")
+    types = check_dictionary(folder / "dict.txt")
+    try:
+        labels = np.load(folder / f"{split}.label.npy", mmap_mode="r")
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{folder / split}.label.npy is cut off or damaged ({error}): {again}") from None
+    if not len(labels) or labels.min() < 0 or labels.max() >= len(about["labels"]):
+        known = f"the {len(about['labels'])} of {layouts.ABOUT}"
+        raise ValueError(f"{folder / split}.label.npy has rows without a label, or others than {known}")
+    size = prod(about["shape"]) if "shape" in about else None
+    for number in range(about["inputs"]):
+        prefix = folder / f"{split}.input{number}"
+        check_binary(prefix, types)
+        index = MMapIndexedDataset.Index(f"{prefix}.idx")
+        sizes = index.sizes  # a view into a file that is open as long as the index is there
+        if len(sizes) != len(labels):
+            raise ValueError(f"{prefix} has {len(sizes):,} rows and {len(labels):,} labels: {again}")
+        if size and (sizes != size).any():
+            row = int((sizes != size).argmax())
+            raise ValueError(f"{prefix}: row {row:,} has {sizes[row]:,} pixels instead of {size:,}: {again}")
 
 
 def _dictionary_of(name):

@@ -22,7 +22,7 @@ from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.data_door import check_data
 from fairseq_lrpe.ops.linear_attention.fla import fla_lacks
 from fairseq_lrpe.programs import one_sentence
-from fairseq_lrpe.tasks import memory_lm
+from fairseq_lrpe.tasks import classification, memory_lm
 
 FAMILIES: list[str] = []
 """The families of architectures that are registered."""
@@ -30,6 +30,7 @@ FAMILY_OF = {
     **dict.fromkeys(("language_modeling", "memory_lm", "synthetic_lm"), "lm"),
     **dict.fromkeys(("masked_lm", "sentence_prediction"), "roberta"),
     "translation": "transformer",
+    "classification": "classifier",
 }
 """The family that each of these tasks is for; of others, such as a plugin's, nothing is known."""
 AT_LEAST = {
@@ -115,6 +116,8 @@ def check_arguments(args) -> None:
         if training and args.arch.partition("_")[0] not in ATTENTIONS:
             raise ValueError(f"memory_lm is for --arch linear_lm_... and softmax_lm_..., not for {args.arch}")
         memory_lm.check_request(args, splits)
+    if getattr(args, "task", None) == "classification":
+        classification.check_request(args, training)
     if training:
         check_restored(args)
     else:

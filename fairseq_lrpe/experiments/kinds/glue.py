@@ -12,6 +12,7 @@ from omegaconf import MISSING
 
 from fairseq_lrpe import layouts
 from fairseq_lrpe.checkpoint import read_checkpoint
+from fairseq_lrpe.experiments import predictions
 from fairseq_lrpe.experiments.kinds.base import Kind, Settings
 from fairseq_lrpe.files import REPOSITORY
 from fairseq_lrpe.glue_tasks import TASKS, task_named
@@ -104,7 +105,9 @@ class Glue(Kind):
     def evaluate(self, job, name):
         """Returns the measures of the split's predictions, which stay in predictions-<name>.tsv."""
         file, split = job.folder / f"predictions-{name}.tsv", self.evaluations(job.cfg)[name]["split"]
-        job.call(predict_command(job.checkpoint, self.folder(job.cfg), {split: file}, job.launch.cpu), name)
+        job.call(
+            predictions.command(job.checkpoint, self.folder(job.cfg), {split: file}, job.launch.cpu), name
+        )
         return measure(job.cfg.task, file)
 
     def told(self, cfg, measured):
@@ -115,12 +118,6 @@ class Glue(Kind):
         if "majority" in measured:
             said += f", always the most frequent label {measured['majority']:.2f}"
         return said
-
-
-def predict_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: bool) -> list[str]:
-    """Returns the command that writes what a checkpoint predicts for splits of its task: {split: file}."""
-    words = [str(checkpoint), str(data), *(f"{split}={path}" for split, path in files.items())]
-    return ["python", "-m", "fairseq_lrpe.experiments.predict", *words, *["--cpu"] * cpu]
 
 
 @cache
@@ -150,37 +147,15 @@ def method_of(path: Path) -> tuple[str, str]:
 def measure(name: str, path: Path) -> dict[str, float]:
     """Returns {measure: value in percent} of a file of predictions; "score" is that of the task ``name``.
 
-    Accuracy, F1 of the label "1" and Matthews' correlation of labels, and "majority", the score of always the
-    most frequent label; Pearson's and Spearman's of scores.
+    Labels have accuracy, F1, Matthews' correlation and "majority", scores Pearson's and Spearman's.
     """
-    rows = [line.split("\t") for line in Path(path).read_text().splitlines()[1:]]
-    predicted, target = ([row[column] for row in rows] for column in (1, 2))
-    task = task_named(name)
+    task, (predicted, target) = task_named(name), predictions.read(path)
     if not task.labels:
-        values = of_scores(*([float(x) for x in column] for column in (predicted, target)))
-        return {"score": values[task.measure], **values, "rows": len(rows)}
-    values = of_labels(predicted, target)
-    majority = of_labels([max(sorted(set(target)), key=target.count)] * len(target), target)
-    return {"score": values[task.measure], **values, "majority": majority[task.measure], "rows": len(rows)}
-
-
-def of_scores(predicted: list[float], target: list[float]) -> dict[str, float]:
-    """Returns the correlations of scores in percent."""
-    from scipy.stats import pearsonr, spearmanr  # seconds, which only a measurement needs
-
-    pair = predicted, target
-    values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
-    return {name: 100 * float(value) for name, value in values.items()}
-
-
-def of_labels(predicted: list[str], target: list[str]) -> dict[str, float]:
-    """Returns accuracy, Matthews' correlation and, of tasks with the label "1", its F1, in percent."""
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
-
-    values = {"accuracy": accuracy_score(target, predicted), "matthews": matthews_corrcoef(target, predicted)}
-    if "1" in target:
-        values["f1"] = f1_score(target, predicted, pos_label="1")
-    return {name: 100 * float(value) for name, value in values.items()}
+        values = predictions.of_scores(*([float(x) for x in column] for column in (predicted, target)))
+        return {"score": values[task.measure], **values, "rows": len(target)}
+    values = predictions.of_labels(predicted, target)
+    majority = predictions.of_majority(target)
+    return {"score": values[task.measure], **values, "majority": majority[task.measure], "rows": len(target)}
 
 
 KIND = Glue()

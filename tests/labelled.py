@@ -1,0 +1,42 @@
+"""Small folders of inputs with labels, as data_prep writes them, for tests to share."""
+
+import numpy as np
+
+from data_prep.classified import SPECIALS, write_about, write_split
+
+WORDS = [f"w{i}" for i in range(20)]
+TYPES = len(WORDS) + SPECIALS
+
+
+def texts(count, seed=0, longest=9, inputs=1, labels=2):
+    """Rows of random words whose label is the parity of how often the first word comes."""
+    draw = np.random.default_rng(seed)
+    for _ in range(count):
+        row = [draw.integers(SPECIALS, TYPES, draw.integers(1, longest)) for _ in range(inputs)]
+        yield (*row, sum(int((text == SPECIALS).sum()) for text in row) % labels)
+
+
+def write_texts(folder, splits=("train", "valid", "test"), count=24, **how):
+    """A folder of texts, or of pairs with ``inputs`` = 2."""
+    folder.mkdir()
+    rows = {
+        split: write_split(folder, split, texts(count, seed, **how), TYPES)
+        for seed, split in enumerate(splits)
+    }
+    write_about(folder, WORDS, [f"label{i}" for i in range(how.get("labels", 2))], rows)
+    return folder
+
+
+def write_pictures(folder, size=4, count=24):
+    """A folder of grey pictures whose label is whether the upper half is brighter."""
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    rows = {}
+    for split in ("train", "valid", "test"):
+        pictures = draw.integers(0, 256, (count, size, size))
+        labels = pictures[:, : size // 2].mean((1, 2)) > pictures[:, size // 2 :].mean((1, 2))
+        found = [(x.ravel() + SPECIALS, int(y)) for x, y in zip(pictures, labels, strict=True)]
+        rows[split] = write_split(folder, split, found, 256 + SPECIALS)
+    about = {"shape": [size, size], "pixels": {"mean": 127.5, "std": 127.5}}
+    write_about(folder, [str(i) for i in range(256)], ["down", "up"], rows, **about)
+    return folder

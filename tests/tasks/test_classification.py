@@ -1,0 +1,271 @@
+"""The task classification: what the model reads of a row, batches of all rows, fairseq's commands with it."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fairseq_cli import validate
+from hypothesis import given
+from hypothesis import strategies as st
+from labelled import WORDS, write_pictures, write_texts
+from tiny import PLUGIN, run_command, run_here, train_here
+
+from fairseq_lrpe.experiments import predict, predictions
+from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask, Labelled, shortened
+
+BOS, PAD, EOS, UNK = range(4)
+
+
+def task_of(folder, **cfg):
+    return ClassificationTask(ClassificationConfig(data=str(folder), **cfg))
+
+
+def dataset_of(folder, split="valid", **cfg):
+    task = task_of(folder, **cfg)
+    task.load_dataset(split)
+    return task.dataset(split)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("labelled")
+    write_texts(root / "one")
+    write_texts(root / "two", inputs=2, labels=3)
+    write_pictures(root / "pictures")
+    return root
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(2, 30))
+def test_a_pair_is_cut_from_the_longer_text(first, second, most):
+    a, b = shortened(first, second, most)
+    assert a <= first and b <= second and a + b == min(first + second, most)
+    if a < first and b < second:
+        assert abs(a - b) <= 1
+    elif a < first:
+        assert a >= b - 1
+    elif b < second:
+        assert b >= a - 1
+
+
+def test_what_is_read_of_a_text(folders):
+    [words] = (folders / "one/dict.txt").read_text().splitlines()[:1]
+    assert words.split()[0] == WORDS[0]
+    plain, begun = dataset_of(folders / "one"), dataset_of(folders / "one", pooling="first")
+    for i in range(len(plain)):
+        _, [text], label = plain[i]
+        assert label == int((text == 4).sum()) % 2 and text.min() >= 4
+        assert begun[i][1][0].tolist() == [BOS, *text.tolist()]
+        assert plain.size(i) == len(text) and begun.size(i) == len(text) + 1
+    cut = dataset_of(folders / "one", max_positions=3)
+    assert all(torch.equal(cut[i][1][0], plain[i][1][0][:3]) for i in range(len(cut)))
+
+
+def test_what_is_read_of_a_pair(folders):
+    apart, joined = (dataset_of(folders / "two", pairs=pairs) for pairs in ("apart", "joined"))
+    for i in range(len(apart)):
+        _, [a, b], label = apart[i]
+        [both] = joined[i][1]
+        assert both.tolist() == [BOS, *a.tolist(), EOS, *b.tolist(), EOS] and joined[i][2] == label
+        assert apart.size(i) == max(len(a), len(b)) and joined.size(i) == len(both)
+    cut = dataset_of(folders / "two", max_positions=6)
+    for i in range(len(cut)):
+        [both] = cut[i][1]
+        assert len(both) <= 6 and both.tolist().count(EOS) == 2 and both[-1] == EOS
+
+
+def test_an_empty_text_is_an_unknown_word(folders):
+    dataset = dataset_of(folders / "one")
+    dataset.texts = [SimpleNamespace(sizes=np.array([0]), __getitem__=None)]
+    dataset.texts = [[torch.tensor([], dtype=torch.long)]]
+    assert dataset[0][1][0].tolist() == [UNK]
+
+
+def test_batches_have_every_row_once_and_others_in_each_epoch(folders):
+    task = task_of(folders / "one")
+    task.load_dataset("train")
+    found = []
+    for epoch in (1, 2, 1):
+        iterator = task.get_batch_iterator(
+            task.dataset("train"), max_sentences=5, seed=3, epoch=epoch, disable_iterator_cache=True
+        )
+        batches = [batch["id"].tolist() for batch in iterator.next_epoch_itr(shuffle=True)]
+        assert sorted(row for batch in batches for row in batch) == list(range(24))
+        found.append(batches)
+    assert found[0] == found[2] and {*map(frozenset, found[0])} != {*map(frozenset, found[1])}
+
+
+def test_rows_of_a_pool_are_sorted_by_length():
+    """10,000 rows make three pools: the lengths of neighbours differ little, and where rows are is random."""
+    lengths = np.random.default_rng(0).integers(1, 100, 10_000)
+    dataset = Labelled.__new__(Labelled)
+    dataset.sizes, dataset.labels, dataset.shuffle = lengths, lengths, True
+    np.random.seed(0)
+    order = dataset.ordered_indices()
+    assert sorted(order) == list(range(10_000))
+    assert (np.diff(lengths[order]) < 0).sum() == 2
+    assert abs(np.corrcoef(order, np.arange(10_000))[0, 1]) < 0.05
+
+
+def test_a_batch(folders):
+    dataset = dataset_of(folders / "two", pairs="apart")
+    batch = dataset.collater([dataset[i] for i in range(4)])
+    for name, number in (("src", 0), ("second", 1)):
+        texts = [dataset[i][1][number] for i in range(4)]
+        tokens, lengths = (batch["net_input"][f"{name}_{what}"] for what in ("tokens", "lengths"))
+        assert lengths.tolist() == list(map(len, texts)) and tokens.size(1) == lengths.max()
+        for row, text in zip(tokens, texts, strict=True):
+            assert row.tolist() == [*text.tolist(), *[PAD] * (tokens.size(1) - len(text))]
+    assert batch["target"].tolist() == [dataset[i][2] for i in range(4)]
+    assert batch["nsentences"] == batch["ntokens"] == 4
+    dataset.labels = np.array([0, -1, 0, 0])
+    assert "target" not in dataset.collater([dataset[i] for i in range(4)])
+
+
+TRAIN = (
+    f"--user-dir {PLUGIN} --task classification --criterion label_smoothed_cross_entropy --report-accuracy "
+    "--optimizer adam --lr 0.01 --batch-size 8 --max-update 6 --cpu --num-workers 0 --data-buffer-size 0 "
+    "--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-layers 1 --encoder-attention-heads 2 "
+    "--required-batch-size-multiple 1 --no-epoch-checkpoints"
+)
+
+
+def train(data, save, arch="linear_classifier_rope", *more):
+    flags = [data, *TRAIN.split(), "--arch", arch, "--save-dir", save, *more]
+    return train_here(*flags)
+
+
+@pytest.mark.parametrize(
+    "kind, flags",
+    [
+        ("one", "--pooling first --encoder-norm layer"),
+        ("two", "--pairs apart"),
+        ("two", "--pairs joined --pooling max"),
+        ("pictures", ""),
+        ("pictures", "--pixels embedding --token-positions learned"),
+    ],
+)
+def test_fairseqs_commands(kind, flags, folders, tmp_path, caplog):
+    """Trained, validated, and its predictions are those that fairseq-validate counts."""
+    done = train(folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split())
+    assert done.returncode == 0, done.stderr
+    checkpoint = tmp_path / "save/checkpoint_last.pt"
+    words = "--task classification --valid-subset test --batch-size 7 --cpu --num-workers 0".split()
+    words += ["--required-batch-size-multiple", "1", "--log-format", "json"]
+    with caplog.at_level("INFO"):
+        out = run_here(validate.cli_main, folders / kind, "--user-dir", PLUGIN, "--path", checkpoint, *words)
+    assert out.returncode == 0, out.stderr
+    [told] = re.findall(r'"test_accuracy": "([\d.]+)"', caplog.text)
+    done = run_here(predict.main, checkpoint, folders / kind, f"test={tmp_path / 'p.tsv'}", "--cpu")
+    assert done.returncode == 0, done.stderr
+    predicted, target = predictions.read(tmp_path / "p.tsv")
+    labels = json.loads((folders / kind / "about.json").read_text())["labels"]
+    assert target == [labels[i] for i in np.load(folders / kind / "test.label.npy")]
+    right = sum(p == t for p, t in zip(predicted, target, strict=True))
+    assert len(target) == 24
+    assert predictions.of_labels(predicted, target)["accuracy"] == pytest.approx(100 * right / 24)
+    assert float(told) == pytest.approx(100 * right / 24, abs=1e-3)
+
+
+def test_a_real_command_learns_and_goes_on(folders, tmp_path):
+    """A process of its own; killed in the middle of an epoch and continued it ends as it would have."""
+    words = [folders / "one", *TRAIN.split(), "--arch", "linear_classifier_tmlr_type1", "--max-update", "8"]
+    words += ["--save-interval-updates", "4", "--log-format", "json"]
+    for name in ("whole", "parts"):
+        upto = ["--max-update", "4"] if name == "parts" else []
+        done = run_command("fairseq-train", *words, "--save-dir", tmp_path / name, *upto)
+        assert done.returncode == 0, done.stderr
+    done = run_command("fairseq-train", *words, "--save-dir", tmp_path / "parts")
+    assert done.returncode == 0, done.stderr
+    models = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("whole", "parts")]
+    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
+    assert re.search(r'"valid_accuracy": "[\d.]+"', done.stderr + done.stdout)
+
+
+def broken(folder, root, change):
+    """A copy of a folder in which ``change`` has done something to it."""
+    import shutil
+
+    copy = root / "broken"
+    shutil.copytree(folder, copy)
+    change(copy)
+    return copy
+
+
+def drop(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def relabel(values):
+    return lambda folder: np.save(folder / "train.label.npy", np.array(values))
+
+
+def cut(name):
+    def change(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return change
+
+
+def reshape(folder):
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps({**about, "shape": [5, 5]}))
+
+
+@pytest.mark.parametrize(
+    "kind, change, flags, said",
+    [
+        ("one", drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
+        ("one", cut("about.json"), "", "about.json is missing or damaged"),
+        (
+            "one",
+            drop("train.label.npy"),
+            "",
+            "lacks train.label.npy: prepare it again; its splits are train, valid",
+        ),
+        ("two", drop("valid.input1.idx"), "", "lacks valid.input1.idx"),
+        ("one", relabel([0] * 23), "", "24 rows and 23 labels"),
+        ("one", relabel([0] * 23 + [-1]), "", "has rows without a label"),
+        ("one", relabel([0] * 23 + [2]), "", "or others than the 2 of about.json"),
+        ("one", cut("train.label.npy"), "", "train.label.npy is cut off or damaged"),
+        ("one", cut("train.input0.bin"), "", "it is cut off"),
+        ("pictures", reshape, "", "row 0 has 16 pixels instead of 25"),
+        ("one", None, "--pooling sum", "pooling"),
+        ("one", None, "--pairs both", "pairs"),
+        ("one", None, "--encoder-norm group", "encoder norm"),
+        ("one", None, "--pixels colour", "pixels"),
+        ("one", None, "--embed-path nosuch.txt", "--embed-path nosuch.txt: there is no such file"),
+        ("one", None, "--encoder-attention-heads 3", "not divisible by 3"),
+        ("one", None, "--max-positions 0", "--max-positions must be at least 1"),
+        ("one", None, "--task language_modeling", "the task language_modeling is for the lm architectures"),
+        ("one", None, "--encoder-input-dim 0", "--encoder-input-dim must be at least 1"),
+    ],
+)
+def test_wrong_requests(kind, change, flags, said, folders, tmp_path):
+    data = broken(folders / kind, tmp_path, change) if change else folders / kind
+    done = train(data, tmp_path / "save", "linear_classifier_rope", *flags.split())
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert said in done.stderr and not (tmp_path / "save").exists()
+
+
+def test_predictions_without_labels(folders, tmp_path):
+    data = broken(folders / "one", tmp_path, lambda x: np.save(x / "test.label.npy", np.full(24, -1)))
+    assert train(data, tmp_path / "save").returncode == 0
+    checkpoint = tmp_path / "save/checkpoint_last.pt"
+    assert run_here(predict.main, checkpoint, data, f"test={tmp_path / 'p.tsv'}", "--cpu").returncode == 0
+    lines = (tmp_path / "p.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 25
+
+
+def test_another_number_of_labels(folders, tmp_path):
+    assert train(folders / "one", tmp_path / "save").returncode == 0
+    data = broken(folders / "one", tmp_path, lambda x: None)
+    about = json.loads((data / "about.json").read_text())
+    (data / "about.json").write_text(json.dumps({**about, "labels": ["a", "b", "c"]}))
+    done = run_here(
+        predict.main, tmp_path / "save/checkpoint_last.pt", data, f"test={tmp_path / 'p'}", "--cpu"
+    )
+    assert done.returncode == 1 and "the checkpoint has 2 labels and the data 3" in done.stderr
