@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fairseq_cli import validate
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled import WORDS, write_pictures, write_texts
@@ -147,17 +146,16 @@ def train(data, save, arch="linear_classifier_rope", *more):
         ("pictures", "--pixels embedding --token-positions learned"),
     ],
 )
-def test_fairseqs_commands(kind, flags, folders, tmp_path, caplog):
+def test_fairseqs_commands(kind, flags, folders, tmp_path):
     """Trained, validated, and its predictions are those that fairseq-validate counts."""
     done = train(folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split())
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
     words = "--task classification --valid-subset test --batch-size 7 --cpu --num-workers 0".split()
     words += ["--required-batch-size-multiple", "1", "--log-format", "json"]
-    with caplog.at_level("INFO"):
-        out = run_here(validate.cli_main, folders / kind, "--user-dir", PLUGIN, "--path", checkpoint, *words)
+    out = run_command("fairseq-validate", folders / kind, "--user-dir", PLUGIN, "--path", checkpoint, *words)
     assert out.returncode == 0, out.stderr
-    [told] = re.findall(r'"test_accuracy": "([\d.]+)"', caplog.text)
+    [told] = re.findall(r'"test_accuracy": "([\d.]+)"', out.stdout)
     done = run_here(predict.main, checkpoint, folders / kind, f"test={tmp_path / 'p.tsv'}", "--cpu")
     assert done.returncode == 0, done.stderr
     predicted, target = predictions.read(tmp_path / "p.tsv")
