@@ -239,8 +239,13 @@ class Log:
 
     def speed(self) -> dict[str, float]:
         """Returns the median of the training's speeds, as fairseq tells them."""
-        speeds = [entry["wps"] for entry in self.entries.values() if entry.get("wps")]
-        return {"tokens_per_second": statistics.median(speeds)} if speeds else {}
+        told = [entry for entry in self.entries.values() if entry.get("wps")]
+        return {f"{counted(told[0])}_per_second": statistics.median(x["wps"] for x in told)} if told else {}
+
+
+def counted(entry: dict) -> str:
+    """Returns what the ``wps`` of an entry are: tokens, or rows where a task counts nothing smaller."""
+    return "rows" if entry.get("wpb") == entry.get("bsz") else "tokens"
 
 
 def updates_in(entry: dict) -> int:

@@ -37,7 +37,10 @@ class Column:
 
 @dataclass
 class PaperRow:
-    """A row of a published table: ``values`` {column: number, or its mean and std}."""
+    """A row of a published table: ``values`` {column: number, its mean and std, or null for a dash}.
+
+    What the paper has a dash for is not run.
+    """
 
     row: str = MISSING
     attention: str | None = None
@@ -266,7 +269,8 @@ class Table:
                 if column in published.columns:
                     cell.better = published.columns[column].better
                 cell.drop_worst = self.settings.drop_worst
-                if column in self.columns and row.method and row.attention:
+                is_dash = column in row["values"] and value is None
+                if column in self.columns and row.method and row.attention and not is_dash:
                     self._plan(cell, row, self.columns[column])
                 found[cell.attention, cell.row, column] = cell
         for (attention, row, column), cell in found.items():

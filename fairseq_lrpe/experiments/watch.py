@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from fairseq_lrpe.experiments.run_folder import Log, is_locked, read_lines, updates_in
+from fairseq_lrpe.experiments.run_folder import Log, counted, is_locked, read_lines, updates_in
 from fairseq_lrpe.files import readable
 
 EVERY = 60  # seconds between two lines, where no line can be rewritten
@@ -23,7 +23,7 @@ def progress(entries: list[dict], updates: int, log: Path) -> str:
     parts = [f"{done:,} of {updates:,} updates", *(f"{x} {inner[x]}" for x in MEASURES if x in inner)]
     if inner.get("wps"):
         seconds = (updates - done) * inner["wpb"] / inner["wps"]
-        parts += [f"{inner['wps']:,.0f} tokens/s", f"{timedelta(seconds=round(seconds))} left"]
+        parts += [f"{inner['wps']:,.0f} {counted(inner)}/s", f"{timedelta(seconds=round(seconds))} left"]
     return ", ".join([*parts, f"log {readable(log)}"])
 
 
