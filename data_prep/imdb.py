@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import regex
 
-from data_prep.classified import SPECIALS, write_about, write_split
+from data_prep.classified import SPECIALS, as_types, write_about, write_split
 from data_prep.door import noted_folder
 from data_prep.fetch import SOURCES, fetch, files_in
 from data_prep.labelled import Labelled
@@ -52,7 +52,7 @@ class ByBytes(Labelled):
         with noted_folder(args.out / "bin", source) as part:
             for split, part_of in found.items():
                 encoded = (
-                    (np.frombuffer(review.text, np.uint8) + np.int64(SPECIALS), LABELS.index(review.label))
+                    (as_types(np.frombuffer(review.text, np.uint8)), LABELS.index(review.label))
                     for review in part_of
                 )
                 rows[split] = write_split(part, split, encoded, len(BYTES) + SPECIALS, len(part_of))

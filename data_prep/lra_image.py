@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from data_prep.classified import SPECIALS, write_about, write_split
+from data_prep.classified import SPECIALS, as_types, write_about, write_split
 from data_prep.door import noted_folder
 from data_prep.fetch import SOURCES, fetch, files_in
 from data_prep.labelled import Labelled
@@ -64,7 +64,7 @@ class Pictures(Labelled):
         names = sorted({name for part in found.values() for _, name in part})
         with noted_folder(args.out / "bin", source) as part:
             for split, values in found.items():
-                encoded = ((np.int64(SPECIALS) + grey, names.index(name)) for grey, name in values)
+                encoded = ((as_types(grey), names.index(name)) for grey, name in values)
                 rows[split] = write_split(part, split, encoded, len(VALUES) + SPECIALS, len(values))
             write_about(part, VALUES, names, rows, shape=[args.size, args.size], pixels=PIXELS)
 

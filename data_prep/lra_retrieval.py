@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.binarise import SPLITS
-from data_prep.classified import SPECIALS, write_about, write_split
+from data_prep.classified import SPECIALS, as_types, write_about, write_split
 from data_prep.door import check_text, noted_folder
 from data_prep.imdb import BYTES
 from data_prep.labelled import Labelled
@@ -52,7 +52,7 @@ class Papers(Labelled):
         with noted_folder(args.out / "bin", source) as part:
             for split in SPLITS:
                 encoded = (
-                    (*(np.frombuffer(text, np.uint8) + np.int64(SPECIALS) for text in texts), label)
+                    (*(as_types(np.frombuffer(text, np.uint8)) for text in texts), label)
                     for *texts, label in self.pairs(args, split)
                 )
                 rows[split] = write_split(part, split, encoded, len(BYTES) + SPECIALS)
