@@ -15,6 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data_prep import word_vectors
+from data_prep.binarise import SPLITS
 from data_prep.classified import SPECIALS, UNKNOWN, write_about, write_split
 from data_prep.door import noted_folder
 from data_prep.each_line import each_line
@@ -105,10 +106,10 @@ def read_lines(path: Path) -> list[str]:
 
 def label_names(text: Path) -> list[str]:
     """Returns the labels of the training set, sorted; ValueError if another set has one that is not there."""
-    labels = {path.name.removesuffix(".label"): read_lines(path) for path in text.glob("*.label")}
-    names = sorted(set(labels["train"]))
-    for split, given in labels.items():
-        if unknown := set(given) - set(names):
+    names = sorted(set(read_lines(text / "train.label")))
+    for split in splits_in(text):
+        given = text / f"{split}.label"
+        if given.is_file() and (unknown := set(read_lines(given)) - set(names)):
             raise ValueError(
                 f"the {split} set has the label {min(unknown)!r}, the training set only {', '.join(names)}"
             )
@@ -138,7 +139,7 @@ def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> 
             for line in lines:
                 yield [numbers.get(word, UNKNOWN) for word in line.split()] or [UNKNOWN]
 
-    for split in sorted((path.name.split(".")[0] for path in text.glob("*.input0")), key=in_order):
+    for split in splits_in(text):
         given = text / f"{split}.label"
         label = map(labels.index, read_lines(given)) if given.is_file() else repeat(-1)
         columns = zip(*map(encoded, sorted(text.glob(f"{split}.input?"))), label, strict=False)
@@ -146,6 +147,7 @@ def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> 
     write_about(folder, words, labels, rows)
 
 
-def in_order(split: str) -> tuple:
-    """Returns by what splits are sorted: train, valid, valid1, test, test1."""
-    return ("train", "valid", "test").index(split.rstrip("1")), split
+def splits_in(text: Path) -> list[str]:
+    """Returns the splits of a text in their order: train, valid, perhaps valid1, test, perhaps test1."""
+    found = {path.name.split(".")[0] for path in text.glob("*.input0.txt")}
+    return [split for kind in SPLITS for split in sorted(found) if split.rstrip("1") == kind]

@@ -11,6 +11,7 @@ import random
 import re
 from argparse import Namespace
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ FILES = {"train": "train", "valid": "eval", "test": "test"}
 LONGEST = 4000  # bytes
 PIECE = 256  # bytes
 PAIRS = {"train": 8000, "valid": 1000, "test": 1000}
-TITLE = re.compile(rb"(?m)^ = [^=\n].* = \n")
+TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # between blank lines
 
 
 class Papers(Labelled):
@@ -93,9 +94,9 @@ def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
 def articles(path: Path) -> list[list[bytes]]:
     """Returns the pieces of each article of WikiText that has two or more; it begins with its title."""
     text = path.read_bytes()
-    starts = [match.start() for match in TITLE.finditer(text)]
+    starts = [match.start(1) for match in TITLE.finditer(text)]
     found = []
-    for start, end in zip(starts, [*starts[1:], len(text)], strict=True):
+    for start, end in pairwise([*starts, len(text)]):
         whole = range(start, end - PIECE + 1, PIECE)
         found.append([text[i : i + PIECE] for i in whole])
     found = [pieces for pieces in found if len(pieces) > 1]
