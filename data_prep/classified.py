@@ -32,9 +32,10 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
         types: how many the dictionary has, with fairseq's special ones.
         total: how many rows there will be, for the line that shows progress.
     """
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import tells of packages for speech
+    logging.disable(logging.INFO)  # fairseq's import tells of packages that it could use
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # seconds
 
+    logging.disable(logging.NOTSET)
     kind = np.uint16 if types <= 1 << 16 else np.int32
     builders, labels = [], []
     shown = {"desc": f"writing {split}", "unit": "rows", "disable": None, "delay": AFTER, "leave": False}
@@ -44,8 +45,8 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
             builders = [(MMapIndexedDatasetBuilder(f"{x}.bin", dtype=kind), f"{x}.idx") for x in prefixes]
         for (builder, _), tokens in zip(builders, inputs, strict=True):
             numbers = np.asarray(tokens, dtype=np.int64)
-            if not (numbers.size and numbers.min() >= UNKNOWN and numbers.max() < types):
-                raise ValueError(f"row {len(labels)} of {split} is empty, or not of the {types} types")
+            if numbers.size and not (numbers.min() >= UNKNOWN and numbers.max() < types):
+                raise ValueError(f"row {len(labels)} of {split} has a token that is none of {types} types")
             builder.add_item(torch.from_numpy(numbers))
         labels.append(label)
     if not labels:

@@ -2,7 +2,7 @@
 
 OUT/text has the texts as they are and in words by the Penn Treebank's rules, and OUT/bin their numbers. The
 vocabulary is the words that the training set has more than three times and, with --vectors, that have a
-vector; all others are <unk>, and so is a text without a word. OUT/bin/vectors.txt has these vectors.
+vector; all others are <unk>. OUT/bin/vectors.txt has these vectors.
 """
 
 import shutil
@@ -105,8 +105,13 @@ def read_lines(path: Path) -> list[str]:
 
 
 def label_names(text: Path) -> list[str]:
-    """Returns the labels of the training set, sorted; ValueError if another set has one that is not there."""
+    """Returns the labels of the training set, sorted.
+
+    ValueError if there are fewer than two, or if another set has one that is not there.
+    """
     names = sorted(set(read_lines(text / "train.label")))
+    if len(names) < 2:
+        raise ValueError(f"the training set has the label {names[0]!r} alone: two labels or more are needed")
     for split in splits_in(text):
         given = text / f"{split}.label"
         if given.is_file() and (unknown := set(read_lines(given)) - set(names)):
@@ -137,7 +142,7 @@ def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> 
     def encoded(path):
         with path.open(encoding="utf-8", newline="\n") as lines:
             for line in lines:
-                yield [numbers.get(word, UNKNOWN) for word in line.split()] or [UNKNOWN]
+                yield [numbers.get(word, UNKNOWN) for word in line.split()]
 
     for split in splits_in(text):
         given = text / f"{split}.label"

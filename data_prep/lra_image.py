@@ -12,7 +12,7 @@ from collections import defaultdict
 from operator import itemgetter
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from tqdm import tqdm
 
 from data_prep.classified import SPECIALS, as_types, write_about, write_split
@@ -89,6 +89,8 @@ def pictures(args: Namespace) -> dict[str, Rows]:
         raise ValueError(
             f"{source} has {len(train)} training pictures and {len(test)} for test: get it again"
         )
+    if len({name for _, name in train}) < 2:
+        raise ValueError(f"{source} has training pictures of {train[0][1]} alone: more classes are needed")
     if unknown := {name for _, name in test} - {name for _, name in train}:
         raise ValueError(f"{source} has test pictures of {min(unknown)}, and none for training")
     kept = len(train) - len(train) // 10
@@ -118,8 +120,10 @@ def from_file(content: bytes, where: str) -> Image.Image:
         size = image.size
         if size == (WIDTH, WIDTH):
             image.load()
+    except UnidentifiedImageError:  # its words are of the place in memory
+        raise ValueError(f"{where} is no picture: get it again") from None
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{where} is no whole picture ({error})") from None
+        raise ValueError(f"{where} is no whole picture ({error}): get it again") from None
     if size != (WIDTH, WIDTH):
         raise ValueError(f"{where} has {size[0]} x {size[1]} pixels instead of {WIDTH} x {WIDTH}")
     return image

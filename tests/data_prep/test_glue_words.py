@@ -54,9 +54,9 @@ def empty(folder):
     return folder / "empty"
 
 
-def test_an_empty_question_is_one_unknown_word(tmp_path):
+def test_an_empty_question_stays_empty(tmp_path):
     source, out = write_tsvs(tmp_path / "given", "QQP"), tmp_path / "out"
     path = source / "QQP" / "train.tsv"
     path.write_bytes(path.read_bytes() + b"8\t1\t2\ttrain\t\t0\n")
     prepare("glue_words", ["QQP", *flags(source, out)])
-    assert classified(out / "QQP" / "bin", "train")[-1] == ("train", "<unk>", "0")
+    assert classified(out / "QQP" / "bin", "train")[-1] == ("train", "", "0")

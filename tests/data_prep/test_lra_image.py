@@ -141,7 +141,7 @@ def test_a_bad_batch(content, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no picture", "is no whole picture (cannot identify image file"),
+        (b"no picture", "is no picture: get it again"),
         (picture(COLOURS[0])[:900], "is no whole picture ("),
         (picture(COLOURS[0], "JPEG")[:500], "is no whole picture ("),
         (picture(COLOURS[0][:16]), "has 32 x 16 pixels instead of 32 x 32"),

@@ -105,8 +105,9 @@ def test_what_cannot_be_used(tmp_path):
     )
     folder = write_files(tmp_path / "given", {**FILES, "snli_1.0/snli_1.0_dev.jsonl": b""})
     assert f"{folder} has no pairs in snli_1.0_dev.jsonl" in refused("snli", "--from", folder, *out)
-    assert "the valid set has the label 'contradiction', the training set only entailment" in refused(
-        "snli", "--from", file, "--cut", 1, 4, 4, *out
+    assert (
+        "the valid set has the label 'contradiction', the training set only entailment, neutral"
+        in refused("snli", "--from", file, "--cut", 2, 4, 4, *out)
     )
     assert not (tmp_path / "out").exists()
 

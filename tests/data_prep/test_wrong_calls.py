@@ -81,8 +81,9 @@ CALLS = [
     ("lra_text --from {archive}", "{archive} is no whole zip or tar archive"),
     ("lra_image --from {archive}", "{archive} is no whole zip or tar archive"),
     ("lra_image --from {pictures} --size 33", "--size 33 is more than the 32 pixels"),
-    ("lra_image --from {pictures}", "{pictures}: train/cat/0.png is no whole picture"),
-    ("snli --from {snli}", "no word is 4 times in the training set: more text is needed"),
+    ("lra_image --from {pictures}", "{pictures}: train/cat/0.png is no picture: get it again"),
+    ("snli --from {snli}", "the training set has the label 'neutral' alone: two labels or more are needed"),
+    ("sentences --from {few}", "no word is 4 times in the training set: more text is needed"),
     ("snli --from {snli} --cut 1 1", "argument --cut: expected 3 arguments"),
     ("snli --from {snli} --cut 1 1 1", "{snli} is no file: --cut is for one file of JSON lines"),
     ("snli --cut 1 1 1", "--cut needs --from: the file that is cut"),
@@ -140,6 +141,7 @@ def places(tmp_path_factory):
     pair = b'{"premise": "a", "hypothesis": "b", "label": "neutral"}\n'
     files("snli", {f"snli_1.0_{split}.jsonl": pair for split in ("train", "dev", "test")})
     files("labelled", {f"{split}.{end}": b"a\n" * 4 for split in SPLITS for end in ("input0.txt", "label")})
+    files("few", {f"{split}.{end}": b"a\nb\n" for split in SPLITS for end in ("input0.txt", "label")})
     files("pictures", {"train/cat/0.png": b"none"})
     files("papers", {f"new_aan_pairs.{split}.tsv": b"1\ta\tb\tc\td\n" for split in ("train", "eval", "test")})
     files("raw", {f"wiki.{split}.raw": b"a text\n" for split in SPLITS})
