@@ -1,6 +1,7 @@
 """Folders of inputs with labels, for our task classification: texts, pairs of texts or pictures as tokens."""
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,6 +18,11 @@ UNKNOWN = 3
 """The number of <unk>."""
 
 
+def as_types(values: np.ndarray) -> np.ndarray:
+    """Returns bytes or pixels as the numbers of their types, where type i is the value i."""
+    return values.astype(np.int64) + SPECIALS  # a sum of 8 bits would overflow
+
+
 def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, total: int | None = None) -> int:
     """Writes the files of a split, and returns how many rows it has.
 
@@ -26,8 +32,10 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
         types: how many the dictionary has, with fairseq's special ones.
         total: how many rows there will be, for the line that shows progress.
     """
+    logging.disable(logging.INFO)  # fairseq's import tells of packages that it could use
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # seconds
 
+    logging.disable(logging.NOTSET)
     kind = np.uint16 if types <= 1 << 16 else np.int32
     builders, labels = [], []
     shown = {"desc": f"writing {split}", "unit": "rows", "disable": None, "delay": AFTER, "leave": False}
@@ -36,7 +44,10 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
             prefixes = [folder / f"{split}.input{i}" for i in range(len(inputs))]
             builders = [(MMapIndexedDatasetBuilder(f"{x}.bin", dtype=kind), f"{x}.idx") for x in prefixes]
         for (builder, _), tokens in zip(builders, inputs, strict=True):
-            builder.add_item(torch.from_numpy(np.asarray(tokens, dtype=np.int64)))
+            numbers = np.asarray(tokens, dtype=np.int64)
+            if numbers.size and not (numbers.min() >= UNKNOWN and numbers.max() < types):
+                raise ValueError(f"row {len(labels)} of {split} has a token that is none of {types} types")
+            builder.add_item(torch.from_numpy(numbers))
         labels.append(label)
     if not labels:
         raise ValueError(f"the split {split} has no rows")
