@@ -14,7 +14,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from data_prep import word_vectors
 from data_prep.binarise import SPLITS
 from data_prep.classified import SPECIALS, UNKNOWN, write_about, write_split
 from data_prep.door import noted_folder
@@ -22,6 +21,7 @@ from data_prep.each_line import each_line
 from data_prep.labelled import Labelled, TrainRows
 from data_prep.penn_words import penn_words
 from data_prep.progress import AFTER
+from fairseq_lrpe import word_vectors
 from fairseq_lrpe.layouts import vocabulary_size
 from fairseq_lrpe.programs import a_path
 
@@ -78,7 +78,7 @@ class LabelledWords(TrainRows, Labelled):
             with noted_folder(args.out / "bin", source) as part:
                 words = vocabulary(text)
                 if args.vectors:
-                    words = word_vectors.select(args.vectors, words, part / "vectors.txt")
+                    words = with_vectors(words, args.vectors, part / "vectors.txt")
                 write_bin(text, part, words, labels)
         except ValueError:  # the note in OUT/text has these options, and would refuse others
             shutil.rmtree(text)
@@ -133,6 +133,16 @@ def vocabulary(text: Path) -> list[str]:
     if not words:
         raise ValueError(f"no word is {ENOUGH} times in the training set: more text is needed")
     return words
+
+
+def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
+    """Returns those of the words that have a vector in a file, and writes their lines to ``target``."""
+    found = set()
+    with target.open("wb") as out:
+        for word, _, line in word_vectors.read(vectors, words):
+            found.add(word)
+            out.write(line.rstrip() + b"\n")
+    return [word for word in words if word in found]
 
 
 def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> None:

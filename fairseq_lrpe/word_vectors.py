@@ -1,58 +1,70 @@
-"""Files of word vectors in GloVe's format: lines of a word and the numbers of its vector."""
+"""Vectors of words in GloVe's format: a line has a word and its numbers, with one blank between."""
 
-from collections.abc import Iterator
-from math import isfinite
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import numpy as np
+from tqdm import tqdm
 
-def width_of(path: Path) -> int:
-    """Returns how wide a file's vectors are, by its first line; ValueError where that has none."""
-    try:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            first = next(lines, "")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}): word vectors are needed") from None
-    width = len(first.split(" ")) - 1
-    vector_of(first, max(width, 2), f"{path}, line 1")
-    return width
+AFTER = 5  # seconds, from which on it is shown how much of a file is read
 
 
-def lines_of(path: Path, width: int) -> Iterator[tuple[str, str]]:
-    """Yields each line's word and the whole line, whose numbers :func:`vector_of` reads.
+def width(path: Path) -> int:
+    """Returns how many numbers the vector of the first line has, whose word must be without blanks."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: a file of word vectors in GloVe's format is needed")
+    with path.open("rb") as file:
+        fields = file.readline().rstrip().split(b" ")
+    if len(fields) < 2:
+        raise ValueError(f"{path} line 1 is no word with its vector: a file in GloVe's format is needed")
+    _numbers(fields[1:], path, 1)
+    return len(fields) - 1
 
-    A word may have spaces in it, as some of GloVe's have: the vector is the last fields. ValueError names a
-    line that is too short or no UTF-8.
+
+def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, bytes]]:
+    """Yields (word, vector, line) of those of the words that have a vector in a file.
+
+    Some words of GloVe's have blanks, so that a vector is the last numbers of a line, as many as the first
+    line has. The numbers are looked at where the word is one of ``words``: a file may have millions of lines.
+    Of a word that is there twice the first vector is taken. ValueError names a line that is no word with
+    such a vector, or says that there is none of the words.
     """
-    number = 0
-    try:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, 1):
-                fields = line.rsplit(" ", width)
-                if len(fields) != width + 1:
-                    raise ValueError(f"{path}, line {number:,}: {_wanted(width)}")
-                yield fields[0], line
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path}, after line {number:,}, is not UTF-8 text ({error})") from None
+    size, missing = width(path), {word.encode() for word in words}
+    wanted = len(missing)
+    bar = {"desc": f"reading {path.name}", "unit": "B", "unit_scale": True, "disable": None, "delay": AFTER}
+    with path.open("rb") as file, tqdm(total=path.stat().st_size, leave=False, **bar) as read:
+        for number, line in enumerate(file, 1):
+            read.update(len(line))
+            fields = line.rstrip().split(b" ")
+            if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
+                raise ValueError(
+                    f"{path} line {number} has {len(fields) - 1} fields after its word instead of {size}, "
+                    "as line 1 has"
+                )
+            word = b" ".join(fields[:-size])
+            if word in missing:
+                missing.remove(word)
+                yield word.decode(), _numbers(fields[-size:], path, number), line
+    if len(missing) == wanted:
+        raise ValueError(f"{path} has none of the {wanted:,} words: other vectors are needed")
 
 
-def vector_of(line: str, width: int, where: str) -> list[float]:
-    """Returns the vector of a line; ValueError says ``where`` there is none of this ``width``."""
+def _numbers(fields, path, line):
+    """The vector of a line; ValueError unless all fields are numbers."""
     try:
-        vector = [float(field) for field in line.rstrip("\n").rsplit(" ", width)[1:]]
+        vector = np.array(fields, dtype="S").astype(np.float32)
     except ValueError:
-        vector = []
-    if len(vector) != width or not all(map(isfinite, vector)):
-        raise ValueError(f"{where}: {_wanted(width)}")
+        vector = np.array([np.nan])
+    if not np.isfinite(vector).all():
+        wrong = next((field for field in fields if not _is_number(field)), fields[0])
+        shown = wrong[:20].decode(errors="replace")
+        raise ValueError(f"{path} line {line} has {shown!r}, which is no number: a word's vector is needed")
     return vector
 
 
-def check_width(path: Path, width: int, remedy: str) -> None:
-    """Refuses, by ValueError, a file that is missing or whose vectors have another ``width``."""
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: a file of word vectors in GloVe's format is needed")
-    if (found := width_of(path)) != width:
-        raise ValueError(f"{path} has vectors of width {found} and the embeddings have {width}: {remedy}")
-
-
-def _wanted(width):
-    return f"a word and {width} numbers are needed"
+def _is_number(field):
+    """Whether a field is a finite number."""
+    try:
+        return bool(np.isfinite(float(field)))
+    except ValueError:
+        return False

@@ -12,16 +12,15 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, open_dict
 from torch import Tensor, nn
 
+from fairseq_lrpe import word_vectors
 from fairseq_lrpe.config import PositionConfig, check_between, check_part, flag
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.models.coders import ACTIVATIONS, Encoder, EncoderLayer
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.token_positions import place_tokens
-from fairseq_lrpe.word_vectors import check_width, lines_of, vector_of
 
 NORMS = ("batch", "layer")
 PIXELS = ("linear", "embedding")
-WIDTH = "give it as --encoder-input-dim, or other vectors"
 
 
 @dataclass
@@ -213,15 +212,12 @@ class ClassifierModel(BaseFairseqModel):
         embedding = self.encoder.embed_tokens.embedding
         if embedding is None:
             raise ValueError(f"--embed-path {path}: pixels that are numbers have no vectors: leave it out")
-        width, known = embedding.embedding_dim, False
-        check_width(path, width, WIDTH)
-        for word, line in lines_of(path, width):
-            if word in dictionary:
-                known = True
-                vector = vector_of(line, width, f"{path}, the word {word!r}")
-                embedding.weight[dictionary.index(word)] = torch.tensor(vector)
-        if not known:
-            raise ValueError(f"{path} has no vector of any word of the dictionary: give another --embed-path")
+        found, width = word_vectors.width(path), embedding.embedding_dim
+        if found != width:
+            sizes = f"vectors of {found} numbers and the embeddings have {width}"
+            raise ValueError(f"{path} has {sizes}: give --encoder-input-dim {found}, or other vectors")
+        for word, vector, _ in word_vectors.read(path, dictionary.symbols[dictionary.nspecial :]):
+            embedding.weight[dictionary.index(word)] = torch.from_numpy(vector)
 
 
 register_family("classifier", ClassifierModel, ClassifierConfig)

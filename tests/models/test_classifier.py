@@ -244,12 +244,13 @@ def test_vectors_are_copied(tmp_path):
 @pytest.mark.parametrize(
     "how, said",
     [
-        ({"width": 15}, "has vectors of width 15 and the embeddings have 16"),
-        ({"line": "w5 1 2"}, "line 4: a word and 16 numbers are needed"),
-        ({"line": "w5" + " x" * 16}, "the word 'w5': a word and 16 numbers are needed"),
-        ({"line": "w5" + " nan" * 16}, "a word and 16 numbers are needed"),
-        ({"words": ("no", "such")}, "has no vector of any word of the dictionary"),
-        ({"words": ()}, "line 1: a word and"),
+        ({"width": 15}, "has vectors of 15 numbers and the embeddings have 16: give --encoder-input-dim 15"),
+        ({"line": "w5 1 2"}, "line 4 has 2 fields after its word instead of 16"),
+        ({"line": "w5" + " x" * 16}, "line 4 has 'x', which is no number"),
+        ({"line": "w5" + " nan" * 16}, "line 4 has 'nan', which is no number"),
+        ({"line": "w5" + " 1" * 17}, "line 4 has 17 fields after its word instead of 16"),
+        ({"words": ("no", "such")}, "has none of the 20 words"),
+        ({"words": ()}, "line 1 is no word with its vector"),
     ],
 )
 def test_wrong_vectors(how, said, tmp_path):

@@ -2,7 +2,8 @@
 
 import pytest
 
-from data_prep import word_vectors
+from data_prep.labelled_words import with_vectors
+from fairseq_lrpe import word_vectors
 
 LINES = ["the 0.1 -2e-3 3", "of 4 5 6", ". . . 7 8 9", "at name@domain.com 1 1 1", "été 1 2 3", "of 0 0 0"]
 
@@ -16,8 +17,10 @@ def test_the_vocabularys_vectors(tmp_path):
     path, target = write(tmp_path, LINES), tmp_path / "target"
     assert word_vectors.width(path) == 3
     # Neither the end of a word with blanks nor its beginning is a word; of two lines the first counts.
-    found = word_vectors.select(path, ["été", "of", "at", "name@domain.com", ".", "unseen"], target)
-    assert found == ["été", "of"]
+    words = ["été", "of", "at", "name@domain.com", ".", "unseen"]
+    found = {word: vector.tolist() for word, vector, _ in word_vectors.read(path, words)}
+    assert found == {"of": [4, 5, 6], "été": [1, 2, 3]}
+    assert with_vectors(words, path, target) == ["été", "of"]
     assert target.read_text(encoding="utf-8").splitlines() == ["of 4 5 6", "été 1 2 3"]
 
 
@@ -32,11 +35,11 @@ def test_the_vocabularys_vectors(tmp_path):
         (["the 1 x", "of 1 2"], "line 1 has 'x', which is no number"),
         (["the"], "line 1 is no word with its vector"),
         ([], "line 1 is no word with its vector"),
-        (["The 1 2", "OF 1 2"], "has none of the training set's 2 words"),
+        (["The 1 2", "OF 1 2"], "has none of the 2 words"),
     ],
 )
 def test_what_is_no_vector(lines, message, tmp_path):
     path = write(tmp_path, lines)
     with pytest.raises(ValueError) as refused:
-        word_vectors.select(path, ["of", "the"], tmp_path / "target")
+        list(word_vectors.read(path, ["of", "the"]))
     assert str(refused.value).startswith(f"{path} ") and message in str(refused.value)
