@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fairseq_lrpe.measure.shared import seconds
+from fairseq_lrpe.measure.shared import resident, seconds
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.linear_attention.fla import fla_lacks
 
@@ -114,15 +114,10 @@ def peak_of_step(name: str, qkv: list, gradient) -> tuple[int, int]:
         highest = torch.cuda.max_memory_allocated()
     else:
         Path("/proc/self/clear_refs").write_text("5")  # the highest so far becomes the present
-        before = _resident("VmRSS")
+        before = resident("VmRSS")
         step(name, qkv, gradient)
-        highest = _resident("VmHWM")
+        highest = resident("VmHWM")
     return highest - before - sum(x.grad.nbytes for x in qkv), highest
-
-
-def _resident(which):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(which)))
 
 
 def decoding(positions: list[int], heads: int, width: int, rounds: Iterable) -> dict[str, dict]:

@@ -5,6 +5,7 @@ import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -41,6 +42,12 @@ def seconds(function: Callable[[], object]) -> float:
     if on_gpu:
         torch.cuda.synchronize()
     return time.perf_counter() - start
+
+
+def resident(which: str) -> int:
+    """Returns the bytes of memory that this process has (VmRSS), or the most that it had (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith(which)))
 
 
 def numbers(*headers: str) -> list:

@@ -19,6 +19,24 @@ def test_the_command(family):
         assert any(row in line and "│" in line for line in done.stdout.splitlines())
 
 
+def test_classifiers_are_compared_with_softmax_attention():
+    """In time and in memory, at each length in turn: more tokens take more memory."""
+    words = (
+        "--family classifier --layers 1 --batch-size 1 --rounds 1 --attention linear --methods base".split()
+    )
+    taken = []
+    for length in ("256", "8192"):
+        done = run_here(main, *words, "--length", length)
+        assert done.returncode == 0, done.stderr
+        assert (
+            f"classifier, linear attention: 1 layers, 1 × {int(length):,} tokens, vocabulary 260"
+            in done.stdout
+        )
+        [row] = [line.split("│") for line in done.stdout.splitlines() if "│ base" in line]
+        taken.append(float(row[5].replace(",", "")))
+    assert taken[1] > 2 * taken[0] > 0
+
+
 def test_published_speeds_are_those_of_the_papers_tables():
     """TMLR Table 6, of linear attention alone, and what can be read of ICLR Table 9."""
     speeds = published_speeds()
