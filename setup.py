@@ -26,6 +26,7 @@ setup(
         "regex",
         "scikit-learn",
         "scipy",
+        "pillow",
         "sacremoses",
         "subword-nmt",
     ],

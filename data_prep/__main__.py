@@ -32,6 +32,8 @@ CORPORA = {
     "glue": Row("glue:Glue", "GLUE's tasks, the same way", "downloaded", "data/glue/TASK/bin"),
     "wmt14_en_de": Row("translation:Translation", "English and German of WMT 2014", "downloaded"),
     "multi30k": Row("translation:Translation", "English and German captions of pictures", "needs --from"),
+    "listops": Row("listops:ListOps", "ListOps of Long-Range Arena", "generated"),
+    "pathfinder": Row("pathfinder:Pathfinder", "Pathfinder of Long-Range Arena", "generated"),
     "text": Row("own_text:OwnText", "your own text in SentencePiece's pieces", "in Python, or --from"),
 }
 

@@ -1,6 +1,7 @@
 """Folders of inputs with labels, for our task classification: texts, pairs of texts or pictures as tokens."""
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -26,8 +27,10 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
         types: how many the dictionary has, with fairseq's special ones.
         total: how many rows there will be, for the line that shows progress.
     """
+    logging.disable(logging.INFO)  # fairseq's import tells of packages that it could use
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # seconds
 
+    logging.disable(logging.NOTSET)
     kind = np.uint16 if types <= 1 << 16 else np.int32
     builders, labels = [], []
     shown = {"desc": f"writing {split}", "unit": "rows", "disable": None, "delay": AFTER, "leave": False}
