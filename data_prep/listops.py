@@ -46,7 +46,7 @@ class ListOps(Generated):
             return {split: published(args.source / name) for split, name in FILES.items()}
         shortest, longest = args.length
         if longest < shortest + 2:
-            raise ValueError(f"--length {shortest} {longest}: no length is above {shortest} and below {longest}")
+            raise ValueError(f"--length {shortest} {longest}: no length is between the two")
         if not any(map(self.draw(args), range(RARE))):
             raise ValueError(f"{self.missed(args, RARE)}: change --length or --depth")
 

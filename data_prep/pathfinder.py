@@ -1,11 +1,11 @@
 """Pathfinder of Long-Range Arena (Linsley et al. 2018; Tay et al. 2021), for our task classification.
 
-Grey pictures of two long contours of dashes, called paddles, of short contours that distract, and of two discs:
-the label is 1 if these are the two ends of one long contour, and 0 if they are ends of both. Half of the
-pictures have label 1. The measures are those of Long-Range Arena's hard set of 32 x 32 pixels; in another
---window, how far apart the long contours begin and how many short ones there are goes with its size. Of
-published pictures, in their order, the first 80% are for training, the next and the last 10% for validation
-and test.
+Grey pictures of two long contours of dashes, called paddles, of short contours that distract, and of two
+discs: the label is 1 if these are the two ends of one long contour, and 0 if each is an end of another one.
+Half of the pictures have label 1. The measures are those of Long-Range Arena's hard set of 32 x 32 pixels; in
+another --window, how far apart the long contours begin and how many short ones there are goes with its size.
+Of published pictures, in their order, the first 80% are for training, the next and the last 10% for
+validation and test.
 """
 
 import math
@@ -127,7 +127,7 @@ def draw(seed: int, window: int, length: int, index: int) -> Picture:
     random, label = Random(f"{seed} {index}"), index % 2
     while not (long := long_contours(random, window, length)):
         pass
-    taken = empty(window)
+    taken = empty(window).copy()
     cover(taken, chain(*long))
     short = short_contours(random, taken, max(length // 3, 1))
     start = pick(random, 2)
@@ -144,12 +144,12 @@ def long_contours(random: Random, window: int, length: int) -> list[list[Paddle]
 
 def short_contours(random: Random, taken: np.ndarray, length: int) -> list[list[Paddle]]:
     """Returns contours in what is left free, and covers it; fewer than wanted if there is no place."""
-    window, contours = len(taken) - 2 * FRAME, []
-    for _ in range(PADDLES * window**2 // 32**2 // length):
-        for _ in range(TRIALS_SHORT):
-            free = (np.argwhere(taken < 2 - FULL) - FRAME).tolist()
-            grown = grow(random, taken, [free[pick(random, len(free))]], length) if free else None
-            if grown:
+    width, contours = len(taken), []
+    for _ in range(PADDLES * (width - 2 * FRAME) ** 2 // 32**2 // length):
+        free = np.flatnonzero(taken < 2 - FULL)
+        for _ in range(TRIALS_SHORT if len(free) else 0):
+            y, x = divmod(int(free[pick(random, len(free))]), width)
+            if grown := grow(random, taken, [(y - FRAME, x - FRAME)], length):
                 cover(taken, grown[0])
                 contours += grown
                 break
@@ -190,13 +190,14 @@ def go_on(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
     is times max(cos(min(c Δ, π/2)), 0)², where c is CONTINUITY and Δ the angle that it turns by.
     """
     pivot = step(last.pivot, last.angle, LENGTH + 2 * MARGIN)
-    rows, columns = (NEAR + pivot + FRAME).T
-    sums = np.cumsum(weights(last.angle) * (1 - taken[rows, columns].max(1)))
+    heads, near, weights = turns(last.angle, taken.shape[1])
+    place = (pivot[0] + FRAME) * taken.shape[1] + pivot[1] + FRAME
+    sums = (weights * (1 - taken.take(near + place).max(0))).cumsum()
     if sums[-1] < 1e-4:
         return None
     for _ in range(TRIALS):
-        i = np.searchsorted(sums, random.random() * sums[-1], side="right")
-        paddle = Paddle(pivot, (pivot[0] + HEADS[i][0], pivot[1] + HEADS[i][1]), ANGLES[i])
+        y, x = heads[sums.searchsorted(random.random() * sums[-1], side="right")]
+        paddle = Paddle(pivot, (pivot[0] + y, pivot[1] + x), math.atan2(y, x))
         if fits(taken, paddle):
             return paddle
     return None
@@ -208,9 +209,16 @@ def beginning(paddle: Paddle) -> Point:
 
 
 def step(point: Point, angle: float, distance: float) -> Point:
-    """Returns the pixel at a distance; what the last bits of a sine are must not count."""
-    y, x = (round(round(distance * part, 6)) for part in (math.sin(angle), math.cos(angle)))
+    """Returns the pixel at a distance."""
+    y, x = shift(angle, distance)
     return point[0] + y, point[1] + x
+
+
+@cache
+def shift(angle: float, distance: float) -> Point:
+    """Returns a distance in whole pixels; the last bits of a sine, which machines may differ in, are cut."""
+    y, x = (round(round(distance * part, 6)) for part in (math.sin(angle), math.cos(angle)))
+    return y, x
 
 
 def pick(random: Random, count: int) -> int:
@@ -223,18 +231,26 @@ def direction(random: Random) -> float:
     return math.radians(pick(random, 360))
 
 
-HEADS = sorted({step((0, 0), math.radians(degrees), MARGIN + LENGTH) for degrees in range(360)})
+HEADS = sorted({shift(math.radians(degrees), MARGIN + LENGTH) for degrees in range(360)})
 """The pixels of a circle around a pivot."""
-ANGLES = [math.atan2(*head) for head in HEADS]
-NEAR = np.array([[(y + b, x + a) for y, x in HEADS] for b, a in [(0, 0), (0, 1), (1, 0), (0, -1), (-1, 0)]])
-"""These, and those MARGIN beside them."""
 
 
 @cache
-def weights(angle: float) -> np.ndarray:
-    """Returns what speaks for each of ANGLES after this one."""
-    turns = (abs(math.remainder(other - angle, math.tau)) for other in ANGLES)
-    return np.array([round(max(math.cos(min(CONTINUITY * x, math.pi / 2)), 0) ** 2, 9) for x in turns])
+def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray]:
+    """Returns how a contour may go on: heads as seen from a pivot, and the weight of each.
+
+    Between them: how far in memory these pixels (first row), and those MARGIN beside them (the other rows),
+    are from the pivot, where rows are ``width`` long.
+    """
+    weights = {}
+    for head in HEADS:
+        turn = abs(math.remainder(math.atan2(*head) - angle, math.tau))
+        weight = max(math.cos(min(CONTINUITY * turn, math.pi / 2)), 0) ** 2
+        if weight > 1e-9:
+            weights[head] = round(weight, 9)
+    places = np.array([y * width + x for y, x in weights])
+    beside = np.array([0, MARGIN, -MARGIN, MARGIN * width, -MARGIN * width])
+    return list(weights), places + beside[:, None], np.array(list(weights.values()))
 
 
 @cache
@@ -251,7 +267,9 @@ def stamp(angle: float) -> tuple[np.ndarray, np.ndarray]:
 def disc(size: int, middles: list[Point], radius: float) -> np.ndarray:
     """Returns which of so many finer pixels, each way, are in discs."""
     y, x = np.ogrid[:size, :size]
-    return np.any([(y - FINER * b) ** 2 + (x - FINER * a) ** 2 <= (FINER * radius) ** 2 for b, a in middles], 0)
+    return np.any(
+        [(y - FINER * b) ** 2 + (x - FINER * a) ** 2 <= (FINER * radius) ** 2 for b, a in middles], 0
+    )
 
 
 def shrunk(fine: np.ndarray, size: int) -> np.ndarray:
@@ -260,6 +278,7 @@ def shrunk(fine: np.ndarray, size: int) -> np.ndarray:
     return np.asarray(image.resize((size, size), Image.Resampling.LANCZOS), np.float32) / 255
 
 
+@cache
 def empty(window: int) -> np.ndarray:
     """Returns what is taken of a window, and of a frame around it, before anything is drawn."""
     return np.pad(np.zeros((window - 2 * PADDING,) * 2, np.float32), PADDING + FRAME, constant_values=1)
@@ -307,14 +326,15 @@ def published(folder: Path) -> list[tuple[Path, int]]:
     for file in sorted(files, key=lambda path: int(path.stem)):
         for number, fields in enumerate(metadata(file), 1):
             if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise ValueError(f"{file} row {number} is not a folder, a file, a number, a label 0 or 1, ...")
+                raise ValueError(f"{file} row {number} is no folder, file, number and label 0 or 1")
             path = folder / fields[0] / fields[1]
             if not path.is_file():
                 raise ValueError(f"{path} is missing, which {file} names")
             rows.append((path, int(fields[3])))
     if len(rows) < 10:
         raise ValueError(
-            f"{folder} has {len(rows)} pictures in metadata/*.npy: --from takes {Pathfinder.accepts}, 10 at least"
+            f"{folder}/metadata/*.npy name {len(rows)} pictures, not 10 or more: "
+            f"--from takes {Pathfinder.accepts}"
         )
     return rows
 

@@ -1,10 +1,12 @@
 """What tests of preparations share: the command in this process, texts as published, binaries read back."""
 
+import numpy as np
 import pytest
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
 from data_prep.__main__ import main
+from data_prep.classified import SPECIALS
 
 # With headings and a line that looks like a title, none of them one.
 ARTICLE = (
@@ -43,6 +45,20 @@ def sentences(out, split):
     return [
         dictionary.string(dataset[i], extra_symbols_to_ignore={dictionary.pad()}) for i in range(len(dataset))
     ]
+
+
+def classified(out, split):
+    """(tokens, label) of each row of a prepared split of one input, without the special types' numbers."""
+    folder = out / "bin"
+    dataset = data_utils.load_indexed_dataset(str(folder / f"{split}.input0"))
+    labels = np.load(folder / f"{split}.label.npy")
+    assert len(dataset) == len(labels)
+    return [(dataset[i].numpy() - SPECIALS, int(label)) for i, label in enumerate(labels)]
+
+
+def contents(folder):
+    """{name: bytes} of the files in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def decoded(folder, split):

@@ -11,7 +11,7 @@ from data_prep import __main__ as command
 from data_prep.corpus import Corpus
 
 NAMES = "wikitext103 wikitext103_bpe wikitext_mini wikitext_mini_bpe books wikibook wikipedia glue"
-NAMES += " wmt14_en_de multi30k text"
+NAMES += " wmt14_en_de multi30k listops pathfinder text"
 
 
 def test_without_a_name_it_lists_every_corpus(tmp_path, monkeypatch, capsys):
@@ -51,6 +51,7 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
     for option in ("--from", "--out", "--workers", f"data/{name}"):
         assert option in captured.out
     own = {"glue": "WNLI", "wikibook": "--shards", "text": "--sentencepiece N", "multi30k": "--bpe-types"}
+    own |= {"listops": "--length MIN MAX", "pathfinder": "--contour-length N"}
     assert own.get(name, "") in captured.out
 
 
