@@ -68,7 +68,8 @@ class Picture(NamedTuple):
         """Returns the picture; its brightest pixel is 255."""
         light = LONG * ink(self.window, chain(*self.long))
         light = np.maximum(light, SHORT * ink(self.window, chain(*self.short)))
-        light = np.maximum(light, DISC * circles(self.window, self.discs))
+        for middle in self.discs:
+            light = np.maximum(light, DISC * shrunk(disc(FINER * self.window, middle, RADIUS), self.window))
         return np.rint(255 / light.max() * light).astype(np.uint8)
 
 
@@ -178,8 +179,7 @@ def grow(random: Random, taken: np.ndarray, tails: list[Point], length: int) -> 
 def begin(random: Random, taken: np.ndarray, tail: Point) -> Paddle | None:
     """Returns a paddle from ``tail`` on in any direction, or None if it does not fit."""
     angle = direction(random)
-    pivot = step(tail, angle, -MARGIN)
-    paddle = Paddle(pivot, step(pivot, angle, MARGIN + LENGTH), angle)
+    paddle = Paddle(step(tail, angle, -MARGIN), step(tail, angle, LENGTH), angle)
     return paddle if fits(taken, paddle) else None
 
 
@@ -205,7 +205,7 @@ def go_on(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
 
 def beginning(paddle: Paddle) -> Point:
     """Returns where a paddle begins."""
-    return step(paddle.pivot, paddle.angle, MARGIN)
+    return step(paddle.head, paddle.angle, -LENGTH)
 
 
 def step(point: Point, angle: float, distance: float) -> Point:
@@ -260,16 +260,14 @@ def stamp(angle: float) -> tuple[np.ndarray, np.ndarray]:
     y, x = step((middle, middle), angle, -FINER * LENGTH)
     ImageDraw.Draw(drawing).line([(middle, middle), (x, y)], fill=255)
     line = np.asarray(drawing) > 0
-    covered = binary_dilation(line, disc(2 * FINER * MARGIN + 1, [(MARGIN, MARGIN)], MARGIN))
+    covered = binary_dilation(line, disc(2 * FINER * MARGIN + 1, (MARGIN, MARGIN), MARGIN))
     return shrunk(line, 2 * REACH + 1), shrunk(covered, 2 * REACH + 1)
 
 
-def disc(size: int, middles: list[Point], radius: float) -> np.ndarray:
-    """Returns which of so many finer pixels, each way, are in discs."""
+def disc(size: int, middle: Point, radius: float) -> np.ndarray:
+    """Returns which of so many finer pixels, each way, are in a disc."""
     y, x = np.ogrid[:size, :size]
-    return np.any(
-        [(y - FINER * b) ** 2 + (x - FINER * a) ** 2 <= (FINER * radius) ** 2 for b, a in middles], 0
-    )
+    return (y - FINER * middle[0]) ** 2 + (x - FINER * middle[1]) ** 2 <= (FINER * radius) ** 2
 
 
 def shrunk(fine: np.ndarray, size: int) -> np.ndarray:
@@ -309,11 +307,6 @@ def ink(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
         part = at(light, paddle.head)
         np.maximum(part, stamp(paddle.angle)[0], out=part)
     return light[FRAME:-FRAME, FRAME:-FRAME]
-
-
-def circles(window: int, middles: tuple[Point, Point]) -> np.ndarray:
-    """Returns the discs as drawn, from 0 to 1."""
-    return shrunk(disc(FINER * window, middles, RADIUS), window)
 
 
 def published(folder: Path) -> list[tuple[Path, int]]:
