@@ -18,6 +18,11 @@ UNKNOWN = 3
 """The number of <unk>."""
 
 
+def as_types(values: np.ndarray) -> np.ndarray:
+    """Returns bytes or pixels as the numbers of their types, where type i is the value i."""
+    return values.astype(np.int64) + SPECIALS  # a sum of 8 bits would overflow
+
+
 def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, total: int | None = None) -> int:
     """Writes the files of a split, and returns how many rows it has.
 
@@ -39,7 +44,10 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
             prefixes = [folder / f"{split}.input{i}" for i in range(len(inputs))]
             builders = [(MMapIndexedDatasetBuilder(f"{x}.bin", dtype=kind), f"{x}.idx") for x in prefixes]
         for (builder, _), tokens in zip(builders, inputs, strict=True):
-            builder.add_item(torch.from_numpy(np.asarray(tokens, dtype=np.int64)))
+            numbers = np.asarray(tokens, dtype=np.int64)
+            if numbers.size and not (numbers.min() >= UNKNOWN and numbers.max() < types):
+                raise ValueError(f"row {len(labels)} of {split} has a token that is none of {types} types")
+            builder.add_item(torch.from_numpy(numbers))
         labels.append(label)
     if not labels:
         raise ValueError(f"the split {split} has no rows")

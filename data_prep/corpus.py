@@ -12,6 +12,9 @@ from fairseq_lrpe import layouts
 from fairseq_lrpe.files import REPOSITORY, new_folder
 from fairseq_lrpe.programs import a_path, at_least, one_sentence
 
+OPTIONS = r"((,| in) \d[\d ]*[a-z ]+)*(, with vectors of .+)?$"
+"""What a note may have after the path of the source, each a corpus's own."""
+
 
 class Corpus:
     """The way of a corpus from its source to fairseq's binaries in OUT/bin.
@@ -113,7 +116,7 @@ def source_of(corpus: Corpus, args: Namespace) -> str:
     args.earlier = ""
     if args.source is None:
         args.earlier = door.read_note(args.out / "bin") or door.read_note(args.out / "text")
-        given = Path(re.sub(r"(,| in) \d+ [a-z ]+$", "", args.earlier))
+        given = Path(re.sub(OPTIONS, "", args.earlier))
         args.source = given if given.is_absolute() else None
     source = corpus.source(args)
     door.check_out(args.out, source)

@@ -17,6 +17,7 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path, PureWindowsPath
 
 import yaml
@@ -180,6 +181,30 @@ def unpack(archive: Path, folder: Path) -> None:
                 if kind == "file":
                     with open_member(member) as source, path.open("wb") as target:
                         shutil.copyfileobj(source, target, CHUNK)
+
+
+def files_in(source: Path, pattern: str) -> Iterator[tuple[re.Match, bytes]]:
+    """Yields (match of its path, content) of each file in a folder or an archive whose path has ``pattern``.
+
+    FetchError if there is none, or if the archive is damaged.
+    """
+    if not source.exists():
+        raise FetchError(f"{source} is missing: a folder or an archive is needed")
+    wanted, found = re.compile(pattern), 0
+    shown = {"desc": source.name, "unit": "files", "disable": None, "delay": AFTER, "leave": False}
+    if source.is_dir():
+        for path in tqdm(sorted(source.rglob("*")), **shown):
+            if (match := wanted.search(path.relative_to(source).as_posix())) and path.is_file():
+                found += 1
+                yield match, path.read_bytes()
+    else:
+        with _opened(source) as (members, open_member):
+            for name, kind, member in tqdm(members, **shown):
+                if kind == "file" and (match := wanted.search(name)):
+                    found += 1
+                    yield match, open_member(member).read()
+    if not found:
+        raise FetchError(f"{source} has none of the files that are needed (see --help)")
 
 
 @contextlib.contextmanager

@@ -15,34 +15,33 @@ from data_prep import gpt2_bpe
 from data_prep.binarise import SPLITS, preprocess
 from data_prep.door import noted_folder
 from data_prep.fetch import SOURCES, fetch, unpack
+from data_prep.labelled import TrainRows
 from fairseq_lrpe.files import whole_folder
 from fairseq_lrpe.glue_tasks import HIGHEST, PAPERS, TASKS, Task, task_named
-from fairseq_lrpe.programs import at_least
 
 SOURCE = SOURCES["glue"]
 
 
-class Glue(gpt2_bpe.InBytePairs):
+class Tasks(TrainRows):
     """GLUE, a part for each task; ``found``: the folder with the task's TSVs."""
 
     published = "the published files"
     accepts = "GLUE's TSVs, TASK/train.tsv and so on (default: download them)"
+    tasks = tuple(TASKS)
+    default = tuple(PAPERS)
 
     def add_options(self, parser):
-        parser.add_argument(
-            "tasks", nargs="*", metavar="TASK", help=f"from {' '.join(TASKS)} (default: all but WNLI)"
-        )
+        told = f"from {' '.join(self.tasks)} (default: {' '.join(self.default)})"
+        parser.add_argument("tasks", nargs="*", metavar="TASK", help=told)
         super().add_options(parser)
-        told = "only the first N of each training set, for a trial"
-        parser.add_argument("--train-rows", type=at_least(1), metavar="N", help=told)
 
     def parts(self, args):
-        tasks = {name: task_named(name) for name in args.tasks or PAPERS}
+        tasks = {name: task_named(name) for name in args.tasks or self.default}
+        for name in tasks:
+            if name not in self.tasks:
+                raise ValueError(f"{name} has no labels: choose from {', '.join(self.tasks)}")
         shared = {**vars(args), "most": {"train": args.train_rows}}  # rows of a split; none, or None: all
         return [Namespace(**{**shared, "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
-
-    def source(self, args):
-        return super().source(args) + (f", {args.train_rows} training rows" if args.train_rows else "")
 
     def check(self, args):
         folder = args.source / args.name if args.source else published(args.name, args.out)
@@ -69,6 +68,10 @@ class Glue(gpt2_bpe.InBytePairs):
         (folder / "rows.json").write_text(json.dumps(counts) + "\n")
         # fairseq takes it as it is: label i is number i after the four special types, and no madeupwords.
         (folder / "labels.txt").write_text("".join(f"{name} 0\n" for name in args.task.labels))
+
+
+class Glue(Tasks, gpt2_bpe.InBytePairs):
+    """GLUE's tasks in byte pairs."""
 
     def prepare(self, args, source, found):
         bpe = args.out.parent / "gpt2_bpe"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from data_prep.classified import SPECIALS
+from data_prep.classified import as_types
 from data_prep.door import check_text
 from data_prep.generated import Generated
 from data_prep.processes import in_order
@@ -61,7 +61,7 @@ class ListOps(Generated):
 
     def read(self, args, rows):
         for symbols, label in rows:
-            yield np.array([SPECIALS + SYMBOLS.index(symbol) for symbol in symbols.split()]), label
+            yield as_types(np.array([*map(SYMBOLS.index, symbols.split())])), label
 
     def generated(self, args):
         seen, last = set(), 0
@@ -71,7 +71,7 @@ class ListOps(Generated):
                 if short not in seen:
                     seen.add(short)
                     last = stream
-                    yield SPECIALS + np.frombuffer(symbols, np.uint8), label
+                    yield as_types(np.frombuffer(symbols, np.uint8)), label
             if stream == last + 10 * RARE:
                 missed = self.missed(args, 10 * RARE)
                 raise ValueError(f"{missed} that is not among the {len(seen):,} before: ask for fewer --rows")

@@ -22,7 +22,7 @@ from PIL import Image, ImageDraw
 from scipy.ndimage import binary_dilation
 
 from data_prep.binarise import SPLITS
-from data_prep.classified import SPECIALS
+from data_prep.classified import as_types
 from data_prep.generated import Generated
 from data_prep.processes import in_order
 
@@ -77,13 +77,13 @@ class Pathfinder(Generated):
     """Pictures of contours, and whether two discs are the ends of one; ``found``: paths and labels."""
 
     accepts = "imgs/K/sample_N.png and metadata/K.npy as published (default: draw pictures)"
-    defaults = {"window": [32], "contour-length": [14], "rows": [160_000, 20_000, 20_000], "seed": [1]}
+    defaults = {"window": [32], "contour_length": [14], "rows": [160_000, 20_000, 20_000], "seed": [1]}
     types = [*map(str, range(256))]
     labels = ["0", "1"]
 
     def add_options(self, parser):
         self.add_numbers(parser, "window", 8, "how many pixels a picture is wide and high")
-        self.add_numbers(parser, "contour-length", 2, "paddles of a long contour; a short one has a third")
+        self.add_numbers(parser, "contour_length", 2, "paddles of a long contour; a short one has a third")
         super().add_options(parser)
 
     def check(self, args):
@@ -114,7 +114,7 @@ class Pathfinder(Generated):
         blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
         for block in in_order(function, blocks, workers):
             for grey, label in block:
-                yield SPECIALS + grey.ravel().astype(np.int64), label
+                yield as_types(grey.ravel()), label
 
 
 def drawn(seed: int, window: int, length: int, indices: range) -> list[tuple[np.ndarray, int]]:

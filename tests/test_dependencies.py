@@ -13,6 +13,7 @@ PACKAGES = {  # of modules that are not called like their package
     "fairseq": "fairseq-fixed",
     "fairseq_cli": "fairseq-fixed",
     "fla": "fla-core",
+    "PIL": "pillow",
     "hydra": "hydra-core",
     "sklearn": "scikit-learn",
     "subword_nmt": "subword-nmt",

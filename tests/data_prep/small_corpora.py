@@ -1,12 +1,15 @@
 """What tests of preparations share: the command in this process, texts as published, binaries read back."""
 
+import io
+import json
+import tarfile
+
 import numpy as np
 import pytest
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
 from data_prep.__main__ import main
-from data_prep.classified import SPECIALS
 
 # With headings and a line that looks like a title, none of them one.
 ARTICLE = (
@@ -47,13 +50,35 @@ def sentences(out, split):
     ]
 
 
-def classified(out, split):
-    """(tokens, label) of each row of a prepared split of one input, without the special types' numbers."""
-    folder = out / "bin"
-    dataset = data_utils.load_indexed_dataset(str(folder / f"{split}.input0"))
-    labels = np.load(folder / f"{split}.label.npy")
-    assert len(dataset) == len(labels)
-    return [(dataset[i].numpy() - SPECIALS, int(label)) for i, label in enumerate(labels)]
+def classified(folder, split):
+    """(the text of each input ..., the label's name, None if it is not known) of each row of a split."""
+    about = json.loads((folder / "about.json").read_text())
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    inputs = [
+        data_utils.load_indexed_dataset(str(folder / f"{split}.input{i}"), dictionary)
+        for i in range(about["inputs"])
+    ]
+    names = [about["labels"][i] if i >= 0 else None for i in np.load(folder / f"{split}.label.npy")]
+    assert about["rows"][split] == len(names) and {len(rows) for rows in inputs} == {len(names)}
+    return [(*(dictionary.string(rows[i]) for rows in inputs), name) for i, name in enumerate(names)]
+
+
+def write_files(folder, contents):
+    """Files {path: bytes} in ``folder``, and ``folder``."""
+    for name, content in contents.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def write_tar(path, contents):
+    """The same files in a .tar.gz."""
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return path
 
 
 def contents(folder):

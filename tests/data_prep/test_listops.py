@@ -53,30 +53,30 @@ def test_values_lengths_and_depths_as_in_long_range_arena(tmp_path, capsys):
     assert about == {"inputs": 1, "labels": SYMBOLS[:10], "rows": rows}
     depths, numbers, labels, lengths = Counter(), Counter(), Counter(), []
     for split, count in rows.items():
-        found = classified(out, split)
+        found = classified(out / "bin", split)
         assert len(found) == count
-        for tokens, label in found:
-            depth, of_one = checked([SYMBOLS[token] for token in tokens], label)
+        for text, label in found:
+            depth, of_one = checked(text.split(), int(label))
             depths[depth] += 1
             numbers.update(of_one)
             labels[label] += 1
-            lengths.append(len(tokens))
+            lengths.append(len(text.split()))
     assert min(lengths) > 500 and max(lengths) < 2000 and min(lengths) < 520 and max(lengths) > 1900
     assert max(depths) == 10 and depths[10] > 900
     assert set(numbers) == set(range(2, 11))
-    assert set(labels) == set(range(10)) and min(labels.values()) > 50
+    assert set(labels) == set(SYMBOLS[:10]) and min(labels.values()) > 50
     printed = capsys.readouterr().out
-    assert "15 types, 10 labels; rows: 1,000 train 20 valid 30 test" in printed
+    assert "rows: train 1,000, valid 20, test 30\n" in printed and "vocabulary: 19 types, with" in printed
     assert f"ready: fairseq-train {out / 'bin'} --task classification" in printed
 
 
 def test_the_small_form_has_each_expression_once(tmp_path):
     out = tmp_path / "out"
     prepare("listops", ["--out", out, *SMALL])
-    rows = [row for split in SPLITS for row in classified(out, split)]
-    assert len({tuple(tokens) for tokens, _ in rows}) == len(rows) == 1000
-    assert all(20 < len(tokens) < 100 for tokens, _ in rows)
-    assert max(checked([SYMBOLS[token] for token in tokens], label)[0] for tokens, label in rows) == 4
+    rows = [row for split in SPLITS for row in classified(out / "bin", split)]
+    assert len({text for text, _ in rows}) == len(rows) == 1000
+    assert all(20 < len(text.split()) < 100 for text, _ in rows)
+    assert max(checked(text.split(), int(label))[0] for text, label in rows) == 4
     shares = Counter(label for _, label in rows)
     assert len(shares) == 10 and min(shares.values()) > 40 and max(shares.values()) < 250
     note = "the generator with --depth 4 --length 20 100 --rows 800 100 100 --seed 1\n"
@@ -169,9 +169,8 @@ def test_the_published_files(tmp_path):
     for name, text in texts.items():
         (folder / f"basic_{name}.tsv").write_text(f"Source\tTarget\r\n{text}\r\n")
     prepare("listops", ["--out", out, "--from", folder])
-    rows = [row for split in SPLITS for row in classified(out, split)]
-    found = [(" ".join(SYMBOLS[token] for token in tokens), label) for tokens, label in rows]
-    assert found == [("[MAX 3 7 ]", 7), ("4", 4), ("[SM 8 5 ]", 3)]
+    rows = [row for split in SPLITS for row in classified(out / "bin", split)]
+    assert rows == [("[MAX 3 7 ]", "7"), ("4", "4"), ("[SM 8 5 ]", "3")]
     assert (out / "bin" / "source.txt").read_text() == f"{folder}\n"
     sentence = refused("listops", "--out", tmp_path / "other", "--from", folder, "--seed", 1)
     assert "--seed is for what is generated" in sentence

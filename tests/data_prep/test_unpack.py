@@ -5,6 +5,7 @@ import random
 import stat
 import tarfile
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -53,6 +54,20 @@ def test_the_files_of_an_archive(make, tmp_path):
     assert {name: (folder / name).read_bytes() for name in GOOD} == GOOD
     archive.unlink()
     fetch.unpack(archive, folder)  # already there
+
+
+@pytest.mark.parametrize("make", [make_zip, make_tar, None])
+def test_files_are_read_where_they_are(make, tmp_path):
+    source = make(tmp_path / "archive", GOOD) if make else tmp_path / "folder"
+    if not make:
+        fetch.unpack(make_zip(tmp_path / "archive", GOOD), source)
+    found = {match[1]: content for match, content in fetch.files_in(source, r"(?:^|/)(\w+)\.txt$")}
+    assert found == {"one": b"one", "two": b"two" * 1000}
+    assert [match[1] for match, _ in fetch.files_in(source, r"/deep/(.*)")] == ["two.txt"]
+    with pytest.raises(fetch.FetchError, match=f"^{source} has none of the files that are needed"):
+        list(fetch.files_in(source, "three"))
+    with pytest.raises(fetch.FetchError, match=r"^nowhere is missing"):
+        list(fetch.files_in(Path("nowhere"), ""))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,14 @@ GOOD = {
     "wikibook": "--from {text}",
     "wikipedia": "--from {text} --sentencepiece 60",
     "glue": "RTE --from {glue}",
+    "glue_words": "RTE --from {glue}",
+    "imdb": "--from {reviews}",
+    "snli": "--from {snli}",
+    "sentences": "--from {labelled}",
+    "lra_text": "--from {reviews}",
+    "lra_image": "--from {pictures}",
+    "lra_retrieval": "--from {papers}",
+    "lra_retrieval_mini": "--from {tokens}",
     "wmt14_en_de": "--from {pairs} --bpe-types 60",
     "multi30k": "--from {pairs} --bpe-types 60",
     "text": "--from {text} --sentencepiece 60",
@@ -37,9 +45,11 @@ TEXTS = {
 """{folder: what its train.txt, valid.txt and test.txt hold, and what is said of it}"""
 
 CALLS = [
-    *((f"{name} {'RTE' if name == 'glue' else ''} --from {{nowhere}}", "{nowhere}") for name in GOOD),
-    *((f"{name} {'RTE' if name == 'glue' else ''} --from {{file}}", "{file}") for name in GOOD),
-    *((f"{name} {'RTE' if name == 'glue' else ''} --from {{empty}}", "{empty}") for name in GOOD),
+    *(
+        (f"{name} {'RTE' if name.startswith('glue') else ''} --from {{{place}}}", f"{{{place}}}")
+        for name in GOOD
+        for place in ("nowhere", "file", "empty")
+    ),
     *(
         (f"{name} --from {{{content}}}", message)
         for name in ("text", "wikipedia", "wikibook", "wikitext_mini", "books")
@@ -57,6 +67,32 @@ CALLS = [
     ("glue RTE --from {glue_cut}", "train.tsv line 2 has 2 fields instead of 4"),
     ("glue RTE --from {glue_no_bytes}", "train.tsv line 1 names no column"),
     ("glue Rte --from {glue}", "Rte"),
+    ("glue_words STS-B --from {glue}", "STS-B has no labels: choose from CoLA"),
+    ("glue_words RTE --from {glue} --vectors {nowhere}", "{nowhere} is missing: --vectors takes a file"),
+    (
+        "imdb --from {reviews} --vectors {empty}",
+        "{empty} is missing: --vectors takes a file in GloVe's format",
+    ),
+    ("imdb --from {reviews} --vectors {file}", "{file} line 1 has 'text', which is no number"),
+    ("imdb --from {reviews} --vectors {vectors}", "{vectors} has none of the training set's"),
+    ("imdb --vectors=", "argument --vectors: is empty: a path is needed"),
+    ("lra_text --from {text}", "{text} has none of the files that are needed (see --help)"),
+    ("lra_text --from {reviews} --vectors {vectors}", "unrecognized arguments: --vectors"),
+    ("lra_text --from {archive}", "{archive} is no whole zip or tar archive"),
+    ("lra_image --from {archive}", "{archive} is no whole zip or tar archive"),
+    ("lra_image --from {pictures} --size 33", "--size 33 is more than the 32 pixels"),
+    ("lra_image --from {pictures}", "{pictures}: train/cat/0.png is no picture: get it again"),
+    ("snli --from {snli}", "the training set has the label 'neutral' alone: two labels or more are needed"),
+    ("sentences --from {few}", "no word is 4 times in the training set: more text is needed"),
+    ("snli --from {snli} --cut 1 1", "argument --cut: expected 3 arguments"),
+    ("snli --from {snli} --cut 1 1 1", "{snli} is no file: --cut is for one file of JSON lines"),
+    ("snli --cut 1 1 1", "--cut needs --from: the file that is cut"),
+    ("sentences", "--from is needed: a folder with train.input0.txt and train.label"),
+    ("sentences --from {text}", "{text}/train.input0.txt is missing: --from takes a folder with"),
+    ("lra_retrieval", "--from is needed: a folder with new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv"),
+    ("lra_retrieval --from {text}", "{text}/new_aan_pairs.train.tsv is missing: --from takes a folder with"),
+    ("lra_retrieval_mini", "--from is needed: a folder with WikiText's train, valid and test"),
+    ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles of two pieces"),
     ("multi30k --from {pairs_utf16}", "train.de is not UTF-8 text"),
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines and {pairs_uneven}/train.de 35"),
     ("multi30k --from {pairs_no_bytes}", "train.de is empty: text is needed"),
@@ -92,10 +128,22 @@ def places(tmp_path_factory):
         (folder / name).mkdir()
     write_text(folder / "text")
     write_tokens(folder / "tokens")
-    files(".", {"file": b"a text\n", "wikitext-103-v1.zip": b"PK\x03\x04 another"})
+    files(
+        ".", {"file": b"a text\n", "vectors": b"nothing 1 2\n", "wikitext-103-v1.zip": b"PK\x03\x04 another"}
+    )
     for name, (content, _) in TEXTS.items():
         files(name, {f"{split}.txt": content for split in SPLITS})
     files("folders", {"train.txt/x": b"", "valid.txt/x": b"", "test.txt/x": b""})
+    names = [
+        f"{split}/{label}/{i}.txt" for split in ("train", "test") for label in ("pos", "neg") for i in "ab"
+    ]
+    files("reviews", dict.fromkeys(names, b"a film and a film and a film and a film"))
+    pair = b'{"premise": "a", "hypothesis": "b", "label": "neutral"}\n'
+    files("snli", {f"snli_1.0_{split}.jsonl": pair for split in ("train", "dev", "test")})
+    files("labelled", {f"{split}.{end}": b"a\n" * 4 for split in SPLITS for end in ("input0.txt", "label")})
+    files("few", {f"{split}.{end}": b"a\nb\n" for split in SPLITS for end in ("input0.txt", "label")})
+    files("pictures", {"train/cat/0.png": b"none"})
+    files("papers", {f"new_aan_pairs.{split}.tsv": b"1\ta\tb\tc\td\n" for split in ("train", "eval", "test")})
     files("raw", {f"wiki.{split}.raw": b"a text\n" for split in SPLITS})
     files("untitled", {f"wiki.{split}.tokens": b"a text\n" * 9 for split in SPLITS})
     files("lone_dictionary", {"dict.txt": b"a 1\n"})

@@ -1,0 +1,49 @@
+"""Your own texts, or pairs of texts, with labels, in words -> binaries for our task classification.
+
+--from has train.input0.txt, a text a line, train.label, and for pairs train.input1.txt; the same of valid,
+and of test if there is one.
+"""
+
+from pathlib import Path
+
+from data_prep.binarise import SPLITS
+from data_prep.door import check_text
+from data_prep.labelled_words import LabelledWords, read_lines
+
+WANTED = "--from takes a folder with train.input0.txt and train.label, perhaps train.input1.txt, and so on"
+
+
+class Sentences(LabelledWords):
+    """A person's own labelled texts."""
+
+    published = "nothing"
+    accepts = "SPLIT.input0.txt, SPLIT.label and of pairs SPLIT.input1.txt, for train, valid and perhaps test"
+
+    def check(self, args):
+        if args.source is None:
+            raise ValueError(f"--from is needed: {WANTED.removeprefix('--from takes ')}")
+        return super().check(args)
+
+    def rows(self, args):
+        named = [split for split in SPLITS if split != "test" or any(args.source.glob("test.*"))]
+        second = [".input1.txt"] if (args.source / "train.input1.txt").exists() else []
+        found = {split: columns(args.source, split, [".input0.txt", *second, ".label"]) for split in named}
+        known = set(found["train"][-1])
+        for split, (*_, labels) in found.items():
+            for number, label in enumerate(labels, 1):
+                where = f"{args.source / split}.label line {number}"
+                if not label:
+                    raise ValueError(f"{where} is empty: each text needs a label")
+                if label not in known:
+                    raise ValueError(f"{where} has the label {label!r}, which train.label has not")
+        return {split: list(zip(*part, strict=True)) for split, part in found.items()}
+
+
+def columns(folder: Path, split: str, ends: list[str]) -> list[list[str]]:
+    """Returns the texts and labels of a split, which must have as many lines each."""
+    paths = [folder / f"{split}{end}" for end in ends]
+    counts = [check_text(path, WANTED) for path in paths]
+    for path, count in zip(paths, counts, strict=True):
+        if count != counts[0]:
+            raise ValueError(f"{paths[0]} has {counts[0]:,} lines and {path} {count:,}: one label a text")
+    return [[line.strip() for line in read_lines(path)] for path in paths]
