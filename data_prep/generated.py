@@ -31,7 +31,9 @@ class Generated(Labelled):
         """Adds an option of as many whole numbers as it has by default."""
         default = self.defaults[name]
         told = f"{told} (default: {' '.join(map(str, default))})"
-        parser.add_argument(flag(name), type=at_least(smallest), nargs=len(default), metavar=metavar, help=told)
+        parser.add_argument(
+            flag(name), type=at_least(smallest), nargs=len(default), metavar=metavar, help=told
+        )
 
     def source(self, args):
         for name, default in self.defaults.items():

@@ -100,10 +100,10 @@ def test_contours_are_of_paddles_of_the_published_measures(thousand):
                 turn = abs(math.remainder(after.angle - before.angle, math.tau))
                 assert 0.9 < gap < 3.7 and turn < math.pi / 2
                 straight.append(turn < math.pi / 4)
-        paddles = [*chain(*picture.long, *picture.short)]
+        paddles = [*chain(*picture.long)]
         middles = np.array([np.subtract(x.head, (math.sin(x.angle), math.cos(x.angle))) for x in paddles])
         far = np.linalg.norm(middles[:, None] - middles, axis=-1) + 9 * np.eye(len(middles))
-        assert far[:28, :28].min() > 1 and far.min() > 0.5  # none lies on another, though they may touch
+        assert far.min() > 1  # none lies on another
     assert max(lengths) == 5 and np.mean(straight) > 0.7
 
 
