@@ -81,6 +81,11 @@ def write_tar(path, contents):
     return path
 
 
+def contents(folder):
+    """{name: bytes} of the files in a folder."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def decoded(folder, split):
     """The text that the byte pairs of a prepared split stand for."""
     bpe = folder.parent / "gpt2_bpe"

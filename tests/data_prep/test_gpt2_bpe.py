@@ -50,7 +50,7 @@ def test_interrupted_encoding_leaves_no_target(tiny_bpe, tmp_path, monkeypatch):
     assert not batches and not (tmp_path / "encoded").exists()
 
 
-def killed(_):
+def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 

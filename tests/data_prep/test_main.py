@@ -12,7 +12,7 @@ from data_prep.corpus import Corpus
 
 NAMES = "wikitext103 wikitext103_bpe wikitext_mini wikitext_mini_bpe books wikibook wikipedia glue"
 NAMES += " glue_words imdb snli sentences lra_text lra_image lra_retrieval lra_retrieval_mini"
-NAMES += " wmt14_en_de multi30k text"
+NAMES += " listops pathfinder wmt14_en_de multi30k text"
 
 
 def test_without_a_name_it_lists_every_corpus(tmp_path, monkeypatch, capsys):
@@ -53,6 +53,7 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
         assert option in captured.out
     own = {"glue": "WNLI", "wikibook": "--shards", "text": "--sentencepiece N", "multi30k": "--bpe-types"}
     own |= {"imdb": "--vectors FILE", "snli": "--cut TRAIN VALID TEST", "lra_image": "--size N"}
+    own |= {"listops": "--length MIN MAX", "pathfinder": "--contour-length N"}
     assert own.get(name, "") in captured.out
 
 

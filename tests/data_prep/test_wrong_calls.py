@@ -28,6 +28,8 @@ GOOD = {
     "lra_image": "--from {pictures}",
     "lra_retrieval": "--from {papers}",
     "lra_retrieval_mini": "--from {tokens}",
+    "listops": "--from {expressions}",
+    "pathfinder": "--from {contours}",
     "wmt14_en_de": "--from {pairs} --bpe-types 60",
     "multi30k": "--from {pairs} --bpe-types 60",
     "text": "--from {text} --sentencepiece 60",
@@ -93,6 +95,30 @@ CALLS = [
     ("lra_retrieval --from {text}", "{text}/new_aan_pairs.train.tsv is missing: --from takes a folder with"),
     ("lra_retrieval_mini", "--from is needed: a folder with WikiText's train, valid and test"),
     ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles of two pieces"),
+    (
+        "listops --from {text}",
+        "{text}/basic_train.tsv is missing: --from takes a folder with basic_train.tsv",
+    ),
+    (
+        "listops --from {expressions} --depth 4",
+        "--depth is for what is generated: --from takes what is there",
+    ),
+    ("listops --length 20", "argument --length: expected 2 arguments"),
+    ("listops --length 100 100", "--length 100 100: no length is between the two"),
+    ("listops --depth 1", "argument --depth: must be a whole number from 2 on, not '1'"),
+    ("listops --rows 8 0 1", "argument --rows: must be a whole number from 1 on, not '0'"),
+    (
+        "pathfinder --from {text}",
+        "{text}/metadata/*.npy name 0 pictures, not 10 or more: --from takes imgs/K",
+    ),
+    ("pathfinder --from {contours}", "{contours}/imgs/0/sample_0.png is no whole picture"),
+    ("pathfinder --from {contours} --window 16", "--window is for what is generated: --from takes what is"),
+    ("pathfinder --window 7", "argument --window: must be a whole number from 8 on, not '7'"),
+    ("pathfinder --contour-length 1", "argument --contour-length: must be a whole number from 2 on, not '1'"),
+    (
+        "pathfinder --window 8 --contour-length 40",
+        "--contour-length 40: in 5,000 trials no two contours of so",
+    ),
     ("multi30k --from {pairs_utf16}", "train.de is not UTF-8 text"),
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines and {pairs_uneven}/train.de 35"),
     ("multi30k --from {pairs_no_bytes}", "train.de is empty: text is needed"),
@@ -143,6 +169,8 @@ def places(tmp_path_factory):
     files("labelled", {f"{split}.{end}": b"a\n" * 4 for split in SPLITS for end in ("input0.txt", "label")})
     files("few", {f"{split}.{end}": b"a\nb\n" for split in SPLITS for end in ("input0.txt", "label")})
     files("pictures", {"train/cat/0.png": b"none"})
+    files("expressions", {f"basic_{x}.tsv": b"Source\tTarget\n3\t3\n" for x in ("train", "val", "test")})
+    files("contours", {"imgs/0/sample_0.png": b"none", "metadata/0.npy": b"imgs/0 sample_0.png 0 1\n" * 10})
     files("papers", {f"new_aan_pairs.{split}.tsv": b"1\ta\tb\tc\td\n" for split in ("train", "eval", "test")})
     files("raw", {f"wiki.{split}.raw": b"a text\n" for split in SPLITS})
     files("untitled", {f"wiki.{split}.tokens": b"a text\n" * 9 for split in SPLITS})
