@@ -132,11 +132,15 @@ def arguments_of(table: Table, run: Run, folder: Path) -> list[str]:
 
 
 def environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
-    """Returns a job's environment, which has its share of the machine's cores or GPUs."""
+    """Returns a job's environment, which has its share of the machine's cores or GPUs.
+
+    Of cores that other work shares, a person's own OMP_NUM_THREADS says how many: threads that wait for one
+    another on a busy core take several times as long.
+    """
     ours = visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]
     if ours:
         return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(ours)}
-    return {**os.environ, "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs))}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs)), **os.environ}
 
 
 def run_all(

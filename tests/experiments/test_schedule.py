@@ -25,6 +25,10 @@ TABLES = {  # runs at full scale and at the small one
     "quickstart": (4, None),
     "lfhc_table3": (5 * 10, (5 + 3 + 3 * 2) * 3),  # and with running sums
     "lfhc_table7": (8 * 10, 8 * 3),
+    "tmlr_table4": (6 * 5 * 5, 6 * 5 * 2),
+    # Three methods, and two with 4 k (3 for SST-2) and their choice; the small form has 3 k for two tasks.
+    "lfhc_table1": ((3 * 6 + 2 * (5 * 4 + 3 + 6)) * 10, (3 * 4 + 2 * (2 * 3 + 2 * 1 + 4)) * 2),
+    "lfhc_table5": (2 * (5 * 4 + 3) * 10, 2 * (3 + 4) * 2),
     "roper_wikipedia": (2, None),
     "roper": ((2 + 4) * 3 * 10, (2 + 4) * 3 * 3),  # and linear attention
 }
@@ -34,6 +38,15 @@ SMALL = (
 ).split()
 CHANGES = "batch.total=4/train.decoder_embed_dim=32/train.decoder_ffn_embed_dim=64/train.decoder_layers=1/"
 CHANGES += "train.tokens_per_sample=32/updates=4"
+
+
+def test_a_job_has_its_share_of_the_cores_unless_a_person_says_otherwise(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert schedule.environment(0, 3, None)["OMP_NUM_THREADS"] == "2"
+    assert schedule.environment(0, 9, None)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert schedule.environment(0, 3, None)["OMP_NUM_THREADS"] == "5"
 
 
 def run(*words):
