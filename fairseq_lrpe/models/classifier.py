@@ -194,12 +194,18 @@ class ClassifierModel(BaseFairseqModel):
         return self.encoder.max_positions()
 
     def upgrade_state_dict_named(self, state_dict, name):
-        """Ends the program where ``state_dict`` is of another number of labels."""
-        for key, ours in self.head.state_dict(prefix="head.").items():
-            stored = state_dict.get(key)
-            if stored is not None and len(stored) != len(ours):
-                sizes = f"the checkpoint has {len(stored):,} labels and the data {len(ours):,}"
-                raise SystemExit(f"fairseq_lrpe: {sizes}: give the data that it was trained on")
+        """Ends the program where ``state_dict`` is of other inputs, or of another number of labels."""
+        ours = self.state_dict()
+        facts = [
+            (inputs_of(x), len(x[max(key for key in x if key.startswith("head."))]))
+            for x in (state_dict, ours)
+        ]
+        (theirs, labels), (here, needed) = facts
+        if (theirs, labels) != (here, needed):
+            differ = f"{theirs} with {labels:,} labels and the data has {here} with {needed:,}"
+            raise SystemExit(
+                f"fairseq_lrpe: the checkpoint is for {differ}: give the data that it was trained on"
+            )
         super().upgrade_state_dict_named(state_dict, name)
 
     @torch.no_grad()
@@ -218,6 +224,13 @@ class ClassifierModel(BaseFairseqModel):
             raise ValueError(f"{path} has {sizes}: give --encoder-input-dim {found}, or other vectors")
         for word, vector, _ in word_vectors.read(path, dictionary.symbols[dictionary.nspecial :]):
             embedding.weight[dictionary.index(word)] = torch.from_numpy(vector)
+
+
+def inputs_of(state_dict: dict) -> str:
+    """Returns what a classifier with these parameters reads."""
+    if "encoder.embed_tokens.segments.weight" in state_dict:
+        return "joined pairs"
+    return "pairs that are apart" if "head.0.weight" in state_dict else "single inputs"
 
 
 register_family("classifier", ClassifierModel, ClassifierConfig)

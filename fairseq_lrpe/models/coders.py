@@ -92,8 +92,10 @@ class OurLayers:
         types, flag = "in its vocabulary", "--max-positions" if side == "source" else "--max-target-positions"
         if hasattr(self.args, "encoding_in"):  # a model of two languages
             types, flag = f"of the {side} language", f"--max-{side}-positions"
+        dictionary = f"types {types}", "prepare the data with the dictionary of the checkpoint"
         for embedding, what, remedy in (
-            ("embed_tokens", f"types {types}", "prepare the data with the dictionary of the checkpoint"),
+            ("embed_tokens", *dictionary),
+            ("embed_tokens.embedding", *dictionary),
             ("embed_positions", "learned positions", f"give the {flag} of its training"),
         ):
             stored = state_dict.get(f"{name}.{embedding}.weight")

@@ -258,12 +258,32 @@ def test_predictions_without_labels(folders, tmp_path):
     assert lines[0] == "index\tprediction" and len(lines) == 25
 
 
-def test_another_number_of_labels(folders, tmp_path):
+def more_labels(folder):
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps({**about, "labels": ["a", "b", "c"]}))
+
+
+def more_words(folder):
+    with (folder / "dict.txt").open("a") as file:
+        file.write("another 1\n")
+
+
+@pytest.mark.parametrize(
+    "kind, change, said",
+    [
+        ("one", more_labels, "is for single inputs with 2 labels and the data has single inputs with 3"),
+        (
+            "two",
+            None,
+            "is for single inputs with 2 labels and the data has joined pairs with 3: give the data",
+        ),
+        ("one", more_words, "has 24 types in its vocabulary and the model 25: prepare the data with"),
+    ],
+)
+def test_data_that_a_checkpoint_was_not_trained_on(kind, change, said, folders, tmp_path):
     assert train(folders / "one", tmp_path / "save").returncode == 0
-    data = broken(folders / "one", tmp_path, lambda x: None)
-    about = json.loads((data / "about.json").read_text())
-    (data / "about.json").write_text(json.dumps({**about, "labels": ["a", "b", "c"]}))
-    done = run_here(
-        predict.main, tmp_path / "save/checkpoint_last.pt", data, f"test={tmp_path / 'p'}", "--cpu"
-    )
-    assert done.returncode == 1 and "the checkpoint has 2 labels and the data 3" in done.stderr
+    data = broken(folders / kind, tmp_path, change) if change else folders / kind
+    checkpoint = tmp_path / "save/checkpoint_last.pt"
+    done = run_here(predict.main, checkpoint, data, f"test={tmp_path / 'p'}", "--cpu")
+    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not (tmp_path / "p").exists()
