@@ -11,7 +11,7 @@ from scipy.stats import rankdata, spearmanr, ttest_1samp
 from fairseq_lrpe.experiments import record
 from fairseq_lrpe.experiments.kinds import Kind
 from fairseq_lrpe.experiments.record import Record
-from fairseq_lrpe.experiments.table import Cell, Table
+from fairseq_lrpe.experiments.table import Cell, Table, others
 
 
 @dataclass
@@ -46,6 +46,13 @@ class Entry:
         found = {self.records[seed].length for seed in values if not self.parts}
         return in_order(found | {length for part in self.parts for length in part.lengths()})
 
+    def as_long_as(self, other: "Entry") -> bool:
+        """Whether all trainings of both were of one length; of what is made of parts, of each part."""
+        if self.parts:
+            pairs = zip(self.parts, other.parts, strict=True)
+            return all(ours.as_long_as(theirs) for ours, theirs in pairs)
+        return len(self.lengths()) == 1 and self.lengths() == other.lengths()
+
     def measured(self) -> tuple[float, float | None, int] | None:
         """Returns (mean, sample standard deviation or None, seeds) of all that count, or None."""
         values = sorted(self.values().values(), reverse=self.cell.better == "higher")
@@ -76,7 +83,7 @@ class Entry:
 
     def difference(self) -> tuple[float, tuple[float, float] | None, int] | None:
         """Returns, to the baseline, (mean, its 95% confidence interval or None, common seeds), or None."""
-        if self.baseline is None or len(self.lengths()) > 1 or self.lengths() != self.baseline.lengths():
+        if self.baseline is None or not self.as_long_as(self.baseline):
             return None
         ours, base = self.values(), self.baseline.values()
         pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
@@ -106,7 +113,7 @@ def read(table: Table, results: Path) -> list[Entry]:
         entry.baseline = base and entries[id(base)]
     if not any(records.values()):
         raise ValueError(f"{results} holds no run of the table {table.name!r}, {_hint(table, results)}")
-    for column in table.columns:
+    for column in sorted(table.columns, key=lambda name: bool(others(table.columns[name]))):  # parts first
         set_apart([entry for entry in entries.values() if entry.cell.column == column])
     return list(entries.values())
 
@@ -123,6 +130,8 @@ def set_apart(column: list[Entry]) -> None:
     usual = lengths.most_common(1)[0][0] if lengths else None
     for entry in column:
         entry.apart = bool(entry.lengths()) and entry.lengths() != usual
+        if entry.parts:  # whose trainings may be of several lengths
+            entry.apart = any(part.apart for part in entry.parts)
 
 
 def in_order(lengths: set[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
