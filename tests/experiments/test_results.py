@@ -509,6 +509,31 @@ def test_runs_of_another_length_say_so_and_are_compared_with_none(runs, configs,
     assert "| linear | rope | -1.00 [" in text
 
 
+def test_an_average_of_trainings_of_several_lengths_is_compared(runs, configs, capsys, monkeypatch):
+    rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
+    long = {"experiment": "lm/big", "evaluation": "valid"}
+    columns = {
+        "both": {"average": ["short", "long"]},
+        "long": long,
+        "short": {**long, "changes": {"updates": 50}},
+    }
+    OmegaConf.save(
+        {"title": "Mine", "baseline": "base", "columns": columns, "rows": rows}, configs / "tables/mine.yaml"
+    )
+    for seed in (1, 2):
+        for method, value in (("base", 10), ("rope", 9)):
+            write_run(runs / f"lm/big/linear_{method}/updates=50/seed-{seed}", {50: value}, value, 50)
+    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    assert "left out" not in text and "updates |" not in text
+    found = {(e.cell.row, e.cell.column): e for e in entries.read(Table("mine"), runs)}
+    both, parts = found["rope", "both"], [found["rope", name] for name in ("short", "long")]
+    values = [part.values() for part in parts]
+    assert both.values() == {seed: (values[0][seed] + values[1][seed]) / 2 for seed in (1, 2)}
+    mean, _, seeds = both.difference()
+    base = found["base", "both"].values()
+    assert seeds == 2 and mean == pytest.approx(sum(both.values()[seed] - base[seed] for seed in (1, 2)) / 2)
+
+
 def test_one_row_has_no_rank(runs, capsys, monkeypatch):
     for name in ("base", "rope"):
         (runs / f"lm/big/softmax_{name}").rename(runs / f"softmax_{name}")
