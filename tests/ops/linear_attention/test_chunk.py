@@ -156,7 +156,8 @@ def test_the_same_numbers_every_time():
 def test_strided_inputs_are_left_as_they_are(causal):
     """q, k and v as views of a projection's output (L, B, H·d): same results, nothing written into them.
 
-    The output lies in memory as they do, so that it goes on as (L, B, H·d) without a copy; causal gradients too.
+    The output lies in memory as they do, so that it goes on as (L, B, H·d) without a copy, and so do the
+    gradients of causal attention.
     """
     g = torch.Generator().manual_seed(0)
     rows = {name: torch.rand(70, 2, 3 * 4, generator=g, dtype=torch.float64) for name in "qkv"}
