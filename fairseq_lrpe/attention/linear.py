@@ -2,13 +2,17 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.linear_attention.state import LinearState
+
+_LONG = 1024
+"""Keys beyond which encoded q and k are not kept, but made again in the backward pass, if not causal."""
 
 
 class LinearAttention(SelfAttention):
@@ -44,6 +48,8 @@ class LinearAttention(SelfAttention):
         self.backend = backend
         width = self.num_heads * self.head_dim
         self.norm = _InputDtypeLayerNorm(width) if linear_norm == "layernorm" else None
+        # What attends is made again as well, which is little where it is not causal.
+        self._encodes_again = not encoding.causal and type(encoding).forward is not Encoding.forward
 
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
         q, k = self.feature_map(q), self.feature_map(k)
@@ -55,10 +61,17 @@ class LinearAttention(SelfAttention):
             found = linear_attention(q, k, v, causal=self.causal, **given)
             return found if keep_state else (found, None)
 
-        past = past or {"sums": None, "content": None}
-        encoded = *self.encoding(q, k, q_offset, k_offset), self.encoding.encode_values(v, k_offset)
-        o, sums = attend(*encoded, self.linear_norm == "denominator", past["sums"])
-        o, content = self.encoding.decode_output(o, q_offset), None
+        def encode_and_attend(q, k, v):
+            encoded = *self.encoding(q, k, q_offset, k_offset), self.encoding.encode_values(v, k_offset)
+            o, sums = attend(*encoded, self.linear_norm == "denominator", past["sums"])
+            o = self.encoding.decode_output(o, q_offset)
+            return o if self.norm is None else self._normalized(o), sums
+
+        past, content = past or {"sums": None, "content": None}, None
+        if self._encodes_again and k.size(2) > _LONG and k.requires_grad:
+            o, sums = checkpoint(encode_and_attend, q, k, v, use_reentrant=False)
+        else:
+            o, sums = encode_and_attend(q, k, v)
         if self.linear_norm == "content":
             # The sum of the weights is what the same attention makes of values that are all one.
             ones = v.new_ones(*v.shape[:-1], 1)
@@ -75,9 +88,8 @@ class LinearAttention(SelfAttention):
         k_sum = self.encoding.earlier(k_sum[..., None, :], steps).squeeze(-2)
         return {**past, "sums": LinearState(kv, k_sum)}
 
-    def merge(self, o: Tensor) -> Tensor:
-        o = super().merge(o)
-        return o if self.norm is None else self.norm(o)
+    def _normalized(self, o):
+        return self.norm(self.merge(o)).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
 
 
 HIGHEST = 2.0**10

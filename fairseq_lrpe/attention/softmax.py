@@ -16,6 +16,13 @@ _CAUSAL_ROWS = 128
 _BIAS_ELEMENTS = 2**21
 """Scores that it is made for at a time, at most, when the sequence is long."""
 
+_LONG = 512
+"""Keys from which on a CPU trains faster when values are filled up to the width of wider q and k.
+
+Its flash kernel takes equal widths alone, and otherwise torch makes all n × n weights of all heads. On a GPU
+torch's memory-efficient kernel takes values of any width.
+"""
+
 
 class SoftmaxAttention(SelfAttention):
     """Computes softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
@@ -81,9 +88,12 @@ class SoftmaxAttention(SelfAttention):
         dropout = self.dropout if self.training else 0.0
         # On a CPU torch's own attention is slow for the one query of a decoding step.
         if not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
-            return F.scaled_dot_product_attention(
-                q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale
-            )
+            width, training = v.size(-1), torch.is_grad_enabled()
+            # With dropout no kernel of a CPU is flash.
+            if q.size(-1) > width and not (q.is_cuda or dropout or (training and k.size(2) < _LONG)):
+                v = F.pad(v, (0, q.size(-1) - width))
+            o = F.scaled_dot_product_attention(q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale)
+            return o[..., :width]
         weights = F.dropout(_weights(self.encoding.scale * q, k, mask.get("attn_mask")), dropout)
         o = _product(weights, v)
         return o + self.encoding.values_from_weights(weights, offset) if self.encoding.needs_weights else o

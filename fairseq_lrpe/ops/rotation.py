@@ -76,4 +76,21 @@ def complex_features(x: Tensor, table: Tensor) -> Tensor:
     """
     if x.is_complex():
         return torch.view_as_real(x * table).flatten(-2)
-    return (x.unsqueeze(-2) * torch.stack([table.real, table.imag], dim=-2).to(x.dtype)).flatten(-2)
+    return _Features.apply(x, table.real.to(x.dtype), table.imag.to(x.dtype))
+
+
+class _Features(torch.autograd.Function):
+    """[x cos, x sin]; torch's own backward pass of the product takes twice as long."""
+
+    @staticmethod
+    def forward(ctx, x, cos, sin):
+        ctx.save_for_backward(x if any(ctx.needs_input_grad[1:]) else None, cos, sin)
+        return (x.unsqueeze(-2) * torch.stack([cos, sin], dim=-2)).flatten(-2)
+
+    @staticmethod
+    def backward(ctx, g):
+        (x, cos, sin), (of_cos, of_sin) = ctx.saved_tensors, g.chunk(2, dim=-1)
+        g_x = torch.addcmul(of_cos * cos, of_sin, sin)
+        if x is None:
+            return g_x, None, None
+        return g_x, (of_cos * x).sum_to_size(cos.shape), (of_sin * x).sum_to_size(sin.shape)

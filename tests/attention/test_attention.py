@@ -227,6 +227,26 @@ def assert_same(actual, expected, tolerance=1e-10):
 @every_kind
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_outputs_and_gradients_are_those_of_the_definition(attention, name, causal, kwargs, padded):
+    check_outputs_and_gradients(attention, name, causal, kwargs, padded)
+
+
+@pytest.mark.parametrize(
+    ("attention", "name", "causal", "kwargs"),
+    [
+        named((attention, name, causal, kwargs))
+        for attention, name, causal, kwargs in KINDS
+        if (attention == "softmax" and name == "type1") or not (attention == "softmax" or causal)
+    ],
+)
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_long_sequences_are_those_of_the_definition(attention, name, causal, kwargs, padded, monkeypatch):
+    """Linear attention encodes again in its backward pass, softmax attention fills values up."""
+    monkeypatch.setattr("fairseq_lrpe.attention.linear._LONG", 0)
+    monkeypatch.setattr("fairseq_lrpe.attention.softmax._LONG", 0)
+    check_outputs_and_gradients(attention, name, causal, kwargs, padded)
+
+
+def check_outputs_and_gradients(attention, name, causal, kwargs, padded):
     module = build(attention, name, causal, **kwargs)
     padding = None
     if padded:

@@ -37,3 +37,32 @@ def test_never_negative(name, dtype, values):
     out = FEATURE_MAPS[name](torch.tensor(values, dtype=torch.float64).to(dtype))
     assert out.dtype == dtype
     assert (out >= 0).all()
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_gradients(name):
+    x = torch.tensor([-30.0, -2.0, -1e-3, 1e-3, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(FEATURE_MAPS[name], (x,))
+    assert torch.autograd.gradgradcheck(FEATURE_MAPS[name], (x,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+def test_elu_is_precise_where_it_is_small(dtype, autocast):
+    x = torch.linspace(-9, 2, 200).to(dtype).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        y = FEATURE_MAPS["elu"](x)
+    (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
+    exact = x.detach().double()
+    tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 0}
+    expected = torch.where(exact > 0, 1 + exact, exact.exp())
+    assert y.dtype == gradient.dtype == dtype
+    torch.testing.assert_close(y.detach().double(), expected, **tolerance)
+    torch.testing.assert_close(gradient.double(), expected.clamp(max=1), **tolerance)
+
+
+def test_elu_keeps_its_output_alone():
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        y = FEATURE_MAPS["elu"](torch.randn(10, requires_grad=True))
+    assert [x.data_ptr() for x in kept] == [y.data_ptr()]

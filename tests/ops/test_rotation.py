@@ -164,3 +164,16 @@ def test_real_products_of_complex_features_are_hermitian(dtype):
                 (a[s, i] * tables[0, s, i]).conj() * (b[t, i] * tables[1, t, i]) for i in range(3)
             )
             assert abs(ours[0][s].dot(ours[1][t]) - hermitian.real) < 1e-12
+
+
+@pytest.mark.parametrize("width", [3, 1], ids=["each its angle", "one angle"])
+def test_complex_features_have_right_gradients(width):
+    angles = torch.randn(4, width, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
+
+    def features(x, a):
+        return complex_features(x, torch.polar(torch.ones_like(a), a))
+
+    assert torch.autograd.gradcheck(features, (x, angles))
+    assert torch.autograd.gradgradcheck(features, (x, angles))
+    assert torch.autograd.gradcheck(lambda x: features(x, angles.detach()), (x,))

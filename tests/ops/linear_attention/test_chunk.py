@@ -91,6 +91,8 @@ def test_gradcheck(causal, normalize):
         return out, *state
 
     assert torch.autograd.gradcheck(function, (q, k, v, decay, kv, k_sum))
+    if not causal:
+        assert torch.autograd.gradgradcheck(function, (q, k, v, decay, kv, k_sum))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -150,24 +152,27 @@ def test_the_same_numbers_every_time():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_strided_inputs_are_left_as_they_are():
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_strided_inputs_are_left_as_they_are(causal):
     """q, k and v as views of a projection's output (L, B, H·d): same results, nothing written into them.
 
-    What comes of them lies in memory as they do, so that it goes on as (L, B, H·d) without a copy.
+    The output lies in memory as they do, so that it goes on as (L, B, H·d) without a copy, and so do the
+    gradients of causal attention.
     """
     g = torch.Generator().manual_seed(0)
     rows = {name: torch.rand(70, 2, 3 * 4, generator=g, dtype=torch.float64) for name in "qkv"}
     views = {name: x.unflatten(-1, (3, 4)).permute(1, 2, 0, 3) for name, x in rows.items()}
     before = {name: x.clone() for name, x in rows.items()}
-    options = {"causal": True, "normalize": True, "padding": None, "backend": "chunk"}
-    options["log_decay"] = torch.tensor([-0.1, -1.0, -2.0], dtype=torch.float64)
+    options = {"causal": causal, "normalize": True, "padding": None, "backend": "chunk"}
+    if causal:
+        options["log_decay"] = torch.tensor([-0.1, -1.0, -2.0], dtype=torch.float64)
     plain = results({name: x.contiguous() for name, x in views.items()}, **options)
     assert_same(results(views, **options), plain, 1e-13)
     leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
     out = linear_attention(**leaves, **without_padding(options))
     gradients = torch.autograd.grad(out.sum(), list(leaves.values()))
     assert all(torch.equal(rows[name], before[name]) for name in rows)
-    assert all(x.permute(2, 0, 1, 3).is_contiguous() for x in (out, *gradients))
+    assert all(x.permute(2, 0, 1, 3).is_contiguous() for x in (out, *gradients * causal))
 
 
 @pytest.mark.parametrize("decay", [None, -0.1], ids=["plain", "decay"])
