@@ -2,6 +2,7 @@
 
 import sys
 import time
+import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ NO_MEMORY = ("out of memory", "can't allocate memory", "terminated abruptly")
 @contextmanager
 def measuring(program: str) -> Iterator[None]:
     """Ends a program in one sentence, also where memory is too small or torch has no code for the GPU."""
+    warnings.filterwarnings("ignore", category=UserWarning)  # of hydra, whose old interface fairseq calls
     with one_sentence(program):
         check_architectures()
         try:
