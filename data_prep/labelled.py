@@ -13,6 +13,11 @@ class Labelled(Corpus):
     """A corpus whose OUT/bin ``classified`` writes."""
 
     task = "classification"
+    needs_from = False  # whether there is nothing to download
+
+    def check(self, args):
+        if self.needs_from and args.source is None:
+            raise ValueError(f"--from is needed: a folder with {self.accepts}")
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
         """Returns {split: its rows} of what is published, to tell beside those that came."""

@@ -49,6 +49,7 @@ class LabelledWords(TrainRows, Labelled):
             word_vectors.width(args.vectors)
 
     def check(self, args):
+        super().check(args)
         self.check_vectors(args)
         if args.source is None or (args.out / "text").is_dir():
             return None

@@ -33,12 +33,11 @@ TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # between bl
 class Papers(Labelled):
     """LRA's pairs of papers."""
 
-    published = "nothing"
+    published, needs_from = "nothing", True
     accepts = "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv"
 
     def check(self, args):
-        if args.source is None:
-            raise ValueError(f"--from is needed: a folder with {self.accepts}")
+        super().check(args)
         print(f"Checking {args.source}", flush=True)
         for split in SPLITS:
             if not sum(1 for _ in self.pairs(args, split)):

@@ -16,13 +16,8 @@ WANTED = "--from takes a folder with train.input0.txt and train.label, perhaps t
 class Sentences(LabelledWords):
     """A person's own labelled texts."""
 
-    published = "nothing"
+    published, needs_from = "nothing", True
     accepts = "SPLIT.input0.txt, SPLIT.label and of pairs SPLIT.input1.txt, for train, valid and perhaps test"
-
-    def check(self, args):
-        if args.source is None:
-            raise ValueError(f"--from is needed: {WANTED.removeprefix('--from takes ')}")
-        return super().check(args)
 
     def rows(self, args):
         named = [split for split in SPLITS if split != "test" or any(args.source.glob("test.*"))]

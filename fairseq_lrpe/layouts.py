@@ -45,12 +45,14 @@ def about(folder: Path) -> dict:
     """
     try:
         found = json.loads((folder / ABOUT).read_text())
-        assert found["inputs"] in (1, 2) and len(found["labels"]) > 1 and isinstance(found["rows"], dict)
-    except (OSError, ValueError, AssertionError, LookupError, TypeError):
+        fine = found["inputs"] in (1, 2) and len(found["labels"]) > 1 and isinstance(found["rows"], dict)
+    except (OSError, ValueError, LookupError, TypeError):
+        fine = False
+    if not fine:
         raise ValueError(
             f"{folder} holds no inputs with labels, {ABOUT} is missing or damaged: "
             "bash data_prep/prepare.sh makes such folders, such as those of sentences"
-        ) from None
+        )
     return found
 
 

@@ -32,9 +32,9 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
     size, missing = width(path), {word.encode() for word in words}
     wanted = len(missing)
     bar = {"desc": f"reading {path.name}", "unit": "B", "unit_scale": True, "disable": None, "delay": AFTER}
-    with path.open("rb") as file, tqdm(total=path.stat().st_size, leave=False, **bar) as read:
+    with path.open("rb") as file, tqdm(total=path.stat().st_size, leave=False, **bar) as shown:
         for number, line in enumerate(file, 1):
-            read.update(len(line))
+            shown.update(len(line))
             fields = line.rstrip().split(b" ")
             if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
                 raise ValueError(

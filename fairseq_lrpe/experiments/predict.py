@@ -77,7 +77,8 @@ def main():
         for pair in args.splits:
             if "=" not in pair:
                 raise ValueError(f"{pair!r}: give SPLIT=FILE, such as valid=predictions.tsv")
-        state = read_checkpoint(args.checkpoint, "scripts/finetune_glue.sh makes one")
+        makers = "scripts/train.sh classification/... or scripts/finetune_glue.sh makes one"
+        state = read_checkpoint(args.checkpoint, makers)
         if (name := state["cfg"]["task"].get("_name")) not in TASKS:
             wanted = " or ".join(TASKS)
             raise ValueError(f"{args.checkpoint} is of the task {name}: one of {wanted} is needed")
@@ -89,6 +90,10 @@ def main():
             model.cuda()
         for pair in args.splits:
             split, _, path = pair.partition("=")
+            if isinstance(task, ClassificationTask) and split not in task.about["rows"]:
+                raise ValueError(
+                    f"{args.data} has no split {split}: its splits are {', '.join(task.about['rows'])}"
+                )
             write(Path(path), predict(model, task, split, BATCH))
 
 

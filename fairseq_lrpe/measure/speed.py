@@ -226,19 +226,16 @@ def show(attention, measured, args, memory):
 
 def measure(attention, methods, args):
     """Measures methods in one attention at ``args.length``, and prints it."""
-    beside, measured, memory = FAMILIES[args.family].beside, {}, {}
+    beside, archs = FAMILIES[args.family].beside, {}
     base = architecture(beside or attention, args.family, "base")
-    if beside:
-        memory[beside] = peak(base, args)
     for method in methods:
         own, name = attention, method
         if method == "base" and not beside:
             own = next(a for a in ATTENTIONS if a != attention)
             name = f"base, {own}"
-        arch = architecture(own, args.family, method)
-        measured[name] = compare(arch, base, args)
-        if beside:
-            memory[name] = peak(arch, args)
+        archs[name] = architecture(own, args.family, method)
+    measured = {name: compare(arch, base, args) for name, arch in archs.items()}
+    memory = {name: peak(arch, args) for name, arch in {beside: base, **archs}.items()} if beside else {}
     show(attention, measured, args, memory)
 
 

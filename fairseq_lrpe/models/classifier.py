@@ -147,7 +147,7 @@ class ClassifierModel(BaseFairseqModel):
 
     def __init__(self, encoder, pooling: str, apart: bool, classes: int):
         super().__init__()
-        self.encoder, self.pooling, self.classes = encoder, pooling, classes
+        self.encoder, self.pooling = encoder, pooling
         width = encoder.embed_tokens.embedding_dim
         self.head = nn.Linear(width, classes)
         if apart:
@@ -173,10 +173,10 @@ class ClassifierModel(BaseFairseqModel):
 
     def vector(self, tokens: Tensor) -> Tensor:
         """Returns (B, E), what is classified, of tokens (B, L)."""
-        x = self.encoder(tokens)["encoder_out"][0]
+        found = self.encoder(tokens)
+        x, padding = found["encoder_out"][0], found["encoder_padding_mask"][0].T[..., None]
         if self.pooling == "first":
             return x[0]
-        padding = tokens.eq(self.encoder.padding_idx).T[..., None]
         if self.pooling == "max":
             return x.masked_fill(padding, -torch.inf).amax(0)
         total = x.masked_fill(padding, 0).sum(0, dtype=torch.promote_types(x.dtype, torch.float))

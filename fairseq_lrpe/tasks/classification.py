@@ -46,8 +46,22 @@ def check_request(args, training: bool) -> None:
     """Refuses, by ValueError, flags of the task that cannot be met, and word vectors that are missing."""
     check_choice("pooling", args.pooling, POOLINGS)
     check_choice("pairs", args.pairs, PAIRS)
+    about = layouts.about(Path(args.data))
+    joined = is_joined(about, args.pairs)
+    least = 5 if joined else 1 + (args.pooling == "first")
+    if args.max_positions < least:
+        what = "<s> a </s> b </s>" if joined else "<s> and a text"
+        raise ValueError(f"--max-positions {args.max_positions}: {what} has {least} tokens at least")
+    numbers = "pixels" in about and getattr(args, "pixels", "linear") == "linear"
+    if numbers and (joined or args.pooling == "first"):
+        raise ValueError("<s> is no pixel's number: give --pixels embedding, or do without first and joined")
     if training and getattr(args, "embed_path", None) and not Path(args.embed_path).is_file():
         raise ValueError(f"--embed-path {args.embed_path}: there is no such file: leave it out, or name one")
+
+
+def is_joined(about: dict, pairs: str) -> bool:
+    """Returns whether the inputs are pairs that are read as one text."""
+    return about["inputs"] > 1 and pairs == "joined"
 
 
 def shortened(first: int, second: int, most: int) -> tuple[int, int]:
@@ -60,21 +74,20 @@ def shortened(first: int, second: int, most: int) -> tuple[int, int]:
 
 
 class Labelled(FairseqDataset):
-    """The rows of a split: (index, the inputs as tokens, label), the label -1 where it is not known.
-
-    ``files`` are the prefixes of the inputs' files.
-    """
+    """The rows of a split of a task: (index, the inputs as tokens, label), -1 where that is not known."""
 
     can_reuse_epoch_itr_across_epochs = False  # each epoch has other batches
 
-    def __init__(self, files: list[str], labels: np.ndarray, dictionary: Dictionary, cfg, shuffle: bool):
-        self.texts = [MMapIndexedDataset(file) for file in files]
-        self.labels, self.dictionary, self.cfg, self.shuffle = labels, dictionary, cfg, shuffle
+    def __init__(self, task, split: str):
+        prefix, self.shuffle = Path(task.cfg.data, split), split == "train"
+        self.cfg, self.dictionary, self.joined = task.cfg, task.dictionary, task.joined
+        self.labels = np.load(f"{prefix}.label.npy", mmap_mode="r")
+        self.texts = [MMapIndexedDataset(f"{prefix}.input{i}") for i in range(task.about["inputs"])]
         lengths = [np.maximum(text.sizes.astype(np.int64), 1) for text in self.texts]
-        self.joined = len(files) > 1 and cfg.pairs == "joined"
-        first = cfg.pooling == "first"
-        sizes = sum(lengths) + 3 if self.joined else np.maximum.reduce(lengths) + first
-        self.sizes = np.minimum(sizes, cfg.max_positions)
+        sizes = (
+            sum(lengths) + 3 if self.joined else np.maximum.reduce(lengths) + (self.cfg.pooling == "first")
+        )
+        self.sizes = np.minimum(sizes, self.cfg.max_positions)
 
     def __len__(self):
         return len(self.labels)
@@ -153,19 +166,15 @@ class ClassificationTask(FairseqTask):
     @property
     def joined(self) -> bool:
         """Whether an input is a pair in one text."""
-        return self.about["inputs"] > 1 and self.cfg.pairs == "joined"
+        return is_joined(self.about, self.cfg.pairs)
 
     @property
     def apart(self) -> bool:
         """Whether an input is a pair in two texts."""
-        return self.about["inputs"] > 1 and self.cfg.pairs == "apart"
+        return self.about["inputs"] > 1 and not self.joined
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        folder = Path(self.cfg.data)
-        files = [str(folder / f"{split}.input{i}") for i in range(self.about["inputs"])]
-        labels = np.load(folder / f"{split}.label.npy", mmap_mode="r")
-        shuffle = split == "train"
-        self.datasets[split] = Labelled(files, labels, self.dictionary, self.cfg, shuffle)
+        self.datasets[split] = Labelled(self, split)
 
     def build_model(self, cfg, from_checkpoint=False):
         """Returns the model; a new one starts from the vectors of its --embed-path, if it has one."""

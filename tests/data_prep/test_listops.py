@@ -8,7 +8,7 @@ from statistics import mean, median, stdev
 import pytest
 from small_corpora import classified, contents, prepare, refused
 
-from data_prep import generated, listops
+from data_prep import listops
 
 SYMBOLS = "0 1 2 3 4 5 6 7 8 9 [MIN [MAX [MED [SM ]".split()
 SMALL = ["--depth", 4, "--length", 20, 100, "--rows", 800, 100, 100]
@@ -117,27 +117,6 @@ def test_the_same_bytes_however_many_processes(tmp_path):
     assert made["one"] == made["three"] == made["again"]
     same = {name for name, content in made["one"].items() if made["other"][name] == content}
     assert same == {"dict.txt", "about.json"}
-
-
-def test_it_is_not_done_again_and_not_mixed(tmp_path, capsys):
-    out = tmp_path / "out"
-    prepare("listops", ["--out", out, *SMALL])
-    before = (out / "bin" / "train.input0.bin").stat().st_mtime_ns
-    prepare("listops", ["--out", out, *SMALL])
-    assert f"already there: {out / 'bin'}" in capsys.readouterr().out
-    assert (out / "bin" / "train.input0.bin").stat().st_mtime_ns == before
-    sentence = refused("listops", "--out", out, *SMALL, "--seed", 2)
-    assert f"{out / 'bin'} was made from the generator with --depth 4" in sentence
-
-
-def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generated, "write_about", interrupted)
-    with pytest.raises(SystemExit):
-        prepare("listops", ["--out", tmp_path / "out", *SMALL])
-    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

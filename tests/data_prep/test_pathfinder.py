@@ -10,7 +10,7 @@ from PIL import Image
 from scipy import ndimage
 from small_corpora import classified, contents, prepare, refused
 
-from data_prep import generated, pathfinder
+from data_prep import pathfinder
 
 SMALL = ["--window", 16, "--contour-length", 4, "--rows", 24, 8, 8]
 SPLITS = ("train", "valid", "test")
@@ -147,8 +147,6 @@ def test_the_same_bytes_however_many_processes(tmp_path, capsys):
         picture = pathfinder.draw(1, 16, 4, i)
         assert picture.label == label and [*picture.grey().ravel()] == values
     assert all(2 * sum(label for _, label in part) == len(part) for part in rows.values())
-    prepare("pathfinder", ["--out", tmp_path / "one", *SMALL])
-    assert "already there" in capsys.readouterr().out
     note = "the generator with --window 16 --contour-length 4 --rows 24 8 8 --seed 1\n"
     assert made["one"]["source.txt"].decode() == note
 
@@ -161,16 +159,6 @@ def test_contours_that_do_not_fit(tmp_path, monkeypatch):
         "--contour-length 30: in 200 trials no two contours of so many paddles fitted into a window"
         in sentence
     )
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_interruption_leaves_nothing(tmp_path, monkeypatch):
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generated, "write_about", interrupted)
-    with pytest.raises(SystemExit):
-        prepare("pathfinder", ["--out", tmp_path / "out", *SMALL])
     assert not list(tmp_path.iterdir())
 
 

@@ -89,7 +89,7 @@ CALLS = [
     ("snli --from {snli} --cut 1 1", "argument --cut: expected 3 arguments"),
     ("snli --from {snli} --cut 1 1 1", "{snli} is no file: --cut is for one file of JSON lines"),
     ("snli --cut 1 1 1", "--cut needs --from: the file that is cut"),
-    ("sentences", "--from is needed: a folder with train.input0.txt and train.label"),
+    ("sentences", "--from is needed: a folder with SPLIT.input0.txt, SPLIT.label"),
     ("sentences --from {text}", "{text}/train.input0.txt is missing: --from takes a folder with"),
     ("lra_retrieval", "--from is needed: a folder with new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv"),
     ("lra_retrieval --from {text}", "{text}/new_aan_pairs.train.tsv is missing: --from takes a folder with"),

@@ -20,18 +20,14 @@ def test_the_command(family):
 
 
 def test_classifiers_are_compared_with_softmax_attention():
-    """In time and in memory, at each length in turn: more tokens take more memory."""
-    words = "--family classifier --layers 1 --batch-size 1 --rounds 1".split()
-    words += ["--attention", "linear", "--methods", "base"]
-    taken = []
-    for length in ("256", "8192"):
-        done = run_here(main, *words, "--length", length)
-        assert done.returncode == 0, done.stderr
-        title = f"classifier, linear attention: 1 layers, 1 × {int(length):,} tokens, vocabulary 260"
-        assert title in " ".join(done.stdout.split())
-        [row] = [line.split("│") for line in done.stdout.splitlines() if "│ base" in line]
-        taken.append(float(row[5].replace(",", "")))
-    assert taken[1] > 2 * taken[0] > 0
+    """In time and in memory, which is at least q, k, v and x of every token, of 128 numbers each."""
+    words = "--family classifier --layers 1 --batch-size 1 --rounds 1 --length 8192".split()
+    done = run_here(main, *words, "--attention", "linear", "--methods", "base")
+    assert done.returncode == 0, done.stderr
+    title = "classifier, linear attention: 1 layers, 1 × 8,192 tokens, vocabulary 260"
+    assert title in " ".join(done.stdout.split())
+    [row] = [line.split("│") for line in done.stdout.splitlines() if "│ base" in line]
+    assert float(row[5].replace(",", "")) > 4 * 8192 * 128 * 4 / 2**20
 
 
 def test_published_speeds_are_those_of_the_papers_tables():

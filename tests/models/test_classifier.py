@@ -110,16 +110,22 @@ def test_padding_changes_no_training_step(arch):
 
 def test_batch_norm_is_its_formula():
     """(x − mean) / sqrt(var + eps) over real tokens; running statistics as torch's, var with N − 1."""
-    norm, x = TokenBatchNorm(4).double(), random(7, 3, 4)
+    norm, x = TokenBatchNorm(4).double(), random(7, 3, 4).requires_grad_()
     norm.weight.data, norm.bias.data = random(4, seed=1), random(4, seed=2)
     norm.padding = torch.arange(7) >= torch.tensor([7, 4, 1])[:, None]
     out = norm(x)
     real = torch.stack([x[i, b] for i in range(7) for b in range(3) if not norm.padding[b, i]])
     mean, var = real.mean(0), real.var(0, unbiased=False)
     expected = (x - mean) / (var + 1e-5).sqrt() * norm.weight + norm.bias
-    assert_same(out, expected.masked_fill(norm.padding.T[..., None], 0))
+    expected = expected.masked_fill(norm.padding.T[..., None], 0)
+    assert_same(out, expected)
+    inputs, outer = (x, norm.weight, norm.bias), random(7, 3, 4, seed=3)
+    gradients = [torch.autograd.grad(y, inputs, outer, retain_graph=True) for y in (out, expected)]
+    for found, wanted in zip(*gradients, strict=True):
+        assert_same(found, wanted)
+    mean, var = mean.detach(), var.detach()
     assert_same(norm.running_mean, 0.1 * mean)
-    assert_same(norm.running_var, 0.9 + 0.1 * real.var(0))
+    assert_same(norm.running_var, 0.9 + 0.1 * real.detach().var(0))
     norm.eval()
     expected = (x - norm.running_mean) / (norm.running_var + 1e-5).sqrt() * norm.weight + norm.bias
     assert_same(norm(x), expected.masked_fill(norm.padding.T[..., None], 0))

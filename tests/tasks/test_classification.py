@@ -2,7 +2,6 @@
 
 import json
 import re
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -77,7 +76,6 @@ def test_what_is_read_of_a_pair(folders):
 
 def test_an_empty_text_is_an_unknown_word(folders):
     dataset = dataset_of(folders / "one")
-    dataset.texts = [SimpleNamespace(sizes=np.array([0]), __getitem__=None)]
     dataset.texts = [[torch.tensor([], dtype=torch.long)]]
     assert dataset[0][1][0].tolist() == [UNK]
 
@@ -167,8 +165,8 @@ def test_fairseqs_commands(kind, flags, folders, tmp_path):
     assert float(told) == pytest.approx(100 * right / 24, abs=1e-3)
 
 
-def test_a_real_command_learns_and_goes_on(folders, tmp_path):
-    """A process of its own; killed in the middle of an epoch and continued it ends as it would have."""
+def test_training_goes_on_where_it_ended(folders, tmp_path):
+    """In the middle of an epoch: continued it ends as it would have."""
     words = [folders / "one", *TRAIN.split(), "--arch", "linear_classifier_tmlr_type1", "--max-update", "8"]
     words += ["--save-interval-updates", "4", "--log-format", "json"]
     for name in ("whole", "parts"):
@@ -238,6 +236,9 @@ def reshape(folder):
         ("one", None, "--embed-path nosuch.txt", "--embed-path nosuch.txt: there is no such file"),
         ("one", None, "--encoder-attention-heads 3", "not divisible by 3"),
         ("one", None, "--max-positions 0", "--max-positions must be at least 1"),
+        ("one", None, "--max-positions 1 --pooling first", "<s> and a text has 2 tokens at least"),
+        ("two", None, "--max-positions 4 --pairs joined", "4: <s> a </s> b </s> has 5 tokens at least"),
+        ("pictures", None, "--pooling first", "<s> is no pixel's number: give --pixels embedding"),
         ("one", None, "--task language_modeling", "the task language_modeling is for the lm architectures"),
         ("one", None, "--encoder-input-dim 0", "--encoder-input-dim must be at least 1"),
     ],
@@ -247,6 +248,15 @@ def test_wrong_requests(kind, change, flags, said, folders, tmp_path):
     done = train(data, tmp_path / "save", "linear_classifier_rope", *flags.split())
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert said in done.stderr and not (tmp_path / "save").exists()
+
+
+def test_predictions_of_a_split_that_is_not_there(folders, tmp_path):
+    assert train(folders / "one", tmp_path / "save").returncode == 0
+    checkpoint = tmp_path / "save/checkpoint_last.pt"
+    done = run_here(predict.main, checkpoint, folders / "one", f"dev={tmp_path / 'p.tsv'}", "--cpu")
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "has no split dev: its splits are train, valid, test" in done.stderr
+    assert not (tmp_path / "p.tsv").exists()
 
 
 def test_predictions_without_labels(folders, tmp_path):
