@@ -34,6 +34,8 @@ CORPORA = {
     "imdb": Row("imdb:ByWords", "IMDB's reviews in words", "downloaded"),
     "snli": Row("nli:Snli", "SNLI's pairs of sentences in words", "downloaded"),
     "sentences": Row("sentences:Sentences", "your own labelled texts in words", "needs --from"),
+    "squad": Row("questions:Questions", "SQuAD's questions in BERT's word pieces", "downloaded"),
+    "cmrc2018": Row("questions:Questions", "CMRC 2018's, which are Chinese, likewise", "downloaded"),
     "lra_text": Row("imdb:ByBytes", "Long-Range Arena's Text, IMDB by bytes", "downloaded"),
     "lra_image": Row("lra_image:Pictures", "Long-Range Arena's Image, CIFAR-10 in grey", "downloaded"),
     "lra_retrieval": Row("lra_retrieval:Papers", "Long-Range Arena's Retrieval, by bytes", "needs --from"),

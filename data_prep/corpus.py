@@ -12,7 +12,7 @@ from fairseq_lrpe import layouts
 from fairseq_lrpe.files import REPOSITORY, new_folder
 from fairseq_lrpe.programs import a_path, at_least, one_sentence
 
-OPTIONS = r"((,| in) \d[\d ]*[a-z ]+)*(, with vectors of .+)?$"
+OPTIONS = r"(, version [\w.]+)?((,| in) \d[\d ]*[a-z ]+)*(, with (vectors|word pieces) of .+)?$"
 """What a note may have after the path of the source, each a corpus's own."""
 
 

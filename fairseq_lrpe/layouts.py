@@ -8,6 +8,8 @@ from pathlib import Path
 ENDS = (".bin", ".idx")
 ABOUT = "about.json"
 """The file of a folder of inputs with labels that says what they are."""
+PREPARATION = "preparation.json"
+"""The file of a folder of pairs that says what made tokens of their text."""
 
 
 def binaries(names: Iterable[str]) -> list[str]:

@@ -24,11 +24,11 @@ from subword_nmt import apply_bpe, learn_bpe
 from tqdm import tqdm
 
 from fairseq_lrpe.files import write_whole
+from fairseq_lrpe.layouts import PREPARATION
 
 SEPARATOR = "@@"  # at the end of each byte pair that does not end a word
 WORDS = 500_000  # that subword-nmt remembers
 SENTENCES = 2_000_000  # of each language from which SentencePiece learns: more do not fit into memory
-PREPARATION = "preparation.json"
 
 
 @functools.cache
@@ -167,6 +167,8 @@ def load(data: Path) -> Moses | SentencePiece:
             f"{note} is missing: a folder that data_prep/prepare.sh made for translation is needed"
         )
     facts = json.loads(note.read_text())
+    if "bpe" not in facts:
+        raise ValueError(f"{note} is not of translation: {data} was prepared for something else")
     codec = (Moses if facts["bpe"] == Moses.facts["bpe"] else SentencePiece)(data.parent)
     if not codec.path.is_file():
         raise ValueError(f"{codec.path} is missing: it belongs to {data}")
