@@ -33,6 +33,11 @@ def sentences(splits: Iterable[str]) -> list[str]:
     return ["rows.json", "input0/dict.txt", *binaries(f"input0/{split}" for split in splits)]
 
 
+def questions(splits: Iterable[str]) -> list[str]:
+    """Returns the files of answers in texts and their questions, for our task question_generation."""
+    return ["vocab.txt", PREPARATION, *translation(splits, "source", "question")]
+
+
 def classified(splits: Iterable[str], inputs: int) -> list[str]:
     """Returns the files of rows of so many inputs with a label, for our task classification."""
     names = [f"{split}.input{i}" for split in splits for i in range(inputs)]

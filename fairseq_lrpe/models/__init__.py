@@ -2,10 +2,11 @@
 
 import fairseq_lrpe.checkpoint  # noqa: F401  (so that torch reads their checkpoints)
 from fairseq_lrpe.literals import replace_eval
-from fairseq_lrpe.models import classifier, lm, roberta, transformer
+from fairseq_lrpe.models import classifier, lm, question_generator, roberta, transformer
 from fairseq_lrpe.models.door import check_command_line, guard_commands
 from fairseq_lrpe.models.roberta import RobertaModel
-from fairseq_lrpe.tasks import classification, memory_lm, synthetic_lm
+from fairseq_lrpe.ngrams import mend_blocking
+from fairseq_lrpe.tasks import classification, memory_lm, question_generation, synthetic_lm
 
 __all__ = [
     "RobertaModel",
@@ -13,11 +14,14 @@ __all__ = [
     "classifier",
     "lm",
     "memory_lm",
+    "question_generation",
+    "question_generator",
     "roberta",
     "synthetic_lm",
     "transformer",
 ]
 
 replace_eval()
+mend_blocking()
 guard_commands()
 check_command_line()

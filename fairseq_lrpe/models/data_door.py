@@ -9,7 +9,7 @@ import numpy as np
 from fairseq.data import Dictionary
 from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl
 
-from fairseq_lrpe import layouts
+from fairseq_lrpe import layouts, word_pieces
 
 LOOKED_AT = 1 << 22
 """Tokens of each file that are compared with its dictionary: all of a large one would take minutes."""
@@ -30,13 +30,16 @@ def check_data(args, splits: list[str]) -> None:
         source, target = args.source_lang, args.target_lang
         files = partial(layouts.translation, source=source, target=target)
         remedy = f"run fairseq-preprocess -s {source} -t {target} on the text first, or give its languages"
+    elif args.task == "question_generation":
+        files = layouts.questions
+        remedy = "bash data_prep/prepare.sh squad makes such a folder, and cmrc2018 a Chinese one"
     elif args.task == "classification":
         for split in splits:
             check_labelled(Path(args.data), split)
         return
     else:
         return
-    ends = (*layouts.ENDS, ".txt")
+    ends = (*layouts.ENDS, ".txt", ".json")
     for folder in args.data.split(os.pathsep):
         asked = f"the data folder {folder!r}"
         if not Path(folder).is_dir():
@@ -49,6 +52,8 @@ def check_data(args, splits: list[str]) -> None:
         for name in wanted:
             if name.endswith(".idx"):
                 check_binary((Path(folder) / name).with_suffix(""), dictionaries.get(_dictionary_of(name)))
+        if args.task == "question_generation":
+            word_pieces.load(Path(folder))
         splits, ends = splits[:1], layouts.ENDS
 
 

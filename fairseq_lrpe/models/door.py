@@ -31,6 +31,7 @@ FAMILY_OF = {
     **dict.fromkeys(("masked_lm", "sentence_prediction"), "roberta"),
     "translation": "transformer",
     "classification": "classifier",
+    "question_generation": "question_generator",
 }
 """The family that each of these tasks is for; of others, such as a plugin's, nothing is known."""
 AT_LEAST = {

@@ -2,11 +2,13 @@
 
 from argparse import BooleanOptionalAction
 from dataclasses import field, fields, make_dataclass
+from pathlib import Path
 
 from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
+from fairseq_lrpe import bert, word_pieces
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models import memory
@@ -66,6 +68,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             check_options(cfg, vars(args))
             if args.task == "memory_lm":
                 memory.check_request(cfg, args)
+            if args.task == "question_generation":
+                bert.check(cfg, Path(args.data, word_pieces.VOCABULARY))
             check_machine(args, cfg.linear_backend)
 
     # What fairseq's register_model does, but for hydra's entry.

@@ -1,0 +1,7 @@
+#!/usr/bin/env bash
+# Generates a question for each line of an answer, a tab, and a text in which it stands; --help lists the options:
+#   bash scripts/generate_questions.sh results/questions/squad/softmax_gcdf/seed-1/checkpoints/checkpoint_best.pt < lines
+set -euo pipefail
+
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
+exec python -m fairseq_lrpe.experiments.ask "$@"

@@ -1,0 +1,161 @@
+"""Question generators: the copying formula, search with and without state, padding, BERT's own outputs."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from exact import assert_same, random
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.sequence_generator import SequenceGenerator
+from omegaconf import OmegaConf
+
+import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.methods import METHODS
+
+BOS, PAD, EOS, UNK = range(4)
+ARCHS = [
+    f"{attention}_question_generator_{name}"
+    for name, method in METHODS.items()
+    for attention in method.attentions()
+]
+SMALL = {
+    "encoder_layers": 2,
+    "encoder_embed_dim": 32,
+    "encoder_ffn_embed_dim": 48,
+    "encoder_attention_heads": 4,
+    "decoder_layers": 2,
+    "decoder_ffn_embed_dim": 48,
+    "decoder_attention_heads": 4,
+}
+
+
+def dictionary_of(types):
+    dictionary = Dictionary()
+    for i in range(types - 4):
+        dictionary.add_symbol(f"w{i}")
+    return dictionary
+
+
+def build(arch, types=24, **flags):
+    """A model in float64, and in evaluation, of a dictionary with so many types in all."""
+    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]())
+    for name, value in {**SMALL, **flags}.items():
+        setattr(config, name, value)
+    dictionary = dictionary_of(types)
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    torch.manual_seed(0)
+    model = ARCH_MODEL_REGISTRY[arch].build_model(OmegaConf.create({"model": config}).model, task)
+    with torch.no_grad():
+        for parameter in model.parameters():  # so that nothing is 0 or nearly so
+            parameter += 0.1 * torch.randn_like(parameter)
+    return model.double().eval()
+
+
+def batch(side="right"):
+    """Sources <s> answer </s> text </s> of 12, 9 and 6 tokens, padded on one side, and their lengths."""
+    torch.manual_seed(1)
+    lengths = torch.tensor([12, 9, 6])
+    tokens = torch.full((3, 12), PAD)
+    for row, length in zip(tokens, lengths, strict=True):
+        source = torch.randint(4, 24, (int(length),))
+        source[0], source[2], source[-1] = BOS, EOS, EOS
+        row[slice(length) if side == "right" else slice(12 - length, None)] = source
+    return tokens, lengths
+
+
+TARGET = torch.tensor([[EOS, 5, 9, 11, 5], [EOS, 20, 4, PAD, PAD], [EOS, 7, 8, 9, PAD]])
+
+
+def test_a_token_is_generated_or_copied():
+    """p of every token, summed over the source's places one by one, with gradients."""
+    model, (tokens, lengths) = build("softmax_question_generator_gcdf"), batch()
+    out = model(tokens, lengths, TARGET)
+    p = model.get_normalized_probs(out, log_probs=False)
+    encoded = model.encoder(tokens, lengths)
+    h, _ = model.decoder(TARGET, encoder_out=encoded, features_only=True)
+    states, decoder = encoded["encoder_out"][0], model.decoder
+    expected = []
+    for b, t in ((b, t) for b in range(3) for t in range(5)):
+        x, places = h[b, t], [j for j in range(12) if tokens[b, j] != PAD]
+        g = torch.sigmoid(decoder.gate.weight[0] @ x + decoder.gate.bias[0])
+        logits = model.encoder.embed_tokens.weight @ decoder.to_output(x)
+        row = list((g * logits.exp() / logits.exp().sum()).unbind())
+        scores = torch.stack([states[j, b] @ decoder.to_copy(x) for j in places])
+        for j, a in zip(places, scores.exp() / scores.exp().sum(), strict=True):
+            row[tokens[b, j]] = row[tokens[b, j]] + (1 - g) * a
+        expected.append(torch.stack(row))
+    expected = torch.stack(expected).view(3, 5, 24)
+    assert_same(p, expected)
+    assert_same(model.get_normalized_probs(out, log_probs=True), (expected + 1e-6).log())
+    parameters, outer = list(model.parameters()), random(3, 5, 24)
+    found, wanted = (torch.autograd.grad(x, parameters, outer, retain_graph=True) for x in (p, expected))
+    for one, other in zip(found, wanted, strict=True):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.half, torch.bfloat16])
+def test_probabilities_sum_to_1(dtype):
+    model, (tokens, lengths) = build("softmax_question_generator_xl", types=2000).to(dtype), batch()
+    p = model.get_normalized_probs(model(tokens, lengths, TARGET), log_probs=False)
+    assert p.dtype == torch.float and (p.sum(-1) - 1).abs().max() <= 1e-6
+
+
+def test_one_embedding_for_encoder_decoder_and_output():
+    model = build("softmax_question_generator_base")
+    ours = model.encoder.embed_tokens.weight
+    assert model.decoder.embed_tokens.weight is ours and model.decoder.output_projection.weight is ours
+    assert model.decoder.embed_positions is None
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_step_by_step_is_all_at_once(arch):
+    model, (tokens, lengths) = build(arch), batch()
+    encoded, target = model.encoder(tokens, lengths), torch.tensor([[EOS, 5, 9, 11, 5, 6, 7]] * 3)
+    whole = model.get_normalized_probs(model.decoder(target, encoder_out=encoded), log_probs=True)
+    state = {}
+    for t in range(1, 8):
+        out = model.decoder(target[:, :t], encoder_out=encoded, incremental_state=state)
+        assert_same(model.get_normalized_probs(out, log_probs=True)[:, -1], whole[:, t - 1])
+
+
+def test_padding_on_either_side():
+    model = build("linear_question_generator_tmlr_type1")
+    found = [
+        model.get_normalized_probs(model(*batch(side), TARGET), log_probs=True) for side in ("right", "left")
+    ]
+    assert_same(*found)
+    tokens, lengths = batch()
+    alone = model.get_normalized_probs(model(tokens[2:, :6], lengths[2:], TARGET[2:]), log_probs=True)
+    assert_same(found[0][2:], alone)
+
+
+def test_a_search_scores_what_it_finds_as_the_model_does():
+    model, (tokens, lengths) = build("softmax_question_generator_gcdf"), batch()
+    generator = SequenceGenerator(
+        [model], dictionary_of(24), beam_size=5, max_len_a=0, max_len_b=12, len_penalty=0.6,
+        no_repeat_ngram_size=3,
+    )  # fmt: skip
+    found = generator.generate([model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
+    for row, hypotheses in enumerate(found):
+        assert len(hypotheses) == 5
+        for hypothesis in hypotheses:
+            out = hypothesis["tokens"]
+            before = torch.cat([torch.tensor([EOS]), out[:-1]])[None]
+            net = model(tokens[row : row + 1], lengths[row : row + 1], before)
+            scores = model.get_normalized_probs(net, log_probs=True)[0].gather(1, out[:, None]).squeeze()
+            assert_same(hypothesis["positional_scores"], scores)
+            assert_same(hypothesis["score"], scores.sum() / len(out) ** 0.6)
+            trigrams = list(zip(out.tolist(), out.tolist()[1:], out.tolist()[2:], strict=False))
+            assert len(set(trigrams)) == len(trigrams)
+
+
+def test_a_model_can_copy_what_it_never_generates():
+    """Where the gate is shut, only the source's tokens have a probability."""
+    model, (tokens, lengths) = build("softmax_question_generator_t5"), batch()
+    torch.nn.init.constant_(model.decoder.gate.bias, -1e4)
+    p = model.get_normalized_probs(model(tokens, lengths, TARGET), log_probs=False)
+    for row in range(3):
+        there = torch.zeros(24, dtype=torch.bool)
+        there[tokens[row][tokens[row] != PAD]] = True
+        assert (p[row][:, ~there] == 0).all() and (p[row][:, there] > 0).all()

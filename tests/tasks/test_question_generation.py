@@ -1,0 +1,157 @@
+"""The task question_generation: fairseq's commands, a validation's ROUGE-L, and what starts from a BERT."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from asked import write_questions
+from tiny import PLUGIN, run_command, train_here
+from transformers import BertConfig, BertModel
+
+from fairseq_lrpe import word_pieces
+from fairseq_lrpe.experiments import ask
+from fairseq_lrpe.experiments.kinds.translation import found_in
+from fairseq_lrpe.rouge import rouge_l
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return write_questions(tmp_path_factory.mktemp("questions") / "squad")
+
+
+SIZES = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-layers 1 --encoder-attention-heads 2 "
+TRAIN = (
+    f"--user-dir {PLUGIN} --task question_generation --criterion cross_entropy --optimizer adam --lr 0.01 "
+    "--batch-size 8 --max-update 6 --cpu --num-workers 0 --data-buffer-size 0 --no-epoch-checkpoints "
+    "--decoder-layers 1 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --max-source-positions 40 "
+    "--required-batch-size-multiple 1 --log-format json "
+)
+
+
+def train(data, save, arch="softmax_question_generator_gcdf", *more, sizes=SIZES):
+    return train_here(data, *TRAIN.split(), *sizes.split(), "--arch", arch, "--save-dir", save, *more)
+
+
+SEARCH = "--beam 5 --lenpen 0.6 --no-repeat-ngram-size 3 --max-len-a 0 --max-len-b 20".split()
+
+
+@pytest.mark.parametrize("arch", ["softmax_question_generator_lfhc", "linear_question_generator_tmlr_type1"])
+def test_fairseqs_commands(arch, corpus, tmp_path):
+    """Trained; fairseq-validate's ROUGE-L is that of greedy questions; no trigram comes twice."""
+    done = train(corpus / "bin", tmp_path, arch)
+    assert done.returncode == 0, done.stderr
+    shared = [corpus / "bin", "--user-dir", PLUGIN, "--task", "question_generation", "--cpu"]
+    shared += ["--path", tmp_path / "checkpoint_last.pt", "--batch-size", 7, "--num-workers", 0]
+    shared += ["--required-batch-size-multiple", 1]
+    out = run_command("fairseq-validate", *shared, "--valid-subset", "valid", "--log-format", "json")
+    assert out.returncode == 0, out.stderr
+    [told] = re.findall(r'"valid_rouge_l": "([\d.]+)"', out.stdout)
+    greedy = ["--beam", 1, "--max-len-a", 0, "--max-len-b", 50]
+    found = {}
+    for name, search in (("greedy", greedy), ("best", SEARCH)):
+        out = run_command("fairseq-generate", *shared, "--gen-subset", "valid", *search)
+        assert out.returncode == 0, out.stderr
+        found[name] = found_in(out.stdout)["H"]
+    pieces = word_pieces.load(corpus / "bin")
+    questions = (corpus / "text/valid.question").read_text().splitlines()
+    generated = [pieces.text(found["greedy"][i].split()) for i in range(len(questions))]
+    assert float(told) == pytest.approx(rouge_l(generated, questions, "en"), abs=0.01)
+    for tokens in found["best"].values():
+        tokens = tokens.split()
+        trigrams = [*zip(tokens, tokens[1:], tokens[2:], strict=False)]
+        assert len(trigrams) == len(set(trigrams))
+
+
+def save_bert(folder, types, **sizes):
+    """Saves a random BERT of these types as transformers does."""
+    torch.manual_seed(0)
+    sizes = {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 16,
+    } | sizes
+    BertModel(BertConfig(vocab_size=len(types), max_position_embeddings=40, **sizes)).save_pretrained(folder)
+    (folder / "vocab.txt").write_text("".join(f"{name}\n" for name in types))
+
+
+def test_a_training_starts_from_a_bert_and_its_checkpoint_needs_it_no_more(corpus, tmp_path):
+    types = word_pieces.read_types(corpus / "bin/vocab.txt")
+    bert = tmp_path / "bert"
+    save_bert(bert, types)
+    data = write_questions(tmp_path / "data", "--bert", str(bert)) / "bin"
+    still = ["--encoder", bert, "--lr", 0, "--max-update", 1]  # so that the weights stay
+    done = train(data, tmp_path / "save", "softmax_question_generator_xl", *still)
+    assert done.returncode == 0, done.stderr
+    checkpoint = tmp_path / "save/checkpoint_last.pt"
+    theirs = BertModel.from_pretrained(bert).state_dict()
+    ours = torch.load(checkpoint, weights_only=False)["model"]
+    key = theirs["encoder.layer.0.attention.self.key.weight"]
+    assert torch.equal(ours["encoder.layers.0.self_attn.k_proj.weight"], key)
+    shutil.rmtree(bert)
+    words = [data, "--user-dir", PLUGIN, "--path", checkpoint, "--cpu", "--num-workers", 0, "--batch-size", 8]
+    out = run_command("fairseq-validate", *words, "--task", "question_generation")
+    assert out.returncode == 0, out.stderr
+
+
+def test_wrong_berts(corpus, tmp_path):
+    types = word_pieces.read_types(corpus / "bin/vocab.txt")
+    (tmp_path / "empty").mkdir()
+    save_bert(tmp_path / "wide", types, hidden_size=32)
+    save_bert(tmp_path / "other", [*types[:-1], "another"])
+    for name, said in (
+        ("./nosuch", "--encoder ./nosuch: there is no such folder"),
+        (tmp_path / "empty", "has no config.json"),
+        (tmp_path / "wide", "has other sizes: give --encoder-embed-dim 32"),
+        (tmp_path / "other", "has other types than"),
+    ):
+        done = train(corpus / "bin", tmp_path / "save", "softmax_question_generator_t5", "--encoder", name)
+        assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+        assert said in done.stderr and not (tmp_path / "save").exists()
+
+
+def drop(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def other_facts(folder):
+    facts = json.loads((folder / "preparation.json").read_text())
+    (folder / "preparation.json").write_text(json.dumps({**facts, "tokenizer": "moses"}))
+
+
+@pytest.mark.parametrize(
+    "change, flags, said",
+    [
+        (drop("vocab.txt"), "", "vocab.txt missing: bash data_prep/prepare.sh squad makes such a folder"),
+        (drop("train.source-question.source.idx"), "", "train.source-question.source.idx missing"),
+        (other_facts, "", "is missing or not of BERT's word pieces"),
+        (None, "--decoder-attention-heads 3", "the embed dim 16 is not divisible by 3 attention heads"),
+        (None, "--attention linear", "adds a bias to the score matrix, which linear attention never forms"),
+        (None, "--task translation -s source -t question", "the task translation is for the transformer"),
+    ],
+)
+def test_wrong_requests(change, flags, said, corpus, tmp_path):
+    data = tmp_path / "bin"
+    shutil.copytree(corpus / "bin", data)
+    if change:
+        change(data)
+    done = train(data, tmp_path / "save", "softmax_question_generator_gcdf", *flags.split())
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert said in done.stderr and not (tmp_path / "save").exists()
+
+
+def test_a_person_asks(corpus, tmp_path):
+    assert train(corpus / "bin", tmp_path).returncode == 0
+    checkpoint, words = tmp_path / "checkpoint_last.pt", ["python", "-m", ask.__name__]
+    long = "Rome\tOnce Anna lived in Rome" + ", far away from home" * 12
+    asked = run_command(*words, checkpoint, "--cpu", text=f"Anna\tAnna lived in Rome.\n{long}\n")
+    assert asked.returncode == 0 and len(asked.stdout.split("\n")) == 3, asked.stderr
+    assert asked.stderr.startswith("line 2: the text is long, and what is around the answer is read")
+    for line, said in (
+        ("Anna lived", "generate_questions: line 1 has no tab"),
+        ("Anna\tBob lived", "line 1: the answer 'Anna' is not in its context 'Bob lived'"),
+    ):
+        asked = run_command(*words, checkpoint, "--cpu", text=f"{line}\n")
+        assert asked.returncode == 1 and asked.stderr.count("\n") == 1 and said in asked.stderr
