@@ -49,11 +49,12 @@ def from_hub(name: str, file: str, needed: bool = True) -> Path | None:
 
     try:
         return Path(hf_hub_download(name, file, endpoint=constants.ENDPOINT))
-    except errors.RemoteEntryNotFoundError:
-        if not needed:
-            return None
-        reason = f"the model has no {file}"
     except Exception as error:  # of the network, the hub or the package: whatever it is, only these help
+        lacking = isinstance(error, errors.EntryNotFoundError)  # or offline, and it is not in the cache
+        if lacking and not isinstance(error, errors.LocalEntryNotFoundError):
+            if not needed:
+                return None
+            error = f"the model has no {file}"
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     raise ValueError(
         f"{file} of {name} could not be had from {constants.ENDPOINT} ({reason}): try again later, give a "

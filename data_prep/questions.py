@@ -64,7 +64,7 @@ class Question(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What ``check`` found: {split: rows}, None if OUT/text has them, and the published vocabulary or None."""
+    """{split: its rows}, None if OUT/text has them; the published vocabulary, None if it is to be learned."""
 
     rows: dict[str, list[Question]] | None
     vocabulary: bert_vocabulary.Vocabulary | None
@@ -229,21 +229,21 @@ def splits_in(text: Path) -> list[str]:
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
     """Writes the numbers of a split, and returns how many rows it has, and how many of which were cut."""
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
-    columns = [read_lines(text / f"{split}.{column}") for column in Question._fields]
-    rows = [Question(*row[:-1], int(row[-1])) for row in zip(*columns, strict=True)]
-    files = [token_file(folder / f"{split}.{'-'.join(SIDES)}.{side}", len(ids)) for side in SIDES]
-    with files[0] as sources, files[1] as targets:
-        for row in tqdm(rows, f"writing {split}", unit="rows", **SHOWN):
-            limits = about["longest"], about["longest_answer"]
-            source = pieces.source(row.answer, row.context, *limits, begins=row.begins)
-            question = pieces.pieces(row.question)
-            kept = question[: about["longest_question"] - 1]
-            for file, tokens in ((sources, source.tokens), (targets, [*kept, "</s>"])):
-                file.add_item(torch.tensor([ids[token] for token in tokens]))
-            counts["rows"] += 1
-            counts["contexts"] += source.windowed
-            counts["answers"] += source.answer_cut
-            counts["questions"] += len(kept) < len(question)
+    rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
+    prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]
+    files = [token_file(prefix, len(ids)) for prefix in prefixes]
+    for asked, answer, context, begins in tqdm(list(rows), f"writing {split}", unit="rows", **SHOWN):
+        source = pieces.source(answer, context, about["longest"], about["longest_answer"], int(begins))
+        question = pieces.pieces(asked)
+        kept = question[: about["longest_question"] - 1]
+        for file, tokens in zip(files, (source.tokens, [*kept, "</s>"]), strict=True):
+            file.add_item(torch.tensor([ids[token] for token in tokens]))
+        counts["rows"] += 1
+        counts["contexts"] += source.windowed
+        counts["answers"] += source.answer_cut
+        counts["questions"] += len(kept) < len(question)
+    for file, prefix in zip(files, prefixes, strict=True):
+        file.finalize(f"{prefix}.idx")
     return counts
 
 
