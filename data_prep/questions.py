@@ -48,6 +48,7 @@ LEAST = 16  # tokens of a source: the answer and its context can have six each
 LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
 TOLD = {
     "unanswerable": "questions have no answer and are left out",
+    "blank": "questions are blank and are left out",
     "left out": "answers are not in their context and are left out with their questions",
     "moved": "answers are not at their answer_start, but at the nearest place where they are",
 }
@@ -127,27 +128,26 @@ class Questions(Corpus):
         return str(Path(name).resolve()) if Path(name).exists() else name
 
     def check(self, args):
+        wanted = not (args.out / "text").is_dir()
+        rows = self.rows(args) if wanted and args.source else None
+        if wanted and not args.source and (page := self.versions[self.version(args)].get("page")):
+            raise ValueError(
+                f"--from is needed: {page} has the files, but no size and checksum by which a download could "
+                "be known"
+            )
         vocabulary = None if args.pieces else bert_vocabulary.published(self.bert(args))
-        return Found(None if (args.out / "text").is_dir() else self.rows(args), vocabulary)
+        return Found(self.rows(args) if wanted and not args.source else rows, vocabulary)
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
-        """Returns {split: its rows}."""
+        """Returns {split: its rows}, of the files in --from or of downloaded ones."""
         if args.cut:
             return cut(args.source, args.cut)
-        version = self.versions[self.version(args)]
         if args.source and not args.source.is_dir():
-            if args.source.is_file():
-                raise ValueError(
-                    f"{args.source} is one file: --cut TRAIN VALID says how many questions each set has"
-                )
-            raise ValueError(f"{args.source} is missing: --from takes {self.accepts}")
-        if not args.source and "page" in version:
-            raise ValueError(
-                f"--from is needed: {version['page']} has the files, but no size and checksum by which a "
-                "download could be known"
-            )
+            wrong = "is one file: --cut TRAIN VALID says how many questions each set has"
+            missing = f"is missing: --from takes {self.accepts}"
+            raise ValueError(f"{args.source} {wrong if args.source.is_file() else missing}")
         found = {}
-        for split, file in version["files"].items():
+        for split, file in self.versions[self.version(args)]["files"].items():
             name, path = file["name"], (args.source or args.out) / file["name"]
             if not args.source:
                 fetch(path, {"mirrors": self.facts["mirrors"], **file})
@@ -182,8 +182,8 @@ class Questions(Corpus):
             lowercase = vocabulary.lowercase
         else:
             lowercase = language == "zh"  # as the two languages' usual BERTs
-            lines = (line for x in ("context", "question") for line in read_lines(text / f"train.{x}"))
-            learn(dict.fromkeys(lines), args.pieces, lowercase, folder / VOCABULARY)
+            texts = [*dict.fromkeys(read_lines(text / "train.context")), *read_lines(text / "train.question")]
+            learn(texts, args.pieces, lowercase, folder / VOCABULARY)
         types = fairseq_types(folder / VOCABULARY)
         for side in SIDES:
             write_lines(folder / f"dict.{side}.txt", (f"{name} 1" for name in types))
@@ -281,14 +281,12 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
     found, counts = {}, Counter()
     for where, context, asked in asked_in(path):
         question, answers = fields(asked, where, question=str, answers=list)
-        if not answers:
-            counts["unanswerable"] += 1
+        if not answers or not question.strip():
+            counts["blank" if answers else "unanswerable"] += 1
             continue
-        text, start = fields(answers[0], f"the answer of {where}", text=str, answer_start=int)
+        text, start = fields(answers[0], f"{where}, its answer", text=str, answer_start=int)
+        folded, answer = folded_of(context), folded_of(text)
         try:
-            if not question.strip():
-                raise ValueError("the question is blank")
-            folded, answer = folded_of(context), folded_of(text)
             begins = find(answer, folded, near=len(folded_of(f"{context[:start]}x")) - 1)
         except ValueError as error:
             if not known:

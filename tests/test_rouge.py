@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rouge_score import rouge_scorer
 
-from fairseq_lrpe.experiments.rouge import longest_common, rouge_l
+from fairseq_lrpe.rouge import common, rouge_l
 
 WORDS = ["The", "the", "cat", "isn't", "on", "3.5%", "mat-like", "Zoë", "?", "", "--"]
 ENGLISH = st.lists(st.sampled_from(WORDS), max_size=14).map(" ".join)
@@ -43,8 +43,8 @@ def test_chinese_is_by_characters(pairs):
     total = 0
     for pair in pairs:
         one, other = ("".join(text.lower().split()) for text in pair)
-        if common := defined(one, other):
-            precision, recall = common / len(one), common / len(other)
+        if shared := defined(one, other):
+            precision, recall = shared / len(one), shared / len(other)
             total += 2 * precision * recall / (precision + recall)
     hypotheses, references = zip(*pairs, strict=True)
     found = rouge_l(list(hypotheses), list(references), "zh")
@@ -53,7 +53,7 @@ def test_chinese_is_by_characters(pairs):
 
 @given(st.lists(st.integers(0, 4), max_size=90), st.lists(st.integers(0, 4), max_size=90))
 def test_longest_common_subsequence(one, other):
-    assert longest_common(one, other) == defined(tuple(one), tuple(other)) == longest_common(other, one)
+    assert common(one, other) == defined(tuple(one), tuple(other)) == common(other, one)
 
 
 def test_examples():
@@ -65,8 +65,8 @@ def test_examples():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ((["a"], ["a", "b"], "en"), "there are 1 hypotheses and 2 references: each needs one"),
-        (([], [], "en"), "there are 0 hypotheses and 0 references"),
+        ((["a"], ["a", "b"], "en"), "1 hypotheses cannot be compared with 2 references"),
+        (([], [], "en"), "0 hypotheses cannot be compared with 0"),
         ((["a"], ["a"], "de"), "ROUGE-L knows en and zh, not 'de'"),
     ],
 )
