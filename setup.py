@@ -29,11 +29,15 @@ setup(
         "pillow",
         "sacremoses",
         "subword-nmt",
+        "tokenizers",
+        "huggingface_hub",
     ],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff"],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "transformers", "rouge-score"],
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
+        # Published weights of BERT, for question generation.
+        "bert": ["transformers"],
         # What fairseq's --tensorboard-logdir and --wandb-project log to.
         "tensorboard": ["tensorboard"],
         "wandb": ["wandb"],

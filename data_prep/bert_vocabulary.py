@@ -46,10 +46,14 @@ def published(name: str) -> Vocabulary:
 def from_hub(name: str, file: str, needed: bool = True) -> Path | None:
     """Returns a file of a model of Hugging Face's hub, None if it has none that is not needed."""
     from huggingface_hub import constants, errors, hf_hub_download
+    from huggingface_hub.utils import logging
 
+    logging.set_verbosity_error()  # it tells of each try
     try:
         return Path(hf_hub_download(name, file, endpoint=constants.ENDPOINT))
-    except errors.RemoteEntryNotFoundError:
+    except errors.LocalEntryNotFoundError:
+        reason = "it cannot be reached, and no earlier download is there"
+    except errors.EntryNotFoundError:
         if not needed:
             return None
         reason = f"the model has no {file}"

@@ -1,7 +1,6 @@
 """Folders of inputs with labels, for our task classification: texts, pairs of texts or pictures as tokens."""
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from data_prep.progress import AFTER
+from data_prep.tokens import token_file
 from fairseq_lrpe import layouts
 
 SPECIALS = 4
@@ -32,17 +32,12 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
         types: how many the dictionary has, with fairseq's special ones.
         total: how many rows there will be, for the line that shows progress.
     """
-    logging.disable(logging.INFO)  # fairseq's import tells of packages that it could use
-    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # seconds
-
-    logging.disable(logging.NOTSET)
-    kind = np.uint16 if types <= 1 << 16 else np.int32
     builders, labels = [], []
     shown = {"desc": f"writing {split}", "unit": "rows", "disable": None, "delay": AFTER, "leave": False}
     for *inputs, label in tqdm(rows, total=total, **shown):
         if not builders:
             prefixes = [folder / f"{split}.input{i}" for i in range(len(inputs))]
-            builders = [(MMapIndexedDatasetBuilder(f"{x}.bin", dtype=kind), f"{x}.idx") for x in prefixes]
+            builders = [(token_file(x, types), f"{x}.idx") for x in prefixes]
         for (builder, _), tokens in zip(builders, inputs, strict=True):
             numbers = np.asarray(tokens, dtype=np.int64)
             if numbers.size and not (numbers.min() >= UNKNOWN and numbers.max() < types):

@@ -48,6 +48,7 @@ LEAST = 16  # tokens of a source: the answer and its context can have six each
 LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
 TOLD = {
     "unanswerable": "questions have no answer and are left out",
+    "blank": "questions are blank and are left out",
     "left out": "answers are not in their context and are left out with their questions",
     "moved": "answers are not at their answer_start, but at the nearest place where they are",
 }
@@ -64,7 +65,7 @@ class Question(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What ``check`` found: {split: rows}, None if OUT/text has them, and the published vocabulary or None."""
+    """{split: its rows}, None if OUT/text has them; the published vocabulary, None if it is to be learned."""
 
     rows: dict[str, list[Question]] | None
     vocabulary: bert_vocabulary.Vocabulary | None
@@ -127,27 +128,26 @@ class Questions(Corpus):
         return str(Path(name).resolve()) if Path(name).exists() else name
 
     def check(self, args):
+        wanted = not (args.out / "text").is_dir()
+        rows = self.rows(args) if wanted and args.source else None
+        if wanted and not args.source and (page := self.versions[self.version(args)].get("page")):
+            raise ValueError(
+                f"--from is needed: {page} has the files, but no size and checksum by which a download could "
+                "be known"
+            )
         vocabulary = None if args.pieces else bert_vocabulary.published(self.bert(args))
-        return Found(None if (args.out / "text").is_dir() else self.rows(args), vocabulary)
+        return Found(self.rows(args) if wanted and not args.source else rows, vocabulary)
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
-        """Returns {split: its rows}."""
+        """Returns {split: its rows}, of the files in --from or of downloaded ones."""
         if args.cut:
             return cut(args.source, args.cut)
-        version = self.versions[self.version(args)]
         if args.source and not args.source.is_dir():
-            if args.source.is_file():
-                raise ValueError(
-                    f"{args.source} is one file: --cut TRAIN VALID says how many questions each set has"
-                )
-            raise ValueError(f"{args.source} is missing: --from takes {self.accepts}")
-        if not args.source and "page" in version:
-            raise ValueError(
-                f"--from is needed: {version['page']} has the files, but no size and checksum by which a "
-                "download could be known"
-            )
+            wrong = "is one file: --cut TRAIN VALID says how many questions each set has"
+            missing = f"is missing: --from takes {self.accepts}"
+            raise ValueError(f"{args.source} {wrong if args.source.is_file() else missing}")
         found = {}
-        for split, file in version["files"].items():
+        for split, file in self.versions[self.version(args)]["files"].items():
             name, path = file["name"], (args.source or args.out) / file["name"]
             if not args.source:
                 fetch(path, {"mirrors": self.facts["mirrors"], **file})
@@ -182,8 +182,8 @@ class Questions(Corpus):
             lowercase = vocabulary.lowercase
         else:
             lowercase = language == "zh"  # as the two languages' usual BERTs
-            lines = (line for x in ("context", "question") for line in read_lines(text / f"train.{x}"))
-            learn(dict.fromkeys(lines), args.pieces, lowercase, folder / VOCABULARY)
+            texts = [*dict.fromkeys(read_lines(text / "train.context")), *read_lines(text / "train.question")]
+            learn(texts, args.pieces, lowercase, folder / VOCABULARY)
         types = fairseq_types(folder / VOCABULARY)
         for side in SIDES:
             write_lines(folder / f"dict.{side}.txt", (f"{name} 1" for name in types))
@@ -229,21 +229,21 @@ def splits_in(text: Path) -> list[str]:
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
     """Writes the numbers of a split, and returns how many rows it has, and how many of which were cut."""
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
-    columns = [read_lines(text / f"{split}.{column}") for column in Question._fields]
-    rows = [Question(*row[:-1], int(row[-1])) for row in zip(*columns, strict=True)]
-    files = [token_file(folder / f"{split}.{'-'.join(SIDES)}.{side}", len(ids)) for side in SIDES]
-    with files[0] as sources, files[1] as targets:
-        for row in tqdm(rows, f"writing {split}", unit="rows", **SHOWN):
-            limits = about["longest"], about["longest_answer"]
-            source = pieces.source(row.answer, row.context, *limits, begins=row.begins)
-            question = pieces.pieces(row.question)
-            kept = question[: about["longest_question"] - 1]
-            for file, tokens in ((sources, source.tokens), (targets, [*kept, "</s>"])):
-                file.add_item(torch.tensor([ids[token] for token in tokens]))
-            counts["rows"] += 1
-            counts["contexts"] += source.windowed
-            counts["answers"] += source.answer_cut
-            counts["questions"] += len(kept) < len(question)
+    rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
+    prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]
+    files = [token_file(prefix, len(ids)) for prefix in prefixes]
+    for asked, answer, context, begins in tqdm(list(rows), f"writing {split}", unit="rows", **SHOWN):
+        source = pieces.source(answer, context, about["longest"], about["longest_answer"], int(begins))
+        question = pieces.pieces(asked)
+        kept = question[: about["longest_question"] - 1]
+        for file, tokens in zip(files, (source.tokens, [*kept, "</s>"]), strict=True):
+            file.add_item(torch.tensor([ids[token] for token in tokens]))
+        counts["rows"] += 1
+        counts["contexts"] += source.windowed
+        counts["answers"] += source.answer_cut
+        counts["questions"] += len(kept) < len(question)
+    for file, prefix in zip(files, prefixes, strict=True):
+        file.finalize(f"{prefix}.idx")
     return counts
 
 
@@ -281,14 +281,12 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
     found, counts = {}, Counter()
     for where, context, asked in asked_in(path):
         question, answers = fields(asked, where, question=str, answers=list)
-        if not answers:
-            counts["unanswerable"] += 1
+        if not answers or not question.strip():
+            counts["blank" if answers else "unanswerable"] += 1
             continue
-        text, start = fields(answers[0], f"the answer of {where}", text=str, answer_start=int)
+        text, start = fields(answers[0], f"{where}, its answer", text=str, answer_start=int)
+        folded, answer = folded_of(context), folded_of(text)
         try:
-            if not question.strip():
-                raise ValueError("the question is blank")
-            folded, answer = folded_of(context), folded_of(text)
             begins = find(answer, folded, near=len(folded_of(f"{context[:start]}x")) - 1)
         except ValueError as error:
             if not known:

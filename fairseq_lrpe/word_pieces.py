@@ -78,11 +78,13 @@ class WordPieces:
     """The word pieces of a vocabulary, as BERT makes them of raw text, in fairseq's types."""
 
     def __init__(self, vocabulary: Path, lowercase: bool):
-        from tokenizers import BertWordPieceTokenizer
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
         types = {name: i for i, name in enumerate(read_types(vocabulary))}
-        self._tokenizer = BertWordPieceTokenizer(types, lowercase=lowercase)
-        self._tokenizer.encode_special_tokens = True  # a text that has "[SEP]" has no separator there
+        # As the package's BertWordPieceTokenizer, but that a text with "[SEP]" in it has no separator there.
+        self._tokenizer = Tokenizer(models.WordPiece(types, unk_token="[UNK]"))
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
 
     def _encoded(self, text):
         found = self._tokenizer.encode(text, add_special_tokens=False)
@@ -162,7 +164,7 @@ _SPACED = [
     for pattern, replacement in (
         (r" (?=[.,;:!?%)\]}])|(?<=[(\[{$£€#]) ", ""),
         (r"(?<=\w) ?(['’/-]) ?(?=\w)", r"\1"),
-        (r"(?<=\d)([.,:]) (?=\d)", r"\1"),
+        (r"(?<=\d)([.:]) (?=\d)|(?<=\d)(,) (?=\d{3}(?!\d))", r"\1\2"),
         (r'" ([^"]*?) ?"', r'"\1"'),
     )
 ]

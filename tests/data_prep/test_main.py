@@ -11,7 +11,7 @@ from data_prep import __main__ as command
 from data_prep.corpus import Corpus
 
 NAMES = "wikitext103 wikitext103_bpe wikitext_mini wikitext_mini_bpe books wikibook wikipedia glue"
-NAMES += " glue_words imdb snli sentences lra_text lra_image lra_retrieval lra_retrieval_mini"
+NAMES += " glue_words imdb snli sentences squad cmrc2018 lra_text lra_image lra_retrieval lra_retrieval_mini"
 NAMES += " listops pathfinder wmt14_en_de multi30k text"
 
 
@@ -53,6 +53,7 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
         assert option in captured.out
     own = {"glue": "WNLI", "wikibook": "--shards", "text": "--sentencepiece N", "multi30k": "--bpe-types"}
     own |= {"imdb": "--vectors FILE", "snli": "--cut TRAIN VALID TEST", "lra_image": "--size N"}
+    own |= {"squad": "--version {2.0,1.1,du}", "cmrc2018": "--bert NAME_OR_FOLDER"}
     own |= {"listops": "--length MIN MAX", "pathfinder": "--contour-length N"}
     assert own.get(name, "") in captured.out
 
@@ -60,7 +61,7 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
 NUMBERS = [(name, "--workers") for name in command.CORPORA]
 NUMBERS += [("glue", "--train-rows"), ("multi30k", "--bpe-types"), ("wikibook", "--shards")]
 NUMBERS += [("sentences", "--train-rows"), ("lra_image", "--size"), ("text", "--sentencepiece")]
-NUMBERS += [("wikipedia", "--sentencepiece")]
+NUMBERS += [("wikipedia", "--sentencepiece"), ("squad", "--pieces")]
 
 
 @pytest.mark.parametrize(("name", "option"), NUMBERS)

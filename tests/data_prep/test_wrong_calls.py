@@ -3,6 +3,8 @@
 A row is the corpus with its words, and a part of the sentence; a name in braces is what ``places`` makes.
 """
 
+import json
+
 import pytest
 from small_corpora import write_tokens
 from tiny import run_here, write_text
@@ -24,6 +26,8 @@ GOOD = {
     "imdb": "--from {reviews}",
     "snli": "--from {snli}",
     "sentences": "--from {labelled}",
+    "squad": "--from {questions} --pieces 60",
+    "cmrc2018": "--from {questions} --pieces 60",
     "lra_text": "--from {reviews}",
     "lra_image": "--from {pictures}",
     "lra_retrieval": "--from {papers}",
@@ -89,6 +93,26 @@ CALLS = [
     ("snli --from {snli} --cut 1 1", "argument --cut: expected 3 arguments"),
     ("snli --from {snli} --cut 1 1 1", "{snli} is no file: --cut is for one file of JSON lines"),
     ("snli --cut 1 1 1", "--cut needs --from: the file that is cut"),
+    ("squad --from {questions}/dev-v2.0.json", "dev-v2.0.json is one file: --cut TRAIN VALID says how many"),
+    ("squad --from {questions} --cut 1 1 --pieces 60", "{questions} is no file: --cut is for one JSON file"),
+    ("squad --from {file} --cut 1 1 --pieces 60", "{file} is not JSON (Expecting value"),
+    ("squad --cut 1 1", "--cut needs --from: the file that is cut"),
+    ("squad --from {file} --cut 1 1 --version 1.1", "--version is of the published files: --cut takes one"),
+    ("squad --version du --pieces 60", "--from is needed: https://github.com/xinyadu/nqg (data/raw) has the"),
+    ("squad --version 3.0", "argument --version: invalid choice: '3.0'"),
+    ("cmrc2018 --version 2.0", "unrecognized arguments: --version"),
+    ("squad --from {questions} --pieces 60 --bert x", "argument --bert: not allowed with argument --pieces"),
+    ("squad --from {questions} --bert {nowhere}", "{nowhere} is no folder: --bert takes one with BERT's"),
+    ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing: --bert takes a folder with"),
+    ("squad --from {questions} --pieces 9", "--pieces 9 is too few: the training text has"),
+    (
+        "squad --from {questions} --longest 15",
+        "argument --longest: must be a whole number from 16 on, not '15'",
+    ),
+    (
+        "squad --from {text} --pieces 60",
+        "{text}/train-v2.0.json is missing: a copy of the published train-v2",
+    ),
     ("sentences", "--from is needed: a folder with SPLIT.input0.txt, SPLIT.label"),
     ("sentences --from {text}", "{text}/train.input0.txt is missing: --from takes a folder with"),
     ("lra_retrieval", "--from is needed: a folder with new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv"),
@@ -166,6 +190,11 @@ def places(tmp_path_factory):
     files("reviews", dict.fromkeys(names, b"a film and a film and a film and a film"))
     pair = b'{"premise": "a", "hypothesis": "b", "label": "neutral"}\n'
     files("snli", {f"snli_1.0_{split}.jsonl": pair for split in ("train", "dev", "test")})
+    answer = {"text": "a text", "answer_start": 0}
+    asked = {"question": "a question?", "id": "1", "answers": [answer]}
+    squad = json.dumps({"data": [{"paragraphs": [{"context": "a text, a text", "qas": [asked]}]}]}).encode()
+    names = ("train-v2.0", "dev-v2.0", "cmrc2018_train", "cmrc2018_dev")
+    files("questions", {f"{name}.json": squad for name in names})
     files("labelled", {f"{split}.{end}": b"a\n" * 4 for split in SPLITS for end in ("input0.txt", "label")})
     files("few", {f"{split}.{end}": b"a\nb\n" for split in SPLITS for end in ("input0.txt", "label")})
     files("pictures", {"train/cat/0.png": b"none"})
