@@ -2,7 +2,8 @@ from setuptools import find_packages, setup
 
 # Lower bounds only where something breaks without them; the tested set of exact versions is in
 # constraints.txt. numpy<2: fairseq's datasets still use np.compat. fla-core 0.6, flash-linear-attention's
-# kernels without its models: what the backend was written for. torch 2.6: the oldest that passes the tests.
+# kernels without its models: what the backend was written for. transformers<5: 5 imports torchaudio, of which
+# no build fits this torch. torch 2.6: the oldest that passes the tests.
 setup(
     name="fairseq-lrpe",
     version="0.1.0",
@@ -33,11 +34,11 @@ setup(
         "huggingface_hub",
     ],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "transformers", "rouge-score"],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "transformers<5", "rouge-score"],
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
         # Published weights of BERT, for question generation.
-        "bert": ["transformers"],
+        "bert": ["transformers<5"],
         # What fairseq's --tensorboard-logdir and --wandb-project log to.
         "tensorboard": ["tensorboard"],
         "wandb": ["wandb"],
