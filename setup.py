@@ -38,7 +38,7 @@ setup(
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
         # Published weights of BERT, for question generation.
-        "bert": ["transformers<5"],
+        "bert": ["transformers<5", "safetensors"],
         # What fairseq's --tensorboard-logdir and --wandb-project log to.
         "tensorboard": ["tensorboard"],
         "wandb": ["wandb"],

@@ -77,7 +77,8 @@ def declared():
 
 def test_setup_declares_what_is_imported_and_nothing_else():
     lists = declared()
-    assert packages("fairseq_lrpe", "data_prep") == lists["install"] | lists["gpu"] | lists["bookcorpus"]
+    extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"]
+    assert packages("fairseq_lrpe", "data_prep") == lists["install"] | extras
     assert packages("tests") - lists["install"] - lists["gpu"] == lists["test"] - COMMANDS
 
 
