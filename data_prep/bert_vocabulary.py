@@ -48,7 +48,8 @@ def from_hub(name: str, file: str, needed: bool = True) -> Path | None:
     from huggingface_hub import constants, errors, hf_hub_download
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # it tells of each try
+    logging.set_verbosity_error()  # it tells of each try, of which there are some in half a minute
+    print(f"Fetching {file} of {name} from {constants.ENDPOINT}", flush=True)
     try:
         return Path(hf_hub_download(name, file, endpoint=constants.ENDPOINT))
     except errors.LocalEntryNotFoundError:

@@ -37,6 +37,7 @@ from fairseq_lrpe.word_pieces import (
     facts,
     fairseq_types,
     find,
+    folded,
     load,
     shortened,
 )
@@ -285,9 +286,9 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
             counts["blank" if answers else "unanswerable"] += 1
             continue
         text, start = fields(answers[0], f"{where}, its answer", text=str, answer_start=int)
-        folded, answer = folded_of(context), folded_of(text)
+        one_line, answer = folded(context), folded(text)
         try:
-            begins = find(answer, folded, near=len(folded_of(f"{context[:start]}x")) - 1)
+            begins = find(answer, one_line, near=len(folded(f"{context[:start]}x")) - 1)
         except ValueError as error:
             if not known:
                 there = shortened(context[start : start + len(text)])
@@ -295,7 +296,7 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
             counts["left out"] += 1
             continue
         counts["moved"] += context[start : start + len(text)] != text
-        found.setdefault(folded, []).append(Question(folded_of(question), answer, folded, begins))
+        found.setdefault(one_line, []).append(Question(folded(question), answer, one_line, begins))
     total = sum(map(len, found.values()))
     if not total:
         raise ValueError(f"{path} has no question with an answer: {LAYOUT} is needed")
@@ -328,8 +329,3 @@ def fields(found: object, where: str, **kinds: type) -> list:
         if not isinstance(found, dict) or not isinstance(found.get(key), kind):
             raise ValueError(f"{where} has no {key!r} as in SQuAD's layout: {LAYOUT} is needed")
     return [found[key] for key in kinds]
-
-
-def folded_of(text: str) -> str:
-    """Returns a text in one line, with single blanks."""
-    return " ".join(text.split())

@@ -104,10 +104,12 @@ class WordPieces:
         """Returns the source of an answer that ``begins`` at this character of its context.
 
         It has ``longest`` tokens at most: the answer's first ``longest_answer`` pieces, and of the context
-        what is around the answer. Without ``begins``, the answer is looked up; ValueError if it is not
-        there.
+        what is around the answer. Without ``begins``, blanks are folded, and the first place of the answer
+        is taken; ValueError if it is not there.
         """
-        begins = find(answer, context) if begins is None else begins
+        if begins is None:
+            answer, context = folded(answer), folded(context)
+            begins = find(answer, context)
         of_answer, (pieces, offsets) = self.pieces(answer), self._encoded(context)
         kept = of_answer[:longest_answer]
         first = sum(end <= begins for _, end in offsets)
@@ -126,6 +128,11 @@ def answer_room(longest: int) -> int:
     They are 100, but no more than half of the source, so that the context can have the answer too.
     """
     return min(100, (longest - AROUND) // 2)
+
+
+def folded(text: str) -> str:
+    """Returns a text in one line, with single blanks."""
+    return " ".join(text.split())
 
 
 def find(answer: str, context: str, near: int = 0) -> int:

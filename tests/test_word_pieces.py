@@ -211,6 +211,7 @@ def test_an_answer_is_looked_up(vocabulary):
         False,
         False,
     )
+    assert pieces.source(" the\n", "a  the the", 16, 6) == pieces.source("the", "a the the", 16, 6, 2)
     assert [word_pieces.find("a", "a b a b a", near) for near in (0, 1, 3, 6, 9)] == [0, 0, 4, 4, 8]
     assert word_pieces.find("aa", "aaaa", 1) == 1
     for answer, message in (
