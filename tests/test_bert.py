@@ -119,7 +119,9 @@ def test_another_encoder(flags, said, folder):
 def test_another_vocabulary(folder, tmp_path):
     model, cfg, _ = build(folder)
     (tmp_path / "vocab.txt").write_text("".join(f"{name}\n" for name in TYPES[:-1]))
-    with pytest.raises(ValueError, match=r"has other types than .*vocab.txt: prepare the data with --bert"):
+    with pytest.raises(
+        ValueError, match=r"has other types than .*vocab.txt: prepare the data with its --bert"
+    ):
         bert.start(model.encoder, cfg, tmp_path / "vocab.txt")
 
 

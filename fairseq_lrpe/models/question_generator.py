@@ -1,5 +1,6 @@
 """Registers question generators: BERT's encoder, a decoder with the encoding under test, and copying."""
 
+import zlib
 from argparse import Namespace
 from dataclasses import asdict, dataclass, is_dataclass
 
@@ -77,6 +78,9 @@ class BertEncoder(Encoder):
         super().__init__(args, cfg, dictionary, embed_tokens)
         self.segments = nn.Embedding(2, embed_tokens.embedding_dim)
         self.end = dictionary.eos()
+        # Two vocabularies that were learned have as many types; "version" as in MethodStamp.
+        digest = zlib.crc32("\n".join(dictionary.symbols).encode())
+        self.register_buffer("types_version", torch.tensor(digest))
         for module in self.modules():
             if isinstance(module, nn.LayerNorm):
                 module.eps = BERTS_EPSILON
@@ -85,6 +89,13 @@ class BertEncoder(Encoder):
         ends = src_tokens.eq(self.end).int()
         segments = self.segments((ends.cumsum(1) - ends).clamp(max=1))
         return super().forward_embedding(src_tokens, self.embed_tokens(src_tokens) + segments)
+
+    def upgrade_state_dict_named(self, state_dict, name):
+        """Ends the program where ``state_dict`` is of another vocabulary."""
+        super().upgrade_state_dict_named(state_dict, name)
+        if state_dict[f"{name}.types_version"].item() != self.types_version.item():
+            remedy = "give the data that it was trained on"
+            raise SystemExit(f"fairseq_lrpe: the checkpoint has other types in its vocabulary: {remedy}")
 
     def forward(self, src_tokens, *rest, **kwargs):
         return {**super().forward(src_tokens, *rest, **kwargs), "src_tokens": [src_tokens]}

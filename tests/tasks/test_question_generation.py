@@ -142,6 +142,22 @@ def test_wrong_requests(change, flags, said, corpus, tmp_path):
     assert said in done.stderr and not (tmp_path / "save").exists()
 
 
+@pytest.mark.parametrize(
+    "pieces, said", [("90", "has other types in its vocabulary"), ("60", "types of the source language")]
+)
+def test_a_checkpoint_of_another_vocabulary(pieces, said, corpus, tmp_path):
+    """As many types, of which one is another; and fewer."""
+    other = write_questions(tmp_path / "other", "--pieces", pieces) / "bin"
+    if pieces == "90":
+        for name in ("vocab.txt", "dict.source.txt", "dict.question.txt"):
+            (other / name).write_text((other / name).read_text().replace("How", "Now"))
+    assert train(corpus / "bin", tmp_path / "save").returncode == 0
+    words = ["--path", tmp_path / "save/checkpoint_last.pt", "--task", "question_generation", "--cpu"]
+    words += ["--user-dir", PLUGIN, "--batch-size", 8, "--num-workers", 0]
+    out = run_command("fairseq-validate", other, *words)
+    assert out.returncode == 1 and said in out.stderr, out.stderr
+
+
 def test_a_person_asks(corpus, tmp_path):
     assert train(corpus / "bin", tmp_path).returncode == 0
     checkpoint, words = tmp_path / "checkpoint_last.pt", ["python", "-m", ask.__name__]
