@@ -312,7 +312,8 @@ def asked_in(path: Path) -> Iterator[tuple[str, str, object]]:
         found = json.loads(path.read_bytes())
     except ValueError as error:  # of JSON or of UTF-8
         raise ValueError(f"{path} is not JSON ({error}): {LAYOUT} is needed") from None
-    [articles] = fields(found, str(path), data=list)
+    # A split of the articles may be their list alone.
+    articles = found if isinstance(found, list) else fields(found, str(path), data=list)[0]
     for i, article in enumerate(tqdm(articles, path.name, unit="articles", **SHOWN), 1):
         [of_article] = fields(article, f"{path}: article {i}", paragraphs=list)
         for k, paragraph in enumerate(of_article, 1):

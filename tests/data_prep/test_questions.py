@@ -343,6 +343,8 @@ def folder(tmp_path):
 
 
 def test_a_folder_of_the_published_files(folder, tmp_path, capsys):
+    content = (folder / "test.json").read_bytes()
+    (folder / "test.json").write_text(json.dumps(json.loads(content)["data"]))
     for version, (first, splits) in {"2.0": (1000, 2), "1.1": (1200, 2), "du": (1400, 3)}.items():
         given = ["--version", version] if version != "2.0" else []
         words = ["--from", folder, "--out", tmp_path / version, "--pieces", "90", *given]
@@ -435,7 +437,8 @@ def test_what_cannot_be_used(folder, file, tmp_path):
     assert f"question 5-2 has no 'answers' {layout}" in bad(answers=None)
     assert f"article 1, paragraph 2, question 3 has no 'question' {layout}" in bad(id="", question=7)
     assert " is not JSON (" in bad(squad([paragraph(1)])[:-9]) and " is not JSON (" in bad(b"\xff")
-    assert "has no 'data'" in bad(b"[1]") and "has no 'data'" in bad(b'{"data": {}}')
+    assert "has no 'data'" in bad(b"1") and "has no 'data'" in bad(b'{"data": {}}')
+    assert "article 1 has no 'paragraphs'" in bad(b"[1]")
     assert "article 1 has no 'paragraphs'" in bad(b'{"data": [{"title": "a"}]}')
     assert "paragraph 1 has no 'context'" in bad(b'{"data": [{"paragraphs": [{"qas": []}]}]}')
     assert "has no question with an answer" in bad(squad([paragraph(1, count=0)]))
