@@ -39,7 +39,7 @@ def check_data(args, splits: list[str]) -> None:
         return
     else:
         return
-    ends = (*layouts.ENDS, ".txt", ".json")
+    ends = (*layouts.ENDS, ".txt")
     for folder in args.data.split(os.pathsep):
         asked = f"the data folder {folder!r}"
         if not Path(folder).is_dir():
