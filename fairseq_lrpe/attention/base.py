@@ -32,7 +32,7 @@ class SelfAttention(nn.Module):
     """Whether the state after a call is for the next, whose positions start at 0 again; and that state."""
 
     places: Places | None = None
-    """Where the tokens of each sequence stand, if they do not follow one another; not for causal attention."""
+    """Where the tokens stand, if they do not follow one another; not for causal attention."""
 
     segment, memory_length = 0, None
     """While decoding: the length of segments, if not 0, and of what each sees before it; None is all."""

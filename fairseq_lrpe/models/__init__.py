@@ -2,7 +2,7 @@
 
 import fairseq_lrpe.checkpoint  # noqa: F401  (so that torch reads their checkpoints)
 from fairseq_lrpe.literals import replace_eval
-from fairseq_lrpe.models import classifier, lm, question_generator, roberta, transformer
+from fairseq_lrpe.models import classifier, lm, question_generator, roberta, transformer, vit
 from fairseq_lrpe.models.door import check_command_line, guard_commands
 from fairseq_lrpe.models.roberta import RobertaModel
 from fairseq_lrpe.ngrams import mend_blocking
@@ -19,6 +19,7 @@ __all__ = [
     "roberta",
     "synthetic_lm",
     "transformer",
+    "vit",
 ]
 
 replace_eval()

@@ -31,7 +31,8 @@ def theta_ladder(theta_type: str, count: int, width: int, max_positions: int) ->
 def phases(theta: Tensor, offset: int | Places, length: int) -> Tensor:
     """Returns e^{isθ_t} for s = offset.., complex128 (length, count), differentiable in ``theta``.
 
-    Of :class:`Places`, s are these. In float64 whatever the model's dtype: a float32 product s·θ is off by 0.01 at s = 100,000.
+    Of :class:`Places`, s are these. In float64 whatever the model's dtype: a float32 product s·θ is off by
+    0.01 at s = 100,000.
     """
     if isinstance(offset, Places):
         return phases(theta, 0, offset.last + 1)[offset.index]
