@@ -8,8 +8,8 @@ attention, and prints them beside the published ratios. ``base`` as a method is 
 
 ``--family classifier`` is Long-Range Arena's comparison (Tay et al. 2021, its Table 2): the model of its text
 classification at 1,024, 2,048 and 4,096 bytes, all methods beside the base of softmax attention, and the
-memory that a training takes, each in a process of its own. ``--family vit`` does the same with DeiT-small and
-pictures of 224, 384 and 1,024 pixels each way, 196, 576 and 4,096 patches: its ``--length`` is a side in pixels.
+memory that a training takes, each in a process of its own. ``--family vit`` does the same with DeiT-small
+and pictures of 224, 384 and 1,024 pixels each way, 196, 576 and 4,096 patches: ``--length`` is in pixels.
 """
 
 import json
@@ -271,7 +271,8 @@ def main():
     add_methods(parser, "all but fairseq", [*METHODS, "fairseq"])
     add("--rounds", type=at_least(1), default=7, help="measured steps of each (default: %(default)s)")
     add("--batch-size", type=at_least(1), default=2, help="sequences a step (default: %(default)s)")
-    told = "tokens a sequence (default: 512; classifier: 1,024, 2,048 and 4,096; vit, in pixels: 224, 384, 1,024)"
+    lengths = "512; classifier: 1,024, 2,048 and 4,096; vit, in pixels: 224, 384 and 1,024"
+    told = f"tokens a sequence (default: {lengths}, in turn)"
     add("--length", type=at_least(2), help=told)
     sizes = "6 of 512 with 8 heads (lm), 12 of 768 with 12 heads (roberta), 6 + 6 of 512 with 8 heads"
     sizes += " (transformer), 4 of 128 with 8 heads (classifier), 12 of 384 with 6 heads (vit)"
