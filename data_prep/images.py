@@ -174,7 +174,7 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[Place]:
     found = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
     if len(found) != len(labels):
         raise ValueError(
-            f"{archive} has {len(found):,} pictures and {devkit} {len(labels):,} classes of them"
+            f"{archive} has {len(found):,} pictures, and {devkit.name} has the classes of {len(labels):,}"
         )
     return [
         Place(label, name, archive, begin, size)
@@ -187,6 +187,8 @@ def chosen(found: Found, args: Namespace) -> Found:
     classes = defaultdict(list)
     for place in found["train"]:
         classes[place.label].append((place.name, place))
+    if len(classes) < 2:
+        raise ValueError(f"{args.source} has training pictures of {min(classes)} alone: two are needed")
     train = [place for place, _ in in_turns(classes)]
     held_out = [] if found.get("valid") else train[len(train) - len(train) // 10 :]
     taken = {"train": train[: len(train) - len(held_out)][: args.train_rows]}
@@ -196,10 +198,6 @@ def chosen(found: Found, args: Namespace) -> Found:
     if found.get("test"):
         taken["test"] = found["test"]
     known = {place.label for place in taken["train"]}
-    if len(known) < 2:
-        raise ValueError(
-            f"{args.source} has training pictures of {min(known)} alone: more classes are needed"
-        )
     for split, rows in taken.items():
         if unknown := {place.label for place in rows} - known:
             raise ValueError(f"{args.source} has {split} pictures of {min(unknown)}, and none for training")

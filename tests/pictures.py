@@ -1,4 +1,4 @@
-"""Small folders of pictures with classes, as trees of files and as data_prep writes them, for tests to share."""
+"""Small folders of pictures with classes, as files and as data_prep writes them, for tests to share."""
 
 import io
 from argparse import Namespace

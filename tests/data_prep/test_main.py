@@ -61,7 +61,7 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
 NUMBERS = [(name, "--workers") for name in command.CORPORA]
 NUMBERS += [("glue", "--train-rows"), ("multi30k", "--bpe-types"), ("wikibook", "--shards")]
 NUMBERS += [("sentences", "--train-rows"), ("lra_image", "--size"), ("text", "--sentencepiece")]
-NUMBERS += [("wikipedia", "--sentencepiece"), ("squad", "--pieces")]
+NUMBERS += [("wikipedia", "--sentencepiece"), ("squad", "--pieces"), ("imagenet", "--train-rows")]
 
 
 @pytest.mark.parametrize(("name", "option"), NUMBERS)
