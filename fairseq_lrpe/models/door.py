@@ -33,6 +33,7 @@ FAMILY_OF = {
     "translation": "transformer",
     "classification": "classifier",
     "question_generation": "question_generator",
+    "image_classification": "vit",
 }
 """The family that each of these tasks is for; of others, such as a plugin's, nothing is known."""
 AT_LEAST = {

@@ -21,7 +21,7 @@ class ImageClassification(Kind):
     curve = Curve("valid_accuracy", "validation accuracy", "higher")
 
     def data(self, cfg):
-        return [REPOSITORY / cfg.data / name for name in layouts.images(self.splits(cfg))]
+        return [REPOSITORY / cfg.data / name for name in layouts.labelled(self.splits(cfg))]
 
     def evaluate(self, job, name):
         """Returns both accuracies in percent, and the parameters that fairseq-train counted."""
