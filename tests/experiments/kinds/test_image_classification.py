@@ -5,8 +5,9 @@ import math
 
 import pytest
 from pictures import write_classes
+from tiny import run_here
 
-from fairseq_lrpe.experiments import train
+from fairseq_lrpe.experiments import classify, train
 from fairseq_lrpe.experiments.experiment import Experiment
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
@@ -35,6 +36,32 @@ def test_a_run_is_measured(tmp_path, capsys):
     expected = 3 * 4**2 * width + width + (patches + 1) * width + layer + 2 * width + labels * width + labels
     assert measured["test"]["parameters"] == pytest.approx(expected / 1e6)
     assert f"test: accuracy {measured['test']['accuracy']:.2f}" in capsys.readouterr().out
+
+
+def test_a_person_asks_what_is_in_pictures(tmp_path, capsys):
+    """As fairseq-validate counts them: a folder of the test set's files, and one file that is no picture."""
+    data = write_classes(tmp_path / "data")
+    words = ["imagenet/cifar10_mini", "rope", "--attention", "linear", "--cpu", "--results", str(tmp_path)]
+    train.main([*words, f"data={data}", *SMALL])
+    [checkpoint] = tmp_path.rglob("checkpoint_best.pt")
+    folder = tmp_path / "data.pictures"
+    for file in folder.iterdir():
+        if not file.name.startswith("test"):
+            file.unlink()
+    (folder / "broken.png").write_bytes(b"no picture")
+    done = run_here(classify.main, checkpoint, folder, "--cpu")
+    assert done.returncode == 0 and "broken.png is left out: it is no JPEG or PNG file" in done.stderr
+    head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert head == ["file", "label", "probability"] and len(rows) == 24
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    right = sum(label == f"class{int(name[4:-4]) % 3}" for name, label, _ in rows)
+    [path] = tmp_path.rglob("evaluation.json")
+    measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
+    assert measured == pytest.approx(100 * right / 24, abs=1e-3)
+    assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
+    for wrong, said in ((tmp_path / "none", "is no folder"), (data, "has no .jpg, .jpeg, .png files")):
+        done = run_here(classify.main, checkpoint, wrong, "--cpu")
+        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_every_setting_of_the_paper():
