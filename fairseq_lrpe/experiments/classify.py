@@ -7,6 +7,7 @@ files in the folder and in folders in it, by name. One that cannot be read is le
 import argparse
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -48,12 +49,11 @@ def readable(files: list[Path], size: int) -> Iterator[tuple[Path, torch.Tensor]
 def classify(model, task, files: list[Path]) -> Iterator[tuple[Path, str, float]]:
     """Yields (file, label, its probability) of each picture that can be read."""
     device, read = next(model.parameters()).device, readable(files, task.cfg.image_size)
-    while batch := [pair for pair, _ in zip(read, range(BATCH), strict=False)]:
+    while batch := list(islice(read, BATCH)):
         images = torch.stack([pixels for _, pixels in batch]).to(device)
         best = model(images).float().softmax(-1).max(-1)
-        for (file, _), probability, label in zip(
-            batch, best.values.tolist(), best.indices.tolist(), strict=True
-        ):
+        found = best.values.tolist(), best.indices.tolist()
+        for (file, _), probability, label in zip(batch, *found, strict=True):
             yield file, task.labels[label], probability
 
 

@@ -38,7 +38,7 @@ def test_a_run_is_measured(tmp_path, capsys):
     assert f"test: accuracy {measured['test']['accuracy']:.2f}" in capsys.readouterr().out
 
 
-def test_a_person_asks_what_is_in_pictures(tmp_path, capsys):
+def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
     """As fairseq-validate counts them: a folder of the test set's files, and one file that is no picture."""
     data = write_classes(tmp_path / "data")
     words = ["imagenet/cifar10_mini", "rope", "--attention", "linear", "--cpu", "--results", str(tmp_path)]
@@ -48,6 +48,7 @@ def test_a_person_asks_what_is_in_pictures(tmp_path, capsys):
     for file in folder.iterdir():
         if not file.name.startswith("test"):
             file.unlink()
+    monkeypatch.setattr(classify, "BATCH", 7)
     (folder / "broken.png").write_bytes(b"no picture")
     done = run_here(classify.main, checkpoint, folder, "--cpu")
     assert done.returncode == 0 and "broken.png is left out: it is no JPEG or PNG file" in done.stderr
