@@ -14,6 +14,7 @@ from torch import Tensor
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """ImageNet's, of values from 0 to 1 (timm/data/constants.py)."""
+OF_255 = [255 * torch.tensor(numbers)[:, None, None] for numbers in (MEAN, STD)]
 AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """The least and the most of a crop: of all area, and width / height (timm/data/transforms_factory.py)."""
 ERASED = 0.25
@@ -78,9 +79,9 @@ def evaluated(image: Image.Image, size: int) -> Image.Image:
 
 def standardized(image: Image.Image) -> Tensor:
     """Returns the values (3, height, width) of a picture: from 0 to 1, then less MEAN and by STD."""
-    values = torch.from_numpy(np.array(image)).permute(2, 0, 1).to(torch.float32).contiguous()
-    mean, std = (255 * torch.tensor(numbers)[:, None, None] for numbers in (MEAN, STD))
-    return values.sub_(mean).div_(std)
+    # Bytes change their order faster than floats do.
+    values = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32)
+    return values.sub_(OF_255[0]).div_(OF_255[1])
 
 
 def erased_box(height: int, width: int, rng: np.random.Generator) -> tuple[slice, slice] | None:

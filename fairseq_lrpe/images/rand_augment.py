@@ -36,6 +36,11 @@ def enhanced(kind: type, image: Image.Image, factor: float) -> Image.Image:
     return kind(image).enhance(factor)
 
 
+def posterized(image: Image.Image, bits: int) -> Image.Image:
+    """Returns a picture of whose values the first bits stay; unlike in Pillow, there may be none."""
+    return image.point([value >> 8 - bits << 8 - bits for value in range(256)] * 3)
+
+
 def brightened(image: Image.Image, add: int) -> Image.Image:
     """Returns a picture with ``add`` more in all that is darker than 128."""
     return image.point([min(255, value + add) if value < 128 else value for value in range(256)] * 3)
@@ -70,7 +75,7 @@ OPERATIONS = {
     "Equalize": Operation(ImageOps.equalize),
     "Invert": Operation(ImageOps.invert),
     "Rotate": Operation(turned, lambda level: 30 * level / MOST, signed=True),
-    "Posterize": Operation(ImageOps.posterize, lambda level: 4 - int(4 * level / MOST)),  # bits that stay
+    "Posterize": Operation(posterized, lambda level: 4 - int(4 * level / MOST)),
     "Solarize": Operation(ImageOps.solarize, lambda level: 256 - int(256 * level / MOST)),
     "SolarizeAdd": Operation(brightened, lambda level: int(110 * level / MOST)),
     "Color": change(ImageEnhance.Color),

@@ -11,6 +11,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
+from torch.utils.data import default_collate
 
 from fairseq_lrpe import layouts
 from fairseq_lrpe.config import check_between, flag
@@ -98,7 +99,7 @@ class Pictures(FairseqDataset):
             "id": torch.tensor(numbers),
             "nsentences": len(samples),
             "ntokens": len(samples),  # fairseq divides losses and gradients by it
-            "net_input": {"images": torch.stack(images)},
+            "net_input": {"images": default_collate(images)},  # in a worker, into memory that is shared
             "target": torch.tensor(labels),
         }
 
