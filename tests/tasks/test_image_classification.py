@@ -12,7 +12,7 @@ from fairseq.logging import metrics
 from fairseq.logging.progress_bar import JsonProgressBar
 from fairseq_cli import validate
 from omegaconf import OmegaConf
-from pictures import MeanColour, write_classes
+from pictures import MeanColour, coloured, picture, write_classes
 from tiny import PLUGIN, REPOSITORY, run_command, run_here, train_here
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
@@ -147,8 +147,21 @@ def test_a_batch_to_evaluate(folder):
     batch = dataset.collater([dataset[i] for i in range(25)])
     assert batch["target"].tolist() == dataset.labels.tolist()
     for i in (0, 24):
-        image = decode(bytes(dataset.file(i)))
-        assert torch.equal(batch["net_input"]["images"][i], standardized(evaluated(image, 12)))
+        expected = standardized(evaluated(dataset.image(i), 12))
+        assert torch.equal(batch["net_input"]["images"][i], expected)
+        assert np.array_equal(dataset.image(i), decode(picture(coloured(i % 3, 1000 + i))))
+
+
+def test_a_picture_that_is_damaged_later_is_named(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    dataset = dataset_of(copy, "valid")
+    begin, size = dataset.index[7]
+    with (copy / "valid.input0.bin").open("r+b") as file:
+        file.seek(begin)
+        file.write(bytes(int(size)))
+    with pytest.raises(ValueError, match="valid.input0.bin: picture 7 is damaged .it is no JPEG"):
+        dataset[7]
+    assert dataset[8][0] == 8
 
 
 def test_the_criterion_is_the_definition(folder):
