@@ -2,6 +2,7 @@
 
 import math
 
+import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 
@@ -22,18 +23,19 @@ class SoftTargetCrossEntropy(FairseqCriterion):
         """Returns the loss in nats, summed over the batch, how many pictures it has, and what is logged."""
         target = sample["target"]
         log_probabilities = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
-        logged = {name: sample["nsentences"] for name in ("sample_size", "nsentences", "ntokens")}
-        # Every batch tells the same, since fairseq adds up what processes tell by its place.
-        logged |= {"labels": 0, **{accuracy_of(best): 0 for best in BEST}}
         if target.dim() == 2:
             losses = -(target * log_probabilities).sum(-1)
+            labels, hits = 0, torch.zeros_like(log_probabilities)
         else:
             losses = -log_probabilities.gather(-1, target[:, None])[:, 0]
             most = min(max(BEST), log_probabilities.size(-1))
-            hits = log_probabilities.topk(most).indices == target[:, None]
-            logged |= {"labels": len(target), **{accuracy_of(best): hits[:, :best].sum() for best in BEST}}
+            labels, hits = len(target), log_probabilities.topk(most).indices == target[:, None]
+        # All batches tell numbers and tensors under the same names: fairseq adds up what processes tell by
+        # its place, and gives one that has no batch left some other, perhaps of validation.
+        logged = {name: sample["nsentences"] for name in ("sample_size", "nsentences", "ntokens")}
+        logged |= {accuracy_of(best): hits[:, :best].sum() for best in BEST}
         loss = losses.sum()
-        return loss, len(target), {"loss": loss.data, **logged}
+        return loss, len(target), {"loss": loss.data, "labels": labels, **logged}
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:

@@ -11,6 +11,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
+from PIL.Image import Image
 from torch.utils.data import default_collate
 
 from fairseq_lrpe import layouts
@@ -59,11 +60,11 @@ class Pictures(FairseqDataset):
     can_reuse_epoch_itr_across_epochs = False  # each epoch has other batches
 
     def __init__(self, task, split: str):
-        prefix, self.cfg, self.classes = Path(task.cfg.data, split), task.cfg, len(task.labels)
-        self.labels = np.load(f"{prefix}.label.npy", mmap_mode="r")
+        self.prefix, self.cfg, self.classes = Path(task.cfg.data, split), task.cfg, len(task.labels)
+        self.labels = np.load(f"{self.prefix}.label.npy", mmap_mode="r")
         # fairseq's dataset would read all of the file first, and make eight bytes of each.
-        self.index = MMapIndexedDataset.Index(f"{prefix}.input0.idx")
-        self.content = np.memmap(f"{prefix}.input0.bin", np.uint8, "r")
+        self.index = MMapIndexedDataset.Index(f"{self.prefix}.input0.idx")
+        self.content = np.memmap(f"{self.prefix}.input0.bin", np.uint8, "r")
 
     def __len__(self):
         return len(self.labels)
@@ -81,13 +82,16 @@ class Pictures(FairseqDataset):
         """Returns all pictures in their order."""
         return np.arange(len(self))
 
-    def file(self, picture: int) -> bytes:
-        """Returns the file of a picture."""
+    def image(self, picture: int) -> Image:
+        """Returns a picture; ValueError names one that has been damaged since data_prep read it."""
         begin, size = self.index[picture]
-        return self.content[begin : begin + size]
+        try:
+            return decode(self.content[begin : begin + size])
+        except ValueError as error:
+            raise ValueError(f"{self.prefix}.input0.bin: picture {picture:,} is damaged ({error})") from None
 
     def __getitem__(self, index):
-        image = evaluated(decode(self.file(index)), self.cfg.image_size)
+        image = evaluated(self.image(int(index)), self.cfg.image_size)
         return int(index), standardized(image), int(self.labels[index])
 
     def collater(self, samples):
@@ -128,8 +132,7 @@ class Augmented(Pictures):
 
     def __getitem__(self, index):
         picture, rng = int(index) // self.cfg.repeats, self.generator(PICTURE, int(index))
-        image, full = decode(self.file(picture)), self.cfg.recipe == "full"
-        image = cropped(image, self.cfg.image_size, rng)
+        image, full = cropped(self.image(picture), self.cfg.image_size, rng), self.cfg.recipe == "full"
         pixels = standardized(rand_augment(image, rng) if full else image)
         if full:
             erase(pixels, rng)

@@ -12,8 +12,8 @@ from fairseq.logging import metrics
 from fairseq.logging.progress_bar import JsonProgressBar
 from fairseq_cli import validate
 from omegaconf import OmegaConf
-from pictures import MeanColour, write_classes
-from tiny import PLUGIN, run_here, train_here
+from pictures import MeanColour, coloured, picture, write_classes
+from tiny import PLUGIN, REPOSITORY, run_command, run_here, train_here
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
 from fairseq_lrpe.decay import NAME
@@ -147,8 +147,21 @@ def test_a_batch_to_evaluate(folder):
     batch = dataset.collater([dataset[i] for i in range(25)])
     assert batch["target"].tolist() == dataset.labels.tolist()
     for i in (0, 24):
-        image = decode(bytes(dataset.file(i)))
-        assert torch.equal(batch["net_input"]["images"][i], standardized(evaluated(image, 12)))
+        expected = standardized(evaluated(dataset.image(i), 12))
+        assert torch.equal(batch["net_input"]["images"][i], expected)
+        assert np.array_equal(dataset.image(i), decode(picture(coloured(i % 3, 1000 + i))))
+
+
+def test_a_picture_that_is_damaged_later_is_named(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    dataset = dataset_of(copy, "valid")
+    begin, size = dataset.index[7]
+    with (copy / "valid.input0.bin").open("r+b") as file:
+        file.seek(begin)
+        file.write(bytes(int(size)))
+    with pytest.raises(ValueError, match=r"picture 7 is damaged \(it is no JPEG"):
+        dataset[7]
+    assert dataset[8][0] == 8
 
 
 def test_the_criterion_is_the_definition(folder):
@@ -176,7 +189,8 @@ def test_what_processes_tell_adds_up(folder):
         batch = {"net_input": {"images": images[part]}, "nsentences": count, "ntokens": count}
         logs.append(criterion(model, {**batch, "target": labels[part]})[2])
         soft = torch.nn.functional.one_hot(labels[part], 7).double()
-        keys |= {tuple(log) for log in (logs[-1], criterion(model, {**batch, "target": soft})[2])}
+        for log in (logs[-1], criterion(model, {**batch, "target": soft})[2]):
+            keys.add(tuple((key, torch.is_tensor(value)) for key, value in log.items()))
     assert len(keys) == 1
     summed = {key: sum(log[key] for log in logs) for key in logs[0]}
     for told in (logs, [summed]):
@@ -252,6 +266,31 @@ def test_training_goes_on_where_it_ended(folder, tmp_path):
             assert done.returncode == 0, done.stderr
     whole, parts = (weights(tmp_path / name) for name in ("whole", "parts"))
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def test_two_processes_train_and_validate_as_one_does(folder, tmp_path):
+    """With 7 batches an epoch, so that one of them has none at the end, in training and in validation."""
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    tests = REPOSITORY / "tests"
+    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models, pictures"]
+    (plugin / "__init__.py").write_text("\n".join(lines) + "\n")
+    common = "--batch-size 4 --max-update 9 --maximize-best-checkpoint-metric".split()
+    common += ["--best-checkpoint-metric", "accuracy"]
+    done = train(folder, tmp_path / "one", *common, "--update-freq", 2)
+    assert done.returncode == 0, done.stderr
+    more = "--distributed-world-size 2 --distributed-init-method env:// --distributed-rank -1"
+    more += " --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp"
+    words = [*TRAIN, *common, *more.split(), "--save-dir", tmp_path / "two", "--user-dir", plugin]
+    start = ["torchrun", "--standalone", "--nproc_per_node", 2, "-m", "fairseq_cli.train"]
+    done = run_command(*start, folder, *words)
+    assert done.returncode == 0, done.stderr
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    for key in one:
+        torch.testing.assert_close(two[key], one[key], rtol=1e-4, atol=1e-5)
+    files = [tmp_path / name / "checkpoint_last.pt" for name in ("one", "two")]
+    one, two = (torch.load(file, weights_only=True)["extra_state"]["val_loss"] for file in files)
+    assert one == two > 50
 
 
 def drop(name):
