@@ -40,6 +40,8 @@ CORPORA = {
     "lra_image": Row("lra_image:Pictures", "Long-Range Arena's Image, CIFAR-10 in grey", "downloaded"),
     "lra_retrieval": Row("lra_retrieval:Papers", "Long-Range Arena's Retrieval, by bytes", "needs --from"),
     "lra_retrieval_mini": Row("lra_retrieval:Pieces", "the same of pieces of WikiText", "needs --from"),
+    "imagenet": Row("images:ImageNet", "ImageNet's JPEGs, or pictures of your own", "needs --from"),
+    "cifar10": Row("images:Tree", "CIFAR-10 or other pictures in class folders", "needs --from"),
     "listops": Row("listops:ListOps", "Long-Range Arena's ListOps", "generated"),
     "pathfinder": Row("pathfinder:Pathfinder", "Long-Range Arena's Pathfinder", "generated"),
     "wmt14_en_de": Row("translation:Translation", "English and German of WMT 2014", "downloaded"),

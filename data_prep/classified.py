@@ -60,6 +60,11 @@ def write_about(folder: Path, types: Sequence[str], labels: Sequence[str], rows:
     type i is then the value i.
     """
     (folder / "dict.txt").write_text("".join(f"{name} 1\n" for name in types), encoding="utf-8")
+    write_labels(folder, labels, rows, **about)
+
+
+def write_labels(folder: Path, labels: Sequence[str], rows: dict, **about) -> None:
+    """Writes what the task has to know of inputs, beside a dictionary if they are tokens."""
     inputs = len(list(folder.glob(f"{next(iter(rows))}.input?.idx")))
     content = {"inputs": inputs, "labels": list(labels), "rows": rows, **about}
     (folder / layouts.ABOUT).write_text(json.dumps(content, indent=1) + "\n")

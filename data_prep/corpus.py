@@ -62,13 +62,14 @@ class Corpus:
         raise NotImplementedError
 
     def vocabulary(self, data: Path) -> str:
-        """Returns how the vocabulary of OUT/bin turned out."""
+        """Returns how the vocabulary of OUT/bin turned out, and nothing if there is none."""
         raise NotImplementedError
 
     def report(self, args: Namespace) -> None:
         """Prints the last lines: the vocabulary, and how to train."""
         shards = layouts.shards(args.out / "bin")
-        print(f"vocabulary: {self.vocabulary(shards[0])}")
+        if vocabulary := self.vocabulary(shards[0]):
+            print(f"vocabulary: {vocabulary}")
         data = os.pathsep.join(map(str, shards))
         print(f"ready: fairseq-train {data} --task {self.task} --user-dir fairseq_lrpe ...")
 

@@ -207,6 +207,51 @@ def files_in(source: Path, pattern: str) -> Iterator[tuple[re.Match, bytes]]:
         raise FetchError(f"{source} has none of the files that are needed (see --help)")
 
 
+def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields (path, where it begins, bytes) of each file of a tar archive, those of tars inside included.
+
+    Where a file begins is meant in the archive as it is without its compression. FetchError if the archive is
+    damaged.
+    """
+    if zipfile.is_zipfile(archive):
+        raise FetchError(f"{archive} is a zip archive: a tar archive or a folder is needed")
+    shown = {
+        "desc": f"listing {archive.name}",
+        "unit": "files",
+        "disable": None,
+        "delay": AFTER,
+        "leave": False,
+    }
+    with _opened(archive) as (members, open_member):
+        for name, kind, member in tqdm(members, **shown):
+            if kind != "file":
+                continue
+            if not name.endswith(".tar"):
+                yield name, member.offset_data, member.size
+                continue
+            with tarfile.open(fileobj=open_member(member)) as inside:
+                for file in filter(tarfile.TarInfo.isfile, inside):
+                    yield f"{name}/{file.name}", member.offset_data + file.offset_data, file.size
+
+
+@contextlib.contextmanager
+def uncompressed_tar(archive: Path, place: Path) -> Iterator[Path]:
+    """Yields a tar archive, or where it is compressed a copy at ``place`` that is not and goes at the end."""
+    try:
+        tarfile.open(archive, "r:").close()
+        yield archive
+        return
+    except tarfile.ReadError:
+        pass
+    try:
+        with tarfile.open(archive) as packed, place.open("wb") as plain:
+            packed.fileobj.seek(0)
+            shutil.copyfileobj(packed.fileobj, plain, CHUNK)
+        yield place
+    finally:
+        place.unlink(missing_ok=True)
+
+
 @contextlib.contextmanager
 def _opened(path):
     """Yields (name, kind, member) of each member, and a function that opens one."""

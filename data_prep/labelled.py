@@ -8,6 +8,8 @@ from data_prep.fetch import SOURCES
 from fairseq_lrpe.layouts import ABOUT, vocabulary_size
 from fairseq_lrpe.programs import at_least
 
+SHOWN = 20  # labels
+
 
 class Labelled(Corpus):
     """A corpus whose OUT/bin ``classified`` writes."""
@@ -32,7 +34,9 @@ class Labelled(Corpus):
         rows, published = about["rows"], self.published_rows(args)
         beside = ", as published" if rows == published else f"; published are {told(published)}"
         print(f"rows: {told(rows)}{beside if published else ''}")
-        print(f"labels: {', '.join(about['labels'])}")
+        labels = about["labels"]
+        more = f", ... ({len(labels):,} in all)" if len(labels) > SHOWN else ""
+        print(f"labels: {', '.join(labels[:SHOWN])}{more}")
         super().report(args)
 
 

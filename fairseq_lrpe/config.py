@@ -64,8 +64,8 @@ PositionConfig = make_dataclass(
 PositionConfig.__module__ = __name__
 
 
-PARTS = ("encoder_attention", "decoder_attention", "encoding_in")
-"""Flags of a model with encoder and decoder, that say which of PositionConfig's hold for which."""
+PARTS = ("encoder_attention", "decoder_attention", "encoding_in", "image_positions")
+"""Flags of some families that say where PositionConfig's hold: in encoder or decoder, at which positions."""
 
 
 def part_flags(cfg, part: str):

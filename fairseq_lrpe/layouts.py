@@ -40,15 +40,21 @@ def questions(splits: Iterable[str]) -> list[str]:
 
 def classified(splits: Iterable[str], inputs: int) -> list[str]:
     """Returns the files of rows of so many inputs with a label, for our task classification."""
+    return ["dict.txt", *labelled(splits, inputs)]
+
+
+def labelled(splits: Iterable[str], inputs: int = 1) -> list[str]:
+    """Returns the files of rows of so many inputs with a label; of pictures, for image_classification."""
     names = [f"{split}.input{i}" for split in splits for i in range(inputs)]
-    return [ABOUT, "dict.txt", *binaries(names), *(f"{split}.label.npy" for split in splits)]
+    return [ABOUT, *binaries(names), *(f"{split}.label.npy" for split in splits)]
 
 
 def about(folder: Path) -> dict:
     """Returns what the inputs and labels of a folder are, as ``data_prep`` wrote it.
 
     {"inputs": how many a row has, "labels": their names, "rows": {split: how many}} and, of pictures,
-    "shape" and "pixels", {"mean", "std"} of their values. ValueError if the folder does not say so.
+    "shape" and "pixels", {"mean", "std"} of their values; "images" if they are files of pictures. ValueError
+    if the folder does not say so.
     """
     try:
         found = json.loads((folder / ABOUT).read_text())

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.ops.places import Places
 
 
 @with_incremental_state
@@ -29,6 +30,9 @@ class SelfAttention(nn.Module):
 
     carries, carried = False, None
     """Whether the state after a call is for the next, whose positions start at 0 again; and that state."""
+
+    places: Places | None = None
+    """Where the tokens stand, if they do not follow one another; not for causal attention."""
 
     segment, memory_length = 0, None
     """While decoding: the length of segments, if not 0, and of what each sees before it; None is all."""
@@ -105,7 +109,8 @@ class SelfAttention(nn.Module):
         k, v = self._project(self.k_proj, parts), self._project(self.v_proj, parts)
         keep_state = incremental_state is not None or self.carries
         past, offset = saved["past"], saved["offset"]
-        o, state = self.attend(q, k, v, key_padding_mask, past, offset + before, offset, keep_state)
+        starts = (offset + before, offset) if self.places is None else (self.places, self.places)
+        o, state = self.attend(q, k, v, key_padding_mask, past, *starts, keep_state)
         if self.carries:
             self.carried = self.moved(state, keys)
         elif keep_state:

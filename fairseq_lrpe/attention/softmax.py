@@ -67,7 +67,8 @@ class SoftmaxAttention(SelfAttention):
             part = q[:, :, start : start + rows]
             keys = q_offset + start + part.size(2) if self.causal else k.size(2)
             mask = None if key_padding_mask is None else key_padding_mask[:, :keys]
-            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, q_offset + start, bias)
+            offset = q_offset + start if self.places is None else q_offset.rows(start, part.size(2))
+            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, offset, bias)
             if rows < length and drop:
                 parts.append(checkpoint(self._rows, *arguments, use_reentrant=False))
             else:

@@ -16,7 +16,9 @@ class Encoding(nn.Module):
 
     q, k, v are (B, H, L, d). Query i stands at position ``q_offset + i`` and key j at ``k_offset + j``.
     Encoding positions one at a time, with offsets, has to give exactly what encoding the whole sequence
-    gives. Offsets are 0 or more. ``bash scripts/test.sh --encoding NAME`` holds an encoding to all this.
+    gives. Offsets are 0 or more, or :class:`fairseq_lrpe.ops.places.Places`, where tokens do not follow one
+    another; ``rotation``, ``permutation`` and ``relative`` of ``ops`` know both.
+    ``bash scripts/test.sh --encoding NAME`` holds an encoding to all this.
 
     Args:
         num_heads, head_dim: H and d.

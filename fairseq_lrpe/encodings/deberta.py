@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.places import Places
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, shift
 
 
@@ -54,7 +55,10 @@ class DeBERTa(Encoding):
     def _bias(self, to_key, key_distances, to_query, query_distances, q, k, q_offset=0):
         queries, keys = q.size(-2), k.size(-2)
         columns = distance_slice(key_distances, queries, keys, q_offset, self.causal)
-        content_to_position = shift((q * self.scale) @ to_key[..., columns], keys)
+        content_to_position = shift((q * self.scale) @ to_key[..., columns], keys, q_offset)
+        if isinstance(q_offset, Places):
+            by_key = q_offset.columns().mT.expand(*k.shape[:-1], queries)
+            return content_to_position + ((k * self.scale) @ to_query).gather(-1, by_key).mT
 
         # The same with keys as rows: with both sides reversed, their distances i − j stand in the same order.
         # Some keys at a time, for every key would meet the distances of all when there are few queries.

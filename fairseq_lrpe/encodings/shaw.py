@@ -67,7 +67,7 @@ class Shaw(Encoding):
         options = (self.k, self.width, self.rounding)
         distances = queries, keys, q_offset, self.causal, like.device
         table = distance_table(level, options, *distances, clamp=self.clamp_length)
-        return spread(table, queries, keys).expand(*like.shape[:2], queries, keys)
+        return spread(table, queries, keys, q_offset).expand(*like.shape[:2], queries, keys)
 
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
         by_level = (q @ self._of_heads(self.w_k).mT) * self.scale

@@ -58,4 +58,4 @@ class T5(Encoding):
         options = (self.causal, self.buckets, self.max_distance)
         distances = queries, keys, q_offset, self.causal, q.device
         bucket = distance_table(relative_bucket, options, *distances, clamp=self.clamp_length)
-        return spread(self.relative_attention_bias(bucket).T, queries, keys).unsqueeze(0)
+        return spread(self.relative_attention_bias(bucket).T, queries, keys, q_offset).unsqueeze(0)

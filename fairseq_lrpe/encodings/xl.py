@@ -59,4 +59,4 @@ class XL(Encoding):
     def _bias(self, by_distance, distances, q, k, q_offset=0):
         columns = distance_slice(distances, q.size(-2), k.size(-2), q_offset, self.causal)
         by_position = (q + (self.v - self.u)[:, None]) * self.scale  # q has u already
-        return shift(by_position @ by_distance[..., columns], k.size(-2))
+        return shift(by_position @ by_distance[..., columns], k.size(-2), q_offset)

@@ -8,7 +8,8 @@ attention, and prints them beside the published ratios. ``base`` as a method is 
 
 ``--family classifier`` is Long-Range Arena's comparison (Tay et al. 2021, its Table 2): the model of its text
 classification at 1,024, 2,048 and 4,096 bytes, all methods beside the base of softmax attention, and the
-memory that a training takes, each in a process of its own.
+memory that a training takes, each in a process of its own. ``--family vit`` does the same with DeiT-small
+and pictures of 224, 384 and 1,024 pixels each way, 196, 576 and 4,096 patches: ``--length`` is in pixels.
 """
 
 import json
@@ -67,6 +68,7 @@ class Family(NamedTuple):
     tokens: tuple[int, ...] = (512,)  # of a sequence
     types: int = 50265  # the papers' Books
     beside: str | None = None  # the attention whose base all are compared with; None: each its own
+    images: bool = False  # whether a length is a side of a picture in pixels
 
     def flags(self, args: Namespace) -> dict[str, object]:
         """Returns the flags of its task, criterion and sizes."""
@@ -104,12 +106,32 @@ FAMILIES = {
         types=260,
         beside="softmax",
     ),
+    "vit": Family(
+        12,
+        0,
+        ["image_size"],
+        ["encoder_layers"],
+        {"task": "image_classification", "criterion": "soft_target_cross_entropy"},
+        labels=1000,
+        tokens=(224, 384, 1024),
+        beside="softmax",
+        images=True,
+    ),
 }
 
 
 def random_batch(family: str, args: Namespace, pad: int) -> dict:
     """Returns what fairseq's datasets make of random tokens, and what of them is to be predicted."""
     pairs, hidden, labels = FAMILIES[family].pairs, FAMILIES[family].hidden, FAMILIES[family].labels
+    if FAMILIES[family].images:
+        count = args.batch_size
+        return {
+            "id": torch.arange(count),
+            "net_input": {"images": torch.randn(count, 3, args.length, args.length)},
+            "target": torch.randn(count, labels).softmax(1),
+            "nsentences": count,
+            "ntokens": count,
+        }
     source, target = torch.randint(4, args.vocab_size, (2, args.batch_size, args.length + 1))
     sentences = {"prev_output_tokens": target[:, :-1]} if pairs else {}
     target, source = (target if pairs else source)[:, 1:].contiguous(), source[:, :-1].contiguous()
@@ -163,7 +185,8 @@ def training_step(arch: str, args: Namespace, **flags) -> Callable[[], int]:
     if not family.labels:
         task.load_dataset("train")
     trainer.begin_epoch(1)
-    batch = random_batch(args.family, args, task.source_dictionary.pad())
+    dictionary = task.source_dictionary
+    batch = random_batch(args.family, args, dictionary and dictionary.pad())
 
     def step():
         trainer.train_step([batch], raise_oom=True)  # or it would leave out what does not fit into memory
@@ -204,12 +227,14 @@ def show(attention, measured, args, memory):
     beside, papers = FAMILIES[args.family].beside, published_speeds()
     more = ["MiB", "relative"] if beside else papers
     base = f"the base of {beside} attention" if beside else "base"
+    inputs = f"{args.length:,} tokens, vocabulary {args.vocab_size}"
+    if FAMILIES[args.family].images:
+        inputs = f"{args.length:,} × {args.length:,} pixels"
     table = Table(
         "method",
         *numbers("ms a step", "relative", "spread", *more),
         title=f"{args.family}, {attention} attention: {args.layers} layers, "
-        f"{args.batch_size} × {args.length:,} tokens, vocabulary {args.vocab_size}, "
-        f"{args.rounds} interleaved rounds",
+        f"{args.batch_size} × {inputs}, {args.rounds} interleaved rounds",
         caption=f"relative: median of {base} / median of method; spread: least to largest ratio of a round"
         + ("; of MiB: method / base" if beside else ""),
     )
@@ -246,10 +271,12 @@ def main():
     add_methods(parser, "all but fairseq", [*METHODS, "fairseq"])
     add("--rounds", type=at_least(1), default=7, help="measured steps of each (default: %(default)s)")
     add("--batch-size", type=at_least(1), default=2, help="sequences a step (default: %(default)s)")
-    told = "tokens a sequence (default: 512; classifier: 1,024, 2,048 and 4,096 in turn)"
+    lengths = "512; classifier: 1,024, 2,048 and 4,096; vit, in pixels: 224, 384 and 1,024"
+    told = f"tokens a sequence (default: {lengths}, in turn)"
     add("--length", type=at_least(2), help=told)
     sizes = "6 of 512 with 8 heads (lm), 12 of 768 with 12 heads (roberta), 6 + 6 of 512 with 8 heads"
-    told = f"default, as the papers: {sizes} (transformer), 4 of 128 with 8 heads (classifier)"
+    sizes += " (transformer), 4 of 128 with 8 heads (classifier), 12 of 384 with 6 heads (vit)"
+    told = f"default, as the papers: {sizes}"
     add("--layers", type=at_least(1), help=told)
     add("--vocab-size", type=at_least(5), help="default: the papers' Books, 50265; classifier: 260")
     args = parser.parse_args()

@@ -35,7 +35,11 @@ def check_data(args, splits: list[str]) -> None:
         remedy = "bash data_prep/prepare.sh squad makes such a folder, and cmrc2018 a Chinese one"
     elif args.task == "classification":
         for split in splits:
-            check_labelled(Path(args.data), split)
+            check_tokens(Path(args.data), split)
+        return
+    elif args.task == "image_classification":
+        for split in splits:
+            check_pictures(Path(args.data), split)
         return
     else:
         return
@@ -57,18 +61,44 @@ def check_data(args, splits: list[str]) -> None:
         splits, ends = splits[:1], layouts.ENDS
 
 
-def check_labelled(folder: Path, split: str) -> None:
-    """Refuses, by ValueError, a split of inputs that is missing, damaged, or without some labels."""
-    about, again = layouts.about(folder), "prepare it again"
-    missing = [name for name in layouts.classified([split], about["inputs"]) if not (folder / name).is_file()]
+AGAIN = "prepare it again"
+
+
+def check_tokens(folder: Path, split: str) -> None:
+    """Refuses, by ValueError, a split of tokens with labels that classification cannot read."""
+    about = layouts.about(folder)
+    if about.get("images"):
+        raise ValueError(f"{folder} holds pictures as files: give --task image_classification")
+    check_there(folder, layouts.classified([split], about["inputs"]), about)
+    check_labelled(folder, split, about, check_dictionary(folder / "dict.txt"))
+
+
+def check_pictures(folder: Path, split: str) -> None:
+    """Refuses, by ValueError, a split of pictures with labels that image_classification cannot read."""
+    about = layouts.about(folder)
+    if not about.get("images"):
+        raise ValueError(
+            f"{folder} holds no pictures as files: bash data_prep/prepare.sh imagenet makes such a folder, "
+            "and cifar10 a small one"
+        )
+    check_there(folder, layouts.labelled([split]), about)
+    check_labelled(folder, split, about, None)
+
+
+def check_there(folder: Path, names: list[str], about: dict) -> None:
+    """Refuses, by ValueError, a folder that lacks one of these files."""
+    missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         has = ", ".join(about["rows"])
-        raise ValueError(f"{folder} lacks {', '.join(missing)}: {again}; its splits are {has}")
-    types = check_dictionary(folder / "dict.txt")
+        raise ValueError(f"{folder} lacks {', '.join(missing)}: {AGAIN}; its splits are {has}")
+
+
+def check_labelled(folder: Path, split: str, about: dict, types: int | None) -> None:
+    """Refuses, by ValueError, a split of inputs that is damaged, or without some labels."""
     try:
         labels = np.load(folder / f"{split}.label.npy", mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{folder / split}.label.npy is cut off or damaged ({error}): {again}") from None
+        raise ValueError(f"{folder / split}.label.npy is cut off or damaged ({error}): {AGAIN}") from None
     if not len(labels) or labels.min() < 0 or labels.max() >= len(about["labels"]):
         known = f"the {len(about['labels'])} of {layouts.ABOUT}"
         raise ValueError(f"{folder / split}.label.npy has rows without a label, or others than {known}")
@@ -79,10 +109,10 @@ def check_labelled(folder: Path, split: str) -> None:
         index = MMapIndexedDataset.Index(f"{prefix}.idx")
         sizes = index.sizes  # a view into a file that is open as long as the index is there
         if len(sizes) != len(labels):
-            raise ValueError(f"{prefix} has {len(sizes):,} rows and {len(labels):,} labels: {again}")
+            raise ValueError(f"{prefix} has {len(sizes):,} rows and {len(labels):,} labels: {AGAIN}")
         if size and (sizes != size).any():
             row = int((sizes != size).argmax())
-            raise ValueError(f"{prefix}: row {row:,} has {sizes[row]:,} pixels instead of {size:,}: {again}")
+            raise ValueError(f"{prefix}: row {row:,} has {sizes[row]:,} pixels instead of {size:,}: {AGAIN}")
 
 
 def _dictionary_of(name):

@@ -13,6 +13,7 @@ from fairseq import checkpoint_utils, file_io, options
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.utils import import_user_module
 
+from fairseq_lrpe import decay
 from fairseq_lrpe.checkpoint import newest_whole, read_checkpoint
 from fairseq_lrpe.config import check_between
 from fairseq_lrpe.files import whole_file
@@ -22,7 +23,7 @@ from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models.data_door import check_data
 from fairseq_lrpe.ops.linear_attention.fla import fla_lacks
 from fairseq_lrpe.programs import one_sentence
-from fairseq_lrpe.tasks import classification, memory_lm
+from fairseq_lrpe.tasks import classification, image_classification, memory_lm
 
 FAMILIES: list[str] = []
 """The families of architectures that are registered."""
@@ -32,13 +33,14 @@ FAMILY_OF = {
     "translation": "transformer",
     "classification": "classifier",
     "question_generation": "question_generator",
+    "image_classification": "vit",
 }
 """The family that each of these tasks is for; of others, such as a plugin's, nothing is known."""
 AT_LEAST = {
     1: (
         *("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "tokens_per_sample"),
         *("max_positions", "max_source_positions", "max_target_positions", "update_freq", "log_interval"),
-        *("required_batch_size_multiple", "beam", "streams"),
+        *("required_batch_size_multiple", "beam", "streams", "image_size", "repeats"),
     ),
     0: (
         *("num_workers", "warmup_updates", "max_update", "max_epoch", "context_window"),
@@ -119,7 +121,10 @@ def check_arguments(args) -> None:
         memory_lm.check_request(args, splits)
     if getattr(args, "task", None) == "classification":
         classification.check_request(args, training)
+    if getattr(args, "task", None) == "image_classification":
+        image_classification.check_request(args)
     if training:
+        decay.check_request(args)
         check_restored(args)
     else:
         check_path(args)

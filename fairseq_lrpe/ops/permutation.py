@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.places import Places
+
 
 def odd_even_permutation(width: int) -> Tensor:
     """Returns the gather index of the LRPE papers' pseudocode: k at 2k, and ⌈width/2⌉ + k at 2k+1."""
@@ -10,11 +12,15 @@ def odd_even_permutation(width: int) -> Tensor:
     return torch.where(index % 2 == 0, index // 2, (index - 1) // 2 + width - width // 2)
 
 
-def permutation_powers(permutation: Tensor, offset: int, length: int) -> Tensor:
+def permutation_powers(permutation: Tensor, offset: int | Places, length: int) -> Tensor:
     """Returns π^s for s = offset, offset+1, .., as gather indices (..., length, d) from π (..., d).
+
+    Of :class:`Places`, s are these.
 
     Square-and-multiply to π^offset, then doubling: no table of all positions, any offset.
     """
+    if isinstance(offset, Places):
+        return permutation_powers(permutation, 0, offset.last + 1)[..., offset.index, :]
     power = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
     square, bits = permutation, offset
     while bits:

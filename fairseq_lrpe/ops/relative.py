@@ -2,7 +2,7 @@
 
 A score matrix needs the distances r = i − j from the last query's to key 0 down to the first query's to the
 last key, or to 0 when causal; one more makes :func:`shift` a view. So there are W = Lq + Lk of them, or
-q_offset + Lq + 1, always decreasing.
+q_offset + Lq + 1, always decreasing. Where ``q_offset`` is :class:`Places` they are last, .., -last.
 """
 
 import functools
@@ -12,9 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_lrpe.ops.places import Places
+
 
 def _ends(queries, keys, q_offset, causal):
     """The first and the last of the W distances."""
+    if isinstance(q_offset, Places):
+        return q_offset.last, -q_offset.last
     return q_offset + queries - 1, -1 if causal else q_offset - keys
 
 
@@ -23,7 +27,7 @@ def distance_table(
     options: tuple,
     queries: int,
     keys: int,
-    q_offset: int,
+    q_offset: int | Places,
     causal: bool,
     device: torch.device,
     dtype: torch.dtype | None = None,
@@ -56,12 +60,14 @@ def _table(function, options, size, device, dtype):
     return torch.cat([function(part, *options).to(device, dtype) for part in distances])
 
 
-def shift(x: Tensor, keys: int) -> Tensor:
-    """Turns columns by distance (..., Lq, W) into columns by key (..., Lq, Lk), a view.
+def shift(x: Tensor, keys: int, q_offset: int | Places = 0) -> Tensor:
+    """Turns columns by distance (..., Lq, W) into columns by key (..., Lq, Lk), a view unless of Places.
 
     out[..., i, j] = x[..., i, j − i + Lq − 1]. When causal, the entries of keys after their query are
     arbitrary (and finite): the mask covers them.
     """
+    if isinstance(q_offset, Places):
+        return x.gather(-1, q_offset.columns().expand(*x.shape[:-1], keys))
     return _Shift.apply(x.contiguous(), keys)
 
 
@@ -85,10 +91,12 @@ class _Shift(torch.autograd.Function):
         return grad_x, None
 
 
-def spread(x: Tensor, queries: int, keys: int) -> Tensor:
+def spread(x: Tensor, queries: int, keys: int, q_offset: int | Places = 0) -> Tensor:
     """Spreads values by distance (..., W) into a matrix (..., Lq, Lk).
 
     out[..., i, j] = x[..., j − i + Lq − 1]. When causal, 0 stands at keys after their query.
     """
+    if isinstance(q_offset, Places):
+        return x[..., q_offset.columns()]
     missing = max(0, queries + keys - 1 - x.size(-1))
     return F.pad(x, (0, missing)).unfold(-1, keys, 1)[..., :queries, :].flip(-2)

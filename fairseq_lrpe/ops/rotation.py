@@ -6,6 +6,8 @@ import math
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.places import Places
+
 THETA_TYPES = ("a", "b", "c")
 
 
@@ -26,11 +28,14 @@ def theta_ladder(theta_type: str, count: int, width: int, max_positions: int) ->
     raise ValueError(f"unknown theta type {theta_type!r}: choose from {', '.join(THETA_TYPES)}")
 
 
-def phases(theta: Tensor, offset: int, length: int) -> Tensor:
+def phases(theta: Tensor, offset: int | Places, length: int) -> Tensor:
     """Returns e^{isθ_t} for s = offset.., complex128 (length, count), differentiable in ``theta``.
 
-    In float64 whatever the model's dtype: a float32 product s·θ is off by 0.01 at s = 100,000.
+    Of :class:`Places`, s are these. In float64 whatever the model's dtype: a float32 product s·θ is off by
+    0.01 at s = 100,000.
     """
+    if isinstance(offset, Places):
+        return phases(theta, 0, offset.last + 1)[offset.index]
     s = torch.arange(offset, offset + length, dtype=torch.float64, device=theta.device)
     angles = s[:, None] * theta.double()
     return torch.polar(torch.ones_like(angles), angles)
@@ -42,8 +47,12 @@ def _fixed_table(ladder, size, dtype, device):
     return phases(theta_ladder(*ladder), 0, size).to(device=device, dtype=dtype)
 
 
-def fixed_phases(ladder: tuple, offset: int, length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def fixed_phases(
+    ladder: tuple, offset: int | Places, length: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
     """Returns :func:`phases` of ``theta_ladder(*ladder)``: one table per ladder and device, sliced."""
+    if isinstance(offset, Places):
+        return fixed_phases(ladder, 0, offset.last + 1, dtype, device)[offset.index]
     size = max(64, 1 << (offset + length - 1).bit_length())
     return _fixed_table(ladder, size, dtype, device)[offset : offset + length]
 

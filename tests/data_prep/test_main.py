@@ -12,7 +12,7 @@ from data_prep.corpus import Corpus
 
 NAMES = "wikitext103 wikitext103_bpe wikitext_mini wikitext_mini_bpe books wikibook wikipedia glue"
 NAMES += " glue_words imdb snli sentences squad cmrc2018 lra_text lra_image lra_retrieval lra_retrieval_mini"
-NAMES += " listops pathfinder wmt14_en_de multi30k text"
+NAMES += " imagenet cifar10 listops pathfinder wmt14_en_de multi30k text"
 
 
 def test_without_a_name_it_lists_every_corpus(tmp_path, monkeypatch, capsys):
@@ -61,7 +61,7 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
 NUMBERS = [(name, "--workers") for name in command.CORPORA]
 NUMBERS += [("glue", "--train-rows"), ("multi30k", "--bpe-types"), ("wikibook", "--shards")]
 NUMBERS += [("sentences", "--train-rows"), ("lra_image", "--size"), ("text", "--sentencepiece")]
-NUMBERS += [("wikipedia", "--sentencepiece"), ("squad", "--pieces")]
+NUMBERS += [("wikipedia", "--sentencepiece"), ("squad", "--pieces"), ("imagenet", "--train-rows")]
 
 
 @pytest.mark.parametrize(("name", "option"), NUMBERS)

@@ -25,6 +25,7 @@ TABLES = {  # runs at full scale and at the small one
     "quickstart": (4, None),
     "lfhc_table3": (5 * 10, (5 + 3 + 3 * 2) * 3),  # and with running sums
     "lfhc_table7": (8 * 10, 8 * 3),
+    "tmlr_table3": (6 * 5, 6 * 2),
     "tmlr_table4": (6 * 5 * 5, 6 * 5 * 2),
     # Three methods, and two with 4 k (3 for SST-2) and their choice; the small form has 3 k for two tasks.
     "lfhc_table1": ((3 * 6 + 2 * (5 * 4 + 3 + 6)) * 10, (3 * 4 + 2 * (2 * 3 + 2 * 1 + 4)) * 2),

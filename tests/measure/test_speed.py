@@ -30,6 +30,17 @@ def test_classifiers_are_compared_with_softmax_attention():
     assert float(row[5].replace(",", "")) > 4 * 8192 * 128 * 4 / 2**20
 
 
+def test_vision_transformers_are_compared_with_softmax_attention():
+    words = "--family vit --layers 1 --batch-size 2 --rounds 1 --length 64 --attention linear".split()
+    done = run_here(main, *words, "--methods", "tmlr_type1")
+    assert done.returncode == 0, done.stderr
+    assert "vit, linear attention: 1 layers, 2 × 64 × 64 pixels, 1 interleaved rounds" in " ".join(
+        done.stdout.split()
+    )
+    [row] = [line.split("│") for line in done.stdout.splitlines() if "│ tmlr_type1" in line]
+    assert float(row[2].replace(",", "")) > 0 and float(row[5].replace(",", "")) > 0
+
+
 def test_published_speeds_are_those_of_the_papers_tables():
     """TMLR Table 6, of linear attention alone, and what can be read of ICLR Table 9."""
     speeds = published_speeds()

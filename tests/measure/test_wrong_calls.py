@@ -9,13 +9,14 @@ import shutil
 import pytest
 from tiny import preprocess, run_here
 
-from fairseq_lrpe.measure import benchmark, decoding, figures, gpu_check, memory, speed
+from fairseq_lrpe.measure import benchmark, decoding, figures, gpu_check, images, memory, speed
 
 PROGRAMS = {
     "benchmark": benchmark.main,
     "decoding": decoding.main,
     "figures": figures.main,
     "gpu_check": gpu_check.main,
+    "images": images.main,
     "memory": memory.main,
     "speed": speed.main,
 }
@@ -27,6 +28,7 @@ NUMBERS = {
     "decoding": {**dict.fromkeys(["--length", "--batch-size", "--beam", "--rounds", "--layers"], 1)}
     | {"--vocab-size": 5},
     "gpu_check": {"--minutes": 1, "--lengths": 1},
+    "images": {"--rounds": 1, "--batch-size": 2, "--image-size": 1},
     "memory": {
         **dict.fromkeys(
             ["--streams", "--length", "--layers", "--heads", "--ffn", "--rounds", "--segments"], 1
@@ -75,6 +77,11 @@ CALLS = [
         (f"decoding --data {{{place}}}", "holds no binarised test split")
         for place in ("file", "folder", "nowhere")
     ),
+    *(
+        (f"images --from {{{place}}}", "has no JPEGs: --from takes")
+        for place in ("file", "folder", "nowhere")
+    ),
+    ("images --from=", "argument --from: is empty: a path is needed"),
     *((f"{program} {words} --length {HUGE}", "the memory is too small") for program, words in SMALL.items()),
     (f"benchmark --lengths {HUGE} --plot {{folder}}/far/x.png", "the memory"),
 ]

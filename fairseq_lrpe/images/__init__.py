@@ -1,0 +1,1 @@
+"""Pictures: their files decoded, and what training and evaluation make of them."""

@@ -1,0 +1,355 @@
+"""The task image_classification: which pictures come in an epoch, how they are drawn, fairseq's commands."""
+
+import json
+import math
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from fairseq import optim
+from fairseq.logging import metrics
+from fairseq.logging.progress_bar import JsonProgressBar
+from fairseq_cli import validate
+from omegaconf import OmegaConf
+from pictures import MeanColour, coloured, picture, write_classes
+from tiny import PLUGIN, REPOSITORY, run_command, run_here, train_here
+
+import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
+from fairseq_lrpe.decay import NAME
+from fairseq_lrpe.images.augment import evaluated, standardized
+from fairseq_lrpe.images.files import decode
+from fairseq_lrpe.models.data_door import check_tokens
+from fairseq_lrpe.soft_targets import SoftTargetCrossEntropy
+from fairseq_lrpe.tasks.image_classification import ImageClassificationConfig, ImageClassificationTask
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_classes(tmp_path_factory.mktemp("classes") / "bin", count=25)
+
+
+def task_of(folder, **cfg):
+    small = {"image_size": 12, "seed": 1}
+    return ImageClassificationTask(ImageClassificationConfig(data=str(folder), **{**small, **cfg}))
+
+
+def dataset_of(folder, split="train", epoch=1, **cfg):
+    task = task_of(folder, **cfg)
+    task.load_dataset(split)
+    task.dataset(split).set_epoch(epoch)
+    return task.dataset(split)
+
+
+def epoch(task, number=1, seed=1, size=4, **how):
+    """The batches of an epoch, in the order in which they are trained."""
+    task.load_dataset("train")
+    iterator = task.get_batch_iterator(
+        task.dataset("train"), max_sentences=size, epoch=number, seed=seed, **how
+    )
+    return [batch for batch in iterator.next_epoch_itr(shuffle=True) if batch]
+
+
+def same(one, other):
+    """Whether two batches are, to the last bit."""
+    (a,), (b,) = one["net_input"].values(), other["net_input"].values()
+    return all(
+        torch.equal(x, y) for x, y in ((one["id"], other["id"]), (a, b), (one["target"], other["target"]))
+    )
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_the_pictures_of_an_epoch(repeats, folder):
+    """As many as there are, each --repeats times in a row but the last one; others by seed and epoch."""
+
+    def order_of(**drawn):
+        return dataset_of(folder, repeats=repeats, **drawn).ordered_indices().tolist()
+
+    orders = {(seed, epoch): order_of(seed=seed, epoch=epoch) for seed in (1, 2, 3) for epoch in (1, 2, 3)}
+    for order in orders.values():
+        assert len(order) == len(set(order)) == 25
+        assert [i % repeats for i in order] == [i % repeats for i in range(25)]
+        pictures = [i // repeats for i in order]
+        assert pictures == [pictures[i // repeats * repeats] for i in range(25)]
+        assert len(set(pictures)) == -(-25 // repeats)
+    assert len(set(map(tuple, orders.values()))) == 9
+    assert order_of(seed=2, epoch=3) == orders[2, 3]
+    assert {i // repeats for order in orders.values() for i in order} == set(range(25))
+
+
+def test_batches_follow_from_seed_and_epoch_alone(folder):
+    """With any number of workers; of two processes, each has every other batch."""
+    first = epoch(task_of(folder))
+    assert [len(batch["id"]) for batch in first] != [4] * 7 and sum(len(x["id"]) for x in first) == 25
+    for workers in (1, 3):
+        for a, b in zip(first, epoch(task_of(folder), num_workers=workers), strict=True):
+            assert same(a, b)
+    for shard in (0, 1):
+        part = epoch(task_of(folder), num_shards=2, shard_id=shard)
+        for a, b in zip(first[shard::2], part, strict=True):
+            assert same(a, b)
+    for other in (epoch(task_of(folder), number=2), epoch(task_of(folder, seed=2), seed=2)):
+        assert not any(same(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_workers_go_on_into_the_next_epoch(folder):
+    task = task_of(folder)
+    task.load_dataset("train")
+    found = []
+    for number in (1, 2):
+        iterator = task.get_batch_iterator(
+            task.dataset("train"), max_sentences=25, epoch=number, seed=1, num_workers=1
+        )
+        found += list(iterator.next_epoch_itr(shuffle=True))
+    assert same(found[1], epoch(task_of(folder), 2, size=25)[0]) and not same(*found)
+
+
+def test_a_picture_is_drawn_anew_each_time(folder):
+    """By its number and the epoch, whatever comes before it."""
+    dataset = dataset_of(folder)
+    drawn = [dataset[number][1] for number in (6, 7, 8, 6)]
+    assert torch.equal(drawn[0], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+    assert not torch.equal(drawn[0], dataset_of(folder, epoch=2)[6][1])
+    assert not torch.equal(drawn[0], dataset_of(folder, seed=2)[6][1])
+    assert dataset[6][2] == dataset[7][2] == dataset.labels[2]
+
+
+def test_recipes(folder):
+    """The plain one has no colours that the picture has not; the full one is it changed and erased."""
+    plain = [dataset_of(folder, recipe="plain")[number][1] for number in range(75)]
+    full = [dataset_of(folder)[number][1] for number in range(75)]
+    alike = [torch.equal(a, b) for a, b in zip(plain, full, strict=True)]
+    # Neither of two operations is done, and nothing erased, with 1/4 · 3/4; some operations change nothing.
+    assert 5 <= sum(alike) <= 30
+
+
+def test_a_training_batch(folder):
+    dataset = dataset_of(folder, mixing="none", repeats=2, smoothing=0.3)
+    batch = dataset.collater([dataset[i] for i in (0, 1, 8)])
+    assert batch["id"].tolist() == [0, 1, 8] and batch["nsentences"] == batch["ntokens"] == 3
+    [images] = batch["net_input"].values()
+    assert images.shape == (3, 3, 12, 12) and torch.equal(images[2], dataset[8][1])
+    expected = torch.full((3, 3), 0.1)
+    for row, label in enumerate((0, 0, 1)):
+        expected[row, label] = 0.8
+    torch.testing.assert_close(batch["target"].float(), expected)
+    assert dataset.collater([]) == {}
+    mixed = dataset_of(folder, repeats=2, smoothing=0.3)
+    found = mixed.collater([mixed[i] for i in (0, 1, 8)])
+    assert not torch.equal(found["net_input"]["images"], images)
+    assert torch.allclose(found["target"].sum(1), torch.ones(3).double())
+
+
+def test_a_batch_to_evaluate(folder):
+    dataset = dataset_of(folder, "valid")
+    assert dataset.ordered_indices().tolist() == list(range(25))
+    batch = dataset.collater([dataset[i] for i in range(25)])
+    assert batch["target"].tolist() == dataset.labels.tolist()
+    for i in (0, 24):
+        expected = standardized(evaluated(dataset.image(i), 12))
+        assert torch.equal(batch["net_input"]["images"][i], expected)
+        assert np.array_equal(dataset.image(i), decode(picture(coloured(i % 3, 1000 + i))))
+
+
+def test_a_picture_that_is_damaged_later_is_named(folder, tmp_path):
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    dataset = dataset_of(copy, "valid")
+    begin, size = dataset.index[7]
+    with (copy / "valid.input0.bin").open("r+b") as file:
+        file.seek(begin)
+        file.write(bytes(int(size)))
+    with pytest.raises(ValueError, match=r"picture 7 is damaged \(it is no JPEG"):
+        dataset[7]
+    assert dataset[8][0] == 8
+
+
+def test_the_criterion_is_the_definition(folder):
+    torch.manual_seed(0)
+    criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColour(7)
+    images = torch.randn(6, 3, 4, 4)
+    logits = model(images).detach().double()
+    log_p = logits - logits.exp().sum(1, keepdim=True).log()
+    soft = torch.rand(6, 7).double()
+    batch = {"net_input": {"images": images}, "nsentences": 6, "ntokens": 6}
+    loss, size, _ = criterion(model, {**batch, "target": soft})
+    assert size == 6 and loss.item() == pytest.approx(-(soft * log_p).sum().item(), rel=1e-5)
+    labels = torch.tensor([0, 1, 2, 3, 4, 5])
+    loss, size, _ = criterion(model, {**batch, "target": labels})
+    assert size == 6 and loss.item() == pytest.approx(-log_p[range(6), labels].sum().item(), rel=1e-5)
+
+
+def test_what_processes_tell_adds_up(folder):
+    """The mean over all pictures, of batches of unequal size and of one that another process has not."""
+    criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColour(7)
+    images, labels = torch.randn(50, 3, 4, 4), torch.arange(50) % 7
+    logs, keys = [], set()
+    for part in (slice(0, 30), slice(30, 50)):
+        count = len(labels[part])
+        batch = {"net_input": {"images": images[part]}, "nsentences": count, "ntokens": count}
+        logs.append(criterion(model, {**batch, "target": labels[part]})[2])
+        soft = torch.nn.functional.one_hot(labels[part], 7).double()
+        for log in (logs[-1], criterion(model, {**batch, "target": soft})[2]):
+            keys.add(tuple((key, torch.is_tensor(value)) for key, value in log.items()))
+    assert len(keys) == 1
+    summed = {key: sum(log[key] for log in logs) for key in logs[0]}
+    for told in (logs, [summed]):
+        with metrics.aggregate(new_root=True) as found:
+            criterion.reduce_metrics(told)
+        best = model(images).topk(5).indices == labels[:, None]
+        values = found.get_smoothed_values()
+        assert values["accuracy"] == pytest.approx(2 * best[:, 0].sum().item())
+        assert values["accuracy5"] == pytest.approx(2 * best.any(1).sum().item())
+        bits = torch.nn.functional.cross_entropy(model(images), labels).item() / math.log(2)
+        assert values["loss"] == pytest.approx(bits, abs=1e-3)
+
+
+def optimizer_of(model, **common):
+    cfg = {"_name": NAME, "lr": [0.5], "weight_decay": 0.1, "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8}
+    cfg |= {"use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
+    return OmegaConf.create({"optimizer": cfg, "common": common, "optimization": {"update_freq": [1]}})
+
+
+def test_only_matrices_decay():
+    """Without a gradient they go to 1 - rate × decay of themselves, and biases and norms stay."""
+    model = MeanColour(3)
+    with torch.no_grad():
+        model.linear.bias.fill_(2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = optim.build_optimizer(optimizer_of(model).optimizer, model.parameters())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        expected = before[name] * (0.95 if name == "linear.weight" else 1)
+        torch.testing.assert_close(p.detach(), expected)
+    optimizer.set_lr(0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+TRAIN = (
+    f"--user-dir {PLUGIN} --arch mean_colour --task image_classification --image-size 12 --optimizer {NAME} "
+    "--criterion soft_target_cross_entropy --weight-decay 0.05 --lr 0.05 --batch-size 8 --max-update 10 "
+    "--cpu --num-workers 0 --data-buffer-size 0 --required-batch-size-multiple 1 --no-epoch-checkpoints"
+).split()
+
+
+def train(folder, save, *flags):
+    return train_here(folder, *TRAIN, "--save-dir", save, *flags)
+
+
+def weights(save):
+    return torch.load(save / "checkpoint_last.pt", weights_only=True)["model"]
+
+
+@pytest.mark.parametrize(
+    "flags", ["", "--recipe plain --mixing none --repeats 1", "--fp16 --fp16-no-flatten-grads"]
+)
+def test_training_and_validation(flags, folder, tmp_path, monkeypatch):
+    done = train(folder, tmp_path, *flags.split(), "--max-update", "40")
+    assert done.returncode == 0, done.stderr
+    told = []
+    monkeypatch.setattr(JsonProgressBar, "print", lambda self, stats, tag, step: told.append(stats))
+    words = f"--user-dir {PLUGIN} --task image_classification --valid-subset test --batch-size 7 --cpu --path"
+    words = [*words.split(), tmp_path / "checkpoint_last.pt", "--log-format", "json", "--num-workers", "0"]
+    done = run_here(validate.cli_main, folder, *words, "--required-batch-size-multiple", "1")
+    assert done.returncode == 0, done.stderr
+    assert told[0]["accuracy"] > 80 and told[0]["accuracy5"] == 100 and told[0]["loss"] > 0
+
+
+def test_training_goes_on_where_it_ended(folder, tmp_path):
+    """In the middle of an epoch: continued it ends as it would have, with workers too."""
+    for name, updates in (("whole", [10]), ("parts", [6, 10])):
+        for upto in updates:
+            more = ["--num-workers", "2"] if upto == 10 and name == "parts" else []
+            done = train(folder, tmp_path / name, "--max-update", upto, "--disable-validation", *more)
+            assert done.returncode == 0, done.stderr
+    whole, parts = (weights(tmp_path / name) for name in ("whole", "parts"))
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def test_two_processes_train_and_validate_as_one_does(folder, tmp_path):
+    """With 7 batches an epoch, so that one of them has none at the end, in training and in validation."""
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    tests = REPOSITORY / "tests"
+    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models, pictures"]
+    (plugin / "__init__.py").write_text("\n".join(lines) + "\n")
+    common = "--batch-size 4 --max-update 9 --maximize-best-checkpoint-metric".split()
+    common += ["--best-checkpoint-metric", "accuracy"]
+    done = train(folder, tmp_path / "one", *common, "--update-freq", 2)
+    assert done.returncode == 0, done.stderr
+    more = "--distributed-world-size 2 --distributed-init-method env:// --distributed-rank -1"
+    more += " --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp"
+    words = [*TRAIN, *common, *more.split(), "--save-dir", tmp_path / "two", "--user-dir", plugin]
+    start = ["torchrun", "--standalone", "--nproc_per_node", 2, "-m", "fairseq_cli.train"]
+    done = run_command(*start, folder, *words)
+    assert done.returncode == 0, done.stderr
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    for key in one:
+        torch.testing.assert_close(two[key], one[key], rtol=1e-4, atol=1e-5)
+    files = [tmp_path / name / "checkpoint_last.pt" for name in ("one", "two")]
+    one, two = (torch.load(file, weights_only=True)["extra_state"]["val_loss"] for file in files)
+    assert one == two > 50
+
+
+def drop(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def relabel(values):
+    return lambda folder: np.save(folder / "train.label.npy", np.array(values))
+
+
+def cut(name):
+    def change(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: len(content) // 2])
+
+    return change
+
+
+def no_pictures(folder):
+    about = json.loads((folder / "about.json").read_text())
+    del about["images"]
+    (folder / "about.json").write_text(json.dumps(about))
+
+
+def test_a_task_of_tokens_refuses_pictures(folder):
+    with pytest.raises(ValueError, match="holds pictures as files: give --task image_classification"):
+        check_tokens(folder, "train")
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "said"),
+    [
+        (drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
+        (
+            drop("train.input0.idx"),
+            "",
+            "lacks train.input0.idx: prepare it again; its splits are train, valid",
+        ),
+        (cut("train.input0.bin"), "", "it is cut off"),
+        (cut("train.input0.idx"), "", "train.input0.idx is cut off or damaged"),
+        (cut("valid.label.npy"), "", "valid.label.npy is cut off or damaged"),
+        (relabel([0] * 24), "", "25 rows and 24 labels"),
+        (relabel([0] * 24 + [3]), "", "or others than the 3 of about.json"),
+        (no_pictures, "", "holds no pictures as files: bash data_prep/prepare.sh imagenet makes such"),
+        (None, "--image-size 0", "--image-size must be at least 1, not 0"),
+        (None, "--repeats 0", "--repeats must be at least 1, not 0"),
+        (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),
+        (None, "--recipe none", "recipe"),
+        (None, "--mixing mixup", "mixing"),
+        (None, "--fp16", f"--optimizer {NAME} needs parameters apart: give --fp16-no-flatten-grads, too"),
+    ],
+)
+def test_wrong_requests(change, flags, said, folder, tmp_path):
+    data = folder
+    if change:
+        data = tmp_path / "broken"
+        shutil.copytree(folder, data)
+        change(data)
+    done = train(data, tmp_path / "save", *flags.split())
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("fairseq_lrpe: ") and said in last, done.stderr
+    assert not (tmp_path / "save").exists()
