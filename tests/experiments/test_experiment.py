@@ -271,7 +271,7 @@ def test_a_run_is_found_under_each_name_of_its_method(tmp_path):
     ("batch: 3", "key batch has to be made of total, per_gpu, unit"),
     ("train: [1]", "key train has to be keys with values"),
     ("choose: {train.lr: 3}", "key choose.train.lr has to be a list"),
-    ("kind: langauge", "key kind: 'langauge' is none of classification, glue, language_modeling"),
+    ("kind: langauge", "key kind: 'langauge' is none of classification, glue, image_classification, "),
     ("defaults: lm/nowhere", "key defaults: there is no lm/nowhere to build on"),
     ("a: [", "is not YAML: "),
     ("- a", "has no keys with values"),
