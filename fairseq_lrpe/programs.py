@@ -51,6 +51,14 @@ def first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if is_omegaconfs(error) else str(error)
 
 
+def lines_on_stdin() -> list[str]:
+    """Returns the lines of standard input without their ends; ValueError if it is no UTF-8 text."""
+    try:
+        return [line.removesuffix("\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the text is not UTF-8 ({error}): convert it first") from None
+
+
 def is_unread(stream: IO) -> bool:
     """Whether the stream is a pipe that nobody reads from any more."""
     poll = select.poll()

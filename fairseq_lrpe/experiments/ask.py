@@ -14,7 +14,7 @@ from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.commands import as_flags, run_command
 from fairseq_lrpe.experiments.kinds.translation import found_in
 from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.programs import absolute, at_least, one_sentence
+from fairseq_lrpe.programs import absolute, at_least, lines_on_stdin, one_sentence
 
 TASK = "question_generation"
 SEARCH = {"lenpen": 0.6, "no_repeat_ngram_size": 3, "max_len_a": 0, "max_len_b": 50}
@@ -63,11 +63,7 @@ def main():
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     args = parser.parse_args()
     with one_sentence("generate_questions"):
-        try:
-            lines = [line.removesuffix("\n") for line in sys.stdin]
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the text is not UTF-8 ({error}): convert it first") from None
-        for question in ask(lines, args.checkpoint, args.beam, args.cpu):
+        for question in ask(lines_on_stdin(), args.checkpoint, args.beam, args.cpu):
             print(question)
 
 

@@ -4,7 +4,6 @@ A sentence a line is read, split as the model's data was prepared, translated, a
 """
 
 import argparse
-import sys
 import tempfile
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.commands import as_flags, run_command
 from fairseq_lrpe.experiments.kinds.translation import found_in
 from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.programs import absolute, at_least, one_sentence
+from fairseq_lrpe.programs import absolute, at_least, lines_on_stdin, one_sentence
 
 
 def translate(sentences: list[str], checkpoint: Path, beam: int, cpu: bool) -> list[str]:
@@ -44,11 +43,7 @@ def main():
     parser.add_argument("--cpu", action="store_true", help="use no GPU")
     args = parser.parse_args()
     with one_sentence("translate"):
-        try:
-            sentences = [line.removesuffix("\n") for line in sys.stdin]
-        except UnicodeDecodeError as error:
-            raise ValueError(f"the text is not UTF-8 ({error}): convert it first") from None
-        print("\n".join(translate(sentences, args.checkpoint, args.beam, args.cpu)))
+        print("\n".join(translate(lines_on_stdin(), args.checkpoint, args.beam, args.cpu)))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fairseq_lrpe import word_vectors
 from fairseq_lrpe.config import PositionConfig, check_between, check_part, flag
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.models.coders import ACTIVATIONS, Encoder, EncoderLayer
+from fairseq_lrpe.models.coders import ACTIVATIONS, Encoder, EncoderLayer, halves
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.token_positions import place_tokens
 
@@ -117,8 +117,7 @@ class Inputs(nn.Module):
             return self.project((values[..., None] - self.pixels["mean"]) / self.pixels["std"])
         x = self.project(self.embedding(tokens))
         if self.segments is not None:
-            ends = tokens.eq(self.end).int()
-            x = x + self.segments((ends.cumsum(1) - ends).clamp(max=1))
+            x = x + self.segments(halves(tokens, self.end))
         return x
 
 

@@ -10,13 +10,19 @@ from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_lrpe.attention import SelfAttention, build_attention
 from fairseq_lrpe.config import part_flags
 from fairseq_lrpe.models.stamp import MethodStamp
 
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
+
+
+def halves(tokens: Tensor, end: int) -> Tensor:
+    """Returns 0 up to the first ``end`` of each row of tokens (B, L), and 1 after it."""
+    ends = tokens.eq(end).int()
+    return (ends.cumsum(1) - ends).clamp(max=1)
 
 
 class OurAttention:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.bert import SCRATCH
 from fairseq_lrpe.config import PositionConfig, check_part, flag
-from fairseq_lrpe.models.coders import ACTIVATIONS, Decoder, Encoder
+from fairseq_lrpe.models.coders import ACTIVATIONS, Decoder, Encoder, halves
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.token_positions import place_tokens
 
@@ -86,14 +86,14 @@ class BertEncoder(Encoder):
                 module.eps = BERTS_EPSILON
 
     def forward_embedding(self, src_tokens, token_embedding=None):
-        ends = src_tokens.eq(self.end).int()
-        segments = self.segments((ends.cumsum(1) - ends).clamp(max=1))
+        segments = self.segments(halves(src_tokens, self.end))
         return super().forward_embedding(src_tokens, self.embed_tokens(src_tokens) + segments)
 
     def upgrade_state_dict_named(self, state_dict, name):
         """Ends the program where ``state_dict`` is of another vocabulary."""
         super().upgrade_state_dict_named(state_dict, name)
-        if state_dict[f"{name}.types_version"].item() != self.types_version.item():
+        stored = state_dict.get(f"{name}.types_version", self.types_version)
+        if stored.item() != self.types_version.item():
             remedy = "give the data that it was trained on"
             raise SystemExit(f"fairseq_lrpe: the checkpoint has other types in its vocabulary: {remedy}")
 

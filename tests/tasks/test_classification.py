@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from broken import broken, cut, drop, relabel
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled import WORDS, write_pictures, write_texts
@@ -180,32 +181,6 @@ def test_training_goes_on_where_it_ended(folders, tmp_path):
     assert re.search(r'"valid_accuracy": "[\d.]+"', done.stderr + done.stdout)
 
 
-def broken(folder, root, change):
-    """A copy of a folder in which ``change`` has done something to it."""
-    import shutil
-
-    copy = root / "broken"
-    shutil.copytree(folder, copy)
-    change(copy)
-    return copy
-
-
-def drop(name):
-    return lambda folder: (folder / name).unlink()
-
-
-def relabel(values):
-    return lambda folder: np.save(folder / "train.label.npy", np.array(values))
-
-
-def cut(name):
-    def change(folder):
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: len(content) // 2])
-
-    return change
-
-
 def reshape(folder):
     about = json.loads((folder / "about.json").read_text())
     (folder / "about.json").write_text(json.dumps({**about, "shape": [5, 5]}))
@@ -244,7 +219,7 @@ def reshape(folder):
     ],
 )
 def test_wrong_requests(kind, change, flags, said, folders, tmp_path):
-    data = broken(folders / kind, tmp_path, change) if change else folders / kind
+    data = broken(folders / kind, tmp_path, change)
     done = train(data, tmp_path / "save", "linear_classifier_rope", *flags.split())
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert said in done.stderr and not (tmp_path / "save").exists()
@@ -292,7 +267,7 @@ def more_words(folder):
 )
 def test_data_that_a_checkpoint_was_not_trained_on(kind, change, said, folders, tmp_path):
     assert train(folders / "one", tmp_path / "save").returncode == 0
-    data = broken(folders / kind, tmp_path, change) if change else folders / kind
+    data = broken(folders / kind, tmp_path, change)
     checkpoint = tmp_path / "save/checkpoint_last.pt"
     done = run_here(predict.main, checkpoint, data, f"test={tmp_path / 'p'}", "--cpu")
     assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr

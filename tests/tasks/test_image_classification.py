@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from broken import broken, cut, drop, relabel
 from fairseq import optim
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import JsonProgressBar
@@ -293,22 +294,6 @@ def test_two_processes_train_and_validate_as_one_does(folder, tmp_path):
     assert one == two > 50
 
 
-def drop(name):
-    return lambda folder: (folder / name).unlink()
-
-
-def relabel(values):
-    return lambda folder: np.save(folder / "train.label.npy", np.array(values))
-
-
-def cut(name):
-    def change(folder):
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: len(content) // 2])
-
-    return change
-
-
 def no_pictures(folder):
     about = json.loads((folder / "about.json").read_text())
     del about["images"]
@@ -344,12 +329,7 @@ def test_a_task_of_tokens_refuses_pictures(folder):
     ],
 )
 def test_wrong_requests(change, flags, said, folder, tmp_path):
-    data = folder
-    if change:
-        data = tmp_path / "broken"
-        shutil.copytree(folder, data)
-        change(data)
-    done = train(data, tmp_path / "save", *flags.split())
+    done = train(broken(folder, tmp_path, change), tmp_path / "save", *flags.split())
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and last.startswith("fairseq_lrpe: ") and said in last, done.stderr
     assert not (tmp_path / "save").exists()

@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from asked import write_questions
+from broken import broken, drop
 from tiny import PLUGIN, run_command, train_here
 from transformers import BertConfig, BertModel
 
@@ -87,7 +88,7 @@ def test_a_training_starts_from_a_bert_and_its_checkpoint_needs_it_no_more(corpu
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
     theirs = BertModel.from_pretrained(bert).state_dict()
-    ours = torch.load(checkpoint, weights_only=False)["model"]
+    ours = torch.load(checkpoint, weights_only=True)["model"]
     key = theirs["encoder.layer.0.attention.self.key.weight"]
     assert torch.equal(ours["encoder.layers.0.self_attn.k_proj.weight"], key)
     shutil.rmtree(bert)
@@ -112,10 +113,6 @@ def test_wrong_berts(corpus, tmp_path):
         assert said in done.stderr and not (tmp_path / "save").exists()
 
 
-def drop(name):
-    return lambda folder: (folder / name).unlink()
-
-
 def other_facts(folder):
     facts = json.loads((folder / "preparation.json").read_text())
     (folder / "preparation.json").write_text(json.dumps({**facts, "tokenizer": "moses"}))
@@ -133,10 +130,7 @@ def other_facts(folder):
     ],
 )
 def test_wrong_requests(change, flags, said, corpus, tmp_path):
-    data = tmp_path / "bin"
-    shutil.copytree(corpus / "bin", data)
-    if change:
-        change(data)
+    data = broken(corpus / "bin", tmp_path, change)
     done = train(data, tmp_path / "save", "softmax_question_generator_gcdf", *flags.split())
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert said in done.stderr and not (tmp_path / "save").exists()

@@ -19,18 +19,14 @@ SMALL += ["train.encoder_attention_heads=2", "train.image_size=8", "batch.total=
 SMALL += ["updates=4", "train.warmup_updates=1", "evaluate.flags.batch_size=7"]
 
 
+def run(folder, data, method, *changes):
+    words = ["imagenet/cifar10_mini", method, "--attention", "linear", "--cpu", "--results", str(folder)]
+    train.main([*words, f"data={data}", *SMALL, *changes])
+
+
 def test_a_run_is_measured(tmp_path, capsys):
     data = write_classes(tmp_path / "data")
-    words = [
-        "imagenet/cifar10_mini",
-        "tmlr_type2",
-        "--attention",
-        "linear",
-        "--cpu",
-        "--results",
-        str(tmp_path),
-    ]
-    train.main([*words, f"data={data}", *SMALL, "train.recipe=full", "train.repeats=3"])
+    run(tmp_path, data, "tmlr_type2", "train.recipe=full", "train.repeats=3")
     [path] = tmp_path.rglob("evaluation.json")
     measured = json.loads(path.read_text())["evaluations"]
     for name in ("valid", "test"):
@@ -45,8 +41,7 @@ def test_a_run_is_measured(tmp_path, capsys):
 def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
     """As fairseq-validate counts them: a folder of the test set's files, and one file that is no picture."""
     data = write_classes(tmp_path / "data")
-    words = ["imagenet/cifar10_mini", "rope", "--attention", "linear", "--cpu", "--results", str(tmp_path)]
-    train.main([*words, f"data={data}", *SMALL])
+    run(tmp_path, data, "rope")
     [checkpoint] = tmp_path.rglob("checkpoint_best.pt")
     folder = tmp_path / "data.pictures"
     for file in folder.iterdir():

@@ -1,7 +1,6 @@
 """Question generation as an experiment: trained, measured by ROUGE-L, sizes of the paper's models."""
 
 import json
-import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -16,24 +15,19 @@ from fairseq_lrpe.experiments.experiment import Experiment
 from fairseq_lrpe.experiments.table import Table
 from fairseq_lrpe.rouge import rouge_l
 
-RUN = ["questions/squad_mini", "xl", "--attention", "softmax", "--cpu"]
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "train.decoder_layers=1", "train.decoder_ffn_embed_dim=16"]
 SMALL += ["train.decoder_attention_heads=2", "updates=4", "train.warmup_updates=1"]
 
 
+def run(folder, data, *changes):
+    words = ["questions/squad_mini", "xl", "--attention", "softmax", "--cpu", "--results", str(folder)]
+    train.main([*words, f"data={data / 'bin'}", *SMALL, *changes])
+
+
 def test_a_run_is_measured_by_its_questions(tmp_path, capsys):
     data = write_questions(tmp_path / "squad")
-    words = [
-        "questions/squad_mini",
-        "xl",
-        "--attention",
-        "softmax",
-        "--cpu",
-        "--results",
-        str(tmp_path / "runs"),
-    ]
-    train.main([*words, f"data={data / 'bin'}", *SMALL, "train.validate_interval_updates=2"])
+    run(tmp_path / "runs", data, "train.validate_interval_updates=2")
     [path] = (tmp_path / "runs").rglob("evaluation.json")
     measured = json.loads(path.read_text())["evaluations"]["valid"]
     head, *rows = (path.parent / "questions-valid.tsv").read_text().splitlines()
@@ -50,19 +44,9 @@ def test_a_run_is_measured_by_its_questions(tmp_path, capsys):
 def test_data_that_is_missing(tmp_path):
     data = write_questions(tmp_path / "squad")
     (data / "bin/vocab.txt").unlink()
-    words = [
-        "questions/squad_mini",
-        "xl",
-        "--attention",
-        "softmax",
-        "--cpu",
-        "--results",
-        str(tmp_path / "runs"),
-    ]
     with pytest.raises(SystemExit, match=r"vocab\.txt"):
-        train.main([*words, f"data={data / 'bin'}", *SMALL])
+        run(tmp_path / "runs", data)
     assert not (tmp_path / "runs").exists()
-    shutil.rmtree(data)
 
 
 @pytest.mark.parametrize("name, types", [("squad", 28_996), ("cmrc2018", 21_128)])
