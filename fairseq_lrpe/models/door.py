@@ -36,6 +36,8 @@ FAMILY_OF = {
     "image_classification": "vit",
 }
 """The family that each of these tasks is for; of others, such as a plugin's, nothing is known."""
+DEFAULT_TASKS = ("translation", "language_modeling")
+"""What fairseq's commands take for a --task that is not given; an evaluation then takes the checkpoint's."""
 AT_LEAST = {
     1: (
         *("batch_size", "batch_size_valid", "max_tokens", "max_tokens_valid", "tokens_per_sample"),
@@ -145,8 +147,13 @@ def check_path(args) -> None:
         raise ValueError("give --path CHECKPOINT, a file that fairseq-train wrote")
     if getattr(args, "checkpoint_suffix", "") or getattr(args, "checkpoint_shard_count", 1) > 1:
         return  # the names are made of these
+    ours = None if args.task in DEFAULT_TASKS else FAMILY_OF.get(args.task)
     for path in args.path.split(os.pathsep):
-        read_checkpoint(Path(path), "give one that fairseq-train wrote")
+        state = read_checkpoint(Path(path), "give one that fairseq-train wrote")
+        theirs = state["cfg"]["task"].get("_name")
+        if ours and FAMILY_OF.get(theirs, ours) != ours:
+            remedy = f"give --task {theirs} and data of its kind"
+            raise ValueError(f"the checkpoint {path} is of the task {theirs}, not of {args.task}: {remedy}")
 
 
 def check_restored(args) -> None:

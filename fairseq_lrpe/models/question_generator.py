@@ -3,13 +3,14 @@
 import zlib
 from argparse import Namespace
 from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
 
 import torch
 from fairseq.models.transformer import Embedding, TransformerConfig, TransformerModelBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
-from fairseq_lrpe.bert import SCRATCH
+from fairseq_lrpe import bert, word_pieces
 from fairseq_lrpe.config import PositionConfig, check_part, flag
 from fairseq_lrpe.models.coders import ACTIVATIONS, Decoder, Encoder, halves
 from fairseq_lrpe.models.register import register_family
@@ -30,9 +31,9 @@ class QuestionGeneratorConfig(PositionConfig):
 
     token_positions: str = flag("none", "absolute positions of the decoder's token embeddings")
     encoder: str = flag(
-        SCRATCH,
+        bert.SCRATCH,
         "whose encoder and embeddings a new model starts from: the name of a BERT on Hugging Face's hub, or "
-        f"its folder ({SCRATCH}: at random)",
+        f"its folder ({bert.SCRATCH}: at random)",
     )
     encoder_layers: int = flag(12, "encoder layers")
     encoder_embed_dim: int = flag(768, "embedding dimension of encoder and decoder")
@@ -153,6 +154,11 @@ class QuestionGeneratorModel(TransformerModelBase):
         """Refuses, by ValueError, flags that cannot be met."""
         for part in ("encoder", "decoder"):
             check_part(settled(args), part)
+
+    @staticmethod
+    def check_data(cfg, args):
+        """Refuses, by ValueError, an --encoder that cannot be read, or not with the data's vocabulary."""
+        bert.check(cfg, Path(args.data, word_pieces.VOCABULARY))
 
     @classmethod
     def build_model(cls, args, task):

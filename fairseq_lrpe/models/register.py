@@ -2,13 +2,11 @@
 
 from argparse import BooleanOptionalAction
 from dataclasses import field, fields, make_dataclass
-from pathlib import Path
 
 from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
-from fairseq_lrpe import bert, word_pieces
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models import memory
@@ -22,7 +20,8 @@ def register_family(family: str, model_cls: type, config_cls: type) -> None:
     Each is a model of its own with its own defaults, so that fairseq-train's --arch and
     fairseq-hydra-train's model._name mean the same and a checkpoint carries every flag of its method.
 
-    ``model_cls.check(cfg)`` raises ValueError where the flags cannot be met, before a model is built as well.
+    ``model_cls.check(cfg)`` raises ValueError where the flags cannot be met, before a model is built as well;
+    ``check_data(cfg, args)``, if there is one, where the task's flags or data do not fit, before a training.
     """
     FAMILIES.append(family)
     for attention in ATTENTIONS:
@@ -68,8 +67,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             check_options(cfg, vars(args))
             if args.task == "memory_lm":
                 memory.check_request(cfg, args)
-            if args.task == "question_generation":
-                bert.check(cfg, Path(args.data, word_pieces.VOCABULARY))
+            if hasattr(model_cls, "check_data"):
+                model_cls.check_data(cfg, args)
             check_machine(args, cfg.linear_backend)
 
     # What fairseq's register_model does, but for hydra's entry.

@@ -15,6 +15,7 @@ from fairseq_lrpe.models.coders import ACTIVATIONS, EncoderLayer
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.models.stamp import MethodStamp
 from fairseq_lrpe.ops.places import diagonal_places
+from fairseq_lrpe.programs import one_sentence
 
 IMAGE_POSITIONS = ("sum", "flat")
 TABLES = ("learned", "none")
@@ -104,15 +105,21 @@ class ViTModel(BaseFairseqModel):
         check_between("drop_path", args.drop_path, 0, MOST)
         check_part(args, "encoder")
 
-    @classmethod
-    def build_model(cls, args, task):
-        size, patch = task.cfg.image_size, args.patch_size
+    @staticmethod
+    def check_data(cfg, args):
+        """Refuses, by ValueError, patches that do not fit into the pictures."""
+        size, patch = args.image_size, cfg.patch_size
         if size % patch:
-            raise SystemExit(
-                f"fairseq_lrpe: pictures of {size} pixels each way are not cut into patches of {patch}: "
+            raise ValueError(
+                f"pictures of {size} pixels each way are not cut into patches of {patch}: "
                 "give a --patch-size that divides --image-size"
             )
-        return cls(args, size, len(task.labels))
+
+    @classmethod
+    def build_model(cls, args, task):
+        with one_sentence("fairseq_lrpe"):
+            cls.check_data(args, task.cfg)
+        return cls(args, task.cfg.image_size, len(task.labels))
 
     def forward(self, images: Tensor) -> Tensor:
         """Returns the logits (B, classes) of pictures (B, 3, S, S)."""

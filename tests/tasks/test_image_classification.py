@@ -320,6 +320,8 @@ def test_a_task_of_tokens_refuses_pictures(folder):
         (relabel([0] * 24), "", "25 rows and 24 labels"),
         (relabel([0] * 24 + [3]), "", "or others than the 3 of about.json"),
         (no_pictures, "", "holds no pictures as files: bash data_prep/prepare.sh imagenet makes such"),
+        (None, "--arch linear_vit_rope --image-size 33", "33 pixels each way are not cut into patches of 16"),
+        (None, "--arch linear_lm_rope", "the task image_classification is for the vit architectures"),
         (None, "--image-size 0", "--image-size must be at least 1, not 0"),
         (None, "--repeats 0", "--repeats must be at least 1, not 0"),
         (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),

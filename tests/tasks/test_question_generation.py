@@ -8,6 +8,7 @@ import pytest
 import torch
 from asked import write_questions
 from broken import broken, drop
+from pictures import write_classes
 from tiny import PLUGIN, run_command, train_here
 from transformers import BertConfig, BertModel
 
@@ -150,6 +151,15 @@ def test_a_checkpoint_of_another_vocabulary(pieces, said, corpus, tmp_path):
     words += ["--user-dir", PLUGIN, "--batch-size", 8, "--num-workers", 0]
     out = run_command("fairseq-validate", other, *words)
     assert out.returncode == 1 and said in out.stderr, out.stderr
+
+
+def test_a_checkpoint_of_another_task(corpus, tmp_path):
+    assert train(corpus / "bin", tmp_path / "save").returncode == 0
+    data = write_classes(tmp_path / "pictures")
+    words = ["--path", tmp_path / "save/checkpoint_last.pt", "--task", "image_classification", "--cpu"]
+    out = run_command("fairseq-validate", data, "--user-dir", PLUGIN, "--batch-size", 8, *words)
+    assert out.returncode == 1 and out.stderr.count("\n") == 1, out.stderr
+    assert "is of the task question_generation, not of image_classification: give --task" in out.stderr
 
 
 def test_a_person_asks(corpus, tmp_path):
