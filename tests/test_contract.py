@@ -20,7 +20,9 @@ from fairseq_lrpe.methods import METHODS, Method
 H, D, B, L = 2, 8, 3, 9
 E = H * D
 FAR = 100_000
-METHODS_OF_CLASSES = "forward bias bias_in_parts values_from_weights encode_values decode_output".split()
+METHODS_OF_CLASSES = (
+    "forward bias bias_in_parts scores_in_parts values_from_weights encode_values decode_output".split()
+)
 
 
 class Case(NamedTuple):
@@ -88,6 +90,9 @@ def tokens(length=L, batch=B, dtype=torch.float64):
 def scores(encoding, q, k, q_offset):
     """The scaled scores of softmax attention, with their bias; the keys stand at 0, 1, .."""
     q, k = encoding(q, k, q_offset, 0)
+    whole = encoding.scores_in_parts(q, k, q_offset)
+    if whole is not None:
+        return whole(q, k, q_offset)
     bias = encoding.bias(q, k, q_offset)
     found = encoding.scale * q @ k.mT
     return found if bias is None else found + bias
@@ -173,14 +178,14 @@ def test_positions_are_seen(case):
 
 @every_causal
 def test_a_decay_never_grows_and_is_for_causal_attention(case):
-    """Where bidirectional attention refuses an encoding, a decay is the reason; elsewhere it has none."""
+    """Where bidirectional attention refuses an encoding, it decays or says that it is none for it."""
     decay, bidirectional = build(case).encoding.log_decay, case._replace(causal=False)
-    assert decay is None or (decay.shape == (H,) and (decay <= 0).all())
+    assert decay is None or (decay.shape in ((H,), (H, D)) and (decay <= 0).all())
     if bidirectional in CASES:
         assert build(bidirectional).encoding.log_decay is None
     else:
-        assert decay is not None
-        with pytest.raises(ValueError, match="fades with the distance into the past"):
+        assert decay is not None or not ENCODINGS[case.encoding].bidirectional
+        with pytest.raises(ValueError, match=r"fades with the distance into the past|in causal attention"):
             build(bidirectional)
 
 

@@ -27,6 +27,8 @@ torch's memory-efficient kernel takes values of any width.
 class SoftmaxAttention(SelfAttention):
     """Computes softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
 
+    An encoding whose scores are none of that form makes them itself, and their softmax is plain.
+
     While decoding the state is the encoded keys, the values and the padding mask so far, and the order that
     beam search has since put their rows in. A bias is a matrix
     of length × length. It is made for some queries at a time: when causal, they meet only the keys up to
@@ -40,7 +42,8 @@ class SoftmaxAttention(SelfAttention):
     def __init__(self, encoding: Encoding, dropout: float = 0.0):
         super().__init__(encoding)
         self.dropout = dropout
-        self._biased = encoding.biased or encoding.needs_weights
+        own_scores = type(encoding).scores_in_parts is not Encoding.scores_in_parts
+        self._biased = encoding.biased or encoding.needs_weights or own_scores
 
     window = 0
     """How many keys a query sees, itself among them; 0 is all that are not after it."""
@@ -62,13 +65,14 @@ class SoftmaxAttention(SelfAttention):
             rows = math.ceil(length / max(1, round(length / _CAUSAL_ROWS))) if self.causal else length
             if length > 1024:
                 rows = min(rows, max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2))))
-        bias = self.encoding.bias_in_parts(q, k, q_offset)
+        scores = self.encoding.scores_in_parts(q, k, q_offset, key_padding_mask)
+        bias = self.encoding.bias_in_parts(q, k, q_offset) if scores is None else None
         for start in reversed(range(0, length, rows)):  # the largest first: the others fit into its memory
             part = q[:, :, start : start + rows]
             keys = q_offset + start + part.size(2) if self.causal else k.size(2)
             mask = None if key_padding_mask is None else key_padding_mask[:, :keys]
             offset = q_offset + start if self.places is None else q_offset.rows(start, part.size(2))
-            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, offset, bias)
+            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, offset, bias, scores)
             if rows < length and drop:
                 parts.append(checkpoint(self._rows, *arguments, use_reentrant=False))
             else:
@@ -83,19 +87,22 @@ class SoftmaxAttention(SelfAttention):
             order = past["order"].index_select(0, order)
         return {**past, "order": order}
 
-    def _rows(self, q, k, v, key_padding_mask, offset, bias):
+    def _rows(self, q, k, v, key_padding_mask, offset, bias, scores):
         """Attention of the queries from position ``offset`` on to the keys 0, 1, .."""
-        mask = self._mask(bias(q, k, offset), key_padding_mask, q, k, offset)
+        found = (bias if scores is None else scores)(q, k, offset)
+        mask = self._mask(found, key_padding_mask, q, k, offset)
         dropout = self.dropout if self.training else 0.0
         # On a CPU torch's own attention is slow for the one query of a decoding step.
-        if not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
+        if scores is None and not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
             width, training = v.size(-1), torch.is_grad_enabled()
             # With dropout no kernel of a CPU is flash.
             if q.size(-1) > width and not (q.is_cuda or dropout or (training and k.size(2) < _LONG)):
                 v = F.pad(v, (0, q.size(-1) - width))
             o = F.scaled_dot_product_attention(q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale)
             return o[..., :width]
-        weights = F.dropout(_weights(self.encoding.scale * q, k, mask.get("attn_mask")), dropout)
+        seen = mask.get("attn_mask")
+        weights = _weights(_scores(self.encoding.scale * q, k, seen) if scores is None else seen)
+        weights = F.dropout(weights, dropout)
         o = _product(weights, v)
         return o + self.encoding.values_from_weights(weights, offset) if self.encoding.needs_weights else o
 
@@ -119,12 +126,16 @@ class SoftmaxAttention(SelfAttention):
         return {"attn_mask": bias.to(q.dtype).masked_fill(hidden, float("-inf"))}
 
 
-def _weights(q, k, mask):
-    """softmax(q kᵀ under the mask), which is torch's: bool, True where a key is seen, or added, or None."""
+def _scores(q, k, mask):
+    """q kᵀ under the mask, which is torch's: bool, True where a key is seen, or added, or None."""
     scores = _product(q, k.mT)
     if mask is None:
-        return torch.softmax(scores, dim=-1)
-    scores = scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+        return scores
+    return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
+
+
+def _weights(scores):
+    """The softmax of scores, which are -inf where a key is not seen."""
     blind = scores.isneginf().all(-1, keepdim=True)  # a query without keys attends to nothing
     return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
 

@@ -24,6 +24,7 @@ class Encoding(nn.Module):
         num_heads, head_dim: H and d.
         causal: whether queries see no later keys.
         layer: the attention layer it serves, from 1.
+        layers: how many there are; None: no more than these.
         max_positions: the longest sequence of training; formulas that need a length use it.
 
     A subclass adds its own options as keyword arguments with defaults, and passes the rest on.
@@ -35,6 +36,9 @@ class Encoding(nn.Module):
     relative = True
     """Class attribute: of two positions only their difference reaches a score."""
 
+    bidirectional = True
+    """Class attribute: works in attention that sees later keys as well."""
+
     by_distance = False
     """Class attribute: it looks distances up, and those above ``clamp_length`` as that one."""
 
@@ -42,7 +46,14 @@ class Encoding(nn.Module):
     """The distance from which on all count as this one, in an evaluation; 0 is none."""
 
     def __init__(
-        self, *, num_heads: int, head_dim: int, causal: bool, layer: int = 1, max_positions: int = 512
+        self,
+        *,
+        num_heads: int,
+        head_dim: int,
+        causal: bool,
+        layer: int = 1,
+        layers: int | None = None,
+        max_positions: int = 512,
     ):
         super().__init__()
         if layer < 1:
@@ -50,7 +61,7 @@ class Encoding(nn.Module):
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.causal = causal
-        self.layer = layer
+        self.layer, self.layers = layer, layers or layer
         self.max_positions = max_positions
         self.scale = head_dim**-0.5
         """What the q·k of softmax attention is multiplied by; a bias carries its own scale."""
@@ -60,7 +71,8 @@ class Encoding(nn.Module):
         """Returns (H,) at most 0, or None: every pair weighs exp(log_decay·(i−j)), in causal attention alone.
 
         In linear attention that is a factor in its sums; in softmax attention, log_decay·(i−j) is added to
-        the scores, as ALiBi does (Press et al. 2022), unless :meth:`bias` is another.
+        the scores, as ALiBi does (Press et al. 2022), unless :meth:`bias` is another. Of (H, d) each feature
+        has its own: q_i·k_j is Σ_t exp(log_decay_t·(i−j)) q_it k_jt then, in both attentions.
         """
         return None
 
@@ -90,6 +102,17 @@ class Encoding(nn.Module):
         An encoding overrides it to make only once what all these calls need.
         """
         return self.bias
+
+    def scores_in_parts(
+        self, q: Tensor, k: Tensor, q_offset: int = 0, key_padding_mask: Tensor | None = None
+    ) -> Callable[..., Tensor] | None:
+        """Returns None, or what softmax attention's scores are where they are no scale·q·kᵀ + bias.
+
+        That is a function to call as :meth:`bias` for some of these queries and the keys they may see; it
+        returns all of the scores (B, H, Lq, Lk), scaled. Entries of keys after their query, or of padding
+        (``key_padding_mask`` (B, Lk), True there), are arbitrary.
+        """
+        return None
 
     needs_weights = False
     """Whether softmax attention has to hand its weights to :meth:`values_from_weights`."""
@@ -179,6 +202,11 @@ def build_encoding(name: str, **arguments) -> Encoding:
             own = ", ".join(known) or "none"
             raise ValueError(f"encoding {name!r} has no option {option!r}: it has {own}")
     encoding = cls(**arguments)
+    if not (encoding.causal or encoding.bidirectional):
+        raise ValueError(
+            f"encoding {name!r} counts on keys that are not after the query, as in causal attention alone: "
+            "use it in a language model or a decoder"
+        )
     if encoding.log_decay is not None and not encoding.causal:
         raise ValueError(
             f"encoding {name!r} fades with the distance into the past, which only causal attention knows: "

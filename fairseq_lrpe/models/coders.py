@@ -84,6 +84,7 @@ class OurLayers:
             num_heads=sizes.attention_heads,
             causal=self.part == "decoder",
             layer=next(self._layer_numbers),
+            layers=sizes.layers,
             max_positions=max_positions,
             dropout=cfg.attention_dropout,
         )

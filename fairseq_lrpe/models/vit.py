@@ -89,6 +89,7 @@ class ViTModel(BaseFairseqModel):
                 num_heads=args.encoder_attention_heads,
                 causal=False,
                 layer=layer,
+                layers=args.encoder_layers,
                 max_positions=2 * self.side - 1 if self.summed else self.side**2,
                 dropout=args.attention_dropout,
             )
