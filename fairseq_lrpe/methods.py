@@ -55,6 +55,13 @@ METHODS = {
     "gcdf": Method({"encoding": "gcdf"}, f"{_LFHC}, Tables 1-3 'GCDF'"),
     "deberta": Method({"encoding": "deberta"}, f"He et al. 2021; {_TMLR}, Eq. 31"),
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
+    "alibi": Method({"encoding": "alibi"}, "Press et al. 2022"),
+    "xpos": Method({"encoding": "xpos"}, "xPos, Sun et al. 2022, Algorithm 1"),
+    "xpos_512": Method({"encoding": "xpos", "xpos_scale_base": 512}, "the same, as its public code has it"),
+    "retnet": Method({"encoding": "retnet", "linear_norm": "layernorm"}, "Sun et al. 2023, Eqs. 5 and 8"),
+    "lrpe_decay": Method(
+        {"encoding": "lrpe_decay", "linear_norm": "layernorm"}, "TransNormerLLM, Qin et al. 2023"
+    ),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),

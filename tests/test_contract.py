@@ -39,7 +39,7 @@ def build(case, dtype=torch.float64):
     cfg = PositionConfig()
     for flag, value in {**dict(case.flags), "attention": case.attention}.items():
         setattr(cfg, flag, value)
-    sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "max_positions": 2 * L}
+    sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "layers": 3, "max_positions": 2 * L}
     module = build_attention(cfg, dropout=0.0, causal=case.causal, **sizes)
     with torch.no_grad():
         for parameter in module.encoding.parameters():
@@ -180,7 +180,7 @@ def test_positions_are_seen(case):
 def test_a_decay_never_grows_and_is_for_causal_attention(case):
     """Where bidirectional attention refuses an encoding, it decays or says that it is none for it."""
     decay, bidirectional = build(case).encoding.log_decay, case._replace(causal=False)
-    assert decay is None or (decay.shape in ((H,), (H, D)) and (decay <= 0).all())
+    assert decay is None or (decay.shape in ((H,), (H, D), (1, D)) and (decay <= 0).all())
     if bidirectional in CASES:
         assert build(bidirectional).encoding.log_decay is None
     else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.fading import fading_products
 from fairseq_lrpe.ops.relative import spread
 
 ENCODINGS = {}
@@ -71,8 +72,9 @@ class Encoding(nn.Module):
         """Returns (H,) at most 0, or None: every pair weighs exp(log_decay·(i−j)), in causal attention alone.
 
         In linear attention that is a factor in its sums; in softmax attention, log_decay·(i−j) is added to
-        the scores, as ALiBi does (Press et al. 2022), unless :meth:`bias` is another. Of (H, d) each feature
-        has its own: q_i·k_j is Σ_t exp(log_decay_t·(i−j)) q_it k_jt then, in both attentions.
+        the scores, as ALiBi does (Press et al. 2022), unless :meth:`bias` is another. Of (H, d), or
+        (1, d) for all heads, each feature has its own: in both attentions q_i·k_j is then
+        Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
         """
         return None
 
@@ -86,10 +88,11 @@ class Encoding(nn.Module):
         q and k as :meth:`forward` returned them. The keys stand at 0..Lk-1, and end with the last query
         when causal; entries of keys after their query are then arbitrary, and finite.
         """
-        if self.log_decay is None:
+        decay = self.log_decay
+        if decay is None or decay.dim() > 1:
             return None
         distance = torch.arange(q_offset + q.size(-2) - 1, -1, -1, device=q.device)
-        return spread((self.log_decay[:, None] * distance).to(q.dtype), q.size(-2), k.size(-2))
+        return spread((decay.to(q.device)[:, None] * distance).to(q.dtype), q.size(-2), k.size(-2))
 
     @property
     def biased(self) -> bool:
@@ -112,7 +115,11 @@ class Encoding(nn.Module):
         returns all of the scores (B, H, Lq, Lk), scaled. Entries of keys after their query, or of padding
         (``key_padding_mask`` (B, Lk), True there), are arbitrary.
         """
-        return None
+        decay = self.log_decay
+        if decay is None or decay.dim() == 1:
+            return None
+        products = fading_products(decay, k.size(-2))
+        return lambda q, k, q_offset: self.scale * products(q, k, q_offset)
 
     needs_weights = False
     """Whether softmax attention has to hand its weights to :meth:`values_from_weights`."""

@@ -5,7 +5,9 @@ With S_n the sum of k_j v_jᵀ over all chunks before chunk n, and Q, K, V the C
     O = (W ∘ Q Kᵀ) V + (a ∘ Q) S_n,        S_{n+1} = γ^C S_n + (b ∘ K)ᵀ V,
     W_ij = γ^(i-j) for j ≤ i, else 0,      a_i = γ^(i+1),      b_j = γ^(C-1-j),
 
-and the same with V = 1 for the denominator. The backward pass runs through the chunks from the end with the
+and the same with V = 1 for the denominator. Where each feature has its γ, W is 1 for j ≤ i, and in its place
+the features of q_i and k_j in the first product are weighted by γ^(i-m) and γ^(m-j), m the middle of a chunk
+that is so short that neither is large. The backward pass runs through the chunks from the end with the
 gradient of S_n, and makes all else again from q, k and v: the S_n are together d / C times as large as v, and
 to make them again took longer.
 """
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.fading import rows_in_range
 from fairseq_lrpe.ops.linear_attention.state import Call, LinearState
 
 
@@ -44,6 +47,8 @@ def _plan(q, v, log_decay, chunk_size, dtype):
     """The parts, in order: as many whole chunks at a time as fit, and the rows left over at the end."""
     batch, heads, length, d = q.shape
     size = min(chunk_size or default_chunk_size(d, v.size(-1)), length)
+    if log_decay is not None and log_decay.size(-1) > 1:
+        size = rows_in_range(log_decay, size)
     weights = {rows: _Weights.of(log_decay, rows, q.device, dtype) for rows in {size, length % size} if rows}
     fits = max(1, _elements(q.device) // (heads * size * max(d, v.size(-1))))
     batches = min(batch, fits)
@@ -61,24 +66,33 @@ def _plan(q, v, log_decay, chunk_size, dtype):
 
 @dataclass(frozen=True)
 class _Weights:
-    """W, a, b and γ^C for a chunk, None where all are 1: (H, 1, C, C), (H, 1, C, 1) twice, (H, 1, 1)."""
+    """W, a, b and γ^C for a chunk, None where all are 1: (H, 1, C, C), (H, 1, C, 1) twice, (H, 1, 1).
+
+    Where each feature has its γ, they are (C, C), (H, 1, C, d) twice and (H, d, 1), and ``inner`` are the
+    weights of q and k within the chunk.
+    """
 
     pairs: Tensor
     past: Tensor | None = None
     last: Tensor | None = None
     fade: Tensor | None = None
+    inner: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @classmethod
     def of(cls, log_decay, rows, device, dtype):
         i = torch.arange(rows, device=device)
+        all_one = torch.ones(rows, rows, device=device, dtype=dtype).tril()
         if log_decay is None:
-            return cls(torch.ones(rows, rows, device=device, dtype=dtype).tril())
-        power = log_decay.detach().to(dtype)[:, None, None, None]
+            return cls(all_one)
+        decay, by_feature = log_decay.detach().to(dtype), log_decay.size(-1) > 1
+        power, i = decay[:, None, None], i[:, None]
+        middle = power * (i - rows // 2)
         return cls(
-            torch.exp(power * (i[:, None] - i).clamp(min=0)).tril(),
-            torch.exp(power * (i[:, None] + 1)),
-            torch.exp(power * (rows - 1 - i[:, None])),
-            torch.exp(power[..., 0] * rows),
+            all_one if by_feature else torch.exp(power * (i - i.T).clamp(min=0)).tril(),
+            torch.exp(power * (i + 1)),
+            torch.exp(power * (rows - 1 - i)),
+            torch.exp(decay * rows)[..., None],
+            (middle.exp(), middle.neg().exp()) if by_feature else (None, None),
         )
 
 
@@ -110,6 +124,10 @@ class _Part:
             return rows
         return (rows.unflatten(0, (-1, self.heads, self.chunks)) * weight).flatten(0, 2)
 
+    def plus(self, total, a, b, weight):
+        """``total`` + weight ∘ (a b)."""
+        return total.baddbmm_(a, b) if weight is None else total.add_(self.weigh(torch.bmm(a, b), weight))
+
     def weigh_pairs_(self, scores):
         scores.unflatten(0, (-1, self.heads, self.chunks)).mul_(self.weights.pairs)
         return scores
@@ -124,11 +142,14 @@ class _Part:
         if backwards:
             rows, steps = rows[::-1], steps[::-1]
         rows[0].copy_(total)
+        fade = self.weights.fade
+        if fade is not None and total.size(-2) == 1:
+            fade = fade.mT
         for row, step, after in zip(rows, steps, (*rows[1:], total), strict=True):
-            if self.weights.fade is None:
+            if fade is None:
                 torch.add(row, step, out=after)
             else:
-                torch.addcmul(step, row, self.weights.fade, out=after)
+                torch.addcmul(step, row, fade, out=after)
         return before.flatten(0, 2)
 
 
@@ -152,7 +173,8 @@ class _ChunkCausal(torch.autograd.Function):
             w = part.weights
             qs, ks, vs = (part.take(x, dtype) for x in (q, k, v))
             q_past, k_last = part.weigh(qs, w.past), part.weigh(ks, w.last)
-            scores = part.weigh_pairs_(torch.bmm(qs, ks.mT))
+            q_in, k_in = part.weigh(qs, w.inner[0]), part.weigh(ks, w.inner[1])
+            scores = part.weigh_pairs_(torch.bmm(q_in, k_in.mT))
             past_kv = part.scan(kv, torch.bmm(k_last.mT, vs))
             past_k = part.scan(k_sum, k_last.sum(1, keepdim=True)) if count else None
             if keep:
@@ -190,7 +212,8 @@ class _ChunkCausal(torch.autograd.Function):
                 sums = part.take(denominator)
                 g_o = g_o / sums.clamp(min=ctx.eps)
                 g_sums = -(g_o * part.take(out)).sum(-1, keepdim=True) * (sums >= ctx.eps)
-            scores, g_scores = part.weigh_pairs_(torch.bmm(qs, ks.mT)), torch.bmm(g_o, vs.mT)
+            q_in, k_in = part.weigh(qs, w.inner[0]), part.weigh(ks, w.inner[1])
+            scores, g_scores = part.weigh_pairs_(torch.bmm(q_in, k_in.mT)), torch.bmm(g_o, vs.mT)
             g_q_past = torch.bmm(g_o, past_kv.mT)
             if ctx.normalize:
                 g_scores += g_sums
@@ -202,8 +225,8 @@ class _ChunkCausal(torch.autograd.Function):
             if ctx.count:
                 step = torch.bmm(g_sums.mT, q_past) if ctx.normalize else torch.zeros_like(q_past[:, :1])
                 g_k_last += part.scan(g_k_sum, step, backwards=True)
-            part.put(g_q, part.weigh(g_q_past, w.past).baddbmm_(g_scores, ks))
-            part.put(g_k, part.weigh(g_k_last, w.last).baddbmm_(g_scores.mT, qs))
+            part.put(g_q, part.plus(part.weigh(g_q_past, w.past), g_scores, k_in, w.inner[0]))
+            part.put(g_k, part.plus(part.weigh(g_k_last, w.last), g_scores.mT, q_in, w.inner[1]))
             part.put(g_v, torch.bmm(scores.mT, g_o).baddbmm_(k_last, g_next_kv))
 
         g_log_decay = None
@@ -211,9 +234,11 @@ class _ChunkCausal(torch.autograd.Function):
             # γ^(i-j) is a factor γ^i on every q_i and γ^-j on every k_j, the first state standing at -1 and
             # the last one being read at L - 1.
             i = torch.arange(q.size(2), device=q.device, dtype=torch.float64)
-            by_row = (torch.linalg.vecdot(q, g_q) - torch.linalg.vecdot(k, g_k)).double() @ i
-            first = (first_kv * g_kv).sum((2, 3)) + (first_k_sum * g_k_sum).sum((2, 3))
-            last = (kv * g_last_kv).sum((2, 3)) + (k_sum * g_last_k_sum).sum((2, 3))
-            by_row += first + (q.size(2) - 1) * last
-            g_log_decay = by_row.sum(0).to(log_decay.dtype)
+            rows = q * g_q - k * g_k
+            first = (first_kv * g_kv).sum(3) + (first_k_sum * g_k_sum).squeeze(2)
+            last = (kv * g_last_kv).sum(3) + (k_sum * g_last_k_sum).squeeze(2)
+            if log_decay.size(1) == 1:
+                rows, first, last = (x.sum(-1, keepdim=True) for x in (rows, first, last))
+            found = torch.einsum("bhid,i->bhd", rows.double(), i) + first + (q.size(2) - 1) * last
+            g_log_decay = found.sum(0).sum_to_size(log_decay.shape).to(log_decay.dtype)
         return g_q, g_k, g_v, g_kv, g_k_sum, g_log_decay, None, None, None, None

@@ -38,7 +38,8 @@ def linear_attention(
         v: (B, H, Lk, dv); dv may differ from d.
         causal: j ≤ i only, with the queries at the last Lq positions of the keys, i = Lk-Lq..Lk-1.
         normalize: divide by max(Σ_j γ_h^(i-j) (q_i·k_j), eps).
-        log_decay: (H,) log γ ≤ 0, causal only; None is γ = 1.
+        log_decay: (H,) log γ ≤ 0, causal only; None is γ = 1. Of (H, d), or (1, d) for all heads, each
+            feature has its own: q_i·k_j is then Σ_t γ_t^(i-j) q_it k_jt, without another factor.
         key_padding_mask: (B, Lk) bool, True where a key is padding and contributes nothing.
         state: (Σ k vᵀ (B, H, d, dv), Σ k (B, H, d)) of all keys before these, as a former call returned
             it; decayed to the last of those keys. All queries see it.
@@ -56,6 +57,8 @@ def linear_attention(
         ValueError: an unknown backend or one that cannot do this; shapes that do not fit each other; a causal
             call with more queries than keys; a decay without ``causal``; a chunk size below 1.
     """
+    if log_decay is not None and log_decay.dim() == 1:
+        log_decay = log_decay[:, None]
     _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
     if backend == "auto":
         backend = "fla" if fla_can(q, k, v, log_decay) else "chunk"
@@ -63,7 +66,7 @@ def linear_attention(
         raise ValueError(f"unknown backend {backend!r}: choose from auto, {', '.join(BACKENDS)}")
 
     dtype = reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype, torch.float32))
-    log_decay = None if log_decay is None else log_decay.to(dtype)
+    log_decay = None if log_decay is None else log_decay.to(q.device, dtype)
     state = None if state is None else LinearState(*(x.to(dtype) for x in state))
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
@@ -89,7 +92,6 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
     expected = {
         "k": (k, (batch, heads, keys, d)),
         "v": (v, (batch, heads, keys, dv)),
-        "log_decay": (log_decay, (heads,)),
         "key_padding_mask": (key_padding_mask, (batch, keys)),
     }
     if state is not None:
@@ -100,6 +102,11 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
             raise ValueError(
                 f"{name} must be {shape} beside q {_shape(q)} and v {_shape(v)}, not {_shape(x)}"
             )
+    if log_decay is not None and log_decay.shape not in ((heads, 1), (heads, d), (1, d)):
+        raise ValueError(
+            f"log_decay must be {(heads,)}, {(heads, d)} or {(1, d)} beside q {_shape(q)}, "
+            f"not {_shape(log_decay)}"
+        )
     if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
         raise ValueError(f"key_padding_mask must be bool, True at padding, not {key_padding_mask.dtype}")
     if log_decay is not None and not causal:

@@ -23,8 +23,8 @@ def fla(q: Tensor, k: Tensor, v: Tensor, call: Call) -> Tensor | tuple[Tensor, L
         raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
     if not fla_can(q, k, v, call.log_decay):
         raise ValueError(
-            f"backend 'fla' computes in float32, without a gradient for log_decay, and q is {q.dtype}: "
-            "use backend 'chunk'"
+            "backend 'fla' computes in float32, without a gradient for log_decay, which is each head's own, "
+            f"not each feature's, and q is {q.dtype}: use backend 'chunk'"
         )
     return _causal(q, k, v, call) if call.causal and q.size(-2) > 1 else chunk(q, k, v, call)
 
@@ -45,7 +45,7 @@ def fla_can(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> bool:
     return (
         fla_lacks(q.device) is None
         and torch.float64 not in (q.dtype, k.dtype, v.dtype)
-        and not (log_decay is not None and log_decay.requires_grad)
+        and not (log_decay is not None and (log_decay.requires_grad or log_decay.shape != (q.size(1), 1)))
     )
 
 
@@ -59,7 +59,8 @@ def _causal(q, k, v, call):
     if first is not None:
         first = torch.cat((first.kv, first.k_sum[..., None]), -1) if call.normalize else first.kv
     rows = (x.transpose(1, 2) for x in (q, k, values))
-    out, _ = chunk_simple_gla(*rows, g_gamma=call.log_decay, scale=1.0, initial_state=first)
+    decay = None if call.log_decay is None else call.log_decay.squeeze(-1)
+    out, _ = chunk_simple_gla(*rows, g_gamma=decay, scale=1.0, initial_state=first)
     out = out.transpose(1, 2)
     if call.normalize:
         out = out[..., :-1] / out[..., -1:].clamp(min=call.eps)

@@ -9,7 +9,7 @@ from torch import Tensor
 class LinearState(NamedTuple):
     """Holds the sums over all keys so far, which are all that later queries need of them.
 
-    Under a decay each key weighs γ_h^(n-j), n being the last of them.
+    Under a decay each key, or each feature of it, weighs γ^(n-j), n being the last of them.
     """
 
     kv: Tensor
@@ -23,7 +23,7 @@ class Call(NamedTuple):
 
     causal: bool
     normalize: bool
-    log_decay: Tensor | None
+    log_decay: Tensor | None  # (H, 1), or (H, d) or (1, d) of each feature
     state: LinearState | None
     return_state: bool
     chunk_size: int | None
@@ -37,9 +37,9 @@ def add_keys(state: LinearState | None, k: Tensor, v: Tensor, log_decay: Tensor 
     if log_decay is not None:
         if length > 1:
             age = torch.arange(length - 1, -1, -1, device=k.device)
-            k = k * torch.exp(log_decay[:, None] * age)[..., None]
+            k = k * torch.exp(log_decay[:, None] * age[:, None])
         if state is not None:
-            fade = torch.exp(log_decay * length)[:, None]
+            fade = torch.exp(log_decay * length)
             state = LinearState(state.kv * fade[..., None], state.k_sum * fade)
     if length == 1 and state is not None:  # a decoding step: the product goes into the sum in one pass
         return LinearState(torch.addcmul(state.kv, k.mT, v), state.k_sum + k.squeeze(-2))

@@ -25,8 +25,10 @@ def draw_inputs(data):
     leaves = {"q": random(n, d), "k": random(before + n, d), "v": random(before + n, dv) - 0.5}
     if data.draw(st.booleans(), "state"):
         leaves |= {"kv": random(d, dv) - 0.5, "k_sum": random(d)}
-    if data.draw(st.booleans(), "decay"):
-        leaves["log_decay"] = -random(1)[0, :, 0] * data.draw(st.sampled_from([0.01, 1.0, 30.0]), "strength")
+    shape = {"none": None, "heads": (heads,), "features": (heads, d), "shared": (1, d)}
+    if shape := shape[data.draw(st.sampled_from(["none", "heads", "features", "shared"]), "decay")]:
+        strength = data.draw(st.sampled_from([0.01, 1.0, 30.0]), "strength")
+        leaves["log_decay"] = -strength * torch.rand(shape, generator=g, dtype=torch.float64)
     padding = {
         "none": None,
         "some": torch.rand(batch, before + n, generator=g) < 0.5,
@@ -68,10 +70,14 @@ def test_every_length_width_decay_and_padding(data):
 
 
 @pytest.mark.parametrize("normalize", [False, True], ids=["sum", "normalized"])
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-def test_gradcheck(causal, normalize):
+@pytest.mark.parametrize(
+    ("causal", "decay"),
+    [(False, (2,)), (True, (2,)), (True, (2, 3)), (True, (1, 3))],
+    ids=["bidirectional", "causal", "features", "shared"],
+)
+def test_gradcheck(causal, decay, normalize):
     g = torch.Generator().manual_seed(0)
-    shapes = (2, 2, 7, 3), (2, 2, 7, 3), (2, 2, 7, 2), (2,), (2, 2, 3, 2), (2, 2, 3)
+    shapes = (2, 2, 7, 3), (2, 2, 7, 3), (2, 2, 7, 2), decay, (2, 2, 3, 2), (2, 2, 3)
     q, k, v, decay, kv, k_sum = (
         torch.rand(shape, generator=g, dtype=torch.float64).requires_grad_() for shape in shapes
     )
@@ -114,7 +120,11 @@ def test_half_precision_against_float64(dtype, decay):
         assert (ours.double() - theirs).abs().max() <= 2 * torch.finfo(dtype).eps * theirs.abs().max()
 
 
-@pytest.mark.parametrize("decay", [None, [-1e-5, -3.0]], ids=["plain", "decay"])
+@pytest.mark.parametrize(
+    "decay",
+    [None, [-1e-5, -3.0], [[-1e-5, -1e-3, -0.01, -0.1, -0.5, -1.0, -2.0, -3.0]]],
+    ids=["plain", "decay", "features"],
+)
 def test_a_hundred_thousand_tokens(decay):
     g = torch.Generator().manual_seed(0)
     leaves = {name: torch.rand(1, 2, 100_000, 8, generator=g) for name in "qkv"}

@@ -1,0 +1,48 @@
+"""Products of queries and keys whose features fade with the distance, each at its own rate."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rows_in_range(log_decay: Tensor, most: int) -> int:
+    """Returns how many rows, at most ``most``, can be weighted by γ^(i−m) from their middle m on.
+
+    The largest weight is e^32, so that a product of two with numbers of any use is one of float32.
+    """
+    return max(1, min(most, int(64 / max(1e-9, -float(log_decay.detach().min())))))
+
+
+def fading_products(log_decay: Tensor, positions: int) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Returns a function of q (B, H, Lq, d), k (B, H, Lk, d) and the first query's position ``q_offset``.
+
+    It returns s_ij = Σ_t exp(log_decay_t·(i−j)) q_it k_jt, (B, H, Lq, Lk), where j ≤ i; its other entries are
+    finite. ``log_decay`` (H, d), or (1, d) for all heads, is at most 0; ``positions`` is how many there are.
+
+    Some queries at a time are weighted by γ^(i−m), m in their middle, and the keys by γ^(m−j): neither
+    overflows, and the weights of distant keys vanish. O(Lq Lk d).
+    """
+    rows = rows_in_range(log_decay, 64)
+    half = rows // 2
+    powers = torch.arange(-half, positions + half, device=log_decay.device)
+    weights = torch.exp(log_decay[:, None] * powers[:, None])  # γ^t stands at t + half
+    newest_first = weights.flip(-2)
+
+    def products(q, k, q_offset):
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        here, back = weights.to(q.device, dtype), newest_first.to(q.device, dtype)
+        parts = []
+        for start in range(0, q.size(-2), rows):
+            part = q[..., start : start + rows, :].to(dtype)
+            first = q_offset + start
+            keys = min(k.size(-2), first + part.size(-2))
+            middle = first + half
+            oldest = back.size(-2) - 1 - half - middle  # where γ^middle stands, the weight of key 0
+            part = part * here[:, : part.size(-2)]
+            seen = k[..., :keys, :].to(dtype) * back[:, oldest : oldest + keys]
+            parts.append(F.pad(part @ seen.mT, (0, k.size(-2) - keys)))
+        return torch.cat(parts, dim=-2)
+
+    return products
