@@ -15,6 +15,7 @@ def place_tokens(coder, args, max_positions):
             vocab_size=len(coder.dictionary),
             max_positions=max_positions,
             padding_idx=coder.padding_idx,
+            causal=coder.part == "decoder",
         )
         coder.embed_positions = TokenPositions(position, coder.embed_tokens, coder.embed_scale)
 
@@ -41,8 +42,12 @@ class TokenPositions(nn.Module):
     def forward(self, tokens, incremental_state=None):
         """Returns (B, L, E) for (B, L) tokens, or (B, 1, E) for the last one while decoding."""
         places = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
-        if incremental_state is not None:
-            tokens, places = tokens[:, -1:], places[:, -1:]
+        if incremental_state is not None:  # fairseq gives all tokens so far, and searches reorder them
+            last = self.position.before + 1
+            return self._added(tokens[:, -last:], places[:, -last:])[:, -1:]
+        return self._added(tokens, places)
+
+    def _added(self, tokens, places):
         if self.position.additive:
             like = next(self.position.parameters())
             return self.position(like.new_zeros(*tokens.shape, self.position.embed_dim), places, tokens)

@@ -9,7 +9,7 @@ import shutil
 import pytest
 from tiny import preprocess, run_here
 
-from fairseq_lrpe.measure import benchmark, decoding, figures, gpu_check, images, memory, speed
+from fairseq_lrpe.measure import benchmark, decoding, figures, gpu_check, images, memory, speed, zero_padding
 
 PROGRAMS = {
     "benchmark": benchmark.main,
@@ -19,6 +19,7 @@ PROGRAMS = {
     "images": images.main,
     "memory": memory.main,
     "speed": speed.main,
+    "zero_padding": zero_padding.main,
 }
 NUMBERS = {
     "benchmark": {
@@ -66,9 +67,11 @@ CALLS = [
     ("speed --family nosuch", "invalid choice: 'nosuch'"),
     *((f"figures --out {place}", NO_FOLDER) for place in BLOCKED),
     *((f"gpu_check --out {place}", NO_FOLDER) for place in BLOCKED),
+    *((f"zero_padding --out {place}", NO_FOLDER) for place in BLOCKED),
     *((f"benchmark --plot {place}/x.png", NO_FOLDER) for place in BLOCKED),
     ("figures --out=", "argument --out: is empty: a path is needed"),
     ("gpu_check --out=", "argument --out: is empty: a path is needed"),
+    ("zero_padding --out=", "argument --out: is empty: a path is needed"),
     ("benchmark --plot=", "argument --plot: is empty: a path is needed"),
     ("decoding --data=", "argument --data: is empty: a path is needed"),
     *((f"benchmark --plot {{folder}}/{name}", "must be a file that ends in .png") for name in ("x", "x.doc")),
@@ -142,11 +145,16 @@ def test_a_folder_in_the_place_of_a_picture(tmp_path):
     refused(f"benchmark --plot {tmp_path}/prior_matrices.png", "must be a file that ends in .png", tmp_path)
 
 
-@pytest.mark.parametrize("program", ["speed", "decoding", "benchmark"])
-def test_an_interruption(program, monkeypatch, tmp_path):
-    module = {"speed": speed, "decoding": decoding, "benchmark": benchmark}[program]
-    name = "measure" if program == "benchmark" else "compare"
+@pytest.mark.parametrize(
+    ("module", "name", "words"),
+    [
+        (speed, "compare", SMALL["speed"]),
+        (decoding, "compare", SMALL["decoding"]),
+        (benchmark, "measure", "--plot {folder}/far/x.png"),
+        (zero_padding, "measure", "--out {folder}/far"),
+    ],
+)
+def test_an_interruption(module, name, words, monkeypatch, tmp_path):
     monkeypatch.setattr(module, name, lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
-    refused(
-        f"{program} {SMALL.get(program, f'--plot {tmp_path}/far/x.png')}", f"{program}: interrupted", tmp_path
-    )
+    program = module.__name__.rsplit(".", 1)[1]
+    refused(f"{program} {words.format(folder=tmp_path)}", f"{program}: interrupted", tmp_path)

@@ -103,6 +103,32 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     }
 
 
+def test_a_search_with_token_positions_of_neighbours_scores_as_the_whole_does(train, data_bin, tmp_path):
+    flags = ["--token-positions", "convolution", "--max-update", 2, "--lr", 1]  # far from uniform
+    done = train("softmax_lm_nope", tmp_path, *flags)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "checkpoint_last.pt"
+    flags = ["--user-dir", PLUGIN, "--task", "language_modeling", "--path", path, "--cpu", "--beam", 3]
+    flags += ["--max-len-a", 0, "--max-len-b", 12, "--min-len", 8, "--prefix-size", 3, "--gen-subset", "test"]
+    flags += ["--sample-break-mode", "eos", "--tokens-per-sample", 32, "--required-batch-size-multiple", 1]
+    generated = run_command("fairseq-generate", data_bin, *flags, "--batch-size", 5)
+    assert generated.returncode == 0, generated.stderr
+    found = [line.split("\t") for line in generated.stdout.splitlines() if line[:2] in ("H-", "P-")]
+    words, scores = ({x[0][2:]: x[-1].split() for x in found if x[0].startswith(kind)} for kind in "HP")
+    assert len(words) == 40 and len({*map(tuple, words.values())}) > 5
+
+    [model], _, task = load_model_ensemble_and_task([str(path)])
+    end = task.dictionary.eos()
+    for number, line in words.items():
+        tokens = torch.tensor([end, *map(task.dictionary.index, line), end])
+        with torch.no_grad():
+            whole = model.eval()(tokens[None, :-1])[0].log_softmax(-1)[0] / math.log(2)
+        expected = whole.gather(-1, tokens[1:, None])[:, 0].tolist()
+        assert [float(x) for x in scores[number]] == pytest.approx(
+            expected, abs=2e-4
+        )  # printed with four digits
+
+
 def test_interactive_sampling(checkpoint, data_bin):
     flags = ["--user-dir", PLUGIN, "--task", "language_modeling", "--path", checkpoint, "--cpu"]
     flags += ["--sampling", "--sampling-topk", 5, "--beam", 1, "--max-len-a", 0, "--max-len-b", 20]

@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 from fairseq_lrpe.positions import POSITIONS, AbsolutePosition, build_position, register_position
 
 E, V, M = 6, 11, 32
-NAMES = ("multiplicative", "recurrent", "floater", "complex_order", "hierarchical")
+NAMES = ("multiplicative", "recurrent", "floater", "complex_order", "hierarchical", "convolution")
+CASES = (*NAMES, "causal convolution")
 PAD = 1
 
 
-def build(name, **options):
-    return build_position(name, **{"embed_dim": E, "vocab_size": V, "max_positions": M, **options}).double()
+def build(case, **options):
+    *causal, name = case.split()
+    options |= {"embed_dim": E, "vocab_size": V, "max_positions": M, "causal": bool(causal)}
+    return build_position(name, **options).double()
 
 
 def batch(positions, seed=0):
@@ -22,6 +25,12 @@ def batch(positions, seed=0):
     positions = torch.tensor(positions)
     x = torch.randn(*positions.shape, E, generator=g, dtype=torch.float64)
     return x, positions, torch.randint(2, V, positions.shape, generator=g)
+
+
+def row_alone(module, i, *given):
+    """Row i of the output for x, positions and tokens of nothing but it and the neighbours it depends on."""
+    start = max(0, i - module.before)
+    return module(*(rows[:, start : i + module.after + 1] for rows in given))[:, i - start]
 
 
 def test_they_are_there():
@@ -47,53 +56,57 @@ def test_a_new_one_registers():
         del POSITIONS["plain"]
     assert type(module) is Plain
     assert (module.embed_dim, module.vocab_size, module.max_positions, module.padding_idx) == (E, V, 512, 1)
+    assert not (module.causal or module.before or module.after)
 
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-@pytest.mark.parametrize("name", NAMES)
-def test_one_token_at_a_time_gives_the_whole(name, dtype, grad):
-    module = build(name).to(dtype).eval()
+@pytest.mark.parametrize("case", CASES)
+def test_one_token_at_a_time_gives_the_whole(case, dtype, grad):
+    module = build(case).to(dtype).eval()
     x, positions, tokens = batch([list(range(M)), list(range(M))])
     x = x.to(dtype)
     with torch.set_grad_enabled(grad):
-        steps = [module(x[:, i : i + 1], positions[:, i : i + 1], tokens[:, i : i + 1]) for i in range(M)]
+        steps = [row_alone(module, i, x, positions, tokens) for i in range(M)]
         whole = module(x, positions, tokens)
-    assert torch.cat(steps, dim=1).equal(whole)
+    assert torch.stack(steps, dim=1).equal(whole)
     assert whole.equal(module(x, positions, tokens))  # with gradients and without
     assert whole.dtype == dtype
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(
-    name=st.sampled_from(NAMES),
+    case=st.sampled_from(CASES),
     rows=st.integers(1, 5).flatmap(
         lambda n: st.lists(st.lists(st.integers(0, M - 1), min_size=n, max_size=n), min_size=1, max_size=3)
     ),
 )
-def test_any_order_and_repeats(name, rows):
-    module = build(name)
+def test_any_order_and_repeats(case, rows):
+    module = build(case)
     x, positions, tokens = batch(rows)
     out = module(x, positions, tokens)
     for b, row in enumerate(rows):
-        for i, k in enumerate(row):
-            alone = module(x[b, i].view(1, 1, E), torch.tensor([[k]]), tokens[b, i].view(1, 1))
-            assert out[b, i].equal(alone[0, 0])
+        for i in range(len(row)):
+            alone = row_alone(module, i, x[b : b + 1], positions[b : b + 1], tokens[b : b + 1])
+            assert out[b, i].equal(alone[0])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_positions_differ_from_the_start(name):
-    module = build(name)
+@pytest.mark.parametrize("case", CASES)
+def test_positions_differ_from_the_start(case):
+    """Of those that see neighbours: the positions from which a border is seen, and one inside."""
+    module = build(case)
     x, positions, tokens = batch([list(range(M))])
     out = module(x[:, :1].expand(1, M, E), positions, tokens[:, :1].expand(1, M))[0]
-    distance = (out[:, None] - out).norm(dim=-1) + torch.eye(M)
+    before, after = module.before, module.after
+    differ = [*range(before + 1), *range(M - after, M)] if before + after else range(M)
+    distance = (out[differ, None] - out[differ]).norm(dim=-1) + torch.eye(len(differ))
     assert distance.min() > 1e-4
     assert out.abs().max() < 10
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_padding_may_stand_anywhere(name):
-    module = build(name)
+@pytest.mark.parametrize("case", CASES)
+def test_padding_may_stand_anywhere(case):
+    module = build(case)
     x, positions, tokens = batch([[3, 4, 5, 6]])
     expected = module(x[:, 2:], positions[:, 2:], tokens[:, 2:])
     tokens[0, :2] = PAD
@@ -105,27 +118,42 @@ def test_padding_may_stand_anywhere(name):
     assert all(p.grad.isfinite().all() for p in module.parameters())
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_another_padding_token(name):
-    module = build(name, padding_idx=0)
+@pytest.mark.parametrize("case", CASES)
+def test_another_padding_token(case):
+    module = build(case, padding_idx=0)
     x, positions, tokens = batch([[2, 3]])
     tokens[0, 1] = PAD  # a word here
-    assert not module(x, positions, tokens)[0, 1].equal(module(x, 0 * positions, tokens)[0, 1])
+    word = module(x, positions, tokens)
+    tokens[0, 1] = 5
+    assert module(x, positions, tokens).equal(word)
     tokens[0, 1] = 0
-    assert module(x, positions, tokens)[0, 1].equal(module(x, 0 * positions, tokens)[0, 1])
+    padding = module(x, positions, tokens)
+    assert not padding.equal(word)
+    assert padding[0, 1].equal(module(x, 0 * positions, tokens)[0, 1])
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_negative_positions_are_0(name):
+def test_nothing_after_a_token_reaches_it_in_a_causal_model(name):
+    causal = build(f"causal {name}")
+    x, positions, tokens = batch([list(range(M))])
+    changed = x.clone()
+    changed[:, 20] += 1
+    out, other = causal(x, positions, tokens), causal(changed, positions, tokens)
+    assert causal.after == 0
+    assert out[:, :20].equal(other[:, :20]) and not out[:, 20].equal(other[:, 20])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_negative_positions_are_0(case):
     x, positions, tokens = batch([[-5, -1]])
-    module = build(name)
+    module = build(case)
     assert module(x, positions, tokens).equal(module(x, 0 * positions, tokens))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", NAMES)
-def test_half_precision_is_kept_and_close(name, dtype):
-    module = build(name).to(dtype)
+@pytest.mark.parametrize("case", CASES)
+def test_half_precision_is_kept_and_close(case, dtype):
+    module = build(case).to(dtype)
     x, positions, tokens = batch([list(range(M))])
     half = module(x.to(dtype), positions, tokens)
     assert half.dtype == dtype
@@ -133,13 +161,13 @@ def test_half_precision_is_kept_and_close(name, dtype):
     torch.testing.assert_close(half.double(), exact, rtol=0.03, atol=0.03)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_dtype_of_the_embeddings_wins(name):
+@pytest.mark.parametrize("case", CASES)
+def test_the_dtype_of_the_embeddings_wins(case):
     x, positions, tokens = batch([[0, 3]])
-    assert build(name).float()(x.bfloat16(), positions, tokens).dtype == torch.bfloat16
+    assert build(case).float()(x.bfloat16(), positions, tokens).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_tokens_at_all(name):
+@pytest.mark.parametrize("case", CASES)
+def test_no_tokens_at_all(case):
     x, positions, tokens = batch([[0]])
-    assert build(name)(x[:, :0], positions[:, :0], tokens[:, :0]).shape == (1, 0, E)
+    assert build(case)(x[:, :0], positions[:, :0], tokens[:, :0]).shape == (1, 0, E)

@@ -197,6 +197,7 @@ def test_generate_and_interactive_go_on_alike(trained, data_bin, text_folder, mo
     ("--clamp-length 5", "--clamp-length is for encodings that look distances up, which rope does not"),
     ("--token-positions learned", "learned token positions start anew with each segment"),
     ("--token-positions hierarchical", "hierarchical token positions start anew with each segment"),
+    ("--token-positions convolution", "convolution token positions start anew with each segment"),
     ("--token-positions sinusoidal", "sinusoidal token positions start anew with each segment"),
     ("--checkpoint-activations", "--checkpoint-activations reads a segment twice"),
     ("--batch-size 2", "an update has all 4 streams, and 2 (--batch-size) × 1 (processes) × 1"),
