@@ -25,6 +25,7 @@ CORPORA = {
     "wikitext103": Row("wikitext:WikiText103", "WikiText-103 at word level", "downloaded"),
     "wikitext103_bpe": Row("wikitext:RawBytePairs", "raw WikiText-103 in GPT-2's byte pairs", "downloaded"),
     "wikitext_mini": Row("wikitext:Mini", "a small corpus out of WikiText-103", "downloaded"),
+    "wikitext_mini_chars": Row("wikitext:MiniCharacters", "the same in characters", "downloaded"),
     "wikitext_mini_bpe": Row("wikitext:MiniBytePairs", "the same in GPT-2's byte pairs", "downloaded"),
     "books": Row("books:Books", "BookCorpus or other books in GPT-2's byte pairs", "by datasets"),
     "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus, the same way", "downloaded, 22 GB"),

@@ -2,7 +2,8 @@
 
 wikitext103 is the word-level version, rare words as <unk>; wikitext103_bpe the raw one, every word of it, in
 GPT-2's byte pairs. wikitext_mini is a small corpus: the test set is for training, the two halves of the
-validation set are for validation and test. Numbers on it say nothing about WikiText-103's own.
+validation set are for validation and test; wikitext_mini_chars is the same by characters. Numbers on it
+say nothing about WikiText-103's own.
 """
 
 import re
@@ -13,6 +14,7 @@ from data_prep import fetch
 from data_prep.binarise import SPLITS, binarise, join, texts_in
 from data_prep.corpus import Corpus
 from data_prep.door import check_text
+from data_prep.each_line import each_line
 from data_prep.gpt2_bpe import InBytePairs
 from fairseq_lrpe.layouts import vocabulary_size
 
@@ -109,11 +111,35 @@ class Mini(WikiText103):
 
     def prepare(self, args, source, found):
         texts = found or texts_in(self.text(args, source, found))
-        binarise(texts, args.out, source, "--thresholdsrc", 5, workers=args.workers)
+        binarise(self.encoded(args, texts), args.out, source, "--thresholdsrc", 5, workers=args.workers)
+
+    units = "words"
+
+    def encoded(self, args, texts):
+        """Returns {split: a file of the units that are counted, between blanks} of {split: its text}."""
+        return texts
 
     def vocabulary(self, data):
         size = vocabulary_size(data / "dict.txt")
-        return f"{size:,} types, words that the training text has five times or more"
+        return f"{size:,} types, {self.units} that the training text has five times or more"
+
+
+class MiniCharacters(Mini):
+    """The small corpus in characters."""
+
+    units = "characters"
+
+    def encoded(self, args, texts):
+        characters = {split: args.out / f"{split}.characters" for split in texts}
+        for split, path in characters.items():
+            if not path.exists():
+                each_line(in_characters, texts[split], path, args.workers)
+        return characters
+
+
+def in_characters(line: str) -> str:
+    """Returns the characters of a line's words between blanks, ▁ for what was one; <unk> stays whole."""
+    return " ▁ ".join(word if word == "<unk>" else " ".join(word) for word in line.split())
 
 
 class MiniBytePairs(InBytePairs, Mini):

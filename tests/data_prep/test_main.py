@@ -10,8 +10,9 @@ from tiny import REPOSITORY, run_command
 from data_prep import __main__ as command
 from data_prep.corpus import Corpus
 
-NAMES = "wikitext103 wikitext103_bpe wikitext_mini wikitext_mini_bpe books wikibook wikipedia glue"
-NAMES += " glue_words imdb snli sentences squad cmrc2018 lra_text lra_image lra_retrieval lra_retrieval_mini"
+NAMES = "wikitext103 wikitext103_bpe wikitext_mini wikitext_mini_chars wikitext_mini_bpe books wikibook"
+NAMES += " wikipedia glue glue_words"
+NAMES += " imdb snli sentences squad cmrc2018 lra_text lra_image lra_retrieval lra_retrieval_mini"
 NAMES += " imagenet cifar10 listops pathfinder wmt14_en_de multi30k text"
 
 

@@ -91,6 +91,18 @@ def test_wikitext_mini_downloads_cuts_and_prepares(mirror, tmp_path, capsys):
     assert "already there" in capsys.readouterr().out and len(mirror.asked) == 1
 
 
+def test_the_small_corpus_in_characters(mirror, tmp_path, capsys):
+    out = tmp_path / "out"
+    prepare("wikitext_mini_chars", ["--out", str(out)])
+    lines = (out / "text" / "test.txt").read_text().splitlines()
+    for line, found in zip(lines, sentences(out, "test"), strict=True):
+        for unit, character in zip(found.split(), wikitext.in_characters(line).split(), strict=True):
+            assert unit in (character, "<unk>")
+    assert sentences(out, "test")[0].startswith("= ▁ v a <unk> i <unk> ▁ ")  # l and d are rare
+    assert "characters that the training text has five times or more" in capsys.readouterr().out
+    assert wikitext.in_characters(" a <unk> b-c \n") == "a ▁ <unk> ▁ b - c"
+
+
 def test_texts_that_are_cut_already(text_folder, tmp_path):
     prepare("wikitext_mini", ["--from", str(text_folder), "--out", str(tmp_path / "out")])
     assert len(sentences(tmp_path / "out", "test")) == 40 and not (tmp_path / "out" / "text").exists()

@@ -17,6 +17,7 @@ GOOD = {
     "wikitext103": "--from {tokens}",
     "wikitext103_bpe": "--from {raw}",
     "wikitext_mini": "--from {tokens}",
+    "wikitext_mini_chars": "--from {tokens}",
     "wikitext_mini_bpe": "--from {tokens}",
     "books": "--from {text}",
     "wikibook": "--from {text}",
