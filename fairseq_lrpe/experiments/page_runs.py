@@ -10,7 +10,6 @@ from fairseq_lrpe.experiments.markup import Markup, grid, joined, tag
 from fairseq_lrpe.experiments.survey import Found, Survey
 from fairseq_lrpe.files import readable
 
-
 LONGEST = 500  # characters of a log's line that are shown
 BROKEN = {
     "damaged": "Damaged: their records cannot be read, and they count as missing in tables",
