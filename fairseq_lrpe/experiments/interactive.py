@@ -27,7 +27,7 @@ SYMBOLS = dict(zip(
 FILLS = ("", "-open", "-dot", "-open-dot")
 """Of the markers of rows that share a method."""
 WIDTH = 1.5  # of lines, in pixels
-MOST = 12  # a line of more points is drawn without markers
+MARKED = 12  # points of a line that have a marker, at most
 
 LAYOUT = {
     "template": "none",
@@ -73,7 +73,7 @@ def curves(rows: list[Row]) -> go.Figure | None:
             figure.add_scatter(
                 x=list(line.points),
                 y=line.mean(),
-                mode="lines+markers" if len(line.points) <= MOST else "lines",
+                mode="lines+markers",
                 name=escape(f"{last(seeds, lower):.{drawn.decimals}f}  {name}"),
                 legendgroup=escape(name),
                 showlegend=i == 0,
@@ -112,11 +112,11 @@ def over_columns(found: list[Entry]) -> go.Figure | None:
 
     None where there are not three such columns: a line between other columns says nothing.
     """
-    drawn = columns.lines(found)
+    first = {}
+    for entry in found:
+        first.setdefault(entry.key, entry.cell.runs)
+    drawn = columns.lines([entry for entry in found if entry.cell.runs == first[entry.key]])
     if drawn is None or len(drawn.columns) < 3:
-        return None
-    rows = [entries for of in drawn.rows.values() for _, entries in of]
-    if any(entry.cell.runs != entries[0].cell.runs for entries in rows for entry in entries):
         return None
     figure = go.Figure(layout=LAYOUT)
     for attention, best_first in drawn.rows.items():
@@ -146,7 +146,7 @@ def dressed(method: str | None, attention: str) -> dict[str, dict]:
     dash = "solid" if style == "-" else ",".join(f"{WIDTH * x}px" for x in style[1])
     return {
         "line": {"color": colour, "dash": dash, "width": WIDTH},
-        "marker": {"color": colour, "symbol": SYMBOLS[marker], "size": 8},
+        "marker": {"color": colour, "symbol": SYMBOLS[marker], "size": 8, "maxdisplayed": MARKED},
     }
 
 

@@ -88,7 +88,8 @@ def configs(tmp_path, monkeypatch):
             "columns": {"valid": {"experiment": "lm/big", "mini": "lm/small", "evaluation": "valid"}},
         },
         "tables/over": {
-            **{"title": "Over blocks", "experiment": "lm/blocks", "columns": blocks},
+            **{"title": "Over blocks", "experiment": "lm/blocks"},
+            "columns": {**blocks, "other": {"experiment": "lm/big", "evaluation": "valid"}},
             "rows": [{"row": m, "attention": "softmax", "method": m} for m in ("base", "rope")],
         },
         "tables/broken": {"title": "Broken", "experiment": "lm/big", "columns": {}},
@@ -307,6 +308,7 @@ def test_columns_of_the_same_runs_are_drawn(runs):
         write_run(folder, {50: 300, 100: 50})
         measured = {f"m_{n}": {"perplexity": 10 * n} for n in (1, 2, 3)}
         (folder / "evaluation.json").write_text(json.dumps({"evaluations": measured, "finished": "x"}))
+        write_run(runs / f"lm/big/softmax_{method}/seed-1", {100: 50}, 50)
     drawn = {table.name: interactive.over_columns(entries) for table, entries in page.survey(runs).tables}
     assert drawn.keys() == {"some", "over"} and drawn["some"] is None
     assert [trace.meta for trace in drawn["over"].data] == ["softmax base", "softmax rope"]
