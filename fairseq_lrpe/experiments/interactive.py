@@ -37,7 +37,7 @@ LAYOUT = {
     "height": 520,
     "margin": {"l": 8, "r": 12, "t": 34, "b": 8},
     "hovermode": "closest",
-    "legend": {"orientation": "h", "y": -0.18, "yanchor": "top", "x": 0, "tracegroupgap": 0},
+    "legend": {"orientation": "h", "y": -0.22, "yanchor": "top", "x": 0, "tracegroupgap": 0},
 }
 AXIS = {
     "gridcolor": "#e6e6e6",
@@ -84,6 +84,9 @@ def curves(rows: list[Row]) -> go.Figure | None:
     lines = [line for _, seeds in found for line in seeds.values()]
     end = max(max(line.points) for line in lines)
     start, bottom, top = frame(lines, end, lower)
+    highest = max(min(line.mean()) for line in lines)
+    if lower and highest > top:  # of a run that has just begun; every line is to be seen
+        start, top = min(min(line.points) for line in lines), 1.05 * highest
     margin = 0.02 * (end - start) or 0.02 * end
     figure.update_xaxes(AXIS, title="updates", range=[start - margin, end + margin], tickformat=",d")
     figure.update_yaxes(AXIS, title=drawn.label)

@@ -36,7 +36,8 @@ MARKS = {
 NOT_STARTED = "“Not started” are runs of the tables on this page that have no folder yet."
 ZOOM = (
     "Curves: a line is a run, and the number before a name where its best run ends. "
-    "Drag over a part to see it larger, and double-click to go back. Point at a line for its numbers. "
+    "Drag over a part to see it larger; a double-click goes back, and another one shows all there is. "
+    "Point at a line for its numbers. "
     "A click on a name switches its lines off and on, a double-click all others."
 )
 
@@ -106,7 +107,7 @@ def summary(found: Survey, made: datetime) -> Markup:
         tag("p", f"Made at {when(made)} of what was on record then.", class_="soft"),
         tag("ul", *cards, class_="counts"),
         tag("p", NOT_STARTED, class_="soft") if counts["not started"] else None,
-        grid("Running", ["run", "updates", "last updated", "how it stands"], rows, "text text text wrap")
+        grid("Running", ["run", "updates", "last updated", "how it stands"], rows, "text text text long")
         if rows
         else None,
     )

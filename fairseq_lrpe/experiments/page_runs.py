@@ -26,7 +26,7 @@ def broken(found: Survey) -> list[Markup]:
         rows = [[link(run), run.told(), log_end(run), when(run.updated())] for run in of]
         if rows:
             shown.append(
-                grid(title, ["run", "state", "its log", "last updated"], rows, "text wrap wrap text")
+                grid(title, ["run", "state", "its log", "last updated"], rows, "text wrap long text")
             )
     return shown
 

@@ -41,7 +41,9 @@ table { border-collapse: collapse; font-size: .92rem; font-variant-numeric: tabu
 th, td { padding: .28rem .6rem; text-align: right; white-space: nowrap; vertical-align: top; }
 th { background: var(--shade); font-weight: 600; vertical-align: bottom; }
 th.text, td.text { text-align: left; }
-th.wrap, td.wrap { text-align: left; white-space: normal; min-width: 9rem; overflow-wrap: anywhere; }
+.wrap, .long { min-width: 9rem; overflow-wrap: anywhere; }
+.long { min-width: 20rem; }
+th.wrap, td.wrap, th.long, td.long { text-align: left; white-space: normal; }
 th.paper, td.paper { background: var(--paper); }
 td { border-top: 1px solid var(--line); }
 .rows th:nth-child(2), .rows td:nth-child(2) { position: sticky; left: 0; }

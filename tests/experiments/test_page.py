@@ -298,6 +298,11 @@ def test_curves_have_the_looks_of_all_pictures(runs):
     assert rope.line.color == softmax.line.color == looks.LOOKS["rope"][0]
     assert rope.line.dash == "solid" and softmax.line.dash == "7.5px,3.0px"
     assert list(rope.x) == [50, 100] and list(rope.y) == [190, 95]
+    (left, right), (bottom, top) = figure.layout.xaxis.range, figure.layout.yaxis.range
+    assert (left, right) == (49, 101) and figure.layout.yaxis.type == "log" and 10**bottom < 50 < 10**top
+    write_run(runs / "lm/big/linear_per/seed-1", {2: 900, 4: 700})  # which has just begun
+    figure = interactive.curves(page.survey(runs).experiments["lm/big"])
+    assert figure.layout.xaxis.range[0] < 2 and 700 < 10 ** figure.layout.yaxis.range[1] < 900
     both = [lines[f"linear base, seed {seed}"] for seed in (1, 2)]
     assert both[0].legendgroup == both[1].legendgroup and [x.showlegend for x in both] == [True, False]
 
