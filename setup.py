@@ -34,11 +34,13 @@ setup(
         "huggingface_hub",
     ],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "transformers<5", "rouge-score"],
+        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "transformers<5", "rouge-score", "plotly"],
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
         # Published weights of BERT, for question generation.
         "bert": ["transformers<5", "safetensors"],
+        # The page of everything that was run.
+        "report": ["plotly"],
         # What fairseq's --tensorboard-logdir and --wandb-project log to.
         "tensorboard": ["tensorboard"],
         "wandb": ["wandb"],

@@ -80,9 +80,19 @@ def absolute(text: str) -> Path:
 
 def picture(text: str) -> Path:
     """Returns the path of a picture that can be written."""
+    return _written(text, ".png", ".pdf", ".svg")
+
+
+def page(text: str) -> Path:
+    """Returns the path of an HTML page that can be written."""
+    return _written(text, ".html")
+
+
+def _written(text, *endings):
     path = absolute(text)
-    if path.suffix not in (".png", ".pdf", ".svg") or os.path.isdir(path):
-        raise argparse.ArgumentTypeError(f"must be a file that ends in .png, .pdf or .svg, not {text!r}")
+    if path.suffix not in endings or os.path.isdir(path):
+        ends = " or ".join(", ".join(endings).rsplit(", ", 1))
+        raise argparse.ArgumentTypeError(f"must be a file that ends in {ends}, not {text!r}")
     try:
         with new_folder(path.parent):
             return path

@@ -1,37 +1,52 @@
 """What a table measured over its columns, such as the perplexity over the memory: a picture."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 from fairseq_lrpe.experiments.curves import named
 from fairseq_lrpe.experiments.entries import Entry, decimals
 from fairseq_lrpe.experiments.looks import STYLES, look
 
 
-def draw(title: str, found: list[Entry], path: Path) -> object:
-    """Draws a line for each row, with deviations, a panel for each attention; returns the figure.
+class Lines(NamedTuple):
+    """What is drawn: ``rows`` is {attention: [(row, its measured entries)]}, the best of each first."""
 
-    Only the columns of the metric that most of them have are drawn, in the table's order.
-    """
-    from matplotlib.figure import Figure
+    metric: str
+    columns: list[str]
+    rows: dict[str, list[tuple[str, list[Entry]]]]
 
+
+def lines(found: list[Entry]) -> Lines | None:
+    """Returns the columns of the metric that most of them have, in the table's order; None without any."""
     measured = [entry for entry in found if entry.counts() and not entry.parts]
     if not measured:
-        raise ValueError("nothing is measured yet: there is nothing to plot")
+        return None
     metrics = [entry.cell.metric for entry in measured]
     metric = max(dict.fromkeys(metrics), key=metrics.count)
     measured = [entry for entry in measured if entry.cell.metric == metric]
     columns = list(dict.fromkeys(entry.cell.column for entry in measured))
-    attentions = list(dict.fromkeys(entry.cell.attention for entry in measured))
-    figure = Figure(figsize=(8 * len(attentions), 5), layout="constrained")
-    panels = figure.subplots(1, len(attentions), squeeze=False, sharey=True).flat
-    for ax, attention in zip(panels, attentions, strict=True):
-        rows = {}
-        for entry in measured:
-            if entry.cell.attention == attention:
-                rows.setdefault(entry.cell.row, []).append(entry)
-        best_first = sorted(rows.items(), key=lambda item: item[1][-1].measured()[0])
-        if measured[0].cell.better == "higher":
-            best_first.reverse()
+    rows = {}
+    for entry in measured:
+        rows.setdefault(entry.cell.attention, {}).setdefault(entry.cell.row, []).append(entry)
+    sign = -1 if measured[0].cell.better == "higher" else 1
+    best_first = {
+        attention: sorted(of.items(), key=lambda item: sign * item[1][-1].measured()[0])
+        for attention, of in rows.items()
+    }
+    return Lines(metric, columns, best_first)
+
+
+def draw(title: str, found: list[Entry], path: Path) -> object:
+    """Draws a line for each row, with deviations, a panel for each attention; returns the figure."""
+    from matplotlib.figure import Figure
+
+    drawn = lines(found)
+    if drawn is None:
+        raise ValueError("nothing is measured yet: there is nothing to plot")
+    columns = drawn.columns
+    figure = Figure(figsize=(8 * len(drawn.rows), 5), layout="constrained")
+    panels = figure.subplots(1, len(drawn.rows), squeeze=False, sharey=True).flat
+    for ax, (attention, best_first) in zip(panels, drawn.rows.items(), strict=True):
         for row, entries in best_first:
             means, deviations, _ = zip(*(entry.measured() for entry in entries), strict=True)
             colour, marker = look(entries[0].cell.method)
@@ -46,7 +61,7 @@ def draw(title: str, found: list[Entry], path: Path) -> object:
                 label=f"{means[-1]:.{decimals(entries[-1].cell)}f}  {named(row)}",
             )
         ax.set_xticks(range(len(columns)), [column.replace("_", " ") for column in columns])
-        ax.set(ylabel=metric.replace("_", " "), title=f"{attention} attention")
+        ax.set(ylabel=drawn.metric.replace("_", " "), title=f"{attention} attention")
         ax.grid(alpha=0.25)
         ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
     figure.suptitle(title)

@@ -4,6 +4,7 @@ import math
 import statistics
 import textwrap
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,7 +87,7 @@ def draw_panel(ax, attention: str, drawn, lines: dict[str, Line]) -> None:
     last = {row: line.mean()[-1] for row, line in lines.items()}
     end = max(max(line.points) for line in lines.values())
     lower = drawn.better == "lower"  # a loss falls from far above
-    bottom, top = window(lines.values(), end) if lower else (None, math.inf)
+    start, bottom, top = frame(lines.values(), end, lower)
     drawn_of = Counter()
     for i, row in enumerate(sorted(lines, key=last.get, reverse=not lower)):
         line, (colour, marker) = lines[row], look(lines[row].method)
@@ -109,11 +110,6 @@ def draw_panel(ax, attention: str, drawn, lines: dict[str, Line]) -> None:
         if len(line.points[x[0]]) > 1:
             least, largest = zip(*((min(v), max(v)) for v in line.points.values()), strict=True)
             ax.fill_between(x, least, largest, color=colour, alpha=0.15, linewidth=0)
-    # Up to here every line is above the window.
-    visible = [
-        u for line in lines.values() for u, v in zip(line.points, line.mean(), strict=True) if v <= top
-    ]
-    start = min(visible, default=0)
     margin = 0.02 * (end - start) or 0.02 * end
     ax.set(xlim=(start - margin, end + margin))
     if lower:
@@ -128,7 +124,14 @@ def draw_panel(ax, attention: str, drawn, lines: dict[str, Line]) -> None:
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
 
 
-def window(lines: list[Line], end: int) -> tuple[float, float]:
+def frame(lines: Collection[Line], end: int, lower: bool) -> tuple[int, float | None, float]:
+    """Returns (the updates up to which every line is above, the least and the largest value to show)."""
+    bottom, top = window(lines, end) if lower else (None, math.inf)
+    visible = [u for line in lines for u, v in zip(line.points, line.mean(), strict=True) if v <= top]
+    return min(visible, default=0), bottom, top
+
+
+def window(lines: Collection[Line], end: int) -> tuple[float, float]:
     """Returns the least and largest value to show.
 
     The lines' ends, but those far above, fill the lower half, and the later half of the training is seen; so

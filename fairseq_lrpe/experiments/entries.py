@@ -3,6 +3,7 @@
 import math
 import statistics
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +24,7 @@ class Entry:
     parts: list["Entry"] = field(default_factory=list)  # it is made of these, without runs of its own
     baseline: "Entry | None" = None  # what it is compared with
     apart: bool = False  # whether it was trained for another length than others of its column
+    damaged: int = 0  # how many of its runs cannot be read
 
     @property
     def key(self) -> tuple[str, str]:
@@ -62,13 +64,13 @@ class Entry:
         return (statistics.fmean(values), deviation, len(values)) if values else None
 
     def state(self) -> str:
-        """Returns, of its seeds, "3", "2 of 3", how far the furthest unfinished one is, or "-"."""
+        """Returns, of its seeds, "3", "2 of 3", how far the furthest unfinished one is, "damaged", or "-"."""
         done, started = len(self.values()), [run for run in self.records.values() if run]
         if done:
             planned = len((self.parts[0] if self.parts else self).records)
             return f"{done}" if done == planned else f"{done} of {planned}"
         if not started:
-            return "-"
+            return "damaged" if self.damaged else "-"
         state = max(started, key=lambda run: (run.active, run.reached)).state()
         return "not measured" if state == "finished" else state
 
@@ -101,18 +103,26 @@ def decimals(cell: Cell) -> int:
 def read(table: Table, results: Path) -> list[Entry]:
     """Returns the table's entries in its order; ValueError where there is no run to show."""
     check_folder(results)
+    found = standing(table, results)
+    if not any(run for entry in found for run in entry.records.values()):
+        raise ValueError(f"{results} holds no run of the table {table.name!r}, {_hint(table, results)}")
+    return found
+
+
+def standing(table: Table, results: Path, read: Callable = record.read) -> list[Entry]:
+    """Returns the table's entries in its order, with what ``read`` gives of each run's folder."""
     records = {}
     for cell in table.cells:
         for run in cell.runs:
             if run not in records:
-                records[run] = record.read(run.folder(results))
+                records[run] = read(run.folder(results))
     entries = {id(cell): Entry(cell, {run.seed: records[run] for run in cell.runs}) for cell in table.cells}
     for entry in entries.values():
+        there = (run.folder(results) / "run.json" for run in entry.cell.runs if records[run] is None)
+        entry.damaged = sum(path.exists() for path in there)
         entry.parts = [entries[id(part)] for part in entry.cell.parts]
         base = table.baseline(entry.cell)
         entry.baseline = base and entries[id(base)]
-    if not any(records.values()):
-        raise ValueError(f"{results} holds no run of the table {table.name!r}, {_hint(table, results)}")
     for column in sorted(table.columns, key=lambda name: bool(others(table.columns[name]))):  # parts first
         set_apart([entry for entry in entries.values() if entry.cell.column == column])
     return list(entries.values())

@@ -5,6 +5,7 @@ All comes from the folders' own records: an experiment whose YAML has changed, o
 
 import csv
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -61,8 +62,11 @@ class Row:
         return Entry(cell, self.records)
 
 
-def read(experiment: str, results: Path) -> list[Row]:
-    """Returns a row for each attention, method and changes; ValueError where no run of the experiment is."""
+def read(experiment: str, results: Path, load: Callable = record.load) -> list[Row]:
+    """Returns a row for each attention, method and changes; ValueError where no run of the experiment is.
+
+    ``load`` gives the record of a folder.
+    """
     entries.check_folder(results)
     rows = {}
     for folder in run_folders(results / experiment, Path()):
@@ -71,7 +75,7 @@ def read(experiment: str, results: Path) -> list[Row]:
         key = attention, method, tuple(map(unquote, changes))
         row, seed = rows.setdefault(key, Row(experiment, *key)), seed.removeprefix("seed-")
         try:
-            row.records[seed] = record.load(folder)
+            row.records[seed] = load(folder)
         except Damaged as error:
             row.damaged[seed] = error.reason
         except OldLayout:

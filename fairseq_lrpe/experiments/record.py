@@ -53,10 +53,18 @@ def load(folder: Path) -> Record:
         values, epochs = evaluation.get("evaluations", {}), settings["config"].get("epochs")
         if not all(isinstance(measured, dict) for measured in values.values()):
             raise ValueError("an evaluation has no values")
+        kind = KINDS[settings["kind"]]
+        length = (epochs, "epochs") if epochs else (settings["config"].get("updates"), "updates")
+        numbers = {f"{length[1]} of run.json": length[0] or 0}
+        for name, measured in values.items():
+            shown = (x for x in measured if x in kind.metrics or x.endswith("_per_second"))
+            numbers |= {f"{metric} of the evaluation {name}": measured[metric] for metric in shown}
+        for what, value in numbers.items():
+            if not isinstance(value, int | float):
+                raise ValueError(f"{what} is no number: {value!r}")
         # Of a run that chose, the curve is the best trial's.
         best = (folder / evaluation["checkpoint"]).parents[1] if "checkpoint" in evaluation else folder
         validations = [e for e in read_lines(best / "log.jsonl") if e["kind"] == "valid"]
-        kind = KINDS[settings["kind"]]
         points = {int(e["valid_num_updates"]): e[kind.curve.key] for e in validations if _has(e, kind)}
         return Record(
             kind=kind,
@@ -66,11 +74,11 @@ def load(folder: Path) -> Record:
             finished="finished" in evaluation,
             curve={updates: kind.curve.factor * float(value) for updates, value in points.items()},
             values=values,
-            length=(epochs, "epochs") if epochs else (settings["config"].get("updates"), "updates"),
+            length=length,
         )
     except OldLayout:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         raise Damaged(folder, f"no {error}" if isinstance(error, KeyError) else error) from None
 
 

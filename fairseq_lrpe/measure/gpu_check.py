@@ -38,8 +38,8 @@ from fairseq_lrpe.measure.attention import (
     times,
 )
 from fairseq_lrpe.measure.exactness import encoding_cases, linear_attention_cases
+from fairseq_lrpe.measure.gpu_report import Deadline, Part, Report
 from fairseq_lrpe.measure.machine import ON_GPU, facts, has_bfloat16, processor, roofs
-from fairseq_lrpe.measure.report import Deadline, Part, Report
 from fairseq_lrpe.measure.shared import measuring, seconds
 from fairseq_lrpe.methods import architecture
 from fairseq_lrpe.ops.linear_attention.fla import fla_lacks

@@ -20,7 +20,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fairseq_lrpe.files import new_folder, whole_file, write_whole
-from fairseq_lrpe.measure import report
+from fairseq_lrpe.measure import gpu_report
 from fairseq_lrpe.measure.shared import measuring, numbers
 from fairseq_lrpe.programs import a_path, show_wide
 
@@ -149,7 +149,7 @@ def main():
         show_wide(table)
         with whole_file(out / "zero_padding.png") as part:
             draw(found, part)
-        write_whole(out / "zero_padding.md", report.Table(title, "", cells).markdown() + "\n")
+        write_whole(out / "zero_padding.md", gpu_report.Table(title, "", cells).markdown() + "\n")
         print(out / "zero_padding.png")
 
 

@@ -13,7 +13,7 @@ from tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.measure import attention, exactness, gpu_check, machine
 from fairseq_lrpe.measure.attention import CONTENDERS, Contender
-from fairseq_lrpe.measure.report import Deadline, Part, cell
+from fairseq_lrpe.measure.gpu_report import Deadline, Part, cell
 from fairseq_lrpe.ops.linear_attention.entrance import BACKENDS
 
 SMALL = {
