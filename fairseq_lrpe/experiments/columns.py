@@ -37,19 +37,27 @@ def lines(found: list[Entry]) -> Lines | None:
 
 
 def draw(title: str, found: list[Entry], path: Path) -> object:
-    """Draws a line for each row, with deviations, a panel for each attention; returns the figure."""
+    """Draws a line for each row, with deviations, a panel for each attention; returns the figure.
+
+    Rows that share a method differ in their markers, which are hollow from the second on.
+    """
     from matplotlib.figure import Figure
 
     drawn = lines(found)
     if drawn is None:
         raise ValueError("nothing is measured yet: there is nothing to plot")
     columns = drawn.columns
-    figure = Figure(figsize=(8 * len(drawn.rows), 5), layout="constrained")
+    most = max(map(len, drawn.rows.values()))
+    figure = Figure(figsize=(8 * len(drawn.rows), max(5, 0.24 * most)), layout="constrained")
     panels = figure.subplots(1, len(drawn.rows), squeeze=False, sharey=True).flat
     for ax, (attention, best_first) in zip(panels, drawn.rows.items(), strict=True):
+        seen, values = set(), []
         for row, entries in best_first:
             means, deviations, _ = zip(*(entry.measured() for entry in entries), strict=True)
             colour, marker = look(entries[0].cell.method)
+            hollow = {"markerfacecolor": "none"} if (colour, marker) in seen else {}
+            seen.add((colour, marker))
+            values += means
             ax.errorbar(
                 [columns.index(entry.cell.column) for entry in entries],
                 means,
@@ -58,8 +66,11 @@ def draw(title: str, found: list[Entry], path: Path) -> object:
                 marker=marker,
                 linestyle=STYLES.get(attention, "-"),
                 capsize=3,
+                **hollow,
                 label=f"{means[-1]:.{decimals(entries[-1].cell)}f}  {named(row)}",
             )
+        if max(values) > 4 * min(values) > 0:
+            ax.set_yscale("log")
         ax.set_xticks(range(len(columns)), [column.replace("_", " ") for column in columns])
         ax.set(ylabel=drawn.metric.replace("_", " "), title=f"{attention} attention")
         ax.grid(alpha=0.25)
