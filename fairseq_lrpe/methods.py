@@ -54,6 +54,13 @@ METHODS = {
     "lfhc": Method({"encoding": "lfhc"}, f"{_LFHC}, Tables 1-3 'LFHC'"),
     "gcdf": Method({"encoding": "gcdf"}, f"{_LFHC}, Tables 1-3 'GCDF'"),
     "deberta": Method({"encoding": "deberta"}, f"He et al. 2021; {_TMLR}, Eq. 31"),
+    "kerple": Method({"encoding": "kerple"}, "Chi et al. 2022, the logarithmic variant"),
+    "fire": Method({"encoding": "fire"}, "Li et al. 2024"),
+    "tupe_a": Method({"encoding": "tupe", "token_positions": "none"}, "TUPE-A, Ke et al. 2021"),
+    "tupe_r": Method(
+        {"encoding": "tupe", "tupe_relative_bias": True, "token_positions": "none"},
+        "TUPE-R, Ke et al. 2021",
+    ),
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),

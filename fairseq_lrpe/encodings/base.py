@@ -35,6 +35,15 @@ class Encoding(nn.Module):
     relative = True
     """Class attribute: of two positions only their difference reaches a score."""
 
+    absolute = False
+    """Class attribute: a token's own position reaches a score, and so no memory can stand before it."""
+
+    limited = False
+    """Class attribute: it has no position from ``max_positions`` on, which is a ValueError in one sentence."""
+
+    shared_by_layers = False
+    """Class attribute: one module serves all attention layers of an encoder or decoder."""
+
     by_distance = False
     """Class attribute: it looks distances up, and those above ``clamp_length`` as that one."""
 
