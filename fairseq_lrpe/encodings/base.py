@@ -39,7 +39,7 @@ class Encoding(nn.Module):
     """Class attribute: a token's own position reaches a score, and so no memory can stand before it."""
 
     limited = False
-    """Class attribute: it has no position from ``max_positions`` on, which is a ValueError in one sentence."""
+    """Class attribute: it ends at ``max_positions``; a position beyond is a ValueError in one sentence."""
 
     shared_by_layers = False
     """Class attribute: one module serves all attention layers of an encoder or decoder."""

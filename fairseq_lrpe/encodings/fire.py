@@ -26,10 +26,11 @@ _ELEMENTS = 2**20
 class FIRE(Encoding):
     """Adds f(ψ(|i−j|) / ψ(max(L, i))), ψ(x) = log(c x + 1), to the scaled scores (Li et al. 2024, Sec. 3).
 
-    f is a perceptron 1 → ``width`` → H with ReLU, without a bias at its end, which would move all scores of a
-    query alike. c > 0 and L are learned, from 0.1 and ``threshold`` times 1.0 on, and stay positive by their
-    absolute value; 10⁻⁶ is added to the normaliser, as in the authors' listing. The first threshold is 512
-    for the paper's 2,048 positions. It is kept in a checkpoint, so that an evaluation at other lengths has it.
+    f is a perceptron 1 → ``width`` → H with ReLU, without a bias at its end, which would move all scores of
+    a query alike. c > 0 and L are learned, from 0.1 and ``threshold`` times 1.0 on, and stay positive by
+    their absolute value; 10⁻⁶ is added to the normaliser, as in the authors' listing. The paper's first
+    threshold is 512, a quarter of its 2,048 positions. It is kept in a checkpoint, so that an evaluation at
+    other lengths has the same.
 
     i is the query's own position: queries up to L see distances alone, O(L) values of f, and later ones need
     f at each pair, O(width · L²) for all heads and all of a batch together. The hidden layer is made for

@@ -14,9 +14,9 @@ LEAST = 0.01
 class KERPLE(Encoding):
     """Adds −r₁ log(1 + r₂ |i−j|) to the scaled scores (Chi et al. 2022, the logarithmic variant).
 
-    r₁, r₂ > 0 are learned, ``bias_p`` and ``bias_a`` (H,): they start uniformly in (0, 2) and (0, 1), and count
-    as 0.01 where they are below it. The authors' code sets them to that before each use; here no value is
-    changed, and one that fell below 0.01 has no gradient any more.
+    r₁, r₂ > 0 are learned, ``bias_p`` and ``bias_a`` (H,): they start uniformly in (0, 2) and (0, 1), and
+    count as 0.01 where they are below it. The authors' code sets them to that before each use; here the
+    formula does, which changes no parameter: one that fell below 0.01 gets no gradient any more.
     O(L²) additions per head; L logarithms, not L².
     """
 

@@ -25,21 +25,21 @@ class TUPE(Encoding):
     """Adds to a score that of positions alone, untied from the tokens' (Ke et al. 2021, Sec. 3).
 
     The scaled scores become (x_i W_Q · x_j W_K + p_i U_Q · p_j U_K) / √(2d). p is a learned table of
-    ``max_positions`` rows of the model's width E = H·d, which goes through a LayerNorm; U_Q and U_K (E, E) have
-    a bias. With ``relative_bias`` b_{bucket(j−i)} is added, unscaled as T5's, of 32 buckets up to 128 (TUPE-R).
-    One module is for all layers. A model has no other absolute positions: ``--token-positions none``.
+    ``max_positions`` rows of the model's width E = H·d, which goes through a LayerNorm; U_Q and U_K (E, E)
+    have a bias. With ``relative_bias`` b_{bucket(j−i)} is added, unscaled as T5's, of 32 buckets up to 128
+    (TUPE-R). One module is for all layers. Tokens have no other positions: ``--token-positions none``.
 
     ``cls`` is for a first token that stands for all of the text, as <s> does, and applies where attention is
-    not causal: the score of its position is θ₁ where it is the query, and θ₂ where it is the key of another
-    (Sec. 3.2). As in the authors' code (guolinke/TUPE) two rows of the table, the first of which stands before
-    the positions' and the second in place of position 0, go through LayerNorm, U_Q and U_K to give
-    θ = q·k / √(2d); the relative bias is bucket 16 in the first token's row, which no distance has, and a
-    bucket of its own in its column. Translation and pictures, which begin with no such token, have it off; a
-    classifier of the mean or the maximum of its tokens has none either, and wants ``--no-tupe-cls``.
+    not causal (Sec. 3.2): the score of its position is θ₁ where it is the query, and θ₂ where it is the key
+    of another. As in the authors' code (guolinke/TUPE) two rows of the table, one before the positions' and
+    that of position 0, go through LayerNorm, U_Q and U_K to give θ = q·k / √(2d); the relative bias is
+    bucket 16 in the first token's row, which no distance has, and a bucket of its own in its column.
+    Translation and pictures, which begin with no such token, have it off; a classifier of the mean or the
+    maximum of its tokens has no such token either, and wants ``--no-tupe-cls``.
 
-    q and k become [x W, p U], 2d wide, and 8 wider with ``cls``: O(L²·2d), and the L rows of the table that are
+    q and k become [x W, p U], 2d wide, and 8 wider with ``cls``: O(L²·2d). The L rows of the table that are
     in use are projected, O(L·E²), for all of a batch together. ValueError for a position beyond the table.
-    The authors' model normalizes the embeddings, which is ``--layernorm-embedding`` where a family has it.
+    The authors' model normalizes the embeddings too, with ``--layernorm-embedding`` where a family has it.
     """
 
     decomposable = False
@@ -101,8 +101,8 @@ class TUPE(Encoding):
         last = offset.last if placed else offset + x.size(-2) - 1
         if last >= self.max_positions:
             raise ValueError(
-                f"tupe has a table of {self.max_positions:,} positions, and position {last:,} is beyond it: give "
-                "shorter inputs, or train with more --max-positions, --max-source-positions or "
+                f"tupe has a table of {self.max_positions:,} positions, and position {last:,} is beyond it: "
+                "give shorter inputs, or train with more --max-positions, --max-source-positions or "
                 "--max-target-positions"
             )
         index = offset.index if placed else slice(int(self.cls) + offset, int(self.cls) + last + 1)

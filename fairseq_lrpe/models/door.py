@@ -16,6 +16,7 @@ from fairseq.utils import import_user_module
 from fairseq_lrpe import decay
 from fairseq_lrpe.checkpoint import newest_whole, read_checkpoint
 from fairseq_lrpe.config import check_between
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.files import whole_file
 from fairseq_lrpe.gpus import check_architectures, check_bf16
 from fairseq_lrpe.literals import literal
@@ -234,6 +235,23 @@ def check_languages(words: list[str], languages: list[str | None]) -> None:
                     f"the data folder {folder!r} has no dict.{language}.txt: its languages are "
                     f"{', '.join(known)}, give its languages as --source-lang and --target-lang"
                 )
+
+
+def check_sharing(args, cfg) -> None:
+    """Refuses, by ValueError, several processes that cannot train an encoding that all layers share."""
+    if not ENCODINGS[cfg.encoding].shared_by_layers:
+        return
+    shared = f"all layers share one {cfg.encoding}, which"
+    if args.ddp_backend == "fully_sharded":
+        raise ValueError(
+            f"{shared} --ddp-backend fully_sharded would shard in each of them: give another backend"
+        )
+    twice = getattr(cfg, "checkpoint_activations", False) and args.distributed_world_size > 1
+    if twice and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
+        raise ValueError(
+            f"{shared} --ddp-backend {args.ddp_backend} does not take beside --checkpoint-activations: "
+            "give --ddp-backend legacy_ddp"
+        )
 
 
 def check_machine(args, linear_backend: str) -> None:
