@@ -127,6 +127,7 @@ def check_arguments(args) -> None:
     if getattr(args, "task", None) == "image_classification":
         image_classification.check_request(args)
     if training:
+        check_blocks(args)
         decay.check_request(args)
         check_restored(args)
     else:
@@ -140,6 +141,20 @@ def check_numbers(args) -> None:
             value = getattr(args, name, None)
             for number in value if isinstance(value, list) else [value]:
                 check_between(name, number, least)
+
+
+def check_blocks(args) -> None:
+    """Refuses, by ValueError, blocks of a text that are longer than what the model reads.
+
+    fairseq would leave them out of the training, which is all of it, and end at the first validation.
+    """
+    flag = {"language_modeling": "max_target_positions", "masked_lm": "max_positions"}.get(args.task)
+    most = flag and getattr(args, flag, None)
+    if most and str(args.sample_break_mode) in ("None", "none") and args.tokens_per_sample > most:
+        raise ValueError(
+            f"blocks of --tokens-per-sample {args.tokens_per_sample} are longer than "
+            f"--{flag.replace('_', '-')} {most}: give the same number, or leave the latter out"
+        )
 
 
 def check_path(args) -> None:
