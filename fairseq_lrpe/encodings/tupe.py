@@ -1,19 +1,19 @@
 """TUPE's untied positions."""
 
+import functools
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, at_positions, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
 from fairseq_lrpe.ops.places import Places
 from fairseq_lrpe.ops.relative import distance_table, spread
 
 BUCKETS, MAX_DISTANCE = 32, 128
 """Of TUPE-R's relative bias, as T5's."""
-
-_RESETS = 8
-"""Features that carry the two resets: two, and zeros up to what kernels of half precision need."""
 
 
 @register_encoding(
@@ -37,8 +37,8 @@ class TUPE(Encoding):
     Translation and pictures, which begin with no such token, have it off; a classifier of the mean or the
     maximum of its tokens has no such token either, and wants ``--no-tupe-cls``.
 
-    q and k become [x W, p U], 2d wide, and 8 wider with ``cls``: O(L²·2d). The L rows of the table that are
-    in use are projected, O(L·E²), for all of a batch together. ValueError for a position beyond the table.
+    O(L²·d) for all of a batch together, and O(L·E²) for the rows of the table that are in use, of a decoding
+    step O(L·E·H). ValueError for a position beyond the table.
     The authors' model normalizes the embeddings too, with ``--layernorm-embedding`` where a family has it.
     """
 
@@ -64,61 +64,56 @@ class TUPE(Encoding):
         for projection in (self.to_query, self.to_key):
             nn.init.zeros_(projection.bias)
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        rows_q, rows_k = at_positions(self._rows, q, k, q_offset, k_offset)
-        at_q, at_k = self._heads(self.to_query, rows_q), self._heads(self.to_key, rows_k)
-        if self.cls:
-            ends = self.norm(self.positions.weight[:2])
-            to_all, to_first = (self._heads(self.to_query, ends) * self._heads(self.to_key, ends)).sum(-1).T
-            first_q, first_k = (self._first(x, at) for x, at in ((q, q_offset), (k, k_offset)))
-            at_q = self._with_resets(at_q, first_q, first_q.to(q.dtype), ~first_q * to_first[:, None])
-            at_k = self._with_resets(at_k, first_k, to_all[:, None], first_k.to(k.dtype))
-        return tuple(
-            torch.cat([x, at.expand(len(x), -1, -1, -1)], dim=-1) for x, at in ((q, at_q), (k, at_k))
-        )
+    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
+        return self.bias_in_parts(q, k, q_offset)(q, k, q_offset)
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor | None:
-        if not self.relative_bias:
-            return None
-        queries, keys = q.size(-2), k.size(-2)
-        options = (self.causal, BUCKETS, MAX_DISTANCE)
-        bucket = distance_table(relative_bucket, options, queries, keys, q_offset, self.causal, q.device)
-        bias = spread(self.buckets(bucket).T, queries, keys, q_offset)
-        if self.cls:
-            of_keys = q_offset._replace(index=q_offset.keys) if isinstance(q_offset, Places) else 0
-            from_first, to_first = self.buckets.weight[[BUCKETS // 2, BUCKETS]][..., None, None]
-            bias = torch.where(self._first(k, of_keys), to_first, bias)
-            bias = torch.where(self._first(q, q_offset)[:, None], from_first, bias)
-        return bias.unsqueeze(0)
-
-    @property
-    def biased(self) -> bool:
-        return self.relative_bias
-
-    def _rows(self, x, offset):
-        """The normalized rows of the table at the positions of x, (L, E)."""
-        placed = isinstance(offset, Places)
-        last = offset.last if placed else offset + x.size(-2) - 1
+    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+        if isinstance(q_offset, Places):
+            first, end, last = 0, q_offset.last + 1, q_offset.last
+        else:
+            first, end = q_offset, q_offset + q.size(-2)
+            last = max(end, k.size(-2)) - 1
         if last >= self.max_positions:
             raise ValueError(
                 f"tupe has a table of {self.max_positions:,} positions, and position {last:,} is beyond it: "
                 "give shorter inputs, or train with more --max-positions, --max-source-positions or "
                 "--max-target-positions"
             )
-        index = offset.index if placed else slice(int(self.cls) + offset, int(self.cls) + last + 1)
-        return self.norm(self.positions.weight[index + int(self.cls) if placed else index])
+        rows, resets = self.norm(self.positions.weight[: last + 1 + self.cls]), None
+        if self.cls:
+            at_q, at_k = self._heads(self.to_query, rows[:2]), self._heads(self.to_key, rows[:2])
+            resets, rows = self.scale * (at_q * at_k).sum(-1), rows[1:]
+        at_q = self.scale * self._heads(self.to_query, rows[first:end])
+        return functools.partial(self._bias, first, *self._factors(at_q, rows), resets)
 
     def _heads(self, projection, rows):
         """(L, E) -> (H, L, d)."""
         return projection(rows).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1)
 
-    def _first(self, x, offset):
-        """Which rows of x stand at position 0, (L,)."""
-        if isinstance(offset, Places):
-            return offset.index == 0
-        return torch.arange(offset, offset + x.size(-2), device=x.device) == 0
+    def _factors(self, at_q, rows):
+        """Whose product (H, Lq, L) has the score of each of these queries (H, Lq, d) with each row (L, E)."""
+        if at_q.size(1) * self.num_heads >= rows.size(1):
+            return at_q, self._heads(self.to_key, rows).mT
+        # For a step of decoding it costs less to bring its query before U_K than all rows behind it.
+        projection = torch.cat([self.to_key.weight, self.to_key.bias[:, None]], dim=1)
+        return at_q @ projection.unflatten(0, (self.num_heads, -1)), F.pad(rows, (0, 1), value=1.0).T
 
-    def _with_resets(self, at, first, *columns):
-        """(H, L, d) without the first token, and with columns, broadcastable to (H, L), behind it."""
-        columns = torch.stack([x.expand(at.shape[:2]) for x in columns], dim=-1)
-        return torch.cat([at.masked_fill(first[:, None], 0), F.pad(columns, (0, _RESETS - 2))], dim=-1)
+    def _bias(self, first, at_q, at_k, resets, q, k, q_offset=0):
+        queries, keys = q.size(-2), k.size(-2)
+        if isinstance(q_offset, Places):
+            i, j = q_offset.index, q_offset.keys
+            bias = at_q[:, i] @ at_k[..., j]
+        else:
+            i = torch.arange(q_offset, q_offset + queries, device=q.device)
+            j = torch.arange(keys, device=q.device)
+            bias = at_q[:, q_offset - first : q_offset - first + queries] @ at_k[..., :keys]
+        if self.relative_bias:
+            options = (self.causal, BUCKETS, MAX_DISTANCE)
+            bucket = distance_table(relative_bucket, options, queries, keys, q_offset, self.causal, q.device)
+            bias = bias + spread(self.buckets(bucket).T, queries, keys, q_offset)
+        if self.cls:
+            if self.relative_bias:
+                resets = resets + self.buckets.weight[[BUCKETS // 2, BUCKETS]].T
+            to_all, to_first = resets.T[..., None, None]
+            bias = torch.where(i[:, None] == 0, to_all, torch.where(j == 0, to_first, bias))
+        return bias.unsqueeze(0)

@@ -59,10 +59,7 @@ def test_at_any_places_the_position_counts(options):
     encoding, index = build("tupe", False, **options, **SIZE), torch.tensor([4, 0, 2, 2, 0, 7])
     places = Places(index, index, 7)
     q, k = random(1, H, 6, D, seed=1), random(1, H, 6, D, seed=2)
-    at_q, at_k = encoding(q, k, places, places)
-    found = encoding.scale * at_q @ at_k.mT
-    if encoding.biased:
-        found = found + encoding.bias(at_q, at_k, places)
+    found = encoding.scale * q @ k.mT + encoding.bias(q, k, places)
     for i, j, h in itertools.product(range(6), range(6), range(H)):
         expected = tupe(encoding, q[:, h, i], k[:, h, j], int(index[i]), int(index[j]), h)
         assert_same(found[:, h, i, j], expected)
@@ -113,20 +110,20 @@ def test_parameters(causal):
             assert (parameter == (name == "norm.weight")).all(), name
 
 
-def test_only_rows_in_use_are_read():
+@pytest.mark.parametrize("queries", [1, 5], ids=["a step", "all"])
+def test_only_rows_in_use_are_read(queries):
     encoding = build("tupe", True, **SIZE)
     with torch.no_grad():
         encoding.positions.weight[5:] = torch.nan
-    x = random(1, H, 2, D)
-    assert all(y.isfinite().all() for y in encoding(x, x, 3, 3))
+    assert encoding.bias(random(1, H, queries, D), random(1, H, 5, D), 5 - queries).isfinite().all()
 
 
 def test_a_position_beyond_the_table():
-    encoding, x = build("tupe", False, **SIZE), random(1, H, 2, D)
-    assert encoding(x, x, 7, 7)[0].isfinite().all()
+    encoding, q, k = build("tupe", False, **SIZE), random(1, H, 2, D), random(1, H, 10, D)
+    assert encoding.bias(q, k[:, :, :9], 7).isfinite().all()
     message = "tupe has a table of 9 positions, and position 9 is beyond it: give .*--max-target-positions"
     with pytest.raises(ValueError, match=message):
-        encoding(x, x, 8, 8)
+        encoding.bias(q, k, 8)
     index = torch.tensor([0, 9])
     with pytest.raises(ValueError, match=message):
-        encoding(x, x, *[Places(index, index, 9)] * 2)
+        encoding.bias(q, q, Places(index, index, 9))
