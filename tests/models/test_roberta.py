@@ -423,6 +423,11 @@ def test_a_width_that_its_heads_do_not_divide(data):
     assert "32 is not divisible by 5" in message
 
 
+def test_blocks_that_are_longer_than_its_positions(data):
+    message = refused(data / "text/bin", ARCH, *PRETRAINING, "--max-positions", 20)
+    assert "blocks of --tokens-per-sample 64 are longer than --max-positions 20: give the same" in message
+
+
 def test_an_unknown_method():
     sentence = r"linear_roberta has no method 'nope2': choose from base, nope, rope"
     with pytest.raises(ValueError, match=sentence):
