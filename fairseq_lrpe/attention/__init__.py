@@ -8,7 +8,7 @@ from fairseq_lrpe.attention.softmax import SoftmaxAttention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings import Encoding
 
-# Strong decays leave weights of nearly 0, with which a CPU takes twice as long for all of attention as with 0.
+# Strong decays leave weights of nearly 0, with which attention on a CPU takes twice as long as with 0.
 torch.set_flush_denormal(True)
 
 __all__ = ["LinearAttention", "SelfAttention", "SoftmaxAttention", "build_attention"]
