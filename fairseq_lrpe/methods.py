@@ -54,6 +54,13 @@ METHODS = {
     "lfhc": Method({"encoding": "lfhc"}, f"{_LFHC}, Tables 1-3 'LFHC'"),
     "gcdf": Method({"encoding": "gcdf"}, f"{_LFHC}, Tables 1-3 'GCDF'"),
     "deberta": Method({"encoding": "deberta"}, f"He et al. 2021; {_TMLR}, Eq. 31"),
+    "kerple": Method({"encoding": "kerple"}, "Chi et al. 2022, the logarithmic variant"),
+    "fire": Method({"encoding": "fire"}, "Li et al. 2024"),
+    "tupe_a": Method({"encoding": "tupe", "token_positions": "none"}, "TUPE-A, Ke et al. 2021"),
+    "tupe_r": Method(
+        {"encoding": "tupe", "tupe_relative_bias": True, "token_positions": "none"},
+        "TUPE-R, Ke et al. 2021",
+    ),
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
     "alibi": Method({"encoding": "alibi"}, "Press et al. 2022"),
     "xpos": Method({"encoding": "xpos"}, "xPos, Sun et al. 2022, Algorithm 1"),

@@ -19,7 +19,7 @@ from fairseq_lrpe.methods import METHODS, Method
 
 H, D, B, L = 2, 8, 3, 9
 E = H * D
-FAR = 100_000
+FAR, LONGEST = 100_000, 1024
 METHODS_OF_CLASSES = (
     "forward bias bias_in_parts scores_in_parts values_from_weights encode_values decode_output".split()
 )
@@ -39,7 +39,8 @@ def build(case, dtype=torch.float64):
     cfg = PositionConfig()
     for flag, value in {**dict(case.flags), "attention": case.attention}.items():
         setattr(cfg, flag, value)
-    sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "layers": 3, "max_positions": 2 * L}
+    limit = LONGEST if ENCODINGS[case.encoding].limited else 2 * L
+    sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "layers": 3, "max_positions": limit}
     module = build_attention(cfg, dropout=0.0, causal=case.causal, **sizes)
     with torch.no_grad():
         for parameter in module.encoding.parameters():
@@ -204,7 +205,7 @@ def test_half_precision(case, dtype):
     assert error < 8 * torch.finfo(dtype).eps
 
 
-@every_case()
+@every_case(lambda case: not ENCODINGS[case.encoding].limited)
 def test_far_positions_in_float32(case):
     """At position 100,000 scores are finite, and between neighbours what they are at the start."""
     encoding = build(case, torch.float32).encoding
@@ -218,6 +219,17 @@ def test_far_positions_in_float32(case):
             assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
 
 
+@every_case(lambda case: ENCODINGS[case.encoding].limited)
+def test_a_position_beyond_a_limit_is_refused(case):
+    module = build(case)
+    limit = module.encoding.max_positions
+    module(tokens(limit, 1))
+    with pytest.raises(
+        ValueError, match=f"{case.encoding} .*{limit:,} positions.*position {limit:,} is beyond"
+    ):
+        module(tokens(limit + 1, 1))
+
+
 @every_case(lambda case: case.attention == "linear")  # softmax attention would take minutes
 def test_linear_attention_over_100_000_tokens(case):
     with torch.no_grad():
@@ -229,14 +241,14 @@ def test_linear_attention_over_100_000_tokens(case):
 def test_memory(case):
     """In linear attention it grows with the tokens; in softmax attention there is no more than scores."""
     module, largest = build(case, torch.float32), {}
-    for length in (512, 1024):
+    for length in (512, LONGEST):
         with Largest() as found:
             module(tokens(length, 1, torch.float32).requires_grad_())[0].sum().backward()
         largest[length] = found.numel
     if case.attention == "linear":
-        assert largest[1024] < 2.2 * largest[512]
+        assert largest[LONGEST] < 2.2 * largest[512]
     else:
-        assert largest[512] <= 4 * H * 512 * 512 and largest[1024] <= 4 * H * 1024 * 1024
+        assert largest[512] <= 4 * H * 512 * 512 and largest[LONGEST] <= 4 * H * LONGEST * LONGEST
 
 
 @every_case()

@@ -40,6 +40,15 @@ class Encoding(nn.Module):
     bidirectional = True
     """Class attribute: works in attention that sees later keys as well."""
 
+    absolute = False
+    """Class attribute: a token's own position reaches a score, and so no memory can stand before it."""
+
+    limited = False
+    """Class attribute: it ends at ``max_positions``; a position beyond is a ValueError in one sentence."""
+
+    shared_by_layers = False
+    """Class attribute: one module serves all attention layers of an encoder or decoder."""
+
     by_distance = False
     """Class attribute: it looks distances up, and those above ``clamp_length`` as that one."""
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.files import new_folder
@@ -67,7 +68,8 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
 
 def score_curves(path):
     """Draws a panel for each relative encoding of METHODS, a line for each head."""
-    methods = {n: m for n, m in METHODS.items() if m.encoding != "none" and not n.startswith("ablation_")}
+    relative = [name for name, cls in ENCODINGS.items() if name != "none" and not cls.absolute]
+    methods = {n: m for n, m in METHODS.items() if m.encoding in relative and not n.startswith("ablation_")}
     columns = 5
     rows = -(-len(methods) // columns)
     figure = Figure(figsize=(15, 2.4 * rows), layout="constrained")

@@ -70,7 +70,7 @@ class OurLayers:
     part: str
 
     def __init__(self, args, cfg, dictionary, embed_tokens, **kwargs):
-        self._layer_numbers, self.args = count(1), args
+        self._layer_numbers, self._shared, self.args = count(1), [], args
         super().__init__(cfg, dictionary, embed_tokens, **kwargs)
         self.method = MethodStamp(args)
 
@@ -87,6 +87,7 @@ class OurLayers:
             layers=sizes.layers,
             max_positions=max_positions,
             dropout=cfg.attention_dropout,
+            shared=self._shared,
         )
         layer = layer_cls(self_attention, cfg, *args)
         if cfg.checkpoint_activations:
@@ -104,6 +105,11 @@ class OurLayers:
             ("embed_tokens", *dictionary),
             ("embed_tokens.embedding", *dictionary),
             ("embed_positions", "learned positions", f"give the {flag} of its training"),
+            (
+                "layers.0.self_attn.encoding.positions",
+                "positions in attention",
+                f"give the {flag} of its training",
+            ),
         ):
             stored = state_dict.get(f"{name}.{embedding}.weight")
             ours = self.state_dict().get(f"{embedding}.weight")

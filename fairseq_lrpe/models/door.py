@@ -16,6 +16,7 @@ from fairseq.utils import import_user_module
 from fairseq_lrpe import decay
 from fairseq_lrpe.checkpoint import newest_whole, read_checkpoint
 from fairseq_lrpe.config import check_between
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.files import whole_file
 from fairseq_lrpe.gpus import check_architectures, check_bf16
 from fairseq_lrpe.literals import literal
@@ -126,6 +127,7 @@ def check_arguments(args) -> None:
     if getattr(args, "task", None) == "image_classification":
         image_classification.check_request(args)
     if training:
+        check_blocks(args)
         decay.check_request(args)
         check_restored(args)
     else:
@@ -139,6 +141,20 @@ def check_numbers(args) -> None:
             value = getattr(args, name, None)
             for number in value if isinstance(value, list) else [value]:
                 check_between(name, number, least)
+
+
+def check_blocks(args) -> None:
+    """Refuses, by ValueError, blocks of a text that are longer than what the model reads.
+
+    fairseq would leave them out of the training, which is all of it, and end at the first validation.
+    """
+    flag = {"language_modeling": "max_target_positions", "masked_lm": "max_positions"}.get(args.task)
+    most = flag and getattr(args, flag, None)
+    if most and str(args.sample_break_mode) in ("None", "none") and args.tokens_per_sample > most:
+        raise ValueError(
+            f"blocks of --tokens-per-sample {args.tokens_per_sample} are longer than "
+            f"--{flag.replace('_', '-')} {most}: give the same number, or leave the latter out"
+        )
 
 
 def check_path(args) -> None:
@@ -234,6 +250,23 @@ def check_languages(words: list[str], languages: list[str | None]) -> None:
                     f"the data folder {folder!r} has no dict.{language}.txt: its languages are "
                     f"{', '.join(known)}, give its languages as --source-lang and --target-lang"
                 )
+
+
+def check_sharing(args, cfg) -> None:
+    """Refuses, by ValueError, several processes that cannot train an encoding that all layers share."""
+    if not ENCODINGS[cfg.encoding].shared_by_layers:
+        return
+    shared = f"all layers share one {cfg.encoding}, which"
+    if args.ddp_backend == "fully_sharded":
+        raise ValueError(
+            f"{shared} --ddp-backend fully_sharded would shard in each of them: give another backend"
+        )
+    twice = getattr(cfg, "checkpoint_activations", False) and args.distributed_world_size > 1
+    if twice and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
+        raise ValueError(
+            f"{shared} --ddp-backend {args.ddp_backend} does not take beside --checkpoint-activations: "
+            "give --ddp-backend legacy_ddp"
+        )
 
 
 def check_machine(args, linear_backend: str) -> None:

@@ -111,6 +111,13 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
             f"{places} token positions start anew with each segment, and a memory's would be taken for the "
             "segment's own: give --token-positions none"
         )
+    encoding = attention.encoding
+    if encoding.absolute:
+        known = ", ".join(name for name, cls in ENCODINGS.items() if not cls.absolute)
+        raise ValueError(
+            f"{encoding.name} counts positions from the start of what is read, and a memory would move them: "
+            f"use one of {known}"
+        )
     if cfg.checkpoint_activations:
         raise ValueError(
             "--checkpoint-activations reads a segment twice, and a memory would keep it twice: drop it"

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models import memory
-from fairseq_lrpe.models.door import FAMILIES, check_machine, check_task
+from fairseq_lrpe.models.door import FAMILIES, check_machine, check_sharing, check_task
 from fairseq_lrpe.programs import one_sentence
 
 
@@ -69,6 +69,7 @@ def _register(family, arch, model_cls, config_cls, flags, source):
                 memory.check_request(cfg, args)
             if hasattr(model_cls, "check_data"):
                 model_cls.check_data(cfg, args)
+            check_sharing(args, cfg)
             check_machine(args, cfg.linear_backend)
 
     # What fairseq's register_model does, but for hydra's entry.

@@ -31,6 +31,7 @@ class TransformerMTConfig(PositionConfig):
         f"where the encoding is applied: {', '.join(ENCODING_IN)} (default: encoder where that has linear "
         "attention, as in the paper, else both)",
     )
+    tupe_cls: bool = flag(False, "TUPE's first token has scores of its own, as if each source began with <s>")
     encoder_layers: int = flag(6, "encoder layers")
     encoder_embed_dim: int = flag(512, "encoder embedding dimension")
     encoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the encoder's feed-forward layers")

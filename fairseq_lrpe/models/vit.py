@@ -32,6 +32,7 @@ class ViTConfig(PositionConfig):
     image_positions: str = flag(
         "sum", "where encodings have the patch of row r and column c: at r + c (sum), or one by one (flat)"
     )
+    tupe_cls: bool = flag(False, "TUPE's first patch has scores of its own, as if it were <s>")
     patch_size: int = flag(16, "pixels of a patch's side")
     encoder_layers: int = flag(12, "encoder layers")
     encoder_embed_dim: int = flag(384, "encoder embedding dimension")
@@ -80,7 +81,7 @@ class ViTModel(BaseFairseqModel):
         self.summed = args.image_positions == "sum"
         cfg = TransformerConfig.from_namespace(args)
         cfg.encoder.normalize_before = True
-        self.layers = nn.ModuleList()
+        self.layers, shared = nn.ModuleList(), []
         for layer in range(1, args.encoder_layers + 1):
             attention = partial(
                 build_attention,
@@ -92,6 +93,7 @@ class ViTModel(BaseFairseqModel):
                 layers=args.encoder_layers,
                 max_positions=2 * self.side - 1 if self.summed else self.side**2,
                 dropout=args.attention_dropout,
+                shared=shared,
             )
             self.layers.append(PatchLayer(args.drop_path, attention, cfg))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
@@ -143,6 +145,7 @@ class ViTModel(BaseFairseqModel):
         for key, what in (
             ("patches.weight", "patches"),
             ("positions", "pictures"),
+            ("layers.0.self_attn.encoding.positions.weight", "pictures"),
             ("head.weight", "labels"),
         ):
             if key in ours and key in state_dict and ours[key].shape != state_dict[key].shape:

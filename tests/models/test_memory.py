@@ -13,7 +13,8 @@ from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.tasks.memory_lm import MemoryLMConfig, MemoryLMTask, Segment
 
-ARCHITECTURES = [f"{a}_lm_{name}" for name, method in METHODS.items() for a in method.attentions()]
+RELATIVE = {name: method for name, method in METHODS.items() if not ENCODINGS[method.encoding].absolute}
+ARCHITECTURES = [f"{a}_lm_{name}" for name, method in RELATIVE.items() for a in method.attentions()]
 LINEAR = [arch for arch in ARCHITECTURES if arch.startswith("linear")]
 MOVABLE = [arch for arch in LINEAR if not arch.endswith("_spe")]
 LENGTH = 24

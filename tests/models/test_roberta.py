@@ -100,7 +100,8 @@ def test_every_layer_has_the_attention_of_its_name(arch, flags):
     for number, layer in enumerate(model.encoder.sentence_encoder.layers, 1):
         encoding = layer.self_attn.encoding
         assert type(layer.self_attn) is attention and type(encoding) is ENCODINGS[METHODS[name].encoding]
-        assert not encoding.causal and encoding.layer == number and encoding.max_positions == 64
+        assert not encoding.causal and encoding.max_positions == 64
+        assert encoding.layer == (1 if encoding.shared_by_layers else number)
 
 
 @every
@@ -420,6 +421,11 @@ def test_an_additive_encoding_in_linear_attention(data):
 def test_a_width_that_its_heads_do_not_divide(data):
     message = refused(data / "text/bin", ARCH, *PRETRAINING, "--encoder-attention-heads", 5)
     assert "32 is not divisible by 5" in message
+
+
+def test_blocks_that_are_longer_than_its_positions(data):
+    message = refused(data / "text/bin", ARCH, *PRETRAINING, "--max-positions", 20)
+    assert "blocks of --tokens-per-sample 64 are longer than --max-positions 20: give the same" in message
 
 
 def test_an_unknown_method():

@@ -37,6 +37,14 @@ TRAINING = [
     ("--max-target-positions 0", "--max-target-positions must be at least 1, not 0"),
     ("--tokens-per-sample 0", "--tokens-per-sample must be at least 1, not 0"),
     ("--tokens-per-sample -5", "--tokens-per-sample must be at least 1, not -5"),
+    (
+        "--max-target-positions 16",
+        "blocks of --tokens-per-sample 32 are longer than --max-target-positions 16",
+    ),
+    (
+        "--arch softmax_lm_tupe_a --max-target-positions 31",
+        "--tokens-per-sample 32 are longer than --max-target-positions 31: give the same number, or leave",
+    ),
     ("--batch-size 0", "--batch-size must be at least 1, not 0"),
     ("--batch-size -1", "--batch-size must be at least 1, not -1"),
     ("--max-tokens 0", "--max-tokens must be at least 1, not 0"),

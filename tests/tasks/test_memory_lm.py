@@ -195,6 +195,8 @@ def test_generate_and_interactive_go_on_alike(trained, data_bin, text_folder, mo
     ("--same-length --memory-length 0", "--same-length is for a memory"),
     ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length is for a memory"),
     ("--clamp-length 5", "--clamp-length is for encodings that look distances up, which rope does not"),
+    ("--arch softmax_lm_tupe_r", "tupe counts positions from the start of what is read, and a memory would"),
+    ("--arch softmax_lm_fire", "fire counts positions from the start of what is read, and a memory would"),
     ("--token-positions learned", "learned token positions start anew with each segment"),
     ("--token-positions hierarchical", "hierarchical token positions start anew with each segment"),
     ("--token-positions convolution", "convolution token positions start anew with each segment"),

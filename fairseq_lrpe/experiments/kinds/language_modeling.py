@@ -105,6 +105,8 @@ def longest(model: dict) -> tuple[float, str]:
         positions = "learned"
     if positions in TABLES:
         return trained, f"its {positions} token positions are a table of the {trained} positions of training"
+    if model["encoding"] == "tupe":
+        return trained, f"tupe has a table of the {trained} positions of training"
     if model["encoding"] == "cosformer":
         return trained, f"cosformer's cos(π(i−j)/2M) has M = {trained} in it and is negative beyond that"
     fixed = model["encoding"] == "lrpe" and model["lrpe_core"] != "permutation"

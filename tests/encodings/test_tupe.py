@@ -1,0 +1,129 @@
+"""TUPE's scores, against the paper's formula and its authors' resets pair by pair."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from exact import assert_same, random
+from pairs import PLACES, D, H, build, check_pairs
+
+from fairseq_lrpe.attention import SoftmaxAttention
+from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.encodings.t5 import relative_bucket
+from fairseq_lrpe.ops.places import Places
+
+E = H * D
+SIZE = {"max_positions": 9}
+KINDS = [
+    pytest.param({"relative_bias": relative, "cls": cls}, id=("R" if relative else "A") + "-cls" * cls)
+    for relative, cls in itertools.product((False, True), (True, False))
+]
+
+
+def of_rows(encoding, row, other, h):
+    """The score of two rows of the table, before it is scaled."""
+    p, r = (F.layer_norm(encoding.positions.weight[n], (E,)) for n in (row, other))
+    p, r = (x * encoding.norm.weight + encoding.norm.bias for x in (p, r))
+    heads = slice(h * D, (h + 1) * D)
+    p = encoding.to_query.weight[heads] @ p + encoding.to_query.bias[heads]
+    return p @ (encoding.to_key.weight[heads] @ r + encoding.to_key.bias[heads])
+
+
+def tupe(encoding, q, k, i, j, h):
+    """A row of the table stands before those of the positions where the first token is a special one."""
+    special = encoding.cls
+    if special and i == 0:
+        positions = of_rows(encoding, 0, 0, h)
+    elif special and j == 0:
+        positions = of_rows(encoding, 1, 1, h)
+    else:
+        positions = of_rows(encoding, i + special, j + special, h)
+    score = ((q * k).sum(-1) + positions) / (2 * D) ** 0.5
+    if not encoding.relative_bias:
+        return score
+    bucket = relative_bucket(torch.tensor(i - j), encoding.causal, 32, 128)
+    if special and 0 in (i, j):
+        bucket = 16 if i == 0 else 32
+    return score + encoding.buckets.weight[bucket, h]
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), PLACES)
+def test_scores_and_gradients_are_those_of_the_paper(options, causal, queries, keys, q_offset):
+    check_pairs(tupe, build("tupe", causal, **options, **SIZE), queries, keys, q_offset)
+
+
+@pytest.mark.parametrize("options", KINDS)
+def test_at_any_places_the_position_counts(options):
+    encoding, index = build("tupe", False, **options, **SIZE), torch.tensor([4, 0, 2, 2, 0, 7])
+    places = Places(index, index, 7)
+    q, k = random(1, H, 6, D, seed=1), random(1, H, 6, D, seed=2)
+    found = encoding.scale * q @ k.mT + encoding.bias(q, k, places)
+    for i, j, h in itertools.product(range(6), range(6), range(H)):
+        expected = tupe(encoding, q[:, h, i], k[:, h, j], int(index[i]), int(index[j]), h)
+        assert_same(found[:, h, i, j], expected)
+
+
+@pytest.mark.parametrize("options", KINDS)
+@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
+def test_attention_to_a_padded_sentence(options, causal):
+    """Of the formula's scores the softmax, and of it the mean of the values."""
+    module, x = SoftmaxAttention(build("tupe", causal, **options, **SIZE)).double(), random(6, 2, E)
+    q, k, v = (
+        projection(x).unflatten(-1, (H, D)).permute(1, 2, 0, 3)
+        for projection in (module.q_proj, module.k_proj, module.v_proj)
+    )
+    padding = torch.zeros(2, 6, dtype=torch.bool)
+    padding[1, 4:] = True
+    found, _ = module(x, key_padding_mask=padding)
+    for b, i in itertools.product(range(2), range(6)):
+        if padding[b, i]:
+            continue
+        seen = [j for j in range(6) if not padding[b, j] and not (causal and j > i)]
+        heads = []
+        for h in range(H):
+            row = [tupe(module.encoding, q[b, h, i], k[b, h, j], i, j, h) for j in seen]
+            heads.append(torch.stack(row).softmax(0) @ v[b, h, seen])
+        assert_same(found[i, b], module.out_proj(torch.cat(heads)))
+
+
+def test_no_token_is_special_in_causal_attention():
+    assert not build("tupe", True, **SIZE).cls and build("tupe", False, **SIZE).cls
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_parameters(causal):
+    """A row more, and a bucket, where the first token is special; as the authors start them."""
+    encoding = build_encoding(
+        "tupe", num_heads=8, head_dim=8, causal=causal, relative_bias=True, max_positions=100
+    )
+    shapes = {"positions.weight": (100 + (not causal), 64), "norm.weight": (64,), "norm.bias": (64,)}
+    for name in ("to_query", "to_key"):
+        shapes |= {f"{name}.weight": (64, 64), f"{name}.bias": (64,)}
+    shapes["buckets.weight"] = (32 + (not causal), 8)
+    assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == shapes
+    for name, parameter in encoding.named_parameters():
+        if parameter.dim() == 2:
+            assert 0.017 < parameter.std() < 0.023, name
+        else:
+            assert (parameter == (name == "norm.weight")).all(), name
+
+
+@pytest.mark.parametrize("queries", [1, 5], ids=["a step", "all"])
+def test_only_rows_in_use_are_read(queries):
+    encoding = build("tupe", True, **SIZE)
+    with torch.no_grad():
+        encoding.positions.weight[5:] = torch.nan
+    assert encoding.bias(random(1, H, queries, D), random(1, H, 5, D), 5 - queries).isfinite().all()
+
+
+def test_a_position_beyond_the_table():
+    encoding, q, k = build("tupe", False, **SIZE), random(1, H, 2, D), random(1, H, 10, D)
+    assert encoding.bias(q, k[:, :, :9], 7).isfinite().all()
+    message = "tupe has a table of 9 positions, and position 9 is beyond it: give .*--max-target-positions"
+    with pytest.raises(ValueError, match=message):
+        encoding.bias(q, k, 8)
+    index = torch.tensor([0, 9])
+    with pytest.raises(ValueError, match=message):
+        encoding.bias(q, q, Places(index, index, 9))

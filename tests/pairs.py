@@ -1,0 +1,60 @@
+"""Scores of an encoding, and the same pair by pair from a formula, with their gradients."""
+
+import torch
+from exact import assert_same, random
+
+from fairseq_lrpe.encodings import build_encoding
+
+H, D = 2, 4
+PLACES = [  # (causal, queries, keys, q_offset)
+    (True, 6, 6, 0),
+    (True, 1, 9, 8),
+    (True, 3, 8, 5),
+    (False, 6, 6, 0),
+    (False, 2, 9, 3),
+    (False, 3, 5, 2),
+]
+
+
+def build(name, causal=True, **options):
+    """A small encoding whose parameters are all random."""
+    encoding = build_encoding(name, num_heads=H, head_dim=D, causal=causal, **options)
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter.normal_()
+    return encoding.double()
+
+
+def scores(encoding, q, k, q_offset=0):
+    """scale·q̃k̃ᵀ + bias, and 0 where the mask would be."""
+    q, k = encoding(q, k, q_offset, 0)
+    out, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, q_offset)
+    out = out if bias is None else out + bias
+    if encoding.causal:
+        i = torch.arange(q_offset, q_offset + q.size(2))[:, None]
+        out = out.masked_fill(torch.arange(k.size(2)) > i, 0.0)
+    return out
+
+
+def by_pairs(score, encoding, q, k, q_offset=0):
+    """The same of ``score(encoding, q_i, k_j, i, j, h)``, which gives (B,)."""
+
+    def row(i, h):
+        seen = i + 1 if encoding.causal else k.size(2)
+        found = [score(encoding, q[:, h, i - q_offset], k[:, h, j], i, j, h) for j in range(k.size(2))[:seen]]
+        return torch.stack(found + [0 * found[0]] * (k.size(2) - len(found)), dim=-1)
+
+    rows = range(q_offset, q_offset + q.size(2))
+    return torch.stack([torch.stack([row(i, h) for i in rows], dim=-2) for h in range(H)], dim=1)
+
+
+def check_pairs(score, encoding, queries, keys, q_offset):
+    """Scores, and gradients of q, k and every parameter, are those of ``score``."""
+    leaves = [random(2, H, n, D, seed=n).requires_grad_() for n in (queries, keys)]
+    leaves += encoding.parameters()
+    results = []
+    for out in (scores(encoding, *leaves[:2], q_offset), by_pairs(score, encoding, *leaves[:2], q_offset)):
+        weighed = (out * random(*out.shape, seed=3)).sum()
+        gradients = torch.autograd.grad(weighed, leaves, allow_unused=True, materialize_grads=True)
+        results.append((out, *gradients))
+    assert_same(*results)
