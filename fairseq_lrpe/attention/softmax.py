@@ -101,7 +101,8 @@ class SoftmaxAttention(SelfAttention):
             o = F.scaled_dot_product_attention(q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale)
             return o[..., :width]
         seen = mask.get("attn_mask")
-        weights = _weights(_scores(self.encoding.scale * q, k, seen) if scores is None else seen)
+        found = _scores(self.encoding.scale * q, k, seen) if scores is None else seen
+        weights = torch.softmax(found, dim=-1) if key_padding_mask is None else _weights(found)
         weights = F.dropout(weights, dropout)
         o = _product(weights, v)
         return o + self.encoding.values_from_weights(weights, offset) if self.encoding.needs_weights else o
@@ -135,7 +136,7 @@ def _scores(q, k, mask):
 
 
 def _weights(scores):
-    """The softmax of scores, which are -inf where a key is not seen."""
+    """The softmax of scores, which are -inf where a key is not seen, and which padding may be all of."""
     blind = scores.isneginf().all(-1, keepdim=True)  # a query without keys attends to nothing
     return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
 

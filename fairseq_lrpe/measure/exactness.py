@@ -107,7 +107,8 @@ def _encoded(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor
     """All that an encoding gives attention, with queries and keys that stand at 100 and later."""
     found = [*encoding(q, k, 100, 100), encoding.encode_values(v, 100), encoding.decode_output(v, 100)]
     q, k = encoding(q, k)
-    found += [encoding.log_decay, encoding.bias(q, k)]
+    scores = encoding.scores_in_parts(q, k)
+    found += [encoding.log_decay, encoding.bias(q, k) if scores is None else scores(q, k)]
     if encoding.needs_weights:
         found.append(encoding.values_from_weights((q @ k.mT).softmax(-1)))
     return [x for x in found if x is not None]

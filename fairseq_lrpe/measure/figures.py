@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.encodings import ENCODINGS, Encoding
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.files import new_folder
@@ -66,8 +67,11 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
 
 
 def score_curves(path):
-    """Draws a panel for each relative encoding of METHODS, a line for each head."""
+    """Draws a panel for each encoding of METHODS by the distance, a line for each head."""
     methods = {n: m for n, m in METHODS.items() if m.encoding != "none" and not n.startswith("ablation_")}
+    # Others' scores depend on the tokens between as well.
+    by_distance = Encoding.scores_in_parts
+    methods = {n: m for n, m in methods.items() if ENCODINGS[m.encoding].scores_in_parts is by_distance}
     columns = 5
     rows = -(-len(methods) // columns)
     figure = Figure(figsize=(15, 2.4 * rows), layout="constrained")
