@@ -56,6 +56,7 @@ METHODS = {
     "deberta": Method({"encoding": "deberta"}, f"He et al. 2021; {_TMLR}, Eq. 31"),
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
     "cope": Method({"encoding": "cope"}, "Golovneva et al. 2024"),
+    "path": Method({"encoding": "path"}, "Yang et al. 2025"),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),

@@ -34,10 +34,15 @@ class CoPE(Encoding):
         self.embeddings = nn.Parameter(torch.zeros(positions, self.head_dim))
 
     def scores_in_parts(
-        self, q: Tensor, k: Tensor, q_offset: int = 0, key_padding_mask: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_offset: int = 0,
+        key_padding_mask: Tensor | None = None,
+        steps: Tensor | None = None,
     ) -> Callable[..., Tensor]:
-        steps = F.pad(self.embeddings.diff(dim=0), (0, 0, 0, 1))  # none from the last position on
-        pairs = torch.stack([self.embeddings, steps], dim=1).flatten(0, 1)
+        slopes = F.pad(self.embeddings.diff(dim=0), (0, 0, 0, 1))  # 0 from the last position on
+        pairs = torch.stack([self.embeddings, slopes], dim=1).flatten(0, 1)
         return functools.partial(self._scores, pairs, key_padding_mask)
 
     def _scores(self, pairs, padding, q, k, q_offset=0):
@@ -57,26 +62,26 @@ class _Counted(torch.autograd.Function):
             gates.masked_fill_(hidden, 0.0)
         positions = gates.flip(-1).cumsum_(-1).flip(-1).clamp_(max=pairs.size(-2) - 1)
         ctx.save_for_backward(gates, positions, pairs)
-        below, steps = _looked_up(pairs, positions)
-        return (content + below).addcmul_(positions.frac(), steps).to(content.dtype)
+        below, slopes = _looked_up(pairs, positions)
+        return (content + below).addcmul_(positions.frac(), slopes).to(content.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         gates, positions, pairs = ctx.saved_tensors
         given, grad = grad, grad.to(gates.dtype)
-        _, steps = _looked_up(pairs, positions)
+        _, slopes = _looked_up(pairs, positions)
         both = torch.complex(grad, grad * positions.frac())
         grad_pairs = torch.zeros_like(pairs, dtype=grad.dtype)
         _complex(grad_pairs).scatter_add_(-1, positions.long(), both)
-        # The last position's step is 0, and so is what a key gets that lies further away.
-        grad_gates = (grad * steps).cumsum_(-1)
+        # The last position's slope is 0, and so is what a key gets that lies further away.
+        grad_gates = (grad * slopes).cumsum_(-1)
         grad_content = grad + torch.ops.aten.sigmoid_backward(grad_gates, gates)
         return grad_content.to(given.dtype), grad_pairs.to(pairs.dtype), None, None
 
 
 def _looked_up(pairs, positions):
-    """q·e[⌊p⌋] and the step from there to the next."""
+    """q·e[⌊p⌋], and how much more the next is."""
     found = _complex(pairs.to(positions.dtype)).gather(-1, positions.long())
     return found.real, found.imag
 
