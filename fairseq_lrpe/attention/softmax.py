@@ -78,7 +78,7 @@ class SoftmaxAttention(SelfAttention):
             else:
                 parts.append(self._rows(*arguments))
         o = torch.cat(parts[::-1], dim=2) if len(parts) > 1 else parts[0]
-        kept = self.encoding.settled(k, steps) if keep_state else k
+        kept = self.encoding.settled(k, scores) if keep_state else k
         state = {"k": kept, "v": v, "key_padding_mask": key_padding_mask, "order": None}
         return self.encoding.decode_output(o, q_offset), state
 

@@ -130,8 +130,8 @@ class Encoding(nn.Module):
         """
         return None
 
-    def settled(self, k: Tensor, steps: Tensor | None = None) -> Tensor:
-        """Returns keys (B, H, Lk, d), as :meth:`scores_in_parts` gets them, as later calls shall get them."""
+    def settled(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
+        """Returns what later calls get of the keys of :meth:`scores_in_parts`, which returned ``scores``."""
         return k
 
     needs_weights = False

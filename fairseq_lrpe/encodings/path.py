@@ -1,5 +1,6 @@
 """Positions by accumulated Householder transformations."""
 
+import functools
 from collections.abc import Callable
 
 import torch
@@ -59,15 +60,13 @@ class PaTH(Encoding):
         key_padding_mask: Tensor | None = None,
         steps: Tensor | None = None,
     ) -> Callable[..., Tensor]:
-        keys = ReflectedKeys(k, steps)
+        return functools.partial(self._scores, ReflectedKeys(k, steps))
 
-        def scores(q, k, q_offset=0):
-            return keys.scores(self.scale * q.to(k.dtype), q_offset).to(q.dtype)
+    def _scores(self, keys, q, k, q_offset=0):
+        return keys.scores(self.scale * q.to(k.dtype), q_offset).to(q.dtype)
 
-        return scores
-
-    def settled(self, k: Tensor, steps: Tensor | None = None) -> Tensor:
-        return ReflectedKeys(k, steps).moved()
+    def settled(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
+        return scores.args[0].moved()
 
 
 def _precise(x):

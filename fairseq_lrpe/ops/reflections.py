@@ -37,55 +37,58 @@ class ReflectedKeys:
         keys, u = (F.pad(x, (0, 0, 0, -new % rows)).unflatten(2, (-1, rows)) for x in (keys, u))
         hits = torch.cat([(u @ keys.mT).tril(-1), u], dim=-1)
         solved = torch.linalg.solve_triangular((u @ u.mT).tril(-1), hits, upper=False, unitriangular=True)
-        self._rows, self._length, self._before = rows, k.size(2), before
-        self._keys, self._u = keys, u
-        self._z, self._w = solved.split([rows, u.size(-1)], dim=-1)
-        self._ends = keys - self._z.mT @ u
-        self._turns = torch.eye(u.size(-1), dtype=u.dtype, device=u.device) - u.mT @ self._w
+        z, w = solved.split([rows, u.size(-1)], dim=-1)
+        ends = keys - z.mT @ u
+        turns = torch.eye(u.size(-1), dtype=u.dtype, device=u.device) - u.mT @ w
         joined = (u.size(2) - 1) // _BLOCKS  # the last block is before no query
         self._joined = []
         if joined:
-            many = (x[:, :, : joined * _BLOCKS].unflatten(2, (joined, -1)) for x in (self._ends, self._turns))
+            many = (x[:, :, : joined * _BLOCKS].unflatten(2, (joined, -1)) for x in (ends, turns))
             self._joined = list(zip(*(x.unbind(2) for x in _join(*many)), strict=True))
+        self._rows, self._length, self._before = rows, k.size(2), before
+        # Lists of the blocks: the gradient of a slice would be as large as what it is a slice of.
+        self._both, self._solved = torch.cat([keys, u], dim=-2).unbind(2), solved.unbind(2)
+        self._spans = list(zip(ends.unbind(2), turns.unbind(2), strict=True))
 
     def scores(self, q: Tensor, first: int) -> Tensor:
         """Returns (B, H, Lq, Lk) of queries (B, H, Lq, d), the keys up to the last query's own.
 
         ``first`` is the first query's place among all keys. Entries of keys after their query are arbitrary.
         """
-        length, at = q.size(2), first - self._before.size(2)
-        block, front = divmod(at, self._rows)
-        blocks = -(-(front + length) // self._rows)
-        q = F.pad(q, (0, 0, front, blocks * self._rows - front - length)).unflatten(2, (blocks, self._rows))
-        here = slice(block, block + blocks)
-        hits = (q @ self._u[:, :, here].mT).tril()
-        starts = (q - hits @ self._w[:, :, here]).unbind(2)
-        inside = (q @ self._keys[:, :, here].mT - hits @ self._z[:, :, here]).unbind(2)
+        rows, length = self._rows, q.size(2)
+        block, front = divmod(first - self._before.size(2), rows)
+        blocks = -(-(front + length) // rows)
+        q = F.pad(q, (0, 0, front, blocks * rows - front - length)).unflatten(2, (blocks, rows))
+        both, solved = (torch.stack(x[block : block + blocks], dim=2) for x in (self._both, self._solved))
+        content, hits = (q @ both.mT).split(rows, dim=-1)
+        found = torch.cat([content, q], dim=-1) - hits.tril() @ solved
+        inside, starts = (x.unbind(2) for x in found.split([rows, q.size(-1)], dim=-1))
         columns, moved = [inside[-1]], starts[-1]
         for j in reversed(range(blocks - 1)):  # the queries of later blocks, moved to the end of this one
-            columns.append(torch.cat([inside[j], moved @ self._ends[:, :, block + j].mT], dim=2))
-            moved = torch.cat([starts[j], moved @ self._turns[:, :, block + j]], dim=2)
+            ends, turn = self._spans[block + j]
+            columns.append(torch.cat([inside[j], moved @ ends.mT], dim=2))
+            moved = torch.cat([starts[j], moved @ turn], dim=2)
         columns = [F.pad(x, (0, 0, moved.size(2) - x.size(2), 0)) for x in reversed(columns)]
-        before = self._moved_to(block)
-        scores = torch.cat([moved @ before.mT, *columns], dim=-1)
+        scores = torch.cat([moved @ self._moved_to(block).mT, *columns], dim=-1)
         return scores[:, :, front : front + length, : first + length]
 
     def moved(self) -> Tensor:
         """Returns the keys (B, H, n, d), each reflected by all that come after it."""
-        return self._moved_to(self._u.size(2))[:, :, : self._length]
+        return self._moved_to(len(self._spans))[:, :, : self._length]
 
     def _moved_to(self, block):
         """The keys before a block, moved to its beginning."""
         joined = min(block // _BLOCKS, len(self._joined))
-        spans = [(self._ends[:, :, j], self._turns[:, :, j]) for j in range(joined * _BLOCKS, block)]
         found, turn = [], None
-        for keys, own in reversed(self._joined[:joined] + spans):
+        for keys, own in reversed(self._joined[:joined] + self._spans[joined * _BLOCKS : block]):
             found.append(keys if turn is None else keys @ turn.mT)
             turn = own if turn is None else turn @ own
-        if block == 1:  # as of one step: fewer rows than features
-            rest = self._before - self._before @ self._w[:, :, 0].mT @ self._u[:, :, 0]
-        else:
-            rest = self._before if turn is None else self._before @ turn.mT
+        rest = self._before
+        if block == 1:  # of one new key it is a vector, where ``turn`` is a matrix
+            w, u = self._solved[0][..., self._rows :], self._both[0][..., self._rows :, :]
+            rest = rest - rest @ w.mT @ u
+        elif found:
+            rest = rest @ turn.mT
         return torch.cat([rest, *reversed(found)], dim=2) if found else rest
 
 
