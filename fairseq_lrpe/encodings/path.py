@@ -60,13 +60,20 @@ class PaTH(Encoding):
         key_padding_mask: Tensor | None = None,
         steps: Tensor | None = None,
     ) -> Callable[..., Tensor]:
-        return functools.partial(self._scores, ReflectedKeys(k, steps))
+        with _no_autocast(k):
+            return functools.partial(self._scores, ReflectedKeys(k, steps))
 
     def _scores(self, keys, q, k, q_offset=0):
-        return keys.scores(self.scale * q.to(k.dtype), q_offset).to(q.dtype)
+        with _no_autocast(k):
+            return keys.scores(self.scale * q.to(k.dtype), q_offset).to(q.dtype)
 
     def settled(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
-        return scores.args[0].moved()
+        with _no_autocast(k):
+            return scores.args[0].moved()
+
+
+def _no_autocast(x):
+    return torch.autocast(x.device.type, enabled=False)  # it would multiply in half precision again
 
 
 def _precise(x):

@@ -23,7 +23,7 @@ class ReflectedKeys:
         what moves keys over all of it                    M = I − Uᵀ W, d × d
 
     Of a part of the queries, all are moved to its beginning, and all keys before it to its beginning as well
-    by products of M, which no more than 1 norm has while ‖u‖² ≤ 2. That costs about as much as Q Kᵀ.
+    by products of M, whose norm is at most 1 while ‖u‖² ≤ 2. That costs about as much as Q Kᵀ.
 
     Args:
         k: (B, H, n, d).

@@ -1,5 +1,7 @@
 """Accumulated Householder transformations, against the paper's equations in loops."""
 
+import copy
+
 import pytest
 import torch
 from exact import assert_same, random
@@ -139,6 +141,17 @@ def test_half_precision_keeps_its_keys_in_float32(dtype):
     assert module._get_input_buffer(state)["past"]["k"].dtype == torch.float32
     whole, _ = module(x)
     assert (pieces - whole).float().norm() / whole.float().norm() < 2 * torch.finfo(dtype).eps
+
+
+def test_autocast_leaves_the_reflections_in_float32():
+    """Scores of 300 positions are as precise as one product of half precision."""
+    module, x = attention(torch.float32), random(300, B, E).float().requires_grad_()
+    exact, _ = copy.deepcopy(module).double()(x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = module(x)
+    assert (out - exact).norm() / exact.norm() < 4 * torch.finfo(torch.bfloat16).eps
+    for gradient in torch.autograd.grad(out.float().sum(), [x, *module.parameters()]):
+        assert gradient.dtype == torch.float32 and gradient.isfinite().all()
 
 
 def test_a_reflection_that_vanishes_has_a_gradient():
