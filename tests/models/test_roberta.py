@@ -97,6 +97,14 @@ def test_one_architecture_per_method_and_attention():
             assert config.token_positions == method.flags.get("token_positions", "learned")
 
 
+@pytest.mark.parametrize("arch", sorted({*METHOD_ARCHITECTURES} - {*BIDIRECTIONAL}))
+def test_causal_encodings_are_refused(arch):
+    with pytest.raises(
+        SystemExit, match=r"^fairseq_lrpe: encoding .*: use it in a language model or a decoder$"
+    ):
+        build(arch)
+
+
 @every
 def test_every_layer_has_the_attention_of_its_name(arch, flags):
     model, _ = build(arch, **flags)
