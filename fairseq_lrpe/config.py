@@ -103,7 +103,7 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
     if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
         raise ValueError(
-            f"encoding {cfg.encoding!r} adds a bias to the score matrix, which linear attention never forms: "
+            f"encoding {cfg.encoding!r} works on the score matrix, which linear attention never forms: "
             f"use softmax attention, or one of {', '.join(decomposable)}"
         )
     if embed_dim % num_heads:

@@ -69,6 +69,8 @@ METHODS = {
     "lrpe_decay": Method(
         {"encoding": "lrpe_decay", "linear_norm": "layernorm"}, "TransNormerLLM, Qin et al. 2023"
     ),
+    "cope": Method({"encoding": "cope"}, "CoPE, Golovneva et al. 2024"),
+    "path": Method({"encoding": "path"}, "PaTH, Yang et al. 2025"),
     "cosformer": Method({"encoding": "cosformer", "feature_map": "relu"}, "Qin et al. 2022"),
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),

@@ -21,7 +21,8 @@ H, D, B, L = 2, 8, 3, 9
 E = H * D
 FAR, LONGEST = 100_000, 1024
 METHODS_OF_CLASSES = (
-    "forward bias bias_in_parts scores_in_parts values_from_weights encode_values decode_output".split()
+    *"forward bias bias_in_parts steps scores_in_parts settled".split(),
+    *"values_from_weights encode_values decode_output".split(),
 )
 
 
@@ -88,10 +89,18 @@ def tokens(length=L, batch=B, dtype=torch.float64):
     return torch.randn(length, batch, E).to(dtype)
 
 
-def scores(encoding, q, k, q_offset):
+def steps_of(encoding, length):
+    """What the encoding makes of ``length`` random inputs, if it looks at them."""
+    if encoding.looks_back is None:
+        return None
+    like = next(encoding.parameters())
+    return encoding.steps(torch.randn(encoding.looks_back + length, 1, E).to(like))
+
+
+def scores(encoding, q, k, q_offset, steps):
     """The scaled scores of softmax attention, with their bias; the keys stand at 0, 1, .."""
     q, k = encoding(q, k, q_offset, 0)
-    whole = encoding.scores_in_parts(q, k, q_offset)
+    whole = encoding.scores_in_parts(q, k, q_offset, steps=steps)
     if whole is not None:
         return whole(q, k, q_offset)
     bias = encoding.bias(q, k, q_offset)
@@ -198,8 +207,10 @@ def test_half_precision(case, dtype):
         out, _ = module(x, incremental_state=state if case.causal else None)
         assert out.dtype == dtype and out.isfinite().all()
     q, k = (torch.randn(1, H, L, D).to(dtype) for _ in range(2))
-    found = scores(module.encoding, q, k, 0)
-    expected = scores(module.encoding.double(), q.double(), k.double(), 0)
+    steps = steps_of(module.encoding, L)
+    found = scores(module.encoding, q, k, 0, steps)
+    exact = None if steps is None else steps.double()
+    expected = scores(module.encoding.double(), q.double(), k.double(), 0, exact)
     seen = torch.ones(L, L, dtype=torch.bool).tril() if case.causal else ...
     error = (found - expected)[..., seen].norm() / expected[..., seen].norm()
     assert error < 8 * torch.finfo(dtype).eps
@@ -211,10 +222,11 @@ def test_far_positions_in_float32(case):
     encoding = build(case, torch.float32).encoding
     q, k = torch.randn(1, H, 4, D), torch.randn(1, H, FAR + 4, D)
     with torch.no_grad():
-        far = scores(encoding, q, k, FAR)
+        steps = steps_of(encoding, FAR + 4)
+        far = scores(encoding, q, k, FAR, steps)
         assert far.isfinite().all()
         if encoding.relative:
-            near = scores(encoding, q, k[:, :, -8:], 4)
+            near = scores(encoding, q, k[:, :, -8:], 4, None if steps is None else steps[:, :, -8:])
             seen = torch.ones(4, 8, dtype=torch.bool).tril(4) if case.causal else ...
             assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
 

@@ -52,11 +52,12 @@ class SelfAttention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
+    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state, steps):
         """Returns the heads' outputs, like q (B, H, Lq, d), and a dict, the next call's state.
 
         k, v are (B, H, Lk, d). ``past`` is the state of the former call or None, ``k_offset`` the number of
-        positions it covers; without ``keep_state`` nobody will read the state.
+        positions it covers; without ``keep_state`` nobody will read the state. ``steps`` are the encoding's
+        for these keys, or None.
         """
         raise NotImplementedError
 
@@ -107,10 +108,11 @@ class SelfAttention(nn.Module):
             raise ValueError(f"the last keys are the queries' own: {keys} are too few for {len(query)}")
         q = self._project(self.q_proj, [query])
         k, v = self._project(self.k_proj, parts), self._project(self.v_proj, parts)
+        steps, inputs = self._steps(parts, key_padding_mask, saved["inputs"])
         keep_state = incremental_state is not None or self.carries
         past, offset = saved["past"], saved["offset"]
         starts = (offset + before, offset) if self.places is None else (self.places, self.places)
-        o, state = self.attend(q, k, v, key_padding_mask, past, *starts, keep_state)
+        o, state = self.attend(q, k, v, key_padding_mask, past, *starts, keep_state, steps)
         if self.carries:
             self.carried = self.moved(state, keys)
         elif keep_state:
@@ -119,6 +121,7 @@ class SelfAttention(nn.Module):
                 "offset": offset + keys,
                 "within": saved["within"] + len(query),
                 "read": self._read(saved["read"], query),
+                "inputs": inputs,
             }
             self.set_incremental_state(incremental_state, "attention", saved)
         return self.out_proj(self.merge(o).to(query.dtype)), None
@@ -128,9 +131,23 @@ class SelfAttention(nn.Module):
         x = projection(parts[0]) if len(parts) == 1 else torch.cat([projection(x) for x in parts])
         return x.unflatten(-1, (self.num_heads, self.head_dim)).permute(1, 2, 0, 3)
 
+    def _steps(self, parts, padding, before):
+        """The encoding's steps of the inputs, if it has any, and the last inputs, for the next call."""
+        back = self.encoding.looks_back
+        if back is None:
+            return None, None
+        x = torch.cat(parts)
+        if padding is not None:
+            x = x.masked_fill(padding.T[..., None], 0.0)
+        x = torch.cat([x.new_zeros(back, *x.shape[1:]) if before is None else before.transpose(0, 1), x])
+        steps = self.encoding.steps(x)
+        if padding is not None:
+            steps = steps.masked_fill(padding[:, None, :, None], 0.0)
+        return steps, x[len(x) - back :].transpose(0, 1)
+
     def _start(self, past=None, read=None):
         """What is saved before a first position: past of the attention, and what it has read for a memory."""
-        return {"past": past, "offset": 0, "within": 0, "read": read}
+        return {"past": past, "offset": 0, "within": 0, "read": read, "inputs": None}
 
     def _next_segment(self, saved):
         if self.memory_length is None:
@@ -151,7 +168,7 @@ class SelfAttention(nn.Module):
         """Lets row i go on from what was row ``new_order[i]``, in beam search."""
         saved = self._get_input_buffer(incremental_state)
         if saved is not None:
-            read = saved["read"]
-            read = read if read is None else read.index_select(0, new_order)
-            saved = {**saved, "past": self.reordered(saved["past"], new_order), "read": read}
+            rows = {name: saved[name] for name in ("read", "inputs") if saved[name] is not None}
+            rows = {name: x.index_select(0, new_order) for name, x in rows.items()}
+            saved = {**saved, "past": self.reordered(saved["past"], new_order), **rows}
             self.set_incremental_state(incremental_state, "attention", saved)

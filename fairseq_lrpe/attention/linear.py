@@ -51,7 +51,7 @@ class LinearAttention(SelfAttention):
         # What attends is made again as well, which is little where it is not causal.
         self._encodes_again = not encoding.causal and type(encoding).forward is not Encoding.forward
 
-    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
+    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state, steps):
         q, k = self.feature_map(q), self.feature_map(k)
         backend = "auto" if self.backend == "fla" and not self.training else self.backend
 

@@ -48,7 +48,7 @@ class SoftmaxAttention(SelfAttention):
     window = 0
     """How many keys a query sees, itself among them; 0 is all that are not after it."""
 
-    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state):
+    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state, steps):
         q, k = self.encoding(q, k, q_offset, k_offset)
         v = self.encoding.encode_values(v, k_offset)
         if past is not None:
@@ -65,7 +65,7 @@ class SoftmaxAttention(SelfAttention):
             rows = math.ceil(length / max(1, round(length / _CAUSAL_ROWS))) if self.causal else length
             if length > 1024:
                 rows = min(rows, max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2))))
-        scores = self.encoding.scores_in_parts(q, k, q_offset, key_padding_mask)
+        scores = self.encoding.scores_in_parts(q, k, q_offset, key_padding_mask, steps)
         bias = self.encoding.bias_in_parts(q, k, q_offset) if scores is None else None
         for start in reversed(range(0, length, rows)):  # the largest first: the others fit into its memory
             part = q[:, :, start : start + rows]
@@ -78,7 +78,8 @@ class SoftmaxAttention(SelfAttention):
             else:
                 parts.append(self._rows(*arguments))
         o = torch.cat(parts[::-1], dim=2) if len(parts) > 1 else parts[0]
-        state = {"k": k, "v": v, "key_padding_mask": key_padding_mask, "order": None}
+        kept = self.encoding.settled(k, scores) if keep_state else k
+        state = {"k": kept, "v": v, "key_padding_mask": key_padding_mask, "order": None}
         return self.encoding.decode_output(o, q_offset), state
 
     def reordered(self, past: dict, order: Tensor) -> dict:
@@ -101,7 +102,8 @@ class SoftmaxAttention(SelfAttention):
             o = F.scaled_dot_product_attention(q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale)
             return o[..., :width]
         seen = mask.get("attn_mask")
-        weights = _weights(_scores(self.encoding.scale * q, k, seen) if scores is None else seen)
+        found = _scores(self.encoding.scale * q, k, seen) if scores is None else seen
+        weights = torch.softmax(found, dim=-1) if key_padding_mask is None else _weights(found)
         weights = F.dropout(weights, dropout)
         o = _product(weights, v)
         return o + self.encoding.values_from_weights(weights, offset) if self.encoding.needs_weights else o
@@ -135,7 +137,7 @@ def _scores(q, k, mask):
 
 
 def _weights(scores):
-    """The softmax of scores, which are -inf where a key is not seen."""
+    """The softmax of scores, which are -inf where a key is not seen, and which padding may be all of."""
     blind = scores.isneginf().all(-1, keepdim=True)  # a query without keys attends to nothing
     return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
 

@@ -115,20 +115,40 @@ class Encoding(nn.Module):
         """
         return self.bias
 
+    looks_back: int | None = None
+    """Class attribute: how many inputs before its own each of the :meth:`steps` needs; None: no steps."""
+
+    def steps(self, x: Tensor) -> Tensor:
+        """Returns what scores take of the layer's inputs themselves, (B, H, n, ..) of n positions.
+
+        x is (looks_back + n, B, E), 0 at padding and before a sentence. What comes out at padding becomes 0.
+        """
+        raise NotImplementedError
+
     def scores_in_parts(
-        self, q: Tensor, k: Tensor, q_offset: int = 0, key_padding_mask: Tensor | None = None
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_offset: int = 0,
+        key_padding_mask: Tensor | None = None,
+        steps: Tensor | None = None,
     ) -> Callable[..., Tensor] | None:
         """Returns None, or what softmax attention's scores are where they are no scale·q·kᵀ + bias.
 
         That is a function to call as :meth:`bias` for some of these queries and the keys they may see; it
         returns all of the scores (B, H, Lq, Lk), scaled. Entries of keys after their query, or of padding
-        (``key_padding_mask`` (B, Lk), True there), are arbitrary.
+        (``key_padding_mask`` (B, Lk), True there), are arbitrary. ``steps`` are those of the last keys; the
+        keys before them are what :meth:`settled` has made of them.
         """
         decay = self.log_decay
         if decay is None or decay.dim() == 1:
             return None
         products = fading_products(decay, k.size(-2))
-        return lambda q, k, q_offset: self.scale * products(q, k, q_offset)
+        return lambda q, k, q_offset=0: self.scale * products(q, k, q_offset)
+
+    def settled(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
+        """Returns what later calls get of the keys of :meth:`scores_in_parts`, which returned ``scores``."""
+        return k
 
     needs_weights = False
     """Whether softmax attention has to hand its weights to :meth:`values_from_weights`."""

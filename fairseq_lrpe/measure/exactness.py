@@ -9,6 +9,7 @@ from functools import partial
 from itertools import product
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
@@ -107,7 +108,12 @@ def _encoded(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor
     """All that an encoding gives attention, with queries and keys that stand at 100 and later."""
     found = [*encoding(q, k, 100, 100), encoding.encode_values(v, 100), encoding.decode_output(v, 100)]
     q, k = encoding(q, k)
-    found += [encoding.log_decay, encoding.bias(q, k)]
+    steps = None
+    if encoding.looks_back is not None:
+        inputs = F.pad(v.permute(2, 0, 1, 3).flatten(2), (0, 0, 0, 0, encoding.looks_back, 0))
+        steps = encoding.steps(inputs)
+    scores = encoding.scores_in_parts(q, k, steps=steps)
+    found += [encoding.log_decay, encoding.bias(q, k) if scores is None else scores(q, k)]
     if encoding.needs_weights:
         found.append(encoding.values_from_weights((q @ k.mT).softmax(-1)))
     return [x for x in found if x is not None]

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.encodings import ENCODINGS, Encoding
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.files import new_folder
@@ -62,13 +62,21 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
     x = torch.rand(head_dim)
     x = (x / x.norm()).repeat(1, heads, reach + 1, 1)
     q, k = encoding(x[:, :, :1], x, reach, 0)
+    own = encoding.scores_in_parts(q, k, reach)
+    if own is not None:
+        return own(q, k, reach)[0, :, 0].flip(-1)
     scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, reach)
     return (scores if bias is None else scores + bias)[0, :, 0].flip(-1)
 
 
 def score_curves(path):
-    """Draws a panel for each relative encoding of METHODS, a line for each head."""
-    relative = [name for name, cls in ENCODINGS.items() if name != "none" and not cls.absolute]
+    """Draws a panel for each encoding of METHODS by the distance, a line for each head."""
+    # Others' scores depend on where a token stands, or on the tokens between as well.
+    relative = [
+        name
+        for name, cls in ENCODINGS.items()
+        if name != "none" and not cls.absolute and cls.scores_in_parts is Encoding.scores_in_parts
+    ]
     methods = {n: m for n, m in METHODS.items() if m.encoding in relative and not n.startswith("ablation_")}
     columns = 5
     rows = -(-len(methods) // columns)

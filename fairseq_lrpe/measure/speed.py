@@ -34,6 +34,7 @@ from rich.table import Table
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
 from fairseq_lrpe import layouts
 from fairseq_lrpe.commands import PLUGIN, as_flags
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.files import REPOSITORY
 from fairseq_lrpe.measure.shared import add_methods, measuring, numbers, plan, resident, seconds, spread
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
@@ -281,7 +282,10 @@ def main():
     add("--vocab-size", type=at_least(5), help="default: the papers' Books, 50265; classifier: 260")
     args = parser.parse_args()
     # An ablation's speed is that of a type.
-    chosen = plan(parser, args, [name for name in METHODS if not name.startswith("ablation_")])
+    default = [name for name in METHODS if not name.startswith("ablation_")]
+    if args.family != "lm":
+        default = [name for name in default if ENCODINGS[METHODS[name].encoding].bidirectional]
+    chosen = plan(parser, args, default)
     family = FAMILIES[args.family]
     args.layers, args.vocab_size = args.layers or family.layers, args.vocab_size or family.types
     logging.disable(logging.INFO)

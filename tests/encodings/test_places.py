@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings import ENCODINGS, build_encoding
 from fairseq_lrpe.ops.places import Places, diagonal_places
 
 OPTIONS = [
-    *((name, {}) for name in ENCODINGS),
+    *((name, {}) for name, cls in ENCODINGS.items() if cls.bidirectional),
     *(("lrpe", {"core": core, "rotation": "identity"}) for core in ("unitary", "mixed", "permutation")),
     ("lrpe", {"core": "unitary", "rotation": "fft"}),
     ("lrpe", {"core": "unitary", "learn_theta": True}),

@@ -148,7 +148,8 @@ def plain(decoder, tokens, memory):
 
 
 @pytest.mark.parametrize(
-    "arch", ["softmax_lm_xl", "softmax_lm_shaw", "softmax_lm_roper", "linear_lm_tmlr_type1"]
+    "arch",
+    [f"softmax_lm_{name}" for name in ("xl", "shaw", "roper", "cope", "path")] + ["linear_lm_tmlr_type1"],
 )
 def test_gradients_are_those_of_a_constant_memory(arch):
     """They reach the projections of what is remembered, and no word that is seen in the memory alone."""

@@ -30,7 +30,12 @@ from fairseq_lrpe.positions import POSITIONS, build_position
 METHOD_ARCHITECTURES = [
     f"{attention}_roberta_{name}" for name, method in METHODS.items() for attention in method.attentions()
 ]
-CASES = [(arch, {}) for arch in METHOD_ARCHITECTURES] + [
+BIDIRECTIONAL = [
+    arch
+    for arch in METHOD_ARCHITECTURES
+    if ENCODINGS[METHODS[arch.split("_roberta_")[1]].encoding].bidirectional
+]
+CASES = [(arch, {}) for arch in BIDIRECTIONAL] + [
     (f"{attention}_roberta_base", {"token_positions": positions})
     for attention in ("linear", "softmax")
     for positions in TOKEN_POSITIONS
@@ -92,6 +97,14 @@ def test_one_architecture_per_method_and_attention():
             assert config.token_positions == method.flags.get("token_positions", "learned")
 
 
+@pytest.mark.parametrize("arch", sorted({*METHOD_ARCHITECTURES} - {*BIDIRECTIONAL}))
+def test_causal_encodings_are_refused(arch):
+    with pytest.raises(
+        SystemExit, match=r"^fairseq_lrpe: encoding .*: use it in a language model or a decoder$"
+    ):
+        build(arch)
+
+
 @every
 def test_every_layer_has_the_attention_of_its_name(arch, flags):
     model, _ = build(arch, **flags)
@@ -129,7 +142,7 @@ def test_a_later_token_reaches_every_earlier_position(arch, flags):
     assert difference.min() > 1e-3
 
 
-@pytest.mark.parametrize("arch", METHOD_ARCHITECTURES)
+@pytest.mark.parametrize("arch", BIDIRECTIONAL)
 def test_every_parameter_learns(arch):
     model, pad = build(arch)
     model(padded_batch(pad)[0])[0].square().sum().backward()

@@ -20,6 +20,12 @@ CASES = [
     (f"{attention}_transformer_{name}", {})
     for name, method in METHODS.items()
     for attention in method.attentions()
+    if ENCODINGS[method.encoding].bidirectional
+]
+CASES += [
+    (f"softmax_transformer_{name}", {"encoding_in": "decoder"})
+    for name, method in METHODS.items()
+    if not ENCODINGS[method.encoding].bidirectional
 ]
 CASES += [("linear_transformer_base", {"token_positions": positions}) for positions in TOKEN_POSITIONS]
 # The decoder's attention may be linear too.
@@ -139,9 +145,9 @@ def test_each_part_has_the_attention_that_was_asked_for(arch, flags):
     attention, _, name = arch.split("_", 2)
     kinds = {"linear": LinearAttention, "softmax": SoftmaxAttention}
     wanted = {"encoder": attention, "decoder": flags.get("decoder_attention", "softmax")}
-    everywhere = attention == "softmax" or flags.get("encoding_in") == "both"
+    where = flags.get("encoding_in", "both" if attention == "softmax" else "encoder")
     for part, kind in wanted.items():
-        encoding = ENCODINGS[METHODS[name].encoding if part == "encoder" or everywhere else "none"]
+        encoding = ENCODINGS[METHODS[name].encoding if where in (part, "both") else "none"]
         for number, layer in enumerate(getattr(model, part).layers, 1):
             assert type(layer.self_attn) is kinds[kind] and type(layer.self_attn.encoding) is encoding
             assert layer.self_attn.causal == (part == "decoder")

@@ -9,6 +9,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
 
 SMALL = {
@@ -18,7 +19,12 @@ SMALL = {
     "encoder_attention_heads": 4,
     "patch_size": 4,
 }
-ARCHS = [f"{attention}_vit_{name}" for name, method in METHODS.items() for attention in method.attentions()]
+ARCHS = [
+    f"{attention}_vit_{name}"
+    for name, method in METHODS.items()
+    if ENCODINGS[method.encoding].bidirectional
+    for attention in method.attentions()
+]
 
 
 def build(arch, image_size=12, labels=5, **flags):

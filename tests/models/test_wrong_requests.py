@@ -57,6 +57,7 @@ TRAINING = [
     ("--max-update -1", "--max-update must be at least 0, not -1"),
     ("--lr-scheduler inverse_sqrt --warmup-updates -1", "--warmup-updates must be at least 0, not -1"),
     ("--lr x", "argument --lr: invalid"),
+    ("--attention softmax --encoding cope --cope-positions 1", "cope tells apart at least 2 positions"),
     ("--task masked_lm", "the task masked_lm is for the roberta architectures"),
     ("--task nosuch", "invalid choice: 'nosuch'"),
     ("--fp16", "--fp16 needs a GPU: leave it out"),

@@ -126,7 +126,7 @@ def other_facts(folder):
         (drop("train.source-question.source.idx"), "", "train.source-question.source.idx missing"),
         (other_facts, "", "is missing or not of BERT's word pieces"),
         (None, "--decoder-attention-heads 3", "the embed dim 16 is not divisible by 3 attention heads"),
-        (None, "--attention linear", "adds a bias to the score matrix, which linear attention never forms"),
+        (None, "--attention linear", "works on the score matrix, which linear attention never forms"),
         (None, "--task translation -s source -t question", "the task translation is for the transformer"),
     ],
 )

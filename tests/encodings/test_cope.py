@@ -1,0 +1,167 @@
+"""Contextual position encoding, against the paper's equations in loops."""
+
+import copy
+
+import pytest
+import torch
+from exact import assert_same, random
+from largest import Largest
+
+from fairseq_lrpe.attention import SoftmaxAttention, softmax
+from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.encodings import build_encoding
+
+H, D, B = 2, 4, 2
+
+
+def build(positions=64, dtype=torch.float64):
+    """An encoding whose vectors are random."""
+    encoding = build_encoding("cope", num_heads=H, head_dim=D, causal=True, positions=positions)
+    with torch.no_grad():
+        encoding.embeddings.normal_()
+    return encoding.to(dtype)
+
+
+def attention(positions=64):
+    module = SoftmaxAttention(build(positions)).double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module
+
+
+def scores(encoding, q, k, q_offset=0, padding=None):
+    return encoding.scores_in_parts(q, k, q_offset, padding)(q, k, q_offset)
+
+
+def definition(encoding, q, k, q_offset=0, padding=None):
+    """The gates, then the positions, then the vectors between two whole positions; 0 after the query."""
+    out, last = q.new_zeros(len(q), H, q.size(2), k.size(2)), len(encoding.embeddings) - 1
+    for b in range(len(q)):
+        for h in range(H):
+            for i in range(q.size(2)):
+                query = q[b, h, i] / D**0.5
+                position = q.new_zeros(())
+                for j in reversed(range(q_offset + i + 1)):
+                    if padding is None or not padding[b, j]:
+                        position = position + (query @ k[b, h, j]).sigmoid()
+                    p = position.clamp(max=last)
+                    share = p - p.detach().floor()
+                    below, above = (encoding.embeddings[int(n)] for n in (p.floor(), p.ceil()))
+                    e = share * above + (1 - share) * below
+                    out[b, h, i, j] = query @ k[b, h, j] + query @ e
+    return out
+
+
+@pytest.mark.parametrize("positions", [2, 3, 64])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize(("queries", "q_offset"), [(9, 0), (3, 6), (1, 8)])
+def test_scores_and_gradients_are_the_definitions(positions, padded, queries, q_offset):
+    encoding = build(positions)
+    q = 2 * random(B, H, queries, D, seed=1)
+    k = 2 * random(B, H, 9, D, seed=2)
+    padding = torch.zeros(B, 9, dtype=torch.bool)
+    padding[0, :2] = padding[1, 4] = padding[1, 7:] = padded
+    i = torch.arange(q_offset, 9)[:, None]
+    seen = (torch.arange(9) <= i) & ~padding[:, None, None]
+    leaves, results = [q.requires_grad_(), k.requires_grad_(), encoding.embeddings], []
+    for score in (scores, definition):
+        found = score(encoding, q, k, q_offset, padding if padded else None).masked_fill(~seen, 0.0)
+        gradients = torch.autograd.grad((found * random(*found.shape, seed=3)).sum(), leaves)
+        results.append((found, *gradients))
+    assert_same(*results)
+
+
+def test_keys_further_away_than_the_last_position_have_its_vector():
+    """With the same key everywhere p is (i − j + 1)·g."""
+    encoding = build(positions=4)
+    q, k = random(1, H, 1, D, seed=1), random(1, H, 1, D, seed=2).expand(1, H, 40, D)
+    content = (q @ k.mT)[:, :, 0] / D**0.5
+    position = content.sigmoid() * torch.arange(40, 0, -1)
+    far = position >= 3
+    assert far.sum() > 20 and not far.all()
+    added = scores(encoding, q, k, 39)[:, :, 0] - content
+    assert_same(added[far], ((q @ encoding.embeddings[3]) / D**0.5).expand(1, H, 40)[far])
+    whole = position.floor().long().clamp(max=2)
+    share = (position - whole).clamp(max=1)[..., None]
+    between = (1 - share) * encoding.embeddings[whole] + share * encoding.embeddings[whole + 1]
+    assert_same(added, (between * q).sum(-1) / D**0.5)
+
+
+def test_at_first_all_positions_are_the_same():
+    encoding = build_encoding("cope", num_heads=H, head_dim=D, causal=True)
+    assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == {"embeddings": (64, D)}
+    q, k = random(B, H, 9, D, seed=1), random(B, H, 9, D, seed=2)
+    assert_same(scores(encoding.double(), q, k), q @ k.mT / D**0.5)
+
+
+@pytest.mark.parametrize("length", [50, 1100])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_blocks_of_queries_are_the_whole(monkeypatch, length, padded):
+    """Those of a long sequence are made again in the backward pass."""
+    module, x = attention(20), random(length, B, H * D).requires_grad_()
+    padding = torch.zeros(B, length, dtype=torch.bool)
+    padding[0, :7] = padding[1, 30] = padded
+    w, results = random(length, B, H * D, seed=2)[~padding.T], []
+    for rows in (2**40, 16 if length == 50 else 250):
+        monkeypatch.setattr(softmax, "_CAUSAL_ROWS", rows)
+        monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40)
+        out = module(x, key_padding_mask=padding if padded else None)[0][~padding.T]
+        results.append((out, *torch.autograd.grad((out * w).sum(), [x, *module.parameters()])))
+    assert_same(*results)
+
+
+def test_a_text_in_pieces_is_the_whole():
+    module, x, state = attention(5), random(300, B, H * D), {}
+    padding = torch.zeros(B, 300, dtype=torch.bool)
+    padding[1, :20] = True
+    with torch.no_grad():
+        whole, _ = module(x, key_padding_mask=padding)
+        pieces = [
+            module(x[:30], key_padding_mask=padding[:, :30], incremental_state=state)[0],
+            module(x[30:298], incremental_state=state)[0],
+            *(module(x[i : i + 1], incremental_state=state)[0] for i in (298, 299)),
+        ]
+    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
+
+
+def test_the_window_of_the_same_length_counts_from_the_query():
+    """Keys before the window count for none in it: those in it are seen at the same positions."""
+    module, x = attention(30), random(40, B, H * D)
+    module.window = 8
+    windowed, _ = module(x)
+    for i in (8, 20, 39):
+        assert_same(windowed[i], module(x[i - 7 : i + 1])[0][-1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_counts_exactly_enough(dtype):
+    """Hundreds of gates are added up, far more than sums of that precision can hold."""
+    encoding = build(dtype=dtype)
+    q, k = random(1, H, 1, D, seed=1).to(dtype), random(1, H, 400, D, seed=2).to(dtype)
+    found = scores(encoding, q, k, 399)
+    assert found.dtype == dtype
+    exact = scores(copy.deepcopy(encoding).double(), q.double(), k.double(), 399)
+    assert (found - exact).norm() / exact.norm() < 8 * torch.finfo(dtype).eps
+    leaves = [q.requires_grad_(), k.requires_grad_(), encoding.embeddings]
+    gradients = torch.autograd.grad(scores(encoding, q, k, 399).sum(), leaves)
+    for gradient, leaf in zip(gradients, leaves, strict=True):
+        assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
+
+
+def test_no_tensor_is_much_larger_than_the_scores():
+    encoding = build()
+    leaves = [random(B, H, 256, D, seed=s).requires_grad_() for s in (1, 2)]
+    with Largest() as largest:
+        scores(encoding, *leaves).sum().backward()
+    assert largest.numel <= 2 * B * H * 256 * 256  # a complex number counts as two
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"^cope tells apart at least 2 positions, not 1$"):
+        build(positions=1)
+    with pytest.raises(ValueError, match=r"^encoding 'cope' counts on keys that are not after the query"):
+        build_encoding("cope", num_heads=H, head_dim=D, causal=False)
+    cfg = PositionConfig(encoding="cope", attention="linear")
+    with pytest.raises(ValueError, match=r"^encoding 'cope' works on the score matrix, .*: use softmax"):
+        encoding_from_config(cfg, embed_dim=H * D, num_heads=H, causal=True)

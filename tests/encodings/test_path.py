@@ -1,0 +1,185 @@
+"""Accumulated Householder transformations, against the paper's equations in loops."""
+
+import copy
+
+import pytest
+import torch
+from exact import assert_same, random
+
+from fairseq_lrpe.attention import SoftmaxAttention, softmax
+from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.ops import reflections
+
+H, D, B = 2, 4, 2
+E = H * D
+
+
+def attention(dtype=torch.float64):
+    """Softmax attention whose parameters are all random."""
+    module = SoftmaxAttention(build_encoding("path", num_heads=H, head_dim=D, causal=True))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(std=0.5)
+    return module.to(dtype).eval()
+
+
+def reflections_of(encoding, x):
+    """H_s of a sentence (n, E) for each position and head."""
+    hidden = x @ encoding.w_in.weight.T @ encoding.w_out.weight.T
+    beta, out = 2 * (x @ encoding.beta.weight.T + encoding.beta.bias).sigmoid(), []
+    for s in range(len(x)):
+        taps = [(t, s - 2 + t) for t in range(3) if s - 2 + t >= 0]
+        w = sum(encoding.convolution[t] * hidden[at] for t, at in taps)
+        w = w * w.sigmoid()
+        out.append([])
+        for h in range(H):
+            part = w[h * D : (h + 1) * D]
+            part = part / part.norm()
+            out[s].append(torch.eye(D, dtype=x.dtype) - beta[s, h] * torch.outer(part, part))
+    return out
+
+
+def definition(module, x, window=99):
+    """Attention of a sentence (n, E) without padding."""
+    q, k, v = (p(x).unflatten(-1, (H, D)) for p in (module.q_proj, module.k_proj, module.v_proj))
+    turns, rows = reflections_of(module.encoding, x), []
+    for i in range(len(x)):
+        heads = []
+        for h in range(H):
+            scores, seen = [], range(max(0, i + 1 - window), i + 1)
+            for j in seen:
+                product = torch.eye(D, dtype=x.dtype)
+                for s in range(j + 1, i + 1):
+                    product = turns[s][h] @ product
+                scores.append(q[i, h] @ product @ k[j, h] / D**0.5)
+            heads.append(torch.stack(scores).softmax(0) @ v[seen.start : i + 1, h])
+        rows.append(module.out_proj(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("places", [(0, 11), (4, 11), (0, 7), (2, 9)], ids=["full", "left", "right", "both"])
+@pytest.mark.parametrize("rows", [32, 3])
+def test_attention_and_gradients_are_the_definitions(monkeypatch, places, rows):
+    """Of one block and of several, whatever stands at padding."""
+    monkeypatch.setattr(reflections, "_ROWS", rows)
+    monkeypatch.setattr(reflections, "_BLOCKS", 2)
+    module, x, place = attention(), random(11, B, E).requires_grad_(), slice(*places)
+    padding = torch.ones(B, 11, dtype=torch.bool)
+    padding[0] = padding[1, place] = False
+    whole, _ = module(x, key_padding_mask=padding if padding.any() else None)
+    w, leaves, results = random(11, B, E, seed=1), [x, *module.parameters()], []
+    for first, second in (
+        (whole[:, 0], whole[place, 1]),
+        (definition(module, x[:, 0]), definition(module, x[place, 1])),
+    ):
+        total = (first * w[:, 0]).sum() + (second * w[place, 1]).sum()
+        results.append((first, second, *torch.autograd.grad(total, leaves)))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("length", [50, 1100])
+def test_blocks_of_queries_are_the_whole(monkeypatch, length):
+    """Those of a long sequence are made again in the backward pass."""
+    module, x = attention(), random(length, B, E).requires_grad_()
+    padding = torch.zeros(B, length, dtype=torch.bool)
+    padding[0, :7] = padding[1, 30] = True
+    w, results = random(length, B, E, seed=2)[~padding.T], []
+    for rows in (2**40, 16 if length == 50 else 250):
+        monkeypatch.setattr(softmax, "_CAUSAL_ROWS", rows)
+        monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40)
+        out = module(x, key_padding_mask=padding)[0][~padding.T]
+        results.append((out, *torch.autograd.grad((out * w).sum(), [x, *module.parameters()])))
+    assert_same(*results)
+
+
+@torch.no_grad()
+def test_a_text_in_pieces_is_the_whole():
+    module, x, state = attention(), random(300, B, E), {}
+    padding = torch.zeros(B, 300, dtype=torch.bool)
+    padding[1, :20] = True
+    whole, _ = module(x, key_padding_mask=padding)
+    pieces = [
+        module(x[:30], key_padding_mask=padding[:, :30], incremental_state=state)[0],
+        module(x[30:31], incremental_state=state)[0],
+        module(x[31:298], incremental_state=state)[0],
+        *(module(x[i : i + 1], incremental_state=state)[0] for i in (298, 299)),
+    ]
+    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
+
+
+@torch.no_grad()
+def test_the_kept_keys_are_those_that_all_reflections_have_turned():
+    """As wide as keys, and of the inputs the last two alone are kept."""
+    module, x, state = attention(), random(9, 1, E), {}
+    for part in x.split([4, 1, 4]):
+        module(part, incremental_state=state)
+    saved = module._get_input_buffer(state)
+    keys, turns = module.k_proj(x[:, 0]).unflatten(-1, (H, D)), reflections_of(module.encoding, x[:, 0])
+    for h in range(H):
+        for j in range(9):
+            key = keys[j, h]
+            for s in range(j + 1, 9):
+                key = turns[s][h] @ key
+            assert_same(saved["past"]["k"][0, h, j], key)
+    assert saved["past"]["k"].shape == (1, H, 9, D) and saved["inputs"].equal(x[-2:].transpose(0, 1))
+
+
+def test_a_window_hides_keys_and_no_reflection():
+    module, x = attention(), random(12, 1, E)
+    module.window = 5
+    assert_same(module(x)[0][:, 0], definition(module, x[:, 0], window=5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_half_precision_keeps_its_keys_in_float32(dtype):
+    """After 200 steps they are what the whole makes of the same numbers, to the precision of one score."""
+    module, x, state = attention(dtype), random(200, B, E).to(dtype), {}
+    pieces = torch.cat([module(part, incremental_state=state)[0] for part in x.split(1)])
+    assert pieces.dtype == dtype
+    assert module._get_input_buffer(state)["past"]["k"].dtype == torch.float32
+    whole, _ = module(x)
+    assert (pieces - whole).float().norm() / whole.float().norm() < 2 * torch.finfo(dtype).eps
+
+
+def test_autocast_leaves_the_reflections_in_float32():
+    """Scores of 300 positions are as precise as one product of half precision."""
+    module, x = attention(torch.float32), random(300, B, E).float().requires_grad_()
+    exact, _ = copy.deepcopy(module).double()(x.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        out, _ = module(x)
+    assert (out - exact).norm() / exact.norm() < 4 * torch.finfo(torch.bfloat16).eps
+    for gradient in torch.autograd.grad(out.float().sum(), [x, *module.parameters()]):
+        assert gradient.dtype == torch.float32 and gradient.isfinite().all()
+
+
+def test_a_reflection_that_vanishes_has_a_gradient():
+    """β is 0 in float32 where its logit is -200."""
+    module = attention(torch.float32)
+    with torch.no_grad():
+        module.encoding.beta.bias.fill_(-200.0)
+    out, _ = module(random(9, B, E).float())
+    gradients = torch.autograd.grad(out.sum(), [*module.parameters()])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+def test_parameters():
+    encoding = build_encoding("path", num_heads=8, head_dim=64, causal=True)
+    assert {name: tuple(x.shape) for name, x in encoding.state_dict().items()} == {
+        "w_in.weight": (32, 512),
+        "w_out.weight": (512, 32),
+        "convolution": (3, 512),
+        "beta.weight": (8, 512),
+        "beta.bias": (8,),
+    }
+    steps = encoding.steps(torch.randn(2 + 7, 3, 512))
+    assert steps.shape == (3, 8, 7, 64) and (steps.norm(dim=-1) ** 2 < 2).all()
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"^encoding 'path' counts on keys that are not after the query"):
+        build_encoding("path", num_heads=H, head_dim=D, causal=False)
+    cfg = PositionConfig(encoding="path", attention="linear")
+    with pytest.raises(ValueError, match=r"^encoding 'path' works on the score matrix, .*: use softmax"):
+        encoding_from_config(cfg, embed_dim=E, num_heads=H, causal=True)

@@ -1,0 +1,92 @@
+"""Reflected keys in blocks, against reflecting one key after the other."""
+
+import pytest
+import torch
+from exact import assert_same, random
+from largest import Largest
+
+from fairseq_lrpe.ops import reflections
+from fairseq_lrpe.ops.reflections import ReflectedKeys
+
+B, H, D = 2, 2, 6
+
+
+def vectors(length, seed=0, d=D):
+    """With ‖u‖² = β from 0 to 2."""
+    beta = 2 * random(B, H, length, 1, seed=seed + 100).sigmoid()
+    return torch.nn.functional.normalize(random(B, H, length, d, seed=seed), dim=-1) * beta.sqrt()
+
+
+def definition(q, k, u, first):
+    """The scores, 0 after the query, and the keys after the last position."""
+    before, rows = k.size(2) - u.size(2), []
+    moved = k[:, :, :before]
+    for t in range(before, k.size(2)):
+        at = u[:, :, t - before, None]
+        moved = torch.cat([moved - (moved * at).sum(-1, keepdim=True) * at, k[:, :, t, None]], dim=2)
+        if first <= t < first + q.size(2):
+            seen = (moved * q[:, :, t - first, None]).sum(-1)
+            rows.append(torch.nn.functional.pad(seen, (0, first + q.size(2) - t - 1)))
+    return torch.stack(rows, dim=2), moved
+
+
+@pytest.mark.parametrize(
+    ("keys", "before", "first", "queries"),
+    [
+        (1, 0, 0, 1),
+        (9, 0, 0, 9),
+        (32, 0, 0, 32),
+        (33, 0, 0, 33),
+        (140, 0, 0, 140),
+        (140, 0, 139, 1),
+        (300, 0, 123, 100),
+        (300, 0, 256, 44),
+        (60, 17, 17, 43),
+        (60, 17, 23, 10),
+        (60, 17, 30, 10),
+        (200, 17, 145, 55),
+        (60, 59, 59, 1),
+        (60, 56, 57, 3),
+    ],
+)
+@pytest.mark.parametrize(("rows", "blocks"), [(32, 4), (3, 2)])
+def test_scores_and_gradients_are_the_definitions(monkeypatch, keys, before, first, queries, rows, blocks):
+    monkeypatch.setattr(reflections, "_ROWS", rows)
+    monkeypatch.setattr(reflections, "_BLOCKS", blocks)
+    q, k = random(B, H, queries, D, seed=1), random(B, H, keys, D, seed=2)
+    leaves, results = [x.requires_grad_() for x in (q, k, vectors(keys - before))], []
+    seen = torch.ones(queries, first + queries, dtype=torch.bool).tril(first)
+    reflected = ReflectedKeys(k, leaves[2])
+    ours = reflected.scores(q, first).masked_fill(~seen, 0.0), reflected.moved()
+    for scores, moved in (ours, definition(*leaves, first)):
+        total = (scores * random(*scores.shape, seed=3)).sum() + (moved * random(*moved.shape, seed=4)).sum()
+        results.append((scores, moved, *torch.autograd.grad(total, leaves, materialize_grads=True)))
+    assert_same(*results)
+
+
+def test_whole_reflections_keep_the_length():
+    """With β = 2 every H is orthogonal, and twice the same one is none."""
+    k, u = random(B, H, 200, D), 2**0.5 * torch.nn.functional.normalize(random(B, H, 200, D, seed=1), dim=-1)
+    assert_same(ReflectedKeys(k, u).moved().norm(dim=-1), k.norm(dim=-1))
+    same = u[:, :, :1].expand(-1, -1, 200, -1)
+    assert_same(ReflectedKeys(k, same).moved()[:, :, 1::2], k[:, :, 1::2])
+
+
+@pytest.mark.parametrize("beta", [1.0, 2.0, None])
+def test_float32_is_exact_over_4096_keys(beta):
+    """Vectors that are all nearly the same are the worst for the triangular systems."""
+    d, length = 64, 4096
+    u = torch.nn.functional.normalize(random(1, 1, 1, d) + 0.3 * random(1, 1, length, d, seed=1), dim=-1)
+    u = u * (2 * random(1, 1, length, 1, seed=2).sigmoid() if beta is None else beta) ** 0.5
+    q, k = random(1, 1, 100, d, seed=3), random(1, 1, length, d, seed=4)
+    exact = ReflectedKeys(k, u).scores(q, length - 100)
+    ours = ReflectedKeys(k.float(), u.float()).scores(q.float(), length - 100)
+    seen = torch.ones(100, length, dtype=torch.bool).tril(length - 100)
+    assert ((ours - exact)[..., seen]).norm() / exact[..., seen].norm() < 1e-5
+
+
+def test_no_tensor_is_much_larger_than_the_keys_or_the_scores():
+    q, k, u = (random(B, H, 1000, 16, seed=seed).requires_grad_() for seed in range(3))
+    with Largest() as largest:
+        ReflectedKeys(k, 0.3 * u).scores(q[:, :, 900:], 900).sum().backward()
+    assert largest.numel <= B * H * 128 * 1024  # of whole blocks
