@@ -15,6 +15,8 @@ class ALiBi(Encoding):
     No parameters; O(L²) additions in softmax attention and nothing more in linear attention.
     """
 
+    bidirectional = False
+
     @property
     def log_decay(self) -> Tensor | None:
         heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)

@@ -238,14 +238,12 @@ def build_encoding(name: str, **arguments) -> Encoding:
             own = ", ".join(known) or "none"
             raise ValueError(f"encoding {name!r} has no option {option!r}: it has {own}")
     encoding = cls(**arguments)
-    if not (encoding.causal or encoding.bidirectional):
-        raise ValueError(
-            f"encoding {name!r} counts on keys that are not after the query, as in causal attention alone: "
-            "use it in a language model or a decoder"
-        )
-    if encoding.log_decay is not None and not encoding.causal:
-        raise ValueError(
-            f"encoding {name!r} fades with the distance into the past, which only causal attention knows: "
-            "use it in a language model or a decoder"
-        )
-    return encoding
+    if encoding.causal:
+        return encoding
+    if encoding.log_decay is not None:
+        reason = "fades with the distance into the past, which only causal attention knows"
+    elif not encoding.bidirectional:
+        reason = "counts on keys that are not after the query, as in causal attention alone"
+    else:
+        return encoding
+    raise ValueError(f"encoding {name!r} {reason}: use it in a language model or a decoder")

@@ -16,6 +16,8 @@ class LRPEDecay(LRPE):
     of 8h/H; here the paper's formula holds. O(L d), at a width of 2d.
     """
 
+    bidirectional = False
+
     def __init__(self, **shared):
         super().__init__(core="unitary", rotation="identity", learn_theta=True, **shared)
 

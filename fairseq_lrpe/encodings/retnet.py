@@ -16,6 +16,8 @@ class RetNet(RoPE):
     is added to the scores, as every decay is. No parameters; O(L d).
     """
 
+    bidirectional = False
+
     @property
     def log_decay(self) -> Tensor | None:
         heads = torch.arange(self.num_heads, dtype=torch.float64)

@@ -21,6 +21,8 @@ class XPos(RoPE):
     No parameters; O(L d) in linear attention, O(L² d) without torch's own kernel in softmax attention.
     """
 
+    bidirectional = False
+
     def __init__(self, *, gamma: float = 0.4, scale_base: int = 1, **shared):
         super().__init__(**shared)
         if not gamma > 0:
