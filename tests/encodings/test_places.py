@@ -107,7 +107,9 @@ def test_softmax_attention_in_a_grid(name, options):
 
 
 @pytest.mark.parametrize("norm", ["denominator", "layernorm", "content"])
-@pytest.mark.parametrize("name", [name for name in ENCODINGS if ENCODINGS[name].decomposable])
+@pytest.mark.parametrize(
+    "name", [name for name, cls in ENCODINGS.items() if cls.decomposable and cls.bidirectional]
+)
 def test_linear_attention_in_a_grid(name, norm):
     """Rows of the grid encoded one by one, each from its own offset, then all keys for all queries."""
     encoding, places = encoding_of(name, {}), diagonal_places(ROWS, COLUMNS)
