@@ -99,9 +99,7 @@ def test_one_architecture_per_method_and_attention():
 
 @pytest.mark.parametrize("arch", sorted({*METHOD_ARCHITECTURES} - {*BIDIRECTIONAL}))
 def test_causal_encodings_are_refused(arch):
-    with pytest.raises(
-        SystemExit, match=r"^fairseq_lrpe: encoding .*: use it in a language model or a"
-    ):
+    with pytest.raises(SystemExit, match=r"^fairseq_lrpe: encoding .*: use it in a language model or a"):
         build(arch)
 
 
