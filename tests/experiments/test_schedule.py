@@ -115,7 +115,7 @@ def test_only_some_methods():
     assert table.runs(only=["tmlr_type1"]) == [only]
     with pytest.raises(ValueError, match="the table has no method 'xl': choose from ablation_householder"):
         table.runs(only=["xl"])
-    with pytest.raises(ValueError, match="no table 'table5' in configs/tables: choose from extrapolation, iclr_table2"):
+    with pytest.raises(ValueError, match="no table 'table5' in configs/tables: choose from extrapolation, "):
         Table("table5")
 
 
