@@ -144,7 +144,7 @@ class Encoding(nn.Module):
         if decay is None or decay.dim() == 1:
             return None
         products = fading_products(decay, k.size(-2))
-        return lambda q, k, q_offset=0: self.scale * products(q, k, q_offset)
+        return lambda q, k, q_offset=0: products(self.scale * q, k, q_offset)
 
     def settled(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
         """Returns what later calls get of the keys of :meth:`scores_in_parts`, which returned ``scores``."""

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -26,23 +25,21 @@ def fading_products(log_decay: Tensor, positions: int) -> Callable[[Tensor, Tens
     """
     rows = rows_in_range(log_decay, 64)
     half = rows // 2
-    powers = torch.arange(-half, positions + half, device=log_decay.device)
-    weights = torch.exp(log_decay[:, None] * powers[:, None])  # γ^t stands at t + half
-    newest_first = weights.flip(-2)
+    powers = torch.arange(positions + half - 1, -positions - half, -1, device=log_decay.device)
+    # Keys far after the middle are after every query as well: their weights are as good as any, and finite.
+    weights = torch.exp(log_decay[:, None] * powers[:, None].clamp(min=-half))
 
     def products(q, k, q_offset):
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        here, back = weights.to(q.device, dtype), newest_first.to(q.device, dtype)
-        parts = []
-        for start in range(0, q.size(-2), rows):
-            part = q[..., start : start + rows, :].to(dtype)
-            first = q_offset + start
-            keys = min(k.size(-2), first + part.size(-2))
-            middle = first + half
-            oldest = back.size(-2) - 1 - half - middle  # where γ^middle stands, the weight of key 0
-            part = part * here[:, : part.size(-2)]
-            seen = k[..., :keys, :].to(dtype) * back[:, oldest : oldest + keys]
-            parts.append(F.pad(part @ seen.mT, (0, k.size(-2) - keys)))
-        return torch.cat(parts, dim=-2)
+        dtype, parts = torch.promote_types(q.dtype, torch.float32), []
+        at = weights.to(q.device, dtype)  # γ^t stands at positions + half − 1 − t
+        here = at[:, positions + 2 * half - rows : positions + 2 * half].flip(-2)  # γ^(i−m)
+        with torch.autocast(q.device.type, enabled=False):  # it would multiply in half precision again
+            k = k.to(dtype)
+            for start in range(0, q.size(-2), rows):
+                part = q[..., start : start + rows, :].to(dtype)
+                oldest = positions - 1 - q_offset - start  # where γ^m stands, the weight of key 0
+                seen = k * at[:, oldest : oldest + k.size(-2)]
+                parts.append(part * here[:, : part.size(-2)] @ seen.mT)
+        return torch.cat(parts, dim=-2) if len(parts) > 1 else parts[0]
 
     return products

@@ -120,15 +120,17 @@ def test_linear_attention(name, chunk_size):
     assert_same(gradients(encoding, out, q, k, v), gradients(encoding, expected, q, k, v))
 
 
+@pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("rate", [1e-12, 1e-3, 0.5, 40.0])
-def test_fading_products_stay_in_float32(rate):
+def test_fading_products_stay_in_float32(rate, autocast):
     """Under weak decays and strong ones, at the end of 3,000 positions; masked entries are finite."""
     decay = -rate * torch.tensor([[1.0, 0.3, 0.0, 0.01]], dtype=torch.float64)
     q, k = torch.rand(1, 2, 100, 4, dtype=torch.float64), torch.rand(1, 2, 3000, 4, dtype=torch.float64)
     distance = torch.arange(2900, 3000)[:, None] - torch.arange(3000)
     weights = torch.exp(decay[0] * distance[..., None].clamp(min=0))
     expected = torch.einsum("bhid,bhjd,ijd->bhij", q, k, weights).tril(2900)
-    found = fading_products(decay, 3000)(q.float(), k.float(), 2900)
+    with torch.autocast("cpu", enabled=autocast):
+        found = fading_products(decay, 3000)(q.float(), k.float(), 2900)
     assert found.isfinite().all()
     torch.testing.assert_close(found.tril(2900).double(), expected, rtol=1e-5, atol=1e-6)
 
