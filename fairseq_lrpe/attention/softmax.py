@@ -42,8 +42,7 @@ class SoftmaxAttention(SelfAttention):
     def __init__(self, encoding: Encoding, dropout: float = 0.0):
         super().__init__(encoding)
         self.dropout = dropout
-        own_scores = type(encoding).scores_in_parts is not Encoding.scores_in_parts
-        self._biased = encoding.biased or encoding.needs_weights or own_scores
+        self._biased = encoding.biased or encoding.needs_weights
 
     window = 0
     """How many keys a query sees, itself among them; 0 is all that are not after it."""

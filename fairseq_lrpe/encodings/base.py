@@ -105,8 +105,9 @@ class Encoding(nn.Module):
 
     @property
     def biased(self) -> bool:
-        """Returns whether :meth:`bias` can be anything but None."""
-        return type(self).bias is not Encoding.bias or self.log_decay is not None
+        """Returns whether softmax attention's scores can be anything but scale·q·kᵀ."""
+        own = type(self).bias, type(self).scores_in_parts
+        return own != (Encoding.bias, Encoding.scores_in_parts) or self.log_decay is not None
 
     def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor | None]:
         """Returns :meth:`bias` as a function to call for some of these queries and the keys they may see.
@@ -141,9 +142,14 @@ class Encoding(nn.Module):
         keys before them are what :meth:`settled` has made of them.
         """
         decay = self.log_decay
-        if decay is None or decay.dim() == 1:
-            return None
-        products = fading_products(decay, k.size(-2))
+        return None if decay is None or decay.dim() == 1 else self.fading_scores(decay, k.size(-2))
+
+    def fading_scores(self, log_decay: Tensor, keys: int) -> Callable[..., Tensor]:
+        """Returns the function for :meth:`scores_in_parts` where pairs weigh exp(log_decay·(i−j)).
+
+        ``log_decay`` is (H, d) or (1, d), of each feature, or (H, 1), of each head.
+        """
+        products = fading_products(log_decay, keys)
         return lambda q, k, q_offset=0: products(self.scale * q, k, q_offset)
 
     def settled(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:

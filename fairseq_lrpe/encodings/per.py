@@ -1,12 +1,13 @@
 """PermuteFormer."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import Encoding, at_positions, register_encoding
 from fairseq_lrpe.ops.permutation import permutation_powers, permute_features
-from fairseq_lrpe.ops.relative import spread
 
 
 @register_encoding("per")
@@ -16,7 +17,7 @@ class PER(Encoding):
     The scores are r_h^(i−j) (π_h^i q_i)·(π_h^j k_j), with a random permutation π_h of each head's features.
     When causal, r_h = sigmoid(3h/H + 2), h = 0..H-1; bidirectionally r = 1. The published form divides k
     by r^j, which float32 leaves after some 700 positions: here r reaches linear attention as ``log_decay``,
-    O(L d), and in softmax attention r^(i−j), never above 1, multiplies the scores: one more product, O(L² d).
+    O(L d), and in softmax attention r^(i−j), never above 1, multiplies the scores, O(L² d).
     """
 
     def __init__(self, **shared):
@@ -46,8 +47,14 @@ class PER(Encoding):
         return self.causal
 
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor | None:
-        if not self.causal:
-            return None
-        distance = torch.arange(q_offset + q.size(-2) - 1, -1, -1, device=q.device)
-        missing = self.scale * torch.expm1(self.log_decay[:, None] * distance)
-        return (q @ k.mT) * spread(missing.to(q.dtype), q.size(-2), k.size(-2))
+        return None  # r multiplies the scores
+
+    def scores_in_parts(
+        self,
+        q: Tensor,
+        k: Tensor,
+        q_offset: int = 0,
+        key_padding_mask: Tensor | None = None,
+        steps: Tensor | None = None,
+    ) -> Callable[..., Tensor] | None:
+        return self.fading_scores(self.log_decay[:, None], k.size(-2)) if self.causal else None

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from rich.progress import track
 
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
-from fairseq_lrpe.encodings import ENCODINGS, Encoding
+from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.files import new_folder
@@ -75,7 +75,7 @@ def score_curves(path):
     relative = [
         name
         for name, cls in ENCODINGS.items()
-        if name != "none" and not cls.absolute and cls.scores_in_parts is Encoding.scores_in_parts
+        if name != "none" and not cls.absolute and (cls.decomposable or cls.bidirectional)
     ]
     methods = {n: m for n, m in METHODS.items() if m.encoding in relative and not n.startswith("ablation_")}
     columns = 5

@@ -18,7 +18,8 @@ def fading_products(log_decay: Tensor, positions: int) -> Callable[[Tensor, Tens
     """Returns a function of q (B, H, Lq, d), k (B, H, Lk, d) and the first query's position ``q_offset``.
 
     It returns s_ij = Σ_t exp(log_decay_t·(i−j)) q_it k_jt, (B, H, Lq, Lk), where j ≤ i; its other entries are
-    finite. ``log_decay`` (H, d), or (1, d) for all heads, is at most 0; ``positions`` is how many there are.
+    finite. ``log_decay`` (H, d), or (1, d) for all heads, or (H, 1) for all features, is at most 0;
+    ``positions`` is how many there are.
 
     Some queries at a time are weighted by γ^(i−m), m in their middle, and the keys by γ^(m−j): neither
     overflows, and the weights of distant keys vanish. O(Lq Lk d).

@@ -36,22 +36,16 @@ def build(name, causal, dropout=0.0):
 
 @pytest.fixture
 def rows(monkeypatch):
-    """rows(n): blocks of n queries, or of all of them; returns the queries of each bias made since."""
+    """rows(n): blocks of n queries, or of all of them; returns those that attended since."""
 
     def rows(module, n):
         seen = []
-        bias_in_parts = type(module.encoding).bias_in_parts
 
-        def counted(*whole):
-            bias = bias_in_parts(module.encoding, *whole)
+        def counted(q, k, v, key_padding_mask, offset, *functions):
+            seen.append((offset, q.size(2), k.size(2)))
+            return SoftmaxAttention._rows(module, q, k, v, key_padding_mask, offset, *functions)
 
-            def part(q, k, q_offset):
-                seen.append((q_offset, q.size(2), k.size(2)))
-                return bias(q, k, q_offset)
-
-            return part
-
-        monkeypatch.setattr(module.encoding, "bias_in_parts", counted)
+        monkeypatch.setattr(module, "_rows", counted)
         monkeypatch.setattr(softmax, "_CAUSAL_ROWS", 2**40)
         monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40 if n is None else n * B * H * L)
         return seen

@@ -164,7 +164,7 @@ def test_per_in_softmax_attention_multiplies_the_scores(queries, keys, q_offset)
         dtype=torch.float64,
     )
     q, k = encoding(*leaves, q_offset, 0)
-    ours = encoding.scale * (q @ k.transpose(-1, -2)) + encoding.bias(q, k, q_offset)
+    ours = encoding.scores_in_parts(q, k, q_offset)(q, k, q_offset)
     results = []
     for out in (ours * (fade > 0), definition("per", encoding, *leaves, q_offset) * fade / math.sqrt(D)):
         results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
@@ -177,7 +177,8 @@ def test_pers_rates(heads):
     expected = torch.tensor([rate(encoding, h) for h in range(heads)], dtype=torch.float64)
     assert_same(encoding.log_decay.exp(), expected)
     assert build("per", causal=False).log_decay is None
-    assert build("per", causal=False).bias(random(1, H, 3, D), random(1, H, 3, D)) is None
+    x = random(1, H, 3, D)
+    assert build("per", causal=False).scores_in_parts(x, x) is build("per").bias(x, x) is None
 
 
 # In attention.
@@ -325,9 +326,8 @@ def test_per_far_out_in_softmax_attention():
     encoding = build("per", dtype=torch.float32)
     q, k = random(1, H, 3, D, seed=1).float(), random(1, H, 100_003, D, seed=2).float()
     q, k = encoding(q, k, 100_000, 0)
-    bias = encoding.bias(q, k, 100_000)
-    assert torch.isfinite(bias).all()
-    faded = encoding.scale * (q @ k.transpose(-1, -2)) + bias
+    faded = encoding.scores_in_parts(q, k, 100_000)(q, k, 100_000)
+    assert torch.isfinite(faded).all()
     assert faded[..., :90_000].abs().max() < 1e-6 < faded[..., -50:].abs().max()
 
 
@@ -473,7 +473,11 @@ def test_half_precision_is_kept(name, dtype):
         (encoding.decode_output(x, 30), exact.decode_output(x.double(), 30)),
     ]
     if name == "per":
-        pairs.append((encoding.bias(x, x), exact.bias(x.double(), x.double())))
+        scores = (
+            one.scores_in_parts(x, x)(x.to(y), x.to(y))
+            for one, y in ((encoding, dtype), (exact, torch.double))
+        )
+        pairs.append((next(scores).tril().to(dtype), next(scores).tril()))
     for ours, theirs in pairs:
         assert ours.dtype == dtype
         error = (ours.double() - theirs).norm() / theirs.norm()
