@@ -52,13 +52,13 @@ def prior_distances(path, width=512, reach=512):
 def scores_by_distance(method, reach=256, heads=4, head_dim=64):
     """Returns the scores (heads, reach + 1) of one query with one key 0, 1, .. ``reach`` positions before it.
 
-    q = k, one random vector of positive features and length 1; causal, before the softmax, in layer 2 and
+    q = k, one random vector of positive features and length 1; causal, before the softmax, in layer 2 of 6 and
     as the encoding is initialised (seed 0).
     """
     torch.manual_seed(0)
     cfg = PositionConfig(attention="softmax", **method.flags)
     size = {"embed_dim": heads * head_dim, "num_heads": heads}
-    encoding = encoding_from_config(cfg, **size, causal=True, layer=2).eval()
+    encoding = encoding_from_config(cfg, **size, causal=True, layer=2, layers=6).eval()
     x = torch.rand(head_dim)
     x = (x / x.norm()).repeat(1, heads, reach + 1, 1)
     q, k = encoding(x[:, :, :1], x, reach, 0)
