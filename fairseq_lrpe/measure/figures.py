@@ -52,8 +52,8 @@ def prior_distances(path, width=512, reach=512):
 def scores_by_distance(method, reach=256, heads=4, head_dim=64):
     """Returns the scores (heads, reach + 1) of one query with one key 0, 1, .. ``reach`` positions before it.
 
-    q = k, one random vector of positive features and length 1; causal, before the softmax, in layer 2 of 6 and
-    as the encoding is initialised (seed 0).
+    q = k, one random vector of positive features and length 1; causal, before the softmax, in layer 2 of 6
+    and as the encoding is initialised (seed 0).
     """
     torch.manual_seed(0)
     cfg = PositionConfig(attention="softmax", **method.flags)
