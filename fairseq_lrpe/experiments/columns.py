@@ -1,5 +1,6 @@
 """What a table measured over its columns, such as the perplexity over the memory: a picture."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,12 @@ def lines(found: list[Entry]) -> Lines | None:
     return Lines(metric, columns, best_first)
 
 
+def far_apart(entries: Iterable[Entry]) -> bool:
+    """Returns whether the measured numbers are to be drawn on a logarithmic scale."""
+    values = [entry.measured()[0] for entry in entries]
+    return max(values) > 4 * min(values) > 0
+
+
 def draw(title: str, found: list[Entry], path: Path) -> object:
     """Draws a line for each row, with deviations, a panel for each attention; returns the figure.
 
@@ -51,13 +58,12 @@ def draw(title: str, found: list[Entry], path: Path) -> object:
     figure = Figure(figsize=(8 * len(drawn.rows), max(5, 0.24 * most)), layout="constrained")
     panels = figure.subplots(1, len(drawn.rows), squeeze=False, sharey=True).flat
     for ax, (attention, best_first) in zip(panels, drawn.rows.items(), strict=True):
-        seen, values = set(), []
+        seen = set()
         for row, entries in best_first:
             means, deviations, _ = zip(*(entry.measured() for entry in entries), strict=True)
             colour, marker = look(entries[0].cell.method)
             hollow = {"markerfacecolor": "none"} if (colour, marker) in seen else {}
             seen.add((colour, marker))
-            values += means
             ax.errorbar(
                 [columns.index(entry.cell.column) for entry in entries],
                 means,
@@ -69,8 +75,10 @@ def draw(title: str, found: list[Entry], path: Path) -> object:
                 **hollow,
                 label=f"{means[-1]:.{decimals(entries[-1].cell)}f}  {named(row)}",
             )
-        if max(values) > 4 * min(values) > 0:
+        if far_apart(entry for _, entries in best_first for entry in entries):
             ax.set_yscale("log")
+            for plain in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
+                plain("{x:g}")
         ax.set_xticks(range(len(columns)), [column.replace("_", " ") for column in columns])
         ax.set(ylabel=drawn.metric.replace("_", " "), title=f"{attention} attention")
         ax.grid(alpha=0.25)

@@ -139,6 +139,8 @@ def over_columns(found: list[Entry]) -> go.Figure | None:
     names = [escape(column.replace("_", " ")) for column in drawn.columns]
     figure.update_xaxes(AXIS, type="category", categoryorder="array", categoryarray=names)
     figure.update_yaxes(AXIS, title=escape(drawn.metric.replace("_", " ")))
+    if columns.far_apart(entry for rows in drawn.rows.values() for _, entries in rows for entry in entries):
+        figure.update_yaxes(type="log", tickformat=",~r", nticks=12)
     return figure
 
 
