@@ -142,14 +142,14 @@ class Encoding(nn.Module):
         keys before them are what :meth:`settled` has made of them.
         """
         decay = self.log_decay
-        return None if decay is None or decay.dim() == 1 else self.fading_scores(decay, k.size(-2))
+        return None if decay is None or decay.dim() == 1 else self.fading_scores(decay, q, k)
 
-    def fading_scores(self, log_decay: Tensor, keys: int) -> Callable[..., Tensor]:
+    def fading_scores(self, log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[..., Tensor]:
         """Returns the function for :meth:`scores_in_parts` where pairs weigh exp(log_decay·(i−j)).
 
         ``log_decay`` is (H, d) or (1, d), of each feature, or (H, 1), of each head.
         """
-        products = fading_products(log_decay, keys)
+        products = fading_products(log_decay, q, k)
         return lambda q, k, q_offset=0: products(self.scale * q, k, q_offset)
 
     def settled(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:

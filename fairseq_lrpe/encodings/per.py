@@ -29,7 +29,7 @@ class PER(Encoding):
     def log_decay(self) -> Tensor | None:
         if not self.causal:
             return None
-        heads = torch.arange(self.num_heads, dtype=torch.float64, device=self.permutation.device)
+        heads = torch.arange(self.num_heads, dtype=torch.float64)
         return F.logsigmoid(3 * heads / self.num_heads + 2)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
@@ -57,4 +57,4 @@ class PER(Encoding):
         key_padding_mask: Tensor | None = None,
         steps: Tensor | None = None,
     ) -> Callable[..., Tensor] | None:
-        return self.fading_scores(self.log_decay[:, None], k.size(-2)) if self.causal else None
+        return self.fading_scores(self.log_decay[:, None], q, k) if self.causal else None
