@@ -59,7 +59,9 @@ def main(arguments: list[str] | None = None) -> None:
             found = survey(args.results)
             write_whole(out, whole(found, datetime.now(UTC)).encode(errors="replace"))
         told = ", ".join(f"{n} {state}" for state, n in found.counts().items() if n)
-        print(f"{out} shows {len(found.tables)} tables and {len(found.runs)} runs: {told}", file=sys.stderr)
+        shown = {"table": len(found.tables), "run": len(found.runs)}
+        counted = " and ".join(f"{n} {what}{'s' * (n != 1)}" for what, n in shown.items())
+        print(f"{out} shows {counted}: {told}", file=sys.stderr)
 
 
 def whole(found: Survey, made: datetime) -> str:
