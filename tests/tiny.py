@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
+from omegaconf import OmegaConf
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLUGIN = REPOSITORY / "fairseq_lrpe"
@@ -78,6 +79,14 @@ def train_here(*flags):
 def train_flags(data, arch, save_dir, *flags):
     """fairseq-train's arguments for the tiny model; later flags win."""
     return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]
+
+
+def write_configs(folder, files):
+    """YAML files {name: content} below a folder, which stands in for configs; returns it."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        OmegaConf.save(content, folder / f"{name}.yaml")
+    return folder
 
 
 def write_run(folder, curve, valid=None, updates=100):

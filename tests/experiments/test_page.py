@@ -10,8 +10,7 @@ from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 import pytest
-from omegaconf import OmegaConf
-from tiny import run_command, run_here, write_run
+from tiny import run_command, run_here, write_configs, write_run
 
 from fairseq_lrpe.experiments import experiment as experiments
 from fairseq_lrpe.experiments import interactive, looks, page
@@ -97,10 +96,7 @@ def configs(tmp_path, monkeypatch):
         "lm/small": {"defaults": "lm/big", "updates": 50},
         "lm/blocks": {**flags, "updates": 100, "evaluations": {name: {"split": "valid"} for name in blocks}},
     }
-    folder = tmp_path / "configs"
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(content, folder / f"{name}.yaml")
+    folder = write_configs(tmp_path / "configs", files)
     monkeypatch.setattr(experiments, "CONFIGS", folder)
     return folder
 
@@ -307,21 +303,21 @@ def test_curves_have_the_looks_of_all_pictures(runs):
     assert both[0].legendgroup == both[1].legendgroup and [x.showlegend for x in both] == [True, False]
 
 
-def test_columns_of_the_same_runs_are_drawn(runs):
+@pytest.mark.parametrize(("step", "scale"), [(10, None), (400, "log")])
+def test_columns_of_the_same_runs_are_drawn(runs, step, scale):
+    """On a logarithmic scale where the numbers are far apart."""
     for method in ("base", "rope"):
         folder = runs / f"lm/blocks/softmax_{method}/seed-1"
         write_run(folder, {50: 300, 100: 50})
-        measured = {f"m_{n}": {"perplexity": 10 * n} for n in (1, 2, 3)}
+        measured = {f"m_{n}": {"perplexity": 10 + step * (n - 1)} for n in (1, 2, 3)}
         (folder / "evaluation.json").write_text(json.dumps({"evaluations": measured, "finished": "x"}))
         write_run(runs / f"lm/big/softmax_{method}/seed-1", {100: 50}, 50)
     drawn = {table.name: interactive.over_columns(entries) for table, entries in page.survey(runs).tables}
     assert drawn.keys() == {"some", "over"} and drawn["some"] is None
     assert [trace.meta for trace in drawn["over"].data] == ["softmax base", "softmax rope"]
-    assert list(drawn["over"].data[0].x) == ["m 1", "m 2", "m 3"] and list(drawn["over"].data[0].y) == [
-        10,
-        20,
-        30,
-    ]
+    [trace, _], axis = drawn["over"].data, drawn["over"].layout.yaxis
+    assert list(trace.x) == ["m 1", "m 2", "m 3"] and list(trace.y) == [10, 10 + step, 10 + 2 * step]
+    assert axis.type == scale
 
 
 @pytest.mark.parametrize(("words", "message"), [

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 from omegaconf import OmegaConf
-from tiny import BIN, run_command, write_run
+from tiny import BIN, run_command, write_configs, write_run
 
 from fairseq_lrpe.experiments import columns, curves, entries, formats, results
 from fairseq_lrpe.experiments import experiment as experiments
@@ -61,9 +61,7 @@ def configs(tmp_path, monkeypatch):
         "lm/big": flags | {"seeds": [1, 2, 3], "updates": 100, "evaluations": evaluations},
         "lm/small": {"defaults": "lm/big"},
     }
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(content, folder / f"{name}.yaml")
+    write_configs(folder, files)
     monkeypatch.setattr(experiments, "CONFIGS", folder)
     return folder
 
