@@ -24,6 +24,7 @@ class ReflectedKeys:
 
     Of a part of the queries, all are moved to its beginning, and all keys before it to its beginning as well
     by products of M, whose norm is at most 1 while ‖u‖² ≤ 2. That costs about as much as Q Kᵀ.
+    T is in float64: while u hardly changes, float32's rounding of U Uᵀ would grow tenfold in it.
 
     Args:
         k: (B, H, n, d).
@@ -35,8 +36,10 @@ class ReflectedKeys:
         rows = min(_ROWS, new)
         before, keys = k.split([k.size(2) - new, new], dim=2)
         keys, u = (F.pad(x, (0, 0, 0, -new % rows)).unflatten(2, (-1, rows)) for x in (keys, u))
-        hits = torch.cat([(u @ keys.mT).tril(-1), u], dim=-1)
-        solved = torch.linalg.solve_triangular((u @ u.mT).tril(-1), hits, upper=False, unitriangular=True)
+        hits, exact = torch.cat([(u @ keys.mT).tril(-1), u], dim=-1), u.double()
+        system = (exact @ exact.mT).tril(-1)
+        solved = torch.linalg.solve_triangular(system, hits.double(), upper=False, unitriangular=True)
+        solved = solved.to(u.dtype)
         z, w = solved.split([rows, u.size(-1)], dim=-1)
         ends = keys - z.mT @ u
         turns = torch.eye(u.size(-1), dtype=u.dtype, device=u.device) - u.mT @ w
