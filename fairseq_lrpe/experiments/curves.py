@@ -87,7 +87,7 @@ def draw_panel(ax, attention: str, drawn, lines: dict[str, Line]) -> None:
     last = {row: line.mean()[-1] for row, line in lines.items()}
     end = max(max(line.points) for line in lines.values())
     lower = drawn.better == "lower"  # a loss falls from far above
-    start, bottom, top = frame(lines.values(), end, lower)
+    start, bottom, top = frame(lines.values(), end, drawn)
     drawn_of = Counter()
     for i, row in enumerate(sorted(lines, key=last.get, reverse=not lower)):
         line, (colour, marker) = lines[row], look(lines[row].method)
@@ -124,9 +124,14 @@ def draw_panel(ax, attention: str, drawn, lines: dict[str, Line]) -> None:
     ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
 
 
-def frame(lines: Collection[Line], end: int, lower: bool) -> tuple[int, float | None, float]:
+def frame(lines: Collection[Line], end: int, drawn) -> tuple[int, float | None, float]:
     """Returns (the updates up to which every line is above, the least and the largest value to show)."""
-    bottom, top = window(lines, end) if lower else (None, math.inf)
+    bottom, top = None, math.inf
+    if drawn.whole:
+        values = [x for line in lines for seeds in line.points.values() for x in seeds]
+        bottom, top = 0.95 * min(values), 1.05 * max(values)
+    elif drawn.better == "lower":
+        bottom, top = window(lines, end)
     visible = [u for line in lines for u, v in zip(line.points, line.mean(), strict=True) if v <= top]
     return min(visible, default=0), bottom, top
 

@@ -83,7 +83,7 @@ def curves(rows: list[Row]) -> go.Figure | None:
             )
     lines = [line for _, seeds in found for line in seeds.values()]
     end = max(max(line.points) for line in lines)
-    start, bottom, top = frame(lines, end, lower)
+    start, bottom, top = frame(lines, end, drawn)
     highest = max(min(line.mean()) for line in lines)
     if lower and highest > top:  # of a run that has just begun; every line is to be seen
         start, top = min(min(line.points) for line in lines), 1.05 * highest

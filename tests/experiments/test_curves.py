@@ -89,13 +89,13 @@ def test_a_loss_that_the_log_rounds_to_zero_is_drawn(tmp_path):
     assert len(seen(ax)["rope"]) == 2
 
 
-def test_a_problem_has_four_decimals(tmp_path):
-    folder = tmp_path / "lm/x/linear_rope/seed-1"
-    write_run(folder, {1: 0.0}, 1, 2)
+def test_a_problem_is_seen_whole_with_four_decimals(tmp_path):
+    folder, losses = tmp_path / "lm/x/linear_rope/seed-1", {1: 64.0, 2: 32.0, 3: 2.0, 4: 2.0}
+    write_run(folder, {1: 0.0}, 1, 4)
     settings = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**settings, "kind": "synthetic"}))
-    (folder / "log.jsonl").write_text(
-        json.dumps({"kind": "valid", "valid_num_updates": 1, "valid_loss": 2.0})
-    )
+    lines = [{"kind": "valid", "valid_num_updates": u, "valid_loss": loss} for u, loss in losses.items()]
+    (folder / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
     [ax] = drawn(tmp_path, tmp_path)
     assert ax.lines[0].get_label() == "1.3863  rope"
+    assert [u for u, _ in seen(ax)["rope"]] == list(losses)

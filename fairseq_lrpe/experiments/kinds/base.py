@@ -63,7 +63,8 @@ class TrainingSettings(Settings):
 class Curve(NamedTuple):
     """Names what plots show: a key of fairseq's JSON log, its label, and which values are better.
 
-    What the log has is shown times ``factor``, with so many ``decimals``.
+    What the log has is shown times ``factor``, with so many ``decimals``. A falling curve's end is shown, and
+    all of it if it is ``whole``: where a rule is found at once, when it is found says more than the end.
     """
 
     key: str
@@ -71,6 +72,7 @@ class Curve(NamedTuple):
     better: str = "lower"
     factor: float = 1.0
     decimals: int = 2
+    whole: bool = False
 
 
 class Kind:

@@ -28,7 +28,9 @@ class Synthetic(Kind):
     family = "lm"
     metrics = {"loss": "lower", "correct": "higher", "accuracy": "higher", "floor": "lower"}
     decimals = {**Kind.decimals, "floor": 4}
-    curve = Curve("valid_loss", "validation loss in nats a character", factor=math.log(2), decimals=4)
+    curve = Curve(
+        "valid_loss", "validation loss in nats a character", factor=math.log(2), decimals=4, whole=True
+    )
 
     def check(self, cfg):
         given = {key: value for key, value in cfg.train.items() if value is not None}
