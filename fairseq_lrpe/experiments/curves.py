@@ -114,7 +114,7 @@ def draw_panel(ax, attention: str, drawn, lines: dict[str, Line]) -> None:
     ax.set(xlim=(start - margin, end + margin))
     if lower:
         ax.set(ylim=(bottom, top), yscale="log")
-    wide = lower and top > 4 * bottom
+    wide = lower and top > 10 * bottom
     ticks = LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(nbins=14, steps=[1, 2, 2.5, 5, 10])
     ax.yaxis.set_major_locator(ticks)
     ax.yaxis.set_major_formatter(ScalarFormatter())
