@@ -1,1 +1,1 @@
-"""Published data, or your own -> fairseq's binaries: a module per corpus, a row each in __main__."""
+"""Prepares published or your own data for fairseq; one module per corpus in ``corpora``."""

@@ -1,4 +1,4 @@
-"""BERT's vocabulary of word pieces: published, from a folder or Hugging Face's hub, or learned."""
+"""BERT's WordPiece vocabulary: published, from a folder or the Hugging Face hub, or learned."""
 
 import json
 from collections import Counter
@@ -6,71 +6,70 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_lrpe.word_pieces import SPECIALS, VOCABULARY, read_types
+from fairseq_lrpe.data.word_pieces import SPECIALS, VOCABULARY, read_types
+from fairseq_lrpe.utils.files import read_file
 
 CONFIG = "tokenizer_config.json"
-BERTS = [*sorted(SPECIALS), "[MASK]"]
-"""The special types of a learned vocabulary."""
-ENOUGH = 2  # times in the training text
+SPECIAL_TOKENS = [*sorted(SPECIALS), "[MASK]"]
+"""Special tokens of a learned vocabulary."""
+MIN_COUNT = 2  # occurrences in the training text
 
 
 class Vocabulary(NamedTuple):
-    """A vocab.txt, and whether its text is lower-cased."""
+    """A vocab.txt and whether text is lower-cased."""
 
     path: Path
     lowercase: bool
 
 
 def published(name: str) -> Vocabulary:
-    """Returns the vocabulary of a folder, or of a model of the hub; ValueError says what would work."""
+    """Returns the vocabulary of a folder or of a model on the hub; raises ValueError if there is none."""
     if Path(name).is_dir():
         path, config = Path(name) / VOCABULARY, Path(name) / CONFIG
         if not path.is_file():
             raise ValueError(f"{path} is missing: --bert takes a folder with BERT's {VOCABULARY}")
     elif Path(name).is_absolute() or Path(name).exists():
         raise ValueError(
-            f"{name} is no folder: --bert takes one with BERT's {VOCABULARY}, or a name of the hub"
+            f"{name} is no folder: --bert takes a folder with BERT's {VOCABULARY} or a model name"
         )
     else:
-        path, config = from_hub(name, VOCABULARY), from_hub(name, CONFIG, needed=False)
+        path, config = from_hub(name, VOCABULARY), from_hub(name, CONFIG, required=False)
     read_types(path)
     try:
-        settings = json.loads(config.read_text(encoding="utf-8")) if config and config.is_file() else {}
+        settings = json.loads(read_file(config)) if config and config.is_file() else {}
         return Vocabulary(path, bool(settings.get("do_lower_case", True)))
     except (ValueError, AttributeError):
-        raise ValueError(
-            f"{config} is not JSON of settings: it says whether BERT's text is lower-cased"
-        ) from None
+        raise ValueError(f"{config} is not a JSON object, which says whether text is lower-cased") from None
 
 
-def from_hub(name: str, file: str, needed: bool = True) -> Path | None:
-    """Returns a file of a model of Hugging Face's hub, None if it has none that is not needed."""
+def from_hub(name: str, file: str, required: bool = True) -> Path | None:
+    """Downloads a file of a model on the hub; returns None if an optional file does not exist."""
     from huggingface_hub import constants, errors, hf_hub_download
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # it tells of each try, of which there are some in half a minute
-    print(f"Fetching {file} of {name} from {constants.ENDPOINT}", flush=True)
+    logging.set_verbosity_error()  # it logs each of several retries
+    print(f"Downloading {file} of {name} from {constants.ENDPOINT}", flush=True)
     try:
         return Path(hf_hub_download(name, file, endpoint=constants.ENDPOINT))
     except errors.LocalEntryNotFoundError:
-        reason = "it cannot be reached, and no earlier download is there"
+        reason = "it is unreachable, and the file is not cached"
     except errors.EntryNotFoundError:
-        if not needed:
+        if not required:
             return None
         reason = f"the model has no {file}"
-    except Exception as error:  # of the network, the hub or the package: whatever it is, only these help
+    except Exception as error:  # any error of the network, hub or package
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     raise ValueError(
-        f"{file} of {name} could not be had from {constants.ENDPOINT} ({reason}): try again later, give a "
-        "folder that has it with --bert FOLDER, or learn word pieces with --pieces N"
+        f"{file} of {name} could not be downloaded from {constants.ENDPOINT} ({reason}): try again later, "
+        "give a folder that contains it with --bert FOLDER, or learn word pieces with --pieces N"
     )
 
 
 def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> None:
-    """Writes a vocabulary of ``count`` word pieces, fewer if no two of them stand together twice.
+    """Learns at most ``count`` word pieces and writes the vocabulary to ``target``.
 
-    It has every character that is there twice. The same texts give the same bytes: the trainer numbers what
-    is inside a word, "##x", in the order of a table with a random seed, unless it is given as special types.
+    It contains every character that occurs twice. The result is deterministic: "##x" pieces are passed as
+    special tokens because the trainer would number them in the order of a randomly seeded hash table.
     """
     from tokenizers import BertWordPieceTokenizer
 
@@ -82,20 +81,21 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
         for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
             characters.update(word)
             inside.update(word[1:])
-    alphabet = sorted(x for x, times in characters.items() if times >= ENOUGH)
-    given = [*BERTS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
-    if count < len(given):
+    alphabet = sorted(x for x, times in characters.items() if times >= MIN_COUNT)
+    required = [*SPECIAL_TOKENS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
+    if count < len(required):
         raise ValueError(
-            f"--pieces {count} is too few: the training text has {len(alphabet):,} characters twice or more, "
-            f"{len(given):,} pieces with those that go on a word and with BERT's own"
+            f"--pieces {count} is too few: the training text has {len(alphabet):,} characters that occur "
+            "twice, "
+            f"which need {len(required):,} pieces with continuations and special tokens"
         )
     tokenizer.train_from_iterator(
         texts,
         vocab_size=count,
-        min_frequency=ENOUGH,
+        min_frequency=MIN_COUNT,
         limit_alphabet=len(alphabet),
         initial_alphabet=alphabet,
-        special_tokens=given,
+        special_tokens=required,
         show_progress=False,
     )
     ids = tokenizer.get_vocab()

@@ -1,4 +1,4 @@
-"""What preparations have in common; a corpus is a subclass in a file of its own, and a row in __main__."""
+"""Base class of corpora; each is a subclass in its own module and a row in fairseq_lrpe/data/corpora.py."""
 
 import os
 import re
@@ -7,67 +7,67 @@ from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from contextlib import ExitStack
 from pathlib import Path
 
-from data_prep import door
-from fairseq_lrpe import layouts
-from fairseq_lrpe.files import REPOSITORY, new_folder
-from fairseq_lrpe.programs import a_path, at_least, one_sentence
+from data_prep import validation
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg
+from fairseq_lrpe.utils.files import REPOSITORY, output_folder
 
 OPTIONS = r"(, version [\w.]+)?((,| in) \d[\d ]*[a-z ]+)*(, with (vectors|word pieces) of .+)?$"
-"""What a note may have after the path of the source, each a corpus's own."""
+"""Options that corpora append to the path in the recorded source."""
 
 
 class Corpus:
-    """The way of a corpus from its source to fairseq's binaries in OUT/bin.
+    """Prepares a corpus: from its source to fairseq's binaries in OUT/bin.
 
-    ``args`` are the command's options: ``source`` is what --from says, else the folder that an earlier run
-    was given, else None; ``earlier`` is what that run's note says, if --from is not given.
+    ``args`` are the command's options. ``args.source`` is --from, or by default the source recorded by an
+    earlier run, or None; ``args.earlier`` is that record.
     """
 
-    published: str  # the name of what is taken without --from
-    accepts: str  # what --from takes, for --help
+    published: str  # description of the source used without --from
+    accepts: str  # what --from accepts, for --help
     metavar = "FOLDER"  # of --from
-    task = "language_modeling"  # fairseq's, for which the binaries are
+    task = "language_modeling"  # fairseq task that reads the binaries
 
     def __init__(self, name: str):
         self.name = name
 
     def add_options(self, parser: ArgumentParser) -> None:
-        """Adds the options that other corpora do not have."""
+        """Adds the options of this corpus."""
 
     def parts(self, args: Namespace) -> list[Namespace]:
-        """Returns the options of each part, for a corpus that is several with an ``out`` each."""
+        """Returns the options of each part, if the corpus consists of several with an ``out`` each."""
         return [args]
 
     def source(self, args: Namespace) -> str:
-        """Returns the source, and the options that make other binaries of it: what their note says."""
-        return str(args.source.resolve()) if args.source else self.published
+        """Returns the record of the source and of all options that change the binaries."""
+        return os.path.realpath(args.source) if args.source else self.published
 
     def check(self, args: Namespace) -> object:
-        """Returns ``prepare``'s ``found``; raises ValueError if the source is of no use."""
+        """Validates the source and returns the ``inputs`` of ``prepare``; raises ValueError if unusable."""
 
-    def write_text(self, args: Namespace, found: object, folder: Path) -> None:
-        """Writes the plain text into ``folder``, for a corpus that keeps it."""
+    def write_text(self, args: Namespace, inputs: object, folder: Path) -> None:
+        """Writes the plain text into ``folder``, for corpora that keep it."""
         raise NotImplementedError
 
-    def text(self, args: Namespace, source: str, found: object) -> Path:
-        """Returns OUT/text, which ``write_text`` fills if no earlier run did; it appears whole."""
+    def text(self, args: Namespace, source: str, inputs: object) -> Path:
+        """Returns OUT/text, written atomically by ``write_text`` unless it exists."""
         text = args.out / "text"
         if not text.is_dir():
-            with door.noted_folder(text, source) as part:
-                self.write_text(args, found, part)
+            with validation.folder_with_source(text, source) as part:
+                self.write_text(args, inputs, part)
         return text
 
-    def prepare(self, args: Namespace, source: str, found: object) -> None:
-        """Writes OUT/bin, which appears whole; steps that an earlier run finished are not done again."""
+    def prepare(self, args: Namespace, source: str, inputs: object) -> None:
+        """Writes OUT/bin atomically, reusing the steps that an earlier run completed."""
         raise NotImplementedError
 
     def vocabulary(self, data: Path) -> str:
-        """Returns how the vocabulary of OUT/bin turned out, and nothing if there is none."""
+        """Returns a description of the vocabulary of OUT/bin, or an empty string."""
         raise NotImplementedError
 
     def report(self, args: Namespace) -> None:
-        """Prints the last lines: the vocabulary, and how to train."""
-        shards = layouts.shards(args.out / "bin")
+        """Prints the vocabulary and how to train."""
+        shards = layout.shards(args.out / "bin")
         if vocabulary := self.vocabulary(shards[0]):
             print(f"vocabulary: {vocabulary}")
         data = os.pathsep.join(map(str, shards))
@@ -75,19 +75,19 @@ class Corpus:
 
 
 def prepare(corpus: Corpus, arguments: list[str]) -> None:
-    """Makes a corpus as the command's ``arguments`` say; what is finished is kept, the rest goes on."""
+    """Prepares a corpus with the command's ``arguments``, reusing what an earlier run completed."""
     parser = ArgumentParser(
         prog=f"prepare {corpus.name}",
         description=sys.modules[type(corpus).__module__].__doc__,
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--from", dest="source", type=a_path, metavar=corpus.metavar, help=corpus.accepts)
+    parser.add_argument("--from", dest="source", type=path_arg, metavar=corpus.metavar, help=corpus.accepts)
     corpus.add_options(parser)
     out = REPOSITORY / "data" / corpus.name
-    parser.add_argument("--out", type=a_path, default=out, help="default: %(default)s")
-    parser.add_argument("--workers", type=at_least(1), default=os.cpu_count(), help="default: %(default)s")
+    parser.add_argument("--out", type=path_arg, default=out, help="default: %(default)s")
+    parser.add_argument("--workers", type=min_int(1), default=os.cpu_count(), help="default: %(default)s")
     args = parser.parse_intermixed_args(arguments)
-    with one_sentence(parser.prog), ExitStack() as folders:
+    with exit_on_error(parser.prog), ExitStack() as folders:
         parts = corpus.parts(args)
         sources = [source_of(corpus, part) for part in parts]
         unfinished = []
@@ -98,10 +98,10 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
                 folder = part.source if corpus.metavar == "FOLDER" else None
                 if folder and not folder.is_dir() and not (part.out / "text").is_dir():
                     raise ValueError(f"{folder} is not a folder: --from takes {corpus.accepts}")
-                folders.enter_context(new_folder(part.out))
+                folders.enter_context(output_folder(part.out))
                 unfinished.append((part, source, corpus.check(part)))
-        for part, source, found in unfinished:
-            corpus.prepare(part, source, found)
+        for part, source, inputs in unfinished:
+            corpus.prepare(part, source, inputs)
         for part in parts:
             try:
                 corpus.report(part)
@@ -110,15 +110,16 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
 
 
 def source_of(corpus: Corpus, args: Namespace) -> str:
-    """Returns the corpus's source, without --from an earlier run's.
+    """Returns the record of the source, by default that of an earlier run.
 
-    ValueError if there is something of another source in ``args.out``.
+    Raises:
+        ValueError: If ``args.out`` contains data from another source.
     """
     args.earlier = ""
     if args.source is None:
-        args.earlier = door.read_note(args.out / "bin") or door.read_note(args.out / "text")
-        given = Path(re.sub(OPTIONS, "", args.earlier))
-        args.source = given if given.is_absolute() else None
+        args.earlier = validation.read_source(args.out / "bin") or validation.read_source(args.out / "text")
+        recorded = Path(re.sub(OPTIONS, "", args.earlier))
+        args.source = recorded if recorded.is_absolute() else None
     source = corpus.source(args)
-    door.check_out(args.out, source)
+    validation.check_out(args.out, source)
     return source

@@ -1,4 +1,4 @@
-"""Text in GPT-2's byte pairs, on all cores, and what corpora in them have in common."""
+"""GPT-2 byte-pair encoding on all cores, and the base class of corpora that use it."""
 
 import hashlib
 import logging
@@ -8,38 +8,38 @@ from functools import cache, partial
 from pathlib import Path
 
 from data_prep import fetch
-from data_prep.binarise import binarise, texts_in
+from data_prep.binarize import binarize, split_files
 from data_prep.corpus import Corpus
-from data_prep.each_line import each_line
-from fairseq_lrpe.files import write_whole
-from fairseq_lrpe.layouts import vocabulary_size
-from fairseq_lrpe.programs import a_path
+from data_prep.parallel import map_lines
+from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.utils.cli import path_arg
+from fairseq_lrpe.utils.files import read_file, write_atomic
 
 FACTS = fetch.SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
-WORDS = 500_000  # that a process remembers
+CACHED_WORDS = 500_000  # per process
 
 
-class InBytePairs(Corpus):
-    """A corpus in byte pairs for masked_lm: its text in OUT/text, encoded in OUT, and fairseq's binaries."""
+class BytePairCorpus(Corpus):
+    """A corpus in GPT-2 BPE for masked_lm, with its text in OUT/text and encoded files in OUT."""
 
     task = "masked_lm"
 
     def add_options(self, parser: ArgumentParser) -> None:
         parser.add_argument(
             "--bpe",
-            type=a_path,
+            type=path_arg,
             metavar="FOLDER",
-            help="encoder.json, vocab.bpe and dict.txt of GPT-2's byte pairs (default: download them)",
+            help="encoder.json, vocab.bpe and dict.txt of GPT-2 BPE (default: download them)",
         )
 
-    def prepare(self, args, source, found):
+    def prepare(self, args, source, inputs):
         provide(args.out / "gpt2_bpe", args.bpe)
-        texts = texts_in(self.text(args, source, found))
+        texts = split_files(self.text(args, source, inputs))
         self.write_bin(args, source, self.encode(args, texts))
 
     def encode(self, args: Namespace, texts: dict[str, Path]) -> dict[str, Path]:
-        """Returns {split: OUT/split.bpe} of ``texts``; those of an earlier run are kept."""
+        """Encodes ``texts`` and returns {split: OUT/split.bpe}; existing files are kept."""
         encoded = {split: args.out / f"{split}.bpe" for split in texts}
         for split, path in encoded.items():
             if not path.exists():
@@ -47,9 +47,9 @@ class InBytePairs(Corpus):
         return encoded
 
     def write_bin(self, args: Namespace, source: str, encoded: dict[str, Path], name: str = "bin") -> None:
-        """Writes OUT/name of byte pairs, with GPT-2's dictionary; it appears whole or not at all."""
+        """Binarizes encoded files into OUT/name with GPT-2's dictionary."""
         dictionary = args.out / "gpt2_bpe" / "dict.txt"
-        binarise(encoded, args.out, source, "--srcdict", dictionary, workers=args.workers, name=name)
+        binarize(encoded, args.out, source, "--srcdict", dictionary, workers=args.workers, name=name)
 
     def vocabulary(self, data):
         size, expected = vocabulary_size(data / "dict.txt"), FACTS["vocabulary_with_mask"]
@@ -57,27 +57,27 @@ class InBytePairs(Corpus):
         return f"{size:,} types; with the <mask> of fairseq's masked_lm {size + 1:,}, {same}"
 
 
-def provide(folder: Path, given: Path | None = None) -> None:
-    """Puts the published files, verified, into ``folder``, from the folder ``given`` or fetched."""
-    if given is None:
+def provide(folder: Path, source: Path | None = None) -> None:
+    """Copies the verified published files from ``source`` to ``folder``, or downloads them."""
+    if source is None:
         for name, facts in FILES.items():
             fetch.fetch(folder / name, facts)
         return
-    contents = {name: published(given / name) for name in FILES}
+    contents = {name: published(source / name) for name in FILES}
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
-        write_whole(folder / name, content)
+        write_atomic(folder / name, content)
 
 
 def published(path: Path) -> bytes:
-    """Returns the content of the published file of which ``path`` is a copy; FetchError if it is none.
+    """Returns the content of a copy of a published file; raises FetchError if it differs.
 
-    A dict.txt is also taken with more madeupwords at its end, which other releases of fairseq's models have
-    (51,196 lines): they are cut off, the types before them are the same.
+    A dict.txt with additional madeupwords at its end, as in other fairseq releases (51,196 lines), is
+    accepted and truncated.
     """
     facts = FILES[path.name]
     if path.is_file() and path.name == "dict.txt":
-        content, size = path.read_bytes(), facts["size"]
+        content, size = read_file(path), facts["size"]
         same = hashlib.sha256(content[:size]).hexdigest() == facts["sha256"]
         if same and re.fullmatch(rb"(madeupword\d+ 0\n)*", content[size:]):
             return content[:size]
@@ -85,14 +85,14 @@ def published(path: Path) -> bytes:
 
 
 def encode(source: Path, target: Path, folder: Path, workers: int) -> None:
-    """Writes the lines of ``source`` as byte pairs' numbers, blank ones blank, to ``target``, whole.
+    """Encodes the lines of ``source`` as BPE indices and writes ``target`` atomically.
 
-    The same bytes as fairseq's examples/roberta writes with --keep-empty, whatever the number of ``workers``.
+    The output equals that of fairseq's examples/roberta with --keep-empty, for any number of ``workers``.
     """
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import tells of packages for speech
-    import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  here, once: each process has it from this one
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
+    import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  imported once, before workers fork
 
-    each_line(partial(_numbers, folder), source, target, workers, newline=None)
+    map_lines(partial(_encode_line, folder), source, target, workers, newline=None)
 
 
 @cache
@@ -102,9 +102,9 @@ def _encoder(folder):
     return get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
 
 
-def _numbers(folder, line):
-    """Returns a line as byte pairs' numbers, without the blanks at its ends."""
+def _encode_line(folder, line):
+    """Returns the BPE indices of a stripped line."""
     encoder = _encoder(folder)
-    if len(encoder.cache) > WORDS:
-        encoder.cache.clear()  # it has no bound of its own, and there are many processes
+    if len(encoder.cache) > CACHED_WORDS:
+        encoder.cache.clear()  # it is unbounded, in every process
     return " ".join(map(str, encoder.encode(line.strip())))

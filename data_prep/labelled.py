@@ -1,57 +1,142 @@
-"""What corpora of inputs with labels have in common: binaries for our task classification."""
+"""Base classes and files of corpora of inputs with labels, for the task ``classification``."""
 
 import json
+import logging
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
 
 from data_prep.corpus import Corpus
 from data_prep.fetch import SOURCES
-from fairseq_lrpe.layouts import ABOUT, vocabulary_size
-from fairseq_lrpe.programs import at_least
+from data_prep.progress import progress
+from fairseq_lrpe.data.layout import METADATA, vocabulary_size
+from fairseq_lrpe.utils.cli import min_int
 
-SHOWN = 20  # labels
+MAX_LABELS_SHOWN = 20
+SPECIALS = 4
+"""Number of special types before a dictionary's own: <s>, <pad>, </s> and <unk>."""
+UNKNOWN = 3
+"""Index of <unk>."""
 
 
 class Labelled(Corpus):
-    """A corpus whose OUT/bin ``classified`` writes."""
+    """A corpus whose OUT/bin is read by the task ``classification``."""
 
     task = "classification"
-    needs_from = False  # whether there is nothing to download
+    needs_from = False  # True if there is nothing to download
 
     def check(self, args):
         if self.needs_from and args.source is None:
             raise ValueError(f"--from is needed: a folder with {self.accepts}")
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
-        """Returns {split: its rows} of what is published, to tell beside those that came."""
+        """Returns the published number of rows of each split, for the report."""
         return SOURCES.get(self.name, {}).get("rows", {})
 
     def vocabulary(self, data):
         return f"{vocabulary_size(data / 'dict.txt'):,} types, with those that fairseq adds"
 
     def report(self, args):
-        """Prints the rows beside the published ones, the labels, and how to train."""
-        about = json.loads((args.out / "bin" / ABOUT).read_text())
-        rows, published = about["rows"], self.published_rows(args)
-        beside = ", as published" if rows == published else f"; published are {told(published)}"
-        print(f"rows: {told(rows)}{beside if published else ''}")
-        labels = about["labels"]
-        more = f", ... ({len(labels):,} in all)" if len(labels) > SHOWN else ""
-        print(f"labels: {', '.join(labels[:SHOWN])}{more}")
+        """Prints the number of rows next to the published one, the labels, and how to train."""
+        metadata = json.loads((args.out / "bin" / METADATA).read_text())
+        print_rows(metadata["rows"], self.published_rows(args))
+        labels = metadata["labels"]
+        more = f", ... ({len(labels):,} in all)" if len(labels) > MAX_LABELS_SHOWN else ""
+        print(f"labels: {', '.join(labels[:MAX_LABELS_SHOWN])}{more}")
         super().report(args)
 
 
 class TrainRows(Corpus):
-    """A corpus of which a trial takes the first rows for training."""
+    """A corpus with the option to use only the first training rows."""
 
     def add_options(self, parser: ArgumentParser) -> None:
         super().add_options(parser)
-        told = "only the first N of each training set, for a trial"
-        parser.add_argument("--train-rows", type=at_least(1), metavar="N", help=told)
+        text = "use only the first N rows of each training set"
+        parser.add_argument("--train-rows", type=min_int(1), metavar="N", help=text)
 
     def source(self, args):
         return super().source(args) + (f", {args.train_rows} training rows" if args.train_rows else "")
 
 
-def told(rows: dict[str, int]) -> str:
-    """Returns how many rows each split has, in words."""
-    return ", ".join(f"{split} {count:,}" for split, count in rows.items())
+def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:
+    """Prints the number of rows of each split next to the published numbers, if there are any."""
+
+    def describe(counts):
+        return ", ".join(f"{split} {count:,}" for split, count in counts.items())
+
+    comparison = ", as published" if rows == published else f"; published: {describe(published)}"
+    print(f"rows: {describe(rows)}{comparison if published else ''}")
+
+
+def as_types(values: np.ndarray) -> np.ndarray:
+    """Converts bytes or pixels to token indices, where type i is the value i."""
+    return values.astype(np.int64) + SPECIALS  # uint8 would overflow
+
+
+def token_file(prefix: Path, types: int):
+    """Returns fairseq's dataset builder for ``prefix``.bin, for indices below ``types``."""
+    return dataset_builder(prefix, np.uint16 if types <= 1 << 16 else np.int32)
+
+
+def dataset_builder(prefix: Path, dtype: type):
+    """Returns fairseq's memory-mapped dataset builder for ``prefix``.bin with this element type."""
+    logging.disable(logging.INFO)  # fairseq logs missing optional packages on import
+    from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # takes seconds to import
+
+    logging.disable(logging.NOTSET)
+    return MMapIndexedDatasetBuilder(f"{prefix}.bin", dtype=dtype)
+
+
+def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, total: int | None = None) -> int:
+    """Writes the files of a split and returns its number of rows.
+
+    Args:
+        folder: Folder of the prepared data.
+        split: Name of the split.
+        rows: (tokens of each input ..., label) per row. Tokens are indices from SPECIALS (or UNKNOWN) to
+            ``types`` - 1; the label is a class index, or -1 if unknown.
+        types: Size of the dictionary, including fairseq's special types.
+        total: Expected number of rows, for the progress bar.
+    """
+    builders, labels = [], []
+    for *inputs, label in progress(rows, f"writing {split}", "rows", total=total):
+        if not builders:
+            prefixes = [folder / f"{split}.input{i}" for i in range(len(inputs))]
+            builders = [(token_file(prefix, types), f"{prefix}.idx") for prefix in prefixes]
+        for (builder, _), tokens in zip(builders, inputs, strict=True):
+            indices = np.asarray(tokens, dtype=np.int64)
+            if indices.size and not (indices.min() >= UNKNOWN and indices.max() < types):
+                raise ValueError(f"row {len(labels)} of {split} has a token outside of the {types} types")
+            builder.add_item(torch.from_numpy(indices))
+        labels.append(label)
+    if not labels:
+        raise ValueError(f"the split {split} has no rows")
+    for builder, index in builders:
+        builder.finalize(index)
+    np.save(folder / f"{split}.label.npy", np.array(labels, dtype=np.int64))
+    return len(labels)
+
+
+def write_dictionary(
+    folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata
+) -> None:
+    """Writes dict.txt with the ``types`` after the special ones, and the metadata as ``write_metadata``."""
+    (folder / "dict.txt").write_text("".join(f"{name} 1\n" for name in types), encoding="utf-8")
+    write_metadata(folder, labels, rows, **metadata)
+
+
+def write_metadata(folder: Path, labels: Sequence[str], rows: dict, **metadata) -> None:
+    """Writes the metadata that the task reads.
+
+    Args:
+        folder: Folder of the prepared data, with the files of all splits.
+        labels: Class names, by index.
+        rows: {split: number of rows}.
+        metadata: For images ``shape`` (height, width) and ``pixels`` {"mean", "std"} of the values.
+    """
+    inputs = len(list(folder.glob(f"{next(iter(rows))}.input?.idx")))
+    content = {"inputs": inputs, "labels": list(labels), "rows": rows, **metadata}
+    (folder / METADATA).write_text(json.dumps(content, indent=1) + "\n")

@@ -1,24 +1,24 @@
-"""Draws examples of the generated corpora of Long-Range Arena: ``python -m data_prep.lra_examples FILE``."""
+"""Draws examples of Long-Range Arena's generated corpora: ``lrpe bench lra-examples FILE``."""
 
 from argparse import ArgumentParser
 
 from matplotlib.figure import Figure
 
-from data_prep.listops import SYMBOLS, expressions
-from data_prep.pathfinder import draw
-from fairseq_lrpe.files import new_folder
-from fairseq_lrpe.programs import one_sentence, picture
+from data_prep.corpora.listops import SYMBOLS, expressions
+from data_prep.corpora.pathfinder import draw
+from fairseq_lrpe.utils.cli import exit_on_error, image_path
+from fairseq_lrpe.utils.files import save_figure
 
 
-def examples(pictures: int = 8, texts: int = 2) -> Figure:
-    """Returns a figure of pictures of Pathfinder with their labels, and of short expressions of ListOps."""
+def examples(images: int = 8, texts: int = 2) -> Figure:
+    """Returns a figure with labelled Pathfinder images and short ListOps expressions."""
     columns = 4
-    figure = Figure(figsize=(1.7 * columns, 2 * pictures / columns + 0.35 * texts), layout="constrained")
-    above, below = figure.subfigures(2, height_ratios=[2 * pictures / columns, 0.35 * texts])
-    for i, ax in enumerate(above.subplots(-(-pictures // columns), columns, squeeze=False).flat):
-        drawn = draw(seed=1, window=32, length=14, index=i)
-        ax.imshow(drawn.grey(), cmap="gray", vmin=0, vmax=255)
-        ax.set_title(f"label {drawn.label}", fontsize=10)
+    figure = Figure(figsize=(1.7 * columns, 2 * images / columns + 0.35 * texts), layout="constrained")
+    above, below = figure.subfigures(2, height_ratios=[2 * images / columns, 0.35 * texts])
+    for i, ax in enumerate(above.subplots(-(-images // columns), columns, squeeze=False).flat):
+        scene = draw(seed=1, window=32, length=14, index=i)
+        ax.imshow(scene.render(), cmap="gray", vmin=0, vmax=255)
+        ax.set_title(f"label {scene.label}", fontsize=10)
         ax.set(xticks=[], yticks=[])
     short = expressions(1, depth=4, shortest=20, longest=32, stream=0)[:texts]
     lines = [f"{' '.join(SYMBOLS[symbol] for symbol in symbols)}  =  {value}" for symbols, value in short]
@@ -26,13 +26,11 @@ def examples(pictures: int = 8, texts: int = 2) -> Figure:
     return figure
 
 
-def main():
-    parser = ArgumentParser(prog="python -m data_prep.lra_examples", description=__doc__)
-    parser.add_argument("file", type=picture, help="docs/lra_examples.png in the repository")
-    file = parser.parse_args().file
-    with one_sentence("lra_examples"), new_folder(file.parent):
-        examples().savefig(file, dpi=110)
-
-
-if __name__ == "__main__":
-    main()
+def main(arguments: list[str] | None = None) -> None:
+    parser = ArgumentParser(prog="lrpe bench lra-examples", description=__doc__)
+    parser.add_argument(
+        "file", type=image_path, help="image file to write, docs/lra_examples.png in the repository"
+    )
+    file = parser.parse_args(arguments).file
+    with exit_on_error("lra_examples"):
+        save_figure(examples(), file, dpi=110)

@@ -3,4 +3,4 @@
 set -euo pipefail
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/environment.sh"
-exec python -m data_prep "$@"
+exec python -m fairseq_lrpe prepare "$@"

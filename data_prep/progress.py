@@ -1,33 +1,36 @@
-"""What a preparation shows of a step that takes more than a few seconds, on a terminal."""
+"""Progress bars, shown on a terminal for steps of more than a few seconds."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from tqdm import tqdm
 
-AFTER = 5  # seconds
+DELAY = 5  # seconds until a bar is shown
 LAYOUT = "{desc}: {n_fmt}B written, {elapsed}"
 
 
-@contextmanager
-def written(what: str, folder: Path) -> Iterator[None]:
-    """Shows how long what is done inside takes, and how much it has written into ``folder``.
+def progress(iterable: Iterable | None, description: str, unit: str = "B", **options) -> tqdm:
+    """Returns a tqdm bar that appears after ``DELAY`` seconds and disappears at the end."""
+    options = {"unit_scale": unit == "B", "disable": None, "leave": False, **options}
+    return tqdm(iterable, description, unit=unit, delay=DELAY, **options)
 
-    It is for a program that tells nothing of that itself.
-    """
-    bar = tqdm(desc=what, bar_format=LAYOUT, unit_scale=True, disable=None, delay=AFTER, leave=False)
+
+@contextmanager
+def show_written(description: str, folder: Path) -> Iterator[None]:
+    """Shows the elapsed time and the bytes written to ``folder``, for programs without progress output."""
+    bar = progress(None, description, bar_format=LAYOUT)
     done = threading.Event()
 
-    def tell():
-        wait = AFTER
+    def refresh():
+        wait = DELAY
         while not done.wait(wait):
             bar.n = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             bar.refresh()
             wait = 1
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=refresh, daemon=True)
     if not bar.disable:
         thread.start()
     try:

@@ -1,12 +1,11 @@
-"""Lists the published methods: one row each, from which every model family's architectures are registered.
+"""Published methods, one row each; every model family registers one architecture per method and attention.
 
-``python -m fairseq_lrpe.methods`` prints the table.
+``lrpe methods`` prints the table.
 """
 
 from dataclasses import dataclass
 
-from fairseq_lrpe.commands import as_flags
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.utils.suggest import choices
 
 ATTENTIONS = ("linear", "softmax")
 LINEAR_NORMS = ("denominator", "layernorm", "content")
@@ -15,24 +14,31 @@ LINEAR_BACKENDS = ("auto", "chunk", "fla")
 
 @dataclass(frozen=True)
 class Method:
-    """Gives a model's flags other defaults, ``flags``; ``source`` is the paper and table row it is from."""
+    """A published method.
+
+    Attributes:
+        flags: {flag: value}, which replace the default values of a model's flags.
+        source: paper and table row.
+    """
 
     flags: dict
     source: str
 
     @property
     def encoding(self) -> str:
-        """Returns the name of its encoding."""
+        """Name of the method's encoding."""
         return self.flags.get("encoding", "none")
 
     def attentions(self) -> list[str]:
-        """Returns the attentions it can be used in."""
+        """Returns the kinds of attention that the method supports."""
+        from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
+
         return [a for a in ATTENTIONS if a == "softmax" or ENCODINGS[self.encoding].decomposable]
 
 
 def _lrpe(core, rotation, source, **learned):
     flags = {"encoding": "lrpe", "lrpe_core": core, "lrpe_rotation": rotation, "linear_norm": "layernorm"}
-    return Method({**flags, **{f"lrpe_{what}": True for what in learned}}, source)
+    return Method({**flags, **{f"lrpe_{option}": True for option in learned}}, source)
 
 
 _TMLR, _ICLR = "LRPE, TMLR 2023", "LRPE, ICLR 2022 submission"
@@ -85,7 +91,7 @@ METHODS = {
     "iclr_type8": _lrpe("unitary", "fft", f"{_ICLR}, Table 1 'Type8'"),
 }
 
-# TMLR Table 5: every P beside every Λ; its 'Permutation' row is the papers' fixed odd-even permutation.
+# TMLR Table 5: every P with every Λ; its 'Permutation' row is the papers' fixed odd-even permutation.
 for _p, _rotation in (("householder", "householder"), ("identity", "identity"), ("permutation", "odd_even")):
     for _core in ("unitary", "orthogonal", "permutation"):
         _source = f"{_TMLR}, Table 5 '{_p.capitalize()}' × '{_core.capitalize()}'"
@@ -93,52 +99,36 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
         METHODS[f"ablation_{_p}_{_core}"] = _lrpe(_core, _rotation, _source, **_learned)
 
 
-FAIRSEQS = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
-"""fairseq's own model of each family: the method ``fairseq``, which softmax's ``base`` has to equal."""
+LISTING = "`lrpe methods` lists the methods and their attentions"
+
+FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
+"""fairseq's own architecture of each family: the method ``fairseq``, equal to ``base`` with softmax."""
 
 
 def architecture(attention: str, family: str, method: str) -> str:
-    """Returns the name that fairseq's --arch takes; ValueError where fairseq has no model of that family."""
-    if method == "fairseq" and family not in FAIRSEQS:
+    """Returns the value of fairseq's --arch; raises a ValueError if fairseq has no model of that family."""
+    if method == "fairseq" and family not in FAIRSEQ_ARCHITECTURES:
         raise ValueError(f"fairseq has no {family} of its own: choose a method of this plugin")
-    return FAIRSEQS[family] if method == "fairseq" else f"{attention}_{family}_{method}"
+    return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 
 
 def check_method(method: str, attention: str) -> None:
-    """Refuses, by ValueError, a method that does not exist, or not in this attention."""
+    """Raises a ValueError if the method does not exist, or not in this kind of attention."""
     if attention not in ATTENTIONS:
-        raise ValueError(f"no attention {attention!r}: choose from {', '.join(ATTENTIONS)}")
-    choices = [name for name in METHODS if attention in METHODS[name].attentions()]
-    choices += ["fairseq"] * (attention == "softmax")
-    if method not in choices:
-        exists = method in METHODS or method == "fairseq"
-        what = f"does not exist in {attention} attention" if exists else "does not exist"
-        raise ValueError(f"the method {method!r} {what}: choose from {', '.join(choices)}")
+        raise ValueError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
+    if method not in METHODS and method != "fairseq":
+        raise ValueError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
+    if attention not in (METHODS[method].attentions() if method in METHODS else ("softmax",)):
+        raise ValueError(f"the method {method!r} does not exist in {attention} attention: {LISTING}")
 
 
-def namesakes(method: str) -> list[str]:
-    """Returns all methods with the same flags: a run of one is a run of each."""
-    if method not in METHODS:  # fairseq's own, or a model by flags
+def aliases(method: str) -> list[str]:
+    """Returns all methods with the same flags, which share their runs."""
+    if method not in METHODS:  # fairseq's own, or a model configured by flags
         return [method]
     return [name for name in METHODS if METHODS[name].flags == METHODS[method].flags]
 
 
 def canonical(method: str) -> str:
-    """Returns the first of a method's namesakes, under whose name tables have their runs."""
-    return namesakes(method)[0]
-
-
-def main():
-    from rich.table import Table
-
-    from fairseq_lrpe.programs import show_wide
-
-    table = Table("method", "attention", "flags", "source", title="--arch <attention>_<family>_<method>")
-    for name, method in METHODS.items():
-        flags = " ".join(as_flags(method.flags)) or "(defaults)"
-        table.add_row(name, ", ".join(method.attentions()), flags, method.source)
-    show_wide(table)
-
-
-if __name__ == "__main__":
-    main()
+    """Returns the first of a method's aliases, whose name is used for runs."""
+    return aliases(method)[0]

@@ -9,7 +9,7 @@ if [[ " $* " == *" --help "* || " $* " == *" -h "* ]] && [ ! -e "$ready" ]; then
   echo "It lists its options once 'bash scripts/setup_env.sh' has made the environment."
   exit 0
 fi
-bash "$root/scripts/setup_env.sh"
+bash "$root/scripts/setup_env.sh" >&2
 export VIRTUAL_ENV=${VIRTUAL_ENV:-$root/.venv}
 export PATH=$VIRTUAL_ENV/bin:$PATH
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}

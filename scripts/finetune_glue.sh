@@ -4,4 +4,4 @@
 set -euo pipefail
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
-exec python -m fairseq_lrpe.experiments.finetune "$@"
+exec python -m fairseq_lrpe finetune "$@"

@@ -27,4 +27,4 @@ if [ -n "$wrong" ]; then
 fi
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore}
 export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-exec "$python" -m fairseq_lrpe.measure.gpu_check "$@"
+exec "$python" -m fairseq_lrpe bench gpu-check "$@"

@@ -2,4 +2,4 @@
 # Sets up if need be and trains the small language models of the table quickstart; --help lists the options.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
-exec python -m fairseq_lrpe.experiments.quickstart "$@"
+exec python -m fairseq_lrpe quickstart "$@"

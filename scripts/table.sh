@@ -3,4 +3,4 @@
 #   bash scripts/table.sh tmlr_table2 --scale mini --jobs 2
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
-exec python -m fairseq_lrpe.experiments.schedule "$@"
+exec python -m fairseq_lrpe table "$@"

@@ -2,7 +2,7 @@
 
 import json
 
-from data_prep.__main__ import main
+from data_prep.prepare import main
 
 PLACES = "Rome Paris Oslo Lima Cairo Delhi".split()
 

@@ -1,4 +1,4 @@
-"""Random float64 tensors, and the comparison of results with a definition."""
+"""Random float64 tensors and comparison of results."""
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -10,7 +10,7 @@ def random(*shape, seed=0):
 
 
 def assert_same(actual, expected, tolerance=1e-10):
-    """Equal up to ``tolerance`` of the greatest number."""
+    """Asserts equality up to ``tolerance`` times the largest absolute value."""
     for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
         scale = theirs.abs().max().clamp(min=1)
         torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)

@@ -26,7 +26,7 @@ BIN = Path(sys.executable).parent
 CLIENT = """#!{python} -IS
 import json, os, signal, socket, sys
 here, name = os.path.split(sys.argv.pop(0))
-modules = ("fairseq_cli.", "fairseq_lrpe.", "data_prep")
+modules = ("fairseq_cli.", "fairseq_lrpe", "data_prep")
 if name == "python" and not (sys.argv[0] == "-c" or sys.argv[0] == "-m" and sys.argv[1].startswith(modules)):
     os.execv({python!r}, [{python!r}, *sys.argv])
 files = [int(x) for x in os.listdir("/proc/self/fd")]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from data_prep.classified import SPECIALS, write_about, write_split
+from data_prep.labelled import SPECIALS, write_dictionary, write_split
 
 WORDS = [f"w{i}" for i in range(20)]
 TYPES = len(WORDS) + SPECIALS
@@ -23,7 +23,7 @@ def write_texts(folder, splits=("train", "valid", "test"), count=24, **how):
         split: write_split(folder, split, texts(count, seed, **how), TYPES)
         for seed, split in enumerate(splits)
     }
-    write_about(folder, WORDS, [f"label{i}" for i in range(how.get("labels", 2))], rows)
+    write_dictionary(folder, WORDS, [f"label{i}" for i in range(how.get("labels", 2))], rows)
     return folder
 
 
@@ -38,5 +38,5 @@ def write_pictures(folder, size=4, count=24):
         found = [(x.ravel() + SPECIALS, int(y)) for x, y in zip(pictures, labels, strict=True)]
         rows[split] = write_split(folder, split, found, 256 + SPECIALS)
     about = {"shape": [size, size], "pixels": {"mean": 127.5, "std": 127.5}}
-    write_about(folder, [str(i) for i in range(256)], ["down", "up"], rows, **about)
+    write_dictionary(folder, [str(i) for i in range(256)], ["down", "up"], rows, **about)
     return folder

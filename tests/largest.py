@@ -1,4 +1,4 @@
-"""How large tensors become."""
+"""Measures the size of tensors."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Largest(TorchDispatchMode):
-    """The most elements that any one tensor holds."""
+    """Records the number of elements of the largest tensor."""
 
     numel = 0
 

@@ -1,4 +1,4 @@
-"""Scores of an encoding, and the same pair by pair from a formula, with their gradients."""
+"""Compares scores and gradients of an encoding with a formula, pair by pair."""
 
 import torch
 from exact import assert_same, random
@@ -6,7 +6,7 @@ from exact import assert_same, random
 from fairseq_lrpe.encodings import build_encoding
 
 H, D = 2, 4
-PLACES = [  # (causal, queries, keys, q_offset)
+SHAPES = [  # (causal, queries, keys, q_offset)
     (True, 6, 6, 0),
     (True, 1, 9, 8),
     (True, 3, 8, 5),
@@ -17,7 +17,7 @@ PLACES = [  # (causal, queries, keys, q_offset)
 
 
 def build(name, causal=True, **options):
-    """A small encoding whose parameters are all random."""
+    """Returns a small encoding whose parameters are all random."""
     encoding = build_encoding(name, num_heads=H, head_dim=D, causal=causal, **options)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -26,7 +26,7 @@ def build(name, causal=True, **options):
 
 
 def scores(encoding, q, k, q_offset=0):
-    """scale·q̃k̃ᵀ + bias, and 0 where the mask would be."""
+    """Returns scale·q̃k̃ᵀ + bias, and 0 at masked keys."""
     q, k = encoding(q, k, q_offset, 0)
     out, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, q_offset)
     out = out if bias is None else out + bias
@@ -37,7 +37,7 @@ def scores(encoding, q, k, q_offset=0):
 
 
 def by_pairs(score, encoding, q, k, q_offset=0):
-    """The same of ``score(encoding, q_i, k_j, i, j, h)``, which gives (B,)."""
+    """Computes the scores from ``score(encoding, q_i, k_j, i, j, h)``, which returns (B,)."""
 
     def row(i, h):
         seen = i + 1 if encoding.causal else k.size(2)
@@ -49,7 +49,7 @@ def by_pairs(score, encoding, q, k, q_offset=0):
 
 
 def check_pairs(score, encoding, queries, keys, q_offset):
-    """Scores, and gradients of q, k and every parameter, are those of ``score``."""
+    """Asserts that scores, and gradients of q, k and every parameter, match those of ``score``."""
     leaves = [random(2, H, n, D, seed=n).requires_grad_() for n in (queries, keys)]
     leaves += encoding.parameters()
     results = []

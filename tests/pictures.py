@@ -8,8 +8,8 @@ import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 from PIL import Image
 
-from data_prep.classified import write_labels
-from data_prep.images import Place, write_pictures
+from data_prep.corpora.image_folders import ImageFile, write_images
+from data_prep.labelled import write_metadata
 
 
 def picture(values, kind="JPEG"):
@@ -37,11 +37,11 @@ def write_classes(folder, count=24, classes=3, splits=("train", "valid", "test")
         places = []
         for index in range(count):
             label = index % classes
-            place = Place(labels[label], f"{index:04}.jpg", source / f"{split}{index}.jpg")
+            place = ImageFile(labels[label], f"{index:04}.jpg", source / f"{split}{index}.jpg")
             place.path.write_bytes(picture(coloured(label, 1000 * number + index)))
             places.append(place)
-        rows[split] = write_pictures(folder, split, places, labels, 1, [])
-    write_labels(folder, labels, rows, images=True)
+        rows[split] = write_images(folder, split, places, labels, 1, [])
+    write_metadata(folder, labels, rows, images=True)
     return folder
 
 

@@ -1,6 +1,6 @@
-"""What every encoding has to hold in each attention that it is for, one of a person's own too.
+"""Tests that every registered encoding fulfils the interface, in each kind of attention that it supports.
 
-``bash scripts/test.sh --encoding NAME`` runs these tests for one. Its formula needs a test of its own.
+``bash scripts/test.sh --encoding NAME`` runs them for one encoding. Its formula needs a separate test.
 """
 
 import inspect
@@ -21,13 +21,13 @@ H, D, B, L = 2, 8, 3, 9
 E = H * D
 FAR, LONGEST = 100_000, 1024
 METHODS_OF_CLASSES = (
-    *"forward bias bias_in_parts steps scores_in_parts settled".split(),
-    *"values_from_weights encode_values decode_output".split(),
+    *"forward bias bias_function input_features score_function cached_keys".split(),
+    *"output_from_weights encode_values decode_output".split(),
 )
 
 
 class Case(NamedTuple):
-    """An encoding, the flags of a method or none, the attention, and whether it is causal."""
+    """A combination of encoding, flags of a method (possibly none), kind of attention, and causality."""
 
     encoding: str
     flags: tuple
@@ -36,11 +36,11 @@ class Case(NamedTuple):
 
 
 def build(case, dtype=torch.float64):
-    """A small attention module, none of whose parameters is still as it starts."""
+    """Returns a small attention module whose encoding's parameters differ from their initial values."""
     cfg = PositionConfig()
     for flag, value in {**dict(case.flags), "attention": case.attention}.items():
         setattr(cfg, flag, value)
-    limit = LONGEST if ENCODINGS[case.encoding].limited else 2 * L
+    limit = LONGEST if ENCODINGS[case.encoding].has_position_limit else 2 * L
     sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "layers": 3, "max_positions": limit}
     module = build_attention(cfg, dropout=0.0, causal=case.causal, **sizes)
     with torch.no_grad():
@@ -50,9 +50,9 @@ def build(case, dtype=torch.float64):
 
 
 def cases():
-    """{case: its name} of every encoding with its defaults, and with the flags of each method.
+    """Returns {case: name} of every encoding with its defaults, and with the flags of each method.
 
-    What bidirectional attention refuses is not among them; a test says that it may only be a decay.
+    Excludes bidirectional cases that are rejected; a separate test checks that this is justified.
     """
     named = {name: Method({"encoding": name}, "") for name in ENCODINGS} | METHODS
     found = {}
@@ -75,7 +75,7 @@ CASES = cases()
 
 
 def every_case(applies=lambda case: True):
-    """Runs a test for each case that it applies to."""
+    """Parametrizes a test with each case that it applies to."""
     return pytest.mark.parametrize(
         "case", [pytest.param(case, id=text) for case, text in CASES.items() if applies(case)]
     )
@@ -89,18 +89,18 @@ def tokens(length=L, batch=B, dtype=torch.float64):
     return torch.randn(length, batch, E).to(dtype)
 
 
-def steps_of(encoding, length):
-    """What the encoding makes of ``length`` random inputs, if it looks at them."""
-    if encoding.looks_back is None:
+def input_features(encoding, length):
+    """Returns the encoding's features of ``length`` random inputs, or None if it has none."""
+    if encoding.left_context is None:
         return None
     like = next(encoding.parameters())
-    return encoding.steps(torch.randn(encoding.looks_back + length, 1, E).to(like))
+    return encoding.input_features(torch.randn(encoding.left_context + length, 1, E).to(like))
 
 
-def scores(encoding, q, k, q_offset, steps):
-    """The scaled scores of softmax attention, with their bias; the keys stand at 0, 1, .."""
+def scores(encoding, q, k, q_offset, features):
+    """Returns the scaled scores of softmax attention including bias; the keys are at positions 0, 1, .."""
     q, k = encoding(q, k, q_offset, 0)
-    whole = encoding.scores_in_parts(q, k, q_offset, steps=steps)
+    whole = encoding.score_function(q, k, q_offset, input_features=features)
     if whole is not None:
         return whole(q, k, q_offset)
     bias = encoding.bias(q, k, q_offset)
@@ -109,18 +109,18 @@ def scores(encoding, q, k, q_offset, steps):
 
 
 @every_case()
-def test_padding_behind_a_sentence_changes_nothing(case):
+def test_right_padding_has_no_effect(case):
     check_padding(case, "right")
 
 
 @every_relative
-def test_padding_before_a_sentence_changes_nothing(case):
-    """It moves the sentence, and only distances count."""
+def test_left_padding_has_no_effect(case):
+    """Left padding moves the sentence, which does not change distances."""
     check_padding(case, "left")
 
 
 def check_padding(case, side):
-    """Of a padded batch each sentence is what it is alone."""
+    """Asserts that each sentence of a padded batch gives the same output as on its own."""
     module = build(case)
     x, lengths = tokens().requires_grad_(), (L, 5, 1)
     padding = torch.ones(B, L, dtype=torch.bool)
@@ -130,12 +130,12 @@ def check_padding(case, side):
     out, _ = module(x, key_padding_mask=padding)
     for b, place in enumerate(places):
         assert_same(out[place, b], module(x[place, b : b + 1])[0][:, 0])
-    assert out.isfinite().all()  # the next layer reads what comes out at padding too
+    assert out.isfinite().all()  # the next layer also reads the output at padding
     assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
 
 
 @every_causal
-def test_step_by_step_is_the_whole(case):
+def test_incremental_decoding_matches_full_sequence(case):
     module, x = build(case), tokens()
     padding = torch.zeros(B, L, dtype=torch.bool)
     padding[1, 0] = padding[2, :2] = module.encoding.relative
@@ -149,7 +149,7 @@ def test_step_by_step_is_the_whole(case):
 
 
 @every_causal
-def test_beams_go_on_from_each_other(case):
+def test_reordering_incremental_state(case):
     module, x, state = build(case), tokens(), {}
     module(x, incremental_state=state)
     order = torch.tensor([2, 0, 0, 1])
@@ -161,14 +161,14 @@ def test_beams_go_on_from_each_other(case):
 
 @every_case()
 def test_more_keys_than_queries(case):
-    """As a memory gives them: the queries are the last of the keys."""
+    """The queries are the last positions of the keys, as with a memory."""
     module, x = build(case), tokens()
     assert_same(module(x[6:], x)[0], module(x)[0][6:])
 
 
 @every_case()
 def test_gradients(case):
-    """Against differences, of the tokens and of each of its parameters, all of which do something."""
+    """Compares with finite differences; every parameter has an effect."""
     module, x = build(case), tokens(5, 1).requires_grad_()
     leaves = [x, *module.encoding.parameters()]
     w = tokens(5, 1)
@@ -178,8 +178,8 @@ def test_gradients(case):
 
 
 @every_case(lambda case: case.encoding != "none")
-def test_positions_are_seen(case):
-    """Where two tokens change places, what a third one sees is another."""
+def test_positions_affect_the_output(case):
+    """Swapping two tokens changes the output of a third one."""
     module, x = build(case), tokens()
     order = torch.tensor([3, 1, 2, 0, *range(4, L)])
     difference = (module(x[order])[0] - module(x)[0])[-1].abs().max()
@@ -187,15 +187,16 @@ def test_positions_are_seen(case):
 
 
 @every_causal
-def test_a_decay_never_grows_and_is_for_causal_attention(case):
-    """Where bidirectional attention refuses an encoding, it decays or says that it is none for it."""
+def test_decay_is_at_most_1_and_only_causal(case):
+    """An encoding rejected by bidirectional attention has a decay or declares ``bidirectional = False``."""
     decay, bidirectional = build(case).encoding.log_decay, case._replace(causal=False)
     assert decay is None or (decay.shape in ((H,), (H, D), (1, D)) and (decay <= 0).all())
     if bidirectional in CASES:
         assert build(bidirectional).encoding.log_decay is None
     else:
         assert decay is not None or not ENCODINGS[case.encoding].bidirectional
-        with pytest.raises(ValueError, match=r"fades with the distance into the past|in causal attention"):
+        message = "decays with the distance into the past|only in causal attention"
+        with pytest.raises(ValueError, match=message):
             build(bidirectional)
 
 
@@ -207,7 +208,7 @@ def test_half_precision(case, dtype):
         out, _ = module(x, incremental_state=state if case.causal else None)
         assert out.dtype == dtype and out.isfinite().all()
     q, k = (torch.randn(1, H, L, D).to(dtype) for _ in range(2))
-    steps = steps_of(module.encoding, L)
+    steps = input_features(module.encoding, L)
     found = scores(module.encoding, q, k, 0, steps)
     exact = None if steps is None else steps.double()
     expected = scores(module.encoding.double(), q.double(), k.double(), 0, exact)
@@ -216,13 +217,13 @@ def test_half_precision(case, dtype):
     assert error < 8 * torch.finfo(dtype).eps
 
 
-@every_case(lambda case: not ENCODINGS[case.encoding].limited)
+@every_case(lambda case: not ENCODINGS[case.encoding].has_position_limit)
 def test_far_positions_in_float32(case):
-    """At position 100,000 scores are finite, and between neighbours what they are at the start."""
+    """At position 100,000 scores are finite, and those of neighbours equal those at the start."""
     encoding = build(case, torch.float32).encoding
     q, k = torch.randn(1, H, 4, D), torch.randn(1, H, FAR + 4, D)
     with torch.no_grad():
-        steps = steps_of(encoding, FAR + 4)
+        steps = input_features(encoding, FAR + 4)
         far = scores(encoding, q, k, FAR, steps)
         assert far.isfinite().all()
         if encoding.relative:
@@ -231,8 +232,8 @@ def test_far_positions_in_float32(case):
             assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
 
 
-@every_case(lambda case: ENCODINGS[case.encoding].limited)
-def test_a_position_beyond_a_limit_is_refused(case):
+@every_case(lambda case: ENCODINGS[case.encoding].has_position_limit)
+def test_position_beyond_the_limit_is_rejected(case):
     module = build(case)
     limit = module.encoding.max_positions
     module(tokens(limit, 1))
@@ -251,7 +252,7 @@ def test_linear_attention_over_100_000_tokens(case):
 
 @every_case()
 def test_memory(case):
-    """In linear attention it grows with the tokens; in softmax attention there is no more than scores."""
+    """Linear attention: linear in the length; softmax attention: at most a few score matrices."""
     module, largest = build(case, torch.float32), {}
     for length in (512, LONGEST):
         with Largest() as found:
@@ -264,14 +265,14 @@ def test_memory(case):
 
 
 @every_case()
-def test_a_checkpoint_has_all_there_is(case):
+def test_state_dict_is_complete(case):
     first, second, x = build(case), build(case), tokens()
     second.load_state_dict(first.state_dict())
     assert_same(first(x)[0], second(x)[0])
 
 
 @every_case()
-def test_methods_are_called_as_in_every_encoding(case):
+def test_method_signatures_match_base_class(case):
     for name in METHODS_OF_CLASSES:
         ours, theirs = (getattr(c, name) for c in (ENCODINGS[case.encoding], Encoding))
         assert inspect.signature(ours).parameters == inspect.signature(theirs).parameters

@@ -1,4 +1,4 @@
-"""Imports: setup.py declares every package that is used and no other; the rooms' arrows point one way."""
+"""Imports: setup.py declares exactly the packages in use, and dependencies between ours point one way."""
 
 import ast
 import re
@@ -41,24 +41,24 @@ def files(*folders):
 
 
 def packages(*folders):
-    """Other people's packages that are imported."""
+    """Returns the third-party packages that are imported."""
     modules = {name.split(".")[0] for path in files(*folders) for name in imports(path)}
     return {PACKAGES.get(module, module) for module in modules - OURS - sys.stdlib_module_names}
 
 
-def room_of(name):
-    """The room of a file, as its path, or of an import; None for other people's packages."""
+def package_of(name):
+    """Returns the subpackage of a file or an import, or data_prep; None for third-party packages."""
     first, *rest = name.removesuffix(".py").replace("/", ".").split(".")
     return rest[0] if first == "fairseq_lrpe" and rest else "data_prep" if first == "data_prep" else None
 
 
-def rooms():
-    """{room: {file: the rooms that it imports}}: a folder or a file of the package, and data_prep."""
+def package_imports():
+    """Returns {package: {file: the packages that it imports}}."""
     found = defaultdict(dict)
     for path in files("fairseq_lrpe", "data_prep"):
         file = str(path.relative_to(REPOSITORY))
-        own = room_of(file)
-        found[own][file] = {room_of(name) for name in imports(path)} - {None, own}
+        own = package_of(file)
+        found[own][file] = {package_of(name) for name in imports(path)} - {None, own}
     return found
 
 
@@ -78,7 +78,7 @@ def declared():
 def test_setup_declares_what_is_imported_and_nothing_else():
     lists = declared()
     extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"]
-    assert packages("fairseq_lrpe", "data_prep") == lists["install"] | extras
+    assert packages("fairseq_lrpe", "data_prep") == (lists["install"] - {"tensorboardX"}) | extras
     assert packages("tests") - lists["install"] - lists["gpu"] == lists["test"] - COMMANDS
 
 
@@ -90,35 +90,47 @@ def test_one_version_of_each_is_pinned():
     assert lists["install"] | extras <= set(pins)
 
 
-@pytest.mark.parametrize(("room", "below"), [("ops", set()), ("encodings", {"ops"}), ("positions", {"ops"})])
-def test_what_holds_formulas_needs_torch_alone(room, below):
-    foreign = packages(PLUGIN / room)
-    assert foreign - ({"fla-core"} if room == "ops" else set()) == {"torch"}
-    for file, used in rooms()[room].items():
-        assert used <= below, file
+@pytest.mark.parametrize(
+    ("package", "allowed"), [("ops", set()), ("encodings", {"ops", "utils"}), ("positions", {"ops"})]
+)
+def test_formulas_import_torch_only(package, allowed):
+    foreign = packages(PLUGIN / package)
+    assert foreign - ({"fla-core"} if package == "ops" else set()) == {"torch"}
+    for file, used in package_imports()[package].items():
+        assert used <= allowed, file
+    shared = {
+        name
+        for path in files(PLUGIN / package)
+        for name in imports(path)
+        if name.startswith("fairseq_lrpe.utils.")
+    }
+    assert shared <= {"fairseq_lrpe.utils.suggest.choices"}
 
 
-def test_experiments_and_preparations_run_commands():
-    """They import neither models nor each other; three programs load a checkpoint."""
-    loading = tuple(f"experiments/{name}.py" for name in ("predict", "solve", "classify"))
-    for file, used in rooms()["experiments"].items():
-        allowed = {"models"} if file.endswith(loading) else set()
-        assert not used & {"models", "attention", "measure", "data_prep"} - allowed, file
-    for file, used in rooms()["data_prep"].items():
-        assert not used & {"models", "attention", "measure", "experiments"}, file
+def test_experiments_and_data_preparation_run_commands():
+    """They import neither models nor each other; only experiments/inference loads models."""
+    for file, used in package_imports()["experiments"].items():
+        allowed = {"models"} if file.startswith("fairseq_lrpe/experiments/inference/") else set()
+        assert not used & {"models", "attention", "benchmarks", "cli", "data_prep"} - allowed, file
+    for file, used in package_imports()["data_prep"].items():
+        assert not used & {"models", "attention", "benchmarks", "cli", "experiments"}, file
 
 
-def test_nothing_below_imports_experiments():
-    """But for the page of everything that was run, which stands with what measures and is made there."""
+def test_only_commands_and_the_public_functions_import_experiments():
     importing = {
         file
-        for room, imported in rooms().items()
+        for package, imported in package_imports().items()
         for file, used in imported.items()
-        if room != "experiments" and "experiments" in used
+        if package not in ("experiments", "cli") and "experiments" in used
     }
-    assert importing == {"fairseq_lrpe/measure/report.py"}
+    assert importing == {"fairseq_lrpe/__init__.py"}
 
 
-def test_no_arrow_comes_back():
-    arrows = {room: set().union(*imported.values()) for room, imported in rooms().items()}
+def test_packages_have_no_cycles():
+    """But for the package itself, whose public functions import what they need when they are called."""
+    arrows = {
+        package: set().union(*imported.values())
+        for package, imported in package_imports().items()
+        if not {"fairseq_lrpe/__init__.py", "fairseq_lrpe/__main__.py"} & set(imported)
+    }
     list(TopologicalSorter(arrows).static_order())

@@ -10,16 +10,16 @@ from torch.utils.checkpoint import checkpoint
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.encodings import Encoding
 
-_CAUSAL_ROWS = 128
-"""Queries that a causal bias is made for at a time."""
+_CAUSAL_BLOCK_SIZE = 128
+"""Number of queries in a block if scores are biased and causal."""
 
-_BIAS_ELEMENTS = 2**21
-"""Scores that it is made for at a time, at most, when the sequence is long."""
+_MAX_BIAS_ELEMENTS = 2**21
+"""Maximum number of scores in a block of a long sequence."""
 
-_LONG = 512
-"""Keys from which on a CPU trains faster when values are filled up to the width of wider q and k.
+_MIN_FLASH_KEYS = 512
+"""Number of keys from which training on a CPU is faster if values are padded to the width of wider q and k.
 
-Its flash kernel takes equal widths alone, and otherwise torch makes all n × n weights of all heads. On a GPU
+The CPU's flash kernel requires equal widths; without it torch forms the n × n weights of all heads. On a GPU,
 torch's memory-efficient kernel takes values of any width.
 """
 
@@ -27,127 +27,139 @@ torch's memory-efficient kernel takes values of any width.
 class SoftmaxAttention(SelfAttention):
     """Computes softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
 
-    An encoding whose scores are none of that form makes them itself, and their softmax is plain.
+    An encoding whose scores do not have this form computes them itself; they are followed by a plain softmax.
 
-    While decoding the state is the encoded keys, the values and the padding mask so far, and the order that
-    beam search has since put their rows in. A bias is a matrix
-    of length × length. It is made for some queries at a time: when causal, they meet only the keys up to
-    the last of them; and beyond 1,024 positions it is dropped after use (and made again in the backward
-    pass), so that memory grows with the length, not with its square.
+    While decoding, the state holds the encoded keys, the values and the padding mask so far, and the row
+    order that beam search has requested since. A bias is a matrix of length × length, so it is computed for
+    one block of queries at a time. Causal blocks see only the keys up to their last query. Above 1,024
+    positions the bias is not stored but recomputed in the backward pass, so that memory grows linearly with
+    the length.
 
     Args:
-        dropout: of the attention weights, in training.
+        encoding: the positional encoding.
+        dropout: dropout probability of the attention weights in training.
     """
 
     def __init__(self, encoding: Encoding, dropout: float = 0.0):
         super().__init__(encoding)
         self.dropout = dropout
-        self._biased = encoding.biased or encoding.needs_weights
+        self._use_blocks = encoding.modifies_scores or encoding.needs_weights
 
     window = 0
-    """How many keys a query sees, itself among them; 0 is all that are not after it."""
+    """Number of keys that a query sees, including its own; 0 means no limit."""
 
-    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, keep_state, steps):
+    def attend(self, q, k, v, key_padding_mask, state, q_offset, k_offset, return_state, input_features):
         q, k = self.encoding(q, k, q_offset, k_offset)
         v = self.encoding.encode_values(v, k_offset)
-        if past is not None:
-            order, hidden = past["order"], past["key_padding_mask"]
-            if order is not None and hidden is not None:
-                hidden = hidden.index_select(0, order)
-            key_padding_mask = _join_masks(hidden, key_padding_mask, k_offset, k)
-            k, v = _append(past["k"], order, k), _append(past["v"], order, v)
+        if state is not None:
+            order, past_mask = state["order"], state["key_padding_mask"]
+            if order is not None and past_mask is not None:
+                past_mask = past_mask.index_select(0, order)
+            key_padding_mask = _concat_masks(past_mask, key_padding_mask, k_offset, k)
+            k, v = _append(state["k"], order, k), _append(state["v"], order, v)
 
-        length, parts = q.size(2), []
-        rows, drop = length, length > 1024 and torch.is_grad_enabled()
-        if self._biased:
-            # As even as can be: of 150 rows the last 22 are no block of their own.
-            rows = math.ceil(length / max(1, round(length / _CAUSAL_ROWS))) if self.causal else length
+        length, outputs = q.size(2), []
+        block_size, recompute = length, length > 1024 and torch.is_grad_enabled()
+        if self._use_blocks:
+            # Blocks of nearly equal size: 150 queries are not split into 128 and 22.
+            if self.causal:
+                block_size = math.ceil(length / max(1, round(length / _CAUSAL_BLOCK_SIZE)))
             if length > 1024:
-                rows = min(rows, max(16, _BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2))))
-        scores = self.encoding.scores_in_parts(q, k, q_offset, key_padding_mask, steps)
-        bias = self.encoding.bias_in_parts(q, k, q_offset) if scores is None else None
-        for start in reversed(range(0, length, rows)):  # the largest first: the others fit into its memory
-            part = q[:, :, start : start + rows]
-            keys = q_offset + start + part.size(2) if self.causal else k.size(2)
-            mask = None if key_padding_mask is None else key_padding_mask[:, :keys]
-            offset = q_offset + start if self.places is None else q_offset.rows(start, part.size(2))
-            arguments = (part, k[:, :, :keys], v[:, :, :keys], mask, offset, bias, scores)
-            if rows < length and drop:
-                parts.append(checkpoint(self._rows, *arguments, use_reentrant=False))
+                block_size = min(
+                    block_size, max(16, _MAX_BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2)))
+                )
+        score_function = self.encoding.score_function(q, k, q_offset, key_padding_mask, input_features)
+        bias_function = self.encoding.bias_function(q, k, q_offset) if score_function is None else None
+        # The largest block comes first, so that the others reuse its memory.
+        for start in reversed(range(0, length, block_size)):
+            block = q[:, :, start : start + block_size]
+            num_keys = q_offset + start + block.size(2) if self.causal else k.size(2)
+            mask = None if key_padding_mask is None else key_padding_mask[:, :num_keys]
+            if self.position_index is None:
+                offset = q_offset + start
             else:
-                parts.append(self._rows(*arguments))
-        o = torch.cat(parts[::-1], dim=2) if len(parts) > 1 else parts[0]
-        kept = self.encoding.settled(k, scores) if keep_state else k
-        state = {"k": kept, "v": v, "key_padding_mask": key_padding_mask, "order": None}
+                offset = q_offset.slice_queries(start, block.size(2))
+            arguments = block, k[:, :, :num_keys], v[:, :, :num_keys], mask, offset
+            arguments += bias_function, score_function
+            if block_size < length and recompute:
+                outputs.append(checkpoint(self._attend_block, *arguments, use_reentrant=False))
+            else:
+                outputs.append(self._attend_block(*arguments))
+        o = torch.cat(outputs[::-1], dim=2) if len(outputs) > 1 else outputs[0]
+        cached_keys = self.encoding.cached_keys(k, score_function) if return_state else k
+        state = {"k": cached_keys, "v": v, "key_padding_mask": key_padding_mask, "order": None}
         return self.encoding.decode_output(o, q_offset), state
 
-    def reordered(self, past: dict, order: Tensor) -> dict:
-        """Notes the order: the rows are moved when the next keys and values are appended, in one copy."""
-        if past["order"] is not None:
-            order = past["order"].index_select(0, order)
-        return {**past, "order": order}
+    def reorder_state(self, state: dict, order: Tensor) -> dict:
+        """Records the order; rows are copied once, when the next keys and values are appended."""
+        if state["order"] is not None:
+            order = state["order"].index_select(0, order)
+        return {**state, "order": order}
 
-    def _rows(self, q, k, v, key_padding_mask, offset, bias, scores):
-        """Attention of the queries from position ``offset`` on to the keys 0, 1, .."""
-        found = (bias if scores is None else scores)(q, k, offset)
-        mask = self._mask(found, key_padding_mask, q, k, offset)
+    def _attend_block(self, q, k, v, key_padding_mask, offset, bias_function, score_function):
+        """Computes attention of the queries at positions ``offset`` and following to the keys at 0, 1, .."""
+        bias = (bias_function if score_function is None else score_function)(q, k, offset)
+        mask = self._mask_arguments(bias, key_padding_mask, q, k, offset)
         dropout = self.dropout if self.training else 0.0
-        # On a CPU torch's own attention is slow for the one query of a decoding step.
-        if scores is None and not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
+        # On a CPU, torch's own attention is slow for the single query of a decoding step.
+        if score_function is None and not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
             width, training = v.size(-1), torch.is_grad_enabled()
-            # With dropout no kernel of a CPU is flash.
-            if q.size(-1) > width and not (q.is_cuda or dropout or (training and k.size(2) < _LONG)):
+            # The CPU's flash kernel does not support dropout.
+            if q.size(-1) > width and not (
+                q.is_cuda or dropout or (training and k.size(2) < _MIN_FLASH_KEYS)
+            ):
                 v = F.pad(v, (0, q.size(-1) - width))
             o = F.scaled_dot_product_attention(q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale)
             return o[..., :width]
-        seen = mask.get("attn_mask")
-        found = _scores(self.encoding.scale * q, k, seen) if scores is None else seen
-        weights = torch.softmax(found, dim=-1) if key_padding_mask is None else _weights(found)
+        scores = mask.get("attn_mask")
+        if score_function is None:
+            scores = _masked_scores(self.encoding.scale * q, k, scores)
+        weights = torch.softmax(scores, dim=-1) if key_padding_mask is None else _masked_softmax(scores)
         weights = F.dropout(weights, dropout)
-        o = _product(weights, v)
-        return o + self.encoding.values_from_weights(weights, offset) if self.encoding.needs_weights else o
+        o = _matmul(weights, v)
+        return o + self.encoding.output_from_weights(weights, offset) if self.encoding.needs_weights else o
 
-    def _mask(self, bias, key_padding_mask, q, k, offset):
-        """The bias and both masks as torch's arguments: ``is_causal`` alone where that is all."""
+    def _mask_arguments(self, bias, key_padding_mask, q, k, offset):
+        """Returns bias and masks as torch's keyword arguments; only ``is_causal`` if that is sufficient."""
         queries, keys = q.size(2), k.size(2)
         causal = self.causal and queries > 1
         windowed = 0 < self.window < keys
         if bias is None and key_padding_mask is None and not windowed and (offset == 0 or not causal):
             return {"is_causal": causal}
-        hidden = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
+        masked = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         if key_padding_mask is not None:
-            hidden = hidden | key_padding_mask[:, None, None]
+            masked = masked | key_padding_mask[:, None, None]
         if causal or windowed:
             i = torch.arange(offset, offset + queries, device=q.device)[:, None]
             distance = i - torch.arange(keys, device=q.device)
-            hidden = hidden | (distance < 0) if causal else hidden
-            hidden = hidden | (distance >= self.window) if windowed else hidden
+            masked = masked | (distance < 0) if causal else masked
+            masked = masked | (distance >= self.window) if windowed else masked
         if bias is None:
-            return {"attn_mask": ~hidden}
-        return {"attn_mask": bias.to(q.dtype).masked_fill(hidden, float("-inf"))}
+            return {"attn_mask": ~masked}
+        return {"attn_mask": bias.to(q.dtype).masked_fill(masked, float("-inf"))}
 
 
-def _scores(q, k, mask):
-    """q kᵀ under the mask, which is torch's: bool, True where a key is seen, or added, or None."""
-    scores = _product(q, k.mT)
+def _masked_scores(q, k, mask):
+    """Returns q kᵀ with torch's ``attn_mask`` applied: bool (True where visible), additive, or None."""
+    scores = _matmul(q, k.mT)
     if mask is None:
         return scores
     return scores.masked_fill(~mask, float("-inf")) if mask.dtype == torch.bool else scores + mask
 
 
-def _weights(scores):
-    """The softmax of scores, which are -inf where a key is not seen, and which padding may be all of."""
-    blind = scores.isneginf().all(-1, keepdim=True)  # a query without keys attends to nothing
-    return torch.softmax(scores.masked_fill(blind, 0.0), dim=-1).masked_fill(blind, 0.0)
+def _masked_softmax(scores):
+    """Returns the softmax of scores that are -inf at masked keys, and 0 for queries without visible keys."""
+    all_masked = scores.isneginf().all(-1, keepdim=True)
+    return torch.softmax(scores.masked_fill(all_masked, 0.0), dim=-1).masked_fill(all_masked, 0.0)
 
 
-def _product(a, b):
+def _matmul(a, b):
     # With four dimensions torch multiplies the many small matrices of a decoding step far slower.
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
 def _append(past, order, new):
-    """(B, H, n, d), its rows in the order, and (B', H, L, d) -> (B', H, n + L, d)."""
+    """Reorders the rows of past (B, H, n, d) and appends new (B', H, L, d): (B', H, n + L, d)."""
     if order is None:
         return torch.cat([past, new], dim=2)
     if past.requires_grad or new.requires_grad:
@@ -159,12 +171,12 @@ def _append(past, order, new):
     return out
 
 
-def _join_masks(past, new, offset, k):
-    """(B, offset) and (B, L) padding masks side by side; either may be None, for no padding."""
+def _concat_masks(past, new, past_length, k):
+    """Concatenates padding masks (B, past_length) and (B, L); either may be None, for no padding."""
     if past is None and new is None:
         return None
     parts = [
         torch.zeros(k.size(0), length, dtype=torch.bool, device=k.device) if mask is None else mask
-        for mask, length in ((past, offset), (new, k.size(2)))
+        for mask, length in ((past, past_length), (new, k.size(2)))
     ]
     return torch.cat(parts, dim=1)

@@ -1,4 +1,4 @@
-"""Positional encodings, one file each; torch only. A new file in this folder registers itself."""
+"""Positional encodings, one per file; they need only torch. New files in this folder register themselves."""
 
 import importlib
 import pkgutil

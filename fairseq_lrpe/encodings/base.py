@@ -1,4 +1,4 @@
-"""What an encoding is, and the registry of them."""
+"""Interface and registry of positional encodings."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -6,54 +6,57 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.ops.fading import fading_products
-from fairseq_lrpe.ops.relative import spread
+from fairseq_lrpe.ops.decay import decayed_products
+from fairseq_lrpe.ops.relative import expand_distances
+from fairseq_lrpe.utils.suggest import choices as choices_for
 
 ENCODINGS = {}
 
 
 class Encoding(nn.Module):
-    """Encodes positions in self-attention; everything here is the encoding that does nothing.
+    """Base class of positional encodings in self-attention; by default, every method is a no-op.
 
-    q, k, v are (B, H, L, d). Query i stands at position ``q_offset + i`` and key j at ``k_offset + j``.
-    Encoding positions one at a time, with offsets, has to give exactly what encoding the whole sequence
-    gives. Offsets are 0 or more, or :class:`fairseq_lrpe.ops.places.Places`, where tokens do not follow one
-    another; ``rotation``, ``permutation`` and ``relative`` of ``ops`` know both.
-    ``bash scripts/test.sh --encoding NAME`` holds an encoding to all this.
+    q, k and v are (B, H, L, d). Query i is at position ``q_offset + i`` and key j at ``k_offset + j``.
+    Encoding positions one at a time, with offsets, must give exactly the same result as encoding the whole
+    sequence. Offsets are non-negative integers, or a :class:`fairseq_lrpe.ops.position_index.PositionIndex`
+    if positions are not consecutive; the functions in ``ops.rotation``, ``ops.permutation`` and
+    ``ops.relative`` accept both. ``bash scripts/test.sh --encoding NAME`` tests an encoding against this
+    interface.
+
+    Subclasses declare their own options as keyword arguments with defaults, and pass ``**shared`` on.
 
     Args:
-        num_heads, head_dim: H and d.
-        causal: whether queries see no later keys.
-        layer: the attention layer it serves, from 1.
-        layers: how many there are; None: no more than these.
-        max_positions: the longest sequence of training; formulas that need a length use it.
-
-    A subclass adds its own options as keyword arguments with defaults, and passes the rest on.
+        num_heads: number of attention heads H.
+        head_dim: head dimension d.
+        causal: whether queries cannot see later keys.
+        layer: number of the attention layer, starting at 1.
+        layers: number of attention layers, by default ``layer``.
+        max_positions: length of the longest training sequence, for formulas that depend on it.
     """
 
     decomposable = True
-    """Class attribute: works on q and k apart, and so in linear attention."""
+    """Class attribute: encodes q and k independently, so that it works in linear attention."""
 
     relative = True
-    """Class attribute: of two positions only their difference reaches a score."""
+    """Class attribute: scores depend on two positions only through their difference."""
 
     bidirectional = True
-    """Class attribute: works in attention that sees later keys as well."""
+    """Class attribute: also works in attention that is not causal."""
 
-    absolute = False
-    """Class attribute: a token's own position reaches a score, and so no memory can stand before it."""
+    uses_absolute_positions = False
+    """Class attribute: scores depend on a token's own position, so no memory can precede a sequence."""
 
-    limited = False
-    """Class attribute: it ends at ``max_positions``; a position beyond is a ValueError in one sentence."""
+    has_position_limit = False
+    """Class attribute: positions from ``max_positions`` on raise a ValueError."""
 
-    shared_by_layers = False
+    shared_across_layers = False
     """Class attribute: one module serves all attention layers of an encoder or decoder."""
 
-    by_distance = False
-    """Class attribute: it looks distances up, and those above ``clamp_length`` as that one."""
+    uses_distance_table = False
+    """Class attribute: looks values up by distance, and supports ``clamp_length``."""
 
     clamp_length = 0
-    """The distance from which on all count as this one, in an evaluation; 0 is none."""
+    """Distances above it are treated as equal to it in an evaluation; 0 means no limit."""
 
     def __init__(
         self,
@@ -67,152 +70,183 @@ class Encoding(nn.Module):
     ):
         super().__init__()
         if layer < 1:
-            raise ValueError(f"layer counts the attention layers from 1 on, {layer} is none")
+            raise ValueError(f"layers are numbered from 1, got layer {layer}")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.causal = causal
         self.layer, self.layers = layer, layers or layer
         self.max_positions = max_positions
         self.scale = head_dim**-0.5
-        """What the q·k of softmax attention is multiplied by; a bias carries its own scale."""
+        """Factor of q·k in softmax attention; a bias is not multiplied by it."""
 
     @property
     def log_decay(self) -> Tensor | None:
-        """Returns (H,) at most 0, or None: every pair weighs exp(log_decay·(i−j)), in causal attention alone.
+        """Logarithm of the decay, at most 0, or None; only for causal attention.
 
-        In linear attention that is a factor in its sums; in softmax attention, log_decay·(i−j) is added to
-        the scores, as ALiBi does (Press et al. 2022), unless :meth:`bias` is another. Of (H, d), or
-        (1, d) for all heads, each feature has its own: in both attentions q_i·k_j is then
-        Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
+        With shape (H,), pairs are weighted by exp(log_decay·(i−j)). Linear attention multiplies its sums by
+        it; softmax attention adds log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), unless
+        :meth:`bias` is overridden. With shape (H, d), or (1, d) for all heads, each feature decays on its
+        own: in both attentions q_i·k_j becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
         """
         return None
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        """Returns the encoded (q, k); their last dimension may be wider than d."""
+        """Returns the encoded (q, k); their last dimension may be larger than d."""
         return q, k
 
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor | None:
-        """Returns what is added to the scaled scores, broadcastable to (B, H, Lq, Lk), or None.
+        """Returns the term that is added to the scaled scores, or None.
 
-        q and k as :meth:`forward` returned them. The keys stand at 0..Lk-1, and end with the last query
-        when causal; entries of keys after their query are then arbitrary, and finite.
+        Args:
+            q: queries as returned by :meth:`forward`.
+            k: keys as returned by :meth:`forward`, at positions 0..Lk-1; if causal, up to the last query.
+            q_offset: position of the first query.
+
+        Returns:
+            A tensor broadcastable to (B, H, Lq, Lk). If causal, entries of keys after their query are
+            arbitrary, but finite.
         """
+        if type(self).bias_function is not Encoding.bias_function:
+            return self.bias_function(q, k, q_offset)(q, k, q_offset)
         decay = self.log_decay
         if decay is None or decay.dim() > 1:
             return None
         distance = torch.arange(q_offset + q.size(-2) - 1, -1, -1, device=q.device)
-        return spread((decay.to(q.device)[:, None] * distance).to(q.dtype), q.size(-2), k.size(-2))
+        return expand_distances((decay.to(q.device)[:, None] * distance).to(q.dtype), q.size(-2), k.size(-2))
 
     @property
-    def biased(self) -> bool:
-        """Returns whether softmax attention's scores can be anything but scale·q·kᵀ."""
-        own = type(self).bias, type(self).scores_in_parts
-        return own != (Encoding.bias, Encoding.scores_in_parts) or self.log_decay is not None
+    def modifies_scores(self) -> bool:
+        """Whether the scores of softmax attention can differ from scale·q·kᵀ."""
+        methods = ("bias", "bias_function", "score_function")
+        overridden = any(getattr(type(self), name) is not getattr(Encoding, name) for name in methods)
+        return overridden or self.log_decay is not None
 
-    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor | None]:
-        """Returns :meth:`bias` as a function to call for some of these queries and the keys they may see.
+    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor | None]:
+        """Returns :meth:`bias` as a function to call for blocks of these queries and their visible keys.
 
-        An encoding overrides it to make only once what all these calls need.
+        Override it instead of :meth:`bias` to compute only once what all blocks need.
         """
         return self.bias
 
-    looks_back: int | None = None
-    """Class attribute: how many inputs before its own each of the :meth:`steps` needs; None: no steps."""
+    left_context: int | None = None
+    """Class attribute: number of preceding inputs that :meth:`input_features` needs, None without them."""
 
-    def steps(self, x: Tensor) -> Tensor:
-        """Returns what scores take of the layer's inputs themselves, (B, H, n, ..) of n positions.
+    def input_features(self, x: Tensor) -> Tensor:
+        """Returns the features of the layer's inputs that the scores depend on.
 
-        x is (looks_back + n, B, E), 0 at padding and before a sentence. What comes out at padding becomes 0.
+        Args:
+            x: inputs (left_context + n, B, E), 0 at padding and before the start of a sequence.
+
+        Returns:
+            (B, H, n, ...); the caller sets features at padding to 0.
         """
         raise NotImplementedError
 
-    def scores_in_parts(
+    def score_function(
         self,
         q: Tensor,
         k: Tensor,
         q_offset: int = 0,
         key_padding_mask: Tensor | None = None,
-        steps: Tensor | None = None,
+        input_features: Tensor | None = None,
     ) -> Callable[..., Tensor] | None:
-        """Returns None, or what softmax attention's scores are where they are no scale·q·kᵀ + bias.
+        """Returns a function for scores of softmax attention that are not scale·q·kᵀ + bias, otherwise None.
 
-        That is a function to call as :meth:`bias` for some of these queries and the keys they may see; it
-        returns all of the scores (B, H, Lq, Lk), scaled. Entries of keys after their query, or of padding
-        (``key_padding_mask`` (B, Lk), True there), are arbitrary. ``steps`` are those of the last keys; the
-        keys before them are what :meth:`settled` has made of them.
+        The function is called like :meth:`bias` for blocks of these queries and their visible keys, and
+        returns the complete, scaled scores (B, H, Lq, Lk). Entries of keys after their query or at padding
+        are arbitrary.
+
+        Args:
+            q: queries as returned by :meth:`forward`.
+            k: keys as returned by :meth:`forward`, preceded by those of earlier calls, as returned by
+                :meth:`cached_keys`.
+            q_offset: position of the first query.
+            key_padding_mask: (B, Lk), True at padding.
+            input_features: the :meth:`input_features` of the new keys, which are the last ones.
         """
         decay = self.log_decay
-        return None if decay is None or decay.dim() == 1 else self.fading_scores(decay, q, k)
+        return None if decay is None or decay.dim() == 1 else self.decayed_scores(decay, q, k)
 
-    def fading_scores(self, log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[..., Tensor]:
-        """Returns the function for :meth:`scores_in_parts` where pairs weigh exp(log_decay·(i−j)).
+    def decayed_scores(self, log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[..., Tensor]:
+        """Returns the :meth:`score_function` that weights products by exp(log_decay·(i−j)).
 
-        ``log_decay`` is (H, d) or (1, d), of each feature, or (H, 1), of each head.
+        ``log_decay`` is (H, d) or (1, d), per feature, or (H, 1), per head.
         """
-        products = fading_products(log_decay, q, k)
+        products = decayed_products(log_decay, q, k)
         return lambda q, k, q_offset=0: products(self.scale * q, k, q_offset)
 
-    def settled(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
-        """Returns what later calls get of the keys of :meth:`scores_in_parts`, which returned ``scores``."""
+    def cached_keys(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
+        """Returns the keys to cache for later calls; ``scores`` is what :meth:`score_function` returned."""
         return k
 
     needs_weights = False
-    """Whether softmax attention has to hand its weights to :meth:`values_from_weights`."""
+    """Whether softmax attention calls :meth:`output_from_weights`."""
 
-    def values_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
-        """Returns what is added to the output (B, H, Lq, d), from the attention weights (B, H, Lq, Lk)."""
+    def output_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
+        """Returns the term added to the output (B, H, Lq, d), given the attention weights (B, H, Lq, Lk)."""
         raise NotImplementedError
 
     def encode_values(self, v: Tensor, offset: int = 0) -> Tensor:
-        """Returns the encoded v, the row j of which stands at ``offset + j``."""
+        """Returns the encoded v, whose row j is at position ``offset + j``."""
         return v
 
     def decode_output(self, o: Tensor, offset: int = 0) -> Tensor:
-        """Returns what becomes of the attention's output, the row i of which stands at ``offset + i``."""
+        """Returns the transformed output of attention, whose row i is at position ``offset + i``."""
         return o
 
-    def earlier(self, k: Tensor, steps: int) -> Tensor:
-        """Returns encoded keys (B, H, n, d') as :meth:`forward` makes them at positions ``steps`` smaller.
+    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        """Moves encoded keys (B, H, n, d') from their positions to positions smaller by ``shift``.
 
-        Linear in k, so that it moves a sum of encoded keys too. ValueError if the encoding cannot do that.
+        Linear in k, so that it also shifts sums of encoded keys.
+
+        Raises:
+            ValueError: if the encoding does not support it.
         """
         if type(self).forward is not Encoding.forward:
-            raise ValueError(f"{self.name} cannot move keys that are encoded already to other positions")
+            raise ValueError(f"{self.name} cannot shift the positions of encoded keys")
         return k
 
-    def earlier_values(self, v: Tensor, steps: int) -> Tensor:
-        """Returns encoded values (B, H, n, d) in the same way."""
+    def shift_values(self, v: Tensor, shift: int) -> Tensor:
+        """Moves encoded values (B, H, n, d) to positions smaller by ``shift``, like :meth:`shift_keys`."""
         if type(self).encode_values is not Encoding.encode_values:
-            raise ValueError(f"{self.name} cannot move values that are encoded already to other positions")
+            raise ValueError(f"{self.name} cannot shift the positions of encoded values")
         return v
 
 
-_SHARED = inspect.signature(Encoding.__init__).parameters
+_SHARED_ARGUMENTS = inspect.signature(Encoding.__init__).parameters
 
 
-def at_positions(table: Callable, q: Tensor, k: Tensor, q_offset: int, k_offset: int) -> tuple:
-    """Returns ``table(q, q_offset)`` and ``table(k, k_offset)``, made once if the positions are the same."""
-    at_q = table(q, q_offset)
+def position_tables(build: Callable, q: Tensor, k: Tensor, q_offset: int, k_offset: int) -> tuple:
+    """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, calling it once for equal positions."""
+    q_table = build(q, q_offset)
     same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
-    return at_q, at_q if same else table(k, k_offset)
+    return q_table, q_table if same else build(k, k_offset)
 
 
 def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
-    """Refuses, by ValueError with the choices, a value that is none of them."""
+    """Raises a ValueError that lists the choices if the value is not one of them."""
     if value not in choices:
-        raise ValueError(f"unknown {what} {value!r}: choose from {', '.join(choices)}")
+        listing = "`lrpe methods --flags` lists them"
+        raise ValueError(f"unknown {what} {value!r}{choices_for(value, choices, listing)}")
 
 
 def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]], type[Encoding]]:
-    """Decorates a class: ``name`` is what ``--encoding`` takes; one help text for each option of the class.
+    """Decorator that registers an encoding.
 
-    Each option becomes the flag ``--<name>-<option>`` of every model. TypeError for one without a help text.
+    Args:
+        name: the value of ``--encoding``.
+        **option_help: help text of each option; it becomes the flag ``--<name>-<option>`` of every model.
+
+    Raises:
+        TypeError: if an option has no help text, or a help text no option.
     """
 
     def register(cls):
         options = encoding_options(cls)
         if set(option_help) != set(options):
-            raise TypeError(f"{cls.__name__}: options {sorted(options)}, help for {sorted(option_help)}")
+            raise TypeError(
+                f"{cls.__name__} has options {sorted(options)} but help texts for {sorted(option_help)}"
+            )
         cls.name, cls.option_help = name, option_help
         ENCODINGS[name] = cls
         return cls
@@ -221,35 +255,40 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
 
 
 def encoding_options(cls: type[Encoding]) -> dict[str, object]:
-    """Returns {option: default} of an encoding: what its constructor takes beside the shared arguments."""
-    own = {}
+    """Returns {option: default}: constructor arguments that :class:`Encoding` itself does not have."""
+    options = {}
     for name, p in inspect.signature(cls.__init__).parameters.items():
-        if name not in _SHARED and p.kind is not p.VAR_KEYWORD:
+        if name not in _SHARED_ARGUMENTS and p.kind is not p.VAR_KEYWORD:
             if p.default is p.empty:
                 raise TypeError(f"{cls.__name__}: option {name!r} needs a default")
-            own[name] = p.default
-    return own
+            options[name] = p.default
+    return options
 
 
 def build_encoding(name: str, **arguments) -> Encoding:
-    """Builds an encoding by name, from the arguments of :class:`Encoding` and the options of its own.
+    """Builds an encoding by name.
 
-    ValueError for an unknown name or option, or a combination that cannot be.
+    Args:
+        name: a name in ``ENCODINGS``.
+        **arguments: the arguments of :class:`Encoding` and the encoding's own options.
+
+    Raises:
+        ValueError: for an unknown name or option, or arguments that cannot be combined.
     """
     check_choice("encoding", name, ENCODINGS)
     cls = ENCODINGS[name]
     known = encoding_options(cls)
     for option in arguments:
-        if option not in (*known, *_SHARED):
+        if option not in (*known, *_SHARED_ARGUMENTS):
             own = ", ".join(known) or "none"
-            raise ValueError(f"encoding {name!r} has no option {option!r}: it has {own}")
+            raise ValueError(f"encoding {name!r} has no option {option!r}; its options: {own}")
     encoding = cls(**arguments)
     if encoding.causal:
         return encoding
     if encoding.log_decay is not None:
-        reason = "fades with the distance into the past, which only causal attention knows"
+        reason = "decays with the distance into the past, which requires causal attention"
     elif not encoding.bidirectional:
-        reason = "counts on keys that are not after the query, as in causal attention alone"
+        reason = "works only in causal attention"
     else:
         return encoding
     raise ValueError(f"encoding {name!r} {reason}: use it in a language model or a decoder")

@@ -7,26 +7,26 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.places import Places
-from fairseq_lrpe.ops.relative import distance_slice, distance_table, shift
+from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
 
 def relative_index(distance: Tensor, k: int, sign: int) -> Tensor:
-    """Returns g(sign·(i − j)) of LRPE TMLR Eq. 31 with c = ``k``; g(x) is x + k within 0..2k−1."""
+    """Returns g(sign·(i − j)) of LRPE TMLR Eq. 31 with c = ``k``: g(x) is x + k, clipped to 0..2k−1."""
     return (sign * distance + k).clamp(0, 2 * k - 1)
 
 
 @register_encoding("deberta", k="half the number of DeBERTa's relative embeddings, its maximum distance")
 class DeBERTa(Encoding):
-    """Adds content to position and position to content to the scores (He et al. 2021; LRPE TMLR Eq. 31).
+    """Adds content-to-position and position-to-content scores (He et al. 2021; LRPE TMLR Eq. 31).
 
-    They become (q_i·k_j + q_i·k^r_{g(i−j)} + k_j·q^r_{g(j−i)}) / √(3d). k^r and q^r are two projections of
+    Scores become (q_i·k_j + q_i·k^r_{g(i−j)} + k_j·q^r_{g(j−i)}) / √(3d). k^r and q^r are two projections of
     2k relative embeddings of the model's width; g clips to 0..2k−1.
-    Two products, of q and of k with the L (causal; else 2L) distances, O(L²·d), and two shifts.
+    Two products, of q and of k with the L distances (2L if not causal), O(L²·d), and two relative shifts.
     """
 
     decomposable = False
-    by_distance = True
+    uses_distance_table = True
 
     def __init__(self, *, k: int = 512, **shared):
         super().__init__(**shared)
@@ -42,38 +42,36 @@ class DeBERTa(Encoding):
         nn.init.xavier_uniform_(self.pos_key.weight)
         nn.init.xavier_uniform_(self.pos_query.weight)
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
-        return self.bias_in_parts(q, k, q_offset)(q, k, q_offset)
-
-    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
         key_distances = q.size(-2), k.size(-2), q_offset, self.causal
         query_distances = q.size(-2), k.size(-2), q_offset, False
-        to_key = self._by_distance(self.pos_key, 1, *key_distances)
-        to_query = self._by_distance(self.pos_query, -1, *query_distances)
+        to_key = self._project_distances(self.pos_key, 1, *key_distances)
+        to_query = self._project_distances(self.pos_query, -1, *query_distances)
         return functools.partial(self._bias, to_key, key_distances, to_query, query_distances)
 
     def _bias(self, to_key, key_distances, to_query, query_distances, q, k, q_offset=0):
         queries, keys = q.size(-2), k.size(-2)
         columns = distance_slice(key_distances, queries, keys, q_offset, self.causal)
-        content_to_position = shift((q * self.scale) @ to_key[..., columns], keys, q_offset)
-        if isinstance(q_offset, Places):
-            by_key = q_offset.columns().mT.expand(*k.shape[:-1], queries)
-            return content_to_position + ((k * self.scale) @ to_query).gather(-1, by_key).mT
+        content_to_position = relative_shift((q * self.scale) @ to_key[..., columns], keys, q_offset)
+        if isinstance(q_offset, PositionIndex):
+            index = q_offset.distance_index().mT.expand(*k.shape[:-1], queries)
+            return content_to_position + ((k * self.scale) @ to_query).gather(-1, index).mT
 
-        # The same with keys as rows: with both sides reversed, their distances i − j stand in the same order.
-        # Some keys at a time, for every key would meet the distances of all when there are few queries.
-        tile, parts = max(queries, 64), []
-        for start in range(0, keys, tile):
-            part = k[:, :, start : start + tile].flip(-2) * self.scale
-            columns = distance_slice(query_distances, queries, part.size(-2), q_offset - start, False)
-            parts.append(shift(part @ to_query[..., columns], queries).flip(-2, -1))
-        return content_to_position + torch.cat(parts, dim=-2).mT
+        # The same with keys as rows: reversing both sides keeps the distances i − j in decreasing order. In
+        # blocks of keys: otherwise each key would be multiplied with the distances of all keys, even if there
+        # are only a few queries.
+        block_size, blocks = max(queries, 64), []
+        for start in range(0, keys, block_size):
+            block = k[:, :, start : start + block_size].flip(-2) * self.scale
+            columns = distance_slice(query_distances, queries, block.size(-2), q_offset - start, False)
+            blocks.append(relative_shift(block @ to_query[..., columns], queries).flip(-2, -1))
+        return content_to_position + torch.cat(blocks, dim=-2).mT
 
-    def _by_distance(self, projection, sign, *distances):
-        """The projected embeddings that the distances of a score matrix take, (H, d, W)."""
+    def _project_distances(self, projection, sign, *distances):
+        """Returns the projected embeddings (H, d, W) of the distances of a score matrix."""
         embeddings = self.rel_embeddings.weight
         options, clamp = (self.k, sign), self.clamp_length
         rows = distance_table(relative_index, options, *distances, embeddings.device, clamp=clamp)
-        few = len(rows) < len(embeddings)
-        projected = projection(embeddings[rows]) if few else projection(embeddings)[rows]
+        select_first = len(rows) < len(embeddings)
+        projected = projection(embeddings[rows]) if select_first else projection(embeddings)[rows]
         return projected.unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0)

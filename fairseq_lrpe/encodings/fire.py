@@ -1,4 +1,4 @@
-"""FIRE's functional interpolation of relative positions."""
+"""FIRE: functional interpolation for relative positions."""
 
 import functools
 from collections.abc import Callable
@@ -8,39 +8,42 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.places import Places
-from fairseq_lrpe.ops.relative import distance_slice, distance_table, spread
+from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.relative import distance_slice, distance_table, expand_distances
 
 EPSILON = 1e-6
-"""What the authors add to the normaliser."""
+"""Added to the normalizer, as in the authors' listing."""
 
-_ELEMENTS = 2**20
-"""Units of the hidden layer, of all pairs, that are made at a time."""
+_MAX_HIDDEN_ELEMENTS = 2**20
+"""Maximum number of hidden units, over all pairs, that are computed at once."""
 
 
 @register_encoding(
     "fire",
     width="hidden units of FIRE's function",
-    threshold="queries up to this position share FIRE's normaliser at first; 0 is a quarter of the positions",
+    threshold="initial value of FIRE's threshold, up to which queries share one normalizer; "
+    "0 means a quarter of the positions",
 )
 class FIRE(Encoding):
     """Adds f(ψ(|i−j|) / ψ(max(L, i))), ψ(x) = log(c x + 1), to the scaled scores (Li et al. 2024, Sec. 3).
 
-    f is a perceptron 1 → ``width`` → H with ReLU, without a bias at its end, which would move all scores of
-    a query alike. c > 0 and L are learned, from 0.1 and ``threshold`` times 1.0 on, and stay positive by
-    their absolute value; 10⁻⁶ is added to the normaliser, as in the authors' listing. The paper's first
-    threshold is 512, a quarter of its 2,048 positions. It is kept in a checkpoint, so that an evaluation at
-    other lengths has the same.
+    f is a perceptron 1 → ``width`` → H with ReLU. Its output layer has no bias, which would shift all scores
+    of a query equally. c > 0 and L are learned. They are initialized to 0.1 and to 1.0 times ``threshold``,
+    and kept positive by taking absolute values; 10⁻⁶ is added to the normalizer, as in the authors' listing.
+    The paper's threshold is 512, a quarter of its 2,048 positions. It is stored in the checkpoint, so that an
+    evaluation at other lengths uses the same one.
 
-    i is the query's own position: queries up to L see distances alone, O(L) values of f, and later ones need
-    f at each pair, O(width · L²) for all heads and all of a batch together. The hidden layer is made for
-    some pairs at a time, and again in the backward pass. ValueError for less than one unit or a threshold
-    below 0.
+    i is the query's absolute position. Queries up to L depend on distances only, O(L) values of f; later
+    queries need f at each pair, O(width · L²) for all heads and the whole batch together. The hidden layer is
+    computed in blocks of pairs and recomputed in the backward pass.
+
+    Raises:
+        ValueError: for a width below 1 or a negative threshold.
     """
 
     decomposable = False
     relative = False
-    absolute = True
+    uses_absolute_positions = True
 
     def __init__(self, *, width: int = 32, threshold: int = 0, **shared):
         super().__init__(**shared)
@@ -50,53 +53,52 @@ class FIRE(Encoding):
             )
         self.c, self.multiplier = nn.Parameter(torch.tensor([0.1])), nn.Parameter(torch.ones(1))
         self.register_buffer("threshold", torch.tensor([float(threshold or max(1, self.max_positions // 4))]))
-        # Parameters, and no nn.Linear: models that start all of these small would leave f next to nothing.
+        # Parameters instead of nn.Linear: models that re-initialize every nn.Linear with small weights would
+        # reduce f to almost nothing.
         first, second = nn.Linear(1, width), nn.Linear(width, self.num_heads)
         self.hidden_weight, self.hidden_bias = nn.Parameter(first.weight.data), nn.Parameter(first.bias.data)
         self.output_weight = nn.Parameter(second.weight.data)
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
-        return self.bias_in_parts(q, k, q_offset)(q, k, q_offset)
-
-    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
-        exact = torch.promote_types(self.c.dtype, torch.float32)
+    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+        dtype = torch.promote_types(self.c.dtype, torch.float32)
         distances = q.size(-2), k.size(-2), q_offset, self.causal
-        logs = self._psi(distance_table(torch.abs, (), *distances, q.device, exact))
-        limit = (self.multiplier * self.threshold).to(exact).abs()
-        near = self._function(logs / self._normaliser(limit))
-        return functools.partial(self._bias, distances, logs, limit, near)
+        logs = self._psi(distance_table(torch.abs, (), *distances, q.device, dtype))
+        threshold = (self.multiplier * self.threshold).to(dtype).abs()
+        near_bias = self._function(logs / self._normalizer(threshold))
+        return functools.partial(self._bias, distances, logs, threshold, near_bias)
 
-    def _bias(self, distances, logs, limit, near, q, k, q_offset=0):
+    def _bias(self, distances, logs, threshold, near_bias, q, k, q_offset=0):
         queries, keys = q.size(-2), k.size(-2)
         columns = distance_slice(distances, queries, keys, q_offset, self.causal)
-        if isinstance(q_offset, Places):
-            i = q_offset.index
+        if isinstance(q_offset, PositionIndex):
+            i = q_offset.query_positions
         else:
             i = torch.arange(q_offset, q_offset + queries, device=q.device)
-        bias = spread(near[:, columns], queries, keys, q_offset)
-        (far,) = (i > limit).nonzero(as_tuple=True)
+        bias = expand_distances(near_bias[:, columns], queries, keys, q_offset)
+        (far,) = (i > threshold).nonzero(as_tuple=True)  # rows of the queries beyond the threshold
         if len(far):
-            normaliser = self._normaliser(i[far, None].to(logs.dtype))
-            values = self._pairs(spread(logs[columns], queries, keys, q_offset)[far] / normaliser)
-            bias = values if len(far) == queries else bias.index_copy(1, far, values)
+            normalizer = self._normalizer(i[far, None].to(logs.dtype))
+            far_logs = expand_distances(logs[columns], queries, keys, q_offset)[far]
+            far_bias = self._function_of_pairs(far_logs / normalizer)
+            bias = far_bias if len(far) == queries else bias.index_copy(1, far, far_bias)
         return bias.to(q.dtype).unsqueeze(0)
 
     def _psi(self, x):
         return (self.c.to(x.dtype) * x).abs().log1p()
 
-    def _normaliser(self, x):
+    def _normalizer(self, x):
         return self._psi(x) + EPSILON
 
-    def _pairs(self, z):
-        """f of (rows, keys), some rows at a time."""
-        parts = z.split(max(1, _ELEMENTS // (len(self.hidden_weight) * z.size(1))))
+    def _function_of_pairs(self, z):
+        """Returns f of z (queries, keys) as (H, queries, keys), computed in blocks of queries."""
+        blocks = z.split(max(1, _MAX_HIDDEN_ELEMENTS // (len(self.hidden_weight) * z.size(1))))
         if torch.is_grad_enabled():
-            kept = {"use_reentrant": False, "preserve_rng_state": False}
-            return torch.cat([checkpoint(self._function, part, **kept) for part in parts], dim=1)
-        return torch.cat([self._function(part) for part in parts], dim=1)
+            options = {"use_reentrant": False, "preserve_rng_state": False}
+            return torch.cat([checkpoint(self._function, block, **options) for block in blocks], dim=1)
+        return torch.cat([self._function(block) for block in blocks], dim=1)
 
     def _function(self, z):
-        """f of numbers (...) as (H, ...)."""
+        """Returns f of z (...) as (H, ...)."""
         weight, bias, output = (
             x.to(z.dtype) for x in (self.hidden_weight, self.hidden_bias[:, None], self.output_weight)
         )

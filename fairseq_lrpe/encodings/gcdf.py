@@ -1,4 +1,4 @@
-"""Gaussian cumulative distribution function encoding."""
+"""Gaussian cumulative distribution function encoding (GCDF)."""
 
 import torch
 from torch import Tensor
@@ -8,20 +8,21 @@ from fairseq_lrpe.encodings.xl import XL
 
 
 def gaussian_cdfs(distance: Tensor, width: int) -> Tensor:
-    """Returns Φ(x/σ_k), k = 1..width, float64 (distances, width)."""
+    """Returns Φ(x/σ_k), k = 1..width, for distances x; float64 (distances, width)."""
     k = torch.arange(1, width + 1, dtype=torch.float64)
     return torch.special.ndtr(distance[:, None] / width ** (k / width))
 
 
 @register_encoding("gcdf", lambda_="GCDF's scale factor λ")
 class GCDF(XL):
-    """Adds what ``xl`` does, with R_x^k = λ Φ(x/σ_k), σ_k = E^(k/E), k = 1..E (Qu et al. 2021, Eqs. 14-15).
+    """Replaces the R of ``xl`` by R_x^k = λ Φ(x/σ_k), σ_k = E^(k/E), k = 1..E (Qu et al. 2021, Eqs. 14-15).
 
-    Φ is the standard normal distribution function: Eq. 15 is λ times the normal density of deviation σ_k
-    integrated up to x. λ = 4 by the paper's footnote 6. W_r, u, v and the cost are those of ``xl``.
+    Φ is the standard normal distribution function: Eq. 15 is λ times the integral up to x of the normal
+    density with standard deviation σ_k. λ = 4 by the paper's footnote 6. W_r, u, v and the cost are those of
+    ``xl``.
 
-    Choices the paper leaves open: the index k runs from 1 (its figures and Eq. 19 do), and E is the
-    model's width d_model, not a head's.
+    Choices that the paper leaves open: the index k starts at 1 (as in its figures and Eq. 19), and E is the
+    model's width d_model instead of the head dimension.
     """
 
     table = staticmethod(gaussian_cdfs)

@@ -4,35 +4,35 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.relative import distance_table, spread
+from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
-LEAST = 0.01
-"""Of both parameters, as in the authors' code."""
+MIN_VALUE = 0.01
+"""Lower bound of both parameters, as in the authors' code."""
 
 
 @register_encoding("kerple")
 class KERPLE(Encoding):
     """Adds −r₁ log(1 + r₂ |i−j|) to the scaled scores (Chi et al. 2022, the logarithmic variant).
 
-    r₁, r₂ > 0 are learned, ``bias_p`` and ``bias_a`` (H,): they start uniformly in (0, 2) and (0, 1), and
-    count as 0.01 where they are below it. The authors' code sets them to that before each use; here the
-    formula does, which changes no parameter: one that fell below 0.01 gets no gradient any more.
-    O(L²) additions per head; L logarithms, not L².
+    r₁, r₂ > 0 are learned, ``bias_p`` and ``bias_a`` (H,), initialized uniformly in (0, 2) and (0, 1). Values
+    below 0.01 are treated as 0.01. The authors' code overwrites such parameters before each use; here they
+    are clamped in the formula, which leaves the parameter unchanged and gives it no gradient below 0.01.
+    O(L²) additions per head; only O(L) logarithms.
     """
 
     decomposable = False
-    by_distance = True
+    uses_distance_table = True
 
     def __init__(self, **shared):
         super().__init__(**shared)
-        self.bias_p = nn.Parameter((2 * torch.rand(self.num_heads)).clamp(min=LEAST))
-        self.bias_a = nn.Parameter(torch.rand(self.num_heads).clamp(min=LEAST))
+        self.bias_p = nn.Parameter((2 * torch.rand(self.num_heads)).clamp(min=MIN_VALUE))
+        self.bias_a = nn.Parameter(torch.rand(self.num_heads).clamp(min=MIN_VALUE))
 
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
         queries, keys = q.size(-2), k.size(-2)
-        exact = torch.promote_types(self.bias_p.dtype, torch.float32)
-        distances = queries, keys, q_offset, self.causal, q.device, exact
-        distance = distance_table(torch.abs, (), *distances, clamp=self.clamp_length)
-        r1, r2 = (x.to(exact).clamp(min=LEAST)[:, None] for x in (self.bias_p, self.bias_a))
-        by_distance = -r1 * (r2 * distance).log1p()
-        return spread(by_distance.to(q.dtype), queries, keys, q_offset).unsqueeze(0)
+        dtype = torch.promote_types(self.bias_p.dtype, torch.float32)
+        arguments = queries, keys, q_offset, self.causal, q.device, dtype
+        distance = distance_table(torch.abs, (), *arguments, clamp=self.clamp_length)
+        r1, r2 = (x.to(dtype).clamp(min=MIN_VALUE)[:, None] for x in (self.bias_p, self.bias_a))
+        bias = -r1 * (r2 * distance).log1p()
+        return expand_distances(bias.to(q.dtype), queries, keys, q_offset).unsqueeze(0)

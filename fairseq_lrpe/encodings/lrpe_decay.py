@@ -1,4 +1,4 @@
-"""LRPE with a decay."""
+"""LRPE with a decay (LRPE-d)."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from fairseq_lrpe.encodings.lrpe import LRPE
 
 @register_encoding("lrpe_decay")
 class LRPEDecay(LRPE):
-    """Turns q and k as unitary LRPE with learned angles, under λ = e^(−(8h/H)(1 − l/L)) (LRPE-d).
+    """Unitary LRPE with learned angles, with the decay λ = e^(−(8h/H)(1 − l/L)).
 
-    h = 1..H is the head, l = 1..L the layer: pairs weigh λ^(i−j) e^{iθ(i−j)}, and the last layer has no decay
-    (TransNormerLLM, Qin et al. 2023, Section 3.1). Its public code has ALiBi's slopes 2^(−8h/H) in the place
-    of 8h/H; here the paper's formula holds. O(L d), at a width of 2d.
+    h = 1..H is the head and l = 1..L the layer. Pairs are weighted by λ^(i−j) e^{iθ(i−j)}; the last layer has
+    no decay (TransNormerLLM, Qin et al. 2023, Section 3.1). Its public code uses ALiBi's slopes 2^(−8h/H)
+    instead of 8h/H; here the paper's formula is used. O(L d), with features of width 2d.
     """
 
     bidirectional = False

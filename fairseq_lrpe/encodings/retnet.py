@@ -9,11 +9,11 @@ from fairseq_lrpe.encodings.rope import RoPE
 
 @register_encoding("retnet")
 class RetNet(RoPE):
-    """Turns q and k as RoPE does, under the decay γ_h = 1 − 2^(−5−h), h = 0..H−1.
+    """RoPE with the decay γ_h = 1 − 2^(−5−h), h = 0..H−1 (RetNet, Sun et al. 2023, Eqs. 5 and 8).
 
-    (RetNet, Sun et al. 2023, Eqs. 5 and 8.) So pairs weigh γ_h^(i−j) e^{iθ(i−j)}. This is the encoding alone:
-    retention's gate, and its normalisation of each head, are none of it. In softmax attention (i−j)·log γ_h
-    is added to the scores, as every decay is. No parameters; O(L d).
+    Pairs are weighted by γ_h^(i−j) e^{iθ(i−j)}. Only the encoding is implemented, without retention's gate
+    and its normalization per head. In softmax attention (i−j)·log γ_h is added to the scores, as for every
+    decay. No parameters; O(L d).
     """
 
     bidirectional = False

@@ -1,14 +1,14 @@
-"""Rotary position embedding."""
+"""Rotary position embedding (RoPE)."""
 
 from torch import Tensor
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.rotation import complex_dtype, fixed_phases, rotate_pairs
+from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, rotate_pairs
 
 
 @register_encoding("rope")
 class RoPE(Encoding):
-    """Turns the pair (x_2t, x_2t+1) at position s by s·10000^(-2t/d), t < d/2 (Su et al. 2021, Eq. 15).
+    """Rotates the pair (x_2t, x_2t+1) at position s by s·10000^(-2t/d), t < d/2 (Su et al. 2021, Eq. 15).
 
     O(L d); no parameters.
     """
@@ -17,17 +17,17 @@ class RoPE(Encoding):
         super().__init__(**shared)
         if self.head_dim % 2:
             raise ValueError(
-                f"{self.name} turns pairs of features: the head dim must be even, not {self.head_dim}"
+                f"{self.name} rotates pairs of features: head_dim must be even, not {self.head_dim}"
             )
 
     def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
-        """Returns x (B, H, L, d) turned by the angles of the positions from ``offset`` on."""
-        ladder = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
-        table = fixed_phases(ladder, offset, x.size(-2), complex_dtype(x), x.device)
+        """Returns x (B, H, L, d), rotated by the angles of the positions offset, offset+1, .."""
+        frequencies = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
+        table = cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
         return rotate_pairs(x, table.conj() if backwards else table)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         return self.rotate(q, q_offset), self.rotate(k, k_offset)
 
-    def earlier(self, k: Tensor, steps: int) -> Tensor:
-        return self.rotate(k.unsqueeze(-2), steps, backwards=True).squeeze(-2)
+    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        return self.rotate(k.unsqueeze(-2), shift, backwards=True).squeeze(-2)

@@ -1,4 +1,4 @@
-"""Rotary embeddings with relative distances in the values."""
+"""RoPER: rotary embeddings with relative positions in the values."""
 
 from torch import Tensor
 
@@ -8,9 +8,9 @@ from fairseq_lrpe.encodings.rope import RoPE
 
 @register_encoding("roper")
 class RoPER(RoPE):
-    """Turns q and k as RoPE does, v by +s too, and the output by −s (Harik and Jayasiri 2022).
+    """RoPE that also rotates v at position s by +s, and the output by −s (Harik and Jayasiri 2022).
 
-    So o_i = Σ_j a_ij RoPE(v_j, j−i): the values carry their distance to the query. O(L d); no parameters.
+    o_i = Σ_j a_ij RoPE(v_j, j−i), so that values encode their distance to the query. O(L d); no parameters.
     """
 
     def encode_values(self, v: Tensor, offset: int = 0) -> Tensor:
@@ -19,5 +19,5 @@ class RoPER(RoPE):
     def decode_output(self, o: Tensor, offset: int = 0) -> Tensor:
         return self.rotate(o, offset, backwards=True)
 
-    def earlier_values(self, v: Tensor, steps: int) -> Tensor:
-        return self.earlier(v, steps)
+    def shift_values(self, v: Tensor, shift: int) -> Tensor:
+        return self.shift_keys(v, shift)

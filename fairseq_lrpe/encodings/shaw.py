@@ -4,41 +4,41 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.relative import distance_table, spread
+from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
 def level(distance: Tensor, k: int, width: int, rounding: str) -> Tensor:
-    """Returns k + x/width, rounded and clipped to ±k, for x = i − j; with width 1 it is Shaw's, Eq. 4.
+    """Returns k + x/width, rounded and clipped to ±k, for x = i − j; with width 1, Shaw's Eq. 4.
 
     ``rounding`` is "floor", or "away" from zero.
     """
-    below = torch.div(distance, width, rounding_mode="floor")
+    result = torch.div(distance, width, rounding_mode="floor")
     if rounding == "away":
-        below = torch.where(distance > 0, -torch.div(-distance, width, rounding_mode="floor"), below)
-    return k + below.clamp(-k, k)
+        result = torch.where(distance > 0, -torch.div(-distance, width, rounding_mode="floor"), result)
+    return k + result.clamp(-k, k)
 
 
 @register_encoding(
     "shaw",
     k="distance from which on Shaw's representations are the same",
-    values="Shaw's representations of the values too",
-    per_head="Shaw's representations are each head's own",
+    values="use Shaw's representations for the values, too",
+    per_head="use separate Shaw representations for each head",
 )
 class Shaw(Encoding):
     """Adds q_i·w_{clip(i−j, k)} / √d to the scaled scores (Shaw et al. 2018; LFHC paper Eqs. 4-5).
 
-    With ``values`` the output gets Σ_j a_ij w'_{clip(i−j, k)} as well (survey Eq. 5). The vectors are
-    shared by the heads, as Shaw et al. do, or with ``per_head`` each head's own. q meets the 2k+1 vectors
-    once, O(L·k·d), and the scores are gathered from that, O(L²); with ``values`` the weights are summed by
-    distance in O(L²).
+    With ``values``, Σ_j a_ij w'_{clip(i−j, k)} is added to the output (survey Eq. 5). The vectors are shared
+    by the heads, as in Shaw et al., unless ``per_head``. q is multiplied with the 2k+1 vectors once,
+    O(L·k·d), from which the scores are gathered, O(L²); with ``values``, weights are summed by distance in
+    O(L²).
     """
 
     decomposable = False
-    by_distance = True
+    uses_distance_table = True
     width = 1
-    """How many distances share one vector."""
+    """Number of distances that share one vector."""
     rounding = "floor"
-    """How a distance that is no multiple of the width becomes one."""
+    """Rounding of a distance divided by the width."""
 
     def __init__(self, *, k: int = 16, values: bool = False, per_head: bool = False, **shared):
         super().__init__(**shared)
@@ -57,23 +57,23 @@ class Shaw(Encoding):
             nn.init.xavier_uniform_(part)
         return vectors
 
-    def _of_heads(self, vectors):
-        """(2k+1, d), or each head's (H, 2k+1, d)."""
+    def _split_heads(self, vectors):
+        """Returns the vectors as (2k+1, d), or (H, 2k+1, d) if ``per_head``."""
         weight = vectors.weight
         return weight.unflatten(1, (self.num_heads, -1)).transpose(0, 1) if self.per_head else weight
 
     def _levels(self, queries, keys, q_offset, like):
-        """The vector of each pair, (B, H, Lq, Lk)."""
+        """Returns the index of each pair's vector (B, H, Lq, Lk), with batch and device of ``like``."""
         options = (self.k, self.width, self.rounding)
         distances = queries, keys, q_offset, self.causal, like.device
         table = distance_table(level, options, *distances, clamp=self.clamp_length)
-        return spread(table, queries, keys, q_offset).expand(*like.shape[:2], queries, keys)
+        return expand_distances(table, queries, keys, q_offset).expand(*like.shape[:2], queries, keys)
 
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
-        by_level = (q @ self._of_heads(self.w_k).mT) * self.scale
-        return by_level.gather(-1, self._levels(q.size(-2), k.size(-2), q_offset, q))
+        scores = (q @ self._split_heads(self.w_k).mT) * self.scale
+        return scores.gather(-1, self._levels(q.size(-2), k.size(-2), q_offset, q))
 
-    def values_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
+    def output_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
         levels = self._levels(*weights.shape[-2:], q_offset, weights)
-        by_level = weights.new_zeros(*weights.shape[:3], 2 * self.k + 1)
-        return by_level.scatter_add(-1, levels, weights) @ self._of_heads(self.w_v)
+        sums = weights.new_zeros(*weights.shape[:3], 2 * self.k + 1)
+        return sums.scatter_add(-1, levels, weights) @ self._split_heads(self.w_v)

@@ -1,36 +1,36 @@
-"""Stochastic positional encoding."""
+"""Stochastic positional encoding (SPE)."""
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, at_positions, register_encoding
+from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
 from fairseq_lrpe.ops.rotation import complex_dtype, phases
 
 
 @register_encoding("spe")
 class SPE(Encoding):
-    """Multiplies q and k by sines and noise, so that their products are relative on average.
+    """Multiplies q and k by sines and noise, so that their products are relative in expectation.
 
-    Gated SineSPE with one sine and R = d realisations (Liutkus et al. 2021, Sec. 3.2; their public code):
+    Gated SineSPE with one sine and R = d realizations (Liutkus et al. 2021, Sec. 3.2; their public code):
     E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n), with
     f = sigmoid(freqs)/2, o = ``offsets``, g = sigmoid(gate), by
 
         q̂_i = (q_i ⊙ cos φ_i) Z₁ + (q_i ⊙ sin φ_i) Z₂ + q_i Z₃,   φ_i = 2πfi + o,
 
-    and the same for k without o: relative in expectation, not draw by draw. Z is standard normal noise (d, R)
-    per head, scaled in its rows: one draw per forward, shared by q, k and the batch; a fixed one outside
-    training, so that decoding step by step meets the same noise.
+    and the same for k without o. Z is standard normal noise (d, R) per head with scaled rows. It is drawn
+    once per forward in training and shared by q, k and the batch; it is fixed outside training, so that
+    decoding step by step uses the same noise.
 
     ``freqs``, ``offsets``, ``gains`` (H, d, 1), ``gate`` (H, d). One product with (3d, R): O(L d R), and
-    no tensor of (L, H, d, R).
+    no tensor of shape (L, H, d, R).
     """
 
-    relative = False  # but on the average over the noise
+    relative = False  # only in expectation over the noise
 
     def __init__(self, **shared):
         super().__init__(**shared)
         shape = (self.num_heads, self.head_dim)
-        self.freqs = nn.Parameter(torch.randn(*shape, 1) - 4)  # slow sines first: long distances
+        self.freqs = nn.Parameter(torch.randn(*shape, 1) - 4)  # low initial frequencies, for long distances
         self.offsets = nn.Parameter(torch.randn(*shape, 1))
         gains = torch.randn(*shape, 1)
         self.gains = nn.Parameter(2 * gains / gains.norm(dim=-1, keepdim=True).sqrt())
@@ -39,27 +39,26 @@ class SPE(Encoding):
         self.register_buffer("noise", torch.randn(3, *shape, shape[1], generator=generator), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        # Drawn in float32 under float16 too, which would draw other numbers from the same seed.
+        # Drawn in float32 under float16, too: other dtypes draw different numbers from the same seed.
         dtype = torch.promote_types(self.noise.dtype, torch.float32)
         noise = torch.randn_like(self.noise, dtype=dtype) if self.training else self.noise
         gain = nn.functional.softplus(self.gains) / 2**0.5
         gate = torch.sigmoid(self.gate)[..., None]
         z1, z2, z3 = noise / (self.head_dim * noise.size(-1)) ** 0.25
         z1, z2, z3 = (1 - gate).sqrt() * gain * z1, (1 - gate).sqrt() * gain * z2, gate.sqrt() * z3
-        # cos(a+o) z1 + sin(a+o) z2 with the offset moved into the noise: q and k then share their sines.
+        # cos(a+o) z1 + sin(a+o) z2 with o applied to the noise, so that q and k share their sines.
         cos, sin = self.offsets.cos(), self.offsets.sin()
         q_noise = torch.cat([cos * z1 + sin * z2, cos * z2 - sin * z1, z3], dim=1)
         k_noise = torch.cat([z1, z2, z3], dim=1)
-        at_q, at_k = at_positions(self._sines, q, k, q_offset, k_offset)
-        return self._features(q, at_q) @ q_noise.to(q.dtype), self._features(k, at_k) @ k_noise.to(k.dtype)
+        q_table, k_table = position_tables(self._sines, q, k, q_offset, k_offset)
+        q, k = self._features(q, q_table), self._features(k, k_table)
+        return q @ q_noise.to(q.dtype), k @ k_noise.to(k.dtype)
 
-    def earlier(self, k: Tensor, steps: int) -> Tensor:
-        raise ValueError(
-            "spe mixes positions into noise, out of which no encoded key can be moved to another"
-        )
+    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        raise ValueError("spe cannot shift the positions of encoded keys, which are mixed with noise")
 
     def _sines(self, x, offset):
-        """cos and sin of 2πfs, (H, L, d) each."""
+        """Returns cos and sin of 2πfs, (H, L, d) each."""
         omega = (torch.sigmoid(self.freqs.double()) * torch.pi).flatten()
         table = phases(omega, offset, x.size(-2)).to(complex_dtype(x))
         table = table.unflatten(1, (self.num_heads, -1)).transpose(0, 1)

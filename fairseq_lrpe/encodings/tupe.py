@@ -1,4 +1,4 @@
-"""TUPE's untied positions."""
+"""TUPE: Transformer with untied positional encoding."""
 
 import functools
 from collections.abc import Callable
@@ -9,44 +9,48 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
-from fairseq_lrpe.ops.places import Places
-from fairseq_lrpe.ops.relative import distance_table, spread
+from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 BUCKETS, MAX_DISTANCE = 32, 128
-"""Of TUPE-R's relative bias, as T5's."""
+"""Options of TUPE-R's relative bias, which is T5's."""
 
 
 @register_encoding(
     "tupe",
-    cls="TUPE's first token, where attention is not causal, has scores of its own in place of its position's",
-    relative_bias="add T5's relative bias to TUPE's scores: TUPE-R, else TUPE-A",
+    cls="give TUPE's first token scores of its own instead of its position's, if attention is not causal",
+    relative_bias="add T5's relative bias to TUPE's scores (TUPE-R instead of TUPE-A)",
 )
 class TUPE(Encoding):
-    """Adds to a score that of positions alone, untied from the tokens' (Ke et al. 2021, Sec. 3).
+    """Adds scores between absolute positions, untied from those between tokens (Ke et al. 2021, Sec. 3).
 
-    The scaled scores become (x_i W_Q · x_j W_K + p_i U_Q · p_j U_K) / √(2d). p is a learned table of
-    ``max_positions`` rows of the model's width E = H·d, which goes through a LayerNorm; U_Q and U_K (E, E)
-    have a bias. With ``relative_bias`` b_{bucket(j−i)} is added, unscaled as T5's, of 32 buckets up to 128
-    (TUPE-R). One module is for all layers. Tokens have no other positions: ``--token-positions none``.
+    Scaled scores become (x_i W_Q · x_j W_K + p_i U_Q · p_j U_K) / √(2d). p is a learned table of
+    ``max_positions`` rows of the model's width E = H·d, followed by a LayerNorm; U_Q and U_K (E, E) have a
+    bias. With ``relative_bias``, b_{bucket(j−i)} is added, unscaled as in T5, with 32 buckets up to distance
+    128 (TUPE-R). One module is shared by all layers. Tokens should have no other positions:
+    ``--token-positions none``.
 
-    ``cls`` is for a first token that stands for all of the text, as <s> does, and applies where attention is
-    not causal (Sec. 3.2): the score of its position is θ₁ where it is the query, and θ₂ where it is the key
-    of another. As in the authors' code (guolinke/TUPE) two rows of the table, one before the positions' and
-    that of position 0, go through LayerNorm, U_Q and U_K to give θ = q·k / √(2d); the relative bias is
-    bucket 16 in the first token's row, which no distance has, and a bucket of its own in its column.
-    Translation and pictures, which begin with no such token, have it off; a classifier of the mean or the
-    maximum of its tokens has no such token either, and wants ``--no-tupe-cls``.
+    ``cls`` is for a first token that represents the whole text, such as <s>, and applies if attention is not
+    causal (Sec. 3.2): the score of its position is θ₁ where it is the query, and θ₂ where it is the key of
+    another query. As in the authors' code (guolinke/TUPE), θ = q·k / √(2d) is computed from two rows of the
+    table, an additional one before position 0 and that of position 0, through LayerNorm, U_Q and U_K; the
+    relative bias is bucket 16, which no distance uses, in the first token's row, and a bucket of its own in
+    its column. It is off for translation and images, which have no such token. Turn it off
+    (``--no-tupe-cls``) for classifiers that pool over all tokens.
 
-    O(L²·d) for all of a batch together, and O(L·E²) for the rows of the table that are in use, of a decoding
-    step O(L·E·H). ValueError for a position beyond the table.
-    The authors' model normalizes the embeddings too, with ``--layernorm-embedding`` where a family has it.
+    O(L²·d) for the whole batch together, and O(L·E²) for the table rows in use; O(L·E·H) for a decoding step.
+    The authors' model also normalizes the embeddings: use ``--layernorm-embedding`` where a model family has
+    it.
+
+    Raises:
+        ValueError: for a position beyond the table.
     """
 
     decomposable = False
     relative = False
-    absolute = True
-    limited = True
-    shared_by_layers = True
+    uses_absolute_positions = True
+    has_position_limit = True
+    shared_across_layers = True
 
     def __init__(self, *, cls: bool = True, relative_bias: bool = False, **shared):
         super().__init__(**shared)
@@ -64,56 +68,58 @@ class TUPE(Encoding):
         for projection in (self.to_query, self.to_key):
             nn.init.zeros_(projection.bias)
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
-        return self.bias_in_parts(q, k, q_offset)(q, k, q_offset)
-
-    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
-        if isinstance(q_offset, Places):
-            first, end, last = 0, q_offset.last + 1, q_offset.last
+    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+        if isinstance(q_offset, PositionIndex):
+            first, end, last = 0, q_offset.max_position + 1, q_offset.max_position
         else:
             first, end = q_offset, q_offset + q.size(-2)
             last = max(end, k.size(-2)) - 1
         if last >= self.max_positions:
             raise ValueError(
                 f"tupe has a table of {self.max_positions:,} positions, and position {last:,} is beyond it: "
-                "give shorter inputs, or train with more --max-positions, --max-source-positions or "
+                "use shorter inputs, or train with a larger --max-positions, --max-source-positions or "
                 "--max-target-positions"
             )
-        rows, resets = self.norm(self.positions.weight[: last + 1 + self.cls]), None
+        rows, cls_scores = self.norm(self.positions.weight[: last + 1 + self.cls]), None
         if self.cls:
-            at_q, at_k = self._heads(self.to_query, rows[:2]), self._heads(self.to_key, rows[:2])
-            resets, rows = self.scale * (at_q * at_k).sum(-1), rows[1:]
-        at_q = self.scale * self._heads(self.to_query, rows[first:end])
-        return functools.partial(self._bias, first, *self._factors(at_q, rows), resets)
+            cls_q, cls_k = self._project(self.to_query, rows[:2]), self._project(self.to_key, rows[:2])
+            cls_scores, rows = self.scale * (cls_q * cls_k).sum(-1), rows[1:]
+        position_q = self.scale * self._project(self.to_query, rows[first:end])
+        return functools.partial(self._bias, first, *self._factors(position_q, rows), cls_scores)
 
-    def _heads(self, projection, rows):
-        """(L, E) -> (H, L, d)."""
+    def _project(self, projection, rows):
+        """Projects table rows and splits the heads: (L, E) -> (H, L, d)."""
         return projection(rows).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1)
 
-    def _factors(self, at_q, rows):
-        """Whose product (H, Lq, L) has the score of each of these queries (H, Lq, d) with each row (L, E)."""
-        if at_q.size(1) * self.num_heads >= rows.size(1):
-            return at_q, self._heads(self.to_key, rows).mT
-        # For a step of decoding it costs less to bring its query before U_K than all rows behind it.
-        projection = torch.cat([self.to_key.weight, self.to_key.bias[:, None]], dim=1)
-        return at_q @ projection.unflatten(0, (self.num_heads, -1)), F.pad(rows, (0, 1), value=1.0).T
+    def _factors(self, position_q, rows):
+        """Returns two factors whose product (H, Lq, L) is the score of each query with each table row.
 
-    def _bias(self, first, at_q, at_k, resets, q, k, q_offset=0):
+        Args:
+            position_q: projected positions of the queries (H, Lq, d).
+            rows: normalized table rows (L, E).
+        """
+        if position_q.size(1) * self.num_heads >= rows.size(1):
+            return position_q, self._project(self.to_key, rows).mT
+        # In a decoding step it is cheaper to multiply its only query by U_K than all rows.
+        projection = torch.cat([self.to_key.weight, self.to_key.bias[:, None]], dim=1)
+        return position_q @ projection.unflatten(0, (self.num_heads, -1)), F.pad(rows, (0, 1), value=1.0).T
+
+    def _bias(self, first, position_q, position_k, cls_scores, q, k, q_offset=0):
         queries, keys = q.size(-2), k.size(-2)
-        if isinstance(q_offset, Places):
-            i, j = q_offset.index, q_offset.keys
-            bias = at_q[:, i] @ at_k[..., j]
+        if isinstance(q_offset, PositionIndex):
+            i, j = q_offset.query_positions, q_offset.key_positions
+            bias = position_q[:, i] @ position_k[..., j]
         else:
             i = torch.arange(q_offset, q_offset + queries, device=q.device)
             j = torch.arange(keys, device=q.device)
-            bias = at_q[:, q_offset - first : q_offset - first + queries] @ at_k[..., :keys]
+            bias = position_q[:, q_offset - first : q_offset - first + queries] @ position_k[..., :keys]
         if self.relative_bias:
             options = (self.causal, BUCKETS, MAX_DISTANCE)
             bucket = distance_table(relative_bucket, options, queries, keys, q_offset, self.causal, q.device)
-            bias = bias + spread(self.buckets(bucket).T, queries, keys, q_offset)
+            bias = bias + expand_distances(self.buckets(bucket).T, queries, keys, q_offset)
         if self.cls:
             if self.relative_bias:
-                resets = resets + self.buckets.weight[[BUCKETS // 2, BUCKETS]].T
-            to_all, to_first = resets.T[..., None, None]
-            bias = torch.where(i[:, None] == 0, to_all, torch.where(j == 0, to_first, bias))
+                cls_scores = cls_scores + self.buckets.weight[[BUCKETS // 2, BUCKETS]].T
+            from_cls, to_cls = cls_scores.T[..., None, None]
+            bias = torch.where(i[:, None] == 0, from_cls, torch.where(j == 0, to_cls, bias))
         return bias.unsqueeze(0)

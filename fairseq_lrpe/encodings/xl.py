@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
-from fairseq_lrpe.ops.relative import distance_slice, distance_table, shift
+from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
 
 def sinusoids(distance: Tensor, width: int) -> Tensor:
@@ -20,15 +20,15 @@ def sinusoids(distance: Tensor, width: int) -> Tensor:
 class XL(Encoding):
     """Adds (q_i·W_r R_{i−j} + u·k_j + v·W_r R_{i−j}) / √d to the scaled scores (LFHC paper Eqs. 6-8).
 
-    R is sinusoidal, sines and cosines interleaved, of the model's width E = H·d; W_r (E, E) gives every head
-    its d rows; u and v are (H, d), one of each a head (Dai et al. 2019).
-    One product of q with the L (causal; else 2L) distances, O(L²·d), and a shift that is a view.
+    R is sinusoidal, with interleaved sines and cosines, of the model's width E = H·d. W_r (E, E) maps it to d
+    features per head; u and v are (H, d) (Dai et al. 2019).
+    One product of q with the L distances (2L if not causal), O(L²·d), and a relative shift, which is a view.
     """
 
     decomposable = False
-    by_distance = True
+    uses_distance_table = True
     amplitude = 1.0
-    """What the table is multiplied by to give R."""
+    """Factor of the table that gives R."""
 
     def __init__(self, **shared):
         super().__init__(**shared)
@@ -43,20 +43,17 @@ class XL(Encoding):
     table = staticmethod(sinusoids)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        """Adds u to the queries: (q + u)·k is q·k + u·k without a sum over the scores."""
+        """Adds u to the queries: (q + u)·k equals q·k + u·k, without an addition to every score."""
         return q + self.u[:, None], k
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
-        return self.bias_in_parts(q, k, q_offset)(q, k, q_offset)
-
-    def bias_in_parts(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
         options = (self.num_heads * self.head_dim,)
         distances = q.size(-2), k.size(-2), q_offset, self.causal
         r = distance_table(self.table, options, *distances, q.device, q.dtype, self.clamp_length)
-        by_distance = self.w_r(self.amplitude * r).unflatten(-1, (self.num_heads, self.head_dim))
-        return functools.partial(self._bias, by_distance.permute(1, 2, 0), distances)
+        projected = self.w_r(self.amplitude * r).unflatten(-1, (self.num_heads, self.head_dim))
+        return functools.partial(self._bias, projected.permute(1, 2, 0), distances)
 
-    def _bias(self, by_distance, distances, q, k, q_offset=0):
+    def _bias(self, projected, distances, q, k, q_offset=0):
         columns = distance_slice(distances, q.size(-2), k.size(-2), q_offset, self.causal)
-        by_position = (q + (self.v - self.u)[:, None]) * self.scale  # q has u already
-        return shift(by_position @ by_distance[..., columns], k.size(-2), q_offset)
+        q = (q + (self.v - self.u)[:, None]) * self.scale  # forward has already added u
+        return relative_shift(q @ projected[..., columns], k.size(-2), q_offset)

@@ -1,4 +1,4 @@
-"""Extrapolatable positions: RoPE whose features fade."""
+"""xPos: rotary embeddings with a decay for each feature."""
 
 import torch
 from torch import Tensor
@@ -9,16 +9,16 @@ from fairseq_lrpe.encodings.rope import RoPE
 
 @register_encoding(
     "xpos",
-    gamma="xPos's γ: the larger, the more slowly features fade",
-    scale_base="the distance over which xPos's features fade by ζ: 1 as its formula, 512 as its code",
+    gamma="xPos's γ: the larger, the slower the decay",
+    scale_base="distance over which xPos's features decay by ζ: 1 in the paper's formula, 512 in its code",
 )
 class XPos(RoPE):
-    """Turns q and k as RoPE does, and lets the pair t of features fade by ζ_t^(i−j).
+    """RoPE in which the feature pair t decays by ζ_t^(i−j) (Sun et al. 2022, Algorithm 1).
 
-    (Sun et al. 2022, Algorithm 1.) ζ_t = (t/(d/2) + γ)/(1 + γ), t < d/2, γ = 0.4. The paper multiplies q_i by
-    ζ^i and k_j by ζ^−j, which float32 leaves after some 70 positions; here they are made for a few queries,
-    or a chunk, at a time. The public code has ζ^((i−j)/512): ``scale_base`` 512.
-    No parameters; O(L d) in linear attention, O(L² d) without torch's own kernel in softmax attention.
+    ζ_t = (t/(d/2) + γ)/(1 + γ), t < d/2, γ = 0.4. The paper multiplies q_i by ζ^i and k_j by ζ^−j, which
+    exceeds float32 after about 70 positions; here the factors are computed for one block of queries, or one
+    chunk, at a time. The public code uses ζ^((i−j)/512): ``scale_base`` 512. No parameters; O(L d) in linear
+    attention, O(L² d) in softmax attention, without torch's fused kernel.
     """
 
     bidirectional = False
@@ -26,7 +26,7 @@ class XPos(RoPE):
     def __init__(self, *, gamma: float = 0.4, scale_base: int = 1, **shared):
         super().__init__(**shared)
         if not gamma > 0:
-            raise ValueError(f"xpos needs a gamma above 0, so that no feature vanishes at once, not {gamma}")
+            raise ValueError(f"xpos needs a positive gamma, not {gamma}: with 0 the first pair would vanish")
         if scale_base < 1:
             raise ValueError(f"xpos needs a scale base of at least 1, not {scale_base}")
         self.gamma, self.scale_base = gamma, scale_base

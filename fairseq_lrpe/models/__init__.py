@@ -1,38 +1,9 @@
-"""Registers every architecture when it is imported; each model says only which layer it is made of."""
+"""Models of fairseq with our attention; importing this package registers all architectures and tasks."""
 
-import fairseq_lrpe.checkpoint  # noqa: F401  (so that torch reads their checkpoints)
-from fairseq_lrpe import decay, soft_targets
-from fairseq_lrpe.literals import replace_eval
-from fairseq_lrpe.models import classifier, lm, question_generator, roberta, transformer, vit
-from fairseq_lrpe.models.door import check_command_line, guard_commands
-from fairseq_lrpe.models.roberta import RobertaModel
-from fairseq_lrpe.ngrams import mend_blocking
-from fairseq_lrpe.tasks import (
-    classification,
-    image_classification,
-    memory_lm,
-    question_generation,
-    synthetic_lm,
-)
+from fairseq_lrpe.fairseq_ext import optim, patches, soft_target_cross_entropy  # noqa: F401
+from fairseq_lrpe.models import classifier, lm, question_generator, roberta, transformer, vit  # noqa: F401
+from fairseq_lrpe.models.argument_validation import check_arguments, check_command_line
+from fairseq_lrpe.models.roberta import RobertaModel  # noqa: F401
+from fairseq_lrpe.tasks import question_generation, synthetic_lm  # noqa: F401
 
-__all__ = [
-    "RobertaModel",
-    "classification",
-    "classifier",
-    "decay",
-    "image_classification",
-    "lm",
-    "memory_lm",
-    "question_generation",
-    "question_generator",
-    "roberta",
-    "soft_targets",
-    "synthetic_lm",
-    "transformer",
-    "vit",
-]
-
-replace_eval()
-mend_blocking()
-guard_commands()
-check_command_line()
+patches.apply(check_command_line, check_arguments)

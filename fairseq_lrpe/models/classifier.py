@@ -1,4 +1,4 @@
-"""Registers classifiers: our encoder's layers, and a vector of an input, or of a pair, that is classified."""
+"""Classifiers: our encoder, and a classifier of the pooled output of a text, image or pair of texts."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +12,12 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, open_dict
 from torch import Tensor, nn
 
-from fairseq_lrpe import word_vectors
-from fairseq_lrpe.config import PositionConfig, check_between, check_part, flag
+from fairseq_lrpe.config import PositionConfig, check_part, check_range, flag
+from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.models.coders import ACTIVATIONS, Encoder, EncoderLayer, halves
+from fairseq_lrpe.models.encoder_decoder import ACTIVATIONS, Encoder, EncoderLayer, segment_ids
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import place_tokens
+from fairseq_lrpe.models.token_positions import add_token_positions
 
 NORMS = ("batch", "layer")
 PIXELS = ("linear", "embedding")
@@ -25,33 +25,41 @@ PIXELS = ("linear", "embedding")
 
 @dataclass
 class ClassifierConfig(PositionConfig):
-    """Declares a classifier's flags with the defaults of Long-Range Arena's smaller tasks."""
+    """Flags of a classifier; the defaults are those of the smaller tasks of Long-Range Arena."""
 
     encoder_layers: int = flag(4, "encoder layers")
     encoder_embed_dim: int = flag(128, "encoder embedding dimension")
     encoder_ffn_embed_dim: int = flag(256, "embedding dimension of the feed-forward layers")
     encoder_attention_heads: int = flag(8, "attention heads")
-    encoder_normalize_before: bool = flag(True, "normalize before each block, and at the end, not after it")
-    encoder_norm: str = flag("batch", f"what normalizes: {', '.join(NORMS)}")
-    encoder_input_dim: int = flag(
-        II("model.encoder_embed_dim"), "width of the tokens' embeddings, which are projected if it is another"
+    encoder_normalize_before: bool = flag(
+        True, "normalize before each block and at the end instead of after each block"
     )
-    # fairseq's parser knows no "str | None".
-    embed_path: Optional[str] = flag(None, "file of word vectors to start from, in GloVe's format")  # noqa: UP045
-    pixels: str = flag("linear", "a pixel is a number (linear) or one of 256 types (embedding)")
+    encoder_norm: str = flag("batch", f"type of normalization: {', '.join(NORMS)}")
+    encoder_input_dim: int = flag(
+        II("model.encoder_embed_dim"),
+        "embedding dimension of the tokens; projected if it differs from --encoder-embed-dim",
+    )
+    # fairseq's parser does not support "str | None".
+    embed_path: Optional[str] = flag(None, "file of initial word vectors in GloVe's format")  # noqa: UP045
+    pixels: str = flag(
+        "linear",
+        "input of a pixel: a projection of its value (linear) or an embedding of its 256 values (embedding)",
+    )
     layernorm_embedding: bool = flag(False, "apply layernorm to the embeddings")
-    no_scale_embedding: bool = flag(False, "do not multiply embeddings by the root of the width")
+    no_scale_embedding: bool = flag(False, "do not multiply embeddings by the square root of their dimension")
     activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
     dropout: float = flag(0.0, "dropout probability")
-    attention_dropout: float = flag(0.0, "dropout probability of softmax attention's weights")
+    attention_dropout: float = flag(0.0, "dropout probability of softmax attention weights")
     activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
 
 
 class TokenBatchNorm(nn.BatchNorm1d):
-    """Normalizes each feature over all tokens of a batch, (L, B, E), but for the padding.
+    """Batch normalization over all tokens (L, B, E) of a batch except padding.
 
-    ``padding`` (B, L) is True at tokens that neither count nor get anything but 0; None is no padding. Sums
-    and running statistics are in float32 under fp16 and bf16.
+    Statistics are float32 under fp16 and bf16.
+
+    Attributes:
+        padding: (B, L), True at padding, where the output is 0; or None.
     """
 
     padding: Tensor | None = None
@@ -65,16 +73,16 @@ class TokenBatchNorm(nn.BatchNorm1d):
         return torch.zeros_like(x).masked_scatter(real[..., None], self._normalized(x[real]))
 
     def _normalized(self, x):
-        """(N, E) of real tokens; in evaluation and of a single token the running statistics are taken."""
+        """Normalizes tokens (N, E), by the running statistics in evaluation and for a single token."""
         exact = x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
         weight, bias = self.weight.to(exact.dtype), self.bias.to(exact.dtype)
-        fresh = self.training and len(x) > 1
+        training = self.training and len(x) > 1
         statistics = self.running_mean, self.running_var, weight, bias
-        return F.batch_norm(exact, *statistics, fresh, self.momentum, self.eps).type_as(x)
+        return F.batch_norm(exact, *statistics, training, self.momentum, self.eps).type_as(x)
 
 
 class BatchNormLayer(EncoderLayer):
-    """An encoder layer whose norms are :class:`TokenBatchNorm`."""
+    """An encoder layer with :class:`TokenBatchNorm`."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -86,11 +94,14 @@ class BatchNormLayer(EncoderLayer):
 
 
 class Inputs(nn.Module):
-    """Stands in for fairseq's embedding: tokens (B, L) -> (B, L, E).
+    """Embedding of tokens (B, L) -> (B, L, E), a replacement for fairseq's.
 
-    Tokens are looked up and, where their embeddings have another width, projected; the values of pixels, of
-    which the task's folder says mean and deviation, go standardized through a linear layer instead. A pair
-    that is one text has an embedding of each half as well.
+    Token embeddings are projected if they have another dimension. With --pixels linear, values of pixels are
+    normalize and projected instead. Joined pairs of texts also have segment embeddings.
+
+    Args:
+        args: the flags of :class:`ClassifierConfig`.
+        task: the task, whose data folder has the mean and standard deviation of pixels.
     """
 
     def __init__(self, args, task: FairseqTask):
@@ -117,12 +128,12 @@ class Inputs(nn.Module):
             return self.project((values[..., None] - self.pixels["mean"]) / self.pixels["std"])
         x = self.project(self.embedding(tokens))
         if self.segments is not None:
-            x = x + self.segments(halves(tokens, self.end))
+            x = x + self.segments(segment_ids(tokens, self.end))
         return x
 
 
 class ClassifierEncoder(Encoder):
-    """Makes fairseq's encoder with the norms of :class:`ClassifierConfig`."""
+    """fairseq's encoder with the norms of :class:`ClassifierConfig`."""
 
     def __init__(self, args, cfg, task, inputs):
         self.batch_norm = args.encoder_norm == "batch"
@@ -142,7 +153,14 @@ class ClassifierEncoder(Encoder):
 
 
 class ClassifierModel(BaseFairseqModel):
-    """Classifies a pooled vector of the encoder's output, or of a pair that is apart [a, b, a − b, a ∗ b]."""
+    """Classifier of the pooled encoder output, or of [a, b, a − b, a ∗ b] for separate pairs of texts.
+
+    Args:
+        encoder: the encoder.
+        pooling: "mean", "max" or "first".
+        apart: whether inputs are separate pairs of texts.
+        classes: number of classes.
+    """
 
     def __init__(self, encoder, pooling: str, apart: bool, classes: int):
         super().__init__()
@@ -154,26 +172,26 @@ class ClassifierModel(BaseFairseqModel):
 
     @staticmethod
     def check(args):
-        """Refuses, by ValueError, flags that cannot be met."""
+        """Raises a ValueError for invalid flags."""
         check_choice("encoder norm", args.encoder_norm, NORMS)
         check_choice("pixels", args.pixels, PIXELS)
-        check_between("encoder_input_dim", args.encoder_input_dim, 1)
+        check_range("encoder_input_dim", args.encoder_input_dim, 1)
         check_part(args, "encoder")
 
     @classmethod
     def build_model(cls, args, task):
-        with open_dict(args):  # fairseq fills in what has no flag here
+        with open_dict(args):  # fairseq sets attributes that have no flag here
             args.max_source_positions = task.max_positions()
             args.encoder_learned_pos = args.token_positions == "learned"
             args.no_token_positional_embeddings = args.token_positions == "none"
         encoder = ClassifierEncoder(args, TransformerConfig.from_namespace(args), task, Inputs(args, task))
-        place_tokens(encoder, args, encoder.max_source_positions)
+        add_token_positions(encoder, args, encoder.max_source_positions)
         return cls(encoder, task.cfg.pooling, task.apart, len(task.labels))
 
-    def vector(self, tokens: Tensor) -> Tensor:
-        """Returns (B, E), what is classified, of tokens (B, L)."""
-        found = self.encoder(tokens)
-        x, padding = found["encoder_out"][0], found["encoder_padding_mask"][0].T[..., None]
+    def pooled(self, tokens: Tensor) -> Tensor:
+        """Returns the pooled encoder output (B, E) of tokens (B, L)."""
+        out = self.encoder(tokens)
+        x, padding = out["encoder_out"][0], out["encoder_padding_mask"][0].T[..., None]
         if self.pooling == "first":
             return x[0]
         if self.pooling == "max":
@@ -182,54 +200,39 @@ class ClassifierModel(BaseFairseqModel):
         return (total / (~padding).sum(0)).type_as(x)
 
     def forward(self, src_tokens, src_lengths=None, second_tokens=None, second_lengths=None) -> Tensor:
-        """Returns the logits (B, classes) of tokens (B, L), or of pairs of them."""
-        x = self.vector(src_tokens)
+        """Returns the logits (B, classes) of tokens (B, L), or of pairs of tokens."""
+        x = self.pooled(src_tokens)
         if second_tokens is not None:
-            y = self.vector(second_tokens)
+            y = self.pooled(second_tokens)
             x = torch.cat([x, y, x - y, x * y], dim=-1)
         return self.head(x)
 
     def max_positions(self):
         return self.encoder.max_positions()
 
-    def upgrade_state_dict_named(self, state_dict, name):
-        """Ends the program where ``state_dict`` is of other inputs, or of another number of labels."""
-        ours = self.state_dict()
-        facts = [
-            (inputs_of(x), len(x[max(key for key in x if key.startswith("head."))]))
-            for x in (state_dict, ours)
-        ]
-        (theirs, labels), (here, needed) = facts
-        if (theirs, labels) != (here, needed):
-            differ = f"{theirs} with {labels:,} labels and the data has {here} with {needed:,}"
-            raise SystemExit(
-                f"fairseq_lrpe: the checkpoint is for {differ}: give the data that it was trained on"
-            )
-        super().upgrade_state_dict_named(state_dict, name)
-
     @torch.no_grad()
-    def start_from_vectors(self, dictionary, path: Path) -> None:
-        """Copies the vectors of a file into the embeddings of their words; other words keep theirs.
+    def load_word_vectors(self, dictionary, path: Path) -> None:
+        """Copies word vectors into the embeddings of their words.
 
-        ValueError where the file cannot be read, has vectors of another width or of no word, or where there
-        are no embeddings.
+        Args:
+            dictionary: fairseq's dictionary of the words.
+            path: file of vectors in GloVe's format.
+
+        Raises:
+            ValueError: if the file is invalid, has another dimension or none of the words, or if the model
+                has no embeddings.
         """
         embedding = self.encoder.embed_tokens.embedding
         if embedding is None:
-            raise ValueError(f"--embed-path {path}: pixels that are numbers have no vectors: leave it out")
-        found, width = word_vectors.width(path), embedding.embedding_dim
-        if found != width:
-            sizes = f"vectors of {found} numbers and the embeddings have {width}"
-            raise ValueError(f"{path} has {sizes}: give --encoder-input-dim {found}, or other vectors")
+            raise ValueError(f"--embed-path {path}: --pixels linear has no embeddings: omit it")
+        width = word_vectors.dimension(path)
+        if width != embedding.embedding_dim:
+            raise ValueError(
+                f"{path} has vectors of dimension {width} and the embeddings {embedding.embedding_dim}: pass "
+                f"--encoder-input-dim {width}, or other vectors"
+            )
         for word, vector, _ in word_vectors.read(path, dictionary.symbols[dictionary.nspecial :]):
             embedding.weight[dictionary.index(word)] = torch.from_numpy(vector)
-
-
-def inputs_of(state_dict: dict) -> str:
-    """Returns what a classifier with these parameters reads."""
-    if "encoder.embed_tokens.segments.weight" in state_dict:
-        return "joined pairs"
-    return "pairs that are apart" if "head.0.weight" in state_dict else "single inputs"
 
 
 register_family("classifier", ClassifierModel, ClassifierConfig)

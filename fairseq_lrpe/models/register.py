@@ -1,7 +1,8 @@
-"""Registers one architecture per method from the METHODS table."""
+"""Registration of one architecture per method of the METHODS table."""
 
 from argparse import BooleanOptionalAction
 from dataclasses import field, fields, make_dataclass
+from textwrap import shorten
 
 from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
@@ -10,20 +11,22 @@ from omegaconf import OmegaConf
 from fairseq_lrpe.config import check_options
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models import memory
-from fairseq_lrpe.models.door import FAMILIES, check_machine, check_sharing, check_task
-from fairseq_lrpe.programs import one_sentence
+from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
+from fairseq_lrpe.utils.cli import exit_on_error
 
 
 def register_family(family: str, model_cls: type, config_cls: type) -> None:
-    """Registers ``<attention>_<family>`` and ``<attention>_<family>_<method>`` for a fairseq model.
+    """Registers ``<attention>_<family>`` and ``<attention>_<family>_<method>``.
 
-    Each is a model of its own with its own defaults, so that fairseq-train's --arch and
-    fairseq-hydra-train's model._name mean the same and a checkpoint carries every flag of its method.
+    Each architecture is a model with its own default flags, so that fairseq-train's --arch and
+    fairseq-hydra-train's model._name are equivalent and checkpoints contain every flag of their method.
 
-    ``model_cls.check(cfg)`` raises ValueError where the flags cannot be met, before a model is built as well;
-    ``check_data(cfg, args)``, if there is one, where the task's flags or data do not fit, before a training.
+    Args:
+        family: name of the family.
+        model_cls: a model of fairseq. ``model_cls.check(cfg)`` raises a ValueError for invalid flags. The
+            optional ``model_cls.check_data(cfg, args)`` raises one if they do not fit the task or its data.
+        config_cls: dataclass of the model's flags.
     """
-    FAMILIES.append(family)
     for attention in ATTENTIONS:
         plain = {"attention": attention}
         _register(family, f"{attention}_{family}", model_cls, config_cls, plain, "everything by flag")
@@ -42,51 +45,62 @@ def _register(family, arch, model_cls, config_cls, flags, source):
     config = make_dataclass(f"{config_cls.__name__}_{arch}", defaults, bases=(config_cls,))
 
     def add_args(parser):
-        # Of fairseq, a flag that is on by default would turn it off under the same name.
+        # fairseq's own flag for a boolean that is on by default turns it off under the same name.
         for f in fields(config):
             if isinstance(f.default, bool):
                 flag = "--" + f.name.replace("_", "-")
                 parser.add_argument(flag, action=BooleanOptionalAction, help=f.metadata["help"])
-        # Of fairseq's models some list theirs by hand.
+        # Some of fairseq's models override this method with a list of flags.
         models.BaseFairseqModel.add_args.__func__(model, parser)
 
     def build_model(cls, args, task):
-        with one_sentence("fairseq_lrpe"):
+        with exit_on_error("fairseq_lrpe"):
             cls.check(args)
         return super(model, cls).build_model(args, task)
 
-    methods = {"add_args": staticmethod(add_args), "build_model": classmethod(build_model)}
-    model = type(arch, (model_cls,), {"__doc__": source, "__dataclass": config, **methods})
+    def load_state_dict(self, *args, **kwargs):
+        try:
+            return super(model, self).load_state_dict(*args, **kwargs)
+        except RuntimeError as error:  # its lines are a title and the parameters that do not match
+            reason = shorten(str(error).splitlines()[1], 300).removesuffix(".")
+            raise SystemExit(
+                f"fairseq_lrpe: the checkpoint does not match the model: {reason}: pass the flags and "
+                "data of its training"
+            ) from None
 
-    def check_request(args):
-        # Called when the command line has been read and nothing has been done.
-        with one_sentence("fairseq_lrpe"):
+    methods = {"add_args": staticmethod(add_args), "build_model": classmethod(build_model)}
+    methods |= {"__doc__": source, "__dataclass": config, "load_state_dict": load_state_dict}
+    model = type(arch, (model_cls,), methods)
+
+    def check_arguments(args):
+        # fairseq calls this function after parsing the command line, before it writes anything.
+        with exit_on_error("fairseq_lrpe"):
             check_task(args.task, family)
             cfg = config.from_namespace(args)
             model_cls.check(cfg)
             check_options(cfg, vars(args))
             if args.task == "memory_lm":
-                memory.check_request(cfg, args)
+                memory.check_flags(cfg, args)
             if hasattr(model_cls, "check_data"):
                 model_cls.check_data(cfg, args)
-            check_sharing(args, cfg)
+            check_shared_encoding(args, cfg)
             check_machine(args, cfg.linear_backend)
 
-    # What fairseq's register_model does, but for hydra's entry.
+    # Equivalent to fairseq's register_model except for the entry in hydra's store.
     models.MODEL_REGISTRY[arch], models.MODEL_DATACLASS_REGISTRY[arch] = model, config
-    models.register_model_architecture(arch, arch)(check_request)
+    models.register_model_architecture(arch, arch)(check_arguments)
     name = f"{arch}.yaml"
-    ConfigStore.instance().repo["model"][name] = _Entry(name, config(_name=arch), "model", None, "fairseq")
+    ConfigStore.instance().repo["model"][name] = _LazyNode(name, config(_name=arch), "model", None, "fairseq")
 
 
-class _Entry(ConfigNode):
-    """An entry of hydra's store whose DictConfig is made when it is asked for.
+class _LazyNode(ConfigNode):
+    """A node of hydra's store that creates its DictConfig on access.
 
-    hydra copies its whole store for each command line; with a DictConfig for each architecture that and
-    making them would take every command two seconds.
+    hydra copies its whole store for each command line. Creating and copying a DictConfig per architecture
+    would add two seconds to every command.
     """
 
-    def __copy__(self):  # what is asked for
+    def __copy__(self):  # called on access
         return ConfigNode(self.name, OmegaConf.structured(self.node), self.group, self.package, self.provider)
 
     def __deepcopy__(self, memo):

@@ -1,4 +1,4 @@
-"""Registers bidirectional language models: fairseq's RoBERTa with our self-attention."""
+"""Bidirectional language models: fairseq's RoBERTa with our self-attention."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -11,42 +11,44 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import open_dict
 
-from fairseq_lrpe.checkpoint import read_checkpoint
 from fairseq_lrpe.config import PositionConfig, check_part, flag
-from fairseq_lrpe.files import REPOSITORY
-from fairseq_lrpe.models.coders import ACTIVATIONS, Encoder
+from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.models.encoder_decoder import ACTIVATIONS, Encoder
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import place_tokens
+from fairseq_lrpe.models.token_positions import add_token_positions
+from fairseq_lrpe.utils.files import REPOSITORY
 
 
 @dataclass
 class RobertaConfig(PositionConfig):
-    """Declares fairseq's RoBERTa flags with its defaults, which are RoBERTa base."""
+    """Flags of fairseq's RoBERTa; the defaults are RoBERTa base."""
 
-    # RoBERTa's own; the authors' public models (OpenNLPLab/fairseq-evo) keep them beside every encoding.
-    token_positions: str = flag("learned", "absolute positions of the token embeddings")
+    # As in RoBERTa; the authors' public models (OpenNLPLab/fairseq-evo) combine them with every encoding.
+    token_positions: str = flag("learned", "absolute position embeddings of the tokens")
     encoder_layers: int = flag(12, "encoder layers")
     encoder_embed_dim: int = flag(768, "encoder embedding dimension")
     encoder_ffn_embed_dim: int = flag(3072, "embedding dimension of the feed-forward layers")
     encoder_attention_heads: int = flag(12, "attention heads")
-    encoder_normalize_before: bool = flag(False, "apply layernorm before each block, not after it")
+    encoder_normalize_before: bool = flag(False, "apply layernorm before each block instead of after it")
     layernorm_embedding: bool = flag(True, "apply layernorm to the embeddings")
     activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
     pooler_activation_fn: ACTIVATIONS = flag("tanh", "activation function of the classification heads")  # noqa: RUF009
     dropout: float = flag(0.1, "dropout probability")
-    attention_dropout: float = flag(0.1, "dropout probability of softmax attention's weights")
+    attention_dropout: float = flag(0.1, "dropout probability of softmax attention weights")
     activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
     pooler_dropout: float = flag(0.0, "dropout probability in the classification heads")
-    encoder_layerdrop: float = flag(0.0, "probability to leave out a layer in training")
-    untie_weights_roberta: bool = flag(False, "give the output embeddings of its own")
-    max_positions: Optional[int] = flag(None, "the longest sequence (default: the task's)")  # noqa: UP045
-    load_checkpoint_heads: bool = flag(False, "register the classification heads that a checkpoint has")
-    spectral_norm_classification_head: bool = flag(False, "normalize the classification heads spectrally")
-    checkpoint_activations: bool = flag(False, "compute activations anew in the backward pass, for memory")
+    encoder_layerdrop: float = flag(0.0, "probability of dropping a layer in training")
+    untie_weights_roberta: bool = flag(False, "do not share input and output embeddings")
+    max_positions: Optional[int] = flag(None, "maximum sequence length (default: the task's)")  # noqa: UP045
+    load_checkpoint_heads: bool = flag(False, "load the classification heads of a checkpoint")
+    spectral_norm_classification_head: bool = flag(
+        False, "apply spectral normalization to the classification heads"
+    )
+    checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
 
 
 class RobertaEncoder(fairseq_roberta.RobertaEncoder):
-    """Puts :class:`Encoder` into fairseq's RoBERTa encoder."""
+    """fairseq's RoBERTa encoder with the layers of :class:`Encoder`."""
 
     def build_encoder(self, args, dictionary, embed_tokens):
         cfg = TransformerConfig.from_namespace(args)
@@ -54,18 +56,18 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
 
 
 class RobertaModel(fairseq_roberta.RobertaModel):
-    """Builds a RoBERTa whose attention and position are given by the flags of :class:`RobertaConfig`."""
+    """RoBERTa with the attention and positions of its :class:`RobertaConfig`."""
 
     check = staticmethod(partial(check_part, part="encoder"))
 
     def __init__(self, args, encoder):
         super().__init__(args, encoder)
-        # Last: fairseq initialises every layer as BERT's, and positions made of layers have their own start.
-        place_tokens(encoder.sentence_encoder, args, encoder.sentence_encoder.max_source_positions)
+        # After fairseq has initialized every layer like BERT's: positions have their own initialization.
+        add_token_positions(encoder.sentence_encoder, args, encoder.sentence_encoder.max_source_positions)
 
     @classmethod
     def build_model(cls, args, task):
-        with open_dict(args):  # fairseq fills in what has no flag here
+        with open_dict(args):  # fairseq sets attributes that have no flag here
             args.max_positions = args.max_positions or task.max_positions()
             args.encoder_learned_pos = args.token_positions == "learned"
             args.no_token_positional_embeddings = args.token_positions == "none"
@@ -75,26 +77,34 @@ class RobertaModel(fairseq_roberta.RobertaModel):
     def from_pretrained(
         cls, folder, checkpoint_file="checkpoint_best.pt", data=None, bpe="gpt2", **overrides
     ):
-        """Returns fairseq's interface to a checkpoint, which encodes text, fills masks, extracts features and
-        predicts by a head.
+        """Loads a checkpoint into fairseq's interface for inference.
 
-        Without ``data``, it takes the data folder that the checkpoint was trained on; GPT-2's byte pairs are
-        those that data_prep left beside it, else fairseq downloads them.
+        The returned hub interface encodes text, fills masks, extracts features and predicts labels.
+
+        Args:
+            folder: folder of the checkpoint.
+            checkpoint_file: name of the checkpoint.
+            data: data folder (default: the one that the model was trained on).
+            bpe: fairseq's --bpe. GPT-2's files are taken from the data's ``gpt2_bpe`` folder if it exists.
+            **overrides: settings that replace those of the checkpoint.
+
+        Raises:
+            ValueError: if the checkpoint cannot be read or its data folder does not exist.
         """
         if data is None:
-            state = read_checkpoint(Path(folder, checkpoint_file), "give a training's folder of checkpoints")
+            state = read_checkpoint(Path(folder, checkpoint_file), "pass a run's checkpoints folder")
             trained = state["cfg"]["task"]["data"]
             data = (REPOSITORY / utils.split_paths(trained)[0]).resolve()
             if not data.is_dir():
                 raise ValueError(
-                    f"the data folder {data} that {checkpoint_file} was trained on is not here: "
-                    "give data=FOLDER, one with the same dict.txt"
+                    f"the data folder {data} that {checkpoint_file} was trained on does not exist: "
+                    "pass data=FOLDER, one with the same dict.txt"
                 )
         data = Path(data).resolve()
-        pairs = [str(p / "gpt2_bpe") for p in data.parents if (p / "gpt2_bpe/encoder.json").is_file()]
-        if bpe == "gpt2" and pairs:
-            files = {"encoder_json": "encoder.json", "vocab_bpe": "vocab.bpe"}
-            overrides = {f"gpt2_{part}": f"{pairs[0]}/{name}" for part, name in files.items()} | overrides
+        folders = [p / "gpt2_bpe" for p in data.parents if (p / "gpt2_bpe/encoder.json").is_file()]
+        if bpe == "gpt2" and folders:
+            files = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
+            overrides = {flag: str(folders[0] / name) for flag, name in files.items()} | overrides
         return super().from_pretrained(str(folder), checkpoint_file, str(data), bpe, **overrides).eval()
 
 

@@ -1,4 +1,4 @@
-"""Puts absolute token positions where fairseq's models add theirs."""
+"""Absolute position embeddings of tokens in fairseq's encoders and decoders."""
 
 from fairseq.utils import make_positions
 from torch import nn
@@ -6,29 +6,30 @@ from torch import nn
 from fairseq_lrpe.positions import POSITIONS, build_position
 
 
-def place_tokens(coder, args, max_positions):
-    """Gives fairseq's encoder or decoder the token positions of ``args``, unless they are fairseq's own."""
+def add_token_positions(module, args, max_positions):
+    """Replaces the position embeddings of an encoder or decoder, unless ``args`` select fairseq's own."""
     if args.token_positions in POSITIONS:
         position = build_position(
             args.token_positions,
-            embed_dim=coder.embed_tokens.embedding_dim,
-            vocab_size=len(coder.dictionary),
+            embed_dim=module.embed_tokens.embedding_dim,
+            vocab_size=len(module.dictionary),
             max_positions=max_positions,
-            padding_idx=coder.padding_idx,
-            causal=coder.part == "decoder",
+            padding_idx=module.padding_idx,
+            causal=module.part == "decoder",
         )
-        coder.embed_positions = TokenPositions(position, coder.embed_tokens, coder.embed_scale)
+        module.embed_positions = TokenPositions(position, module.embed_tokens, module.embed_scale)
 
 
 class TokenPositions(nn.Module):
-    """Stands in for fairseq's ``embed_positions`` and returns what is added to the scaled embeddings.
+    """Replacement for fairseq's ``embed_positions``, whose output is added to the scaled embeddings.
 
-    A position that is no addition (``position.additive``) needs the embeddings themselves: they are looked up
-    once more.
+    Positions that are not additive (see ``position.additive``) transform the embeddings themselves, which
+    this module looks up again.
 
     Args:
         position: a :class:`fairseq_lrpe.positions.AbsolutePosition`.
-        embed_tokens, scale: the model's embedding and what it multiplies it by.
+        embed_tokens: the model's token embedding.
+        scale: factor of the token embeddings.
     """
 
     max_positions = int(1e5)
@@ -41,15 +42,15 @@ class TokenPositions(nn.Module):
 
     def forward(self, tokens, incremental_state=None):
         """Returns (B, L, E) for (B, L) tokens, or (B, 1, E) for the last one while decoding."""
-        places = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
-        if incremental_state is not None:  # fairseq gives all tokens so far, and searches reorder them
-            last = self.position.before + 1
-            return self._added(tokens[:, -last:], places[:, -last:])[:, -1:]
-        return self._added(tokens, places)
+        positions = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
+        if incremental_state is not None:  # fairseq passes all tokens so far, reordered by its search
+            last = self.position.left_context + 1
+            return self._offsets(tokens[:, -last:], positions[:, -last:])[:, -1:]
+        return self._offsets(tokens, positions)
 
-    def _added(self, tokens, places):
+    def _offsets(self, tokens, positions):
         if self.position.additive:
             like = next(self.position.parameters())
-            return self.position(like.new_zeros(*tokens.shape, self.position.embed_dim), places, tokens)
+            return self.position(like.new_zeros(*tokens.shape, self.position.embed_dim), positions, tokens)
         x = self.scale * self.embed_tokens(tokens)
-        return self.position(x, places, tokens) - x
+        return self.position(x, positions, tokens) - x

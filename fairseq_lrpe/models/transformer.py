@@ -1,4 +1,4 @@
-"""Registers fairseq's translation ``transformer`` with our self-attention and its own cross attention."""
+"""Translation models: fairseq's ``transformer`` with our self-attention."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -9,54 +9,60 @@ from omegaconf import II
 from fairseq_lrpe.config import PositionConfig, check_part, flag
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.methods import ATTENTIONS
-from fairseq_lrpe.models.coders import ACTIVATIONS, Decoder, Encoder
+from fairseq_lrpe.models.encoder_decoder import ACTIVATIONS, Decoder, Encoder
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import place_tokens
+from fairseq_lrpe.models.token_positions import add_token_positions
 
 ENCODING_IN = ("encoder", "decoder", "both")
 
 
 @dataclass
 class TransformerMTConfig(PositionConfig):
-    """Declares fairseq's ``transformer`` flags with its defaults, which are the base Transformer's."""
+    """Flags of fairseq's ``transformer``; the defaults are the base Transformer."""
 
-    encoder_attention: Optional[str] = flag(  # noqa: UP045  (fairseq does not read X | None)
-        None, "kind of the encoder's self-attention (default: --attention)"
+    encoder_attention: Optional[str] = flag(  # noqa: UP045  (fairseq's parser does not support X | None)
+        None, "kind of self-attention in the encoder (default: --attention)"
     )
     decoder_attention: str = flag(
-        "softmax", "kind of the decoder's self-attention (the paper: with linear it does not converge)"
+        "softmax", "kind of self-attention in the decoder (with linear it does not converge in the paper)"
     )
     encoding_in: Optional[str] = flag(  # noqa: UP045
         None,
-        f"where the encoding is applied: {', '.join(ENCODING_IN)} (default: encoder where that has linear "
-        "attention, as in the paper, else both)",
+        f"where the encoding is applied: {', '.join(ENCODING_IN)} (default: encoder if it has linear "
+        "attention, as in the paper, and both otherwise)",
     )
-    tupe_cls: bool = flag(False, "TUPE's first token has scores of its own, as if each source began with <s>")
+    tupe_cls: bool = flag(
+        False, "reset the positional scores of the first token in TUPE, as if each source began with <s>"
+    )
     encoder_layers: int = flag(6, "encoder layers")
     encoder_embed_dim: int = flag(512, "encoder embedding dimension")
     encoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the encoder's feed-forward layers")
     encoder_attention_heads: int = flag(8, "encoder attention heads")
-    encoder_normalize_before: bool = flag(False, "apply layernorm before each encoder block, not after it")
+    encoder_normalize_before: bool = flag(
+        False, "apply layernorm before each encoder block instead of after it"
+    )
     decoder_layers: int = flag(6, "decoder layers")
     decoder_embed_dim: int = flag(512, "decoder embedding dimension")
     decoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the decoder's feed-forward layers")
     decoder_attention_heads: int = flag(8, "decoder attention heads")
-    decoder_normalize_before: bool = flag(False, "apply layernorm before each decoder block, not after it")
+    decoder_normalize_before: bool = flag(
+        False, "apply layernorm before each decoder block instead of after it"
+    )
     decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
-    share_decoder_input_output_embed: bool = flag(False, "one embedding for the decoder's input and output")
-    share_all_embeddings: bool = flag(False, "one embedding for all; needs one dictionary for both languages")
+    share_decoder_input_output_embed: bool = flag(False, "share the decoder's input and output embeddings")
+    share_all_embeddings: bool = flag(False, "share all embeddings; needs one dictionary for both languages")
     activation_fn: ACTIVATIONS = flag("relu", "activation function of the feed-forward layers")  # noqa: RUF009
     dropout: float = flag(0.1, "dropout probability")
-    attention_dropout: float = flag(0.0, "dropout probability of softmax attention's weights")
+    attention_dropout: float = flag(0.0, "dropout probability of softmax attention weights")
     activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
-    max_source_positions: int = flag(1024, "the longest source")
-    max_target_positions: int = flag(1024, "the longest target")
-    checkpoint_activations: bool = flag(False, "compute activations anew in the backward pass, for memory")
+    max_source_positions: int = flag(1024, "maximum source length")
+    max_target_positions: int = flag(1024, "maximum target length")
+    checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
 
 
-def settle(cfg) -> None:
-    """Writes the defaults that depend on other flags into ``cfg``; ValueError where flags cannot be met."""
+def resolve_flags(cfg) -> None:
+    """Sets the defaults that depend on other flags; raises a ValueError for invalid flags."""
     cfg.encoder_attention = cfg.encoder_attention or cfg.attention
     for part in ("encoder", "decoder"):
         check_choice(f"{part} attention", getattr(cfg, f"{part}_attention"), ATTENTIONS)
@@ -66,15 +72,15 @@ def settle(cfg) -> None:
         check_part(cfg, part)
     if cfg.share_all_embeddings and cfg.encoder_embed_dim != cfg.decoder_embed_dim:
         raise ValueError(
-            f"--share-all-embeddings needs one width: the encoder has {cfg.encoder_embed_dim} and the "
-            f"decoder {cfg.decoder_embed_dim}"
+            f"--share-all-embeddings needs equal embedding dimensions, not {cfg.encoder_embed_dim} in the "
+            f"encoder and {cfg.decoder_embed_dim} in the decoder"
         )
 
 
 class TransformerModel(TransformerModelBase):
-    """Builds a Transformer whose self-attention and positions are given by :class:`TransformerMTConfig`."""
+    """A Transformer with the self-attention and positions of its :class:`TransformerMTConfig`."""
 
-    check = staticmethod(settle)
+    check = staticmethod(resolve_flags)
 
     @classmethod
     def build_model(cls, args, task):
@@ -94,8 +100,8 @@ class TransformerModel(TransformerModelBase):
             embed_target = cls.build_embedding(cfg, target, cfg.decoder.embed_dim)
         encoder = Encoder(args, cfg, source, embed_source)
         decoder = Decoder(args, cfg, target, embed_target)
-        place_tokens(encoder, args, args.max_source_positions)
-        place_tokens(decoder, args, args.max_target_positions)
+        add_token_positions(encoder, args, args.max_source_positions)
+        add_token_positions(decoder, args, args.max_target_positions)
         return cls(cfg, encoder, decoder)
 
 

@@ -1,4 +1,4 @@
-"""Tensor functions without parameters; torch only."""
+"""Parameter-free tensor functions; they need only torch."""
 
 from fairseq_lrpe.ops.feature_maps import FEATURE_MAPS
 from fairseq_lrpe.ops.linear_attention import LinearState, linear_attention

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 
 
 class _Elu(torch.autograd.Function):
-    """1 + elu(x), whose gradient needs its output alone, which the product after it keeps as well."""
+    """1 + elu(x); backward needs only the output, which the product that follows also stores."""
 
     @staticmethod
     def forward(ctx, x):
@@ -16,17 +16,17 @@ class _Elu(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         (y,) = ctx.saved_tensors
-        return g * y.clamp(max=1)  # y is e^x below 0, and above 1 from there on
+        return g * y.clamp(max=1)  # y is e^x for x < 0 and above 1 otherwise
 
 
 def _one_plus_elu(x):
-    # e^x, and not e^x - 1 + 1, which half precision rounds to 0 from -8 on. In place, for autocast would
-    # make the result of exp float32.
+    # Not 1 + (e^x - 1), which half precision rounds to 0 below -8. In-place, because autocast would return
+    # exp in float32.
     return x.clamp(max=0).exp_().add_(x.clamp(min=0))
 
 
 def _elu(x):
-    return _Elu.apply(x) if x.requires_grad else _one_plus_elu(x)  # a decoding step is faster without
+    return _Elu.apply(x) if x.requires_grad else _one_plus_elu(x)  # the latter is faster while decoding
 
 
 FEATURE_MAPS = {

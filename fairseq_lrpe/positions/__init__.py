@@ -1,4 +1,4 @@
-"""Absolute positions of tokens, one file each; torch only. A new file in this folder registers itself."""
+"""Absolute position embeddings, one per file; they need only torch. New files register themselves."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""What an absolute position is, and the registry of them."""
+"""Interface and registry of absolute position embeddings."""
 
 from collections.abc import Callable
 
@@ -9,23 +9,23 @@ POSITIONS = {}
 
 
 class AbsolutePosition(nn.Module):
-    """Puts positions into token embeddings.
+    """Base class of modules that add positions to token embeddings.
 
-    A row of the output depends on its own embedding, position and token, and on those of the ``before`` rows
-    before it and the ``after`` rows after it alone. Embedding tokens one at a time, each with these
-    neighbours, gives exactly what embedding the whole sequence gives.
+    A row of the output depends only on its own embedding, position and token, and on those of the
+    ``left_context`` rows before it and the ``right_context`` rows after it. Embedding tokens one at a time,
+    each with these neighbours, must give exactly the same result as embedding the whole sequence.
 
     Args:
-        embed_dim: E.
-        vocab_size: how many tokens there are.
-        max_positions: the longest sequence of training.
-        padding_idx: the token that is padding; the output there is finite, no more.
-        causal: no row may depend on one after it, as in a decoder.
+        embed_dim: embedding dimension E.
+        vocab_size: number of tokens in the vocabulary.
+        max_positions: length of the longest training sequence.
+        padding_idx: index of the padding token, whose output is arbitrary, but finite.
+        causal: whether rows cannot depend on later rows, as in a decoder.
     """
 
     additive = False
-    """Class attribute: x + p, with a p that does not depend on x."""
-    before = after = 0
+    """Class attribute: computes x + p, where p does not depend on x."""
+    left_context = right_context = 0
 
     def __init__(
         self,
@@ -44,20 +44,26 @@ class AbsolutePosition(nn.Module):
         self.causal = causal
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        """Returns the embeddings x (B, L, E), in their own dtype, with their positions.
+        """Adds the positions to the embeddings.
 
-        positions (B, L) count from 0, in any order and as often as they like; tokens (B, L).
+        Args:
+            x: embeddings (B, L, E).
+            positions: (B, L), starting at 0, in any order and possibly repeated.
+            tokens: (B, L).
+
+        Returns:
+            (B, L, E), in the dtype of x.
         """
         raise NotImplementedError
 
-    def places(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, int]:
-        """Returns the positions with padding at 0, and the largest of them."""
-        places = torch.where(tokens == self.padding_idx, 0, positions).clamp(min=0)
-        return places, int(places.max()) if places.numel() else 0
+    def mask_padding(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, int]:
+        """Returns the positions with 0 at padding, and the largest of them."""
+        positions = torch.where(tokens == self.padding_idx, 0, positions).clamp(min=0)
+        return positions, int(positions.max()) if positions.numel() else 0
 
 
 def register_position(name: str) -> Callable[[type[AbsolutePosition]], type[AbsolutePosition]]:
-    """Decorates a class: ``name`` is what :func:`build_position` takes."""
+    """Decorator that registers a class under the name that :func:`build_position` takes."""
 
     def register(cls):
         cls.name = name
@@ -68,7 +74,7 @@ def register_position(name: str) -> Callable[[type[AbsolutePosition]], type[Abso
 
 
 def build_position(name: str, **kwargs) -> AbsolutePosition:
-    """Builds an absolute position by name. ValueError for an unknown one."""
+    """Builds an absolute position embedding by name; raises a ValueError if the name is unknown."""
     if name not in POSITIONS:
         raise ValueError(f"unknown position {name!r}: choose from {', '.join(POSITIONS)}")
     return POSITIONS[name](**kwargs)

@@ -3,18 +3,18 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.ops.rotation import theta_ladder
+from fairseq_lrpe.ops.rotation import rotary_frequencies
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 
 @register_position("complex_order")
 class ComplexOrder(AbsolutePosition):
-    """Turns word w at position k into r_w e^{i(ω_w k + θ_w)}, feature by feature (Wang et al., ICLR 2020).
+    """Maps word w at position k to r_w e^{i(ω_w k + θ_w)}, feature by feature (Wang et al., ICLR 2020).
 
-    Eq. 12 of the survey of 2021, "Complex-Valued", in the real form [Re, Im]: the two halves of x are
-    r_w e^{iθ_w}, and the output is x turned by ω_w k. The model above stays real; the paper's is complex.
-    Every ω_w starts as 10000^(-2t/E), t < E/2, the ladder of the authors' code; padding has ω = 0 and is not
-    turned. Angles are computed in float64, for far positions. O(L E).
+    Eq. 12 of the survey of 2021, "Complex-Valued", in the real form [Re, Im]: the two halves of x are r_w
+    e^{iθ_w}, and the output is x rotated by ω_w k. The model above stays real, while the paper's is complex.
+    Every ω_w is initialized to 10000^(-2t/E), t < E/2, as in the authors' code; padding has ω = 0 and is not
+    rotated. Angles are computed in float64, which is needed at large positions. O(L E).
 
     ``omega.weight`` (vocab_size, E/2).
     """
@@ -22,18 +22,16 @@ class ComplexOrder(AbsolutePosition):
     def __init__(self, **shared):
         super().__init__(**shared)
         if self.embed_dim % 2:
-            raise ValueError(
-                f"complex_order has a real and an imaginary half: embed dim {self.embed_dim} is not even"
-            )
+            raise ValueError(f"complex_order needs an even embedding dimension, not {self.embed_dim}")
         half = self.embed_dim // 2
         self.omega = nn.Embedding(self.vocab_size, half, padding_idx=self.padding_idx)
         with torch.no_grad():
-            self.omega.weight.copy_(theta_ladder("a", half, self.embed_dim, self.max_positions))
+            self.omega.weight.copy_(rotary_frequencies("a", half, self.embed_dim, self.max_positions))
             self.omega.weight[self.padding_idx] = 0
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        places, _ = self.places(positions, tokens)
-        angles = self.omega(tokens).double() * places.unsqueeze(-1)
+        positions, _ = self.mask_padding(positions, tokens)
+        angles = self.omega(tokens).double() * positions.unsqueeze(-1)
         dtype = torch.promote_types(x.dtype, torch.float32)
         cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
         re, im = x.to(dtype).chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""FLOATER: positions along the path of a differential equation."""
+"""FLOATER: positions on the trajectory of a differential equation."""
 
 from collections.abc import Callable
 
@@ -6,19 +6,20 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.positions.base import register_position
-from fairseq_lrpe.positions.table import TablePosition, wide
+from fairseq_lrpe.positions.table import RecurrentTable, at_least_float32
 
 
 @register_position("floater")
-class Floater(TablePosition):
-    """Adds p(k Δ) with dp/dt = h(p, t), p(0) learned (Liu et al., ICML 2020; survey of 2021, "Recurrent").
+class Floater(RecurrentTable):
+    """Adds p(k Δ) with dp/dt = h(p, t) and learned p(0) (Liu et al., ICML 2020; survey of 2021, "Recurrent").
 
     h(p, t) = W₂ tanh(W₁ [p; t] + b₁) + b₂, and one step of the classic Runge–Kutta method from each position
-    to the next. Choices: tanh, the hidden width E, Δ = 0.1, the single step, positions for the embeddings
-    alone (FLOATER can have its own in every layer). W₂ starts as N(0, (Δ M)⁻²/E), M = ``max_positions``, and
-    b₂ = 0, so that features move by about 1 within M positions; W₁ and b₁ start as in nn.Linear.
+    to the next. Choices: tanh, hidden width E, Δ = 0.1, a single step, positions only for the embeddings
+    (FLOATER can also have positions in every layer). W₂ is initialized from N(0, (Δ M)⁻²/E), M =
+    ``max_positions``, and b₂ to 0, so that features change by about 1 within M positions; W₁ and b₁ are
+    initialized as in nn.Linear.
 
-    O(max E²) for positions up to max, four evaluations of h each, one after the other, and O(L E).
+    O(max E²) for positions up to max, with four sequential evaluations of h each, and O(L E).
     ``start`` (E,), ``inner`` (W₁, b₁), ``outer`` (W₂, b₂).
     """
 
@@ -32,9 +33,9 @@ class Floater(TablePosition):
         nn.init.normal_(self.outer.weight, std=width**-0.5 / (self.delta * self.max_positions))
         nn.init.zeros_(self.outer.bias)
 
-    def stepper(self) -> Callable[[Tensor, int], Tensor]:
-        w1, b1 = wide(self.inner.weight), wide(self.inner.bias)
-        w2, b2 = wide(self.outer.weight), wide(self.outer.bias)
+    def step_function(self) -> Callable[[Tensor, int], Tensor]:
+        w1, b1 = at_least_float32(self.inner.weight), at_least_float32(self.inner.bias)
+        w2, b2 = at_least_float32(self.outer.weight), at_least_float32(self.outer.bias)
         w_p, w_t, d = w1[:, :-1].contiguous(), w1[:, -1], self.delta
 
         def h(p, t):

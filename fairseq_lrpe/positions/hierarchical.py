@@ -11,15 +11,17 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 class Hierarchical(AbsolutePosition):
     """Adds α u_i + (1−α) u_j at position i·n + j; u_i = (p_i − α p_0)/(1−α), α = 0.4, n = ``max_positions``.
 
-    Learned positions p for sequences up to n² (Su 2020, "Hierarchically decomposed position encoding", which
-    the survey of 2021 names under "Trainable"; α as in its author's code). The same sum is
+    Learned positions p for sequences up to n² (Su 2020, "Hierarchically decomposed position encoding", listed
+    under "Trainable" in the survey of 2021; α as in the author's code). It is computed in the equivalent form
 
         p_j + α/(1−α) (p_i − p_0),
 
-    exactly p_j below n. p is initialised N(0, 1/E) like fairseq's learned positions. Positions from n² on
-    are refused. O(L E).
+    which is exactly p_j below n. p is initialized from N(0, 1/E) like fairseq's learned positions. O(L E).
 
     ``weight`` (n, E).
+
+    Raises:
+        ValueError: for positions from n² on.
     """
 
     additive = True
@@ -30,12 +32,14 @@ class Hierarchical(AbsolutePosition):
         self.weight = nn.Parameter(torch.randn(self.max_positions, self.embed_dim) * self.embed_dim**-0.5)
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        places, last = self.places(positions, tokens)
+        positions, last = self.mask_padding(positions, tokens)
         n = self.max_positions
         if last >= n * n:
-            raise ValueError(f"a sequence of {last + 1} tokens: hierarchical positions end at {n}² = {n * n}")
-        position = F.embedding(places % n, self.weight)
+            raise ValueError(
+                f"hierarchical positions support at most {n}² = {n * n} tokens, not a sequence of {last + 1}"
+            )
+        embedding = F.embedding(positions % n, self.weight)
         if last >= n:
-            blocks = F.embedding(places // n, self.weight) - self.weight[0]
-            position = position + self.alpha / (1 - self.alpha) * blocks
-        return x + position.to(x.dtype)
+            blocks = F.embedding(positions // n, self.weight) - self.weight[0]
+            embedding = embedding + self.alpha / (1 - self.alpha) * blocks
+        return x + embedding.to(x.dtype)

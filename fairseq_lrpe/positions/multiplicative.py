@@ -11,10 +11,13 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 class Multiplicative(AbsolutePosition):
     """Multiplies by a learned p_k, x ⊗ p_k (Su 2021, survey of position encodings, "Multiplicative").
 
-    The survey leaves the initialisation open; here it is 1 + N(0, 0.02²), nearly the embeddings themselves.
-    Positions from ``max_positions`` on are refused. O(L E).
+    The survey leaves the initialization open; here it is 1 + N(0, 0.02²), so that embeddings hardly change.
+    O(L E).
 
     ``weight`` (max_positions, E).
+
+    Raises:
+        ValueError: for positions from ``max_positions`` on.
     """
 
     def __init__(self, **shared):
@@ -22,9 +25,10 @@ class Multiplicative(AbsolutePosition):
         self.weight = nn.Parameter(1 + 0.02 * torch.randn(self.max_positions, self.embed_dim))
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        places, last = self.places(positions, tokens)
+        positions, last = self.mask_padding(positions, tokens)
         if last >= self.max_positions:
             raise ValueError(
-                f"a sequence of {last + 1} tokens: multiplicative positions end at {self.max_positions}"
+                f"multiplicative positions support at most {self.max_positions} tokens, "
+                f"not a sequence of {last + 1}"
             )
-        return x * F.embedding(places, self.weight).to(x.dtype)
+        return x * F.embedding(positions, self.weight).to(x.dtype)

@@ -1,4 +1,4 @@
-"""Positions that are made one from the other."""
+"""Tables of positions that are computed one from the other."""
 
 from collections.abc import Callable
 
@@ -9,15 +9,14 @@ from torch import Tensor, nn
 from fairseq_lrpe.positions.base import AbsolutePosition
 
 
-class TablePosition(AbsolutePosition):
-    """Adds p_k with p_0 learned (``start``) and p_{k+1} made from p_k.
+class RecurrentTable(AbsolutePosition):
+    """Base class of positions that add p_k, with p_0 learned (``start``) and p_{k+1} computed from p_k.
 
-    A forward makes p_0..p_max once for the largest position of its batch, one after the other, and looks
-    them up. Without gradients the table stays for the next call, together with the parameters it was made
-    from; other parameter values make another table. Half precision makes it in float32: small steps would
-    be rounded away.
+    Each forward computes p_0..p_max sequentially up to the largest position of the batch and looks them up.
+    Without gradients the table is cached, together with the parameters it was computed from, and recomputed
+    when these change. In half precision it is computed in float32, because small steps would be rounded away.
 
-    ``start`` (E,), initialised N(0, 1/E) like fairseq's learned positions.
+    ``start`` (E,), initialized from N(0, 1/E) like fairseq's learned positions.
     """
 
     additive = True
@@ -25,46 +24,50 @@ class TablePosition(AbsolutePosition):
     def __init__(self, **shared):
         super().__init__(**shared)
         self.start = nn.Parameter(torch.randn(self.embed_dim) * self.embed_dim**-0.5)
-        self._kept = None
+        self._cache = None
 
-    def stepper(self) -> Callable[[Tensor, int], Tensor]:
-        """Returns the function (p_k, k) -> p_{k+1}, with its weights :func:`wide`."""
+    def step_function(self) -> Callable[[Tensor, int], Tensor]:
+        """Returns the function (p_k, k) -> p_{k+1}, which computes with :func:`at_least_float32` weights."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        places, last = self.places(positions, tokens)
+        positions, last = self.mask_padding(positions, tokens)
         with torch.autocast(x.device.type, enabled=False):
-            table = self._new_table(last + 1) if torch.is_grad_enabled() else self._kept_table(last + 1)
-        return x + F.embedding(places, table).to(x.dtype)
+            table = self._new_table(last + 1) if torch.is_grad_enabled() else self._cached_table(last + 1)
+        return x + F.embedding(positions, table).to(x.dtype)
 
     def _new_table(self, length):
-        first = wide(self.start)
-        return torch.stack([first, *self._steps(first, 0, length - 1)])
+        start = at_least_float32(self.start)
+        return torch.stack([start, *self._iterate(start, 0, length - 1)])
 
-    def _kept_table(self, length):
-        now = list(self.parameters())
-        if self._kept is None or not all(map(_same, self._kept[0], now)):
-            self._kept = [p.clone() for p in now], self._new_table(length)
-        made_from, table = self._kept
-        if len(table) < length:  # twice as long, so that decoding copies each row a few times only
-            more = self._steps(table[-1].clone(), len(table) - 1, max(length - len(table), len(table)))
-            table = torch.cat([table, torch.stack(more)])
-            self._kept = made_from, table
+    def _cached_table(self, length):
+        parameters = list(self.parameters())
+        if self._cache is None or not all(map(_equal, self._cache[0], parameters)):
+            self._cache = [p.clone() for p in parameters], self._new_table(length)
+        cached_parameters, table = self._cache
+        if (
+            len(table) < length
+        ):  # at least double the length, so that decoding copies each row only a few times
+            count = max(length - len(table), len(table))
+            rows = self._iterate(table[-1].clone(), len(table) - 1, count)
+            table = torch.cat([table, torch.stack(rows)])
+            self._cache = cached_parameters, table
         return table
 
-    def _steps(self, p, k, count):
-        step, rows = self.stepper(), []
+    def _iterate(self, p, k, count):
+        """Returns the ``count`` rows after row p at position k."""
+        step, rows = self.step_function(), []
         for i in range(k, k + count):
             p = step(p, i)
             rows.append(p)
         return rows
 
 
-def wide(weight: Tensor) -> Tensor:
-    """Returns the weight in float32, or in its own dtype where that is wider."""
+def at_least_float32(weight: Tensor) -> Tensor:
+    """Returns the weight in float32, or in its own dtype if that is wider."""
     return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
-def _same(a, b):
-    # By value: optimizers that write into ``.data`` leave no other trace.
+def _equal(a, b):
+    # Compares values: optimizers that write to ``.data`` leave no other trace.
     return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""Classification of texts, of pairs of texts and of pictures, all of which are tokens."""
+"""Classification of texts, pairs of texts and images given as tokens."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,69 +12,68 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import FairseqTask, register_task
 
-from fairseq_lrpe import layouts
-from fairseq_lrpe.config import flag
+from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.data import layout
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.programs import one_sentence
+from fairseq_lrpe.utils.cli import exit_on_error
 
 POOLINGS = ("mean", "max", "first")
 PAIRS = ("joined", "apart")
 POOL = 4096
-"""Rows that are sorted by length for batches with little padding, while the others stay at random."""
+"""Rows that are sorted by length, for batches with little padding; the order is random otherwise."""
 
 
 @dataclass
 class ClassificationConfig(FairseqDataclass):
-    """Declares the flags of the task."""
+    """Flags of the task."""
 
-    # fairseq's parser knows no "str | None".
-    data: Optional[str] = flag(None, "the folder that data_prep wrote")  # noqa: UP045
+    # fairseq's parser does not support "str | None".
+    data: Optional[str] = flag(None, "data folder that data_prep wrote")  # noqa: UP045
     pooling: str = flag(
         "mean",
-        "what of the last layer is classified: the mean or the maximum over the tokens, or the first, which "
-        f"is then <s>: {', '.join(POOLINGS)}",
+        "pooling of the last layer: the mean or maximum over tokens, or the first token, which is then <s>: "
+        f"{', '.join(POOLINGS)}",
     )
     pairs: str = flag(
         "joined",
-        "a pair is one text, <s> a </s> b </s>, with an embedding for each half (joined), or two, whose "
-        "vectors are compared (apart)",
+        "pairs of texts are one input, <s> a </s> b </s>, with segment embeddings (joined), or two inputs "
+        "whose vectors are compared (apart)",
     )
-    max_positions: int = flag(512, "the longest input; a longer one is cut")
+    max_positions: int = flag(512, "maximum input length; longer inputs are truncated")
 
 
-def check_request(args, training: bool) -> None:
-    """Refuses, by ValueError, flags of the task that cannot be met, and word vectors that are missing."""
+def check_arguments(args, training: bool) -> None:
+    """Raises a ValueError for invalid flags of the task, or if the file of word vectors does not exist."""
     check_choice("pooling", args.pooling, POOLINGS)
     check_choice("pairs", args.pairs, PAIRS)
-    about = layouts.about(Path(args.data))
+    about = layout.read_metadata(Path(args.data))
     joined = is_joined(about, args.pairs)
-    least = 5 if joined else 1 + (args.pooling == "first")
-    if args.max_positions < least:
-        what = "<s> a </s> b </s>" if joined else "<s> and a text"
-        raise ValueError(f"--max-positions {args.max_positions}: {what} has {least} tokens at least")
-    numbers = "pixels" in about and getattr(args, "pixels", "linear") == "linear"
-    if numbers and (joined or args.pooling == "first"):
-        raise ValueError("<s> is no pixel's number: give --pixels embedding, or do without first and joined")
+    check_range("max_positions", args.max_positions, 5 if joined else 1 + (args.pooling == "first"))
+    linear_pixels = "pixels" in about and getattr(args, "pixels", "linear") == "linear"
+    if linear_pixels and (joined or args.pooling == "first"):
+        raise ValueError(
+            "--pixels linear has no <s>: pass --pixels embedding, --pooling mean or --pairs apart"
+        )
     if training and getattr(args, "embed_path", None) and not Path(args.embed_path).is_file():
-        raise ValueError(f"--embed-path {args.embed_path}: there is no such file: leave it out, or name one")
+        raise ValueError(f"--embed-path {args.embed_path}: the file does not exist")
 
 
 def is_joined(about: dict, pairs: str) -> bool:
-    """Returns whether the inputs are pairs that are read as one text."""
+    """Returns whether inputs are pairs of texts that are read as one."""
     return about["inputs"] > 1 and pairs == "joined"
 
 
-def shortened(first: int, second: int, most: int) -> tuple[int, int]:
-    """Returns the lengths of a pair that has ``most`` tokens at most: the longer text is cut first."""
-    if first + second > most:
-        half = most // 2
-        first = min(first, max(most - half, most - second))
-        second = min(second, most - first)
+def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
+    """Returns the lengths of a pair truncated to ``total`` tokens; the longer text is truncated first."""
+    if first + second > total:
+        half = total // 2
+        first = min(first, max(total - half, total - second))
+        second = min(second, total - first)
     return first, second
 
 
-class Labelled(FairseqDataset):
-    """The rows of a split of a task: (index, the inputs as tokens, label), -1 where that is not known."""
+class LabeledDataset(FairseqDataset):
+    """The rows of a split as (index, input token sequences, label); unknown labels are -1."""
 
     can_reuse_epoch_itr_across_epochs = False  # each epoch has other batches
 
@@ -95,16 +94,15 @@ class Labelled(FairseqDataset):
     def num_tokens(self, index):
         return self.sizes[index]
 
-    def num_tokens_vec(self, indices):
-        return self.sizes[indices]
-
     def size(self, index):
         return self.sizes[index]
 
-    def ordered_indices(self):
-        """Returns all rows, shorter ones first; to train, at random but for the length within a pool.
+    num_tokens_vec = num_tokens
 
-        fairseq calls it with numpy's seed made of its own and the epoch.
+    def ordered_indices(self):
+        """Returns all rows sorted by length; for training, random pools of rows that are sorted by length.
+
+        fairseq calls this method with numpy's seed set to its own and the epoch.
         """
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         pools = np.array_split(order, -(-len(self) // POOL)) if self.shuffle else [order]
@@ -112,85 +110,75 @@ class Labelled(FairseqDataset):
 
     def __getitem__(self, index):
         texts = [text[index] for text in self.texts]
-        # A text without a word is one unknown word.
+        # An empty text becomes one unknown word.
         texts = [text if len(text) else text.new_tensor([self.dictionary.unk()]) for text in texts]
         return int(index), self.inputs(texts), int(self.labels[index])
 
     def inputs(self, texts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns what the model reads of a row's texts, cut to the longest."""
-        most, begin = self.cfg.max_positions, texts[0].new_tensor([self.dictionary.bos()])
+        """Returns the truncated inputs of the model for the texts of a row."""
+        limit, begin = self.cfg.max_positions, texts[0].new_tensor([self.dictionary.bos()])
         if self.joined:
             end = begin.new_tensor([self.dictionary.eos()])
-            a, b = shortened(*map(len, texts), most - 3)
+            a, b = truncated_lengths(*map(len, texts), limit - 3)
             return [torch.cat([begin, texts[0][:a], end, texts[1][:b], end])]
         if self.cfg.pooling == "first":
-            return [torch.cat([begin, text[: most - 1]]) for text in texts]
-        return [text[:most] for text in texts]
+            return [torch.cat([begin, text[: limit - 1]]) for text in texts]
+        return [text[:limit] for text in texts]
 
     def collater(self, samples):
-        """Returns a batch: the tokens, of a pair that is apart also the second ones, and the labels.
-
-        A batch with a row whose label is not known has no target.
-        """
+        """Returns a batch; separate pairs have "second" tokens, and rows of unknown label no target."""
         if not samples:
             return {}
         indices, inputs, labels = zip(*samples, strict=True)
-        found = {}
+        net_input = {}
         for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
-            found[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
-            found[f"{name}_lengths"] = torch.tensor([len(text) for text in texts])
-        target = {} if min(labels) < 0 else {"target": torch.tensor(labels)}
+            net_input[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
+            net_input[f"{name}_lengths"] = torch.tensor([len(text) for text in texts])
         return {
             "id": torch.tensor(indices),
             "nsentences": len(samples),
             "ntokens": len(samples),  # fairseq divides losses and gradients by it
-            "net_input": found,
-            **target,
+            "net_input": net_input,
+            **({} if min(labels) < 0 else {"target": torch.tensor(labels)}),
         }
 
 
 @register_task("classification", dataclass=ClassificationConfig)
 class ClassificationTask(FairseqTask):
-    """fairseq's task of it: one vector of an input, or of two, is classified.
+    """Classification of one pooled vector, or of the two of a separate pair.
 
-    ``about`` says what the folder's inputs are, and ``labels`` are their names.
+    Attributes:
+        about: description of the data folder, see :func:`fairseq_lrpe.data.layout.read_metadata`.
+        labels: names of the labels.
+        joined: whether inputs are pairs of texts that are read as one.
+        apart: whether inputs are pairs of separate texts.
     """
+
+    target_dictionary = None  # the criterion must not take a label for padding
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)
-        with one_sentence("fairseq_lrpe"):
-            self.about = layouts.about(Path(cfg.data))
+        with exit_on_error("fairseq_lrpe"):
+            self.about = layout.read_metadata(Path(cfg.data))
         self.labels = self.about["labels"]
+        self.joined = is_joined(self.about, cfg.pairs)
+        self.apart = self.about["inputs"] > 1 and not self.joined
         self.dictionary = Dictionary.load(str(Path(cfg.data, "dict.txt")))
 
-    @property
-    def joined(self) -> bool:
-        """Whether an input is a pair in one text."""
-        return is_joined(self.about, self.cfg.pairs)
-
-    @property
-    def apart(self) -> bool:
-        """Whether an input is a pair in two texts."""
-        return self.about["inputs"] > 1 and not self.joined
-
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        self.datasets[split] = Labelled(self, split)
+        self.datasets[split] = LabeledDataset(self, split)
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; a new one starts from the vectors of its --embed-path, if it has one."""
+        """Returns the model; a new one is initialized from the word vectors of --embed-path."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and getattr(cfg, "embed_path", None):
-            with one_sentence("fairseq_lrpe"):
-                model.start_from_vectors(self.dictionary, Path(cfg.embed_path))
+            with exit_on_error("fairseq_lrpe"):
+                model.load_word_vectors(self.dictionary, Path(cfg.embed_path))
         return model
 
     @property
     def source_dictionary(self):
         return self.dictionary
-
-    @property
-    def target_dictionary(self):
-        """Returns None: the criterion takes a target as it is, none of them for padding."""
 
     def max_positions(self):
         return self.cfg.max_positions

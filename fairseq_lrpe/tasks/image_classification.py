@@ -1,4 +1,4 @@
-"""Classification of pictures that stay files until they are trained on, augmented as DeiT's are."""
+"""Classification of image files, with the data augmentation of DeiT."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,55 +14,64 @@ from omegaconf import II
 from PIL.Image import Image
 from torch.utils.data import default_collate
 
-from fairseq_lrpe import layouts
-from fairseq_lrpe.config import check_between, flag
+from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.data.image_files import decode
+from fairseq_lrpe.data.image_transforms import (
+    normalize,
+    random_erase,
+    random_resized_crop,
+    resize_and_center_crop,
+)
+from fairseq_lrpe.data.mixup import mix, soft_targets
+from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.images.augment import cropped, erase, evaluated, standardized
-from fairseq_lrpe.images.files import decode
-from fairseq_lrpe.images.mixing import mix, soft_targets
-from fairseq_lrpe.images.rand_augment import rand_augment
-from fairseq_lrpe.programs import one_sentence
+from fairseq_lrpe.utils.cli import exit_on_error
 
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
-ORDER, PICTURE, BATCH = range(3)
-"""What a generator is for, so that no two begin alike."""
+ORDER, IMAGE, BATCH = range(3)
+"""Purposes of random generators, so that no two have the same seed."""
 
 
 @dataclass
 class ImageClassificationConfig(FairseqDataclass):
-    """Declares the flags of the task."""
+    """Flags of the task."""
 
-    # fairseq's parser knows no "str | None".
-    data: Optional[str] = flag(None, "the folder that data_prep wrote")  # noqa: UP045
-    image_size: int = flag(224, "pixels of each side of what the model sees")
+    # fairseq's parser does not support "str | None".
+    data: Optional[str] = flag(None, "data folder that data_prep wrote")  # noqa: UP045
+    image_size: int = flag(224, "side length of the model's input in pixels")
     recipe: str = flag(
         "full",
-        "what becomes of a picture in training: a random crop that may be flipped, RandAugment and erasing "
-        "(full), or the crop alone (plain)",
+        "data augmentation: random crops and flips, RandAugment and random erasing (full), or crops and "
+        "flips alone (plain)",
     )
-    repeats: int = flag(3, "how often a picture comes in an epoch, of which there are fewer then")
-    mixing: str = flag("mixup_cutmix", "pictures of a batch are mixed by Mixup or CutMix, or none are")
-    smoothing: float = flag(0.1, "the part of a target that all classes share")
+    repeats: int = flag(
+        3, "repeated augmentation: how often an epoch has each of its images, which are fewer"
+    )
+    mixing: str = flag("mixup_cutmix", f"mixing of the images of a batch: {', '.join(MIXINGS)}")
+    smoothing: float = flag(0.1, "label smoothing: the part of a target that all classes share")
     seed: int = II("common.seed")
 
 
-def check_request(args) -> None:
-    """Refuses, by ValueError, flags of the task that cannot be met."""
+def check_arguments(args) -> None:
+    """Raises a ValueError for invalid flags of the task."""
     check_choice("recipe", args.recipe, RECIPES)
     check_choice("mixing", args.mixing, MIXINGS)
-    check_between("smoothing", args.smoothing, 0, 1)
+    check_range("smoothing", args.smoothing, 0, 1)
+    check_range("image_size", args.image_size, 1)
+    check_range("repeats", args.repeats, 1)
 
 
-class Pictures(FairseqDataset):
-    """The pictures of a split: (number, pixels (3, S, S), label), as they are evaluated."""
+class ImageDataset(FairseqDataset):
+    """The images of a split as (index, pixels (3, S, S), label), preprocessed for evaluation."""
 
     can_reuse_epoch_itr_across_epochs = False  # each epoch has other batches
 
     def __init__(self, task, split: str):
         self.prefix, self.cfg, self.classes = Path(task.cfg.data, split), task.cfg, len(task.labels)
         self.labels = np.load(f"{self.prefix}.label.npy", mmap_mode="r")
-        # fairseq's dataset would read all of the file first, and make eight bytes of each.
+        # fairseq's dataset would read the whole file and convert each byte to an int64.
         self.index = MMapIndexedDataset.Index(f"{self.prefix}.input0.idx")
         self.content = np.memmap(f"{self.prefix}.input0.bin", np.uint8, "r")
 
@@ -78,41 +87,37 @@ class Pictures(FairseqDataset):
     def size(self, index):
         return 1
 
-    def ordered_indices(self):
-        """Returns all pictures in their order."""
-        return np.arange(len(self))
-
-    def image(self, picture: int) -> Image:
-        """Returns a picture; ValueError names one that has been damaged since data_prep read it."""
-        begin, size = self.index[picture]
+    def image(self, index: int) -> Image:
+        """Returns the decoded image; raises a ValueError that names it if its file is damaged."""
+        begin, size = self.index[index]
         try:
             return decode(self.content[begin : begin + size])
         except ValueError as error:
-            raise ValueError(f"{self.prefix}.input0.bin: picture {picture:,} is damaged ({error})") from None
+            raise ValueError(f"{self.prefix}.input0.bin: image {index:,} is damaged ({error})") from None
 
     def __getitem__(self, index):
-        image = evaluated(self.image(int(index)), self.cfg.image_size)
-        return int(index), standardized(image), int(self.labels[index])
+        image = resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
+        return int(index), normalize(image), int(self.labels[index])
 
     def collater(self, samples):
         """Returns a batch of images (B, 3, S, S), with their labels as target."""
         if not samples:
             return {}
-        numbers, images, labels = zip(*samples, strict=True)
+        indices, images, labels = zip(*samples, strict=True)
         return {
-            "id": torch.tensor(numbers),
+            "id": torch.tensor(indices),
             "nsentences": len(samples),
             "ntokens": len(samples),  # fairseq divides losses and gradients by it
-            "net_input": {"images": default_collate(images)},  # in a worker, into memory that is shared
+            "net_input": {"images": default_collate(images)},  # uses shared memory in a worker
             "target": torch.tensor(labels),
         }
 
 
-class Augmented(Pictures):
-    """The pictures to train on, number p·repeats + r being the r-th time that picture p comes in an epoch.
+class AugmentedDataset(ImageDataset):
+    """Augmented training images; index i·repeats + r is the r-th repetition of image i in an epoch.
 
-    An epoch has as many as there are pictures, so that each of a part 1 / repeats of them comes ``repeats``
-    times, side by side: the order of DeiT's sampler. What is random follows from seed, epoch and numbers.
+    An epoch has as many samples as the split: a random part 1 / repeats of the images, each ``repeats`` times
+    in a row, which is the order of DeiT's sampler. Everything random depends on seed, epoch and indices only.
     """
 
     epoch = 1
@@ -121,25 +126,28 @@ class Augmented(Pictures):
         self.epoch = epoch
 
     def generator(self, purpose: int, *numbers: int) -> np.random.Generator:
-        """Returns the generator of this epoch for a purpose."""
+        """Returns the random generator of this epoch for a purpose."""
         return np.random.default_rng([purpose, self.cfg.seed % 2**32, self.epoch, *numbers])
 
     def ordered_indices(self):
-        """Returns the numbers of the pictures that come in this epoch."""
+        """Returns the indices of this epoch."""
         count, repeats = len(self), self.cfg.repeats
-        pictures = self.generator(ORDER).permutation(count)[: -(-count // repeats)]
-        return (pictures[:, None] * repeats + np.arange(repeats)).ravel()[:count]
+        images = self.generator(ORDER).permutation(count)[: -(-count // repeats)]
+        return (images[:, None] * repeats + np.arange(repeats)).ravel()[:count]
 
     def __getitem__(self, index):
-        picture, rng = int(index) // self.cfg.repeats, self.generator(PICTURE, int(index))
-        image, full = cropped(self.image(picture), self.cfg.image_size, rng), self.cfg.recipe == "full"
-        pixels = standardized(rand_augment(image, rng) if full else image)
+        number, rng = int(index) // self.cfg.repeats, self.generator(IMAGE, int(index))
+        image, full = (
+            random_resized_crop(self.image(number), self.cfg.image_size, rng),
+            self.cfg.recipe == "full",
+        )
+        pixels = normalize(rand_augment(image, rng) if full else image)
         if full:
-            erase(pixels, rng)
-        return int(index), pixels, int(self.labels[picture])
+            random_erase(pixels, rng)
+        return int(index), pixels, int(self.labels[number])
 
     def collater(self, samples):
-        """Returns a batch whose target is (B, classes), mixed as its images are."""
+        """Returns a batch whose targets (B, classes) are mixed like its images."""
         batch = super().collater(samples)
         if batch:
             batch["target"] = soft_targets(batch["target"], self.classes, self.cfg.smoothing)
@@ -152,25 +160,19 @@ class Augmented(Pictures):
 
 @register_task("image_classification", dataclass=ImageClassificationConfig)
 class ImageClassificationTask(FairseqTask):
-    """fairseq's task of it; ``labels`` are the names of the classes."""
+    """Classification of images; ``labels`` are the names of the classes."""
+
+    source_dictionary = target_dictionary = None  # there are no tokens
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)
-        with one_sentence("fairseq_lrpe"):
-            check_request(cfg)
-            self.about = layouts.about(Path(cfg.data))
+        with exit_on_error("fairseq_lrpe"):
+            check_arguments(cfg)
+            self.about = layout.read_metadata(Path(cfg.data))
         self.labels = self.about["labels"]
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        self.datasets[split] = (Augmented if split == "train" else Pictures)(self, split)
-
-    @property
-    def source_dictionary(self):
-        """Returns None: there are no tokens."""
-
-    @property
-    def target_dictionary(self):
-        """Returns None: there are no tokens."""
+        self.datasets[split] = (AugmentedDataset if split == "train" else ImageDataset)(self, split)
 
     def max_positions(self):
         return None

@@ -1,7 +1,4 @@
-"""Language models of algorithmic problems, whose examples are made while they train.
-
-``python -m fairseq_lrpe.tasks.synthetic_lm PROBLEM --seed S --count N`` prints example sequences.
-"""
+"""Language modeling of synthetic problems, whose sequences are generated during training."""
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 from dataclasses import dataclass, fields
@@ -15,46 +12,53 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
 from fairseq_lrpe.config import flag
-from fairseq_lrpe.programs import at_least, one_sentence
-from fairseq_lrpe.tasks.problems import PROBLEMS, problem_of
-from fairseq_lrpe.tasks.sequences import Predicted
+from fairseq_lrpe.tasks.sequence_batches import SequenceDataset
+from fairseq_lrpe.tasks.synthetic_problems import PROBLEMS, build_problem
+from fairseq_lrpe.utils.cli import exit_on_error, min_int
 
 SEQUENCES = {"train": 10_000, "valid": 128, "test": 1024}
-"""Of an epoch, and of the splits to evaluate, which are the same for every seed."""
+"""Number of sequences of an epoch, and of the evaluated splits, which are the same for every seed."""
 
 
 @dataclass
 class SyntheticLMConfig(FairseqDataclass):
-    """Declares the flags of the task; a problem reads those that are its own."""
+    """Flags of the task; those of other problems are ignored."""
 
-    problem: str = flag("search", f"what the text is: {', '.join(PROBLEMS)}")
-    tokens_per_sample: int = flag(512, "characters of a sequence that are predicted")
-    digits: int = flag(8, "addition: the most digits of a number")
-    letters: int = flag(13, "index: the letters of a string")
-    first: int = flag(48, "search: random letters at first")
-    copied: int = flag(48, "search: letters of a copy")
-    between: int = flag(4, "search: random letters after a copy")
+    problem: str = flag("search", f"kind of problem: {', '.join(PROBLEMS)}")
+    tokens_per_sample: int = flag(512, "number of predicted characters of a sequence")
+    digits: int = flag(8, "addition: maximum number of digits")
+    letters: int = flag(13, "index: number of letters of a string")
+    first: int = flag(48, "search: number of random letters at the start")
+    copied: int = flag(48, "search: number of letters of a copy")
+    between: int = flag(4, "search: number of random letters after a copy")
     seed: int = II("common.seed")
-    # A language model of fairseq asks its task for these.
+    # fairseq's language models read these from their task.
     add_bos_token: bool = flag(False, "not used")
-    # fairseq's parser knows no "int | None".
-    max_target_positions: Optional[int] = flag(None, "the longest sequence the model reads")  # noqa: UP045
+    # fairseq's parser does not support "int | None".
+    max_target_positions: Optional[int] = flag(None, "maximum sequence length of the model")  # noqa: UP045
 
 
-class Sequences(Predicted):
-    """Sequences of a problem; number ``index`` follows from seed, epoch and index alone."""
+class GeneratedDataset(SequenceDataset):
+    """Sequences of a problem, each determined by ``source``, epoch and index alone.
 
-    can_reuse_epoch_itr_across_epochs = False  # workers that go on would stay in their first epoch
+    Args:
+        task: the task.
+        count: number of sequences.
+        source: start of the random seeds.
+        fixed: whether all epochs have the same sequences.
+    """
 
-    def __init__(self, task, length, count, source):
-        self.task, self.length, self.count = task, length, count
-        self.source, self.epoch = source, 1  # what the seeds are made from
+    can_reuse_epoch_itr_across_epochs = False  # reused workers would remain in their first epoch
+
+    def __init__(self, task, count, source, fixed):
+        self.task, self.count, self.source, self.fixed = task, count, source, fixed
+        self.length, self.epoch = task.cfg.tokens_per_sample, 1
 
     def set_epoch(self, epoch):
-        self.epoch = epoch
+        self.epoch = 1 if self.fixed else epoch
 
     def text(self, index: int) -> str:
-        """Returns a sequence, one character longer than what is predicted of it."""
+        """Returns a sequence, one character longer than the predicted part."""
         return self.task.problem.text(Random(f"{self.source} {self.epoch} {index}"), self.length + 1)
 
     def __getitem__(self, index):
@@ -64,29 +68,22 @@ class Sequences(Predicted):
         return self.count
 
 
-class Evaluated(Sequences):
-    """Sequences that are the same in every epoch."""
-
-    def set_epoch(self, epoch):
-        pass
-
-
 @register_task("synthetic_lm", dataclass=SyntheticLMConfig)
 class SyntheticLMTask(FairseqTask):
-    """fairseq's task of it: no files, a dictionary of the problem's characters, splits train, valid, test."""
+    """Language modeling of a problem's characters, with splits train, valid and test and no data files."""
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)
-        with one_sentence("fairseq_lrpe"):
-            self.problem = problem_of(cfg.problem, cfg, cfg.tokens_per_sample)
+        with exit_on_error("fairseq_lrpe"):
+            self.problem = build_problem(cfg.problem, cfg, cfg.tokens_per_sample)
         self.dictionary = Dictionary()
-        self.numbers = torch.zeros(128, dtype=torch.long)  # of each character's code
+        self.token_of = torch.zeros(128, dtype=torch.long)  # {character code: token}
         for character in self.problem.characters:
-            self.numbers[ord(character)] = self.dictionary.add_symbol(character)
+            self.token_of[ord(character)] = self.dictionary.add_symbol(character)
 
     def encode(self, text: str) -> torch.Tensor:
         """Returns the token of each character."""
-        return self.numbers[torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).long()]
+        return self.token_of[torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).long()]
 
     def decode(self, tokens: list[int]) -> str:
         """Returns the characters of tokens."""
@@ -94,41 +91,35 @@ class SyntheticLMTask(FairseqTask):
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         if split not in SEQUENCES:
-            raise SystemExit(f"fairseq_lrpe: no split {split!r}: choose from {', '.join(SEQUENCES)}")
-        cls, source = (Sequences, f"train {self.cfg.seed}") if split == "train" else (Evaluated, split)
-        length = self.cfg.tokens_per_sample
-        self.datasets[split] = cls(self, length, SEQUENCES[split], source)
+            raise SystemExit(f"fairseq_lrpe: unknown split {split!r}: choose from {', '.join(SEQUENCES)}")
+        source = f"train {self.cfg.seed}" if split == "train" else split
+        self.datasets[split] = GeneratedDataset(self, SEQUENCES[split], source, fixed=split != "train")
 
     @property
     def source_dictionary(self):
         return self.dictionary
 
-    @property
-    def target_dictionary(self):
-        return self.dictionary
+    target_dictionary = source_dictionary
 
     def max_positions(self):
         return self.cfg.tokens_per_sample
 
 
-def main():
-    parser = ArgumentParser("python -m fairseq_lrpe.tasks.synthetic_lm", description=__doc__.splitlines()[0])
+def main(arguments: list[str] | None = None) -> None:
+    """Prints training sequences of a problem: the command ``lrpe synthetic``."""
+    parser = ArgumentParser("lrpe synthetic", description=main.__doc__)
     parser.formatter_class = ArgumentDefaultsHelpFormatter
-    parser.add_argument("problem", choices=PROBLEMS, help="what the text is")
-    parser.add_argument("--seed", type=at_least(1), default=1, help="of the training")
-    parser.add_argument("--count", type=at_least(1), default=1, help="sequences to print")
+    parser.add_argument("problem", choices=PROBLEMS, help="kind of problem")
+    parser.add_argument("--seed", type=min_int(1), default=1, help="seed of the training")
+    parser.add_argument("--count", type=min_int(1), default=1, help="number of sequences to print")
     for f in fields(SyntheticLMConfig):
-        if f.name in ("tokens_per_sample", "digits", "letters", "first", "copied", "between"):
-            name = "--" + f.name.replace("_", "-")
-            parser.add_argument(name, type=at_least(1), default=f.default, help=f.metadata["help"])
-    args = vars(parser.parse_args())
+        if type(f.default) is int:
+            flag_name = "--" + f.name.replace("_", "-")
+            parser.add_argument(flag_name, type=min_int(1), default=f.default, help=f.metadata["help"])
+    args = vars(parser.parse_args(arguments))
     count = args.pop("count")
-    with one_sentence("synthetic_lm"):
+    with exit_on_error("lrpe synthetic"):
         task = SyntheticLMTask(SyntheticLMConfig(**args))
         task.load_dataset("train")
         for index in range(count):
             print(task.datasets["train"].text(index))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Both attention modules against loops over sentences, heads, queries and keys."""
+"""Compares both attention modules with loops over sentences, heads, queries and keys."""
 
 import copy
 import itertools
@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from exact import assert_same
 from fairseq.modules import MultiheadAttention
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -27,7 +28,7 @@ PHI = {
 
 
 class DistanceBias(Encoding):
-    """A learned number per head and distance, added to the scores."""
+    """Adds a learned value per head and distance to the scores."""
 
     decomposable = False
 
@@ -40,8 +41,8 @@ class DistanceBias(Encoding):
         return self.weight[:, i - torch.arange(k.size(2)) + self.max_positions]
 
 
-class Fading(Encoding):
-    """Pairs weigh γ_h^(i-j)."""
+class Decaying(Encoding):
+    """Weights pairs by γ_h^(i-j)."""
 
     def __init__(self, **shared):
         super().__init__(**shared)
@@ -52,23 +53,23 @@ class Fading(Encoding):
         return -self.rate
 
 
-class Turning(Encoding):
-    """o_i = Σ_j w_ij R(j-i) v_j: rotated values and outputs, by 0.3 radians each position."""
+class RotatingValues(Encoding):
+    """o_i = Σ_j w_ij R(j-i) v_j: rotates values and outputs by 0.3 radians per position."""
 
-    def turn(self, x, offset, sign):
+    def rotate(self, x, offset, sign):
         angle = sign * 0.3 * torch.arange(offset, offset + x.size(2), dtype=x.dtype)[:, None]
         cos, sin = torch.cos(angle), torch.sin(angle)
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
     def encode_values(self, v, offset=0):
-        return self.turn(v, offset, 1)
+        return self.rotate(v, offset, 1)
 
     def decode_output(self, o, offset=0):
-        return self.turn(o, offset, -1)
+        return self.rotate(o, offset, -1)
 
 
-NEW = {"distance_bias": DistanceBias, "fading": Fading, "turning": Turning}
+NEW = {"distance_bias": DistanceBias, "decaying": Decaying, "rotating_values": RotatingValues}
 OPTIONS = {
     "none": {},
     "rope": {},
@@ -76,8 +77,8 @@ OPTIONS = {
     "type2": {"core": "orthogonal", "learn_theta": True},
     "type7": {"core": "permutation", "rotation": "odd_even"},
     "distance_bias": {},
-    "fading": {},
-    "turning": {},
+    "decaying": {},
+    "rotating_values": {},
 }
 
 
@@ -92,7 +93,7 @@ def registry():
 
 
 def build(attention, name, causal=True, dtype=torch.float64, heads=H, d=D, **kwargs):
-    """A module whose parameters are all random."""
+    """Returns a module whose parameters are all random."""
     encoding = build_encoding(
         "lrpe" if name.startswith("type") else name,
         num_heads=heads,
@@ -112,11 +113,11 @@ def build(attention, name, causal=True, dtype=torch.float64, heads=H, d=D, **kwa
 
 
 def kinds():
-    """(attention, encoding, causal, the module's options): all that can be, each feature map."""
+    """Yields (attention, encoding, causal, options) of all valid combinations, with each feature map."""
     for name, causal in itertools.product(OPTIONS, (True, False)):
-        if name == "fading" and not causal:
+        if name == "decaying" and not causal:
             continue
-        if name != "fading":
+        if name != "decaying":
             yield "softmax", name, causal, {}
         if name != "distance_bias":
             for norm in NORMS:
@@ -141,7 +142,7 @@ every_causal_kind = pytest.mark.parametrize(
 
 
 def product_matrix(name, encoding, i, j):
-    """M with q̃_i·k̃_j = qᵢᵀ M kⱼ."""
+    """Returns M with q̃_i·k̃_j = qᵢᵀ M kⱼ."""
     if name == "rope":
         m = torch.zeros(D, D, dtype=torch.float64)
         for t in range(D // 2):
@@ -157,8 +158,8 @@ def product_matrix(name, encoding, i, j):
         v = encoding.v
         p = torch.eye(D) - 2 * torch.outer(v, v) / v.dot(v)
         cos, sin = torch.cos((j - i) * encoding.theta), torch.sin((j - i) * encoding.theta)
-        turns = [torch.stack([c, -s, s, c]).reshape(2, 2) for c, s in zip(cos, sin, strict=True)]
-        return p.T @ torch.block_diag(*turns) @ p
+        rotations = [torch.stack([c, -s, s, c]).reshape(2, 2) for c, s in zip(cos, sin, strict=True)]
+        return p.T @ torch.block_diag(*rotations) @ p
     if name == "type7":
         eye = torch.eye(D, dtype=torch.float64)
         p, step = eye[[0, 2, 1, 3]], eye[encoding.permutation]
@@ -168,7 +169,7 @@ def product_matrix(name, encoding, i, j):
 
 
 def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
-    """(L, B, E) -> (L, B, E), from the module's weights and the formulas alone."""
+    """Computes (L, B, E) -> (L, B, E) from the module's weights and the formulas only."""
     causal, encoding = module.causal, module.encoding
     length, batch, _ = x.shape
     products = [[product_matrix(name, encoding, i, j) for j in range(length)] for i in range(length)]
@@ -190,11 +191,11 @@ def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
                     weight, plain = torch.exp(score), 0
                 else:
                     phi_q, phi_k = PHI[feature_map](q[i]), PHI[feature_map](k[j])
-                    fade = torch.exp(encoding.log_decay[h] * (i - j)) if name == "fading" else 1
-                    weight = fade * (phi_q @ products[i][j] @ phi_k)
-                    plain = fade * (phi_q @ phi_k)
+                    decay = torch.exp(encoding.log_decay[h] * (i - j)) if name == "decaying" else 1
+                    weight = decay * (phi_q @ products[i][j] @ phi_k)
+                    plain = decay * (phi_q @ phi_k)
                 value = v[j]
-                if name == "turning":
+                if name == "rotating_values":
                     cos, sin = math.cos(0.3 * (j - i)), math.sin(0.3 * (j - i))
                     matrix = torch.tensor([[cos, -sin], [sin, cos]], dtype=v.dtype)
                     value = torch.cat([matrix @ v[j, 2 * t : 2 * t + 2] for t in range(D // 2)])
@@ -217,16 +218,9 @@ def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
     return o @ module.out_proj.weight.T + module.out_proj.bias
 
 
-def assert_same(actual, expected, tolerance=1e-10):
-    """Equal up to ``tolerance`` of the greatest number."""
-    for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
-        scale = theirs.abs().max().clamp(min=1)
-        torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)
-
-
 @every_kind
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_outputs_and_gradients_are_those_of_the_definition(attention, name, causal, kwargs, padded):
+def test_outputs_and_gradients_match_definition(attention, name, causal, kwargs, padded):
     check_outputs_and_gradients(attention, name, causal, kwargs, padded)
 
 
@@ -239,10 +233,12 @@ def test_outputs_and_gradients_are_those_of_the_definition(attention, name, caus
     ],
 )
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_long_sequences_are_those_of_the_definition(attention, name, causal, kwargs, padded, monkeypatch):
-    """Linear attention encodes again in its backward pass, softmax attention fills values up."""
-    monkeypatch.setattr("fairseq_lrpe.attention.linear._LONG", 0)
-    monkeypatch.setattr("fairseq_lrpe.attention.softmax._LONG", 0)
+def test_recomputation_and_value_padding_match_definition(
+    attention, name, causal, kwargs, padded, monkeypatch
+):
+    """Linear attention recomputes its encoding in the backward pass; softmax attention pads values."""
+    monkeypatch.setattr("fairseq_lrpe.attention.linear._MIN_CHECKPOINT_KEYS", 0)
+    monkeypatch.setattr("fairseq_lrpe.attention.softmax._MIN_FLASH_KEYS", 0)
     check_outputs_and_gradients(attention, name, causal, kwargs, padded)
 
 
@@ -265,7 +261,7 @@ def check_outputs_and_gradients(attention, name, causal, kwargs, padded):
 
 
 @pytest.mark.parametrize("norm", ["denominator", "content"])
-def test_small_denominators_become_1e_6_at_least(norm):
+def test_denominators_are_clamped_at_1e_6(norm):
     module = build("linear", "type7", linear_norm=norm, feature_map="exp")
     with torch.no_grad():
         module.q_proj.bias[:D] = -8
@@ -278,8 +274,8 @@ def test_small_denominators_become_1e_6_at_least(norm):
 
 @every_kind
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_does_not_change_a_sentence(attention, name, causal, kwargs, side):
-    """On the left it moves the sentence too, which must not matter to relative positions."""
+def test_padding_does_not_affect_other_tokens(attention, name, causal, kwargs, side):
+    """Left padding also moves the sentence, which has no effect on relative positions."""
     module = build(attention, name, causal, **kwargs)
     lengths, longest = (4, 7, 1), 7
     sentences = [torch.randn(n, 1, E, dtype=torch.float64) for n in lengths]
@@ -292,7 +288,7 @@ def test_padding_does_not_change_a_sentence(attention, name, causal, kwargs, sid
     out, _ = module(batch, key_padding_mask=padding)
     for b, (sentence, place) in enumerate(zip(sentences, places, strict=True)):
         assert_same(out[place, b], module(sentence)[0][:, 0])
-    # What comes out at padding is nobody's business, but must not be NaN: the next layer reads it.
+    # The output at padding is arbitrary, but must be finite: the next layer reads it.
     assert torch.isfinite(out).all()
     assert torch.isfinite(torch.autograd.grad(out.sum(), batch)[0]).all()
 
@@ -300,7 +296,7 @@ def test_padding_does_not_change_a_sentence(attention, name, causal, kwargs, sid
 @every_causal_kind
 @pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
-def test_step_by_step_is_the_whole(attention, name, causal, kwargs, cuts, padded):
+def test_incremental_decoding_matches_full_sequence(attention, name, causal, kwargs, cuts, padded):
     module = build(attention, name, causal, **kwargs)
     x = torch.randn(L, B, E, dtype=torch.float64)
     padding = None
@@ -310,7 +306,7 @@ def test_step_by_step_is_the_whole(attention, name, causal, kwargs, cuts, padded
     whole, _ = module(x, key_padding_mask=padding)
     state, pieces, sizes = {}, [], []
     for start, stop in itertools.pairwise([0, *cuts, L]):
-        # As fairseq's decoders do it, a step has a mask only where there is padding in it.
+        # As in fairseq's decoders, a step has a mask only if it contains padding.
         mask = padding[:, start:stop] if padded and padding[:, start:stop].any() else None
         pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
         sizes.append(sum(leaf.numel() for leaf in tree_leaves(state) if torch.is_tensor(leaf)))
@@ -324,7 +320,7 @@ def test_step_by_step_is_the_whole(attention, name, causal, kwargs, cuts, padded
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "no gradients"])
 @every_causal_kind
-def test_beams_go_on_from_reordered_prefixes(attention, name, causal, kwargs, gradients):
+def test_reordered_beams_match_full_sequence(attention, name, causal, kwargs, gradients):
     torch.manual_seed(0)
     with torch.set_grad_enabled(gradients):
         check_reordered_prefixes(build(attention, name, causal, **kwargs))
@@ -344,7 +340,7 @@ def check_reordered_prefixes(module):
         padding = torch.cat([padding, torch.zeros(len(order), 1, dtype=torch.bool)], dim=1)
         out, _ = module(token, incremental_state=state)
         assert_same(out, module(x, key_padding_mask=padding)[0][-1:])
-    # Twice between two steps, as a caller may.
+    # Reordering twice between two steps is allowed.
     for order in ([1, 2, 0, 4, 4], [3, 0]):
         module.reorder_incremental_state(state, torch.tensor(order))
         x, padding = x[:, order], padding[order]
@@ -372,9 +368,9 @@ def test_each_layer_has_its_own_state(attention):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("name", ["rope", "type1", "fading"])
-def test_long_sequences_in_chunks_and_steps(name, norm):
-    """150 positions are three of the chunks that linear attention works in."""
+@pytest.mark.parametrize("name", ["rope", "type1", "decaying"])
+def test_long_sequences_decode_like_full_sequence(name, norm):
+    """150 positions are three chunks of linear attention."""
     module = build("linear", name, linear_norm=norm)
     x = torch.randn(150, 1, E, dtype=torch.float64)
     whole, _ = module(x)
@@ -387,18 +383,18 @@ def test_long_sequences_in_chunks_and_steps(name, norm):
 @pytest.mark.parametrize(
     ("attention", "name"),
     [
-        *itertools.product(("linear", "softmax"), ("none", "rope", "type1", "type7", "turning")),
+        *itertools.product(("linear", "softmax"), ("none", "rope", "type1", "type7", "rotating_values")),
         ("softmax", "distance_bias"),
     ],
 )
-def test_the_order_of_tokens_is_seen_unless_there_is_no_encoding(attention, name):
+def test_token_order_matters_with_an_encoding_only(attention, name):
     module = build(attention, name, causal=False)
     x, order = torch.randn(L, B, E, dtype=torch.float64), torch.tensor([3, 1, 5, 0, 2, 6, 4])
     difference = (module(x[order])[0] - module(x)[0][order]).abs().max()
     assert difference < 1e-10 if name == "none" else difference > 1e-3
 
 
-def test_linear_attention_refuses_a_bias():
+def test_linear_attention_rejects_a_bias():
     with pytest.raises(ValueError, match=r"DistanceBias.*linear attention"):
         build("linear", "distance_bias")
 
@@ -411,7 +407,7 @@ def fairseq_and_ours(causal, embed_dim=E, heads=H, **kwargs):
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-def test_softmax_without_encoding_is_fairseqs_attention(causal, padded):
+def test_softmax_without_encoding_matches_fairseq(causal, padded):
     theirs, ours = fairseq_and_ours(causal)
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -442,7 +438,7 @@ def test_softmax_without_encoding_is_fairseqs_attention(causal, padded):
     assert_same(*results)
 
 
-def test_decoding_without_encoding_is_fairseqs():
+def test_decoding_without_encoding_matches_fairseq():
     theirs, ours = fairseq_and_ours(causal=True)
     ours.load_state_dict(theirs.state_dict())
     theirs, ours = theirs.double().eval(), ours.double().eval()
@@ -454,12 +450,12 @@ def test_decoding_without_encoding_is_fairseqs():
                 module.reorder_incremental_state(state, torch.tensor(order))
         x = torch.randn(1, batch, E, dtype=torch.float64)
         expected, _ = theirs(x, x, x, incremental_state=states[0])
-        # fairseq's own steps take their softmax in float32.
+        # fairseq computes the softmax of decoding steps in float32.
         assert_same(ours(x, x, x, incremental_state=states[1])[0], expected, 1e-6)
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_it_starts_as_fairseqs_attention_does(attention):
+def test_initialization_matches_fairseq(attention):
     theirs, _ = fairseq_and_ours(True, 256, 4)
     encoding = build_encoding("none", num_heads=4, head_dim=64, causal=True)
     ours = {"linear": LinearAttention, "softmax": SoftmaxAttention}[attention](encoding)
@@ -471,7 +467,7 @@ def test_it_starts_as_fairseqs_attention_does(attention):
         torch.testing.assert_close(ours[key].abs().max(), start.abs().max(), rtol=uniform, atol=0)
 
 
-def test_dropout_of_softmax_attention_is_for_training():
+def test_dropout_is_applied_in_training_only():
     module = build("softmax", "rope", dropout=0.5)
     x = torch.randn(L, B, E, dtype=torch.float64)
     assert not torch.allclose(module(x)[0], module(x)[0])
@@ -521,15 +517,17 @@ def test_half_precision_step_by_step(attention, name, causal, kwargs, dtype):
 
 
 @pytest.mark.parametrize("linear_norm", ["denominator", "content"])
-def test_a_denominator_near_zero_does_not_leave_float16(linear_norm, monkeypatch):
-    """The heads of a token whose outputs float16 cannot hold are scaled together; other tokens are not."""
+def test_denominator_near_zero_stays_in_float16_range(linear_norm, monkeypatch):
+    """All heads of a token whose output exceeds float16 are scaled together; other tokens are unchanged."""
     module = build("linear", "rope", True, torch.float16, d=16, linear_norm=linear_norm)
     x = 3 * torch.randn(1000, 2, H * 16).half()
     merged = []
-    monkeypatch.setattr(module, "merge", lambda o: merged.append(o) or SelfAttention.merge(module, o))
+    monkeypatch.setattr(
+        module, "merge_heads", lambda o: merged.append(o) or SelfAttention.merge_heads(module, o)
+    )
     assert module(x)[0].isfinite().all()
     half = merged.pop()
-    monkeypatch.setattr("fairseq_lrpe.attention.linear._held", lambda o: o)
+    monkeypatch.setattr("fairseq_lrpe.attention.linear._limit_magnitude", lambda o: o)
     module(x)
     exact = merged.pop()
 
@@ -541,7 +539,7 @@ def test_a_denominator_near_zero_does_not_leave_float16(linear_norm, monkeypatch
     torch.testing.assert_close(directions, torch.ones_like(directions), rtol=0, atol=1e-6)
 
 
-def test_a_module_from_flags():
+def test_build_attention_from_flags():
     sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "max_positions": 33, "dropout": 0.25}
     cfg = PositionConfig(attention="linear", encoding="lrpe", linear_norm="content", feature_map="relu")
     cfg.lrpe_core = "mixed"
@@ -561,13 +559,13 @@ def test_a_module_from_flags():
     ("flags", "message"),
     [
         ({"attention": "quick"}, r"'quick'.*linear, softmax"),
-        ({"encoding": "magic"}, r"'magic'.*rope"),
+        ({"encoding": "magic"}, r"'magic'.*lrpe methods --flags"),
         ({"linear_norm": "batch"}, r"'batch'.*denominator, layernorm, content"),
         ({"feature_map": "tanh"}, r"'tanh'.*elu, relu"),
         ({"encoding": "distance_bias"}, r"'distance_bias'.*use softmax attention, or.*rope"),
     ],
 )
-def test_flags_that_cannot_be_are_refused(flags, message):
+def test_invalid_flags_are_rejected(flags, message):
     with pytest.raises(ValueError, match=message):
         build_attention(
             PositionConfig(**flags),

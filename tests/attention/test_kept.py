@@ -1,4 +1,4 @@
-"""What attention keeps for its backward pass, and what a long sequence makes again there."""
+"""Tensors stored for the backward pass, and recomputation for long sequences."""
 
 import pytest
 import torch
@@ -22,8 +22,8 @@ def build(attention, name, causal=False, **kwargs):
     return attention(build_encoding(name, **options, **ENCODINGS[name]), **kwargs)
 
 
-def kept(module):
-    """How many numbers a call keeps beside the module's own, each once."""
+def stored_elements(module):
+    """Returns the number of distinct elements that a call stores in addition to the module's own."""
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     storages = {}
 
@@ -40,17 +40,17 @@ def kept(module):
 
 @pytest.mark.parametrize("norm", ["denominator", "layernorm"])
 @pytest.mark.parametrize("name", ENCODINGS)
-def test_bidirectional_linear_attention_keeps_no_more_than_softmax_attention(name, norm):
-    """The input, q, k, v, the output, and a number for each head of a token."""
-    expected = kept(build(SoftmaxAttention, "none"))
+def test_bidirectional_linear_attention_stores_no_more_than_softmax(name, norm):
+    """The input, q, k, v, the output, and one element per head of a token."""
+    expected = stored_elements(build(SoftmaxAttention, "none"))
     assert expected == pytest.approx(5 * L * H * D + L * H, rel=0.01)
     norm_keeps = L * H * D if (name, norm) == ("none", "layernorm") else 0
-    assert kept(build(LinearAttention, name, linear_norm=norm)) <= 1.01 * expected + norm_keeps
+    assert stored_elements(build(LinearAttention, name, linear_norm=norm)) <= 1.01 * expected + norm_keeps
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
-def test_softmax_attention_with_wider_keys_makes_no_matrix_of_weights(causal, training):
+def test_softmax_attention_with_wider_keys_uses_flash_kernel(causal, training):
     module = build(SoftmaxAttention, "lrpe", causal)
     with Largest() as largest, torch.set_grad_enabled(training):
         out = module(torch.randn(L, 1, H * D))[0]
@@ -59,15 +59,15 @@ def test_softmax_attention_with_wider_keys_makes_no_matrix_of_weights(causal, tr
     assert largest.numel <= L * L / 4
 
 
-def test_noise_is_the_same_when_it_is_made_again(monkeypatch):
+def test_recomputed_noise_is_identical(monkeypatch):
     module = build(LinearAttention, "spe").double()
     x = torch.randn(20, 1, H * D, dtype=torch.float64, requires_grad=True)
     results = []
     for longer_than in (20, 19):
-        monkeypatch.setattr("fairseq_lrpe.attention.linear._LONG", longer_than)
+        monkeypatch.setattr("fairseq_lrpe.attention.linear._MIN_CHECKPOINT_KEYS", longer_than)
         torch.manual_seed(1)
         out, _ = module(x)
-        torch.rand(7)  # the layers after it draw numbers too
+        torch.rand(7)  # later layers use the generator, too
         results.append((out, *torch.autograd.grad(out.square().sum(), [x, *module.parameters()])))
         after = torch.rand(1)
         results[-1] += (after,)

@@ -1,4 +1,4 @@
-"""Attention of the last positions to all of them, as a memory of earlier positions needs it."""
+"""Attention with more keys than queries, as a memory of earlier positions requires."""
 
 import pytest
 import torch
@@ -22,7 +22,14 @@ OPTIONS = {
         {"core": "permutation", "rotation": "odd_even"},
     ],
 }
-LENGTHS = [(1, 7), (3, 7), (6, 7), (7, 7), (75, 140), (135, 140)]  # the last ones are cut, in both attentions
+LENGTHS = [
+    (1, 7),
+    (3, 7),
+    (6, 7),
+    (7, 7),
+    (75, 140),
+    (135, 140),
+]  # the last two are split into blocks in both attentions
 
 
 def cases(causal):
@@ -40,12 +47,12 @@ every_module = pytest.mark.parametrize(("name", "options", "norm", "causal"), [*
 
 
 def build(name, options, norm, causal=True):
-    """Softmax attention without a norm, linear attention with one; all parameters random."""
+    """Returns softmax attention if ``norm`` is None, else linear attention; all parameters are random."""
     encoding = build_encoding(name, num_heads=H, head_dim=D, causal=causal, layer=2, **options)
     module = LinearAttention(encoding, norm) if norm else SoftmaxAttention(encoding)
     with torch.no_grad():
         for parameter in module.parameters():
-            # Close to 1 encoded denominators of 0 are rare: those would compare rounding errors.
+            # Near 1, encoded denominators are rarely close to 0, where rounding errors dominate.
             parameter.normal_(std=0.3)
     return module.double().eval()
 
@@ -59,13 +66,13 @@ def random_input(length, padded):
 
 @every_module
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_the_last_queries_are_the_last_rows_of_the_whole(name, options, norm, causal, padded):
+def test_last_queries_match_full_sequence(name, options, norm, causal, padded):
     module = build(name, options, norm, causal)
     for queries, keys in LENGTHS:
         x, padding = random_input(keys, padded)
         w = torch.randn(queries, B, E, dtype=torch.float64)
         if padded:
-            w[padding.T[keys - queries :]] = 0  # what comes out at padding is nobody's business
+            w[padding.T[keys - queries :]] = 0  # the output at padding is arbitrary
         leaves, results = [x, *module.parameters()], []
         whole, _ = module(x, key_padding_mask=padding)
         last, _ = module(x[keys - queries :], x, x, key_padding_mask=padding)
@@ -77,8 +84,8 @@ def test_the_last_queries_are_the_last_rows_of_the_whole(name, options, norm, ca
 
 @every_causal
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_more_keys_after_an_incremental_state(name, options, norm, causal, padded):
-    """The positions that came as keys alone are part of the state, as if they had been queries too."""
+def test_more_keys_than_queries_with_incremental_state(name, options, norm, causal, padded):
+    """Positions that were only keys are part of the state as well."""
     module = build(name, options, norm, causal)
     x, padding = random_input(9, padded)
     whole, state = module(x, key_padding_mask=padding)[0], {}
@@ -91,8 +98,8 @@ def test_more_keys_after_an_incremental_state(name, options, norm, causal, padde
 
 @pytest.mark.parametrize("norm", [None, *NORMS])
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-def test_fewer_keys_than_queries_are_refused(norm, causal):
+def test_fewer_keys_than_queries_are_rejected(norm, causal):
     x, _ = random_input(5, False)
-    with pytest.raises(ValueError, match=r"4 are too few for 5$") as error:
+    with pytest.raises(ValueError, match=r"at least as many keys as queries, got 4 and 5$") as error:
         build("rope", {}, norm, causal)(x, x[1:])
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""Long sequences with a bias, made for some queries at a time."""
+"""Softmax attention with a bias in blocks of queries."""
 
 import itertools
 
@@ -36,18 +36,18 @@ def build(name, causal, dropout=0.0):
 
 @pytest.fixture
 def rows(monkeypatch):
-    """rows(n): blocks of n queries, or of all of them; returns those that attended since."""
+    """Returns a function that sets blocks of n queries, or of all, and returns the blocks computed since."""
 
     def rows(module, n):
         seen = []
 
         def counted(q, k, v, key_padding_mask, offset, *functions):
             seen.append((offset, q.size(2), k.size(2)))
-            return SoftmaxAttention._rows(module, q, k, v, key_padding_mask, offset, *functions)
+            return SoftmaxAttention._attend_block(module, q, k, v, key_padding_mask, offset, *functions)
 
-        monkeypatch.setattr(module, "_rows", counted)
-        monkeypatch.setattr(softmax, "_CAUSAL_ROWS", 2**40)
-        monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40 if n is None else n * B * H * L)
+        monkeypatch.setattr(module, "_attend_block", counted)
+        monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", 2**40)
+        monkeypatch.setattr(softmax, "_MAX_BIAS_ELEMENTS", 2**40 if n is None else n * B * H * L)
         return seen
 
     return rows
@@ -72,7 +72,7 @@ def run(module, x, padding, w):
 def cases():
     for name, causal in itertools.product(OPTIONS, (True, False)):
         if (name, causal) == ("per", False):
-            continue  # without a bias, see below
+            continue  # has no bias; tested separately
         yield name, causal, name in ("shaw_values", "xl", "per") or not causal
 
 
@@ -83,7 +83,7 @@ def cases():
         for c in cases()
     ],
 )
-def test_blocks_of_queries_are_the_whole(rows, name, causal, padded):
+def test_blocks_of_queries_match_full_sequence(rows, name, causal, padded):
     module = build(name, causal)
     x, padding = input_and_padding(padded)
     w = torch.randn(L, B, H * D, dtype=torch.float64)
@@ -97,7 +97,7 @@ def test_blocks_of_queries_are_the_whole(rows, name, causal, padded):
     assert_same(blocks, whole)
 
 
-def test_without_a_bias_nothing_is_cut(rows):
+def test_no_blocks_without_bias(rows):
     module = build("per", False)
     seen = rows(module, 250)
     module(input_and_padding(False)[0])
@@ -105,7 +105,7 @@ def test_without_a_bias_nothing_is_cut(rows):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_the_whole_is_softmax_with_a_bias(causal):
+def test_full_sequence_matches_definition(causal):
     module = build("t5", causal)
     x, padding = input_and_padding(True)
     encoding = module.encoding
@@ -119,8 +119,8 @@ def test_the_whole_is_softmax_with_a_bias(causal):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_short_causal_sequences_are_cut_and_kept(rows, monkeypatch, name):
-    """Each part meets only the keys before its end; nothing is made again in the backward pass."""
+def test_short_causal_sequences_use_blocks_without_recomputation(rows, monkeypatch, name):
+    """Each block sees only keys up to its last query; nothing is recomputed in the backward pass."""
     module = build(name, True)
     x = torch.randn(50, B, H * D, dtype=torch.float64, requires_grad=True)
     padding = torch.zeros(B, 50, dtype=torch.bool)
@@ -133,14 +133,14 @@ def test_short_causal_sequences_are_cut_and_kept(rows, monkeypatch, name):
 
     seen = rows(module, None)
     whole = results()
-    monkeypatch.setattr(softmax, "_CAUSAL_ROWS", 16)
+    monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", 16)
     seen.clear()
     assert_same(results(), whole)
     assert sorted(seen) == [(0, 17, 17), (17, 17, 34), (34, 16, 50)]
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "per"])
-def test_short_bidirectional_sequences_are_not_cut(rows, name):
+def test_short_bidirectional_sequences_use_one_block(rows, name):
     module = build(name, False)
     seen = rows(module, 1)
     module(torch.randn(1024, B, H * D, dtype=torch.float64))
@@ -148,8 +148,8 @@ def test_short_bidirectional_sequences_are_not_cut(rows, name):
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "per"])
-def test_the_smallest_blocks(rows, name):
-    """16 queries, and the last block of 12."""
+def test_minimum_block_size(rows, name):
+    """Blocks of 16 queries, and a last block of 12."""
     module = build(name, True)
     x = torch.randn(L, B, H * D, dtype=torch.float64)
     with torch.no_grad():
@@ -162,8 +162,8 @@ def test_the_smallest_blocks(rows, name):
 
 
 @pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "deberta", "per"])
-def test_a_long_prompt_after_a_short_one(rows, name):
-    """Blocks in the second of two calls stand at an offset."""
+def test_long_prompt_after_short_prompt(rows, name):
+    """Blocks in the second of two calls have an offset."""
     module = build(name, True)
     x = torch.randn(L, B, H * D, dtype=torch.float64)
     padding = torch.zeros(B, L, dtype=torch.bool)
@@ -184,8 +184,8 @@ def test_a_long_prompt_after_a_short_one(rows, name):
 
 @pytest.mark.parametrize("name", ["t5", "shaw_values", "per"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_the_backward_pass_sees_the_dropout_of_the_forward_pass(rows, name, causal):
-    """With its mask fixed the output is linear in the values' weights: a step adds gradient · step."""
+def test_backward_uses_the_same_dropout_mask(rows, name, causal):
+    """With a fixed mask the output is linear in the value projection: a step adds gradient · step."""
     module = build(name, causal, dropout=0.3)
     rows(module, 250)
     x, w = torch.randn(L, B, H * D, dtype=torch.float64), torch.randn(L, B, H * D, dtype=torch.float64)
@@ -211,7 +211,7 @@ def test_the_backward_pass_sees_the_dropout_of_the_forward_pass(rows, name, caus
 
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name != "gcdf"])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_no_tensor_is_much_larger_than_a_block(rows, name, causal):
+def test_memory_is_bounded_by_a_block(rows, name, causal):
     module = build(name, causal)
     rows(module, 50)
     with Largest() as largest:

@@ -9,6 +9,7 @@ from tiny import REPOSITORY, preprocess, write_byte_pairs
 sys.path[:0] = [
     str(REPOSITORY),
     str(Path(__file__).parent),
+    str(Path(__file__).parent / "corpora"),
 ]  # data_prep is not installed; local_server and small_corpora are here
 
 
@@ -36,13 +37,13 @@ def tiny_bpe(tmp_path, monkeypatch):
 @pytest.fixture
 def at_once(monkeypatch):
     """fairseq-preprocess in this process: its start takes seconds, and there are many."""
-    from data_prep import binarise
+    from data_prep import binarize
 
     def run_command(command, log, show):
-        assert command[0] == "fairseq-preprocess"
-        preprocess(*command[1:])
+        assert command[:3] == ["python", "-m", "data_prep.preprocess"]
+        preprocess(*command[3:])
 
-    monkeypatch.setattr(binarise, "run_command", run_command)
+    monkeypatch.setattr(binarize, "run_command", run_command)
 
 
 @pytest.fixture
@@ -64,5 +65,5 @@ def hub_rows(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(folder)
         monkeypatch.delitem(sys.modules, "datasets", raising=False)
 
-    monkeypatch.setattr(hub, "READ", 7)
+    monkeypatch.setattr(hub, "BATCH", 7)
     return give

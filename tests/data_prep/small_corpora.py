@@ -9,7 +9,7 @@ import pytest
 from fairseq.data import Dictionary, data_utils
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-from data_prep.__main__ import main
+from data_prep.prepare import main
 
 # With headings and a line that looks like a title, none of them one.
 ARTICLE = (

@@ -106,7 +106,7 @@ def test_a_file_that_was_changed_here_is_replaced(server, tmp_path):
 
 def test_all_mirrors_failing_are_named_with_their_reasons(server, down, tmp_path):
     urls = [server.url("missing"), down, server.url("wrong"), server.url("short")]
-    with pytest.raises(fetch.FetchError, match=r"^no mirror gave file: .*$") as refused:
+    with pytest.raises(fetch.FetchError, match=r"^no mirror provides file: .*$") as refused:
         get(tmp_path / "file", *urls)
     line = str(refused.value)
     for url, reason in zip(urls, ["404", "Connection refused", "SHA-256", "bytes instead of"], strict=True):

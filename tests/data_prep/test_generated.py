@@ -29,7 +29,7 @@ def test_an_interruption_leaves_nothing(name, tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(generated, "write_about", interrupted)
+    monkeypatch.setattr(generated, "write_dictionary", interrupted)
     with pytest.raises(SystemExit):
         prepare(name, ["--out", tmp_path / "out", *SMALL[name]])
     assert not list(tmp_path.iterdir())

@@ -6,7 +6,7 @@ import signal
 import pytest
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
-from data_prep import each_line, fetch, gpt2_bpe
+from data_prep import fetch, gpt2_bpe, parallel
 
 LINES = [
     "the thing — that Ångström thought of: 漢字, 🙂 and\ttabs\n",
@@ -20,7 +20,7 @@ LINES = [
 
 @pytest.mark.parametrize("end", ["\n", "and no end"])
 def test_processes_write_what_the_single_encoder_writes(end, tiny_bpe, tmp_path, monkeypatch):
-    monkeypatch.setattr(each_line, "LINES", 7)
+    monkeypatch.setattr(parallel, "LINES", 7)
     text = "".join(f"{i} {line}" if line.strip() else line for i in range(20) for line in LINES) + end
     (tmp_path / "text").write_text(text, encoding="utf-8", newline="")
     encoder = get_encoder(str(tiny_bpe / "encoder.json"), str(tiny_bpe / "vocab.bpe"))
@@ -44,7 +44,7 @@ def test_interrupted_encoding_leaves_no_target(tiny_bpe, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return batches.pop()
 
-    monkeypatch.setattr(each_line, "islice", interrupted)
+    monkeypatch.setattr(parallel, "islice", interrupted)
     with pytest.raises(KeyboardInterrupt):
         gpt2_bpe.encode(tmp_path / "text", tmp_path / "encoded", tiny_bpe, 1)
     assert not batches and not (tmp_path / "encoded").exists()
@@ -56,7 +56,7 @@ def killed(*_):
 
 def test_a_killed_process_ends_it_with_a_sentence(tiny_bpe, tmp_path, monkeypatch):
     (tmp_path / "text").write_text("the\n")
-    monkeypatch.setattr(each_line, "_apply", killed)
+    monkeypatch.setattr(parallel, "_map_batch", killed)
     with pytest.raises(ValueError, match=r"was killed.*fewer --workers"):
         gpt2_bpe.encode(tmp_path / "text", tmp_path / "encoded", tiny_bpe, 2)
     assert not (tmp_path / "encoded").exists()

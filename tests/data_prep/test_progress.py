@@ -7,7 +7,7 @@ from contextlib import redirect_stderr
 
 import pytest
 
-from data_prep import binarise, door, fetch, progress
+from data_prep import binarize, fetch, progress, validation
 
 
 class Terminal(io.StringIO):
@@ -18,14 +18,13 @@ class Terminal(io.StringIO):
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch):
     """Shows everything without the seconds after which it would be."""
-    for module in (binarise, door, fetch, progress):
-        monkeypatch.setattr(module, "AFTER", 0)
+    monkeypatch.setattr(progress, "DELAY", 0)
 
 
 def test_what_a_silent_program_has_written_is_shown(tmp_path):
-    with redirect_stderr(Terminal()) as shown, progress.written("binarising bin", tmp_path):
+    with redirect_stderr(Terminal()) as shown, progress.show_written("binarizing bin", tmp_path):
         (tmp_path / "train.bin").write_bytes(bytes(3000))
-        while "binarising bin: 3.00kB written, 00:0" not in shown.getvalue():
+        while "binarizing bin: 3.00kB written, 00:0" not in shown.getvalue():
             time.sleep(0.01)
 
 
@@ -34,16 +33,16 @@ def test_checking_and_copying_are_shown(tmp_path):
     text.write_bytes(b"a line\n" * 1000)
     facts = {"size": 7000, "sha256": hashlib.sha256(text.read_bytes()).hexdigest()}
     with redirect_stderr(Terminal()) as shown:
-        assert fetch.fault(text, facts) is None
-        assert "instead of" in fetch.fault(text, {**facts, "sha256": "0"})
-        assert door.check_text(text) == 1000
-        binarise.join([text], tmp_path / "joined")
+        assert fetch.mismatch(text, facts) is None
+        assert "instead of" in fetch.mismatch(text, {**facts, "sha256": "0"})
+        assert validation.check_text(text) == 1000
+        binarize.concatenate([text], tmp_path / "joined")
     assert (tmp_path / "joined").read_bytes() == text.read_bytes()
     assert "checking train.txt:   0%" in shown.getvalue()
     assert "checking train.txt: 0lines" in shown.getvalue() and "train.txt:   0%" in shown.getvalue()
 
 
 def test_a_pipe_is_left_alone(capsys, tmp_path):
-    with progress.written("binarising bin", tmp_path):
+    with progress.show_written("binarizing bin", tmp_path):
         pass
     assert capsys.readouterr().err == ""

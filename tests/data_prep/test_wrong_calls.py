@@ -4,12 +4,13 @@ A row is the corpus with its words, and a part of the sentence; a name in braces
 """
 
 import json
+import os
 
 import pytest
 from small_corpora import write_tokens
 from tiny import run_here, write_text
 
-from data_prep import __main__ as command
+from data_prep import prepare as command
 from data_prep.fetch import SOURCES
 
 SPLITS = ("train", "valid", "test")
@@ -57,7 +58,7 @@ CALLS = [
     *(
         (f"{name} {'RTE' if name.startswith('glue') else ''} --from {{{place}}}", f"{{{place}}}")
         for name in GOOD
-        for place in ("nowhere", "file", "empty")
+        for place in ("nowhere", "file", "empty", "loop", "pipe")
     ),
     *(
         (f"{name} --from {{{content}}}", message)
@@ -84,28 +85,35 @@ CALLS = [
     ),
     ("imdb --from {reviews} --vectors {file}", "{file} line 1 has 'text', which is no number"),
     ("imdb --from {reviews} --vectors {vectors}", "{vectors} has none of the 3 words"),
+    ("imdb --from {reviews} --vectors {loop}", "{loop} is missing: a file of word vectors"),
     ("imdb --vectors=", "argument --vectors: is empty: a path is needed"),
     ("lra_text --from {text}", "{text} has none of the files that are needed (see --help)"),
     ("lra_text --from {reviews} --vectors {vectors}", "unrecognized arguments: --vectors"),
-    ("lra_text --from {archive}", "{archive} is no whole zip or tar archive"),
-    ("lra_image --from {archive}", "{archive} is no whole zip or tar archive"),
+    ("lra_text --from {archive}", "{archive} is no complete zip or tar archive"),
+    ("lra_image --from {archive}", "{archive} is no complete zip or tar archive"),
     ("lra_image --from {pictures} --size 33", "--size 33 is more than the 32 pixels"),
-    ("lra_image --from {pictures}", "{pictures}: train/cat/0.png is no picture: get it again"),
+    ("lra_image --from {pictures}", "{pictures}: train/cat/0.png is no image: download it again"),
     ("snli --from {snli}", "the training set has the label 'neutral' alone: two labels or more are needed"),
-    ("sentences --from {few}", "no word is 4 times in the training set: more text is needed"),
+    ("sentences --from {few}", "no word occurs 4 times in the training set: more text is needed"),
     ("snli --from {snli} --cut 1 1", "argument --cut: expected 3 arguments"),
     ("snli --from {snli} --cut 1 1 1", "{snli} is no file: --cut is for one file of JSON lines"),
-    ("snli --cut 1 1 1", "--cut needs --from: the file that is cut"),
+    ("snli --cut 1 1 1", "--cut requires --from with the file to split"),
     ("squad --from {questions}/dev-v2.0.json", "dev-v2.0.json is one file: --cut TRAIN VALID says how many"),
-    ("squad --from {questions} --cut 1 1 --pieces 60", "{questions} is no file: --cut is for one JSON file"),
+    (
+        "squad --from {questions} --cut 1 1 --pieces 60",
+        "{questions} is no file: --cut requires a single JSON file",
+    ),
     ("squad --from {file} --cut 1 1 --pieces 60", "{file} is not JSON (Expecting value"),
-    ("squad --cut 1 1", "--cut needs --from: the file that is cut"),
-    ("squad --from {file} --cut 1 1 --version 1.1", "--version is of the published files: --cut takes one"),
+    ("squad --cut 1 1", "--cut requires --from with the file to split"),
+    ("squad --from {file} --cut 1 1 --version 1.1", "--version selects published files: it cannot be"),
     ("squad --version du --pieces 60", "--from is needed: https://github.com/xinyadu/nqg (data/raw) has the"),
     ("squad --version 3.0", "argument --version: invalid choice: '3.0'"),
     ("cmrc2018 --version 2.0", "unrecognized arguments: --version"),
     ("squad --from {questions} --pieces 60 --bert x", "argument --bert: not allowed with argument --pieces"),
-    ("squad --from {questions} --bert {nowhere}", "{nowhere} is no folder: --bert takes one with BERT's"),
+    (
+        "squad --from {questions} --bert {nowhere}",
+        "{nowhere} is no folder: --bert takes a folder with BERT's",
+    ),
     ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing: --bert takes a folder with"),
     ("squad --from {questions} --pieces 9", "--pieces 9 is too few: the training text has"),
     (
@@ -121,10 +129,10 @@ CALLS = [
     ("lra_retrieval", "--from is needed: a folder with new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv"),
     ("lra_retrieval --from {text}", "{text}/new_aan_pairs.train.tsv is missing: --from takes a folder with"),
     ("lra_retrieval_mini", "--from is needed: a folder with WikiText's train, valid and test"),
-    ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles of two pieces"),
+    ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles of two segments"),
     ("imagenet", "--from is needed: a folder with ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and"),
     ("cifar10", "--from is needed: a folder with {{train,valid,test}}/CLASS/*.jpg, .JPEG or .png, or a tar"),
-    ("cifar10 --from {archive}", "{archive} is no whole zip or tar archive"),
+    ("cifar10 --from {archive}", "{archive} is no complete zip or tar archive"),
     ("imagenet --from {pictures} --size 16", "unrecognized arguments: --size 16"),
     (
         "listops --from {text}",
@@ -132,7 +140,7 @@ CALLS = [
     ),
     (
         "listops --from {expressions} --depth 4",
-        "--depth is for what is generated: --from takes what is there",
+        "--depth is for generated data: it cannot be combined with --from",
     ),
     ("listops --length 20", "argument --length: expected 2 arguments"),
     ("listops --length 100 100", "--length 100 100: no length is between the two"),
@@ -140,15 +148,16 @@ CALLS = [
     ("listops --rows 8 0 1", "argument --rows: must be a whole number from 1 on, not '0'"),
     (
         "pathfinder --from {text}",
-        "{text}/metadata/*.npy name 0 pictures, not 10 or more: --from takes imgs/K",
+        "{text}/metadata/*.npy list 0 images instead of 10 or more: --from takes imgs/K",
     ),
-    ("pathfinder --from {contours}", "{contours}/imgs/0/sample_0.png is no whole picture"),
-    ("pathfinder --from {contours} --window 16", "--window is for what is generated: --from takes what is"),
+    ("pathfinder --from {contours_pipe}", "{contours_pipe}/metadata/0.npy is not a regular file"),
+    ("pathfinder --from {contours}", "{contours}/imgs/0/sample_0.png is no complete image"),
+    ("pathfinder --from {contours} --window 16", "--window is for generated data: it cannot be"),
     ("pathfinder --window 7", "argument --window: must be a whole number from 8 on, not '7'"),
     ("pathfinder --contour-length 1", "argument --contour-length: must be a whole number from 2 on, not '1'"),
     (
         "pathfinder --window 8 --contour-length 40",
-        "--contour-length 40: in 5,000 trials no two contours of so",
+        "--contour-length 40: in 5,000 trials no two contours of this",
     ),
     ("multi30k --from {pairs_utf16}", "train.de is not UTF-8 text"),
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines and {pairs_uneven}/train.de 35"),
@@ -156,7 +165,7 @@ CALLS = [
     ("multi30k --from {pairs} --sentencepiece --bpe-types 1", "cannot make 1 pieces of the training text"),
     ("multi30k", "--from is needed"),
     ("wikibook --from {lone_dictionary}", "lone_dictionary/dict.txt is not the published dict.txt"),
-    ("wikibook --from {lone_dictionary} --shards 2", "--shards is for a folder with text"),
+    ("wikibook --from {lone_dictionary} --shards 2", "--shards requires a folder with text"),
     ("text --from {text} --sentencepiece 1", "cannot make 1 pieces of the training text"),
     ("text --from {text} --sentencepiece 999999999999", "cannot make 999,999,999,999 pieces"),
     ("text --from {text} --bpe {file}", "unrecognized arguments: --bpe"),
@@ -164,11 +173,12 @@ CALLS = [
     ("text --from {text} surplus", "unrecognized arguments: surplus"),
     ("wikitext103 --from {tokens} --shards 2", "unrecognized arguments: --shards 2"),
     ("text --from=", "argument --from: is empty: a path is needed"),
+    ("text --from {text} --sentencepiece 60 --out {loop}", "{loop} is not a writable folder"),
     ("text --out=", "argument --out: is empty: a path is needed"),
     ("books --bpe=", "argument --bpe: is empty: a path is needed"),
     ("text --workers 1.5", "argument --workers: must be a whole number from 1 on, not '1.5'"),
-    ("../text", "there is no corpus ../text: choose from wikitext103"),
-    ("--nosuch", "there is no corpus --nosuch: choose from wikitext103"),
+    ("../text", "unknown corpus '../text' (did you mean 'text'?): `bash data_prep/prepare.sh` lists"),
+    ("--nosuch", "unknown corpus '--nosuch': `bash data_prep/prepare.sh` lists"),
 ]
 
 
@@ -224,13 +234,17 @@ def places(tmp_path_factory):
         files(f"glue{name}", {**glue, "RTE/train.tsv": change(rows)})
     files("pairs_uneven", {**pairs, "train.de": b"a sentence\n" * 35})
     files("glue_cut", {**glue, "RTE/train.tsv": rows[: rows.index(b"\tb")]})
+    (folder / "loop").symlink_to("loop")
+    os.mkfifo(folder / "pipe")
+    (folder / "contours_pipe/metadata").mkdir(parents=True)
+    os.mkfifo(folder / "contours_pipe/metadata/0.npy")
     names = {path.name: path for path in folder.iterdir()}
     return {**names, "nowhere": folder / "nowhere", "archive": names["wikitext-103-v1.zip"]}
 
 
 def tree(folder):
     """{path: when it was written} of all below a folder."""
-    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    return {path: path.lstat().st_mtime_ns for path in folder.rglob("*")}
 
 
 def refused(words, places, message, folder):
@@ -255,13 +269,13 @@ def test_one_sentence(words, message, places, tmp_path):
 def test_places_that_cannot_be_written(name, out, places):
     """Root can write anywhere else, so that what a mode forbids cannot be tried."""
     words = [name, *GOOD[name].split(), "--out", out]
-    refused(words, places, "is no folder to write to (", places["file"].parent)
+    refused(words, places, "is not a writable folder (", places["file"].parent)
 
 
 @pytest.mark.parametrize("product", ["bin", "text"])
 def test_something_else_in_the_place_of_what_is_made(product, places, tmp_path):
     words = ["text", *GOOD["text"].split(), "--out", str(tmp_path)]
-    sentence = f"{tmp_path / product} is of no preparation: remove it, or change --out"
+    sentence = f"{tmp_path / product} was not created by this command: remove it, or change --out"
     (tmp_path / product).write_text("of a person")
     refused(words, places, sentence, tmp_path)
     (tmp_path / product).unlink()
@@ -286,4 +300,4 @@ def test_a_dictionary_of_another_corpus(name, tiny_bpe, places, tmp_path):
 def test_a_mirror_that_does_not_answer(monkeypatch, places, tmp_path):
     monkeypatch.setitem(SOURCES["wikitext103"], "mirrors", ["http://127.0.0.1:1"])
     words = ["wikitext103", "--out", str(tmp_path / "far" / "out")]
-    refused(words, places, "wikitext-103-v1.zip cannot be reached (Connection refused)", tmp_path)
+    refused(words, places, "wikitext-103-v1.zip is unreachable (Connection refused)", tmp_path)

@@ -1,4 +1,4 @@
-"""Encodings that add a bias to the scores, against their papers' equations in loops."""
+"""Compares encodings that add a bias to the scores with loops over their papers' equations."""
 
 import copy
 import io
@@ -33,7 +33,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **options):
-    """An encoding whose parameters are all random."""
+    """Returns an encoding whose parameters are all random."""
     encoding = build_encoding(
         name, num_heads=heads, head_dim=d, causal=causal, layer=layer, **{**ENCODINGS[name], **options}
     )
@@ -44,7 +44,7 @@ def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **optio
 
 
 def scores(encoding, q, k, q_offset=0):
-    """scale·q̃k̃ᵀ + bias, and 0 where the mask would be."""
+    """Returns scale·q̃k̃ᵀ + bias, and 0 at masked keys."""
     q, k = encoding(q, k, q_offset, 0)
     out = encoding.scale * (q @ k.transpose(-1, -2)) + encoding.bias(q, k, q_offset)
     if encoding.causal:
@@ -54,7 +54,7 @@ def scores(encoding, q, k, q_offset=0):
 
 
 def t5_bucket(distance, causal, buckets, max_distance):
-    """exact + ⌊log(n/exact) / log(max/exact)·later⌋ in whole numbers: no logarithm is rounded."""
+    """Computes exact + ⌊log(n/exact) / log(max/exact)·later⌋ with integers, without rounded logarithms."""
     side, first = (buckets, 0) if causal else (buckets // 2, buckets // 2 if distance < 0 else 0)
     n = max(0, distance) if causal else abs(distance)
     exact = side // 2
@@ -77,7 +77,7 @@ def clip(x, k):
 
 
 def vector(encoding, vectors, level, h):
-    """The vector of a level that the head h sees."""
+    """Returns the vector of a level for head h."""
     row = vectors.weight[encoding.k + level]
     return row[h * D : (h + 1) * D] if encoding.per_head else row
 
@@ -89,7 +89,7 @@ def shaw(encoding, q, k, i, j, h):
 
 
 def clip_l(x, k, layer, rounding):
-    """LFHC paper Eq. 9, as printed, or with the ceiling that its author's public code has."""
+    """LFHC paper Eq. 9, as printed, or with the ceiling of its author's public code."""
     if x > k * layer:
         return k
     if 0 <= x <= k * layer:
@@ -129,7 +129,7 @@ def gaussian(distance, width, factor=4.0):
 
 
 def with_prior(prior):
-    """LFHC paper Eq. 8; a head's W_r is its d rows of the weight."""
+    """LFHC paper Eq. 8; the W_r of a head are its d rows of the weight."""
 
     def score(encoding, q, k, i, j, h):
         w_r = encoding.w_r.weight[h * D : (h + 1) * D] @ prior(i - j, H * D)
@@ -140,7 +140,7 @@ def with_prior(prior):
 
 
 def deberta(encoding, q, k, i, j, h):
-    """LRPE TMLR Eq. 31, over √(3d)."""
+    """LRPE TMLR Eq. 31, divided by √(3d)."""
     c = encoding.k
 
     def g(x):
@@ -184,7 +184,7 @@ def definition(name, encoding, q, k, q_offset=0):
 
 
 def cases():
-    """(encoding, its layer, its options): both where distances are clipped and where they are not."""
+    """Returns (encoding, layer, options), with and without clipped distances."""
     yield "t5", 1, {}
     yield "t5", 1, {"buckets": 8, "max_distance": 7}
     for k in (1, 3, 20):
@@ -206,7 +206,7 @@ def cases():
     ("causal", "queries", "keys", "q_offset"),
     [(True, 6, 6, 0), (True, 1, 9, 8), (True, 3, 8, 5), (False, 6, 6, 0), (False, 2, 9, 3), (False, 3, 5, 2)],
 )
-def test_scores_and_gradients_are_those_of_the_paper(name, layer, options, causal, queries, keys, q_offset):
+def test_scores_and_gradients_match_paper(name, layer, options, causal, queries, keys, q_offset):
     encoding = build(name, causal, layer=layer, **options)
     leaves = [
         random(2, H, queries, D, seed=1).requires_grad_(),
@@ -222,7 +222,7 @@ def test_scores_and_gradients_are_those_of_the_paper(name, layer, options, causa
     assert_same(*results)
 
 
-def test_the_factor_lambda():
+def test_lambda_scales_the_table():
     four, six = build("gcdf"), build("gcdf", lambda_=6.0)
     six.load_state_dict(four.state_dict())
     q, k = random(1, H, 5, D, seed=1), random(1, H, 5, D, seed=2)
@@ -238,7 +238,7 @@ SURVEY = [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8, 9, 9, 9, 9, 10, 10, 10, 10, 10, 10
 
 
 def buckets_of(causal, farthest, **options):
-    """{distance: its bucket}, read from a bias that is the number of the bucket."""
+    """Returns {distance: bucket}, read from a bias equal to the bucket index."""
     encoding = build("t5", causal, **options)
     with torch.no_grad():
         numbers = torch.arange(encoding.buckets, dtype=torch.float64)
@@ -249,14 +249,14 @@ def buckets_of(causal, farthest, **options):
     return {farthest - j: int(b) for j, b in enumerate(bias[0, 0, 0])}
 
 
-def test_buckets_are_those_printed_in_the_survey():
+def test_buckets_match_survey():
     buckets = buckets_of(False, 30)
     assert [buckets[x] for x in range(31)] == SURVEY
     assert [buckets[-x] for x in range(1, 31)] == [16 + b for b in SURVEY[1:]]
 
 
-def test_where_the_buckets_begin():
-    """Powers of two sit exactly on the edge of a bucket: 8·2^(m/2), and 16·2^(3m/16) when causal."""
+def test_bucket_boundaries():
+    """Powers of two are exactly at the edge of a bucket: 8·2^(m/2), and 16·2^(3m/16) if causal."""
     buckets = buckets_of(False, 300)
     assert [buckets[x] for x in (16, 31, 32, 63, 64, 127, 128, 300)] == [10, 11, 12, 13, 14, 15, 15, 15]
     assert [buckets[-x] for x in (1, 8, 16, 32, 64, 128, 300)] == [17, 24, 26, 28, 30, 31, 31]
@@ -279,7 +279,7 @@ def test_buckets_at_every_distance(causal, number, max_distance):
 # Shaw and LFHC.
 
 
-def test_layer_1_of_lfhc_is_shaw():
+def test_lfhc_in_layer_1_is_shaw():
     first, shaws = build("lfhc", layer=1, k=3), build("shaw", k=3)
     shaws.load_state_dict(first.state_dict())
     q, k = random(2, H, 9, D, seed=1), random(2, H, 9, D, seed=2)
@@ -342,7 +342,7 @@ every_attention = pytest.mark.parametrize(
 @every_attention
 @both_ways
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_softmax_attention_is_the_definition(name, options, causal, padded):
+def test_softmax_attention_matches_definition(name, options, causal, padded):
     module = attention(name, causal, **options)
     x = random(6, 2, H * D, seed=1).requires_grad_()
     padding = None
@@ -360,8 +360,8 @@ def test_softmax_attention_is_the_definition(name, options, causal, padded):
 @every_attention
 @both_ways
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_does_not_change_a_sentence(name, options, causal, side):
-    """On the left it moves the sentence too, which must not matter; nor may what is at padding be NaN."""
+def test_padding_does_not_affect_other_tokens(name, options, causal, side):
+    """Left padding also moves the sentence, which has no effect; output at padding must be finite."""
     module = attention(name, causal, **options)
     x = random(7, 2, H * D, seed=1).requires_grad_()
     padding = torch.zeros(2, 7, dtype=torch.bool)
@@ -377,8 +377,8 @@ def test_padding_does_not_change_a_sentence(name, options, causal, side):
 
 
 @pytest.mark.parametrize(("name", "prior"), [("xl", sinusoid), ("gcdf", gaussian)])
-def test_fairseqs_transformer_xl_attention_is_the_same(name, prior):
-    """fairseq's speech models have it, for one length and both directions, with any R."""
+def test_xl_matches_fairseqs_relative_attention(name, prior):
+    """fairseq's speech models implement it for one length, bidirectionally, with any R."""
     length = 6
     ours = attention(name, causal=False).eval()
     theirs = RelPositionMultiHeadedAttention(H * D, H, dropout=0.0).double().eval()
@@ -403,7 +403,7 @@ def test_fairseqs_transformer_xl_attention_is_the_same(name, prior):
 @every_attention
 @pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
-def test_step_by_step_is_the_whole(name, options, cuts, padded):
+def test_incremental_decoding_matches_full_sequence(name, options, cuts, padded):
     module = attention(name, **options)
     x = random(7, 2, H * D, seed=1)
     padding = torch.zeros(2, 7, dtype=torch.bool)
@@ -416,8 +416,8 @@ def test_step_by_step_is_the_whole(name, options, cuts, padded):
     assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
 
 
-def test_dropout_drops_what_shaw_adds_to_the_values_with_the_weights():
-    """Both are sums with the same weights: values that say a key's number, and vectors that say the same."""
+def test_shaw_values_use_the_dropped_out_weights():
+    """Both are sums with the same weights: values and vectors that each encode the key's index."""
     module = attention("shaw", causal=False, values=True, k=9, dropout=0.5)
     with torch.no_grad():
         for p in (module.v_proj.weight, module.v_proj.bias, module.encoding.w_v.weight):
@@ -432,11 +432,11 @@ def test_dropout_drops_what_shaw_adds_to_the_values_with_the_weights():
     assert_same(module(random(7, 2, H * D))[0][..., 0], torch.ones(7, 2, dtype=torch.float64))
 
 
-# The prior encodings' properties.
+# Properties of XL's and GCDF's tables.
 
 
 def prior_matrix(name, heads, d, farthest):
-    """R_0, R_1, .. as rows, read from the bias of queries that pick a feature each."""
+    """Returns R_0, R_1, .. as rows, read from the bias of one-hot queries."""
     encoding = build(name, heads=heads, d=d)
     with torch.no_grad():
         encoding.w_r.weight.copy_(torch.eye(heads * d))
@@ -448,7 +448,7 @@ def prior_matrix(name, heads, d, farthest):
 
 
 def breaches(r):
-    """How often the rows of R break LFHC paper Eq. 11, 12 and 13, each with room for rounding."""
+    """Returns how often the rows of R violate LFHC paper Eqs. 11, 12 and 13, up to rounding."""
     n = len(r)
     phi = {(i, j): (r[i] - r[j]).norm().item() for i in range(n) for j in range(n)}
     room = 1e-12
@@ -464,22 +464,24 @@ def breaches(r):
 
 
 @pytest.mark.parametrize(("heads", "d"), [(2, 16), (8, 64)])
-def test_gcdf_has_the_papers_two_properties(heads, d):
+def test_gcdf_has_the_two_properties_of_the_paper(heads, d):
     r = prior_matrix("gcdf", heads, d, 30)
     assert_same(r[[0, 7, 30]], torch.stack([gaussian(x, heads * d) for x in (0, 7, 30)]))
     assert breaches(r) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(("heads", "d"), [(2, 16), (8, 64)])
-def test_xl_has_not(heads, d):
+def test_xl_lacks_these_properties(heads, d):
     r = prior_matrix("xl", heads, d, 30)
     assert_same(r, torch.stack([sinusoid(x, heads * d) for x in range(31)]))
     one, _, three = breaches(r)
-    assert one == math.comb(31, 3)  # translation invariant: no pair is closer further out
+    assert one == math.comb(
+        31, 3
+    )  # translation invariant: distances between pairs do not depend on the position
     assert three > 0
 
 
-# Properties that they share.
+# Shared properties.
 
 
 @every_encoding
@@ -493,17 +495,17 @@ def test_xl_has_not(heads, d):
     layer=st.integers(1, 2),
     seed=st.integers(0, 10**6),
 )
-def test_only_the_distance_reaches_a_score(name, causal, q_offset, queries, keys, moved, layer, seed):
+def test_scores_depend_only_on_distance(name, causal, q_offset, queries, keys, moved, layer, seed):
     options = {"t5": {"max_distance": 30}}.get(name, {"k": 32} if "k" in ENCODINGS[name] else {})
     encoding = build(name, causal, layer=layer, **options)
     keys = q_offset + queries if causal else keys
     q, k = random(1, H, queries, D, seed=seed), random(1, H, keys, D, seed=seed + 1)
     before = scores(encoding, q, k, q_offset)
-    # Both moved: as many keys more stand before them.
+    # Both shifted: as many additional keys precede them.
     longer = torch.cat([random(1, H, 2 * moved, D, seed=seed + 2), k], dim=2)
     after = scores(encoding, q, longer, q_offset + 2 * moved)
     assert_same(after[..., 2 * moved :], before)
-    # The queries alone.
+    # Only the queries.
     after = scores(encoding, q, longer if causal else k, q_offset + 2 * moved)[..., :keys]
     assert (after - before).abs().max() > 1e-6
 
@@ -517,7 +519,7 @@ def test_only_the_distance_reaches_a_score(name, causal, q_offset, queries, keys
     queries=st.integers(1, 90),
     seed=st.integers(0, 10**6),
 )
-def test_some_rows_are_rows_of_the_whole(name, causal, length, start, queries, seed):
+def test_bias_function_of_a_block_matches_full_bias(name, causal, length, start, queries, seed):
     encoding = build(name, causal, layer=2)
     q, k = random(1, H, length, D, seed=seed), random(1, H, length, D, seed=seed + 1)
     start = min(start, length - 1)
@@ -531,7 +533,7 @@ def test_some_rows_are_rows_of_the_whole(name, causal, length, start, queries, s
 @every_encoding
 @both_ways
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_kept(name, causal, dtype):
+def test_half_precision_dtype_is_preserved(name, causal, dtype):
     encoding = build(name, causal).to(dtype)
     q, k = random(2, H, 40, D, seed=1).to(dtype), random(2, H, 40, D, seed=2).to(dtype)
     bias = encoding.bias(q, k)
@@ -556,7 +558,7 @@ def test_half_precision_step_by_step(name, options, dtype):
 
 @every_encoding
 def test_training_after_inference_mode(name):
-    encoding = build(name, heads=3, d=10, dtype=torch.float32)  # a width that no other test has
+    encoding = build(name, heads=3, d=10, dtype=torch.float32)  # a width that no other test uses
     q = random(1, 3, 700, 10).float()
     with torch.inference_mode():
         expected = encoding.bias(q, q)
@@ -569,7 +571,7 @@ def test_training_after_inference_mode(name):
 
 @every_encoding
 @both_ways
-def test_no_tensor_is_much_larger_than_the_scores(name, causal):
+def test_memory_is_bounded_by_the_scores(name, causal):
     length, d = 256, 16
     encoding = build(name, causal, d=d, **({"k": 64} if "k" in ENCODINGS[name] else {}))
     leaves = [random(2, H, length, d, seed=s).requires_grad_() for s in (1, 2)]
@@ -579,7 +581,7 @@ def test_no_tensor_is_much_larger_than_the_scores(name, causal):
 
 
 @both_ways
-def test_nor_are_shaws_values(causal):
+def test_memory_of_shaw_values_is_bounded_by_the_scores(causal):
     module = SoftmaxAttention(build("shaw", causal, d=16, values=True)).double()
     with Largest() as largest:
         module(random(256, 2, H * 16))[0].sum().backward()
@@ -608,8 +610,8 @@ def test_state_dict(name):
 
 
 @pytest.mark.parametrize("name", ["shaw", "lfhc"])
-def test_vectors_of_each_heads_own(name):
-    """Heads that have the same vectors score as with shared ones."""
+def test_per_head_vectors(name):
+    """Heads with identical vectors give the same scores as shared vectors."""
     shared, own = build(name, k=3, layer=2), build(name, k=3, layer=2, per_head=True)
     assert {n: tuple(x.shape) for n, x in own.state_dict().items()} == {"w_k.weight": (7, E)}
     q, k = random(2, H, 9, D, seed=1), random(2, H, 9, D, seed=2)
@@ -619,8 +621,8 @@ def test_vectors_of_each_heads_own(name):
     assert_same(scores(own, q, k), scores(shared, q, k))
 
 
-def test_the_levels_of_lfhc():
-    """Rounded away from zero, level 0 is the token itself; as printed, it is also the l − 1 before it."""
+def test_lfhc_levels():
+    """Rounded away from zero, level 0 is only the token itself; as printed, also the l − 1 before it."""
     distances = torch.arange(-7, 8)
     away = [-2, -2, -2, -2, -2, -1, -1, 0, 1, 1, 2, 2, 2, 2, 2]
     floor = [-2, -2, -2, -2, -2, -1, -1, 0, 0, 1, 1, 2, 2, 2, 2]
@@ -628,7 +630,7 @@ def test_the_levels_of_lfhc():
     assert (level(distances, 2, 2, "floor") - 2).tolist() == floor
 
 
-def test_shaws_values_have_their_own_vectors():
+def test_shaw_values_have_separate_vectors():
     encoding = build("shaw", values=True, k=3)
     assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == {
         "w_k.weight": (7, D),
@@ -638,7 +640,7 @@ def test_shaws_values_have_their_own_vectors():
 
 
 @every_encoding
-def test_a_checkpoint_gives_the_same_scores(name):
+def test_loaded_state_dict_gives_the_same_scores(name):
     saved, other = build(name), build(name)
     q, k = random(1, H, 9, D, seed=1), random(1, H, 9, D, seed=2)
     assert not torch.allclose(scores(saved, q, k), scores(other, q, k))
@@ -675,6 +677,6 @@ def test_scales():
         ("t5", {"k": 3}, "'t5'.*'k'.*buckets, max_distance"),
     ],
 )
-def test_refusals(name, options, message):
+def test_invalid_arguments_are_rejected(name, options, message):
     with pytest.raises(ValueError, match=message):
         build(name, **options)

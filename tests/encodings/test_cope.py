@@ -1,4 +1,4 @@
-"""Contextual position encoding, against the paper's equations in loops."""
+"""Compares CoPE with loops over the paper's equations."""
 
 import copy
 
@@ -15,7 +15,7 @@ H, D, B = 2, 4, 2
 
 
 def build(positions=64, dtype=torch.float64):
-    """An encoding whose vectors are random."""
+    """Returns an encoding with random embeddings."""
     encoding = build_encoding("cope", num_heads=H, head_dim=D, causal=True, positions=positions)
     with torch.no_grad():
         encoding.embeddings.normal_()
@@ -31,11 +31,11 @@ def attention(positions=64):
 
 
 def scores(encoding, q, k, q_offset=0, padding=None):
-    return encoding.scores_in_parts(q, k, q_offset, padding)(q, k, q_offset)
+    return encoding.score_function(q, k, q_offset, padding)(q, k, q_offset)
 
 
 def definition(encoding, q, k, q_offset=0, padding=None):
-    """The gates, then the positions, then the vectors between two whole positions; 0 after the query."""
+    """Computes gates, positions and interpolated embeddings; 0 after the query."""
     out, last = q.new_zeros(len(q), H, q.size(2), k.size(2)), len(encoding.embeddings) - 1
     for b in range(len(q)):
         for h in range(H):
@@ -56,7 +56,7 @@ def definition(encoding, q, k, q_offset=0, padding=None):
 @pytest.mark.parametrize("positions", [2, 3, 64])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 @pytest.mark.parametrize(("queries", "q_offset"), [(9, 0), (3, 6), (1, 8)])
-def test_scores_and_gradients_are_the_definitions(positions, padded, queries, q_offset):
+def test_scores_and_gradients_match_definition(positions, padded, queries, q_offset):
     encoding = build(positions)
     q = 2 * random(B, H, queries, D, seed=1)
     k = 2 * random(B, H, 9, D, seed=2)
@@ -72,8 +72,8 @@ def test_scores_and_gradients_are_the_definitions(positions, padded, queries, q_
     assert_same(*results)
 
 
-def test_keys_further_away_than_the_last_position_have_its_vector():
-    """With the same key everywhere p is (i − j + 1)·g."""
+def test_positions_are_clipped_to_the_last_embedding():
+    """With identical keys, p is (i − j + 1)·g."""
     encoding = build(positions=4)
     q, k = random(1, H, 1, D, seed=1), random(1, H, 1, D, seed=2).expand(1, H, 40, D)
     content = (q @ k.mT)[:, :, 0] / D**0.5
@@ -88,7 +88,7 @@ def test_keys_further_away_than_the_last_position_have_its_vector():
     assert_same(added, (between * q).sum(-1) / D**0.5)
 
 
-def test_at_first_all_positions_are_the_same():
+def test_initial_embeddings_have_no_effect():
     encoding = build_encoding("cope", num_heads=H, head_dim=D, causal=True)
     assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == {"embeddings": (64, D)}
     q, k = random(B, H, 9, D, seed=1), random(B, H, 9, D, seed=2)
@@ -97,21 +97,21 @@ def test_at_first_all_positions_are_the_same():
 
 @pytest.mark.parametrize("length", [50, 1100])
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_blocks_of_queries_are_the_whole(monkeypatch, length, padded):
-    """Those of a long sequence are made again in the backward pass."""
+def test_blocks_of_queries_match_full_sequence(monkeypatch, length, padded):
+    """Blocks of a long sequence are recomputed in the backward pass."""
     module, x = attention(20), random(length, B, H * D).requires_grad_()
     padding = torch.zeros(B, length, dtype=torch.bool)
     padding[0, :7] = padding[1, 30] = padded
     w, results = random(length, B, H * D, seed=2)[~padding.T], []
     for rows in (2**40, 16 if length == 50 else 250):
-        monkeypatch.setattr(softmax, "_CAUSAL_ROWS", rows)
-        monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40)
+        monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", rows)
+        monkeypatch.setattr(softmax, "_MAX_BIAS_ELEMENTS", 2**40)
         out = module(x, key_padding_mask=padding if padded else None)[0][~padding.T]
         results.append((out, *torch.autograd.grad((out * w).sum(), [x, *module.parameters()])))
     assert_same(*results)
 
 
-def test_a_text_in_pieces_is_the_whole():
+def test_incremental_pieces_match_full_sequence():
     module, x, state = attention(5), random(300, B, H * D), {}
     padding = torch.zeros(B, 300, dtype=torch.bool)
     padding[1, :20] = True
@@ -125,8 +125,8 @@ def test_a_text_in_pieces_is_the_whole():
     assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
 
 
-def test_the_window_of_the_same_length_counts_from_the_query():
-    """Keys before the window count for none in it: those in it are seen at the same positions."""
+def test_window_does_not_change_positions():
+    """Positions of keys inside the window do not depend on keys before it."""
     module, x = attention(30), random(40, B, H * D)
     module.window = 8
     windowed, _ = module(x)
@@ -135,8 +135,8 @@ def test_the_window_of_the_same_length_counts_from_the_query():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_counts_exactly_enough(dtype):
-    """Hundreds of gates are added up, far more than sums of that precision can hold."""
+def test_half_precision_accumulates_positions_in_float32(dtype):
+    """Hundreds of gates are summed, more than half precision can represent."""
     encoding = build(dtype=dtype)
     q, k = random(1, H, 1, D, seed=1).to(dtype), random(1, H, 400, D, seed=2).to(dtype)
     found = scores(encoding, q, k, 399)
@@ -149,18 +149,18 @@ def test_half_precision_counts_exactly_enough(dtype):
         assert gradient.dtype == leaf.dtype and gradient.isfinite().all()
 
 
-def test_no_tensor_is_much_larger_than_the_scores():
+def test_memory_is_bounded_by_the_scores():
     encoding = build()
     leaves = [random(B, H, 256, D, seed=s).requires_grad_() for s in (1, 2)]
     with Largest() as largest:
         scores(encoding, *leaves).sum().backward()
-    assert largest.numel <= 2 * B * H * 256 * 256  # a complex number counts as two
+    assert largest.numel <= 2 * B * H * 256 * 256  # a complex number has two elements
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match=r"^cope tells apart at least 2 positions, not 1$"):
+def test_invalid_arguments_are_rejected():
+    with pytest.raises(ValueError, match=r"^cope needs at least 2 positions, not 1$"):
         build(positions=1)
-    with pytest.raises(ValueError, match=r"^encoding 'cope' counts on keys that are not after the query"):
+    with pytest.raises(ValueError, match=r"^encoding 'cope' works only in causal attention"):
         build_encoding("cope", num_heads=H, head_dim=D, causal=False)
     cfg = PositionConfig(encoding="cope", attention="linear")
     with pytest.raises(ValueError, match=r"^encoding 'cope' works on the score matrix, .*: use softmax"):

@@ -1,4 +1,4 @@
-"""ALiBi, xPos, RetNet's encoding and LRPE with a decay against their formulas, pair by pair."""
+"""Compares ALiBi, xPos, RetNet's encoding and LRPE-d with their formulas, pair by pair."""
 
 import math
 
@@ -8,13 +8,13 @@ from exact import assert_same
 
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.fading import fading_products
+from fairseq_lrpe.ops.decay import decayed_products
 
 H, D, L, LAYER, LAYERS = 3, 6, 13, 2, 5
 
 
-def turned(q, k, distance, theta):
-    """The products of q's and k's pairs of features, turned by the distance: a list."""
+def rotated(q, k, distance, theta):
+    """Returns a list of the products of feature pairs of q and k, rotated by the distance."""
     pairs = []
     for t, angle in enumerate(theta):
         a, b = (x[:, 2 * t : 2 * t + 2].unbind(-1) for x in (q, k))
@@ -33,11 +33,11 @@ def alibi(q, k, distance, head, encoding):
 
 def xpos(q, k, distance, head, encoding):
     fade = [zeta ** (distance / encoding.scale_base) for zeta in ZETA]
-    return sum(f * x for f, x in zip(fade, turned(q, k, distance, LADDER), strict=True)), 0
+    return sum(f * x for f, x in zip(fade, rotated(q, k, distance, LADDER), strict=True)), 0
 
 
 def retnet(q, k, distance, head, encoding):
-    return sum(turned(q, k, distance, LADDER)), distance * math.log(1 - 2 ** (-5 - head))
+    return sum(rotated(q, k, distance, LADDER)), distance * math.log(1 - 2 ** (-5 - head))
 
 
 def lrpe_decay(q, k, distance, head, encoding):
@@ -65,13 +65,13 @@ def build(name):
 
 
 def draw(start=0):
-    """q of the last tokens, from ``start`` on, and k of all."""
+    """Returns q of the tokens from ``start`` on, and k of all tokens."""
     q, k = torch.rand(2, H, L - start, D), torch.rand(2, H, L, D)
     return q.double().requires_grad_(), k.double().requires_grad_()
 
 
 def by_pairs(name, encoding, q, k):
-    """(products, what is added to scores) of the formula, (B, H, Lq, L), 0 at later keys."""
+    """Returns the formula's products and the term added to scores, (B, H, Lq, L), 0 at later keys."""
     formula, start = FORMULAS[name][0], L - q.size(2)
     products, added = (torch.zeros(2, H, L - start, L, dtype=torch.float64) for _ in range(2))
     for h in range(H):
@@ -89,12 +89,12 @@ def gradients(encoding, out, *inputs):
 
 @every_formula
 @pytest.mark.parametrize("start", [0, 5])
-def test_softmax_scores(name, start):
+def test_softmax_scores_match_formula(name, start):
     encoding, (q, k) = build(name), draw(start)
     products, added = by_pairs(name, encoding, q, k)
     expected = products * encoding.scale + added
     q_, k_ = encoding(q, k, start, 0)
-    own = encoding.scores_in_parts(q_, k_, start)
+    own = encoding.score_function(q_, k_, start)
     if own is None:
         scores = encoding.scale * q_ @ k_.mT + encoding.bias(q_, k_, start)
     else:
@@ -107,7 +107,7 @@ def test_softmax_scores(name, start):
 
 @every_formula
 @pytest.mark.parametrize("chunk_size", [None, 4])
-def test_linear_attention(name, chunk_size):
+def test_linear_attention_matches_formula(name, chunk_size):
     encoding, (q, k) = build(name), draw()
     v = torch.randn(2, H, L, 5, dtype=torch.float64, requires_grad=True)
     products, added = by_pairs(name, encoding, q, k)
@@ -122,22 +122,22 @@ def test_linear_attention(name, chunk_size):
 
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("rate", [1e-12, 1e-3, 0.5, 40.0])
-def test_fading_products_stay_in_float32(rate, autocast):
-    """Under weak decays and strong ones, at the end of 3,000 positions; masked entries are finite."""
+def test_decayed_products_stay_in_float32_range(rate, autocast):
+    """With weak and strong decays, at the end of 3,000 positions; masked entries are finite."""
     decay = -rate * torch.tensor([[1.0, 0.3, 0.0, 0.01]], dtype=torch.float64)
     q, k = torch.rand(1, 2, 100, 4, dtype=torch.float64), torch.rand(1, 2, 3000, 4, dtype=torch.float64)
     distance = torch.arange(2900, 3000)[:, None] - torch.arange(3000)
     weights = torch.exp(decay[0] * distance[..., None].clamp(min=0))
     expected = torch.einsum("bhid,bhjd,ijd->bhij", q, k, weights).tril(2900)
     with torch.autocast("cpu", enabled=autocast):
-        found = fading_products(decay, q.float(), k.float())(q.float(), k.float(), 2900)
+        found = decayed_products(decay, q.float(), k.float())(q.float(), k.float(), 2900)
     assert found.isfinite().all()
     torch.testing.assert_close(found.tril(2900).double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_options_that_cannot_be():
+def test_invalid_options_are_rejected():
     for options, message in (
-        ({"gamma": 0.0}, "gamma above 0"),
+        ({"gamma": 0.0}, "positive gamma"),
         ({"scale_base": 0}, "scale base of at least 1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""PermuteFormer, RoPER, cosFormer and SPE against their formulas in loops."""
+"""Compares PermuteFormer, RoPER, cosFormer and SPE with loops over their formulas."""
 
 import copy
 import io
@@ -25,7 +25,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **options):
-    """An encoding outside training whose parameters are all random."""
+    """Returns an encoding in evaluation mode whose parameters are all random."""
     encoding = build_encoding(
         name, num_heads=heads, head_dim=d, causal=causal, layer=layer, max_positions=M, **options
     )
@@ -36,7 +36,7 @@ def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **optio
 
 
 def permuted(encoding, h):
-    """The matrix P of head h: (P x)_a = x_π(a)."""
+    """Returns the matrix P of head h: (P x)_a = x_π(a)."""
     p = torch.zeros(encoding.head_dim, encoding.head_dim, dtype=torch.float64)
     for a in range(encoding.head_dim):
         p[a, encoding.permutation[h, a]] = 1
@@ -44,17 +44,17 @@ def permuted(encoding, h):
 
 
 def per(encoding, q, k, i, j, h):
-    """Pⁱ q · Pʲ k (Chen 2021, Eqs. 8-11), its decay apart."""
+    """Pⁱ q · Pʲ k (Chen 2021, Eqs. 8-11), without the decay."""
     power, p = torch.linalg.matrix_power, permuted(encoding, h)
     return ((q @ power(p, i).T) * (k @ power(p, j).T)).sum(-1)
 
 
 def rate(encoding, h):
-    """r_h of PermuteFormer: sigmoid(3h/H + 2), and 1 where there is no direction."""
+    """r_h of PermuteFormer: sigmoid(3h/H + 2), or 1 if not causal."""
     return 1 / (1 + math.exp(-(3 * h / encoding.num_heads + 2))) if encoding.causal else 1.0
 
 
-def turned(x, s):
+def rotated(x, s):
     """RoPE(x, s), pair by pair (RoPER, Harik and Jayasiri 2022)."""
     d = x.size(-1)
     out = []
@@ -66,7 +66,7 @@ def turned(x, s):
 
 
 def roper(encoding, q, k, i, j, h):
-    return (turned(q, i) * turned(k, j)).sum(-1)
+    return (rotated(q, i) * rotated(k, j)).sum(-1)
 
 
 def cosformer(encoding, q, k, i, j, h):
@@ -75,7 +75,7 @@ def cosformer(encoding, q, k, i, j, h):
 
 
 def spe(encoding, q, k, i, j, h):
-    """Σ_r q̂_r k̂_r with each realisation r written out."""
+    """Σ_r q̂_r k̂_r, summed explicitly over the realizations r."""
     d = encoding.head_dim
     total = 0
     for r in range(encoding.noise.size(-1)):
@@ -128,7 +128,7 @@ def definition(name, encoding, q, k, q_offset=0, k_offset=0):
 @every_encoding
 @pytest.mark.parametrize(("q_offset", "k_offset"), [(0, 0), (7, 2), (5, 5), (0, 30)])
 @pytest.mark.parametrize("d", [4, 6])
-def test_scores_and_gradients_are_those_of_the_formula(name, q_offset, k_offset, d):
+def test_scores_and_gradients_match_formula(name, q_offset, k_offset, d):
     encoding = build(name, d=d)
     leaves = [
         random(2, H, 3, d, seed=1).requires_grad_(),
@@ -164,7 +164,7 @@ def test_per_in_softmax_attention_multiplies_the_scores(queries, keys, q_offset)
         dtype=torch.float64,
     )
     q, k = encoding(*leaves, q_offset, 0)
-    ours = encoding.scores_in_parts(q, k, q_offset)(q, k, q_offset)
+    ours = encoding.score_function(q, k, q_offset)(q, k, q_offset)
     results = []
     for out in (ours * (fade > 0), definition("per", encoding, *leaves, q_offset) * fade / math.sqrt(D)):
         results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
@@ -172,13 +172,13 @@ def test_per_in_softmax_attention_multiplies_the_scores(queries, keys, q_offset)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8])
-def test_pers_rates(heads):
+def test_per_decay_rates(heads):
     encoding = build("per", heads=heads)
     expected = torch.tensor([rate(encoding, h) for h in range(heads)], dtype=torch.float64)
     assert_same(encoding.log_decay.exp(), expected)
     assert build("per", causal=False).log_decay is None
     x = random(1, H, 3, D)
-    assert build("per", causal=False).scores_in_parts(x, x) is build("per").bias(x, x) is None
+    assert build("per", causal=False).score_function(x, x) is build("per").bias(x, x) is None
 
 
 # In attention.
@@ -196,7 +196,7 @@ def attention(kind, name, causal=True, dtype=torch.float64, norm="denominator", 
 
 
 def attention_definition(module, kind, name, x, padding=None):
-    """(L, B, E) -> (L, B, E), from the module's weights and the formulas alone."""
+    """Computes (L, B, E) -> (L, B, E) from the module's weights and the formulas only."""
     encoding = module.encoding
     length, batch, _ = x.shape
     q, k, v = (
@@ -220,7 +220,7 @@ def attention_definition(module, kind, name, x, padding=None):
                     weight = weight * rate(encoding, h) ** (i - j)
                 if kind == "softmax":
                     weight = torch.exp(weight / math.sqrt(D))
-                value = turned(v[b, h, j], j - i) if name == "roper" else v[b, h, j]
+                value = rotated(v[b, h, j], j - i) if name == "roper" else v[b, h, j]
                 top, bottom = top + weight * value, bottom + weight
             heads.append(top / (bottom if kind == "softmax" or bottom > 1e-6 else 1e-6))
         out[i][b] = torch.cat(heads)
@@ -234,7 +234,7 @@ every_kind = pytest.mark.parametrize("kind", ["linear", "softmax"])
 @every_encoding
 @both_ways
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_attention_is_the_definition(kind, name, causal, padded):
+def test_attention_matches_definition(kind, name, causal, padded):
     module = attention(kind, name, causal)
     x = random(6, 2, E, seed=1).requires_grad_()
     padding = None
@@ -256,7 +256,7 @@ def test_attention_is_the_definition(kind, name, causal, padded):
 @every_encoding
 @pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
-def test_step_by_step_is_the_whole(kind, name, cuts, padded):
+def test_incremental_decoding_matches_full_sequence(kind, name, cuts, padded):
     module = attention(kind, name)
     x = random(7, 2, E, seed=1)
     padding = torch.zeros(2, 7, dtype=torch.bool)
@@ -271,8 +271,8 @@ def test_step_by_step_is_the_whole(kind, name, cuts, padded):
 
 @every_encoding
 @pytest.mark.parametrize("norm", ["layernorm", "content"])
-def test_long_sequences_in_chunks_and_steps(name, norm):
-    """150 positions are three of the chunks that linear attention works in."""
+def test_long_sequences_decode_like_full_sequence(name, norm):
+    """150 positions are three chunks of linear attention."""
     module = attention("linear", name, norm=norm)
     x = random(150, 1, E, seed=1)
     whole, _ = module(x)
@@ -282,13 +282,13 @@ def test_long_sequences_in_chunks_and_steps(name, norm):
     assert_same(torch.cat(pieces), whole)
 
 
-# PermuteFormer far out.
+# PermuteFormer at far positions.
 
 
 @pytest.mark.parametrize(
     ("length", "dtype"), [(100_000, torch.float32), (8192, torch.float16)], ids=["float32", "float16"]
 )
-def test_pers_decay_stays_finite_where_the_quotient_does_not(length, dtype):
+def test_per_decay_is_finite_where_the_published_quotient_overflows(length, dtype):
     encoding = build("per", d=8, dtype=dtype)
     q, k = (torch.rand(1, H, length, 8, generator=torch.Generator().manual_seed(s)) for s in (1, 2))
     v = torch.randn(1, H, length, 4, generator=torch.Generator().manual_seed(3))
@@ -322,11 +322,11 @@ def test_pers_decay_stays_finite_where_the_quotient_does_not(length, dtype):
             torch.testing.assert_close(ours[0, h, i].double(), expected, rtol=bound, atol=bound)
 
 
-def test_per_far_out_in_softmax_attention():
+def test_per_at_far_positions_in_softmax_attention():
     encoding = build("per", dtype=torch.float32)
     q, k = random(1, H, 3, D, seed=1).float(), random(1, H, 100_003, D, seed=2).float()
     q, k = encoding(q, k, 100_000, 0)
-    faded = encoding.scores_in_parts(q, k, 100_000)(q, k, 100_000)
+    faded = encoding.score_function(q, k, 100_000)(q, k, 100_000)
     assert torch.isfinite(faded).all()
     assert faded[..., :90_000].abs().max() < 1e-6 < faded[..., -50:].abs().max()
 
@@ -338,7 +338,7 @@ def training_spe():
     return build("spe").train(), random(1, H, 3, D, seed=1), random(1, H, 3, D, seed=2)
 
 
-def test_spes_scores_are_the_expected_ones_on_average():
+def test_spe_scores_match_expectation_on_average():
     """E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n)."""
     encoding, q, k = training_spe()
     encoding.requires_grad_(False)
@@ -356,7 +356,7 @@ def test_spes_scores_are_the_expected_ones_on_average():
     assert (expected.abs() > 20 * error).any()
 
 
-def test_spes_noise_in_training_and_outside():
+def test_spe_noise_in_training_and_evaluation():
     encoding, q, k = training_spe()
     first, second = scores(encoding, q, k), scores(encoding, q, k)
     assert not torch.allclose(first, second)
@@ -364,7 +364,7 @@ def test_spes_noise_in_training_and_outside():
     first = scores(encoding, q, k)
     torch.manual_seed(5)
     assert first.equal(scores(encoding, q, k))
-    # q and k, and all sentences of a batch, meet the same noise.
+    # q and k and all sentences of a batch share the noise.
     with torch.no_grad():
         encoding.offsets.zero_()
     ours, same = encoding(q, q)
@@ -376,7 +376,7 @@ def test_spes_noise_in_training_and_outside():
     assert encoding.noise.std() > 0.7 and encoding.noise.shape == (3, H, D, D)
 
 
-def test_spe_learns_all_of_its_parameters():
+def test_all_spe_parameters_get_gradients():
     encoding, q, k = training_spe()
     scores(encoding, q, k, 3, 0).pow(2).sum().backward()
     for name in ("freqs", "offsets", "gains", "gate"):
@@ -384,7 +384,7 @@ def test_spe_learns_all_of_its_parameters():
         assert torch.isfinite(gradient).all() and (gradient != 0).all()
 
 
-def test_spes_noise_outside_training_belongs_to_the_layer():
+def test_spe_evaluation_noise_differs_between_layers():
     first, again, other = build("spe", layer=3), build("spe", layer=3), build("spe", layer=4)
     assert first.noise.equal(again.noise) and not torch.allclose(first.noise, other.noise)
     file = io.BytesIO()
@@ -395,8 +395,8 @@ def test_spes_noise_outside_training_belongs_to_the_layer():
     assert scores(first, q, k, 3, 1).equal(scores(again, q, k, 3, 1))
 
 
-def test_building_spe_leaves_the_seed_alone():
-    """Its fixed noise is not from the generator that training draws from."""
+def test_building_spe_does_not_advance_the_global_generator():
+    """Its fixed noise comes from a separate generator."""
     torch.manual_seed(3)
     build_encoding("spe", num_heads=H, head_dim=D, causal=True, layer=1)
     after = torch.randn(3)
@@ -405,7 +405,7 @@ def test_building_spe_leaves_the_seed_alone():
     assert after.equal(torch.randn(3))
 
 
-# Properties that they share.
+# Shared properties.
 
 
 positions = {
@@ -421,14 +421,14 @@ positions = {
 @every_encoding
 @quick
 @given(**positions)
-def test_only_the_distance_reaches_a_score(name, queries, keys, k_offset, gap, moved, seed):
+def test_scores_depend_only_on_distance(name, queries, keys, k_offset, gap, moved, seed):
     encoding, d = build(name, d=6), 6
-    if name == "per":  # one cycle, so that no shift below 6 is the identity
+    if name == "per":  # a single cycle: no shift below 6 is the identity
         encoding.permutation.copy_(torch.arange(d).roll(1).expand(H, -1))
     q, k = random(1, H, queries, d, seed=seed), random(1, H, keys, d, seed=seed + 1)
     q_offset = k_offset + keys + gap
     before = scores(encoding, q, k, q_offset, k_offset)
-    if name != "spe":  # of which this holds for the average over the noise alone
+    if name != "spe":  # for which this holds only in expectation over the noise
         assert_same(scores(encoding, q, k, q_offset + 100 * moved, k_offset + 100 * moved), before)
     assert (scores(encoding, q, k, q_offset + moved, k_offset) - before).abs().max() > 1e-6
     assert (scores(encoding, q, k, q_offset, k_offset + moved) - before).abs().max() > 1e-6
@@ -437,7 +437,7 @@ def test_only_the_distance_reaches_a_score(name, queries, keys, k_offset, gap, m
 @every_encoding
 @quick
 @given(**positions)
-def test_positions_one_at_a_time(name, queries, keys, k_offset, gap, moved, seed):
+def test_single_positions_match_full_sequence(name, queries, keys, k_offset, gap, moved, seed):
     encoding, q_offset = build(name), k_offset + gap
     q, k = random(1, H, queries, D, seed=seed), random(1, H, keys, D, seed=seed + 1)
     whole = encoding(q, k, q_offset, k_offset)
@@ -453,17 +453,17 @@ def test_positions_one_at_a_time(name, queries, keys, k_offset, gap, moved, seed
 
 @quick
 @given(offset=st.integers(0, 500), length=st.integers(1, 6), seed=st.integers(0, 10**6))
-def test_roper_turns_values_back(offset, length, seed):
+def test_roper_rotates_values_back(offset, length, seed):
     encoding, v = build("roper", d=6), random(1, H, length, 6, seed=seed)
     turned_values = encoding.encode_values(v, offset)
-    expected = torch.stack([turned(v[:, :, i], offset + i) for i in range(length)], dim=2)
+    expected = torch.stack([rotated(v[:, :, i], offset + i) for i in range(length)], dim=2)
     assert_same(turned_values, expected)
     assert_same(encoding.decode_output(turned_values, offset), v, 1e-12)
 
 
 @every_encoding
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_kept(name, dtype):
+def test_half_precision_dtype_is_preserved(name, dtype):
     encoding = build(name, d=6).to(dtype)
     x = random(1, H, 5, 6, seed=1).to(dtype)
     exact = copy.deepcopy(encoding).double()
@@ -474,7 +474,7 @@ def test_half_precision_is_kept(name, dtype):
     ]
     if name == "per":
         scores = (
-            one.scores_in_parts(x, x)(x.to(y), x.to(y))
+            one.score_function(x, x)(x.to(y), x.to(y))
             for one, y in ((encoding, dtype), (exact, torch.double))
         )
         pairs.append((next(scores).tril().to(dtype), next(scores).tril()))
@@ -499,8 +499,8 @@ def test_attention_in_half_precision(kind, name, dtype):
 
 @every_encoding
 @pytest.mark.parametrize("training", [True, False], ids=["training", "decoding"])
-def test_no_tensor_is_much_larger_than_the_features(name, training):
-    """None of (L, H, d, R), and none of (L, L)."""
+def test_memory_is_bounded_by_the_features(name, training):
+    """No tensor has shape (L, H, d, R) or (L, L)."""
     length, d = 256, 16
     module = attention("linear", name, heads=H, d=d).train(training)
     leaves = [random(2, H, length, d, seed=s).requires_grad_() for s in (1, 2)]
@@ -534,7 +534,7 @@ def test_state_dict(name):
         assert encoding.encode_values(k, 3) is k and encoding.decode_output(q, 3) is q
 
 
-def test_each_head_of_per_has_its_permutation():
+def test_per_has_one_permutation_per_head():
     saved, other = (build("per", heads=4, d=16) for _ in range(2))
     assert len({tuple(p) for p in saved.permutation.tolist()}) == 4
     for p in saved.permutation:
@@ -554,6 +554,6 @@ def test_each_head_of_per_has_its_permutation():
         ("spe", 4, {"num_sines": 5}, "'spe'.*'num_sines'"),
     ],
 )
-def test_refusals(name, d, options, message):
+def test_invalid_arguments_are_rejected(name, d, options, message):
     with pytest.raises(ValueError, match=message):
         build(name, d=d, **options)

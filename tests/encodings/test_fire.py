@@ -1,19 +1,19 @@
-"""FIRE's bias, against the authors' listing pair by pair."""
+"""Compares FIRE's bias with the authors' listing, pair by pair."""
 
 import math
 
 import pytest
 import torch
 from exact import assert_same, random
-from pairs import PLACES, D, H, build, check_pairs, scores
+from pairs import SHAPES, D, H, build, check_pairs, scores
 
 from fairseq_lrpe.attention import SoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding, fire
-from fairseq_lrpe.ops.places import Places
+from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 def listing(encoding, q, k, i, j, h):
-    """The listing, for one pair, without the bias at the perceptron's end."""
+    """The listing for one pair, without the output bias of the perceptron."""
     threshold = abs(encoding.multiplier * encoding.threshold)
     normaliser = torch.maximum(torch.tensor(float(i)), threshold)
     distance = torch.log(abs(encoding.c * abs(i - j)) + 1)
@@ -30,28 +30,28 @@ def fire_of(causal=True, signs=(1, 1), multiplier=1.1, **options):
     return encoding
 
 
-@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), PLACES)
+@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
 @pytest.mark.parametrize("options", [{}, {"threshold": 3}, {"threshold": 1, "width": 5}], ids=str)
-def test_scores_and_gradients_are_the_listings(options, causal, queries, keys, q_offset):
-    """All queries up to the threshold, some, and none or the first alone."""
+def test_scores_and_gradients_match_authors_listing(options, causal, queries, keys, q_offset):
+    """With all, some, or at most one of the queries up to the threshold."""
     check_pairs(listing, fire_of(causal, **options), queries, keys, q_offset)
 
 
 @pytest.mark.parametrize("signs", [(-1, 1), (1, -1)], ids=str)
-def test_the_learned_numbers_stay_positive(signs):
+def test_negative_parameters_act_as_positive(signs):
     check_pairs(listing, fire_of(signs=signs, threshold=3), 6, 6, 0)
 
 
 @pytest.mark.parametrize("elements", [1, 32 * 9 * 2, 2**30])
-def test_some_pairs_at_a_time_are_the_whole(elements, monkeypatch):
-    monkeypatch.setattr(fire, "_ELEMENTS", elements)
+def test_blocks_of_pairs_match_full_computation(elements, monkeypatch):
+    monkeypatch.setattr(fire, "_MAX_HIDDEN_ELEMENTS", elements)
     check_pairs(listing, fire_of(False, threshold=2), 9, 9, 0)
     check_pairs(listing, fire_of(True, threshold=2), 9, 9, 0)
 
 
-def test_at_any_places_the_normaliser_is_of_the_querys_own():
+def test_normalizer_uses_query_positions_of_position_index():
     encoding, index = fire_of(False, threshold=3), torch.tensor([4, 0, 2, 2, 7])
-    places = Places(index, index, 7)
+    places = PositionIndex(index, index, 7)
     q = random(1, H, 5, D)
     found = encoding.bias(q, q, places)[0]
     for row, i in enumerate(index.tolist()):
@@ -59,20 +59,20 @@ def test_at_any_places_the_normaliser_is_of_the_querys_own():
         assert_same(found[:, row], whole[:, index])
 
 
-def test_long_sequences_made_again_in_the_backward_pass(monkeypatch):
-    """Beyond 1,024 positions softmax attention makes a bias for some queries, and again for gradients."""
+def test_long_sequences_with_recomputation(monkeypatch):
+    """Above 1,024 positions softmax attention computes the bias in blocks and recomputes it for gradients."""
     attention = SoftmaxAttention(fire_of(threshold=900)).double()
     x = random(1100, 1, H * D).requires_grad_()
     w, leaves = random(1100, 1, H * D, seed=1), [x, *attention.parameters()]
     found = torch.autograd.grad((attention(x)[0] * w).sum(), leaves)
-    monkeypatch.setattr("fairseq_lrpe.attention.softmax._CAUSAL_ROWS", 2**40)
-    monkeypatch.setattr("fairseq_lrpe.attention.softmax._BIAS_ELEMENTS", 2**40)
-    monkeypatch.setattr(fire, "_ELEMENTS", 2**40)
+    monkeypatch.setattr("fairseq_lrpe.attention.softmax._CAUSAL_BLOCK_SIZE", 2**40)
+    monkeypatch.setattr("fairseq_lrpe.attention.softmax._MAX_BIAS_ELEMENTS", 2**40)
+    monkeypatch.setattr(fire, "_MAX_HIDDEN_ELEMENTS", 2**40)
     assert_same(found, torch.autograd.grad((attention(x)[0] * w).sum(), leaves))
 
 
-def test_the_start():
-    """c = 0.1, L a quarter of the positions, and the perceptron as torch starts its layers."""
+def test_initialization():
+    """c = 0.1, L is a quarter of the positions, and the perceptron is initialized as torch's layers."""
     encoding = build_encoding("fire", num_heads=H, head_dim=D, causal=True, max_positions=2048)
     shapes = {"c": (1,), "multiplier": (1,), "hidden_weight": (32, 1), "hidden_bias": (32,)}
     shapes["output_weight"] = (H, 32)
@@ -86,8 +86,8 @@ def test_the_start():
     assert short.threshold == 1 and given.threshold == 7
 
 
-def test_a_checkpoint_keeps_the_threshold_of_training():
-    """Read into a model for longer texts it scores as before."""
+def test_checkpoint_stores_the_threshold():
+    """Loaded into a model for longer texts, the scores are the same."""
     trained, longer = build("fire", max_positions=12), build("fire", max_positions=48)
     longer.load_state_dict(trained.state_dict())
     q, k = random(1, H, 12, D, seed=1), random(1, H, 12, D, seed=2)
@@ -102,6 +102,6 @@ def test_a_checkpoint_keeps_the_threshold_of_training():
         ({"k": 3}, "'fire'.*'k'.*width, threshold"),
     ],
 )
-def test_refusals(options, message):
+def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
         build("fire", **options)

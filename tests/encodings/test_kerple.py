@@ -1,11 +1,11 @@
-"""KERPLE's logarithmic bias, against its formula pair by pair."""
+"""Compares KERPLE's logarithmic bias with its formula, pair by pair."""
 
 import math
 
 import pytest
 import torch
 from exact import assert_same, random
-from pairs import PLACES, D, H, build, check_pairs
+from pairs import SHAPES, D, H, build, check_pairs
 
 from fairseq_lrpe.encodings import build_encoding
 
@@ -16,10 +16,10 @@ def kerple(encoding, q, k, i, j, h):
     return (q * k).sum(-1) / math.sqrt(D) - r1 * torch.log(1 + r2 * abs(i - j))
 
 
-@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), PLACES)
+@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
 @pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, 1)], ids=str)
-def test_scores_and_gradients_are_the_formulas(signs, causal, queries, keys, q_offset):
-    """One with a sign below 0 counts as 0.01 in the second head."""
+def test_scores_and_gradients_match_formula(signs, causal, queries, keys, q_offset):
+    """A negative parameter of the second head acts as 0.01."""
     encoding = build("kerple", causal)
     with torch.no_grad():
         for parameter, sign in zip(encoding.parameters(), signs, strict=True):
@@ -28,7 +28,7 @@ def test_scores_and_gradients_are_the_formulas(signs, causal, queries, keys, q_o
     check_pairs(kerple, encoding, queries, keys, q_offset)
 
 
-def test_a_parameter_below_the_least_gets_no_gradient():
+def test_clamped_parameters_get_no_gradient():
     encoding = build("kerple")
     with torch.no_grad():
         encoding.bias_p.copy_(torch.tensor([0.5, -0.5]))
@@ -39,8 +39,8 @@ def test_a_parameter_below_the_least_gets_no_gradient():
     assert encoding.bias_a.grad.lt(0).all()
 
 
-def test_the_start():
-    """Uniform in (0, 2) and (0, 1), a number for each head, and none below 0.01."""
+def test_initialization():
+    """Uniform in (0, 2) and (0, 1), one value per head, and none below 0.01."""
     encoding = build_encoding("kerple", num_heads=1000, head_dim=D, causal=True)
     assert {n: tuple(x.shape) for n, x in encoding.named_parameters()} == {
         "bias_p": (1000,),
@@ -51,7 +51,7 @@ def test_the_start():
         assert abs(parameter.mean() / most - 0.5) < 0.05
 
 
-def test_distances_above_the_clamp_length_count_as_it():
+def test_clamp_length():
     encoding = build("kerple")
     q, k = random(1, H, 2, D), random(1, H, 12, D)
     whole = encoding.bias(q, k, 10)[0, :, 1]
@@ -63,7 +63,7 @@ def test_distances_above_the_clamp_length_count_as_it():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_far_distances_in_half_precision(dtype):
-    """Above 65,504, the largest number of float16: only the result is rounded."""
+    """Above 65,504, the maximum of float16: only the result is rounded."""
     encoding = build("kerple").to(dtype)
     q, k = torch.zeros(1, H, 1, D, dtype=dtype), torch.zeros(1, H, 100_001, D, dtype=dtype)
     bias = encoding.bias(q, k, 100_000)

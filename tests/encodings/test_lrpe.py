@@ -1,4 +1,4 @@
-"""LRPE against explicit matrices W_s = Pᴴ Λ(s) P, and against the paper's own pseudocode."""
+"""Compares LRPE with explicit matrices W_s = Pᴴ Λ(s) P, and with the paper's pseudocode."""
 
 import copy
 import io
@@ -7,6 +7,7 @@ import math
 
 import pytest
 import torch
+from exact import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,7 +25,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def build(core, rotation, d=6, heads=2, **options):
-    """A float64 encoding, with random values where it learns."""
+    """Returns a float64 encoding whose parameters are random."""
     encoding = build_encoding(
         "lrpe",
         num_heads=heads,
@@ -41,17 +42,12 @@ def build(core, rotation, d=6, heads=2, **options):
     return encoding
 
 
-def random(*shape, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-
 def assert_same(actual, expected, tolerance=1e-10):
     torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def angles(core, theta_type, d):
-    """The frozen angles: 10000^(-2t/w), or the two ladders up to half a turn over two lengths."""
+    """Returns the frozen angles of each ``theta_type``."""
     e = d // 2 + d // 2 % 2 if core == "mixed" else d
     count = d if core == "unitary" else e // 2
     step = math.pi / 2 / MAX_POSITIONS
@@ -64,7 +60,7 @@ def angles(core, theta_type, d):
 
 
 def rotation_matrix(rotation, d, v):
-    """P as a complex d×d matrix."""
+    """Returns P as a complex d×d matrix."""
     p = torch.zeros(d, d, dtype=torch.complex128)
     if rotation == "householder":
         return (torch.eye(d) - 2 * torch.outer(v, v) / v.dot(v)).to(p.dtype)
@@ -81,7 +77,7 @@ def rotation_matrix(rotation, d, v):
 
 
 def core_matrix(core, d, s, theta, permutation):
-    """Λ(s) as a complex d×d matrix."""
+    """Returns Λ(s) as a complex d×d matrix."""
     m = torch.zeros(d, d, dtype=torch.complex128)
     if core == "permutation":
         for i in range(d):
@@ -99,7 +95,7 @@ def core_matrix(core, d, s, theta, permutation):
 
 
 def matrix_scores(encoding, q, k, q_offset, k_offset, theta):
-    """Re((W_s q)ᴴ W_t k) with W_s = Pᴴ Λ(s) P, pair by pair."""
+    """Computes Re((W_s q)ᴴ W_t k) with W_s = Pᴴ Λ(s) P, pair by pair."""
     d = encoding.head_dim
     p = rotation_matrix(encoding.rotation, d, getattr(encoding, "v", None))
     permutation = getattr(encoding, "permutation", None)
@@ -147,7 +143,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("core", "rotation", "d", "options"), list(cases()))
-def test_scores_and_gradients_are_those_of_explicit_matrices(core, rotation, d, options):
+def test_scores_and_gradients_match_explicit_matrices(core, rotation, d, options):
     encoding = build(core, rotation, d, **options)
     learned = dict(encoding.named_parameters())
     assert set(learned) == {
@@ -223,9 +219,9 @@ class Pseudocode:
 
 @pytest.mark.parametrize("theta_type", ["a", "b", "c"])
 @every_combination
-def test_scores_are_those_of_the_papers_pseudocode(core, rotation, theta_type):
+def test_scores_match_pseudocode_of_the_paper(core, rotation, theta_type):
     if core == "unitary":
-        theta_type = "a"  # the only one that the pseudocode knows for it
+        theta_type = "a"  # the only type that the pseudocode has for it
     encoding = build(core, rotation, 8, theta_type=theta_type)
     oracle = Pseudocode(
         {"orthogonal": 1, "mixed": 2, "permutation": 3, "unitary": 4}[core],
@@ -236,7 +232,7 @@ def test_scores_are_those_of_the_papers_pseudocode(core, rotation, theta_type):
     )
     q, k = random(3, MAX_POSITIONS, 8, seed=1), random(3, MAX_POSITIONS, 8, seed=2)
     expected = (oracle(q).conj() @ oracle(k).transpose(-1, -2)).real
-    if rotation == "householder":  # kept in the float32 that it was drawn in
+    if rotation == "householder":  # stored in float32, in which it was drawn
         assert abs(encoding.v.norm() - 1) < 1e-6
         encoding.v /= encoding.v.norm()
         oracle.v = encoding.v
@@ -257,9 +253,9 @@ positions = {
 @every_combination
 @quick
 @given(**positions)
-def test_only_the_distance_reaches_a_score(core, rotation, queries, keys, q_offset, k_offset, shift, seed):
+def test_scores_depend_only_on_distance(core, rotation, queries, keys, q_offset, k_offset, shift, seed):
     encoding = build(core, rotation)
-    if core == "permutation":  # one cycle, so that no shift below 6 is the identity
+    if core == "permutation":  # a single cycle: no shift below 6 is the identity
         encoding.permutation.copy_(torch.arange(6).roll(1))
     q, k = random(1, 2, queries, 6, seed=seed), random(1, 2, keys, 6, seed=seed + 1)
     before = scores(encoding, q, k, q_offset, k_offset)
@@ -271,7 +267,7 @@ def test_only_the_distance_reaches_a_score(core, rotation, queries, keys, q_offs
 @every_combination
 @quick
 @given(**positions)
-def test_positions_one_at_a_time(core, rotation, queries, keys, q_offset, k_offset, shift, seed):
+def test_single_positions_match_full_sequence(core, rotation, queries, keys, q_offset, k_offset, shift, seed):
     encoding = build(core, rotation)
     q, k = random(1, 2, queries, 6, seed=seed), random(1, 2, keys, 6, seed=seed + 1)
     whole = encoding(q, k, q_offset, k_offset)
@@ -288,7 +284,7 @@ def test_positions_one_at_a_time(core, rotation, queries, keys, q_offset, k_offs
 @every_combination
 @quick
 @given(**positions)
-def test_norms_are_kept(core, rotation, queries, keys, q_offset, k_offset, shift, seed):
+def test_norms_are_preserved(core, rotation, queries, keys, q_offset, k_offset, shift, seed):
     encoding = build(core, rotation, learn_theta=core != "permutation")
     q, k = random(1, 2, queries, 6, seed=seed), random(1, 2, keys, 6, seed=seed + 1)
     q_encoded, k_encoded = encoding(q, k, q_offset, k_offset)
@@ -309,7 +305,7 @@ def test_odd_head_dims(core, rotation, d):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("learned", [False, True], ids=["frozen", "learned"])
 @every_combination
-def test_half_precision_is_kept(core, rotation, learned, dtype):
+def test_half_precision_dtype_is_preserved(core, rotation, learned, dtype):
     encoding = build(core, rotation, learn_theta=learned and core != "permutation").to(dtype)
     q, k = random(1, 2, 5, 6, seed=1).to(dtype), random(1, 2, 5, 6, seed=2).to(dtype)
     encoded = encoding(q, k, 30, 0)
@@ -339,20 +335,20 @@ def test_state_dict(core, rotation):
         name: (size,) for name, size in expected.items()
     }
     assert set(dict(encoding.named_parameters())) == set(expected) - {"permutation"}
-    if learn_theta:  # learning starts from the frozen angles
+    if learn_theta:  # initialized to the frozen angles
         torch.testing.assert_close(encoding.theta.detach(), angles(core, "a", 6).float(), rtol=1e-6, atol=0)
     if learn_v:
         assert abs(encoding.v.norm().item() - 1) < 1e-6
 
 
-def test_a_frozen_encoding_learns_nothing_and_keeps_its_vector():
+def test_frozen_encoding_has_no_parameters_and_keeps_its_vector():
     encoding = build("orthogonal", "householder")
     assert not list(encoding.parameters())
     assert set(encoding.state_dict()) == {"v"}
 
 
 @pytest.mark.parametrize("rotation", ["identity", "householder", "odd_even"])
-def test_a_checkpoint_carries_what_was_drawn(rotation):
+def test_state_dict_contains_random_buffers(rotation):
     saved, other = build("permutation", rotation, 16), build("permutation", rotation, 16)
     q, k = random(1, 2, 9, 16, seed=1), random(1, 2, 9, 16, seed=2)
     assert not torch.allclose(scores(saved, q, k), scores(other, q, k))
@@ -386,12 +382,12 @@ def test_far_positions_in_float32(core, learned):
         (6, {"core": "orthogonal", "rotation": "fft"}, r"unitary core.*'orthogonal'"),
         (6, {"core": "mixed", "rotation": "fft"}, r"unitary core.*'mixed'"),
         (6, {"core": "permutation", "rotation": "fft"}, r"unitary core.*'permutation'"),
-        (6, {"core": "permutation", "learn_theta": True}, r"drop learn_theta"),
-        (6, {"rotation": "identity", "learn_householder": True}, r"drop learn_householder"),
+        (6, {"core": "permutation", "learn_theta": True}, r"remove learn_theta"),
+        (6, {"rotation": "identity", "learn_householder": True}, r"remove learn_householder"),
         (7, {"core": "orthogonal"}, r"even, not 7"),
         (2, {"core": "mixed"}, r"at least 3, not 2"),
     ],
 )
-def test_refusals_name_what_works(d, options, message):
+def test_errors_name_valid_choices(d, options, message):
     with pytest.raises(ValueError, match=message):
         build_encoding("lrpe", num_heads=1, head_dim=d, causal=True, **options)

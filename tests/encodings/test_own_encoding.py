@@ -1,4 +1,4 @@
-"""Encodings of a person's own: README's two, and some that the general tests must not let pass."""
+"""User-defined encodings: README's examples, and broken ones that the contract tests must detect."""
 
 import os
 import re
@@ -9,6 +9,7 @@ import sys
 import pytest
 import test_contract
 import torch
+from documents import block
 from test_contract import Case
 from tiny import BIN, REPOSITORY, train_flags
 
@@ -17,21 +18,18 @@ from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
-BLOCKS = re.findall(r"```python\n(.*?)```", (REPOSITORY / "README.md").read_text(), re.DOTALL)
-
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """A copy of the repository with the encodings and the rows of README, as they stand there."""
+    """Returns a copy of the repository that includes README's encodings and rows of METHODS."""
     folder = tmp_path_factory.mktemp("extended")
     for part in ("fairseq_lrpe", "tests"):
         shutil.copytree(REPOSITORY / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", folder)
-    classes = {x[1]: block for block in BLOCKS if (x := re.search(r'register_encoding\("(\w+)"', block))}
-    rows = [block for block in BLOCKS if block.startswith('"')]
-    assert list(classes) == ["forget", "distance"] and len(rows) == 2
-    for name, block in classes.items():
-        (folder / "fairseq_lrpe" / "encodings" / f"{name}.py").write_text(block)
+    for name in ("forget", "distance"):
+        shown = block("python", f'@register_encoding("{name}"')
+        (folder / "fairseq_lrpe" / "encodings" / f"{name}.py").write_text(shown)
+    rows = [block("python", f'"{name}": Method(') for name in ("forget", "distance")]
     methods = folder / "fairseq_lrpe" / "methods.py"
     methods.write_text(methods.read_text().replace("METHODS = {\n", "METHODS = {\n" + "".join(rows), 1))
     return folder
@@ -45,14 +43,14 @@ def run(folder, *command):
 
 
 @pytest.mark.parametrize("name, both", [("forget", True), ("distance", False)])
-def test_readmes_encodings_hold_what_all_of_them_have_to(name, both, extended):
+def test_readme_encodings_pass_the_contract(name, both, extended):
     done = run(extended, sys.executable, "-m", "pytest", "-q", "--encoding", name)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = int(re.search(r"(\d+) passed", done.stdout)[1])
     assert passed >= (29 if both else 15) and "failed" not in done.stdout and "skipped" not in done.stdout
 
 
-def test_readmes_decay_trains_in_softmax_attention(extended, data_bin, tmp_path):
+def test_readme_decay_trains_in_softmax_attention(extended, data_bin, tmp_path):
     flags = train_flags(data_bin, "softmax_lm_forget", tmp_path, "--max-update", 2, "--forget-rate", 0.5)
     flags[flags.index("--user-dir") + 1] = extended / "fairseq_lrpe"
     done = run(extended, BIN / "fairseq-train", *flags)
@@ -62,20 +60,19 @@ def test_readmes_decay_trains_in_softmax_attention(extended, data_bin, tmp_path)
     assert (rate - 0.5).abs().max() < 0.1 and (rate != 0.5).all()
 
 
-def test_a_name_that_no_encoding_has(extended):
+def test_unknown_encoding_name(extended):
     done = run(extended, sys.executable, "-m", "pytest", "-q", "--encoding", "forgit")
-    assert done.returncode != 0 and "unknown encoding 'forgit': choose from" in done.stdout + done.stderr
+    assert done.returncode != 0 and "unknown encoding 'forgit'" in done.stdout + done.stderr
 
 
-def test_readmes_python_works():
-    [block] = [x for x in BLOCKS if x.startswith("import torch\nfrom fairseq_lrpe")]
+def test_readme_python_example():
     found = {}
-    exec(block, found)
+    exec(block("python", "out = linear_attention("), found)
     assert found["out"].shape == (2, 8, 1000, 64) and found["out"].isfinite().all()
 
 
-class Fading(Encoding):
-    """A pair weighs exp(-0.1 (h + 1) (i - j))."""
+class Decaying(Encoding):
+    """Weights pairs by exp(-0.1 (h + 1) (i - j))."""
 
     @property
     def log_decay(self):
@@ -83,7 +80,7 @@ class Fading(Encoding):
 
 
 class NaiveXPos(RoPE):
-    """xPos as its formula is written, q ζ^s and k ζ^-s, which leave float32 far out (Sun et al. 2023)."""
+    """xPos as published, q ζ^s and k ζ^-s, which exceed float32 at far positions (Sun et al. 2023)."""
 
     def forward(self, q, k, q_offset=0, k_offset=0):
         zeta = (torch.arange(self.head_dim, dtype=torch.float64) // 2 * 2 / self.head_dim + 0.4) / 1.4
@@ -94,33 +91,33 @@ class NaiveXPos(RoPE):
 
 
 class Absolute(Encoding):
-    """Queries and keys grow with their position, not with a distance."""
+    """Scales queries by their absolute position."""
 
     def forward(self, q, k, q_offset=0, k_offset=0):
         return q * (1 + q_offset + torch.arange(q.size(-2))[:, None]), k
 
 
-class Deaf(Encoding):
-    """Nothing at all."""
+class NoOp(Encoding):
+    """Has no effect."""
 
 
-class Forgetful(RoPE):
-    """Takes no notice of offsets."""
+class IgnoresOffsets(RoPE):
+    """Ignores offsets."""
 
     def forward(self, q, k, q_offset=0, k_offset=0):
         return super().forward(q, k)
 
 
-class Square(Encoding):
-    """Makes a matrix of all pairs on the way."""
+class QuadraticMemory(Encoding):
+    """Computes an unneeded matrix of all pairs."""
 
     def forward(self, q, k, q_offset=0, k_offset=0):
         pairs = torch.ones(q.size(-2), q.size(-2), dtype=q.dtype).tril(-q.size(-2))
         return q + pairs @ q, k
 
 
-class Rounding(RoPE):
-    """Says nothing of positions in half precision."""
+class RoundsToFloat32(RoPE):
+    """Computes in float64, but rounds the result to float32."""
 
     def forward(self, q, k, q_offset=0, k_offset=0):
         q, k = super().forward(q.double(), k.double(), q_offset, k_offset)
@@ -145,27 +142,27 @@ def case(attention="linear", causal=True):
     (NaiveXPos, test_contract.test_linear_attention_over_100_000_tokens),
     (Absolute, lambda _: test_contract.check_padding(case("softmax"), "left")),
     (Absolute, test_contract.test_far_positions_in_float32),
-    (Deaf, test_contract.test_positions_are_seen),
-    (Forgetful, test_contract.test_step_by_step_is_the_whole),
-    (Square, test_contract.test_memory),
-    (Rounding, test_contract.test_gradients),
+    (NoOp, test_contract.test_positions_affect_the_output),
+    (IgnoresOffsets, test_contract.test_incremental_decoding_matches_full_sequence),
+    (QuadraticMemory, test_contract.test_memory),
+    (RoundsToFloat32, test_contract.test_gradients),
 ])  # fmt: skip
-def test_what_does_not_hold_fails(cls, test, register):
+def test_broken_encodings_fail_the_contract(cls, test, register):
     register(cls)
     with pytest.raises((AssertionError, RuntimeError)):
         test(case())
 
 
-def test_naive_xpos_is_relative_where_it_does_not_overflow(register):
+def test_naive_xpos_passes_at_small_positions(register):
     register(NaiveXPos)
-    test_contract.test_step_by_step_is_the_whole(case())
+    test_contract.test_incremental_decoding_matches_full_sequence(case())
     test_contract.check_padding(case(), "left")
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_a_decay_weighs_pairs_in_both_attentions(attention, register):
-    """Softmax: exp(score + log_decay (i - j)); linear: the weights times exp(log_decay (i - j))."""
-    register(Fading)
+def test_decay_weights_pairs_in_both_attentions(attention, register):
+    """Softmax: exp(score + log_decay (i - j)); linear: weights multiplied by exp(log_decay (i - j))."""
+    register(Decaying)
     module = test_contract.build(case(attention))
     x, heads = test_contract.tokens(), (test_contract.H, test_contract.D)
     projections = (module.q_proj, module.k_proj, module.v_proj)
@@ -183,11 +180,11 @@ def test_a_decay_weighs_pairs_in_both_attentions(attention, register):
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_a_decay_in_bidirectional_attention_is_refused_when_it_is_built(attention, register):
-    register(Fading)
+def test_decay_in_bidirectional_attention_is_rejected(attention, register):
+    register(Decaying)
     cfg = PositionConfig()
     cfg.encoding, cfg.attention = "own", attention
-    message = "'own' fades with the distance into the past, which only causal attention knows"
+    message = "'own' decays with the distance into the past, which requires causal attention"
     with pytest.raises(ValueError, match=message):
         build_attention(cfg, dropout=0.0, embed_dim=8, num_heads=2, causal=False, layer=1, max_positions=9)
     with pytest.raises(ValueError, match=message):

@@ -1,4 +1,4 @@
-"""Accumulated Householder transformations, against the paper's equations in loops."""
+"""Compares PaTH with loops over the paper's equations."""
 
 import copy
 
@@ -16,7 +16,7 @@ E = H * D
 
 
 def attention(dtype=torch.float64):
-    """Softmax attention whose parameters are all random."""
+    """Returns softmax attention whose parameters are all random."""
     module = SoftmaxAttention(build_encoding("path", num_heads=H, head_dim=D, causal=True))
     with torch.no_grad():
         for parameter in module.parameters():
@@ -25,7 +25,7 @@ def attention(dtype=torch.float64):
 
 
 def reflections_of(encoding, x):
-    """H_s of a sentence (n, E) for each position and head."""
+    """Returns H_s of a sentence (n, E) for each position and head."""
     hidden = x @ encoding.w_in.weight.T @ encoding.w_out.weight.T
     beta, out = 2 * (x @ encoding.beta.weight.T + encoding.beta.bias).sigmoid(), []
     for s in range(len(x)):
@@ -41,9 +41,9 @@ def reflections_of(encoding, x):
 
 
 def definition(module, x, window=99):
-    """Attention of a sentence (n, E) without padding."""
+    """Computes attention of a sentence (n, E) without padding."""
     q, k, v = (p(x).unflatten(-1, (H, D)) for p in (module.q_proj, module.k_proj, module.v_proj))
-    turns, rows = reflections_of(module.encoding, x), []
+    matrices, rows = reflections_of(module.encoding, x), []
     for i in range(len(x)):
         heads = []
         for h in range(H):
@@ -51,20 +51,20 @@ def definition(module, x, window=99):
             for j in seen:
                 product = torch.eye(D, dtype=x.dtype)
                 for s in range(j + 1, i + 1):
-                    product = turns[s][h] @ product
+                    product = matrices[s][h] @ product
                 scores.append(q[i, h] @ product @ k[j, h] / D**0.5)
             heads.append(torch.stack(scores).softmax(0) @ v[seen.start : i + 1, h])
         rows.append(module.out_proj(torch.cat(heads)))
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("places", [(0, 11), (4, 11), (0, 7), (2, 9)], ids=["full", "left", "right", "both"])
+@pytest.mark.parametrize("span", [(0, 11), (4, 11), (0, 7), (2, 9)], ids=["full", "left", "right", "both"])
 @pytest.mark.parametrize("rows", [32, 3])
-def test_attention_and_gradients_are_the_definitions(monkeypatch, places, rows):
-    """Of one block and of several, whatever stands at padding."""
-    monkeypatch.setattr(reflections, "_ROWS", rows)
-    monkeypatch.setattr(reflections, "_BLOCKS", 2)
-    module, x, place = attention(), random(11, B, E).requires_grad_(), slice(*places)
+def test_attention_and_gradients_match_definition(monkeypatch, span, rows):
+    """With one block and with several, and arbitrary inputs at padding."""
+    monkeypatch.setattr(reflections, "_BLOCK_SIZE", rows)
+    monkeypatch.setattr(reflections, "_MERGED_BLOCKS", 2)
+    module, x, place = attention(), random(11, B, E).requires_grad_(), slice(*span)
     padding = torch.ones(B, 11, dtype=torch.bool)
     padding[0] = padding[1, place] = False
     whole, _ = module(x, key_padding_mask=padding if padding.any() else None)
@@ -79,22 +79,22 @@ def test_attention_and_gradients_are_the_definitions(monkeypatch, places, rows):
 
 
 @pytest.mark.parametrize("length", [50, 1100])
-def test_blocks_of_queries_are_the_whole(monkeypatch, length):
-    """Those of a long sequence are made again in the backward pass."""
+def test_blocks_of_queries_match_full_sequence(monkeypatch, length):
+    """Blocks of a long sequence are recomputed in the backward pass."""
     module, x = attention(), random(length, B, E).requires_grad_()
     padding = torch.zeros(B, length, dtype=torch.bool)
     padding[0, :7] = padding[1, 30] = True
     w, results = random(length, B, E, seed=2)[~padding.T], []
     for rows in (2**40, 16 if length == 50 else 250):
-        monkeypatch.setattr(softmax, "_CAUSAL_ROWS", rows)
-        monkeypatch.setattr(softmax, "_BIAS_ELEMENTS", 2**40)
+        monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", rows)
+        monkeypatch.setattr(softmax, "_MAX_BIAS_ELEMENTS", 2**40)
         out = module(x, key_padding_mask=padding)[0][~padding.T]
         results.append((out, *torch.autograd.grad((out * w).sum(), [x, *module.parameters()])))
     assert_same(*results)
 
 
 @torch.no_grad()
-def test_a_text_in_pieces_is_the_whole():
+def test_incremental_pieces_match_full_sequence():
     module, x, state = attention(), random(300, B, E), {}
     padding = torch.zeros(B, 300, dtype=torch.bool)
     padding[1, :20] = True
@@ -109,23 +109,23 @@ def test_a_text_in_pieces_is_the_whole():
 
 
 @torch.no_grad()
-def test_the_kept_keys_are_those_that_all_reflections_have_turned():
-    """As wide as keys, and of the inputs the last two alone are kept."""
+def test_cached_keys_include_all_reflections():
+    """The state has one vector per key and the last two inputs."""
     module, x, state = attention(), random(9, 1, E), {}
     for part in x.split([4, 1, 4]):
         module(part, incremental_state=state)
     saved = module._get_input_buffer(state)
-    keys, turns = module.k_proj(x[:, 0]).unflatten(-1, (H, D)), reflections_of(module.encoding, x[:, 0])
+    keys, matrices = module.k_proj(x[:, 0]).unflatten(-1, (H, D)), reflections_of(module.encoding, x[:, 0])
     for h in range(H):
         for j in range(9):
             key = keys[j, h]
             for s in range(j + 1, 9):
-                key = turns[s][h] @ key
-            assert_same(saved["past"]["k"][0, h, j], key)
-    assert saved["past"]["k"].shape == (1, H, 9, D) and saved["inputs"].equal(x[-2:].transpose(0, 1))
+                key = matrices[s][h] @ key
+            assert_same(saved["state"]["k"][0, h, j], key)
+    assert saved["state"]["k"].shape == (1, H, 9, D) and saved["input_context"].equal(x[-2:].transpose(0, 1))
 
 
-def test_a_window_hides_keys_and_no_reflection():
+def test_window_hides_keys_but_not_reflections():
     module, x = attention(), random(12, 1, E)
     module.window = 5
     assert_same(module(x)[0][:, 0], definition(module, x[:, 0], window=5))
@@ -133,18 +133,18 @@ def test_a_window_hides_keys_and_no_reflection():
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()
-def test_half_precision_keeps_its_keys_in_float32(dtype):
-    """After 200 steps they are what the whole makes of the same numbers, to the precision of one score."""
+def test_half_precision_caches_keys_in_float32(dtype):
+    """After 200 steps the error is that of a single score in half precision."""
     module, x, state = attention(dtype), random(200, B, E).to(dtype), {}
     pieces = torch.cat([module(part, incremental_state=state)[0] for part in x.split(1)])
     assert pieces.dtype == dtype
-    assert module._get_input_buffer(state)["past"]["k"].dtype == torch.float32
+    assert module._get_input_buffer(state)["state"]["k"].dtype == torch.float32
     whole, _ = module(x)
     assert (pieces - whole).float().norm() / whole.float().norm() < 2 * torch.finfo(dtype).eps
 
 
-def test_autocast_leaves_the_reflections_in_float32():
-    """Scores of 300 positions are as precise as one product of half precision."""
+def test_autocast_keeps_reflections_in_float32():
+    """Scores over 300 positions are as precise as a single product in half precision."""
     module, x = attention(torch.float32), random(300, B, E).float().requires_grad_()
     exact, _ = copy.deepcopy(module).double()(x.double())
     with torch.autocast("cpu", torch.bfloat16):
@@ -154,8 +154,8 @@ def test_autocast_leaves_the_reflections_in_float32():
         assert gradient.dtype == torch.float32 and gradient.isfinite().all()
 
 
-def test_a_reflection_that_vanishes_has_a_gradient():
-    """β is 0 in float32 where its logit is -200."""
+def test_vanishing_reflection_has_a_gradient():
+    """β is 0 in float32 for a logit of -200."""
     module = attention(torch.float32)
     with torch.no_grad():
         module.encoding.beta.bias.fill_(-200.0)
@@ -173,12 +173,12 @@ def test_parameters():
         "beta.weight": (8, 512),
         "beta.bias": (8,),
     }
-    steps = encoding.steps(torch.randn(2 + 7, 3, 512))
+    steps = encoding.input_features(torch.randn(2 + 7, 3, 512))
     assert steps.shape == (3, 8, 7, 64) and (steps.norm(dim=-1) ** 2 < 2).all()
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match=r"^encoding 'path' counts on keys that are not after the query"):
+def test_invalid_arguments_are_rejected():
+    with pytest.raises(ValueError, match=r"^encoding 'path' works only in causal attention"):
         build_encoding("path", num_heads=H, head_dim=D, causal=False)
     cfg = PositionConfig(encoding="path", attention="linear")
     with pytest.raises(ValueError, match=r"^encoding 'path' works on the score matrix, .*: use softmax"):

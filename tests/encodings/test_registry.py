@@ -1,4 +1,4 @@
-"""Encodings by name."""
+"""Registry of encodings."""
 
 import inspect
 
@@ -33,14 +33,14 @@ class Scaled(Encoding):
         return self.factor * q, k
 
 
-def test_the_published_encodings_are_there():
+def test_published_encodings_are_registered():
     assert {"none", "rope", "lrpe"} <= set(ENCODINGS)
     for name, cls in ENCODINGS.items():
         assert issubclass(cls, Encoding) and cls.name == name
         assert set(cls.option_help) == set(encoding_options(cls))
 
 
-def test_a_new_encoding_can_be_built(registry):
+def test_new_encoding_can_be_registered(registry):
     assert register_encoding("scaled", factor="what queries are multiplied by")(Scaled) is Scaled
     assert encoding_options(Scaled) == {"factor": 2.0}
     q = k = torch.randn(1, 2, 3, 6)
@@ -54,13 +54,13 @@ def test_a_new_encoding_can_be_built(registry):
 
 
 @pytest.mark.parametrize("option_help", [{}, {"factr": ""}, {"factor": "", "other": ""}])
-def test_every_option_needs_its_help(registry, option_help):
+def test_every_option_needs_a_help_text(registry, option_help):
     with pytest.raises(TypeError, match=r"Scaled.*'factor'"):
         register_encoding("scaled", **option_help)(Scaled)
     assert "scaled" not in registry
 
 
-def test_the_options_of_lrpe():
+def test_lrpe_options():
     assert encoding_options(ENCODINGS["lrpe"]) == {
         "core": "orthogonal",
         "rotation": "householder",
@@ -73,19 +73,19 @@ def test_the_options_of_lrpe():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("magic", {}, r"'magic'.*lrpe.*none.*rope"),
+        ("magic", {}, r"unknown encoding 'magic': .*lrpe methods --flags. lists"),
         ("none", {"core": "unitary"}, r"'none'.*'core'.*none"),
-        ("lfhc", {"layer": 0}, r"layer.* from 1 on, 0 is none"),
+        ("lfhc", {"layer": 0}, r"numbered from 1, got layer 0"),
         ("lrpe", {"kernel": 1}, r"'lrpe'.*'kernel'.*core, rotation, learn_theta"),
     ],
 )
-def test_refusals_name_the_choices(name, options, message):
+def test_errors_list_the_choices(name, options, message):
     with pytest.raises(ValueError, match=message):
         build_encoding(name, **SHARED, **options)
 
 
 @pytest.mark.parametrize("cls", ENCODINGS.values(), ids=ENCODINGS.keys())
-def test_a_method_is_called_in_the_same_way_in_every_encoding(cls):
-    for name in ("forward", "bias", "bias_in_parts", "values_from_weights", "encode_values", "decode_output"):
+def test_method_signatures_match_base_class(cls):
+    for name in ("forward", "bias", "bias_function", "output_from_weights", "encode_values", "decode_output"):
         ours, theirs = (inspect.signature(getattr(c, name)).parameters for c in (cls, Encoding))
         assert ours == theirs

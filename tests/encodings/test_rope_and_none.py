@@ -1,9 +1,10 @@
-"""RoPE against its definition in loops, and the encoding that does nothing."""
+"""Compares RoPE with a loop over its definition; tests the no-op encoding."""
 
 import math
 
 import pytest
 import torch
+from exact import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,13 +17,8 @@ def build(name, d=D, **options):
     return build_encoding(name, num_heads=2, head_dim=d, causal=True, **options)
 
 
-def random(*shape, seed=0):
-    g = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=g, dtype=torch.float64)
-
-
-def turned(x, offset):
-    """The pair (x_2t, x_2t+1) at position s, as a complex number, times e^{is·10000^(-2t/d)}."""
+def rotated(x, offset):
+    """Multiplies the pair (x_2t, x_2t+1) at position s, as a complex number, by e^{is·10000^(-2t/d)}."""
     rows = []
     for i in range(x.size(2)):
         row = []
@@ -36,11 +32,11 @@ def turned(x, offset):
 
 
 @pytest.mark.parametrize(("q_offset", "k_offset"), [(0, 0), (3, 3), (12, 5), (0, 1000)])
-def test_rope_is_the_definition(q_offset, k_offset):
+def test_rope_matches_definition(q_offset, k_offset):
     results = []
     for function in (
         build("rope").forward,
-        lambda q, k, q_offset, k_offset: (turned(q, q_offset), turned(k, k_offset)),
+        lambda q, k, q_offset, k_offset: (rotated(q, q_offset), rotated(k, k_offset)),
     ):
         leaves = [random(2, 2, 4, D, seed=seed).requires_grad_() for seed in (1, 2)]
         out = function(*leaves, q_offset, k_offset)
@@ -51,7 +47,7 @@ def test_rope_is_the_definition(q_offset, k_offset):
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(length=st.integers(1, 9), q_offset=st.integers(0, 10**4), k_offset=st.integers(0, 10**4))
-def test_rope_is_lrpe_with_the_orthogonal_core_alone(length, q_offset, k_offset):
+def test_rope_is_lrpe_with_orthogonal_core_and_identity_rotation(length, q_offset, k_offset):
     q, k = random(1, 2, length, D, seed=1), random(1, 2, length + 2, D, seed=2)
     ours = build("rope")(q, k, q_offset, k_offset)
     lrpe = build("lrpe", core="orthogonal", rotation="identity")(q, k, q_offset, k_offset)
@@ -66,7 +62,7 @@ def test_rope_is_lrpe_with_the_orthogonal_core_alone(length, q_offset, k_offset)
     shift=st.integers(1, 500),
     seed=st.integers(0, 10**6),
 )
-def test_rope_is_relative_and_keeps_norms(length, q_offset, k_offset, shift, seed):
+def test_rope_is_relative_and_preserves_norms(length, q_offset, k_offset, shift, seed):
     rope, q, k = (
         build("rope"),
         random(1, 2, length, D, seed=seed),
@@ -89,24 +85,24 @@ def test_rope_is_relative_and_keeps_norms(length, q_offset, k_offset, shift, see
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rope_keeps_half_precision(dtype):
+def test_rope_preserves_half_precision_dtype(dtype):
     q, k = random(1, 2, 5, D, seed=1).to(dtype), random(1, 2, 5, D, seed=2).to(dtype)
     for ours, x, offset in zip(build("rope")(q, k, 3000, 0), (q, k), (3000, 0), strict=True):
         assert ours.dtype == dtype
         eps = torch.finfo(dtype).eps
-        torch.testing.assert_close(ours.double(), turned(x.double(), offset), rtol=eps, atol=eps)
+        torch.testing.assert_close(ours.double(), rotated(x.double(), offset), rtol=eps, atol=eps)
 
 
-def test_rope_far_out_in_float32():
+def test_rope_at_far_positions_in_float32():
     x = random(1, 1, 1, 64).float()
     x = x / x.norm()
     encoded, _ = build("rope", 64)(x, x, 100_000, 0)
-    torch.testing.assert_close(encoded.double(), turned(x.double(), 100_000), rtol=0, atol=1e-6)
+    torch.testing.assert_close(encoded.double(), rotated(x.double(), 100_000), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["rope", "lrpe"])
 def test_training_after_inference_mode(name):
-    encoding = build(name, max_positions=54321)  # not in the cache of another test
+    encoding = build(name, max_positions=54321)  # not cached by another test
     with torch.inference_mode():
         encoding(random(1, 2, 5, D).float(), random(1, 2, 5, D).float())
     q = random(1, 2, 5, D).float().requires_grad_()
@@ -115,14 +111,14 @@ def test_training_after_inference_mode(name):
     torch.testing.assert_close(q.grad, 2 * q.detach())
 
 
-def test_none_does_nothing():
+def test_none_is_a_no_op():
     encoding, q, k = build("none"), random(1, 2, 4, D), random(1, 2, 3, D)
     assert encoding(q, k, 5, 7) == (q, k)
     assert not encoding.state_dict()
 
 
 @pytest.mark.parametrize("name", ["none", "rope", "lrpe"])
-def test_what_an_encoding_is_unless_it_says_otherwise(name):
+def test_defaults_of_the_base_class(name):
     encoding, x = build(name), random(1, 2, 4, D)
     assert encoding.decomposable and encoding.log_decay is None
     assert encoding.bias(x, x, 3) is None
@@ -130,6 +126,6 @@ def test_what_an_encoding_is_unless_it_says_otherwise(name):
     assert math.isclose(encoding.scale, 1 / math.sqrt(D))
 
 
-def test_rope_needs_pairs():
+def test_rope_needs_an_even_head_dim():
     with pytest.raises(ValueError, match="even, not 7"):
         build("rope", 7)

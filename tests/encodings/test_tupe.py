@@ -1,4 +1,4 @@
-"""TUPE's scores, against the paper's formula and its authors' resets pair by pair."""
+"""Compares TUPE's scores with the paper's formula and the authors' code, pair by pair."""
 
 import itertools
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from exact import assert_same, random
-from pairs import PLACES, D, H, build, check_pairs
+from pairs import SHAPES, D, H, build, check_pairs
 
 from fairseq_lrpe.attention import SoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
-from fairseq_lrpe.ops.places import Places
+from fairseq_lrpe.ops.position_index import PositionIndex
 
 E = H * D
 SIZE = {"max_positions": 9}
@@ -21,8 +21,8 @@ KINDS = [
 ]
 
 
-def of_rows(encoding, row, other, h):
-    """The score of two rows of the table, before it is scaled."""
+def row_score(encoding, row, other, h):
+    """Returns the unscaled score of two rows of the table."""
     p, r = (F.layer_norm(encoding.positions.weight[n], (E,)) for n in (row, other))
     p, r = (x * encoding.norm.weight + encoding.norm.bias for x in (p, r))
     heads = slice(h * D, (h + 1) * D)
@@ -31,14 +31,14 @@ def of_rows(encoding, row, other, h):
 
 
 def tupe(encoding, q, k, i, j, h):
-    """A row of the table stands before those of the positions where the first token is a special one."""
+    """With ``cls``, the table has an additional first row."""
     special = encoding.cls
     if special and i == 0:
-        positions = of_rows(encoding, 0, 0, h)
+        positions = row_score(encoding, 0, 0, h)
     elif special and j == 0:
-        positions = of_rows(encoding, 1, 1, h)
+        positions = row_score(encoding, 1, 1, h)
     else:
-        positions = of_rows(encoding, i + special, j + special, h)
+        positions = row_score(encoding, i + special, j + special, h)
     score = ((q * k).sum(-1) + positions) / (2 * D) ** 0.5
     if not encoding.relative_bias:
         return score
@@ -49,15 +49,15 @@ def tupe(encoding, q, k, i, j, h):
 
 
 @pytest.mark.parametrize("options", KINDS)
-@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), PLACES)
-def test_scores_and_gradients_are_those_of_the_paper(options, causal, queries, keys, q_offset):
+@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
+def test_scores_and_gradients_match_paper(options, causal, queries, keys, q_offset):
     check_pairs(tupe, build("tupe", causal, **options, **SIZE), queries, keys, q_offset)
 
 
 @pytest.mark.parametrize("options", KINDS)
-def test_at_any_places_the_position_counts(options):
+def test_position_index(options):
     encoding, index = build("tupe", False, **options, **SIZE), torch.tensor([4, 0, 2, 2, 0, 7])
-    places = Places(index, index, 7)
+    places = PositionIndex(index, index, 7)
     q, k = random(1, H, 6, D, seed=1), random(1, H, 6, D, seed=2)
     found = encoding.scale * q @ k.mT + encoding.bias(q, k, places)
     for i, j, h in itertools.product(range(6), range(6), range(H)):
@@ -68,7 +68,7 @@ def test_at_any_places_the_position_counts(options):
 @pytest.mark.parametrize("options", KINDS)
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_attention_to_a_padded_sentence(options, causal):
-    """Of the formula's scores the softmax, and of it the mean of the values."""
+    """Softmax of the formula's scores, and the weighted mean of the values."""
     module, x = SoftmaxAttention(build("tupe", causal, **options, **SIZE)).double(), random(6, 2, E)
     q, k, v = (
         projection(x).unflatten(-1, (H, D)).permute(1, 2, 0, 3)
@@ -88,13 +88,13 @@ def test_attention_to_a_padded_sentence(options, causal):
         assert_same(found[i, b], module.out_proj(torch.cat(heads)))
 
 
-def test_no_token_is_special_in_causal_attention():
+def test_cls_is_off_in_causal_attention():
     assert not build("tupe", True, **SIZE).cls and build("tupe", False, **SIZE).cls
 
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_parameters(causal):
-    """A row more, and a bucket, where the first token is special; as the authors start them."""
+    """With ``cls`` there is one more row and one more bucket; initialized as in the authors' code."""
     encoding = build_encoding(
         "tupe", num_heads=8, head_dim=8, causal=causal, relative_bias=True, max_positions=100
     )
@@ -111,19 +111,19 @@ def test_parameters(causal):
 
 
 @pytest.mark.parametrize("queries", [1, 5], ids=["a step", "all"])
-def test_only_rows_in_use_are_read(queries):
+def test_unused_table_rows_are_not_read(queries):
     encoding = build("tupe", True, **SIZE)
     with torch.no_grad():
         encoding.positions.weight[5:] = torch.nan
     assert encoding.bias(random(1, H, queries, D), random(1, H, 5, D), 5 - queries).isfinite().all()
 
 
-def test_a_position_beyond_the_table():
+def test_position_beyond_the_table_is_rejected():
     encoding, q, k = build("tupe", False, **SIZE), random(1, H, 2, D), random(1, H, 10, D)
     assert encoding.bias(q, k[:, :, :9], 7).isfinite().all()
-    message = "tupe has a table of 9 positions, and position 9 is beyond it: give .*--max-target-positions"
+    message = "tupe has a table of 9 positions, and position 9 is beyond it: .*--max-target-positions"
     with pytest.raises(ValueError, match=message):
         encoding.bias(q, k, 8)
     index = torch.tensor([0, 9])
     with pytest.raises(ValueError, match=message):
-        encoding.bias(q, q, Places(index, index, 9))
+        encoding.bias(q, q, PositionIndex(index, index, 9))

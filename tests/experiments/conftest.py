@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tiny import run_command, run_here
 
-from fairseq_lrpe.experiments.train import main
+from fairseq_lrpe.cli.train import main
 
 SMALL = (
     "batch.total=300 batch.per_gpu=300 updates=30 train.encoder_layers=1 train.decoder_layers=1 "
@@ -26,7 +26,7 @@ def corpus(tmp_path_factory):
             lines = (" ".join(map(translate, line)).capitalize() + " .\n" for line in english)
             (folder / f"{split}.{language}").write_text("".join(lines))
     words = ["multi30k", "--from", folder, "--workers", 1, "--out", folder / "out", "--bpe-types", 30]
-    done = run_command("python", "-m", "data_prep", *words)
+    done = run_command("python", "-m", "fairseq_lrpe", "prepare", *words)
     assert done.returncode == 0, done.stderr
     return folder / "out"
 

@@ -1,10 +1,10 @@
-"""Kills trainings at every moment of saving, continues them, and compares their ends with an undisturbed one.
+"""Kill trainings at random points of saving, resume them, and compare the results with uninterrupted ones.
 
-It is a measurement of minutes and no test of the suite: python tests/experiments/kill_often.py --runs 30. The
-real runner starts fairseq's real training, but in a fork of a process that has imported both, for importing
-takes seconds. A moment is a line that fairseq logs, a part of a checkpoint that is written or copied, a file
-that is renamed, replaced or removed, in the training as in the runner; at a random one the runner, the
-training or both get SIGKILL. In between come kills at random times.
+This takes minutes and is not part of the test suite: python tests/experiments/kill_often.py --runs 30. The
+runner starts fairseq's training in a fork of a process that has imported both, since imports take seconds. A
+kill point is a line logged by fairseq, a part of a checkpoint being written or copied, or a file being
+renamed, replaced or removed, in the training or the runner. At a random kill point or a random time, the
+runner, the training or both get SIGKILL.
 """
 
 import argparse
@@ -28,10 +28,10 @@ import fairseq_cli.train
 import torch
 
 import fairseq_lrpe.models  # noqa: F401
-from fairseq_lrpe import commands
-from fairseq_lrpe.experiments import train
-from fairseq_lrpe.experiments.run_folder import read_lines
+from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.execution.run_directory import read_lines
 from fairseq_lrpe.tasks import synthetic_lm
+from fairseq_lrpe.utils import subprocesses
 
 COMMON = "--attention softmax --cpu train.decoder_layers=1 train.decoder_embed_dim=16 evaluations.test=null"
 COMMON += " train.decoder_ffn_embed_dim=32 train.first=8 train.copied=8 train.tokens_per_sample=40"
@@ -124,7 +124,7 @@ class Forked:
             os.setsid()
             preexec_fn()
             RUNNER = runner
-            for number in commands.ENDING:
+            for number in subprocesses.TERMINATION_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             os.dup2(stdout.fileno(), 1)
             os.dup2(stdout.fileno(), 2)
@@ -180,8 +180,8 @@ def run(words, training=(0, "none"), runner=0, delay=None):
                 "STDOUT": subprocess.STDOUT,
                 "TimeoutExpired": subprocess.TimeoutExpired,
             }
-            commands.subprocess, Forked.plan = SimpleNamespace(**names), training
-            commands.LOOK = 0.01
+            subprocesses.subprocess, Forked.plan = SimpleNamespace(**names), training
+            subprocesses.POLL_INTERVAL = 0.01
             if runner:
                 Moments(runner, "runner").install()
             train.main(words)
@@ -210,7 +210,7 @@ def run(words, training=(0, "none"), runner=0, delay=None):
     return os.waitstatus_to_exitcode(status), said.read()
 
 
-def folder_of(results):
+def data_folder(results):
     [path] = results.rglob("run.json")
     return path.parent
 
@@ -272,7 +272,7 @@ def main():
             whole = Path(scratch) / case / "whole"
             code, said = run([*words, "--results", str(whole)])
             assert code == 0, said
-            expected = end_of(folder_of(whole))
+            expected = end_of(data_folder(whole))
             for number in range(args.runs):
                 results = Path(scratch) / case / str(number)
                 story, code = [], None
@@ -290,7 +290,7 @@ def main():
                         plan["delay"] = random.uniform(0, 1.5)
                     code, said = run([*words, "--results", str(results)], **plan)
                     story.append((kind, plan, code))
-                    told = "ended with exit code -9" in said
+                    told = "failed with exit code -9" in said
                     if code == -signal.SIGKILL:
                         counts[f"{kind}: " + (whom if kind == "training" else "runner")] += 1
                     elif code and told:
@@ -299,7 +299,7 @@ def main():
                         bad.append((case, number, story, said[-3000:]))
                         break
                 else:
-                    found = end_of(folder_of(results))
+                    found = end_of(data_folder(results))
                     if sentence := difference(expected, found):
                         bad.append((case, number, story, sentence))
                 counts["runs"] += 1

@@ -1,63 +1,57 @@
-"""Every architecture: registered from its row, trained, saved, reloaded, and decoded step by step."""
+"""Every architecture: registration, training, checkpoints and incremental decoding."""
 
 import copy
-from types import SimpleNamespace
 
 import pytest
 import torch
 from fairseq import checkpoint_utils, options, tasks
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from fairseq.models import MODEL_DATACLASS_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 from tiny import PLUGIN, train_flags
+from tiny_models import architectures, build_model, check_registered, task_of
 
-import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 
-ARCHITECTURES = [f"{attention}_lm" for attention in ("linear", "softmax")] + [
-    f"{attention}_lm_{name}" for name, method in METHODS.items() for attention in method.attentions()
-]
+ARCHITECTURES = ["linear_lm", "softmax_lm", *architectures("lm")]
 
 
 def test_one_architecture_per_method_and_attention():
-    registered = [arch for arch in ARCH_MODEL_REGISTRY if arch.startswith(("linear_lm", "softmax_lm"))]
-    assert sorted(registered) == sorted(ARCHITECTURES)
-    for name, method in METHODS.items():
-        for attention in method.attentions():
-            config = MODEL_DATACLASS_REGISTRY[f"{attention}_lm_{name}"]()
-            assert config.attention == attention and config.decoder_normalize_before
-            assert {flag: getattr(config, flag) for flag in method.flags} == method.flags
+    for method, config in check_registered("lm"):
+        assert config.decoder_normalize_before
         assert method.encoding in ENCODINGS and method.source
 
 
-def test_the_papers_types_are_what_they_say():
+def test_papers_types_have_their_published_flags():
     def row(name):
         flags = METHODS[name].flags
         learned = [what for what in ("theta", "householder") if flags.get(f"lrpe_learn_{what}")]
         return flags["lrpe_rotation"], flags["lrpe_core"], learned
 
     # TMLR Appendix D.1; ICLR Table 1 with Appendix C.7.
-    assert row("tmlr_type1") == ("householder", "unitary", ["theta"])
-    assert row("tmlr_type2") == ("householder", "orthogonal", ["theta"])
-    assert row("tmlr_type3") == ("householder", "permutation", [])
-    assert row("iclr_type1") == ("householder", "mixed", [])
-    assert row("iclr_type2") == ("householder", "orthogonal", ["theta"])
-    assert row("iclr_type3") == ("householder", "orthogonal", ["theta", "householder"])
-    assert row("iclr_type4") == ("householder", "permutation", [])
-    assert row("iclr_type5") == ("odd_even", "mixed", [])
-    assert row("iclr_type6") == ("odd_even", "orthogonal", ["theta"])
-    assert row("iclr_type7") == ("odd_even", "permutation", [])
-    assert row("iclr_type8") == ("fft", "unitary", [])
+    expected = {
+        "tmlr_type1": ("householder", "unitary", ["theta"]),
+        "tmlr_type2": ("householder", "orthogonal", ["theta"]),
+        "tmlr_type3": ("householder", "permutation", []),
+        "iclr_type1": ("householder", "mixed", []),
+        "iclr_type2": ("householder", "orthogonal", ["theta"]),
+        "iclr_type3": ("householder", "orthogonal", ["theta", "householder"]),
+        "iclr_type4": ("householder", "permutation", []),
+        "iclr_type5": ("odd_even", "mixed", []),
+        "iclr_type6": ("odd_even", "orthogonal", ["theta"]),
+        "iclr_type7": ("odd_even", "permutation", []),
+        "iclr_type8": ("fft", "unitary", []),
+    }
+    assert {name: row(name) for name in expected} == expected
 
 
 @pytest.fixture(scope="module")
 def settings(data_bin, tmp_path_factory):
-    """settings(arch) as fairseq makes them of a command line; but all for the model it makes only once."""
+    """settings(arch): fairseq's configuration for a command line; all but the model's is created once."""
     folder = tmp_path_factory.mktemp("save")
 
     def parsed(arch):
@@ -77,7 +71,7 @@ def settings(data_bin, tmp_path_factory):
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_trains_saves_and_reloads_with_the_identical_loss(arch, settings, tmp_path):
+def test_reloaded_checkpoint_has_identical_loss(arch, settings, tmp_path):
     cfg = settings(arch)
     task = tasks.setup_task(cfg.task)
     for split in ("train", "valid"):
@@ -105,29 +99,9 @@ def test_trains_saves_and_reloads_with_the_identical_loss(arch, settings, tmp_pa
 
 def build(arch, **flags):
     """A small float64 model without dropout, and its dictionary."""
-    dictionary = Dictionary()
-    for i in range(20):
-        dictionary.add_symbol(f"w{i}")
-    sizes = {
-        "embed_dim": 32,
-        "input_dim": 32,
-        "output_dim": 32,
-        "ffn_embed_dim": 48,
-        "layers": 2,
-        "attention_heads": 4,
-    }
-    flags = {
-        "tokens_per_sample": 64,
-        "max_target_positions": 64,
-        "add_bos_token": False,
-        "tpu": False,
-        **flags,
-    }
-    config = MODEL_DATACLASS_REGISTRY[arch]()
-    for name, value in {**{f"decoder_{k}": v for k, v in sizes.items()}, **flags}.items():
-        setattr(config, name, value)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    return ARCH_MODEL_REGISTRY[arch].build_model(config, task).double().eval(), dictionary
+    lengths = {"tokens_per_sample": 64, "max_target_positions": 64, "add_bos_token": False, "tpu": False}
+    task = task_of()
+    return build_model(arch, task, **lengths, **flags).double().eval(), task.source_dictionary
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -147,7 +121,7 @@ def test_step_by_step_equals_the_whole_sequence(arch):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @torch.no_grad()
-def test_a_prefix_in_one_call_then_steps(arch):
+def test_prefix_in_one_call_then_step_by_step(arch):
     model, _ = build(arch)
     tokens = torch.randint(4, 24, (3, 30))
     whole, state = model(tokens)[0], {}
@@ -160,7 +134,7 @@ def test_a_prefix_in_one_call_then_steps(arch):
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @torch.no_grad()
-def test_a_token_changes_nothing_before_it(arch):
+def test_models_are_causal(arch):
     model, _ = build(arch)
     tokens = torch.randint(4, 24, (2, 30))
     changed = tokens.clone()
@@ -171,11 +145,10 @@ def test_a_token_changes_nothing_before_it(arch):
 
 
 @pytest.mark.parametrize(
-    "arch",
-    ["linear_lm_base", "linear_lm_iclr_type4", "linear_lm_tmlr_type1", "softmax_lm_iclr_type8"],
+    "arch", ["linear_lm_base", "linear_lm_iclr_type4", "linear_lm_tmlr_type1", "softmax_lm_iclr_type8"]
 )
 @torch.no_grad()
-def test_beam_search_is_the_same_without_incremental_state(arch):
+def test_beam_search_equals_search_without_state(arch):
     torch.manual_seed(1)
     model, dictionary = build(arch)
     for parameter in model.parameters():  # a random model is nearly uniform: sharpen its choices
@@ -196,7 +169,7 @@ def test_beam_search_is_the_same_without_incremental_state(arch):
 
 @pytest.mark.parametrize("arch", ["linear_lm_tmlr_type1", "linear_lm_base"])
 @torch.no_grad()
-def test_the_linear_state_does_not_grow(arch):
+def test_linear_state_has_constant_size(arch):
     model, _ = build(arch)
     tokens, state, sizes = torch.randint(4, 24, (2, 33)), {}, set()
     for step in range(1, 34):
@@ -207,7 +180,7 @@ def test_the_linear_state_does_not_grow(arch):
 
 
 @torch.no_grad()
-def test_padding_and_length_change_nothing():
+def test_padding_does_not_change_outputs():
     """Rows of a padded batch give what they give alone."""
     for arch in ("linear_lm_tmlr_type2", "linear_lm_rope", "softmax_lm_rope"):
         model, dictionary = build(arch)

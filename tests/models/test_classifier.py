@@ -1,4 +1,4 @@
-"""Classifiers: padding changes nothing, parameters are as counted, poolings and norms are their formulas."""
+"""Classifiers: padding, parameter counts, pooling and batch normalization."""
 
 from math import sqrt
 from types import SimpleNamespace
@@ -7,32 +7,20 @@ import pytest
 import torch
 from exact import assert_same, random
 from fairseq.data import Dictionary
-from fairseq.models import MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY
-from omegaconf import OmegaConf
+from tiny_models import EOS, PAD, build_model, dictionary_of, task_of
 
-import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.models.classifier import TokenBatchNorm
 
-PAD, EOS = 1, 2
-SMALL = {
-    "encoder_layers": 2,
-    "encoder_embed_dim": 16,
-    "encoder_ffn_embed_dim": 32,
-    "encoder_attention_heads": 2,
-}
+SMALL = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32, "encoder_attention_heads": 2}
 GREY = {"mean": 122.6, "std": 61.0}
 
 
 def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, longest=64, **flags):
-    """A model in float64, and in evaluation, of a dictionary with so many types in all."""
-    dictionary = Dictionary()
-    for i in range(types - 4):
-        dictionary.add_symbol(f"w{i}")
-    about = {"pixels": pixels} if pixels else {}
-    task = SimpleNamespace(
-        source_dictionary=dictionary,
-        about=about,
+    """A float64 model in evaluation mode, with a dictionary of so many types."""
+    task = task_of(
+        dictionary_of(types),
+        about={"pixels": pixels} if pixels else {},
         labels=list(range(labels)),
         joined=pairs == "joined",
         apart=pairs == "apart",
@@ -40,9 +28,7 @@ def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, lon
         cfg=SimpleNamespace(pooling=pooling),
     )
     torch.manual_seed(0)
-    args = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](**{**SMALL, **flags}))
-    args.encoder_input_dim = flags.get("encoder_input_dim", args.encoder_embed_dim)
-    return MODEL_REGISTRY[arch].build_model(args, task).double().eval()
+    return build_model(arch, task, **{**SMALL, **flags}).double().eval()
 
 
 def batch(lengths, types=24, seed=0):
@@ -53,34 +39,19 @@ def batch(lengths, types=24, seed=0):
 
 
 def moved(norm):
-    """A norm with statistics and parameters that are none of their starts."""
+    """Sets statistics and parameters of a norm to other values than the initial ones."""
     for i, tensor in enumerate((norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data)):
         tensor.copy_(0.5 + torch.rand(tensor.shape, generator=torch.Generator().manual_seed(i)))
 
 
-ARCHES = [
-    f"{attention}_classifier_{name}"
-    for name in (
-        "base",
-        "rope",
-        "spe",
-        "per",
-        "tmlr_type1",
-        "tmlr_type3",
-        "t5",
-        "xl",
-        "shaw",
-        "lfhc",
-        "roper",
-    )
-    for attention in METHODS[name].attentions()
-]
+METHOD_NAMES = "base rope spe per tmlr_type1 tmlr_type3 t5 xl shaw lfhc roper".split()
+ARCHES = [f"{a}_classifier_{name}" for name in METHOD_NAMES for a in METHODS[name].attentions()]
 
 
 @pytest.mark.parametrize("norm", ["batch", "layer"])
 @pytest.mark.parametrize("arch", ARCHES)
 @torch.no_grad()
-def test_padding_changes_no_prediction(arch, norm):
+def test_padding_does_not_change_predictions(arch, norm):
     for pooling in ("mean", "max", "first"):
         model = build(arch, pooling=pooling, encoder_norm=norm)
         for module in model.modules():
@@ -94,7 +65,7 @@ def test_padding_changes_no_prediction(arch, norm):
 
 
 @pytest.mark.parametrize("arch", ["linear_classifier_tmlr_type1", "softmax_classifier_xl"])
-def test_padding_changes_no_training_step(arch):
+def test_padding_does_not_change_training(arch):
     """Neither outputs nor gradients nor BatchNorm's statistics."""
     found = []
     for padding in (0, 5):
@@ -108,7 +79,7 @@ def test_padding_changes_no_training_step(arch):
     assert_same(found[1], found[0])
 
 
-def test_batch_norm_is_its_formula():
+def test_batch_norm_formula():
     """(x − mean) / sqrt(var + eps) over real tokens; running statistics as torch's, var with N − 1."""
     norm, x = TokenBatchNorm(4).double(), random(7, 3, 4).requires_grad_()
     norm.weight.data, norm.bias.data = random(4, seed=1), random(4, seed=2)
@@ -131,7 +102,7 @@ def test_batch_norm_is_its_formula():
     assert_same(norm(x), expected.masked_fill(norm.padding.T[..., None], 0))
 
 
-def test_batch_norm_of_one_token_takes_the_running_statistics():
+def test_batch_norm_of_one_token_uses_running_statistics():
     norm, x = TokenBatchNorm(4).double(), random(1, 1, 4)
     moved(norm)
     before = norm.running_mean.clone()
@@ -140,7 +111,7 @@ def test_batch_norm_of_one_token_takes_the_running_statistics():
 
 
 @pytest.mark.parametrize("dtype", [torch.half, torch.bfloat16])
-def test_batch_norm_keeps_its_statistics_in_float32(dtype):
+def test_batch_norm_statistics_are_float32(dtype):
     norm, exact = TokenBatchNorm(4).to(dtype), TokenBatchNorm(4)
     x = 1000 + 10 * torch.randn(64, 2, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
     for _ in range(50):
@@ -151,7 +122,7 @@ def test_batch_norm_keeps_its_statistics_in_float32(dtype):
 
 
 @torch.no_grad()
-def test_poolings_are_their_formulas():
+def test_pooling_formulas():
     tokens, lengths = batch([5, 9, 2]), [5, 9, 2]
     for pooling, function in (
         ("mean", lambda x: x.mean(0)),
@@ -165,11 +136,11 @@ def test_poolings_are_their_formulas():
 
 
 @torch.no_grad()
-def test_a_pair_that_is_apart():
-    """Linear(GELU(Linear([a, b, a − b, a ∗ b]))) of the vectors that each text has alone."""
+def test_separate_pair_formula():
+    """Linear(GELU(Linear([a, b, a − b, a ∗ b]))) of the pooled vectors of both texts."""
     model = build("softmax_classifier_rope", pairs="apart")
     one, two = batch([5, 9, 2]), batch([3, 3, 7], seed=1)
-    a, b = model.vector(one), model.vector(two)
+    a, b = model.pooled(one), model.pooled(two)
     hidden = torch.cat([a, b, a - b, a * b], 1) @ model.head[0].weight.T + model.head[0].bias
     hidden = hidden * (1 + torch.erf(hidden / sqrt(2))) / 2
     expected = hidden @ model.head[2].weight.T + model.head[2].bias
@@ -178,7 +149,7 @@ def test_a_pair_that_is_apart():
 
 
 @torch.no_grad()
-def test_halves_of_a_pair_have_embeddings():
+def test_joined_pairs_have_segment_embeddings():
     inputs = build("softmax_classifier_rope", pairs="joined").encoder.embed_tokens
     tokens = torch.tensor([[0, 5, 6, EOS, 7, EOS, PAD], [0, EOS, 5, 5, 5, 5, EOS]])
     halves = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1]])
@@ -187,7 +158,7 @@ def test_halves_of_a_pair_have_embeddings():
 
 
 @torch.no_grad()
-def test_pixels_are_standardized_numbers():
+def test_pixels_are_standardized():
     inputs = build("linear_classifier_rope", types=260, pixels=GREY).encoder.embed_tokens
     values = torch.tensor([[0, 122, 255]])
     numbers = (values.double()[..., None] - 122.6) / 61
@@ -195,7 +166,7 @@ def test_pixels_are_standardized_numbers():
 
 
 @torch.no_grad()
-def test_words_are_projected():
+def test_token_embeddings_are_projected():
     inputs = build("linear_classifier_rope", encoder_input_dim=7).encoder.embed_tokens
     tokens = batch([4, 3])
     expected = inputs.embedding.weight[tokens] @ inputs.project.weight.T + inputs.project.bias
@@ -232,7 +203,7 @@ def glove(path, words=("w0", "w1", "a b"), width=16, line=None):
     return numbers
 
 
-def test_vectors_are_copied(tmp_path):
+def test_word_vectors_are_copied(tmp_path):
     model = build("linear_classifier_rope")
     dictionary = Dictionary()
     for word in ("w0", "a b", *(f"w{i}" for i in range(2, 20))):
@@ -240,7 +211,7 @@ def test_vectors_are_copied(tmp_path):
     embedding = model.encoder.embed_tokens.embedding
     before = embedding.weight.clone()
     numbers = glove(tmp_path / "v.txt")
-    model.start_from_vectors(dictionary, tmp_path / "v.txt")
+    model.load_word_vectors(dictionary, tmp_path / "v.txt")
     for word in ("w0", "a b"):
         assert embedding.weight[dictionary.index(word)].tolist() == numbers[word]
     others = [i for i in range(24) if i not in (dictionary.index("w0"), dictionary.index("a b"))]
@@ -248,9 +219,9 @@ def test_vectors_are_copied(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "how, said",
+    "how, message",
     [
-        ({"width": 15}, "has vectors of 15 numbers and the embeddings have 16: give --encoder-input-dim 15"),
+        ({"width": 15}, "has vectors of dimension 15 and the embeddings 16: pass --encoder-input-dim 15"),
         ({"line": "w5 1 2"}, "line 4 has 2 fields after its word instead of 16"),
         ({"line": "w5" + " x" * 16}, "line 4 has 'x', which is no number"),
         ({"line": "w5" + " nan" * 16}, "line 4 has 'nan', which is no number"),
@@ -259,18 +230,15 @@ def test_vectors_are_copied(tmp_path):
         ({"words": ()}, "line 1 is no word with its vector"),
     ],
 )
-def test_wrong_vectors(how, said, tmp_path):
+def test_invalid_word_vectors(how, message, tmp_path):
     model = build("linear_classifier_rope")
     glove(tmp_path / "v.txt", **how)
-    dictionary = Dictionary()
-    for i in range(20):
-        dictionary.add_symbol(f"w{i}")
-    with pytest.raises(ValueError, match=said):
-        model.start_from_vectors(dictionary, tmp_path / "v.txt")
+    with pytest.raises(ValueError, match=message):
+        model.load_word_vectors(dictionary_of(24), tmp_path / "v.txt")
 
 
-def test_numbers_have_no_vectors(tmp_path):
+def test_linear_pixels_have_no_word_vectors(tmp_path):
     glove(tmp_path / "v.txt")
     model = build("linear_classifier_rope", types=260, pixels=GREY)
-    with pytest.raises(ValueError, match="have no vectors: leave it out"):
-        model.start_from_vectors(Dictionary(), tmp_path / "v.txt")
+    with pytest.raises(ValueError, match="has no embeddings: omit it"):
+        model.load_word_vectors(Dictionary(), tmp_path / "v.txt")

@@ -1,4 +1,4 @@
-"""fairseq's own commands on our architectures, as a user types them."""
+"""fairseq's commands with our architectures."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from fairseq_lrpe.config import PositionConfig
 
 
 def run(name, checkpoint, *arguments, text=None):
-    """Runs a command: of the linear model in a new process, as a user does, of the other one in a fork."""
+    """Runs a command for the linear model in a new process, and for the other one in a fork."""
     return run_command(BIN / name if "linear_lm" in str(checkpoint) else name, *arguments, text=text)
 
 
@@ -36,7 +36,7 @@ def checkpoint(request, trained):
     return trained / request.param / "checkpoint_last.pt"
 
 
-def test_checkpoint_is_safe_and_carries_its_method(trained):
+def test_checkpoint_loads_safely_and_contains_its_method(trained):
     state = torch.load(trained / "linear_lm_tmlr_type1/checkpoint_last.pt", weights_only=True)
     model = state["cfg"]["model"]
     assert model["encoding"] == "lrpe" and model["lrpe_core"] == "unitary"
@@ -62,14 +62,7 @@ def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, train
             tokens += len(item["target"])
     assert loss == pytest.approx(total / tokens / math.log(2), abs=2e-4)  # printed with four digits
 
-    shared += [
-        "--batch-size",
-        4,
-        "--required-batch-size-multiple",
-        1,
-        "--task",
-        "language_modeling",
-    ]
+    shared += ["--batch-size", 4, "--required-batch-size-multiple", 1, "--task", "language_modeling"]
     done = run("fairseq-validate", checkpoint, *shared, "--valid-subset", "test")
     assert done.returncode == 0, done.stderr
     validated = float(re.findall(r"'test' subset \| loss ([\d.]+)", done.stdout)[-1])
@@ -80,10 +73,7 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     flags = ["--user-dir", PLUGIN, "--task", "language_modeling", "--path", checkpoint, "--cpu"]
     flags += ["--beam", 3, "--max-len-a", 0, "--max-len-b", 30, "--min-len", 8]
     flags += ["--sample-break-mode", "eos", "--tokens-per-sample", 32, "--batch-size", 5]
-    flags += [
-        "--required-batch-size-multiple",
-        1,
-    ]  # fairseq drops a last batch that is no multiple of 8
+    flags += ["--required-batch-size-multiple", 1]  # fairseq drops a last batch that is no multiple of 8
     words = [data_bin, *flags, "--gen-subset", "test", "--prefix-size", 2]
     generated = run("fairseq-generate", checkpoint, *words)
     assert generated.returncode == 0, generated.stderr
@@ -103,7 +93,7 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     }
 
 
-def test_a_search_with_token_positions_of_neighbours_scores_as_the_whole_does(train, data_bin, tmp_path):
+def test_search_scores_with_convolutional_positions(train, data_bin, tmp_path):
     flags = ["--token-positions", "convolution", "--max-update", 2, "--lr", 1]  # far from uniform
     done = train("softmax_lm_nope", tmp_path, *flags)
     assert done.returncode == 0, done.stderr
@@ -136,7 +126,7 @@ def test_interactive_sampling(checkpoint, data_bin):
     assert sampled.returncode == 0 and "\nH-0" in sampled.stdout, sampled.stderr
 
 
-def test_hydra_train_means_the_same_method(data_bin, tmp_path):
+def test_hydra_train_uses_the_same_method(data_bin, tmp_path):
     sizes = {"embed_dim": 32, "ffn_embed_dim": 64, "layers": 2, "attention_heads": 4}
     done = run_command(
         "fairseq-hydra-train",
@@ -157,14 +147,16 @@ def test_hydra_train_means_the_same_method(data_bin, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     state = torch.load(tmp_path / "checkpoints/checkpoint_last.pt", weights_only=True)
-    stamp = json.loads(bytes(state["model"]["decoder.method.version"].tolist()))
+    fingerprint = json.loads(bytes(state["model"]["decoder.method.version"].tolist()))
     assert (
-        stamp["lrpe_learn_householder"] and stamp["lrpe_learn_theta"] and stamp["linear_norm"] == "layernorm"
+        fingerprint["lrpe_learn_householder"]
+        and fingerprint["lrpe_learn_theta"]
+        and fingerprint["linear_norm"] == "layernorm"
     )
     assert state["model"]["decoder.embed_tokens.weight"].size(1) == 32
 
 
-def test_a_flag_overrides_its_method_both_ways(train, tmp_path):
+def test_flags_override_the_method(train, tmp_path):
     off = train("linear_lm_tmlr_type2", tmp_path / "off", "--no-lrpe-learn-theta", "--max-update", 1)
     on = train("linear_lm_tmlr_type3", tmp_path / "on", "--linear-norm", "content", "--max-update", 1)
     assert off.returncode == 0 and on.returncode == 0, off.stderr + on.stderr
@@ -175,7 +167,7 @@ def test_a_flag_overrides_its_method_both_ways(train, tmp_path):
 
 
 def test_every_flag_has_help():
-    shown = run_command("python", "-m", "fairseq_lrpe.config")
+    shown = run_command("python", "-m", "fairseq_lrpe", "methods", "--flags")
     assert shown.returncode == 0, shown.stderr
     for f in fields(PositionConfig):
         if f.name != "_name":
@@ -184,26 +176,14 @@ def test_every_flag_has_help():
     assert "kind of self-attention: linear, softmax" in shown.stdout
 
 
-REFUSED = {
+INVALID = {
     "unknown encoding": ("linear_lm", ["--encoding", "ropee"], "rope"),
     "unknown attention": ("linear_lm", ["--attention", "cosine"], "linear, softmax"),
     "unknown norm": ("linear_lm", ["--linear-norm", "batch"], "denominator, layernorm, content"),
     "unknown feature map": ("linear_lm", ["--feature-map", "gelu"], "elu, relu"),
-    "unknown core": (
-        "linear_lm",
-        ["--encoding", "lrpe", "--lrpe-core", "hermitian"],
-        "unitary, orthogonal",
-    ),
-    "unknown theta type": (
-        "softmax_lm",
-        ["--encoding", "lrpe", "--lrpe-theta-type", "d"],
-        "a, b, c",
-    ),
-    "fft with a real core": (
-        "linear_lm_tmlr_type2",
-        ["--lrpe-rotation", "fft"],
-        "needs the unitary core",
-    ),
+    "unknown core": ("linear_lm", ["--encoding", "lrpe", "--lrpe-core", "hermitian"], "unitary, orthogonal"),
+    "unknown theta type": ("softmax_lm", ["--encoding", "lrpe", "--lrpe-theta-type", "d"], "a, b, c"),
+    "fft with a real core": ("linear_lm_tmlr_type2", ["--lrpe-rotation", "fft"], "requires the unitary core"),
     "another's option": ("linear_lm_rope", ["--lrpe-core", "unitary"], "is an option of the encoding 'lrpe'"),
     "few buckets": ("softmax_lm_t5", ["--t5-buckets", 2], "multiple of 4 buckets"),
     "no clipping distance": ("softmax_lm_lfhc", ["--lfhc-k", 0], "at least 1, not 0"),
@@ -213,15 +193,11 @@ REFUSED = {
     "heads": ("linear_lm_rope", ["--decoder-attention-heads", 5], "32 is not divisible by 5"),
     "odd head dim": ("softmax_lm_rope", ["--decoder-attention-heads", 32], "must be even, not 1"),
     "odd orthogonal": ("linear_lm_iclr_type2", ["--decoder-embed-dim", 36], "must be even, not 9"),
-    "mixed, too narrow": (
-        "linear_lm_iclr_type1",
-        ["--decoder-attention-heads", 16],
-        "at least 3, not 2",
-    ),
+    "mixed, too narrow": ("linear_lm_iclr_type1", ["--decoder-attention-heads", 16], "at least 3, not 2"),
 }
 
 
-def assert_refused(done, message, save_dir):
+def assert_rejected(done, message, save_dir):
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0
     assert last.startswith("fairseq_lrpe: ") and message in last
@@ -229,24 +205,24 @@ def assert_refused(done, message, save_dir):
     assert not save_dir.exists()
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_one_sentence(case, data_bin, tmp_path):
-    arch, flags, message = REFUSED[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid_flags(case, data_bin, tmp_path):
+    arch, flags, message = INVALID[case]
     flags = train_flags(data_bin, arch, tmp_path / "save", *flags, "--max-update", 1)
-    assert_refused(train_here(*flags), message, tmp_path / "save")
+    assert_rejected(train_here(*flags), message, tmp_path / "save")
 
 
-def test_data_that_is_missing_or_not_binarised(text_folder, tmp_path):
+def test_missing_or_raw_data(text_folder, tmp_path):
     def started(data):
         return train_here(*train_flags(data, "linear_lm_base", tmp_path / "save"))
 
     gone = started(tmp_path / "nowhere")
-    assert_refused(gone, f"{tmp_path / 'nowhere'}' does not exist", tmp_path / "save")
+    assert_rejected(gone, f"{tmp_path / 'nowhere'}' does not exist", tmp_path / "save")
     raw = started(text_folder)
-    assert_refused(raw, "is not binarised, dict.txt, train.bin", tmp_path / "save")
+    assert_rejected(raw, "is not binarized, dict.txt, train.bin", tmp_path / "save")
 
 
-def test_further_data_folders_need_the_training_set_alone(train, data_bin, tmp_path):
+def test_further_data_folders_need_only_the_training_set(train, data_bin, tmp_path):
     shard = tmp_path / "shard"
     shard.mkdir()
     for name in ("train.bin", "train.idx"):
@@ -254,12 +230,12 @@ def test_further_data_folders_need_the_training_set_alone(train, data_bin, tmp_p
     done = train("linear_lm_base", tmp_path / "save", "--max-update", 2, data=f"{data_bin}:{shard}")
     assert done.returncode == 0, done.stderr
     (shard / "train.bin").unlink()
-    refused = train("linear_lm_base", tmp_path / "new", data=f"{data_bin}:{shard}")
-    assert_refused(refused, "is not binarised, train.bin missing", tmp_path / "new")
+    done = train("linear_lm_base", tmp_path / "new", data=f"{data_bin}:{shard}")
+    assert_rejected(done, "is not binarized, train.bin missing", tmp_path / "new")
 
 
-def test_resuming_from_another_method(trained, train, tmp_path):
-    # base and nope have the same parameters: only the stamp tells them apart.
+def test_resuming_with_another_method(trained, train, tmp_path):
+    # base and nope have the same parameters: only the fingerprint tells them apart.
     assert train("linear_lm_base", tmp_path / "base", "--max-update", 1).returncode == 0
     before = (tmp_path / "base/checkpoint_last.pt").read_bytes()
     other = train("linear_lm", tmp_path / "base", "--feature-map", "relu", "--max-update", 2)
@@ -282,35 +258,25 @@ print(sys.argv[1:], "linear_lm_base" in ARCH_MODEL_REGISTRY)
 FOREIGN = ["--arch", "linear_lm_nonsense", "--source-lang", "xx", "--target-lang", "yy"]
 
 
+NAMED = f"""
+from argparse import Namespace
+from fairseq.utils import import_user_module
+import_user_module(Namespace(user_dir={str(PLUGIN)!r}))
+"""
+
+
+@pytest.mark.parametrize("before", ["", NAMED])
 @pytest.mark.parametrize("more", [[], ["--user-dir", PLUGIN]])
-def test_importing_reads_no_command_line(more, tmp_path):
-    """Somebody's own program with flags like fairseq's, and a folder with dictionaries of other languages."""
-    for language in ("en", "de"):
-        (tmp_path / f"dict.{language}.txt").write_text("")
-    done = run_command("python", "-c", PROGRAM, tmp_path, *FOREIGN, *more)
+def test_other_programs_keep_their_command_line(before, more):
+    """A program that imports the plugin may have flags like fairseq's."""
+    done = run_command(BIN / "python" if before else "python", "-c", before + PROGRAM, *FOREIGN, *more)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{[str(x) for x in (tmp_path, *FOREIGN, *more)]} True\n"
-
-
-def test_a_program_that_names_the_plugin_to_fairseqs_functions_keeps_its_own_flags():
-    program = "from argparse import Namespace\nfrom fairseq.utils import import_user_module\n"
-    program += f"import_user_module(Namespace(user_dir={str(PLUGIN)!r}))\n{PROGRAM}"
-    done = run_command(BIN / "python", "-c", program, *FOREIGN)
-    assert done.returncode == 0 and done.stdout.endswith("True\n"), done.stderr
-
-
-@pytest.mark.parametrize("command", ["fairseq-generate", "fairseq-interactive"])
-def test_a_language_without_a_dictionary_is_refused_by_every_command(command, tmp_path):
-    for language in ("en", "de"):
-        (tmp_path / f"dict.{language}.txt").write_text("")
-    flags = ["--user-dir", PLUGIN, "--path", tmp_path / "none.pt", "-s", "en", "-t", "fr"]
-    message = "has no dict.fr.txt: its languages are de, en, give its languages as"
-    assert_refused(run_command(command, tmp_path, *flags), message, tmp_path / "none.pt")
+    assert done.stdout.endswith(f"{[str(x) for x in (*FOREIGN, *more)]} True\n")
 
 
 @pytest.mark.parametrize("start", [["fairseq-train"], ["python", "-m", "fairseq_cli.train"]])
-def test_an_unknown_method_is_refused_however_the_command_is_started(start, data_bin, tmp_path):
-    """torchrun starts the second one."""
+def test_unknown_method(start, data_bin, tmp_path):
+    """torchrun uses the second form."""
     flags = train_flags(data_bin, "softmax_transformer_xxl", tmp_path / "save")
-    message = "softmax_transformer has no method 'xxl': choose from base, nope, rope"
-    assert_refused(run_command(*start, *flags), message, tmp_path / "save")
+    message = "softmax_transformer has no method 'xxl' (did you mean 'xl'?): `lrpe methods`"
+    assert_rejected(run_command(*start, *flags), message, tmp_path / "save")

@@ -1,4 +1,4 @@
-"""The YAML of docs/hydra, trained by fairseq-hydra-train as its first lines say."""
+"""The example of docs/hydra trains with fairseq-hydra-train."""
 
 import json
 
@@ -10,16 +10,20 @@ SMALL = "common.cpu=true task.tokens_per_sample=32 model.decoder_layers=1 model.
 SMALL += "model.decoder_ffn_embed_dim=64 model.decoder_attention_heads=4 optimization.max_update=2"
 
 
-def test_the_example_trains_its_method(data_bin, tmp_path):
+def test_documented_example_trains(data_bin, tmp_path):
     words = [f"task.data={data_bin}", *SMALL.split(), "model.dropout=0.3", "dataset.num_workers=0"]
     words += [f"checkpoint.save_dir={tmp_path}/checkpoints", f"hydra.run.dir={tmp_path}/hydra"]
     done = run_command("fairseq-hydra-train", "--config-dir", "docs/hydra", "--config-name", "lm", *words)
     assert done.returncode == 0, done.stderr
     state = torch.load(tmp_path / "checkpoints/checkpoint_last.pt", weights_only=True)
     example = OmegaConf.load(REPOSITORY / "docs/hydra/lm.yaml")
-    stamp = json.loads(bytes(state["model"]["decoder.method.version"].tolist()))
+    fingerprint = json.loads(bytes(state["model"]["decoder.method.version"].tolist()))
     assert example.model._name == "linear_lm_tmlr_type1"
-    assert stamp["encoding"] == "lrpe" and stamp["lrpe_core"] == "unitary" and stamp["lrpe_learn_theta"]
+    assert (
+        fingerprint["encoding"] == "lrpe"
+        and fingerprint["lrpe_core"] == "unitary"
+        and fingerprint["lrpe_learn_theta"]
+    )
     cfg = state["cfg"]
     assert cfg["model"]["dropout"] == 0.3 and cfg["model"]["decoder_layers"] == 1
     assert cfg["optimizer"]["adam_betas"] == example.optimizer.adam_betas

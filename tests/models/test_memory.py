@@ -1,19 +1,19 @@
-"""A memory of the segments before: what it sees, what it learns, and that decoding goes on from it."""
+"""Memory of previous segments: outputs, gradients and decoding."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
 from exact import assert_same
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from tiny_models import build_model, dictionary_of
 
-import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.tasks.memory_lm import MemoryLMConfig, MemoryLMTask, Segment
 
-RELATIVE = {name: method for name, method in METHODS.items() if not ENCODINGS[method.encoding].absolute}
+RELATIVE = {
+    name: method for name, method in METHODS.items() if not ENCODINGS[method.encoding].uses_absolute_positions
+}
 ARCHITECTURES = [f"{a}_lm_{name}" for name, method in RELATIVE.items() for a in method.attentions()]
 LINEAR = [arch for arch in ARCHITECTURES if arch.startswith("linear")]
 MOVABLE = [arch for arch in LINEAR if not arch.endswith("_spe")]
@@ -22,21 +22,14 @@ LENGTH = 24
 
 def build(arch, memory_length=0, memory="hidden", length=5, **flags):
     """A small decoder in float64 without dropout, and its task's flags."""
-    dictionary = Dictionary()
-    for i in range(20):
-        dictionary.add_symbol(f"w{i}")
     args = SimpleNamespace(**vars(MemoryLMConfig()))
     args.tokens_per_sample, args.memory_length, args.memory = length, memory_length, memory
     task_flags = {k: flags.pop(k) for k in ("clamp_length", "same_length") if k in flags}
     vars(args).update(task_flags)
-    config = MODEL_DATACLASS_REGISTRY[arch]()
-    sizes = {"embed_dim": 32, "input_dim": 32, "output_dim": 32, "ffn_embed_dim": 48, "layers": 2}
-    sizes = {f"decoder_{name}": size for name, size in sizes.items()} | {"decoder_attention_heads": 4}
     fixed = {"add_bos_token": False, "tpu": False, "dropout": 0.0, "max_target_positions": 64}
-    for name, value in (sizes | fixed | {"token_positions": "none", **flags}).items():
-        setattr(config, name, value)
+    flags = fixed | {"token_positions": "none", "tokens_per_sample": length, **flags}
     torch.manual_seed(1)
-    model = ARCH_MODEL_REGISTRY[arch].build_model(config, MemoryLMTask(args, dictionary)).double().eval()
+    model = build_model(arch, MemoryLMTask(args, dictionary_of()), **flags).double().eval()
     with torch.no_grad():
         for layer in model.decoder.layers:
             for parameter in layer.self_attn.encoding.parameters():
@@ -49,7 +42,7 @@ def words(length=LENGTH, batch=2):
 
 
 def in_segments(decoder, tokens, length, split="valid", stream=0):
-    """The decoder's output (B, n, V) of a text that it reads segment by segment."""
+    """Returns the decoder's output (B, n, V) for a text that is read segment by segment."""
     parts = tokens.split(length, dim=1)
     return torch.cat([decoder(x, segment=Segment(split, stream, i))[0] for i, x in enumerate(parts)], dim=1)
 
@@ -57,7 +50,7 @@ def in_segments(decoder, tokens, length, split="valid", stream=0):
 @pytest.mark.parametrize("length", [1, 5, LENGTH])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @torch.no_grad()
-def test_with_a_memory_of_all_segments_are_one_pass(arch, length):
+def test_segments_with_full_memory_equal_one_pass(arch, length):
     decoder, tokens = build(arch, memory_length=LENGTH, length=length), words()
     assert_same(in_segments(decoder, tokens, length), decoder(tokens)[0])
 
@@ -65,7 +58,7 @@ def test_with_a_memory_of_all_segments_are_one_pass(arch, length):
 @pytest.mark.parametrize("length", [1, 5])
 @pytest.mark.parametrize("arch", MOVABLE)
 @torch.no_grad()
-def test_with_running_sums_segments_are_one_pass(arch, length):
+def test_segments_with_running_sums_equal_one_pass(arch, length):
     decoder, tokens = build(arch, memory="state", length=length), words()
     assert_same(in_segments(decoder, tokens, length), decoder(tokens)[0])
 
@@ -77,8 +70,8 @@ FAR |= {arch: 1e-9 for arch in FAR if METHODS[arch.removeprefix("linear_lm_")].f
 
 @pytest.mark.parametrize("arch", FAR)
 @torch.no_grad()
-def test_running_sums_far_from_the_start(arch):
-    """At position 1,000,000, where sums are moved a thousand times and where keys are encoded anew."""
+def test_running_sums_at_distant_positions(arch):
+    """Sums shifted a thousand times equal those of keys encoded at position 1,000,000."""
     attention, far = build(arch, memory="state").layers[0].self_attn, 10**6
     encoding, g = attention.encoding, torch.Generator().manual_seed(4)
     k, v = (torch.randn(2, 4, 6, 8, generator=g, dtype=torch.float64) for _ in range(2))
@@ -89,20 +82,20 @@ def test_running_sums_far_from_the_start(arch):
 
     near, moved = sums(0), {"sums": sums(far)}
     for _ in range(1000):
-        moved = attention.moved(moved, far // 1000)
+        moved = attention.shift_state(moved, far // 1000)
     assert_same(tuple(moved["sums"]), near, FAR[arch])
 
 
 @pytest.mark.parametrize("arch", ["softmax_lm_xl", "linear_lm_tmlr_type1", "linear_lm_per"])
 @torch.no_grad()
-def test_without_a_memory_segments_stand_alone(arch):
+def test_segments_are_independent_without_memory(arch):
     decoder, tokens = build(arch), words()
     alone = torch.cat([decoder(part)[0] for part in tokens.split(5, dim=1)], dim=1)
     assert torch.equal(in_segments(decoder, tokens, 5), alone)
 
 
-def test_matrices_start_from_the_normal_distribution_that_is_asked_for():
-    """Each of N(0, 0.02); biases are 0, and so is the embedding of padding."""
+def test_init_std():
+    """Matrices are drawn from N(0, 0.02²); biases and the padding embedding are 0."""
     decoder = build("softmax_lm_xl", init_std=0.02)
     for name, parameter in decoder.named_parameters():
         if "encoding" not in name and "norm" not in name:  # build has moved the encodings' own
@@ -116,8 +109,8 @@ def test_matrices_start_from_the_normal_distribution_that_is_asked_for():
 
 @pytest.mark.parametrize("arch", ["softmax_lm_rope", "linear_lm_tmlr_type1"])
 @torch.no_grad()
-def test_each_layer_reaches_as_far_as_the_memory(arch):
-    """What a position depends on, by changing each word, is what plain counting of its keys' keys gives."""
+def test_receptive_field_of_memory(arch):
+    """Changing each word shows the positions that depend on it: the keys of keys."""
     length, memory, tokens = 4, 3, words(batch=1)
     decoder = build(arch, memory_length=memory, length=length)
 
@@ -136,7 +129,7 @@ def test_each_layer_reaches_as_far_as_the_memory(arch):
 
 
 def plain(decoder, tokens, memory):
-    """Transformer-XL written out for a pre-norm decoder; ``memory`` has the inputs of each layer before."""
+    """Reference Transformer-XL with a pre-norm decoder; ``memory`` has previous inputs of each layer."""
     x, kept = decoder.embed_scale * decoder.embed_tokens(tokens).transpose(0, 1), []
     for layer, before in zip(decoder.layers, memory, strict=True):
         both = x if before is None else torch.cat([before, x])
@@ -151,8 +144,8 @@ def plain(decoder, tokens, memory):
     "arch",
     [f"softmax_lm_{name}" for name in ("xl", "shaw", "roper", "cope", "path")] + ["linear_lm_tmlr_type1"],
 )
-def test_gradients_are_those_of_a_constant_memory(arch):
-    """They reach the projections of what is remembered, and no word that is seen in the memory alone."""
+def test_gradients_do_not_reach_the_memory(arch):
+    """Gradients reach the projections of the memory, but not words that are only in the memory."""
     decoder = build(arch, memory_length=7, share_decoder_input_output_embed=False)
     tokens, gradients = words(15), []
     first = tokens[:, :10].unique()
@@ -177,22 +170,22 @@ def written_out(decoder, tokens, length):
 
 @pytest.mark.parametrize("arch", [arch for arch in MOVABLE if "ablation" not in arch])
 def test_gradients_with_running_sums(arch):
-    """Against differences, of the tokens and of each parameter; what was summed up before is a constant."""
+    """Gradients of tokens and parameters equal finite differences; previous sums are constant."""
     attention = build(arch, memory="state").layers[0].self_attn
     first, x = torch.randn(2, 3, 2, 32, dtype=torch.float64)
-    attention.carries = True
+    attention.carry_state = True
     attention(first)
-    before, leaves = attention.carried, [x.requires_grad_(), *attention.parameters()]
+    before, leaves = attention.carried_state, [x.requires_grad_(), *attention.parameters()]
 
     def read(*_):
-        attention.carried = before
+        attention.carried_state = before
         return attention(x)[0]
 
     assert torch.autograd.gradcheck(read, leaves, fast_mode=True)
 
 
 @torch.no_grad()
-def test_training_and_validation_have_a_memory_each():
+def test_training_and_validation_have_separate_memories():
     decoder, tokens = build("softmax_lm_rope", memory_length=8), words()
     expected = in_segments(decoder, tokens, 5)
     for number, part in enumerate(tokens.split(5, dim=1)):
@@ -204,7 +197,7 @@ def test_training_and_validation_have_a_memory_each():
 
 
 @torch.no_grad()
-def test_each_group_of_streams_has_a_memory():
+def test_each_group_of_streams_has_its_memory():
     decoder, tokens = build("softmax_lm_rope", memory_length=8), words(batch=4)
     whole = in_segments(decoder, tokens, 5)
     parts = []
@@ -215,7 +208,7 @@ def test_each_group_of_streams_has_a_memory():
 
 
 @torch.no_grad()
-def test_a_memory_of_another_place_is_not_used(caplog):
+def test_memory_of_another_place_is_dropped(caplog):
     decoder, tokens = build("softmax_lm_rope", memory_length=8), words()
     decoder.train()
     decoder(tokens[:, :5], segment=Segment("train", 0, 0))
@@ -228,28 +221,28 @@ def test_a_memory_of_another_place_is_not_used(caplog):
 
 
 @torch.no_grad()
-def test_with_the_same_length_each_position_sees_as_many_keys():
-    """By the definition: of each layer's inputs the last M up to the position itself, anew for each."""
+def test_same_length():
+    """Each position attends to the last M inputs up to itself."""
     decoder, tokens, memory = build("softmax_lm_xl", memory_length=6, same_length=True), words(), 6
     attention = decoder.layers[0].self_attn
     x = torch.randn(12, 2, 32, dtype=torch.float64)
-    attention.before, last = x[:7], x[7:]
+    attention.memory, last = x[:7], x[7:]
     found = attention(last)[0]
-    attention.before = None
+    attention.memory = None
     for i in range(5):
         seen = x[7 + i + 1 - memory : 7 + i + 1]
         assert_same(found[i : i + 1], attention(seen[-1:], seen)[0])
     assert not torch.equal(in_segments(decoder, tokens, 5), in_segments(build("softmax_lm_xl", 6), tokens, 5))
 
 
-BY_DISTANCE = [name for name, cls in ENCODINGS.items() if cls.by_distance]
+BY_DISTANCE = [name for name, cls in ENCODINGS.items() if cls.uses_distance_table]
 
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", BY_DISTANCE)
 @torch.no_grad()
-def test_a_clamped_distance_is_as_the_largest(name, causal):
-    """With the same content everywhere a bias says how far a key is."""
+def test_clamp_length(name, causal):
+    """With equal contents, the bias depends on the distance alone."""
     encoding = ENCODINGS[name](num_heads=2, head_dim=4, causal=causal, max_positions=64).double()
     for parameter in encoding.parameters():
         parameter.normal_()
@@ -267,15 +260,15 @@ def test_a_clamped_distance_is_as_the_largest(name, causal):
 @pytest.mark.parametrize("prompt", [1, 7, 15])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @torch.no_grad()
-def test_decoding_goes_on_from_a_memory(arch, prompt):
-    """Step by step, after a prompt that may be longer than a segment, as segments are evaluated."""
+def test_decoding_with_memory(arch, prompt):
+    """Decoding after a prompt, even one longer than a segment, equals evaluation by segments."""
     decoder, tokens = build(arch, memory_length=7), words()
     check_decoding(decoder, tokens, prompt)
 
 
 @pytest.mark.parametrize("arch", MOVABLE)
 @torch.no_grad()
-def test_decoding_goes_on_from_running_sums(arch):
+def test_decoding_with_running_sums(arch):
     check_decoding(build(arch, memory="state"), words(), 7)
 
 
@@ -291,9 +284,9 @@ def check_decoding(decoder, tokens, prompt):
 
 
 @torch.no_grad()
-def test_the_memory_of_a_decoding_does_not_grow():
+def test_decoding_memory_has_bounded_size():
     decoder, tokens, state = build("softmax_lm_rope", memory_length=7), words(200, 1), {}
     for step in range(200):
         decoder(tokens[:, : step + 1], incremental_state=state)
-    largest = max(x.size(1) for saved in state.values() for x in [saved["read"]])
+    largest = max(x.size(1) for saved in state.values() for x in [saved["segment_inputs"]])
     assert largest <= 7 + 5

@@ -1,4 +1,4 @@
-"""Interrupted and distributed training give what one uninterrupted process gives."""
+"""Interrupted and distributed training equals that of one uninterrupted process."""
 
 import os
 import signal
@@ -13,17 +13,9 @@ def parameters(folder):
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
 
 
-def test_resume_after_a_kill_gives_the_same_parameters(train, data_bin, tmp_path):
+def test_resuming_after_kill_gives_same_parameters(train, data_bin, tmp_path):
     arch, whole, killed = "linear_lm_tmlr_type1", tmp_path / "whole", tmp_path / "killed"
-    flags = [
-        "--max-update",
-        40,
-        "--save-interval-updates",
-        3,
-        "--dropout",
-        0.1,
-        "--disable-validation",
-    ]
+    flags = ["--max-update", 40, "--save-interval-updates", 3, "--dropout", 0.1, "--disable-validation"]
     assert train(arch, whole, *flags).returncode == 0
 
     process = subprocess.Popen(
@@ -47,24 +39,14 @@ def test_resume_after_a_kill_gives_the_same_parameters(train, data_bin, tmp_path
         assert torch.equal(whole[name], resumed[name]), name
 
 
-def test_two_processes_give_the_update_of_one_with_the_summed_batch(train, data_bin, tmp_path):
-    arch, flags = (
-        "linear_lm_tmlr_type2",
-        ["--dropout", 0, "--disable-validation", "--no-epoch-checkpoints"],
-    )
+def test_two_processes_equal_one_with_summed_batch(train, data_bin, tmp_path):
+    arch, flags = ("linear_lm_tmlr_type2", ["--dropout", 0, "--disable-validation", "--no-epoch-checkpoints"])
     for updates in (1, 3):
         one = train(arch, tmp_path / f"one{updates}", *flags, "--update-freq", 2, "--max-update", updates)
         assert one.returncode == 0, one.stderr
     # fairseq derives the device from torchrun's variables by the number of GPUs, which is 0 here:
     # env:// and rank -1 leave both to torch.
-    flags += [
-        "--max-update",
-        3,
-        "--distributed-world-size",
-        2,
-        "--distributed-init-method",
-        "env://",
-    ]
+    flags += ["--max-update", 3, "--distributed-world-size", 2, "--distributed-init-method", "env://"]
     flags += ["--distributed-rank", -1, "--distributed-no-spawn"]
     flags += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
     two = run_command(

@@ -1,4 +1,4 @@
-"""An encoding that is one module for all layers: TUPE, in models that are built, trained and read again."""
+"""Encodings that all layers share (TUPE): models, training and checkpoints."""
 
 import copy
 from types import SimpleNamespace
@@ -6,16 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from exact import assert_same
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq_cli import eval_lm
-from omegaconf import OmegaConf
 from tiny import run_here
+from tiny_models import build_model, task_of
 
-import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.attention import SelfAttention
 
-SIZES = {"layers": 3, "embed_dim": 32, "ffn_embed_dim": 48, "attention_heads": 4}
+BOTH = ("encoder", "decoder")
+PARTS = {"lm": ("decoder",), "transformer": BOTH, "question_generator": BOTH}
 SHAPES = {
     "lm": {"tokens_per_sample": 24, "max_target_positions": 24, "add_bos_token": False, "tpu": False},
     "roberta": {"max_positions": 24},
@@ -28,24 +26,14 @@ every_method = pytest.mark.parametrize("method", ["tupe_a", "tupe_r"])
 
 def build(family, method, **flags):
     """A small model in float64."""
-    dictionary = Dictionary()
-    for i in range(20):
-        dictionary.add_symbol(f"w{i}")
-    arch = f"softmax_{family}_{method}"
-    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]())
-    sizes = {f"{part}_{name}": x for part in ("encoder", "decoder") for name, x in SIZES.items()}
-    for name, value in {**sizes, **SHAPES[family], **flags}.items():
-        if name in config:
-            setattr(config, name, value)
-    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    task.cfg, task.labels = SimpleNamespace(image_size=12), range(5)
     torch.manual_seed(0)
-    model = ARCH_MODEL_REGISTRY[arch].build_model(OmegaConf.create({"model": config}).model, task)
-    return model.double().eval()
+    task = task_of(cfg=SimpleNamespace(image_size=12), labels=range(5))
+    sizes = {f"{part}_layers": 3 for part in PARTS.get(family, ("encoder",))}
+    return build_model(f"softmax_{family}_{method}", task, **sizes, **SHAPES[family], **flags).double().eval()
 
 
 def encodings(model):
-    """Those of the model's layers, in the parts that have one."""
+    """The TUPE encodings of all layers."""
     found = [x.encoding for x in model.modules() if isinstance(x, SelfAttention)]
     return [encoding for encoding in found if encoding.name == "tupe"]
 
@@ -61,8 +49,8 @@ def encodings(model):
         ("vit", 1, [False]),
     ],
 )
-def test_one_module_for_each_part(family, modules, special, method):
-    """Counted once, and of a first token that is a special one in RoBERTa alone."""
+def test_one_module_per_part(family, modules, special, method):
+    """Parameters count once, and only RoBERTa treats the first token separately."""
     model = build(family, method)
     found = encodings(model)
     single = list(dict.fromkeys(found))
@@ -75,15 +63,15 @@ def test_one_module_for_each_part(family, modules, special, method):
 
 
 @every_method
-def test_a_copy_shares_as_well(method):
-    """As fairseq's moving average of a model makes it."""
+def test_copies_share_the_encoding(method):
+    """fairseq's moving average copies models."""
     copied = encodings(copy.deepcopy(build("lm", method)))
     assert len(copied) == 3 and len(set(copied)) == 1
 
 
 @every_method
-def test_gradients_of_all_layers_add_up(method):
-    """They are what three modules with the same values would get together."""
+def test_gradients_are_summed_over_layers(method):
+    """The gradient is the sum of those of three separate modules with the same values."""
     model, tokens = build("lm", method), torch.randint(4, 24, (2, 20))
     apart = copy.deepcopy(model)
     for layer in apart.decoder.layers:
@@ -98,7 +86,7 @@ def test_gradients_of_all_layers_add_up(method):
 
 @every_method
 @pytest.mark.parametrize("family", ["roberta", "transformer"])
-def test_activations_that_are_computed_again_give_the_same_gradients(family, method):
+def test_activation_checkpointing_gives_same_gradients(family, method):
     plain = build(family, method)
     again = build(family, method, checkpoint_activations=True)
     again.load_state_dict(plain.state_dict())
@@ -123,19 +111,13 @@ def trained(train, tmp_path_factory):
     return folder
 
 
-UPDATES = [
-    "--max-target-positions",
-    40,
-    "--disable-validation",
-    "--dropout",
-    0.1,
-    "--no-epoch-checkpoints",
-    "--max-update",
-]
+UPDATES = (
+    "--max-target-positions 40 --disable-validation --dropout 0.1 --no-epoch-checkpoints --max-update".split()
+)
 NAME = "decoder.layers.{}.self_attn.encoding.positions.weight"
 
 
-def test_a_training_goes_on_bit_for_bit(trained, train, tmp_path):
+def test_resumed_training_is_identical(trained, train, tmp_path):
     for updates in (3, 6):
         done = train("softmax_lm_tupe_r", tmp_path, *UPDATES, updates)
         assert done.returncode == 0, done.stderr
@@ -157,11 +139,9 @@ def test_an_evaluation(trained, data_bin):
     assert done.returncode == 0, done.stderr
 
 
-def test_a_longer_table_than_that_of_training_is_refused(trained, train, data_bin, tmp_path):
-    """Where a model of other positions reads the checkpoint, in an evaluation or to go on from it."""
-    message = (
-        "has 40 positions in attention and the model 64: give the --max-target-positions of its training"
-    )
+def test_larger_position_table_is_rejected(trained, train, data_bin, tmp_path):
+    """For evaluation and for continued training."""
+    message = "size mismatch for decoder.layers.0.self_attn.encoding.positions.weight"
     overrides = ["--model-overrides", "{'max_target_positions': 64}", "--tokens-per-sample", 64]
     more = ["--max-target-positions", 64, "--finetune-from-model", trained / "checkpoint_last.pt"]
     for done in (
@@ -175,15 +155,15 @@ def test_a_longer_table_than_that_of_training_is_refused(trained, train, data_bi
 @pytest.mark.parametrize(
     "flags, message",
     [
-        ("--ddp-backend fully_sharded", "fully_sharded would shard in each of them: give another backend"),
+        ("--ddp-backend fully_sharded", "fully_sharded would shard in each layer: use another backend"),
         (
             "--checkpoint-activations --distributed-world-size 2 --distributed-init-method env://",
-            "--ddp-backend pytorch_ddp does not take beside --checkpoint-activations: give --ddp-backend leg",
+            "--ddp-backend pytorch_ddp does not support with --checkpoint-activations: pass --ddp",
         ),
     ],
 )
-def test_several_processes_that_cannot_share(flags, message, train, tmp_path):
+def test_unsupported_distributed_training(flags, message, train, tmp_path):
     done = train("softmax_lm_tupe_a", tmp_path / "save", *UPDATES, 1, *flags.split())
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("fairseq_lrpe: all layers share one tupe, which") and message in last
+    assert last.startswith("fairseq_lrpe: all layers share the encoding tupe, which") and message in last
     assert done.returncode != 0 and "Traceback" not in done.stderr and not (tmp_path / "save").exists()

@@ -1,27 +1,19 @@
-"""Translation models: beam search with and without state, padding on either side, fairseq's own weights."""
+"""Translation models: beam search, padding on either side, and fairseq's weights."""
 
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fairseq.data import Dictionary
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase, TransformerModelBase
 from fairseq.sequence_generator import SequenceGenerator
-from omegaconf import OmegaConf
+from tiny_models import EOS, PAD, SIZES, architectures, build_model, dictionary_of, task_of
 
-import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
 
-CASES = [
-    (f"{attention}_transformer_{name}", {})
-    for name, method in METHODS.items()
-    for attention in method.attentions()
-    if ENCODINGS[method.encoding].bidirectional
-]
+CASES = [(arch, {}) for arch in architectures("transformer", bidirectional=True)]
 CASES += [
     (f"softmax_transformer_{name}", {"encoding_in": "decoder"})
     for name, method in METHODS.items()
@@ -36,60 +28,47 @@ CASES += [
 every = pytest.mark.parametrize(
     "arch, flags", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(x.values())
 )
-SHAPE = {
-    f"{part}_{name}": value
-    for part in ("encoder", "decoder")
-    for name, value in (("layers", 2), ("embed_dim", 32), ("ffn_embed_dim", 48), ("attention_heads", 4))
-}
 
 
 def tiny_task():
-    source, target = Dictionary(), Dictionary()
-    for i in range(20):
-        source.add_symbol(f"s{i}")
-        target.add_symbol(f"t{i}")
-    return SimpleNamespace(source_dictionary=source, target_dictionary=target)
+    return task_of(dictionary_of(prefix="s"), dictionary_of(prefix="t"))
 
 
 def build(arch, **flags):
-    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]())
-    for name, value in {**SHAPE, **flags}.items():
-        setattr(config, name, value)
-    model = ARCH_MODEL_REGISTRY[arch].build_model(OmegaConf.create({"model": config}).model, tiny_task())
-    return model.eval()
+    return build_model(arch, tiny_task(), **flags).eval()
 
 
 def batch(side):
     """Sources of 12, 9 and 5 tokens, padded on one side."""
-    pad, lengths = Dictionary().pad(), (12, 9, 5)
-    tokens = torch.full((3, 12), pad)
+    lengths = (12, 9, 5)
+    tokens = torch.full((3, 12), PAD)
     for row, length in zip(tokens, lengths, strict=True):
         place = slice(12 - length, 12) if side == "left" else slice(0, length)
         row[place] = torch.randint(4, 24, (length,))
-        row[place][-1] = Dictionary().eos()
+        row[place][-1] = EOS
     return tokens, torch.tensor(lengths)
 
 
 def sources(tokens):
-    return [row[row != Dictionary().pad()][None] for row in tokens]
+    return [row[row != PAD][None] for row in tokens]
 
 
 def translations(model, tokens, beam=3):
-    """What beam search finds for each source: [(tokens, score), ..] of all hypotheses."""
+    """The hypotheses of a beam search for each source: [(tokens, score), ..]."""
     generator = SequenceGenerator([model], tiny_task().target_dictionary, beam_size=beam, max_len_b=15)
-    lengths = tokens.ne(Dictionary().pad()).sum(1)
+    lengths = tokens.ne(PAD).sum(1)
     found = generator.generate([model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
     return [[(h["tokens"].tolist(), float(h["score"])) for h in hypotheses] for hypotheses in found]
 
 
 def without_state(model):
-    """The same model, whose decoder makes everything anew in each step."""
+    """The same model with a decoder that ignores the incremental state."""
     decoder, forward = model.decoder, model.decoder.forward
 
-    def anew(prev_output_tokens, encoder_out=None, incremental_state=None, **kwargs):
+    def without_incremental(prev_output_tokens, encoder_out=None, incremental_state=None, **kwargs):
         return forward(prev_output_tokens, encoder_out=encoder_out, **kwargs)
 
-    decoder.forward = anew
+    decoder.forward = without_incremental
     return model
 
 
@@ -101,7 +80,7 @@ def assert_same(one, other):
 
 @every
 @torch.no_grad()
-def test_beam_search_with_state_is_that_without(arch, flags):
+def test_beam_search_equals_search_without_state(arch, flags):
     model = build(arch, **flags)
     tokens, _ = batch("left")
     with_state = translations(model, tokens)
@@ -111,12 +90,12 @@ def test_beam_search_with_state_is_that_without(arch, flags):
 
 @every
 @torch.no_grad()
-def test_padding_on_either_side_changes_no_translation(arch, flags):
+def test_padding_does_not_change_translations(arch, flags):
     model = build(arch, **flags)
     tokens, _ = batch("left")
     left = translations(model, tokens)
     alone = [found for row in sources(tokens) for found in translations(model, row)]
-    right = torch.full_like(tokens, Dictionary().pad())
+    right = torch.full_like(tokens, PAD)
     for row, source in zip(right, sources(tokens), strict=True):
         row[: source.numel()] = source
     assert_same(left, alone)
@@ -124,7 +103,7 @@ def test_padding_on_either_side_changes_no_translation(arch, flags):
 
 
 @torch.no_grad()
-def test_the_encoders_output_is_copied_only_where_rows_leave_their_sentence():
+def test_encoder_output_is_copied_only_if_needed():
     encoder = build("linear_transformer_rope").encoder
     tokens, lengths = batch("left")
     out = encoder.reorder_encoder_out(encoder(tokens, lengths), torch.tensor([0, 0, 1, 1, 2, 2]))
@@ -140,7 +119,7 @@ def test_the_encoders_output_is_copied_only_where_rows_leave_their_sentence():
 
 
 @every
-def test_each_part_has_the_attention_that_was_asked_for(arch, flags):
+def test_parts_have_the_requested_attention(arch, flags):
     model = build(arch, **flags)
     attention, _, name = arch.split("_", 2)
     kinds = {"linear": LinearAttention, "softmax": SoftmaxAttention}
@@ -151,26 +130,27 @@ def test_each_part_has_the_attention_that_was_asked_for(arch, flags):
         for number, layer in enumerate(getattr(model, part).layers, 1):
             assert type(layer.self_attn) is kinds[kind] and type(layer.self_attn.encoding) is encoding
             assert layer.self_attn.causal == (part == "decoder")
-            assert layer.self_attn.encoding.layer == (1 if encoding.shared_by_layers else number)
+            assert layer.self_attn.encoding.layer == (1 if encoding.shared_across_layers else number)
 
 
-def stamps(model):
+def fingerprints(model):
     return {name: value for name, value in model.state_dict().items() if "method" in name}
 
 
 def ours_and_fairseqs():
     """Two models with the same weights."""
     ours = build("softmax_transformer_base")
+    sizes = {f"{part}_{name}": x for part in ("encoder", "decoder") for name, x in SIZES.items()}
     config = TransformerConfig.from_namespace(
-        SimpleNamespace(**SHAPE, decoder_output_dim=32, decoder_input_dim=32)
+        SimpleNamespace(**sizes, decoder_output_dim=32, decoder_input_dim=32)
     )
     fairseqs = TransformerModelBase.build_model(config, tiny_task()).eval()
-    assert not ours.load_state_dict(fairseqs.state_dict() | stamps(ours)).missing_keys
+    assert not ours.load_state_dict(fairseqs.state_dict() | fingerprints(ours)).missing_keys
     return ours, fairseqs
 
 
 @torch.no_grad()
-def test_softmax_base_is_fairseqs_own():
+def test_softmax_base_equals_fairseqs_transformer():
     ours, fairseqs = ours_and_fairseqs()
     tokens, lengths = batch("left")
     previous = torch.randint(4, 24, (3, 7))
@@ -181,7 +161,7 @@ def test_softmax_base_is_fairseqs_own():
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in fairseqs.parameters())
 
 
-def test_softmax_base_learns_what_fairseqs_own_does():
+def test_softmax_base_has_fairseqs_gradients():
     tokens, lengths = batch("left")
     previous, target = torch.randint(4, 24, (2, 3, 7))
     gradients = []

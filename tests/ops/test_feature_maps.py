@@ -1,4 +1,4 @@
-"""Feature maps against their formulas."""
+"""Compares feature maps with their formulas."""
 
 import math
 
@@ -33,7 +33,7 @@ def test_formula(name):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(values=st.lists(st.floats(-1e4, 1e4, allow_subnormal=False), min_size=1, max_size=20))
-def test_never_negative(name, dtype, values):  # with attention imported, a CPU takes subnormal numbers for 0
+def test_never_negative(name, dtype, values):  # importing attention makes a CPU flush subnormal numbers to 0
     out = FEATURE_MAPS[name](torch.tensor(values, dtype=torch.float64).to(dtype))
     assert out.dtype == dtype
     assert (out >= 0).all()
@@ -48,7 +48,7 @@ def test_gradients(name):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
-def test_elu_is_precise_where_it_is_small(dtype, autocast):
+def test_elu_is_precise_for_small_values(dtype, autocast):
     x = torch.linspace(-9, 2, 200).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         y = FEATURE_MAPS["elu"](x)
@@ -61,7 +61,7 @@ def test_elu_is_precise_where_it_is_small(dtype, autocast):
     torch.testing.assert_close(gradient.double(), expected.clamp(max=1), **tolerance)
 
 
-def test_elu_keeps_its_output_alone():
+def test_elu_stores_only_its_output():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
         y = FEATURE_MAPS["elu"](torch.randn(10, requires_grad=True))

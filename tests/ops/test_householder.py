@@ -1,4 +1,4 @@
-"""The reflection against its explicit matrix."""
+"""Compares the reflection with its explicit matrix."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_explicit_matrix_and_gradients(length):
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
 
-def test_it_is_an_orthogonal_reflection():
+def test_is_an_orthogonal_reflection():
     v = 7 * torch.randn(6, dtype=torch.float64)
     reflection = householder(torch.eye(6, dtype=torch.float64), v)
     close = {"rtol": 0, "atol": 1e-12}
@@ -38,6 +38,6 @@ def test_it_is_an_orthogonal_reflection():
     torch.testing.assert_close(householder(orthogonal, v), orthogonal, **close)
 
 
-def test_the_length_of_v_does_not_matter():
+def test_norm_of_v_has_no_effect():
     x, v = torch.randn(3, 4, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
     torch.testing.assert_close(householder(x, v), householder(x, -1e3 * v), rtol=0, atol=1e-12)

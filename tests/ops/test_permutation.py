@@ -1,4 +1,4 @@
-"""Powers of permutations against composing them one by one."""
+"""Compares powers of permutations with repeated composition."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ permutations = st.integers(1, 9).flatmap(lambda d: st.permutations(range(d)))
 
 
 def composed(permutation, count):
-    """π^0, π^1, ... one by one, as lists."""
+    """Returns π^0, π^1, ... as lists."""
     powers = [list(range(len(permutation)))]
     for _ in range(count):
         powers.append([permutation[i] for i in powers[-1]])
@@ -25,7 +25,7 @@ def composed(permutation, count):
 
 
 def along_the_cycle(permutation, i, s):
-    """π^s(i): s steps along the cycle of i."""
+    """Returns π^s(i), s steps along the cycle of i."""
     cycle = [i]
     while permutation[cycle[-1]] != i:
         cycle.append(permutation[cycle[-1]])
@@ -66,7 +66,7 @@ def test_powers_of_one_permutation_per_head(heads, offset, length):
 
 
 @pytest.mark.parametrize("per_head", [False, True])
-def test_features_by_indexing(per_head):
+def test_permute_features_matches_indexing(per_head):
     heads, length, d = 2, 5, 6
     x = torch.randn(3, heads, length, d)
     shape = (heads, length) if per_head else (length,)
@@ -79,7 +79,7 @@ def test_features_by_indexing(per_head):
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)], ids=str)
-def test_features_have_right_gradients(shape):
+def test_gradients_of_permute_features(shape):
     index = torch.rand(shape, generator=torch.Generator().manual_seed(0)).argsort(-1)
     x = torch.randn(2, 2, 3, 5, dtype=torch.float64, requires_grad=True)
     w = torch.randn(x.shape, dtype=torch.float64)
@@ -95,13 +95,13 @@ def test_features_have_right_gradients(shape):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_features_keep_their_dtype(dtype):
+def test_permute_features_preserves_dtype(dtype):
     x = torch.randn(4, 3).to(dtype)
     assert permute_features(x, torch.tensor([2, 0, 1])).equal(x[:, [2, 0, 1]])
 
 
 @pytest.mark.parametrize("e", [1, 2, 3, 4, 7, 8, 63, 64])
-def test_odd_even_is_the_papers_pseudocode(e):
+def test_odd_even_matches_pseudocode_of_the_paper(e):
     d = e - e // 2
     permutation, index = torch.arange(e), torch.arange(e)
     permutation[::2] = index[::2] // 2

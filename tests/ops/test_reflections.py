@@ -1,4 +1,4 @@
-"""Reflected keys in blocks, against reflecting one key after the other."""
+"""Compares reflected keys in blocks with reflecting one key after the other."""
 
 import pytest
 import torch
@@ -12,13 +12,13 @@ B, H, D = 2, 2, 6
 
 
 def vectors(length, seed=0, d=D):
-    """With ‖u‖² = β from 0 to 2."""
+    """Returns vectors u with ‖u‖² = β from 0 to 2."""
     beta = 2 * random(B, H, length, 1, seed=seed + 100).sigmoid()
     return torch.nn.functional.normalize(random(B, H, length, d, seed=seed), dim=-1) * beta.sqrt()
 
 
 def definition(q, k, u, first):
-    """The scores, 0 after the query, and the keys after the last position."""
+    """Returns the scores, 0 after the query, and the keys after the last position."""
     before, rows = k.size(2) - u.size(2), []
     moved = k[:, :, :before]
     for t in range(before, k.size(2)):
@@ -50,31 +50,31 @@ def definition(q, k, u, first):
     ],
 )
 @pytest.mark.parametrize(("rows", "blocks"), [(32, 4), (3, 2)])
-def test_scores_and_gradients_are_the_definitions(monkeypatch, keys, before, first, queries, rows, blocks):
-    monkeypatch.setattr(reflections, "_ROWS", rows)
-    monkeypatch.setattr(reflections, "_BLOCKS", blocks)
+def test_scores_and_gradients_match_definition(monkeypatch, keys, before, first, queries, rows, blocks):
+    monkeypatch.setattr(reflections, "_BLOCK_SIZE", rows)
+    monkeypatch.setattr(reflections, "_MERGED_BLOCKS", blocks)
     q, k = random(B, H, queries, D, seed=1), random(B, H, keys, D, seed=2)
     leaves, results = [x.requires_grad_() for x in (q, k, vectors(keys - before))], []
     seen = torch.ones(queries, first + queries, dtype=torch.bool).tril(first)
     reflected = ReflectedKeys(k, leaves[2])
-    ours = reflected.scores(q, first).masked_fill(~seen, 0.0), reflected.moved()
+    ours = reflected.scores(q, first).masked_fill(~seen, 0.0), reflected.final_keys()
     for scores, moved in (ours, definition(*leaves, first)):
         total = (scores * random(*scores.shape, seed=3)).sum() + (moved * random(*moved.shape, seed=4)).sum()
         results.append((scores, moved, *torch.autograd.grad(total, leaves, materialize_grads=True)))
     assert_same(*results)
 
 
-def test_whole_reflections_keep_the_length():
-    """With β = 2 every H is orthogonal, and twice the same one is none."""
+def test_orthogonal_reflections_preserve_norms():
+    """With β = 2 every H is orthogonal, and applying the same H twice is the identity."""
     k, u = random(B, H, 200, D), 2**0.5 * torch.nn.functional.normalize(random(B, H, 200, D, seed=1), dim=-1)
-    assert_same(ReflectedKeys(k, u).moved().norm(dim=-1), k.norm(dim=-1))
+    assert_same(ReflectedKeys(k, u).final_keys().norm(dim=-1), k.norm(dim=-1))
     same = u[:, :, :1].expand(-1, -1, 200, -1)
-    assert_same(ReflectedKeys(k, same).moved()[:, :, 1::2], k[:, :, 1::2])
+    assert_same(ReflectedKeys(k, same).final_keys()[:, :, 1::2], k[:, :, 1::2])
 
 
 @pytest.mark.parametrize("beta", [1.0, 2.0, None])
 def test_float32_is_exact_over_4096_keys(beta):
-    """Vectors that are all nearly the same are the worst for the triangular systems."""
+    """Nearly constant vectors are the worst case for the triangular systems."""
     d, length = 64, 4096
     u = torch.nn.functional.normalize(random(1, 1, 1, d) + 0.3 * random(1, 1, length, d, seed=1), dim=-1)
     u = u * (2 * random(1, 1, length, 1, seed=2).sigmoid() if beta is None else beta) ** 0.5
@@ -85,8 +85,8 @@ def test_float32_is_exact_over_4096_keys(beta):
     assert ((ours - exact)[..., seen]).norm() / exact[..., seen].norm() < 1e-5
 
 
-def test_no_tensor_is_much_larger_than_the_keys_or_the_scores():
+def test_memory_is_bounded_by_keys_and_scores():
     q, k, u = (random(B, H, 1000, 16, seed=seed).requires_grad_() for seed in range(3))
     with Largest() as largest:
         ReflectedKeys(k, 0.3 * u).scores(q[:, :, 900:], 900).sum().backward()
-    assert largest.numel <= B * H * 128 * 1024  # of whole blocks
+    assert largest.numel <= B * H * 128 * 1024  # padded to whole blocks

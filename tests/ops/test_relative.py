@@ -1,4 +1,4 @@
-"""Values by relative distance against loops over indices."""
+"""Compares functions of relative distances with loops over indices."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_lrpe.ops.relative import distance_table, shift, spread
+from fairseq_lrpe.ops.relative import distance_table, expand_distances, relative_shift
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 sizes = {
@@ -19,12 +19,12 @@ sizes = {
 
 
 def keys_of(queries, before, after, causal):
-    """As many keys as there are when ``before`` of them precede the queries; any number if bidirectional."""
+    """Returns the number of keys if ``before`` of them precede the queries; any number if bidirectional."""
     return before + queries if causal else max(1, before + queries + after)
 
 
 def distances(queries, keys, q_offset, causal):
-    """From the last query's to key 0 down to the first query's to the last key, or to 0; and one more."""
+    """Returns the distances from the last query and key 0 to the first query and last key, plus one more."""
     least = 0 if causal else q_offset - (keys - 1)
     return list(range(q_offset + queries - 1, least - 2, -1))
 
@@ -39,10 +39,10 @@ def polynomial(r, a, b):
 
 @quick
 @given(**sizes)
-def test_shift_is_its_loop(queries, before, after, causal):
+def test_relative_shift_matches_loop(queries, before, after, causal):
     keys = keys_of(queries, before, after, causal)
     x = torch.randn(2, 3, queries, len(distances(queries, keys, before, causal)), requires_grad=True)
-    out = shift(x, keys)
+    out = relative_shift(x, keys)
     assert out.shape == (2, 3, queries, keys) and torch.isfinite(out).all()
     seen = torch.zeros_like(x)
     for i, j in itertools.product(range(queries), range(keys)):
@@ -53,17 +53,17 @@ def test_shift_is_its_loop(queries, before, after, causal):
     assert torch.autograd.grad((out * visible).sum(), x)[0].equal(seen)
 
 
-def test_shift_is_a_view():
+def test_relative_shift_is_a_view():
     x = torch.randn(2, 5, 12)
-    assert shift(x, 7).untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
+    assert relative_shift(x, 7).untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
 
 
 @quick
 @given(**sizes)
-def test_spread_is_its_loop(queries, before, after, causal):
+def test_expand_distances_matches_loop(queries, before, after, causal):
     keys = keys_of(queries, before, after, causal)
     x = torch.randn(2, len(distances(queries, keys, before, causal)), requires_grad=True)
-    out = spread(x, queries, keys)
+    out = expand_distances(x, queries, keys)
     assert out.shape == (2, queries, keys)
     seen = torch.zeros_like(x)
     for i, j in itertools.product(range(queries), range(keys)):
@@ -76,8 +76,8 @@ def test_spread_is_its_loop(queries, before, after, causal):
 
 @quick
 @given(**{**sizes, "queries": st.integers(1, 300), "before": st.integers(-300, 300)})
-def test_the_table_holds_the_functions_values(queries, before, after, causal):
-    before = max(0, before) if causal else before  # queries may stand before all keys
+def test_table_contains_the_values_of_the_function(queries, before, after, causal):
+    before = max(0, before) if causal else before  # queries may precede all keys
     keys = keys_of(queries, before, after, causal)
     expected = torch.tensor(distances(queries, keys, before, causal))
     arguments = (queries, keys, before, causal, torch.device("cpu"))
@@ -88,16 +88,16 @@ def test_the_table_holds_the_functions_values(queries, before, after, causal):
 
 @quick
 @given(**sizes)
-def test_table_and_matrix_together(queries, before, after, causal):
+def test_table_and_matrix_agree(queries, before, after, causal):
     keys = keys_of(queries, before, after, causal)
     r = distance_table(identity, (), queries, keys, before, causal, torch.device("cpu"))
-    matrices = spread(r, queries, keys), shift(r.expand(queries, -1), keys)
+    matrices = expand_distances(r, queries, keys), relative_shift(r.expand(queries, -1), keys)
     for i, j in itertools.product(range(queries), range(keys)):
         if not causal or j <= before + i:
             assert [m[i, j] for m in matrices] == [before + i - j] * 2
 
 
-def test_a_table_is_made_once_and_serves_many_lengths():
+def test_one_cached_table_serves_many_lengths():
     calls = []
 
     def counted(r, factor):
@@ -120,7 +120,7 @@ def test_a_table_is_made_once_and_serves_many_lengths():
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_table_made_in_inference_mode_serves_training(causal):
+def test_table_cached_in_inference_mode_works_in_training(causal):
     def root(r):
         return r.abs().double().sqrt()
 

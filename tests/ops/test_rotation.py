@@ -1,4 +1,4 @@
-"""Angles against exact arithmetic, rotations against explicit matrices."""
+"""Compares angles with exact arithmetic, and rotations with explicit matrices."""
 
 import math
 from decimal import Decimal, localcontext
@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_lrpe.ops.rotation import (
+    cached_phases,
     complex_features,
-    fixed_phases,
     phases,
+    rotary_frequencies,
     rotate_pairs,
-    theta_ladder,
 )
 
 PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
@@ -21,7 +21,7 @@ FAR = 100_000
 
 
 def exact_phase(theta, s):
-    """e^{isθ} of a Decimal θ: the turn is taken off in 50 digits."""
+    """Returns e^{isθ} of a Decimal θ, reduced modulo 2π with 50 digits."""
     with localcontext() as context:
         context.prec = 50
         angle = float((theta * s) % (2 * PI))
@@ -35,8 +35,8 @@ def exact_table(thetas, offset, length):
     )
 
 
-def exact_ladder(width):
-    """10000^(-2t/width), t < width/2, in 50 digits."""
+def exact_frequencies(width):
+    """Returns 10000^(-2t/width), t < width/2, with 50 digits."""
     with localcontext() as context:
         context.prec = 50
         return [(Decimal(10000).ln() * -2 * t / width).exp() for t in range(width // 2)]
@@ -51,21 +51,21 @@ def exact_ladder(width):
         ("c", lambda t, count, width, m: math.pi / (2 * m * (t + 1))),
     ],
 )
-def test_ladders(theta_type, formula, count, width):
-    ladder = theta_ladder(theta_type, count, width, 77)
+def test_rotary_frequencies(theta_type, formula, count, width):
+    frequencies = rotary_frequencies(theta_type, count, width, 77)
     expected = [formula(t, count, width, 77) for t in range(count)]
-    assert ladder.dtype == torch.float64
-    torch.testing.assert_close(ladder, torch.tensor(expected).double(), rtol=1e-6, atol=0)
-    for ours, theirs in zip(ladder.tolist(), expected, strict=True):
+    assert frequencies.dtype == torch.float64
+    torch.testing.assert_close(frequencies, torch.tensor(expected).double(), rtol=1e-6, atol=0)
+    for ours, theirs in zip(frequencies.tolist(), expected, strict=True):
         assert math.isclose(ours, theirs, rel_tol=1e-14)
 
 
-def test_an_unknown_ladder_is_refused():
+def test_unknown_theta_type_is_rejected():
     with pytest.raises(ValueError, match=r"'z'.*a, b, c"):
-        theta_ladder("z", 4, 8, 512)
+        rotary_frequencies("z", 4, 8, 512)
 
 
-def test_phases_are_exact_far_out():
+def test_phases_are_exact_at_far_positions():
     theta = torch.rand(7, generator=torch.Generator().manual_seed(0))
     assert theta.dtype == torch.float32
     table = phases(theta, FAR, 3)
@@ -76,43 +76,47 @@ def test_phases_are_exact_far_out():
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_fixed_phases_are_exact_far_out(dtype):
-    table = fixed_phases(("a", 16, 32, 512), FAR, 3, dtype, torch.device("cpu"))
+def test_cached_phases_are_exact_at_far_positions(dtype):
+    table = cached_phases(("a", 16, 32, 512), FAR, 3, dtype, torch.device("cpu"))
     assert table.dtype == dtype
-    exact = exact_table(exact_ladder(32), FAR, 3)
+    exact = exact_table(exact_frequencies(32), FAR, 3)
     atol = 1e-6 if dtype == torch.complex64 else 1e-10
     torch.testing.assert_close(table.to(torch.complex128), exact, rtol=0, atol=atol)
 
 
-def test_phases_have_right_gradients():
+def test_gradients_of_phases():
     theta = torch.rand(4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda t: torch.view_as_real(phases(t, 5, 3)), (theta,))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(offset=st.integers(0, 3000), length=st.integers(1, 200), theta_type=st.sampled_from(["a", "c"]))
-def test_slices_of_fixed_phases_agree(offset, length, theta_type):
-    ladder, cpu = (theta_type, 3, 6, 512), torch.device("cpu")
-    table = fixed_phases(ladder, offset, length, torch.complex128, cpu)
-    whole = fixed_phases(ladder, 0, 4000, torch.complex128, cpu)
+def test_cached_phases_match_phases(offset, length, theta_type):
+    frequencies, cpu = (theta_type, 3, 6, 512), torch.device("cpu")
+    table = cached_phases(frequencies, offset, length, torch.complex128, cpu)
+    whole = cached_phases(frequencies, 0, 4000, torch.complex128, cpu)
     assert table.shape == (length, 3)
     torch.testing.assert_close(table, whole[offset : offset + length], rtol=0, atol=1e-12)
-    torch.testing.assert_close(table, phases(theta_ladder(*ladder), offset, length), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        table, phases(rotary_frequencies(*frequencies), offset, length), rtol=0, atol=1e-12
+    )
 
 
-def test_a_table_made_in_inference_mode_serves_training():
-    ladder = ("b", 3, 6, 12345)  # no other test has it in the cache
+def test_table_cached_in_inference_mode_works_in_training():
+    frequencies = ("b", 3, 6, 12345)  # not cached by another test
     with torch.inference_mode():
-        rotate_pairs(torch.randn(5, 6), fixed_phases(ladder, 0, 5, torch.complex64, torch.device("cpu")))
+        rotate_pairs(
+            torch.randn(5, 6), cached_phases(frequencies, 0, 5, torch.complex64, torch.device("cpu"))
+        )
     x = torch.randn(5, 6, requires_grad=True)
-    table = fixed_phases(ladder, 0, 5, torch.complex64, torch.device("cpu"))
+    table = cached_phases(frequencies, 0, 5, torch.complex64, torch.device("cpu"))
     assert not table.is_inference()
     rotate_pairs(x, table).pow(2).sum().backward()
     torch.testing.assert_close(x.grad, 2 * x.detach())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_pairs_are_turned_by_2x2_matrices(dtype):
+def test_rotate_pairs_matches_2x2_matrices(dtype):
     x = torch.randn(2, 3, 4, 6).to(dtype)
     angles = torch.randn(4, 3, dtype=torch.float64)
     out = rotate_pairs(x, torch.polar(torch.ones_like(angles), angles))
@@ -137,13 +141,13 @@ def test_pairs_are_turned_by_2x2_matrices(dtype):
     ],
     ids=["transposed", "odd rows", "odd start"],
 )
-def test_pairs_may_lie_anywhere_in_memory(view):
+def test_rotate_pairs_accepts_any_memory_layout(view):
     x, angles = torch.randn(2, 3, 4, 6), torch.randn(4, 3)
     table = torch.polar(torch.ones_like(angles), angles)
     assert rotate_pairs(view(x), table).equal(rotate_pairs(x, table))
 
 
-def test_pairs_have_right_gradients():
+def test_gradients_of_rotate_pairs():
     angles = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     x = torch.randn(2, 4, 6, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(
@@ -152,7 +156,7 @@ def test_pairs_have_right_gradients():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128], ids=str)
-def test_real_products_of_complex_features_are_hermitian(dtype):
+def test_products_of_complex_features_are_hermitian(dtype):
     a, b = (torch.randn(4, 3, dtype=dtype) for _ in range(2))
     angles = torch.randn(2, 4, 3, dtype=torch.float64)
     tables = torch.polar(torch.ones_like(angles), angles)
@@ -167,7 +171,7 @@ def test_real_products_of_complex_features_are_hermitian(dtype):
 
 
 @pytest.mark.parametrize("width", [3, 1], ids=["each its angle", "one angle"])
-def test_complex_features_have_right_gradients(width):
+def test_gradients_of_complex_features(width):
     angles = torch.randn(4, width, dtype=torch.float64, requires_grad=True)
     x = torch.randn(2, 4, 3, dtype=torch.float64, requires_grad=True)
 

@@ -1,4 +1,4 @@
-"""Complex-order embeddings against Python's complex numbers."""
+"""Compares complex-order embeddings with Python's complex numbers."""
 
 import cmath
 
@@ -26,7 +26,7 @@ def with_random_omega(width=E, seed=0):
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(half=st.integers(1, 4), k=st.integers(0, 10**5), word=st.integers(2, V - 1), seed=st.integers(0, 99))
-def test_cmath(half, k, word, seed):
+def test_matches_python_complex_numbers(half, k, word, seed):
     module = with_random_omega(2 * half, seed)
     x = torch.randn(1, 1, 2 * half, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     out = module(x, torch.tensor([[k]]), torch.tensor([[word]]))[0, 0].tolist()
@@ -64,14 +64,14 @@ def test_far_positions_in_float32():
         assert out[E // 2 + t].item() == pytest.approx(z.imag, abs=1e-6)
 
 
-def test_every_word_starts_with_the_ladder():
+def test_initial_frequencies():
     omega = build().omega.weight
     for word in range(V):
-        ladder = [0.0] * 3 if word == PAD else [10000 ** (-2 * t / E) for t in range(3)]
-        assert omega[word].tolist() == pytest.approx(ladder, rel=1e-6)
+        frequencies = [0.0] * 3 if word == PAD else [10000 ** (-2 * t / E) for t in range(3)]
+        assert omega[word].tolist() == pytest.approx(frequencies, rel=1e-6)
 
 
-def test_padding_is_not_turned_and_learns_nothing():
+def test_padding_is_not_rotated_and_gets_no_gradient():
     module = build()
     x = torch.randn(1, 2, E)
     out = module(x, torch.tensor([[9, 5]]), torch.tensor([[PAD, 4]]))
@@ -81,6 +81,6 @@ def test_padding_is_not_turned_and_learns_nothing():
     assert learned.nonzero().flatten().tolist() == [4]
 
 
-def test_an_odd_width_is_refused():
+def test_odd_width_is_rejected():
     with pytest.raises(ValueError, match=r"complex_order.*7"):
         build(7)

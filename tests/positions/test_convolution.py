@@ -1,4 +1,4 @@
-"""The convolution against its definition in loops, and how it starts."""
+"""Compares the convolution with a loop over its definition; tests its initialization."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def build(width=E, **options):
 
 
 def loops(x, weight, real, causal):
-    """x (L, E) with what is added; a place that is not ``real`` counts as zeros."""
+    """Returns x (L, E) plus its convolution; rows that are not ``real`` are treated as zeros."""
     k = len(weight)
     first = k - 1 if causal else (k - 1) // 2
     rows = []
@@ -30,8 +30,8 @@ def loops(x, weight, real, causal):
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("padded", [[], [5, 6], [0, 1], [3]])
-def test_the_definition(padded, causal, size, monkeypatch):
-    monkeypatch.setattr("fairseq_lrpe.positions.convolution.Convolution.size", size)
+def test_matches_definition(padded, causal, size, monkeypatch):
+    monkeypatch.setattr("fairseq_lrpe.positions.convolution.Convolution.kernel_size", size)
     module = build(causal=causal)
     x = torch.randn(2, 7, E, dtype=torch.float64, requires_grad=True)
     tokens = torch.full((2, 7), 3)
@@ -47,7 +47,7 @@ def test_the_definition(padded, causal, size, monkeypatch):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_a_padded_sentence_is_as_alone(side, causal):
+def test_padding_does_not_affect_a_sentence(side, causal):
     module = build(causal=causal)
     x, positions = torch.randn(1, 7, E, dtype=torch.float64), torch.arange(7)[None]
     sentence = slice(3, 7) if side == "left" else slice(0, 4)
@@ -57,7 +57,7 @@ def test_a_padded_sentence_is_as_alone(side, causal):
     assert module(x, positions, tokens)[:, sentence].equal(alone)
 
 
-def test_it_starts_as_a_depthwise_conv1d_does():
+def test_initialization_matches_depthwise_conv1d():
     ours = build(width=512).weight
     torchs = torch.nn.Conv1d(512, 512, 3, groups=512).weight
     assert ours.abs().max() <= 3**-0.5 and torchs.abs().max() <= 3**-0.5

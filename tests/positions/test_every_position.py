@@ -1,4 +1,4 @@
-"""What every absolute position keeps, and the registry of them."""
+"""Properties of every absolute position embedding, and their registry."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def build(case, **options):
 
 
 def batch(positions, seed=0):
-    """Embeddings and tokens, none of them padding, for a list of rows of positions."""
+    """Returns random embeddings and tokens without padding for a list of rows of positions."""
     g = torch.Generator().manual_seed(seed)
     positions = torch.tensor(positions)
     x = torch.randn(*positions.shape, E, generator=g, dtype=torch.float64)
@@ -28,23 +28,23 @@ def batch(positions, seed=0):
 
 
 def row_alone(module, i, *given):
-    """Row i of the output for x, positions and tokens of nothing but it and the neighbours it depends on."""
-    start = max(0, i - module.before)
-    return module(*(rows[:, start : i + module.after + 1] for rows in given))[:, i - start]
+    """Computes row i of the output from this row and the neighbours that it depends on."""
+    start = max(0, i - module.left_context)
+    return module(*(rows[:, start : i + module.right_context + 1] for rows in given))[:, i - start]
 
 
-def test_they_are_there():
+def test_all_positions_are_registered():
     assert set(POSITIONS) == set(NAMES)
     for name, cls in POSITIONS.items():
         assert issubclass(cls, AbsolutePosition) and cls.name == name
 
 
-def test_an_unknown_one_is_refused_by_the_choices():
+def test_unknown_name_is_rejected_with_the_choices():
     with pytest.raises(ValueError, match=r"'magic'.*complex_order.*floater"):
         build_position("magic", embed_dim=E, vocab_size=V)
 
 
-def test_a_new_one_registers():
+def test_new_position_can_be_registered():
     class Plain(AbsolutePosition):
         def forward(self, x, positions, tokens):
             return x
@@ -56,13 +56,13 @@ def test_a_new_one_registers():
         del POSITIONS["plain"]
     assert type(module) is Plain
     assert (module.embed_dim, module.vocab_size, module.max_positions, module.padding_idx) == (E, V, 512, 1)
-    assert not (module.causal or module.before or module.after)
+    assert not (module.causal or module.left_context or module.right_context)
 
 
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("case", CASES)
-def test_one_token_at_a_time_gives_the_whole(case, dtype, grad):
+def test_single_tokens_match_full_sequence(case, dtype, grad):
     module = build(case).to(dtype).eval()
     x, positions, tokens = batch([list(range(M)), list(range(M))])
     x = x.to(dtype)
@@ -70,7 +70,7 @@ def test_one_token_at_a_time_gives_the_whole(case, dtype, grad):
         steps = [row_alone(module, i, x, positions, tokens) for i in range(M)]
         whole = module(x, positions, tokens)
     assert torch.stack(steps, dim=1).equal(whole)
-    assert whole.equal(module(x, positions, tokens))  # with gradients and without
+    assert whole.equal(module(x, positions, tokens))  # with and without gradients
     assert whole.dtype == dtype
 
 
@@ -81,7 +81,7 @@ def test_one_token_at_a_time_gives_the_whole(case, dtype, grad):
         lambda n: st.lists(st.lists(st.integers(0, M - 1), min_size=n, max_size=n), min_size=1, max_size=3)
     ),
 )
-def test_any_order_and_repeats(case, rows):
+def test_positions_in_any_order_with_repeats(case, rows):
     module = build(case)
     x, positions, tokens = batch(rows)
     out = module(x, positions, tokens)
@@ -92,12 +92,12 @@ def test_any_order_and_repeats(case, rows):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_positions_differ_from_the_start(case):
-    """Of those that see neighbours: the positions from which a border is seen, and one inside."""
+def test_initial_positions_differ(case):
+    """If the module depends on neighbours: positions near a border, and one inside."""
     module = build(case)
     x, positions, tokens = batch([list(range(M))])
     out = module(x[:, :1].expand(1, M, E), positions, tokens[:, :1].expand(1, M))[0]
-    before, after = module.before, module.after
+    before, after = module.left_context, module.right_context
     differ = [*range(before + 1), *range(M - after, M)] if before + after else range(M)
     distance = (out[differ, None] - out[differ]).norm(dim=-1) + torch.eye(len(differ))
     assert distance.min() > 1e-4
@@ -105,7 +105,7 @@ def test_positions_differ_from_the_start(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_padding_may_stand_anywhere(case):
+def test_padding_anywhere_is_finite(case):
     module = build(case)
     x, positions, tokens = batch([[3, 4, 5, 6]])
     expected = module(x[:, 2:], positions[:, 2:], tokens[:, 2:])
@@ -119,10 +119,10 @@ def test_padding_may_stand_anywhere(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_another_padding_token(case):
+def test_other_padding_index(case):
     module = build(case, padding_idx=0)
     x, positions, tokens = batch([[2, 3]])
-    tokens[0, 1] = PAD  # a word here
+    tokens[0, 1] = PAD  # not padding in this test
     word = module(x, positions, tokens)
     tokens[0, 1] = 5
     assert module(x, positions, tokens).equal(word)
@@ -133,18 +133,18 @@ def test_another_padding_token(case):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_after_a_token_reaches_it_in_a_causal_model(name):
+def test_causal_positions_ignore_later_tokens(name):
     causal = build(f"causal {name}")
     x, positions, tokens = batch([list(range(M))])
     changed = x.clone()
     changed[:, 20] += 1
     out, other = causal(x, positions, tokens), causal(changed, positions, tokens)
-    assert causal.after == 0
+    assert causal.right_context == 0
     assert out[:, :20].equal(other[:, :20]) and not out[:, 20].equal(other[:, 20])
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_negative_positions_are_0(case):
+def test_negative_positions_are_treated_as_0(case):
     x, positions, tokens = batch([[-5, -1]])
     module = build(case)
     assert module(x, positions, tokens).equal(module(x, 0 * positions, tokens))
@@ -152,7 +152,7 @@ def test_negative_positions_are_0(case):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
-def test_half_precision_is_kept_and_close(case, dtype):
+def test_half_precision_dtype_and_accuracy(case, dtype):
     module = build(case).to(dtype)
     x, positions, tokens = batch([list(range(M))])
     half = module(x.to(dtype), positions, tokens)
@@ -162,12 +162,12 @@ def test_half_precision_is_kept_and_close(case, dtype):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_dtype_of_the_embeddings_wins(case):
+def test_output_has_the_dtype_of_the_embeddings(case):
     x, positions, tokens = batch([[0, 3]])
     assert build(case).float()(x.bfloat16(), positions, tokens).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_no_tokens_at_all(case):
+def test_empty_batch(case):
     x, positions, tokens = batch([[0]])
     assert build(case)(x[:, :0], positions[:, :0], tokens[:, :0]).shape == (1, 0, E)

@@ -1,4 +1,4 @@
-"""Multiplicative and hierarchical positions against their definitions in loops."""
+"""Compares multiplicative and hierarchical positions with loops over their definitions."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def decomposed(x, p, k):
         ("hierarchical", decomposed, [[0, 4, 5, 6], [24, 24, 10, 9]]),
     ],
 )
-def test_the_definition(name, definition, positions):
+def test_matches_definition(name, definition, positions):
     module = build(name)
     x = torch.randn(2, 4, E, dtype=torch.float64, requires_grad=True)
     loops = torch.stack(
@@ -53,7 +53,7 @@ def test_the_definition(name, definition, positions):
 
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(n=st.integers(1, 7), data=st.data())
-def test_hierarchical_is_the_learned_table_and_its_continuation(n, data):
+def test_hierarchical_continues_the_learned_table(n, data):
     k = data.draw(st.integers(0, n * n - 1))
     module = build("hierarchical", n=n)
     zero, tokens = torch.zeros(1, 1, E, dtype=torch.float64), torch.tensor([[3]])
@@ -64,15 +64,15 @@ def test_hierarchical_is_the_learned_table_and_its_continuation(n, data):
 
 
 @pytest.mark.parametrize(("name", "end"), [("multiplicative", N), ("hierarchical", N * N)])
-def test_where_they_end(name, end):
+def test_positions_beyond_the_limit_are_rejected(name, end):
     module = build(name)
     x, tokens = torch.randn(1, 2, E, dtype=torch.float64), torch.tensor([[3, 3]])
     assert module(x, torch.tensor([[0, end - 1]]), tokens).isfinite().all()
-    with pytest.raises(ValueError, match=rf"{end + 1} tokens.*{name}.*{end}$"):
+    with pytest.raises(ValueError, match=rf"^{name} .* at most .*{end} tokens, not a sequence of {end + 1}$"):
         module(x, torch.tensor([[0, end]]), tokens)
 
 
-def test_how_they_start():
+def test_initialization():
     p = build("multiplicative", n=64, width=64).weight
     assert abs(p.mean() - 1) < 0.002 and abs(p.std() - 0.02) < 0.001
     p = build("hierarchical", n=64, width=64).weight

@@ -1,4 +1,4 @@
-"""Positions made one from the other: their definitions, and the table that is kept."""
+"""Recurrent positions: definitions, and the cached table."""
 
 import math
 from itertools import pairwise
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from fairseq_lrpe.positions import build_position
-from fairseq_lrpe.positions.table import TablePosition
+from fairseq_lrpe.positions.table import RecurrentTable
 
 E, V, M = 4, 11, 16
 NAMES = ("recurrent", "floater")
@@ -27,13 +27,13 @@ def with_random_weights(name):
 
 
 def ask(module, *positions):
-    """The positions themselves: embeddings of zeros, words that are not padding."""
+    """Returns the position embeddings, computed from zero embeddings without padding."""
     x = torch.zeros(1, len(positions), module.embed_dim, dtype=torch.float64)
     return module(x, torch.tensor([positions]), torch.full((1, len(positions)), 3))[0]
 
 
 def layer(linear, values):
-    """A linear layer of scalars in loops."""
+    """Computes a linear layer with a loop over scalars."""
     bias = [0.0] * linear.out_features if linear.bias is None else linear.bias
     return [
         bias[o] + sum(w * v for w, v in zip(row, values, strict=True)) for o, row in enumerate(linear.weight)
@@ -71,7 +71,7 @@ def floater_loop(module, last):
 
 
 @pytest.mark.parametrize(("name", "loop"), [("recurrent", recurrent_loop), ("floater", floater_loop)])
-def test_the_definition(name, loop):
+def test_matches_definition(name, loop):
     module = with_random_weights(name)
     positions = [[0, 1, 2, 3], [7, 2, 7, 5]]
     x = torch.randn(2, 4, E, dtype=torch.float64, requires_grad=True)
@@ -85,7 +85,7 @@ def test_the_definition(name, loop):
 
 
 def ode(module, inner_p, inner_t):
-    """Set h(p, t) = tanh(inner_p p + inner_t t), feature by feature."""
+    """Sets h(p, t) = tanh(inner_p p + inner_t t), feature by feature."""
     with torch.no_grad():
         module.inner.weight.copy_(torch.cat([inner_p * torch.eye(E), torch.full((E, 1), inner_t)], dim=1))
         nn.init.zeros_(module.inner.bias)
@@ -113,7 +113,7 @@ def test_floater_converges_to_the_solution_with_order_4(inner_p, inner_t, soluti
         assert 12 < coarse / fine < 24
 
 
-def test_floater_at_its_own_step_is_the_solution():
+def test_floater_is_accurate_at_its_default_step():
     module = build("floater")
     ode(module, 1.0, 0.0)
     for k, p in enumerate(ask(module, *range(21)).tolist()):
@@ -122,7 +122,7 @@ def test_floater_at_its_own_step_is_the_solution():
 
 
 @pytest.mark.parametrize("width", [8, 7])
-def test_recurrent_starts_near_the_sinusoidal_encoding(width):
+def test_recurrent_is_initially_nearly_sinusoidal(width):
     module = build("recurrent", width)
     with torch.no_grad():
         module.start.mul_(1e-4)
@@ -139,14 +139,14 @@ def test_recurrent_starts_near_the_sinusoidal_encoding(width):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_far_positions_stay_small_at_the_start(name):
+def test_initial_far_positions_stay_small(name):
     with torch.no_grad():
         far = ask(build(name, width=64, n=512), 511, 2000)
     assert far[0].std() < 1.5 and far[1].std() < 6
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_half_precision_takes_its_small_steps_in_float32(name):
+def test_half_precision_computes_the_table_in_float32(name):
     module = build(name, n=512).bfloat16()
     tokens, positions = torch.full((1, 300), 3), torch.arange(300)[None]
     half = module(torch.zeros(1, 300, E, dtype=torch.bfloat16), positions, tokens)
@@ -155,7 +155,7 @@ def test_half_precision_takes_its_small_steps_in_float32(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_autocast_changes_nothing(name):
+def test_autocast_has_no_effect(name):
     module = build(name).float()
     x, positions, tokens = torch.randn(1, 3, E), torch.tensor([[0, 5, 9]]), torch.full((1, 3), 3)
     expected = module(x, positions, tokens)
@@ -166,27 +166,27 @@ def test_autocast_changes_nothing(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_decoding_makes_each_position_about_once(name):
+def test_decoding_computes_each_position_about_once(name):
     module = build(name).eval()
-    made, stepper = [], module.stepper
+    made, original = [], module.step_function
 
     def counting():
-        step, mine = stepper(), []
+        step, mine = original(), []
         made.append(mine)
         return lambda p, k: mine.append(k) or step(p, k)
 
-    module.stepper = counting
+    module.step_function = counting
     with torch.no_grad():
         steps = torch.cat([ask(module, k) for k in range(100)])
     positions = [k for table in made for k in table]
     assert positions == list(range(len(positions))) and len(positions) < 200
-    assert len(made) < 10  # tables, each a copy of the one before
+    assert len(made) < 10  # number of times the table was extended
     assert steps.equal(ask(module, *range(100)))
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", NAMES)
-def test_training_goes_on_after_evaluation(name, context):
+def test_training_continues_after_evaluation(name, context):
     fresh, module = with_random_weights(name), build(name)
     module.load_state_dict(fresh.state_dict())
     with context():
@@ -208,7 +208,7 @@ def optimizer_step(module):
 
 def write_into_data(module):
     for p in module.parameters():
-        p.data.add_(0.1)  # as fairseq's own optimizers do: no version counter moves
+        p.data.add_(0.1)  # as in fairseq's optimizers; the version counter does not change
 
 
 def load(module):
@@ -222,7 +222,7 @@ def one_entry(module):
 
 @pytest.mark.parametrize("change", [optimizer_step, write_into_data, load, one_entry, nn.Module.float])
 @pytest.mark.parametrize("name", NAMES)
-def test_no_stale_table(name, change):
+def test_cached_table_is_never_stale(name, change):
     module = with_random_weights(name).eval()
     with torch.no_grad():
         before = ask(module, 5)
@@ -234,7 +234,7 @@ def test_no_stale_table(name, change):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_table_of_another_dtype(name):
+def test_cached_table_follows_the_dtype(name):
     module = with_random_weights(name).float().eval()
     with torch.no_grad():
         ask(module, 5)
@@ -244,10 +244,10 @@ def test_no_table_of_another_dtype(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_table_is_no_state(name):
+def test_cached_table_is_not_in_the_state_dict(name):
     module = build(name)
     keys = set(module.state_dict())
     with torch.no_grad():
         ask(module, 5)
     assert set(module.state_dict()) == keys == {n for n, _ in module.named_parameters()}
-    assert isinstance(module, TablePosition)
+    assert isinstance(module, RecurrentTable)

@@ -1,4 +1,4 @@
-"""The task classification: what the model reads of a row, batches of all rows, fairseq's commands with it."""
+"""The task classification: inputs, batches and fairseq's commands."""
 
 import json
 import re
@@ -12,8 +12,14 @@ from hypothesis import strategies as st
 from labelled import WORDS, write_pictures, write_texts
 from tiny import PLUGIN, run_command, run_here, train_here
 
-from fairseq_lrpe.experiments import predict, predictions
-from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask, Labelled, shortened
+from fairseq_lrpe.cli import classify
+from fairseq_lrpe.experiments.inference import metrics
+from fairseq_lrpe.tasks.classification import (
+    ClassificationConfig,
+    ClassificationTask,
+    LabeledDataset,
+    truncated_lengths,
+)
 
 BOS, PAD, EOS, UNK = range(4)
 
@@ -38,8 +44,8 @@ def folders(tmp_path_factory):
 
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(2, 30))
-def test_a_pair_is_cut_from_the_longer_text(first, second, most):
-    a, b = shortened(first, second, most)
+def test_longer_text_of_a_pair_is_truncated_first(first, second, most):
+    a, b = truncated_lengths(first, second, most)
     assert a <= first and b <= second and a + b == min(first + second, most)
     if a < first and b < second:
         assert abs(a - b) <= 1
@@ -49,7 +55,7 @@ def test_a_pair_is_cut_from_the_longer_text(first, second, most):
         assert b >= a - 1
 
 
-def test_what_is_read_of_a_text(folders):
+def test_inputs_of_a_text(folders):
     [words] = (folders / "one/dict.txt").read_text().splitlines()[:1]
     assert words.split()[0] == WORDS[0]
     plain, begun = dataset_of(folders / "one"), dataset_of(folders / "one", pooling="first")
@@ -62,7 +68,7 @@ def test_what_is_read_of_a_text(folders):
     assert all(torch.equal(cut[i][1][0], plain[i][1][0][:3]) for i in range(len(cut)))
 
 
-def test_what_is_read_of_a_pair(folders):
+def test_inputs_of_a_pair(folders):
     apart, joined = (dataset_of(folders / "two", pairs=pairs) for pairs in ("apart", "joined"))
     for i in range(len(apart)):
         _, [a, b], label = apart[i]
@@ -75,13 +81,13 @@ def test_what_is_read_of_a_pair(folders):
         assert len(both) <= 6 and both.tolist().count(EOS) == 2 and both[-1] == EOS
 
 
-def test_an_empty_text_is_an_unknown_word(folders):
+def test_empty_text_is_an_unknown_word(folders):
     dataset = dataset_of(folders / "one")
     dataset.texts = [[torch.tensor([], dtype=torch.long)]]
     assert dataset[0][1][0].tolist() == [UNK]
 
 
-def test_batches_have_every_row_once_and_others_in_each_epoch(folders):
+def test_epochs_have_every_row_once_in_different_batches(folders):
     task = task_of(folders / "one")
     task.load_dataset("train")
     found = []
@@ -96,9 +102,9 @@ def test_batches_have_every_row_once_and_others_in_each_epoch(folders):
 
 
 def test_rows_of_a_pool_are_sorted_by_length():
-    """10,000 rows make three pools: the lengths of neighbours differ little, and where rows are is random."""
+    """10,000 rows have three pools, each sorted by length, and their order is random otherwise."""
     lengths = np.random.default_rng(0).integers(1, 100, 10_000)
-    dataset = Labelled.__new__(Labelled)
+    dataset = LabeledDataset.__new__(LabeledDataset)
     dataset.sizes, dataset.labels, dataset.shuffle = lengths, lengths, True
     np.random.seed(0)
     order = dataset.ordered_indices()
@@ -145,8 +151,8 @@ def train(data, save, arch="linear_classifier_rope", *more):
         ("pictures", "--pixels embedding --token-positions learned"),
     ],
 )
-def test_fairseqs_commands(kind, flags, folders, tmp_path):
-    """Trained, validated, and its predictions are those that fairseq-validate counts."""
+def test_commands(kind, flags, folders, tmp_path):
+    """The accuracy of fairseq-validate is that of the predictions."""
     done = train(folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split())
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
@@ -154,20 +160,20 @@ def test_fairseqs_commands(kind, flags, folders, tmp_path):
     words += ["--required-batch-size-multiple", "1", "--log-format", "json"]
     out = run_command("fairseq-validate", folders / kind, "--user-dir", PLUGIN, "--path", checkpoint, *words)
     assert out.returncode == 0, out.stderr
-    [told] = re.findall(r'"test_accuracy": "([\d.]+)"', out.stdout)
-    done = run_here(predict.main, checkpoint, folders / kind, f"test={tmp_path / 'p.tsv'}", "--cpu")
+    [logged] = re.findall(r'"test_accuracy": "([\d.]+)"', out.stdout)
+    done = run_here(classify.main, checkpoint, folders / kind, f"test={tmp_path / 'p.tsv'}", "--cpu")
     assert done.returncode == 0, done.stderr
-    predicted, target = predictions.read(tmp_path / "p.tsv")
+    predicted, target = metrics.read_predictions(tmp_path / "p.tsv")
     labels = json.loads((folders / kind / "about.json").read_text())["labels"]
     assert target == [labels[i] for i in np.load(folders / kind / "test.label.npy")]
     right = sum(p == t for p, t in zip(predicted, target, strict=True))
     assert len(target) == 24
-    assert predictions.of_labels(predicted, target)["accuracy"] == pytest.approx(100 * right / 24)
-    assert float(told) == pytest.approx(100 * right / 24, abs=1e-3)
+    assert metrics.label_metrics(predicted, target)["accuracy"] == pytest.approx(100 * right / 24)
+    assert float(logged) == pytest.approx(100 * right / 24, abs=1e-3)
 
 
-def test_training_goes_on_where_it_ended(folders, tmp_path):
-    """In the middle of an epoch: continued it ends as it would have."""
+def test_resumed_training_is_identical(folders, tmp_path):
+    """In the middle of an epoch."""
     words = [folders / "one", *TRAIN.split(), "--arch", "linear_classifier_tmlr_type1", "--max-update", "8"]
     words += ["--save-interval-updates", "4", "--log-format", "json"]
     for name in ("whole", "parts"):
@@ -187,7 +193,7 @@ def reshape(folder):
 
 
 @pytest.mark.parametrize(
-    "kind, change, flags, said",
+    "kind, change, flags, message",
     [
         ("one", drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
         ("one", cut("about.json"), "", "about.json is missing or damaged"),
@@ -200,35 +206,35 @@ def reshape(folder):
         ("two", drop("valid.input1.idx"), "", "lacks valid.input1.idx"),
         ("one", relabel([0] * 23), "", "24 rows and 23 labels"),
         ("one", relabel([0] * 23 + [-1]), "", "has rows without a label"),
-        ("one", relabel([0] * 23 + [2]), "", "or others than the 2 of about.json"),
-        ("one", cut("train.label.npy"), "", "train.label.npy is cut off or damaged"),
-        ("one", cut("train.input0.bin"), "", "it is cut off"),
+        ("one", relabel([0] * 23 + [2]), "", "or labels other than the 2 of about.json"),
+        ("one", cut("train.label.npy"), "", "train.label.npy is damaged"),
+        ("one", cut("train.input0.bin"), "", "it is truncated"),
         ("pictures", reshape, "", "row 0 has 16 pixels instead of 25"),
         ("one", None, "--pooling sum", "pooling"),
         ("one", None, "--pairs both", "pairs"),
         ("one", None, "--encoder-norm group", "encoder norm"),
         ("one", None, "--pixels colour", "pixels"),
-        ("one", None, "--embed-path nosuch.txt", "--embed-path nosuch.txt: there is no such file"),
+        ("one", None, "--embed-path nosuch.txt", "--embed-path nosuch.txt: the file does not exist"),
         ("one", None, "--encoder-attention-heads 3", "not divisible by 3"),
-        ("one", None, "--max-positions 0", "--max-positions must be at least 1"),
-        ("one", None, "--max-positions 1 --pooling first", "<s> and a text has 2 tokens at least"),
-        ("two", None, "--max-positions 4 --pairs joined", "4: <s> a </s> b </s> has 5 tokens at least"),
-        ("pictures", None, "--pooling first", "<s> is no pixel's number: give --pixels embedding"),
+        ("one", None, "--max-positions 0", "--max-positions must be at least 1, not 0"),
+        ("one", None, "--max-positions 1 --pooling first", "--max-positions must be at least 2, not 1"),
+        ("two", None, "--max-positions 4 --pairs joined", "--max-positions must be at least 5, not 4"),
+        ("pictures", None, "--pooling first", "--pixels linear has no <s>: pass --pixels embedding"),
         ("one", None, "--task language_modeling", "the task language_modeling is for the lm architectures"),
         ("one", None, "--encoder-input-dim 0", "--encoder-input-dim must be at least 1"),
     ],
 )
-def test_wrong_requests(kind, change, flags, said, folders, tmp_path):
+def test_invalid_input(kind, change, flags, message, folders, tmp_path):
     data = broken(folders / kind, tmp_path, change)
     done = train(data, tmp_path / "save", "linear_classifier_rope", *flags.split())
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert said in done.stderr and not (tmp_path / "save").exists()
+    assert message in done.stderr and not (tmp_path / "save").exists()
 
 
-def test_predictions_of_a_split_that_is_not_there(folders, tmp_path):
+def test_predictions_of_unknown_split(folders, tmp_path):
     assert train(folders / "one", tmp_path / "save").returncode == 0
     checkpoint = tmp_path / "save/checkpoint_last.pt"
-    done = run_here(predict.main, checkpoint, folders / "one", f"dev={tmp_path / 'p.tsv'}", "--cpu")
+    done = run_here(classify.main, checkpoint, folders / "one", f"dev={tmp_path / 'p.tsv'}", "--cpu")
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert "has no split dev: its splits are train, valid, test" in done.stderr
     assert not (tmp_path / "p.tsv").exists()
@@ -238,7 +244,7 @@ def test_predictions_without_labels(folders, tmp_path):
     data = broken(folders / "one", tmp_path, lambda x: np.save(x / "test.label.npy", np.full(24, -1)))
     assert train(data, tmp_path / "save").returncode == 0
     checkpoint = tmp_path / "save/checkpoint_last.pt"
-    assert run_here(predict.main, checkpoint, data, f"test={tmp_path / 'p.tsv'}", "--cpu").returncode == 0
+    assert run_here(classify.main, checkpoint, data, f"test={tmp_path / 'p.tsv'}", "--cpu").returncode == 0
     lines = (tmp_path / "p.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 25
 
@@ -254,21 +260,21 @@ def more_words(folder):
 
 
 @pytest.mark.parametrize(
-    "kind, change, said",
+    "kind, change, message",
     [
-        ("one", more_labels, "is for single inputs with 2 labels and the data has single inputs with 3"),
+        ("one", more_labels, "does not match the model: size mismatch for head.weight"),
         (
             "two",
             None,
-            "is for single inputs with 2 labels and the data has joined pairs with 3: give the data",
+            'does not match the model: Missing key(s) in state_dict: "encoder.embed_tokens.segments',
         ),
-        ("one", more_words, "has 24 types in its vocabulary and the model 25: prepare the data with"),
+        ("one", more_words, "size mismatch for encoder.embed_tokens.embedding.weight"),
     ],
 )
-def test_data_that_a_checkpoint_was_not_trained_on(kind, change, said, folders, tmp_path):
+def test_predictions_on_data_of_another_training(kind, change, message, folders, tmp_path):
     assert train(folders / "one", tmp_path / "save").returncode == 0
     data = broken(folders / kind, tmp_path, change)
     checkpoint = tmp_path / "save/checkpoint_last.pt"
-    done = run_here(predict.main, checkpoint, data, f"test={tmp_path / 'p'}", "--cpu")
-    assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    done = run_here(classify.main, checkpoint, data, f"test={tmp_path / 'p'}", "--cpu")
+    assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not (tmp_path / "p").exists()

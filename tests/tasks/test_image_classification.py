@@ -1,4 +1,4 @@
-"""The task image_classification: which pictures come in an epoch, how they are drawn, fairseq's commands."""
+"""The task image_classification: sampling, augmentation and fairseq's commands."""
 
 import json
 import math
@@ -17,11 +17,11 @@ from pictures import MeanColour, coloured, picture, write_classes
 from tiny import PLUGIN, REPOSITORY, run_command, run_here, train_here
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
-from fairseq_lrpe.decay import NAME
-from fairseq_lrpe.images.augment import evaluated, standardized
-from fairseq_lrpe.images.files import decode
-from fairseq_lrpe.models.data_door import check_tokens
-from fairseq_lrpe.soft_targets import SoftTargetCrossEntropy
+from fairseq_lrpe.data.image_files import decode
+from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop
+from fairseq_lrpe.fairseq_ext.optim import NAME
+from fairseq_lrpe.fairseq_ext.soft_target_cross_entropy import SoftTargetCrossEntropy
+from fairseq_lrpe.models.data_validation import check_labeled
 from fairseq_lrpe.tasks.image_classification import ImageClassificationConfig, ImageClassificationTask
 
 
@@ -43,7 +43,7 @@ def dataset_of(folder, split="train", epoch=1, **cfg):
 
 
 def epoch(task, number=1, seed=1, size=4, **how):
-    """The batches of an epoch, in the order in which they are trained."""
+    """The batches of an epoch in training order."""
     task.load_dataset("train")
     iterator = task.get_batch_iterator(
         task.dataset("train"), max_sentences=size, epoch=number, seed=seed, **how
@@ -52,7 +52,7 @@ def epoch(task, number=1, seed=1, size=4, **how):
 
 
 def same(one, other):
-    """Whether two batches are, to the last bit."""
+    """Returns whether two batches are identical."""
     (a,), (b,) = one["net_input"].values(), other["net_input"].values()
     return all(
         torch.equal(x, y) for x, y in ((one["id"], other["id"]), (a, b), (one["target"], other["target"]))
@@ -60,8 +60,8 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_the_pictures_of_an_epoch(repeats, folder):
-    """As many as there are, each --repeats times in a row but the last one; others by seed and epoch."""
+def test_images_of_an_epoch(repeats, folder):
+    """Each image comes --repeats times in a row except the last; seed and epoch determine which."""
 
     def order_of(**drawn):
         return dataset_of(folder, repeats=repeats, **drawn).ordered_indices().tolist()
@@ -78,8 +78,8 @@ def test_the_pictures_of_an_epoch(repeats, folder):
     assert {i // repeats for order in orders.values() for i in order} == set(range(25))
 
 
-def test_batches_follow_from_seed_and_epoch_alone(folder):
-    """With any number of workers; of two processes, each has every other batch."""
+def test_batches_depend_on_seed_and_epoch_only(folder):
+    """With any number of workers; each of two processes has every other batch."""
     first = epoch(task_of(folder))
     assert [len(batch["id"]) for batch in first] != [4] * 7 and sum(len(x["id"]) for x in first) == 25
     for workers in (1, 3):
@@ -93,7 +93,7 @@ def test_batches_follow_from_seed_and_epoch_alone(folder):
         assert not any(same(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_workers_go_on_into_the_next_epoch(folder):
+def test_workers_advance_to_the_next_epoch(folder):
     task = task_of(folder)
     task.load_dataset("train")
     found = []
@@ -105,8 +105,8 @@ def test_workers_go_on_into_the_next_epoch(folder):
     assert same(found[1], epoch(task_of(folder), 2, size=25)[0]) and not same(*found)
 
 
-def test_a_picture_is_drawn_anew_each_time(folder):
-    """By its number and the epoch, whatever comes before it."""
+def test_each_repetition_is_augmented_differently(folder):
+    """The augmentation depends on seed, epoch and index only."""
     dataset = dataset_of(folder)
     drawn = [dataset[number][1] for number in (6, 7, 8, 6)]
     assert torch.equal(drawn[0], drawn[3])
@@ -117,7 +117,7 @@ def test_a_picture_is_drawn_anew_each_time(folder):
 
 
 def test_recipes(folder):
-    """The plain one has no colours that the picture has not; the full one is it changed and erased."""
+    """The full recipe leaves only some images unchanged."""
     plain = [dataset_of(folder, recipe="plain")[number][1] for number in range(75)]
     full = [dataset_of(folder)[number][1] for number in range(75)]
     alike = [torch.equal(a, b) for a, b in zip(plain, full, strict=True)]
@@ -125,7 +125,7 @@ def test_recipes(folder):
     assert 5 <= sum(alike) <= 30
 
 
-def test_a_training_batch(folder):
+def test_training_batch(folder):
     dataset = dataset_of(folder, mixing="none", repeats=2, smoothing=0.3)
     batch = dataset.collater([dataset[i] for i in (0, 1, 8)])
     assert batch["id"].tolist() == [0, 1, 8] and batch["nsentences"] == batch["ntokens"] == 3
@@ -142,30 +142,30 @@ def test_a_training_batch(folder):
     assert torch.allclose(found["target"].sum(1), torch.ones(3).double())
 
 
-def test_a_batch_to_evaluate(folder):
+def test_evaluation_batch(folder):
     dataset = dataset_of(folder, "valid")
     assert dataset.ordered_indices().tolist() == list(range(25))
     batch = dataset.collater([dataset[i] for i in range(25)])
     assert batch["target"].tolist() == dataset.labels.tolist()
     for i in (0, 24):
-        expected = standardized(evaluated(dataset.image(i), 12))
+        expected = normalize(resize_and_center_crop(dataset.image(i), 12))
         assert torch.equal(batch["net_input"]["images"][i], expected)
         assert np.array_equal(dataset.image(i), decode(picture(coloured(i % 3, 1000 + i))))
 
 
-def test_a_picture_that_is_damaged_later_is_named(folder, tmp_path):
+def test_error_names_a_damaged_image(folder, tmp_path):
     copy = shutil.copytree(folder, tmp_path / "copy")
     dataset = dataset_of(copy, "valid")
     begin, size = dataset.index[7]
     with (copy / "valid.input0.bin").open("r+b") as file:
         file.seek(begin)
         file.write(bytes(int(size)))
-    with pytest.raises(ValueError, match=r"picture 7 is damaged \(it is no JPEG"):
+    with pytest.raises(ValueError, match=r"image 7 is damaged \(it is no JPEG"):
         dataset[7]
     assert dataset[8][0] == 8
 
 
-def test_the_criterion_is_the_definition(folder):
+def test_criterion_formula(folder):
     torch.manual_seed(0)
     criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColour(7)
     images = torch.randn(6, 3, 4, 4)
@@ -180,8 +180,8 @@ def test_the_criterion_is_the_definition(folder):
     assert size == 6 and loss.item() == pytest.approx(-log_p[range(6), labels].sum().item(), rel=1e-5)
 
 
-def test_what_processes_tell_adds_up(folder):
-    """The mean over all pictures, of batches of unequal size and of one that another process has not."""
+def test_metrics_are_summed_over_processes(folder):
+    """Means are taken over all images of batches of unequal size."""
     criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColour(7)
     images, labels = torch.randn(50, 3, 4, 4), torch.arange(50) % 7
     logs, keys = [], set()
@@ -194,9 +194,9 @@ def test_what_processes_tell_adds_up(folder):
             keys.add(tuple((key, torch.is_tensor(value)) for key, value in log.items()))
     assert len(keys) == 1
     summed = {key: sum(log[key] for log in logs) for key in logs[0]}
-    for told in (logs, [summed]):
+    for logged in (logs, [summed]):
         with metrics.aggregate(new_root=True) as found:
-            criterion.reduce_metrics(told)
+            criterion.reduce_metrics(logged)
         best = model(images).topk(5).indices == labels[:, None]
         values = found.get_smoothed_values()
         assert values["accuracy"] == pytest.approx(2 * best[:, 0].sum().item())
@@ -212,7 +212,7 @@ def optimizer_of(model, **common):
 
 
 def test_only_matrices_decay():
-    """Without a gradient they go to 1 - rate × decay of themselves, and biases and norms stay."""
+    """Without gradients, matrices shrink by 1 - rate × decay, and biases and norms stay."""
     model = MeanColour(3)
     with torch.no_grad():
         model.linear.bias.fill_(2)
@@ -249,17 +249,17 @@ def weights(save):
 def test_training_and_validation(flags, folder, tmp_path, monkeypatch):
     done = train(folder, tmp_path, *flags.split(), "--max-update", "40")
     assert done.returncode == 0, done.stderr
-    told = []
-    monkeypatch.setattr(JsonProgressBar, "print", lambda self, stats, tag, step: told.append(stats))
+    logged = []
+    monkeypatch.setattr(JsonProgressBar, "print", lambda self, stats, tag, step: logged.append(stats))
     words = f"--user-dir {PLUGIN} --task image_classification --valid-subset test --batch-size 7 --cpu --path"
     words = [*words.split(), tmp_path / "checkpoint_last.pt", "--log-format", "json", "--num-workers", "0"]
     done = run_here(validate.cli_main, folder, *words, "--required-batch-size-multiple", "1")
     assert done.returncode == 0, done.stderr
-    assert told[0]["accuracy"] > 80 and told[0]["accuracy5"] == 100 and told[0]["loss"] > 0
+    assert logged[0]["accuracy"] > 80 and logged[0]["accuracy5"] == 100 and logged[0]["loss"] > 0
 
 
-def test_training_goes_on_where_it_ended(folder, tmp_path):
-    """In the middle of an epoch: continued it ends as it would have, with workers too."""
+def test_resumed_training_is_identical(folder, tmp_path):
+    """In the middle of an epoch, with worker processes too."""
     for name, updates in (("whole", [10]), ("parts", [6, 10])):
         for upto in updates:
             more = ["--num-workers", "2"] if upto == 10 and name == "parts" else []
@@ -269,8 +269,8 @@ def test_training_goes_on_where_it_ended(folder, tmp_path):
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
-def test_two_processes_train_and_validate_as_one_does(folder, tmp_path):
-    """With 7 batches an epoch, so that one of them has none at the end, in training and in validation."""
+def test_two_processes_equal_one(folder, tmp_path):
+    """With 7 batches per epoch, one process has no last batch in training and validation."""
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     tests = REPOSITORY / "tests"
@@ -300,13 +300,13 @@ def no_pictures(folder):
     (folder / "about.json").write_text(json.dumps(about))
 
 
-def test_a_task_of_tokens_refuses_pictures(folder):
-    with pytest.raises(ValueError, match="holds pictures as files: give --task image_classification"):
-        check_tokens(folder, "train")
+def test_classification_rejects_image_files(folder):
+    with pytest.raises(ValueError, match="contains image files: pass --task image_classification"):
+        check_labeled(folder, "train")
 
 
 @pytest.mark.parametrize(
-    ("change", "flags", "said"),
+    ("change", "flags", "message"),
     [
         (drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
         (
@@ -314,24 +314,27 @@ def test_a_task_of_tokens_refuses_pictures(folder):
             "",
             "lacks train.input0.idx: prepare it again; its splits are train, valid",
         ),
-        (cut("train.input0.bin"), "", "it is cut off"),
-        (cut("train.input0.idx"), "", "train.input0.idx is cut off or damaged"),
-        (cut("valid.label.npy"), "", "valid.label.npy is cut off or damaged"),
+        (cut("train.input0.bin"), "", "it is truncated"),
+        (cut("train.input0.idx"), "", "train.input0.idx is damaged"),
+        (cut("valid.label.npy"), "", "valid.label.npy is damaged"),
         (relabel([0] * 24), "", "25 rows and 24 labels"),
-        (relabel([0] * 24 + [3]), "", "or others than the 3 of about.json"),
-        (no_pictures, "", "holds no pictures as files: bash data_prep/prepare.sh imagenet makes such"),
-        (None, "--arch linear_vit_rope --image-size 33", "33 pixels each way are not cut into patches of 16"),
+        (relabel([0] * 24 + [3]), "", "or labels other than the 3 of about.json"),
+        (no_pictures, "", "contains no image files: bash data_prep/prepare.sh imagenet creates such"),
+        (
+            None,
+            "--arch linear_vit_rope --image-size 33",
+            "--image-size 33 is not divisible by --patch-size 16",
+        ),
         (None, "--arch linear_lm_rope", "the task image_classification is for the vit architectures"),
         (None, "--image-size 0", "--image-size must be at least 1, not 0"),
         (None, "--repeats 0", "--repeats must be at least 1, not 0"),
         (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),
         (None, "--recipe none", "recipe"),
         (None, "--mixing mixup", "mixing"),
-        (None, "--fp16", f"--optimizer {NAME} needs parameters apart: give --fp16-no-flatten-grads, too"),
     ],
 )
-def test_wrong_requests(change, flags, said, folder, tmp_path):
+def test_invalid_input(change, flags, message, folder, tmp_path):
     done = train(broken(folder, tmp_path, change), tmp_path / "save", *flags.split())
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("fairseq_lrpe: ") and said in last, done.stderr
+    assert done.returncode == 1 and last.startswith("fairseq_lrpe: ") and message in last, done.stderr
     assert not (tmp_path / "save").exists()

@@ -1,4 +1,4 @@
-"""The task memory_lm: its streams, its updates however they are shared, and fairseq's commands with it."""
+"""The task memory_lm: streams, distributed updates and fairseq's commands."""
 
 import io
 import re
@@ -6,24 +6,25 @@ import re
 import numpy as np
 import pytest
 import torch
-from fairseq_cli import eval_lm, generate, interactive, train
+from fairseq_cli import eval_lm, generate, interactive, train, validate
 from tiny import PLUGIN, run_command, run_here, train_flags, train_here
 
-from fairseq_lrpe.tasks.memory_lm import Segments, read_tokens
+from fairseq_lrpe.tasks.memory_lm import SegmentDataset, read_tokens
 
 MEMORY = (
     "--task memory_lm --streams 4 --tokens-per-sample 16 --memory-length 16 --token-positions none".split()
 )
 ARCH = "softmax_lm_rope"
+PAD = 1000
 
 
-def segments(count=50, streams=3, length=5):
-    return Segments(np.arange(count, dtype=np.uint16), streams, length, "train")
+def segments(count=50, streams=3, length=5, split="train"):
+    return SegmentDataset(np.arange(count, dtype=np.uint16), streams, length, split, PAD)
 
 
 @pytest.mark.parametrize("count, streams, length", [(50, 3, 5), (64, 4, 5), (23, 1, 22), (23, 2, 1)])
-def test_streams_are_the_text(count, streams, length):
-    """From begin to end; every token but a stream's first is predicted once, from those before."""
+def test_training_streams_cover_the_text(count, streams, length):
+    """Every token except the first of a stream is predicted once."""
     dataset, each = segments(count, streams, length), count // streams
     inputs, targets = ([[] for _ in range(streams)] for _ in range(2))
     for batch in dataset.batches(None, 1):
@@ -40,17 +41,31 @@ def test_streams_are_the_text(count, streams, length):
         assert inputs[stream] == text[:-1] and targets[stream] == text[1:]
 
 
+@pytest.mark.parametrize(
+    "count, streams, length", [(50, 3, 5), (52, 3, 5), (64, 4, 5), (67, 4, 5), (24, 1, 22)]
+)
+def test_evaluation_predicts_every_token_but_the_first(count, streams, length):
+    dataset, pairs, tokens = segments(count, streams, length, "test"), [], 0
+    for batch in dataset.batches(None, 1):
+        found = dataset.collater([dataset[i] for i in batch])
+        inputs, targets = found["net_input"]["src_tokens"].ravel(), found["target"].ravel()
+        assert inputs.ne(PAD).all()
+        pairs += [(i, j) for i, j in zip(inputs.tolist(), targets.tolist(), strict=True) if j != PAD]
+        tokens += found["ntokens"]
+    assert sorted(pairs) == [(i, i + 1) for i in range(count - 1)] and tokens == count - 1
+
+
 @pytest.mark.parametrize("size, processes", [(1, 1), (2, 1), (4, 1), (2, 3), (5, 2), (None, 4)])
-def test_a_batch_has_the_same_streams_in_every_segment(size, processes):
+def test_batches_have_the_same_streams_in_every_segment(size, processes):
     dataset = segments(500, 12, 5)
     batches = dataset.batches(size, processes)
     assert sorted(i for batch in batches for i in batch) == list(range(len(dataset)))
     for process in range(processes):
         mine = batches[process::processes]
         streams = [tuple(i % 12 for i in batch) for batch in mine]
-        per_segment = len(streams) // dataset.in_each
+        per_segment = len(streams) // dataset.segments
         assert len({len(x) for x in streams}) == 1 and len(streams[0]) <= (size or 12)
-        assert streams == streams[:per_segment] * dataset.in_each
+        assert streams == streams[:per_segment] * dataset.segments
 
 
 def flags(folder, data, *more, arch=ARCH):
@@ -69,7 +84,7 @@ def assert_equal(one, two, tolerance=0.0):
 
 @pytest.fixture(scope="module")
 def trained(data_bin, tmp_path_factory):
-    """Six updates of all streams in one batch."""
+    """A training of six updates with all streams in one batch."""
     folder = tmp_path_factory.mktemp("trained")
     done = train_here(*flags(folder, data_bin, "--max-update", 6, "--disable-validation"))
     assert done.returncode == 0, done.stderr
@@ -77,14 +92,14 @@ def trained(data_bin, tmp_path_factory):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_an_update_in_parts_is_the_same(size, trained, data_bin, tmp_path):
+def test_accumulated_update_is_the_same(size, trained, data_bin, tmp_path):
     more = ["--max-update", 6, "--disable-validation", "--batch-size", size, "--update-freq", 4 // size]
     done = train_here(*flags(tmp_path, data_bin, *more))
     assert done.returncode == 0, done.stderr
     assert_equal(trained, tmp_path, 1e-5)
 
 
-def test_an_update_by_two_processes_is_the_same(trained, data_bin, tmp_path):
+def test_two_processes_equal_one(trained, data_bin, tmp_path):
     more = ["--max-update", 6, "--disable-validation", "--batch-size", 2, "--distributed-world-size", 2]
     more += ["--distributed-init-method", "env://", "--distributed-rank", -1, "--distributed-no-spawn"]
     more += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
@@ -94,24 +109,24 @@ def test_an_update_by_two_processes_is_the_same(trained, data_bin, tmp_path):
     assert_equal(trained, tmp_path, 1e-5)
 
 
-def test_validation_changes_nothing(trained, data_bin, tmp_path):
+def test_validation_does_not_change_training(trained, data_bin, tmp_path):
     more = ["--max-update", 6, "--validate-interval-updates", 1]
     done = train_here(*flags(tmp_path, data_bin, *more))
     assert done.returncode == 0, done.stderr
     assert_equal(trained, tmp_path)
 
 
-def test_a_training_that_is_continued_says_that_its_memory_is_empty(trained, data_bin, tmp_path):
+def test_resumed_training_logs_its_empty_memory(trained, data_bin, tmp_path):
     for updates in (3, 6):
         done = run_command("fairseq-train", *flags(tmp_path, data_bin, "--max-update", updates))
         assert done.returncode == 0, done.stderr
-        told = "the memory starts empty at segment 3" in done.stdout + done.stderr
-        assert told == (updates == 6)
+        logged = "the memory starts empty at segment 3" in done.stdout + done.stderr
+        assert logged == (updates == 6)
     with pytest.raises(AssertionError):
         assert_equal(trained, tmp_path)
 
 
-def test_a_training_goes_on_bit_for_bit_at_the_start_of_an_epoch(data_bin, tmp_path):
+def test_training_resumed_between_epochs_is_identical(data_bin, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder, epochs in ((whole, [2]), (parts, [1, 2])):
         for last in epochs:
@@ -122,33 +137,22 @@ def test_a_training_goes_on_bit_for_bit_at_the_start_of_an_epoch(data_bin, tmp_p
 
 
 def evaluated(checkpoint, data, *more):
-    words = [
-        data,
-        "--user-dir",
-        PLUGIN,
-        "--path",
-        checkpoint,
-        "--cpu",
-        "--gen-subset",
-        "test",
-        "--num-workers",
-        0,
-    ]
-    done = run_here(eval_lm.cli_main, *words, *more)
+    words = f"--user-dir {PLUGIN} --path {checkpoint} --cpu --gen-subset test --num-workers 0".split()
+    done = run_here(eval_lm.cli_main, data, *words, *more)
     assert done.returncode == 0, done.stderr
     return done
 
 
-def test_evaluation_sees_more_of_a_longer_memory(trained, data_bin, caplog):
-    """And all of a text in one stream, with a memory of all of it, as one block is read."""
+def test_evaluation_with_longer_memory(trained, data_bin, caplog):
+    """One stream with a memory of the whole text equals one block."""
     checkpoint, tokens = trained / "checkpoint_last.pt", len(read_tokens(data_bin / "test"))
     one = ["--task", "memory_lm", "--streams", 1, "--batch-size", 1]
     calls = {
-        "none": [*one, "--tokens-per-sample", 7],
+        "none": [*one, "--tokens-per-sample", 7, "--memory-length", 0],
         "some": [*one, "--tokens-per-sample", 7, "--memory-length", 9],
         "same": [*one, "--tokens-per-sample", 7, "--memory-length", 9, "--same-length"],
         "all": [*one, "--tokens-per-sample", 7, "--memory-length", tokens],
-        "whole": [*one, "--tokens-per-sample", tokens - 1],
+        "whole": [*one, "--tokens-per-sample", tokens - 1, "--memory-length", 0],
     }
     found = {}
     for name, words in calls.items():
@@ -161,8 +165,83 @@ def test_evaluation_sees_more_of_a_longer_memory(trained, data_bin, caplog):
     assert len({found[name] for name in ("none", "some", "same", "all")}) == 4
 
 
-def test_generate_and_interactive_go_on_alike(trained, data_bin, text_folder, monkeypatch):
-    """From the first words of lines, over segments and beyond what the memory keeps."""
+def loss(checkpoint, data, caplog, *words):
+    """The loss of fairseq-eval-lm, which evaluates every token except the first."""
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        evaluated(checkpoint, data, *words)
+    assert f"Evaluated {len(read_tokens(data / 'test')) - 1:,} tokens" in caplog.text
+    return float(re.search(r"Loss \(base 2\): ([\d.]+)", caplog.text)[1])
+
+
+def test_task_and_memory_are_restored(trained, data_bin, caplog):
+    checkpoint = trained / "checkpoint_last.pt"
+    restored = loss(checkpoint, data_bin, caplog)
+    words = ["--task", "memory_lm", "--streams", 4, "--tokens-per-sample", 16]
+    by_length = {n: loss(checkpoint, data_bin, caplog, *words, "--memory-length", n) for n in (0, 8, 16)}
+    assert restored == by_length[16] == loss(checkpoint, data_bin, caplog, "--task", "memory_lm")
+    assert by_length[8] == loss(checkpoint, data_bin, caplog, "--memory-length", 8)
+    assert len({*by_length.values()}) == 3
+
+    words = f"--user-dir {PLUGIN} --path {checkpoint} --cpu --num-workers 0 --valid-subset test".split()
+    words += ["--data-buffer-size", 0, "--batch-size", 4]
+    for more in ([], ["--task", "memory_lm"]):
+        done = run_here(validate.cli_main, data_bin, *words, *more)
+        found = re.search(r"'test' subset \| loss ([\d.]+)", done.stdout)
+        assert done.returncode == 0 and float(found[1]) == pytest.approx(restored, abs=1e-3), done.stderr
+
+
+def test_other_kind_of_memory_replaces_the_saved_one(data_bin, tmp_path, caplog):
+    more = ["--memory", "state", "--memory-length", 0, "--max-update", 6, "--disable-validation"]
+    done = train_here(*flags(tmp_path, data_bin, *more, arch="linear_lm_rope"))
+    assert done.returncode == 0, done.stderr
+    words = [
+        [],
+        ["--memory", "hidden"],
+        ["--memory-length", 16],
+        ["--memory", "hidden", "--memory-length", 16],
+    ]
+    state, none, *hidden = (loss(tmp_path / "checkpoint_last.pt", data_bin, caplog, *more) for more in words)
+    assert len({state, none, *hidden}) == 3 and hidden[0] == hidden[1]
+
+
+def test_checkpoints_of_different_tasks_are_rejected(trained, train, data_bin, tmp_path):
+    more = ["--memory-length", 8, "--max-update", 1, "--disable-validation"]
+    done = train_here(*flags(tmp_path / "memory", data_bin, *more))
+    assert done.returncode == 0, done.stderr
+    done = train(
+        ARCH, tmp_path / "plain", "--max-update", 1, "--disable-validation", "--no-epoch-checkpoints"
+    )
+    assert done.returncode == 0, done.stderr
+    for name, message in (
+        ("memory", "the checkpoints differ in --memory-length: pass it"),
+        ("plain", "the checkpoints are of different tasks (language_modeling, memory_lm): pass --task"),
+    ):
+        paths = f"{trained / 'checkpoint_last.pt'}:{tmp_path / name / 'checkpoint_last.pt'}"
+        words = ["--user-dir", PLUGIN, "--path", paths, "--cpu", "--gen-subset", "test"]
+        done = run_here(generate.cli_main, data_bin, *words)
+        assert done.returncode == 1 and message in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_generate_and_interactive_restore_the_memory(trained, data_bin, monkeypatch):
+    words = ["--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt", "--cpu", "--num-workers", 0]
+    words += ["--max-len-a", 0, "--max-len-b", 30, "--min-len", 20, "--batch-size", 5]
+    explicit = ["--task", "memory_lm", "--sample-break-mode", "eos", "--tokens-per-sample", 16]
+    for main, *more in (
+        (generate.cli_main, "--gen-subset", "test"),
+        (interactive.cli_main, "--buffer-size", 5),
+    ):
+        found = []
+        for flags in ([], [*explicit, "--memory-length", 16], [*explicit, "--memory-length", 4]):
+            monkeypatch.setattr("sys.stdin", io.StringIO("w1 w3\nw5 w15 w6\n"))
+            done = run_here(main, data_bin, *words, *more, *flags)
+            assert done.returncode == 0, done.stderr
+            found.append(sorted(line for line in done.stdout.splitlines() if line.startswith("P-")))
+        assert found[0] and found[0] == found[1] != found[2]
+
+
+def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_folder, monkeypatch):
+    """The generated texts are longer than segments and memory."""
     words = ["--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt", "--cpu", "--num-workers", 0]
     words += ["--task", "memory_lm", "--tokens-per-sample", 4, "--memory-length", 6, "--beam", 3]
     words += ["--sample-break-mode", "eos", "--max-len-a", 0, "--max-len-b", 30, "--min-len", 20]
@@ -188,34 +267,34 @@ def test_generate_and_interactive_go_on_alike(trained, data_bin, text_folder, mo
     ("--memory-length -1", "--memory-length must be at least 0, not -1"),
     ("--arch softmax_lm_xl --clamp-length -1", "--clamp-length must be at least 0, not -1"),
     ("--memory x", "unknown memory 'x': choose from hidden, state"),
-    ("--arch linear_lm_rope --memory state", "--memory state keeps all there was: leave --memory-length out"),
-    ("--memory state --memory-length 0", "--memory state is of linear attention's running sums"),
-    ("--arch linear_lm_spe --memory state --memory-length 0", "spe mixes positions into noise"),
-    ("--arch linear_lm_rope --same-length", "--same-length hides what running sums have added up"),
-    ("--same-length --memory-length 0", "--same-length is for a memory"),
-    ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length is for a memory"),
-    ("--clamp-length 5", "--clamp-length is for encodings that look distances up, which rope does not"),
-    ("--arch softmax_lm_tupe_r", "tupe counts positions from the start of what is read, and a memory would"),
-    ("--arch softmax_lm_fire", "fire counts positions from the start of what is read, and a memory would"),
-    ("--token-positions learned", "learned token positions start anew with each segment"),
-    ("--token-positions hierarchical", "hierarchical token positions start anew with each segment"),
-    ("--token-positions convolution", "convolution token positions start anew with each segment"),
-    ("--token-positions sinusoidal", "sinusoidal token positions start anew with each segment"),
-    ("--checkpoint-activations", "--checkpoint-activations reads a segment twice"),
-    ("--batch-size 2", "an update has all 4 streams, and 2 (--batch-size) × 1 (processes) × 1"),
-    ("--streams 1 --distributed-world-size 2", "--streams 1 cannot be shared evenly by 2 processes"),
-    ("--sample-break-mode eos", "--sample-break-mode eos: the text needs none: it is read in streams"),
+    ("--arch linear_lm_rope --memory state", "--memory state is of unlimited length: omit --memory-length"),
+    ("--memory state --memory-length 0", "--memory state needs the running sums of linear attention"),
+    ("--arch linear_lm_spe --memory state --memory-length 0", "spe cannot shift the positions"),
+    ("--arch linear_lm_rope --same-length", "--same-length needs softmax attention"),
+    ("--same-length --memory-length 0", "--same-length needs a memory"),
+    ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length needs a memory"),
+    ("--clamp-length 5", "--clamp-length needs an encoding with a table of distances, which rope is not"),
+    ("--arch softmax_lm_tupe_r", "tupe uses absolute positions, which a memory would shift"),
+    ("--arch softmax_lm_fire", "fire uses absolute positions, which a memory would shift"),
+    ("--token-positions learned", "learned token positions restart in each segment"),
+    ("--token-positions hierarchical", "hierarchical token positions restart in each segment"),
+    ("--token-positions convolution", "convolution token positions restart in each segment"),
+    ("--token-positions sinusoidal", "sinusoidal token positions restart in each segment"),
+    ("--checkpoint-activations", "--checkpoint-activations reads each segment twice"),
+    ("--batch-size 2", "an update needs all 4 streams, and 2 (--batch-size) × 1 (processes) × 1"),
+    ("--streams 1 --distributed-world-size 2", "--streams 1 is not divisible by the number of processes, 2"),
+    ("--sample-break-mode eos", "--sample-break-mode eos: memory_lm needs none to read streams"),
     ("--tokens-per-sample 100000", "a segment of 100,000 needs 100,001"),
     ("--streams 3000 --batch-size 3000", "3,000 streams, and a segment of 16 needs 17"),
 ])  # fmt: skip
-def test_refused_before_anything_is_written(more, message, data_bin, tmp_path):
+def test_invalid_arguments(more, message, data_bin, tmp_path):
     done = run_here(train.cli_main, *flags(tmp_path / "save", data_bin), *more.split())
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0 and message in last and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "save").exists()
 
 
-def test_fairseqs_own_model_is_refused(data_bin, tmp_path):
+def test_fairseqs_model_is_rejected(data_bin, tmp_path):
     words = flags(tmp_path / "save", data_bin, arch="transformer_lm")
     place = words.index("--token-positions")  # which it has not
     del words[place : place + 2]

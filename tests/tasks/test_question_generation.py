@@ -1,4 +1,4 @@
-"""The task question_generation: fairseq's commands, a validation's ROUGE-L, and what starts from a BERT."""
+"""The task question_generation: fairseq's commands, ROUGE-L and initialization from BERT."""
 
 import json
 import re
@@ -12,10 +12,9 @@ from pictures import write_classes
 from tiny import PLUGIN, run_command, train_here
 from transformers import BertConfig, BertModel
 
-from fairseq_lrpe import word_pieces
-from fairseq_lrpe.experiments import ask
-from fairseq_lrpe.experiments.kinds.translation import found_in
-from fairseq_lrpe.rouge import rouge_l
+from fairseq_lrpe.data import word_pieces
+from fairseq_lrpe.data.rouge import rouge_l
+from fairseq_lrpe.experiments.spec.kinds.translation import found_in
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +39,8 @@ SEARCH = "--beam 5 --lenpen 0.6 --no-repeat-ngram-size 3 --max-len-a 0 --max-len
 
 
 @pytest.mark.parametrize("arch", ["softmax_question_generator_lfhc", "linear_question_generator_tmlr_type1"])
-def test_fairseqs_commands(arch, corpus, tmp_path):
-    """Trained; fairseq-validate's ROUGE-L is that of greedy questions; no trigram comes twice."""
+def test_commands(arch, corpus, tmp_path):
+    """The ROUGE-L of fairseq-validate is that of greedy search, and no trigram is repeated."""
     done = train(corpus / "bin", tmp_path, arch)
     assert done.returncode == 0, done.stderr
     shared = [corpus / "bin", "--user-dir", PLUGIN, "--task", "question_generation", "--cpu"]
@@ -49,7 +48,7 @@ def test_fairseqs_commands(arch, corpus, tmp_path):
     shared += ["--required-batch-size-multiple", 1]
     out = run_command("fairseq-validate", *shared, "--valid-subset", "valid", "--log-format", "json")
     assert out.returncode == 0, out.stderr
-    [told] = re.findall(r'"valid_rouge_l": "([\d.]+)"', out.stdout)
+    [logged] = re.findall(r'"valid_rouge_l": "([\d.]+)"', out.stdout)
     greedy = ["--beam", 1, "--max-len-a", 0, "--max-len-b", 50]
     found = {}
     for name, search in (("greedy", greedy), ("best", SEARCH)):
@@ -59,7 +58,7 @@ def test_fairseqs_commands(arch, corpus, tmp_path):
     pieces = word_pieces.load(corpus / "bin")
     questions = (corpus / "text/valid.question").read_text().splitlines()
     generated = [pieces.text(found["greedy"][i].split()) for i in range(len(questions))]
-    assert float(told) == pytest.approx(rouge_l(generated, questions, "en"), abs=0.01)
+    assert float(logged) == pytest.approx(rouge_l(generated, questions, "en"), abs=0.01)
     for tokens in found["best"].values():
         tokens = tokens.split()
         trigrams = [*zip(tokens, tokens[1:], tokens[2:], strict=False)]
@@ -67,7 +66,7 @@ def test_fairseqs_commands(arch, corpus, tmp_path):
 
 
 def save_bert(folder, types, **sizes):
-    """Saves a random BERT of these types as transformers does."""
+    """Saves a random BERT of these types with transformers."""
     torch.manual_seed(0)
     sizes = {
         "hidden_size": 16,
@@ -79,7 +78,7 @@ def save_bert(folder, types, **sizes):
     (folder / "vocab.txt").write_text("".join(f"{name}\n" for name in types))
 
 
-def test_a_training_starts_from_a_bert_and_its_checkpoint_needs_it_no_more(corpus, tmp_path):
+def test_training_from_bert_saves_a_standalone_checkpoint(corpus, tmp_path):
     types = word_pieces.read_types(corpus / "bin/vocab.txt")
     bert = tmp_path / "bert"
     save_bert(bert, types)
@@ -98,20 +97,20 @@ def test_a_training_starts_from_a_bert_and_its_checkpoint_needs_it_no_more(corpu
     assert out.returncode == 0, out.stderr
 
 
-def test_wrong_berts(corpus, tmp_path):
+def test_unsuitable_berts(corpus, tmp_path):
     types = word_pieces.read_types(corpus / "bin/vocab.txt")
     (tmp_path / "empty").mkdir()
     save_bert(tmp_path / "wide", types, hidden_size=32)
     save_bert(tmp_path / "other", [*types[:-1], "another"])
-    for name, said in (
-        ("./nosuch", "--encoder ./nosuch: there is no such folder"),
+    for name, message in (
+        ("./nosuch", "--encoder ./nosuch: the folder does not exist"),
         (tmp_path / "empty", "has no config.json"),
-        (tmp_path / "wide", "has other sizes: give --encoder-embed-dim 32"),
-        (tmp_path / "other", "has other types than"),
+        (tmp_path / "wide", "has other sizes: pass --encoder-embed-dim 32"),
+        (tmp_path / "other", "has another vocabulary than"),
     ):
         done = train(corpus / "bin", tmp_path / "save", "softmax_question_generator_t5", "--encoder", name)
         assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-        assert said in done.stderr and not (tmp_path / "save").exists()
+        assert message in done.stderr and not (tmp_path / "save").exists()
 
 
 def other_facts(folder):
@@ -120,28 +119,29 @@ def other_facts(folder):
 
 
 @pytest.mark.parametrize(
-    "change, flags, said",
+    "change, flags, message",
     [
-        (drop("vocab.txt"), "", "vocab.txt missing: bash data_prep/prepare.sh squad makes such a folder"),
+        (drop("vocab.txt"), "", "vocab.txt missing: bash data_prep/prepare.sh squad creates such a folder"),
         (drop("train.source-question.source.idx"), "", "train.source-question.source.idx missing"),
         (other_facts, "", "is missing or not of BERT's word pieces"),
+        (None, "--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),
         (None, "--decoder-attention-heads 3", "the embed dim 16 is not divisible by 3 attention heads"),
         (None, "--attention linear", "works on the score matrix, which linear attention never forms"),
         (None, "--task translation -s source -t question", "the task translation is for the transformer"),
     ],
 )
-def test_wrong_requests(change, flags, said, corpus, tmp_path):
+def test_invalid_input(change, flags, message, corpus, tmp_path):
     data = broken(corpus / "bin", tmp_path, change)
     done = train(data, tmp_path / "save", "softmax_question_generator_gcdf", *flags.split())
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert said in done.stderr and not (tmp_path / "save").exists()
+    assert message in done.stderr and not (tmp_path / "save").exists()
 
 
 @pytest.mark.parametrize(
-    "pieces, said", [("90", "has other types in its vocabulary"), ("60", "types of the source language")]
+    "pieces, message", [("90", "has another vocabulary"), ("60", "has another vocabulary")]
 )
-def test_a_checkpoint_of_another_vocabulary(pieces, said, corpus, tmp_path):
-    """As many types, of which one is another; and fewer."""
+def test_checkpoint_of_another_vocabulary(pieces, message, corpus, tmp_path):
+    """Of the same size with one other type, and smaller."""
     other = write_questions(tmp_path / "other", "--pieces", pieces) / "bin"
     if pieces == "90":
         for name in ("vocab.txt", "dict.source.txt", "dict.question.txt"):
@@ -150,28 +150,28 @@ def test_a_checkpoint_of_another_vocabulary(pieces, said, corpus, tmp_path):
     words = ["--path", tmp_path / "save/checkpoint_last.pt", "--task", "question_generation", "--cpu"]
     words += ["--user-dir", PLUGIN, "--batch-size", 8, "--num-workers", 0]
     out = run_command("fairseq-validate", other, *words)
-    assert out.returncode == 1 and said in out.stderr, out.stderr
+    assert out.returncode == 1 and message in out.stderr, out.stderr
 
 
-def test_a_checkpoint_of_another_task(corpus, tmp_path):
+def test_checkpoint_of_another_task(corpus, tmp_path):
     assert train(corpus / "bin", tmp_path / "save").returncode == 0
     data = write_classes(tmp_path / "pictures")
     words = ["--path", tmp_path / "save/checkpoint_last.pt", "--task", "image_classification", "--cpu"]
     out = run_command("fairseq-validate", data, "--user-dir", PLUGIN, "--batch-size", 8, *words)
     assert out.returncode == 1 and out.stderr.count("\n") == 1, out.stderr
-    assert "is of the task question_generation, not of image_classification: give --task" in out.stderr
+    assert "is of the task question_generation, not of image_classification: pass --task" in out.stderr
 
 
-def test_a_person_asks(corpus, tmp_path):
+def test_generation_from_standard_input(corpus, tmp_path):
     assert train(corpus / "bin", tmp_path).returncode == 0
-    checkpoint, words = tmp_path / "checkpoint_last.pt", ["python", "-m", ask.__name__]
+    checkpoint, words = tmp_path / "checkpoint_last.pt", ["python", "-m", "fairseq_lrpe", "generate"]
     long = "Rome\tOnce Anna lived in Rome" + ", far away from home" * 12
     asked = run_command(*words, checkpoint, "--cpu", text=f"Anna\tAnna lived in Rome.\n{long}\n")
     assert asked.returncode == 0 and len(asked.stdout.split("\n")) == 3, asked.stderr
-    assert asked.stderr.startswith("line 2: the text is long, and what is around the answer is read")
-    for line, said in (
-        ("Anna lived", "generate_questions: line 1 has no tab"),
+    assert asked.stderr.startswith("line 2: the text is too long and was truncated around the answer")
+    for line, message in (
+        ("Anna lived", "generate: line 1 has no tab"),
         ("Anna\tBob lived", "line 1: the answer 'Anna' is not in its context 'Bob lived'"),
     ):
         asked = run_command(*words, checkpoint, "--cpu", text=f"{line}\n")
-        assert asked.returncode == 1 and asked.stderr.count("\n") == 1 and said in asked.stderr
+        assert asked.returncode == 1 and asked.stderr.count("\n") == 1 and message in asked.stderr

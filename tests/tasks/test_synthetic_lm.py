@@ -1,4 +1,4 @@
-"""fairseq's commands on problems that are made while they train."""
+"""The task synthetic_lm: sequences, training and printed examples."""
 
 import math
 
@@ -22,14 +22,14 @@ def task_of(**flags):
 
 
 def epoch(task, number, **how):
-    """The sequences of an epoch, in the order in which they are trained."""
+    """The sequences of an epoch in training order."""
     task.load_dataset("train")
     iterator = task.get_batch_iterator(task.dataset("train"), max_sentences=500, epoch=number, seed=1, **how)
     batches = iterator.next_epoch_itr(shuffle=True)
     return [torch.cat([b["net_input"]["src_tokens"], b["target"][:, -1:]], dim=1) for b in batches]
 
 
-def test_examples_follow_from_seed_epoch_and_index_alone():
+def test_sequences_depend_on_seed_epoch_and_index_only():
     first = epoch(task_of(), 1)
     assert sum(map(len, first)) == synthetic_lm.SEQUENCES["train"]
     for other in (epoch(task_of(), 1), epoch(task_of(), 1, num_workers=2)):
@@ -44,8 +44,8 @@ def test_examples_follow_from_seed_epoch_and_index_alone():
         assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_workers_go_on_into_the_next_epoch():
-    """fairseq's workers outlive an epoch, and would stay in it."""
+def test_workers_advance_to_the_next_epoch():
+    """fairseq reuses workers for the next epoch."""
     task = task_of()
     task.load_dataset("train")
     seen = []
@@ -63,7 +63,7 @@ def epoch_of(task, number):
     return (batch["net_input"]["src_tokens"] for batch in iterator.next_epoch_itr(shuffle=False))
 
 
-def test_splits_are_the_same_for_every_seed_and_none_is_trained_on():
+def test_evaluated_splits_are_fixed_and_not_trained_on():
     one, two = task_of(), task_of(seed=2)
     texts = {}
     for split in ("train", "valid", "test"):
@@ -82,8 +82,8 @@ def test_a_model_learns(arch, tmp_path):
     assert state["extra_state"]["val_loss"] < math.log2(5)  # of five characters that are as likely
 
 
-def test_it_goes_on_where_it_stopped(tmp_path):
-    """In the middle of an epoch, to the same weights."""
+def test_resumed_training_is_identical(tmp_path):
+    """In the middle of an epoch."""
     quick = ("--disable-validation", "--batch-size", 16)
     assert train("softmax_lm_rope", tmp_path / "whole", "--max-update", 6, *quick).returncode == 0
     for updates in (3, 6):
@@ -97,12 +97,12 @@ def test_it_goes_on_where_it_stopped(tmp_path):
 
 @pytest.mark.parametrize("flags, message", [
     (("--problem", "sums"), "unknown problem 'sums': choose from addition, index, search"),
-    (("--between", 0), "--between 0: a problem needs at least 1"),
-    (("--copied", 9), "the first copy is of the first letters, and --first is 8"),
-    (("--tokens-per-sample", 17), "too short for search with first 8, copied 8, between 1: give at least 18"),
-    (("--valid-subset", "dev"), "no split 'dev': choose from train, valid, test"),
+    (("--between", 0), "--between must be at least 1, not 0"),
+    (("--copied", 9), "--copied 9 must not exceed --first 8"),
+    (("--tokens-per-sample", 17), "too short for search with first 8, copied 8, between 1: pass at least 18"),
+    (("--valid-subset", "dev"), "unknown split 'dev': choose from train, valid, test"),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused_before_training(flags, message, tmp_path):
+def test_invalid_flags(flags, message, tmp_path):
     done = train("softmax_lm_rope", tmp_path / "save", *flags)
     assert done.returncode and done.stderr.strip().startswith("fairseq_lrpe: ")
     assert message in done.stderr and "\n" not in done.stderr.strip()

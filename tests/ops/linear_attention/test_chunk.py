@@ -1,4 +1,4 @@
-"""The chunk form against the definition at every length, its precision, its memory, and what it refuses."""
+"""Tests the chunk backend: equality with the reference, precision, memory, invalid arguments."""
 
 from unittest.mock import patch
 
@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.linear_attention import chunk_causal
+
+MAX_PART_ELEMENTS = "fairseq_lrpe.ops.linear_attention.causal._max_part_elements"
 
 
 def draw_inputs(data):
-    """Float64 leaves by argument name, and the other arguments."""
+    """Returns float64 leaves by argument name, and the other arguments."""
     n, before = data.draw(st.integers(1, 300), "length"), data.draw(st.sampled_from([0, 0, 1, 30]), "before")
     batch, heads = (data.draw(st.integers(1, 3), x) for x in "BH")
     d, dv = (data.draw(st.integers(1, 9), x) for x in ("d", "dv"))
@@ -39,7 +40,7 @@ def draw_inputs(data):
 
 
 def results(leaves, *, padding, **options):
-    """Outputs, state, and the gradients of a random weighted sum of them."""
+    """Returns outputs, state, and the gradients of a random weighted sum of them."""
     leaves = {name: x.clone().requires_grad_() for name, x in leaves.items()}
     inputs = dict(leaves)
     state = inputs.pop("kv", None), inputs.pop("k_sum", None)
@@ -58,13 +59,13 @@ def results(leaves, *, padding, **options):
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_every_length_width_decay_and_padding(data):
+def test_chunk_matches_reference(data):
     leaves, options = draw_inputs(data)
     expected = results(leaves, backend="reference", **options)
     size = data.draw(st.sampled_from([None, 1, 7, 16, 64]), "chunk size")
-    # How much is worked on at a time: one chunk of one sequence, some, or all.
+    # Elements processed at once: one chunk of one sequence, some chunks, or all.
     elements = data.draw(st.sampled_from([1, 500, 2000, 2**18]), "elements")
-    with patch.object(chunk_causal, "_elements", lambda device: elements):
+    with patch(MAX_PART_ELEMENTS, lambda device: elements):
         actual = results(leaves, backend="chunk", chunk_size=size, **options)
     assert_same(actual, expected)
 
@@ -104,7 +105,7 @@ def test_gradcheck(causal, decay, normalize):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("decay", [None, -0.02], ids=["plain", "decay"])
 def test_half_precision_against_float64(dtype, decay):
-    """Output: float32's rounding of 300 terms. Gradients: twice half precision's, of the largest number."""
+    """Outputs up to float32 rounding of 300 terms, gradients up to twice the rounding of half precision."""
     g = torch.Generator().manual_seed(0)
     half = {name: torch.rand(2, 2, 300, 16, generator=g).to(dtype) for name in "qkv"}
     options = {"causal": True, "normalize": True, "padding": None}
@@ -125,7 +126,7 @@ def test_half_precision_against_float64(dtype, decay):
     [None, [-1e-5, -3.0], [[-1e-5, -1e-3, -0.01, -0.1, -0.5, -1.0, -2.0, -3.0]]],
     ids=["plain", "decay", "features"],
 )
-def test_a_hundred_thousand_tokens(decay):
+def test_100_000_tokens(decay):
     g = torch.Generator().manual_seed(0)
     leaves = {name: torch.rand(1, 2, 100_000, 8, generator=g) for name in "qkv"}
     options = {"causal": True, "normalize": True, "padding": None}
@@ -138,7 +139,7 @@ def test_a_hundred_thousand_tokens(decay):
         assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
-def test_a_sequence_does_not_feel_its_batch():
+def test_batch_elements_are_independent():
     g = torch.Generator().manual_seed(0)
     leaves = {name: torch.rand(5, 2, 130, 4, generator=g, dtype=torch.float64) for name in "qkv"}
     options = {"causal": True, "normalize": True, "padding": None, "log_decay": torch.tensor([-0.1, -1.0])}
@@ -154,7 +155,7 @@ def without_padding(options):
     return {name: x for name, x in options.items() if name != "padding"}
 
 
-def test_the_same_numbers_every_time():
+def test_results_are_deterministic():
     g = torch.Generator().manual_seed(0)
     leaves = {name: torch.rand(4, 4, 500, 16, generator=g) for name in "qkv"}
     options = {"causal": True, "normalize": True, "padding": None, "backend": "chunk"}
@@ -163,8 +164,8 @@ def test_the_same_numbers_every_time():
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-def test_strided_inputs_are_left_as_they_are(causal):
-    """q, k and v as views of a projection's output (L, B, H·d): same results, nothing written into them.
+def test_strided_inputs_are_not_modified(causal):
+    """q, k and v as views of a projection's output (L, B, H·d) give the same results and are not modified.
 
     The output lies in memory as they do, so that it goes on as (L, B, H·d) without a copy, and so do the
     gradients of causal attention.
@@ -186,7 +187,7 @@ def test_strided_inputs_are_left_as_they_are(causal):
 
 
 @pytest.mark.parametrize("decay", [None, -0.1], ids=["plain", "decay"])
-def test_the_backward_pass_leaves_what_was_kept(decay):
+def test_backward_twice_gives_the_same_gradients(decay):
     g = torch.Generator().manual_seed(0)
     leaves = [torch.rand(2, 2, 200, 4, generator=g, dtype=torch.float64).requires_grad_() for _ in "qkv"]
     log_decay = decay and torch.full((2,), decay, dtype=torch.float64)
@@ -202,22 +203,25 @@ STATE = torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 4)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"q": Q[0]}, r"^q must be \(batch, heads, length, width\), not \(3, 5, 4\)$"),
-        ({"k": Q[..., :3]}, r"^k must be \(2, 3, 5, 4\) .* not \(2, 3, 5, 3\)$"),
-        ({"v": V[:, :1]}, r"^v must be \(2, 3, 5, 6\) .* not \(2, 1, 5, 6\)$"),
-        ({"v": V[:, :, :2]}, r"^v must be \(2, 3, 5, 6\) .* not \(2, 3, 2, 6\)$"),
-        ({"state": (STATE[0].mT, STATE[1])}, r"^state\[0\].* must be \(2, 3, 4, 6\)"),
-        ({"state": (STATE[0], STATE[1][:1])}, r"^state\[1\].* must be \(2, 3, 4\)"),
-        ({"log_decay": torch.zeros(2)}, r"^log_decay must be \(3,\)"),
+        ({"q": Q[0]}, r"^q must have shape \(batch, heads, length, width\), not \(3, 5, 4\)$"),
+        ({"k": Q[..., :3]}, r"^k must have shape \(2, 3, 5, 4\) .* not \(2, 3, 5, 3\)$"),
+        ({"v": V[:, :1]}, r"^v must have shape \(2, 3, 5, 6\) .* not \(2, 1, 5, 6\)$"),
+        ({"v": V[:, :, :2]}, r"^v must have shape \(2, 3, 5, 6\) .* not \(2, 3, 2, 6\)$"),
+        ({"state": (STATE[0].mT, STATE[1])}, r"^state\[0\].* must have shape \(2, 3, 4, 6\)"),
+        ({"state": (STATE[0], STATE[1][:1])}, r"^state\[1\].* must have shape \(2, 3, 4\)"),
+        ({"log_decay": torch.zeros(2)}, r"^log_decay must have shape \(3,\)"),
         ({"log_decay": torch.zeros(3), "causal": False}, "causal=True"),
-        ({"key_padding_mask": torch.zeros(2, 4, dtype=torch.bool)}, r"^key_padding_mask must be \(2, 5\)"),
+        (
+            {"key_padding_mask": torch.zeros(2, 4, dtype=torch.bool)},
+            r"^key_padding_mask must have shape \(2, 5\)",
+        ),
         ({"key_padding_mask": torch.zeros(2, 5)}, "^key_padding_mask must be bool"),
         ({"chunk_size": 0}, "^chunk_size must be at least 1, not 0"),
         ({"backend": "magic"}, "'magic'.*auto, reference, chunk, fla"),
         ({"backend": "fla"}, "^backend 'fla' "),
     ],
 )
-def test_one_sentence_names_the_argument(change, message):
+def test_errors_are_one_line_and_name_the_argument(change, message):
     arguments = {"q": Q, "k": Q, "v": V, "causal": True, "normalize": True}
     linear_attention(**arguments, state=STATE)
     with pytest.raises(ValueError, match=message) as error:

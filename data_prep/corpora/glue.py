@@ -1,0 +1,201 @@
+"""GLUE tasks in GPT-2 BPE, for fairseq's sentence_prediction.
+
+OUT/TASK/bin contains input0, input1 of pairs, and label. MNLI's valid and test are the matched sets, valid1
+and test1 the mismatched ones. Test sets have no labels. STS-B scores are divided by 5.
+"""
+
+import json
+import shutil
+from argparse import Namespace
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+from data_prep import gpt2_bpe
+from data_prep.binarize import SPLITS, preprocess
+from data_prep.fetch import SOURCES, fetch, unpack
+from data_prep.labelled import TrainRows
+from data_prep.validation import folder_with_source
+from fairseq_lrpe.data.glue_tasks import MAX_SCORE, PAPER_TASKS, TASKS, Task, get_task
+from fairseq_lrpe.utils.files import atomic_folder, iterate_lines
+
+SOURCE = SOURCES["glue"]
+
+
+class Tasks(TrainRows):
+    """GLUE, with one part per task; ``inputs``: the folder with the task's TSV files."""
+
+    published = "the published files"
+    accepts = "GLUE's TSV files, TASK/train.tsv etc. (default: download them)"
+    tasks = tuple(TASKS)
+    default = tuple(PAPER_TASKS)
+
+    def add_options(self, parser):
+        choices = f"from {' '.join(self.tasks)} (default: {' '.join(self.default)})"
+        parser.add_argument("tasks", nargs="*", metavar="TASK", help=choices)
+        super().add_options(parser)
+
+    def parts(self, args):
+        tasks = {name: get_task(name) for name in args.tasks or self.default}
+        for name in tasks:
+            if name not in self.tasks:
+                raise ValueError(f"{name} has no labels: choose from {', '.join(self.tasks)}")
+        shared = {**vars(args), "most": {"train": args.train_rows}}  # rows per split; all without a number
+        return [Namespace(**{**shared, "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
+
+    def check(self, args):
+        folder = args.source / args.name if args.source else published(args.name, args.out)
+        print(f"Checking {folder}", flush=True)
+        files = args.task.files
+        for file in files.values():
+            if not (folder / file).is_file():
+                raise ValueError(f"{folder / file} is missing: {' '.join(files.values())} are needed")
+        for split, file in files.items():
+            if not sum(1 for _ in rows(folder / file, args.task, split, args.most.get(split))):
+                raise ValueError(f"{folder / file} has no rows")
+        return folder
+
+    def write_text(self, args, inputs, folder):
+        """Writes SPLIT.input0.txt etc. and SPLIT.label, one row per line, rows.json and labels.txt."""
+        counts = {}
+        for split, file in args.task.files.items():
+            values = zip(*rows(inputs / file, args.task, split, args.most.get(split)), strict=True)
+            for column, texts in zip(columns(args.task, split), values, strict=True):
+                ending = "" if column == "label" else ".txt"
+                with (folder / f"{split}.{column}{ending}").open("w", encoding="utf-8", newline="\n") as out:
+                    out.writelines(f"{text}\n" for text in texts)
+            counts[split] = len(texts)
+        (folder / "rows.json").write_text(json.dumps(counts) + "\n")
+        # Used by fairseq as it is: label i is type i after the four special ones, without madeupwords.
+        (folder / "labels.txt").write_text("".join(f"{name} 0\n" for name in args.task.labels))
+
+
+class Glue(Tasks, gpt2_bpe.BytePairCorpus):
+    """GLUE tasks in GPT-2 BPE."""
+
+    def prepare(self, args, source, inputs):
+        bpe = args.out.parent / "gpt2_bpe"
+        gpt2_bpe.provide(bpe, args.bpe)
+        text = self.text(args, source, inputs)
+        for path in sorted(text.glob("*.input?.txt")):
+            if not (encoded := path.with_suffix("")).exists():
+                gpt2_bpe.encode(path, encoded, bpe, args.workers)
+        with folder_with_source(args.out / "bin", source) as part:
+            for column in columns(args.task, "train"):
+                splits = args.task.labelled if column == "label" else args.task.files
+                if column == "label" and not args.task.labels:
+                    (part / column).mkdir()
+                    for split in splits:
+                        shutil.copyfile(text / f"{split}.label", part / column / f"{split}.label")
+                else:  # valid and valid1 together: fairseq-preprocess mostly takes time to start
+                    texts = {}
+                    for kind in SPLITS:
+                        if paths := [str(text / f"{x}.{column}") for x in splits if x.startswith(kind)]:
+                            texts[kind] = ",".join(paths)
+                    dictionary = text / "labels.txt" if column == "label" else bpe / "dict.txt"
+                    log, flags = args.out / "preprocess.log", ("--srcdict", dictionary)
+                    preprocess(texts, part / column, log, *flags, workers=args.workers)
+            shutil.copyfile(text / "rows.json", part / "rows.json")
+
+    def report(self, args):
+        """Prints the number of rows next to the published one, and how to train."""
+        name, expected = args.name, SOURCE[args.name]["rows"]
+        counts = json.loads((args.out / "bin" / "rows.json").read_text())
+        same = ", as published" if counts == expected else ""
+        print(f"{name}: {', '.join(f'{split} {counts[split]:,}' for split in args.task.files)} rows{same}")
+        for split in args.task.files:
+            if counts[split] != expected[split]:
+                why = " (--train-rows)" if counts[split] == args.most.get(split) else ""
+                print(f"{name} {split}: {counts[split]:,} rows{why}, published: {expected[split]:,}")
+        classes = len(args.task.labels) or "1 --regression-target"
+        flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."
+        print(f"ready: fairseq-train {args.out / 'bin'} {flags}")
+
+
+def columns(task: Task, split: str) -> list[str]:
+    """Returns the names of fairseq's folders for the columns of ``rows``."""
+    inputs = [f"input{i}" for i in range(len(task.sentences))]
+    return [*inputs, "label"] if split in task.labelled else inputs
+
+
+def lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yields the number and fields of each line of a TSV file; quotes have no special meaning."""
+    with path.open("rb") as file:
+        for number, line in enumerate(iterate_lines(file), 1):
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    f"{path} line {number} is not UTF-8 text ({error.reason}): convert it first"
+                ) from None
+            # A carriage return inside a sentence would end the line when it is encoded.
+            yield number, text.removesuffix("\n").removesuffix("\r").replace("\r", " ").split("\t")
+
+
+def rows(path: Path, task: Task, split: str, most: int | None = None) -> Iterator[list]:
+    """Yields the sentences and label of the first ``most`` rows; raises ValueError for an invalid line."""
+    numbered, labelled = lines(path), split in task.labelled
+    header = task.header if labelled and task.header else next(numbered, (1, [""]))[1]
+    names = [*task.sentences, task.label] if labelled else task.sentences
+    for name in names:
+        if name not in header:
+            raise ValueError(f"{path} line 1 names no column {name}: {excerpt(header)}")
+    columns_used = [header.index(name) for name in names]
+    for number, fields in islice(numbered, most):
+        where = f"{path} line {number}"
+        if len(fields) != len(header):
+            raise ValueError(f"{where} has {len(fields)} fields instead of {len(header)}: {excerpt(fields)}")
+        values = [fields[i] for i in columns_used]
+        for name, value in zip(task.sentences, values, strict=False):
+            if not value.strip() and not task.empty:
+                raise ValueError(f"{where} has an empty {name}: {excerpt(fields)}")
+        if labelled:
+            values[-1] = label(values[-1], task, where)
+        yield values
+
+
+def excerpt(fields: list[str]) -> str:
+    """Returns the beginning of a line, for messages."""
+    text = " | ".join(fields)
+    return text if len(text) <= 80 else text[:80] + "…"
+
+
+def label(field: str, task: Task, where: str) -> str | float:
+    """Returns the validated label or scaled score of a field."""
+    if task.labels:
+        if field not in task.labels:
+            raise ValueError(f"{where} has the label {field!r} instead of one of {', '.join(task.labels)}")
+        return field
+    try:
+        score = float(field)
+    except ValueError:
+        score = -1
+    if not 0 <= score <= MAX_SCORE:
+        raise ValueError(f"{where} has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
+    return score / MAX_SCORE
+
+
+def published(name: str, folder: Path) -> Path:
+    """Downloads the task's TSV files into ``folder`` and returns their folder."""
+    files = {file: {"mirrors": SOURCE["mirrors"], **facts} for file, facts in SOURCE[name]["files"].items()}
+    paths = [fetch(folder / file, facts) for file, facts in files.items()]
+    unpacked = folder / "unpacked"
+    if name == "MRPC":
+        split_mrpc(*paths, unpacked / name)
+    else:
+        unpack(*paths, unpacked)
+    return unpacked / name
+
+
+def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
+    """Writes MRPC's TSV files: the dev set is the training rows whose pair of IDs is in a list."""
+    if folder.is_dir():
+        return
+    ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}
+    with train.open("rb") as file:
+        header, *rest = file
+    chosen = {line: tuple(line.split(b"\t")[1:3]) in ids for line in rest}
+    with atomic_folder(folder) as part:
+        for file, in_dev in (("train.tsv", False), ("dev.tsv", True)):
+            (part / file).write_bytes(b"".join([header, *(x for x in rest if chosen[x] == in_dev)]))
+        shutil.copyfile(test, part / "test.tsv")

@@ -1,0 +1,252 @@
+"""Labelled images such as ImageNet (Deng et al. 2009), for the task ``image_classification``.
+
+ImageNet is ILSVRC 2012: a folder with the original ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and
+ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other images are a folder, or a tar
+archive of one, with {train,valid,test}/CLASS/*.jpg (or .JPEG, .jpeg, .png; valid may be named val). Without
+valid, the last tenth of the training images is held out; --train-rows uses the first ones. For both, images
+are interleaved by class, in the order of their names.
+
+Image files are stored unchanged. Each is decoded once; unreadable ones are skipped and listed in
+OUT/bin/unreadable.txt.
+"""
+
+import io
+import os
+import re
+import warnings
+from argparse import Namespace
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from data_prep.corpora.lra_image import interleave
+from data_prep.fetch import files_in, files_of_tar, uncompressed_tar
+from data_prep.labelled import Labelled, TrainRows, dataset_builder, write_metadata
+from data_prep.parallel import ordered_map
+from data_prep.progress import progress
+from data_prep.validation import folder_with_source
+from fairseq_lrpe.data.image_files import decode
+from fairseq_lrpe.utils.files import check_size, read_file
+
+IMAGES = re.compile(r"(?:^|/)(train|val|valid|test)/([^/]+)/([^/]+\.(?i:jpe?g|png))$")
+TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
+DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
+TRUTH = r"data/(meta\.mat|ILSVRC2012_validation_ground_truth\.txt)$"
+UNREADABLE = "unreadable.txt"
+BLOCK = 20  # images per task
+
+
+class ImageFile(NamedTuple):
+    """Location of an image file: all of ``path``, or ``size`` bytes at ``begin`` of an archive."""
+
+    label: str
+    name: str
+    path: Path
+    begin: int = 0
+    size: int = -1
+
+    def read(self) -> bytes:
+        """Returns the file's content."""
+        if self.size < 0:
+            return read_file(self.path)
+        check_size(self.name, self.size)
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            return file.read(self.size)
+
+
+ImageFiles = dict[str, list[ImageFile]]
+
+
+class ClassFolders(TrainRows, Labelled):
+    """Images in class folders; ``inputs``: {split: image files, sorted by class and name}."""
+
+    needs_from = True
+    published = "nothing"
+    metavar = "FILE_OR_FOLDER"
+    accepts = "{train,valid,test}/CLASS/*.jpg, .JPEG or .png, or a tar archive of it"
+    task = "image_classification"
+    rows = {"train": 45_000, "valid": 5_000, "test": 10_000}
+
+    def published_rows(self, args):
+        return self.rows
+
+    def find(self, source: Path) -> ImageFiles:
+        """Returns {split: image files}."""
+        return in_class_folders(source)
+
+    def check(self, args):
+        super().check(args)
+        if not (args.source.is_dir() or args.source.is_file()):
+            raise ValueError(f"{args.source} is missing: --from takes a folder with {self.accepts}")
+        return select(self.find(args.source), args)
+
+    def prepare(self, args, source, inputs):
+        labels = sorted({image.label for image in inputs["train"]})
+        rows, unreadable = {}, []
+        with folder_with_source(args.out / "bin", source) as part:
+            for split, locations in readable(inputs, args):
+                rows[split] = write_images(part, split, locations, labels, args.workers, unreadable)
+            if unreadable:
+                (part / UNREADABLE).write_text("".join(f"{line}\n" for line in unreadable))
+            write_metadata(part, labels, rows, images=True)
+
+    def vocabulary(self, data):
+        return ""
+
+    def report(self, args):
+        file = args.out / "bin" / UNREADABLE
+        if file.is_file():
+            print(f"skipped: {len(file.read_text().splitlines()):,} unreadable images, see {file}")
+        super().report(args)
+
+
+class ImageNet(ClassFolders):
+    """ILSVRC 2012's archives, or images in class folders."""
+
+    accepts = f"{TRAIN}, {VALID} and {DEVKIT}, or with {ClassFolders.accepts}"
+    rows = {"train": 1_281_167, "valid": 50_000}
+
+    def find(self, source):
+        names = (TRAIN, VALID, DEVKIT)
+        missing = [name for name in names if not (source / name).is_file()]
+        if len(missing) == len(names):
+            return in_class_folders(source)
+        if missing:
+            raise ValueError(f"{source} lacks {', '.join(missing)}: {TRAIN}, {VALID} and {DEVKIT} are needed")
+        return {"train": ilsvrc_train(source / TRAIN), "valid": ilsvrc_valid(source / VALID, source / DEVKIT)}
+
+
+def in_class_folders(source: Path) -> ImageFiles:
+    """Returns the image files in a folder or a tar archive."""
+    images = defaultdict(list)
+    for name, image in locations(source):
+        if match := IMAGES.search(name):
+            split, label, file = match.groups()
+            images["valid" if split == "val" else split].append(ImageFile(label, file, *image))
+    if not images["train"]:
+        raise ValueError(f"{source} has no training images: train/CLASS/*.jpg, .JPEG or .png are needed")
+    return dict(images)
+
+
+def locations(source: Path) -> Iterator[tuple[str, tuple]]:
+    """Yields (relative path, location) of each file in a folder or a tar archive."""
+    if source.is_dir():
+        for folder, _, files in os.walk(source):
+            inside = Path(folder).relative_to(source).as_posix()
+            for file in files:
+                yield f"{inside}/{file}", (Path(folder, file),)
+    else:
+        for name, begin, size in files_of_tar(source):
+            yield name, (source, begin, size)
+
+
+def ilsvrc_train(archive: Path) -> list[ImageFile]:
+    """Returns the training images, n01440764.tar/n01440764_18.JPEG etc."""
+    images = []
+    for name, begin, size in files_of_tar(archive):
+        label, file = Path(name).parts[-2:] if "/" in name else ("", name)
+        if not label.endswith(".tar"):
+            raise ValueError(f"{archive} is no tar archive of a tar archive of each class: it has {name}")
+        images.append(ImageFile(label.removesuffix(".tar"), file, archive, begin, size))
+    return images
+
+
+def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
+    """Returns the validation images; the n-th by name has the n-th class in the devkit."""
+
+    from scipy.io import loadmat  # takes seconds to import
+
+    files = {match[1]: content for match, content in files_in(devkit, TRUTH)}
+    try:
+        synsets = loadmat(io.BytesIO(files["meta.mat"]), squeeze_me=True)["synsets"]
+        classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
+        truth = files["ILSVRC2012_validation_ground_truth.txt"].split()
+        labels = [classes[int(number)] for number in truth]
+    except Exception as error:  # a malformed file can raise any exception
+        raise ValueError(f"{devkit} is not the published one ({error!r}): download it again") from None
+    images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
+    if len(images) != len(labels):
+        raise ValueError(
+            f"{archive} has {len(images):,} images, but {devkit.name} has labels of {len(labels):,}"
+        )
+    return [
+        ImageFile(label, name, archive, begin, size)
+        for label, (name, begin, size) in zip(labels, images, strict=True)
+    ]
+
+
+def select(images: ImageFiles, args: Namespace) -> ImageFiles:
+    """Applies --train-rows and holds out validation images; sorts by class and name."""
+    classes = defaultdict(list)
+    for image in images["train"]:
+        classes[image.label].append((image.name, image))
+    if len(classes) < 2:
+        raise ValueError(f"{args.source} has training images of {min(classes)} only: two classes are needed")
+    train = [image for image, _ in interleave(classes)]
+    held_out = [] if images.get("valid") else train[len(train) - len(train) // 10 :]
+    taken = {"train": train[: len(train) - len(held_out)][: args.train_rows]}
+    taken["valid"] = images.get("valid") or held_out
+    if not taken["valid"]:
+        raise ValueError(f"{args.source} has {len(train)} training images and none in valid: 10 are needed")
+    if images.get("test"):
+        taken["test"] = images["test"]
+    known = {image.label for image in taken["train"]}
+    for split, rows in taken.items():
+        if unknown := {image.label for image in rows} - known:
+            raise ValueError(f"{args.source} has {split} images of {min(unknown)}, but no training images")
+    return {split: sorted(rows) for split, rows in taken.items()}
+
+
+def readable(images: ImageFiles, args: Namespace) -> Iterator[tuple[str, list[ImageFile]]]:
+    """Yields the items of ``images`` while their archive is available uncompressed."""
+    if args.source.is_dir():
+        yield from images.items()
+        return
+    with uncompressed_tar(args.source, args.out / "pictures.tar.part") as archive:
+        for split, rows in images.items():
+            yield split, [image._replace(path=archive) for image in rows]
+
+
+def write_images(
+    folder: Path, split: str, images: list[ImageFile], labels: list[str], workers: int, unreadable: list[str]
+) -> int:
+    """Writes the files of a split, appends skipped images to ``unreadable``, and returns the row count."""
+    prefix, numbers = folder / f"{split}.input0", {label: i for i, label in enumerate(labels)}
+    bar = progress(None, f"writing {split}", "images", total=len(images))
+    files, kept = dataset_builder(prefix, np.uint8), []
+    blocks = [images[i : i + BLOCK] for i in range(0, len(images), BLOCK)]
+    with closing(ordered_map(read_checked, blocks, workers)) as read, bar:
+        for block, contents in zip(blocks, read, strict=True):
+            for image, (content, reason) in zip(block, contents, strict=True):
+                if reason:
+                    unreadable.append(f"{split}/{image.label}/{image.name}: {reason}")
+                else:
+                    files.add_item(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+                    kept.append(numbers[image.label])
+            bar.update(len(block))
+    if not kept:
+        raise ValueError(f"no image of {split} is readable, for example {unreadable[-1]}")
+    files.finalize(f"{prefix}.idx")
+    np.save(folder / f"{split}.label.npy", np.array(kept, dtype=np.int64))
+    return len(kept)
+
+
+def read_checked(images: list[ImageFile]) -> list[tuple[bytes, str]]:
+    """Returns (content, "") of each complete image, and (b"", reason) of unreadable ones."""
+    warnings.simplefilter("ignore")  # Pillow's about tolerated defects
+    return [_read_checked(image) for image in images]
+
+
+def _read_checked(image):
+    try:
+        content = image.read()
+        decode(content)
+    except (ValueError, OSError) as error:
+        return b"", str(error)
+    return content, ""

@@ -1,0 +1,110 @@
+"""IMDB movie reviews (Maas et al. 2011), for the task ``classification``.
+
+lra_text is Long-Range Arena's text classification: whole reviews as bytes. As in LRA itself, the validation
+set is the test set, so the best checkpoint is selected on the test set. imdb contains the reviews as words,
+without <br />; a tenth of the training reviews of each class, 2,500 in all, is held out for validation: those
+whose names have the smallest SHA-256.
+"""
+
+import hashlib
+import shutil
+from argparse import Namespace
+from typing import NamedTuple
+
+import numpy as np
+import regex
+
+from data_prep.fetch import SOURCES, fetch, files_in
+from data_prep.labelled import SPECIALS, Labelled, as_types, write_dictionary, write_split
+from data_prep.labelled_words import LabelledWords
+from data_prep.validation import folder_with_source
+
+FACTS = SOURCES["imdb"]
+LABELS = ("neg", "pos")
+PATHS = r"(?:^|/)(train|test)/(pos|neg)/([^/]+\.txt)$"
+MAX_BYTES = 1 << 24  # per review
+BYTES = [f"0x{value:02x}" for value in range(256)]
+
+
+class Review(NamedTuple):
+    """A review, its label and its path."""
+
+    text: bytes
+    label: str
+    path: str
+
+
+class ByBytes(Labelled):
+    """The reviews as bytes; ``inputs``: the result of ``reviews``, or None before the download."""
+
+    metavar = "FILE_OR_FOLDER"
+    published = FACTS["archive"]
+    accepts = (
+        f"{published}, or an archive or a folder of the same layout, {{train,test}}/{{pos,neg}}/*.txt "
+        "(default: download it)"
+    )
+
+    def check(self, args):
+        return reviews(args) if args.source else None
+
+    def prepare(self, args, source, inputs):
+        rows = {}
+        with folder_with_source(args.out / "bin", source) as part:
+            for split, found in (inputs or reviews(args)).items():
+                encoded = (
+                    (as_types(np.frombuffer(review.text, np.uint8)), LABELS.index(review.label))
+                    for review in found
+                )
+                rows[split] = write_split(part, split, encoded, len(BYTES) + SPECIALS, len(found))
+            for path in part.glob("test.*"):
+                shutil.copyfile(path, part / path.name.replace("test", "valid", 1))
+            rows = {"train": rows["train"], "valid": rows["test"], "test": rows["test"]}
+            write_dictionary(part, BYTES, LABELS, rows)
+
+
+class ByWords(LabelledWords):
+    """The reviews as words."""
+
+    metavar = ByBytes.metavar
+    published = ByBytes.published
+    accepts = ByBytes.accepts
+
+    def rows(self, args):
+        splits = reviews(args)
+        held_out = set()
+        for label in LABELS:
+            paths = [review.path for review in splits["train"] if review.label == label]
+            held_out.update(paths[: max(1, len(paths) // 10)])
+        parts = {
+            "train": [review for review in splits["train"] if review.path not in held_out],
+            "valid": [review for review in splits["train"] if review.path in held_out],
+            "test": splits["test"],
+        }
+        return {split: [(plain(review), review.label) for review in part] for split, part in parts.items()}
+
+
+def reviews(args: Namespace) -> dict[str, list[Review]]:
+    """Returns {"train": reviews, "test": reviews}, ordered by the SHA-256 of their names."""
+    source = args.source or fetch(args.out / FACTS["archive"], FACTS)
+    splits = {"train": [], "test": []}
+    for match, content in files_in(source, PATHS, MAX_BYTES):
+        split, label, name = match.groups()
+        splits[split].append(Review(content, label, f"{label}/{name}"))
+    for split, part in splits.items():
+        for label in LABELS:
+            if sum(review.label == label for review in part) < 2:
+                raise ValueError(
+                    f"{source} has fewer than two {split}/{label}/*.txt: both classes are needed"
+                )
+        if empty := next((review.path for review in part if not review.text.strip()), None):
+            raise ValueError(f"{source} has an empty review, {split}/{empty}")
+        part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
+    return splits
+
+
+def plain(review: Review) -> str:
+    """Returns the text of a review without line break tags."""
+    try:
+        return regex.sub(r"<br\s*/?>", " ", review.text.decode())
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the review {review.path} is not UTF-8 text ({error}): convert it first") from None

@@ -1,0 +1,124 @@
+"""Related or unrelated pairs of documents as bytes, for the task ``classification``.
+
+lra_retrieval is Long-Range Arena's Retrieval: whether one paper of the ACL Anthology Network cites the other.
+Its files new_aan_pairs.{train,eval,test}.tsv have label, two numbers and two texts per line; texts are
+truncated to 4,000 bytes, as in LRA. lra_retrieval_mini asks whether two disjoint segments of 256 bytes come
+from the same WikiText article: 8,000, 1,000 and 1,000 distinct pairs, half of them positive, with articles of
+their own in each split.
+"""
+
+import random
+import re
+from argparse import Namespace
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.binarize import SPLITS
+from data_prep.corpora.imdb import BYTES
+from data_prep.labelled import SPECIALS, Labelled, as_types, write_dictionary, write_split
+from data_prep.validation import check_text, folder_with_source
+from fairseq_lrpe.utils.files import iterate_lines, read_file
+
+LABELS = ("no", "yes")
+FILES = {"train": "train", "valid": "eval", "test": "test"}
+MAX_TEXT = 4000  # bytes
+SEGMENT = 256  # bytes
+MAX_BYTES = 1 << 31  # per file
+PAIRS = {"train": 8000, "valid": 1000, "test": 1000}
+TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # between blank lines
+
+
+class Papers(Labelled):
+    """LRA's pairs of papers."""
+
+    published, needs_from = "nothing", True
+    accepts = "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv"
+
+    def check(self, args):
+        super().check(args)
+        print(f"Checking {args.source}", flush=True)
+        for split in SPLITS:
+            if not sum(1 for _ in self.pairs(args, split)):
+                raise ValueError(f"{args.source} has no pairs for {split}")
+
+    def pairs(self, args: Namespace, split: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yields (text, text, label) of each pair of a split."""
+        return papers(args.source / f"new_aan_pairs.{FILES[split]}.tsv")
+
+    def prepare(self, args, source, inputs):
+        rows = {}
+        with folder_with_source(args.out / "bin", source) as part:
+            for split in SPLITS:
+                encoded = (
+                    (*(as_types(np.frombuffer(text, np.uint8)) for text in texts), label)
+                    for *texts, label in self.pairs(args, split)
+                )
+                rows[split] = write_split(part, split, encoded, len(BYTES) + SPECIALS)
+            write_dictionary(part, BYTES, LABELS, rows)
+
+
+class Segments(Papers):
+    """Pairs of segments of WikiText articles."""
+
+    accepts = "WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
+
+    def pairs(self, args, split):
+        names = [f"{split}.txt", f"wiki.{split}.tokens"]
+        path = next((args.source / name for name in names if (args.source / name).exists()), None)
+        path = path or args.source / names[0]
+        check_text(path, f"--from takes a folder with {self.accepts}")
+        return sample_pairs(articles(path), PAIRS[split])
+
+
+def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yields (text, text, label) of each line of an LRA file; raises ValueError for an invalid line."""
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: --from takes a folder with {Papers.accepts}")
+    with path.open("rb") as lines:
+        for number, line in enumerate(iterate_lines(lines), 1):
+            fields = line.rstrip(b"\r\n").split(b"\t")
+            if len(fields) != 5:
+                raise ValueError(f"{path} line {number} has {len(fields)} fields instead of 5")
+            label, _, _, *texts = fields
+            if label not in (b"0", b"1", b"0.0", b"1.0"):
+                shown = label[:20].decode(errors="replace")
+                raise ValueError(f"{path} line {number} has the label {shown!r} instead of 0 or 1")
+            if not all(texts):
+                raise ValueError(f"{path} line {number} has an empty text")
+            yield *(text[:MAX_TEXT] for text in texts), int(label[:1])
+
+
+def articles(path: Path) -> list[list[bytes]]:
+    """Returns the segments of each WikiText article with at least two of them."""
+    text = read_file(path, MAX_BYTES)
+    starts = [match.start(1) for match in TITLE.finditer(text)]
+    found = []
+    for start, end in pairwise([*starts, len(text)]):
+        whole = range(start, end - SEGMENT + 1, SEGMENT)
+        found.append([text[i : i + SEGMENT] for i in whole])
+    found = [segments for segments in found if len(segments) > 1]
+    if len(found) < 2:
+        raise ValueError(f"{path} has fewer than two articles of two segments: WikiText's text is needed")
+    return found
+
+
+def sample_pairs(found: list[list[bytes]], most: int) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yields at most ``most`` fixed random pairs of segments; every second pair is from one article."""
+    sizes = [len(segments) for segments in found]
+    of_one = sum(size * (size - 1) // 2 for size in sizes)
+    of_two = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+    places = [(i, j) for i, size in enumerate(sizes) for j in range(size)]
+    draw, seen = random.Random(1), set()
+    for n in range(2 * min(most // 2, of_one, of_two)):
+        label = n % 2
+        while True:
+            first = draw.choice(places)
+            second = (first[0], draw.randrange(sizes[first[0]])) if label else draw.choice(places)
+            fits = first != second if label else first[0] != second[0]
+            if fits and frozenset((first, second)) not in seen:
+                break
+        seen.add(frozenset((first, second)))
+        yield *(found[i][j] for i, j in (first, second)), label

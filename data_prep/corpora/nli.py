@@ -1,0 +1,101 @@
+"""Natural language inference (SNLI, Bowman et al. 2015), for the task ``classification``.
+
+Pairs with the label "-", without a majority of annotators, are skipped. --cut splits one file into a small
+corpus: its first rows are for training, the next for validation and test.
+"""
+
+import json
+from argparse import Namespace
+from collections.abc import Iterable
+from itertools import islice
+
+from data_prep.binarize import SPLITS
+from data_prep.fetch import SOURCES, fetch, files_in
+from data_prep.labelled_words import LabelledWords
+from fairseq_lrpe.data.glue_tasks import THREE_WAY
+from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.files import iterate_lines
+
+FACTS = SOURCES["snli"]
+NAMES = {"train": "train", "dev": "valid", "test": "test"}
+KEYS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "label"))
+UNDECIDED = "-"
+MAX_BYTES = 1 << 31  # per file
+
+
+class Snli(LabelledWords):
+    """SNLI, or one file in its format."""
+
+    metavar = "FILE_OR_FOLDER"
+    published = FACTS["archive"]
+    accepts = (
+        f"{published}, a folder with its snli_1.0_{{train,dev,test}}.jsonl, or with --cut one file of JSON "
+        f"lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])} (default: download it)"
+    )
+
+    def add_options(self, parser):
+        super().add_options(parser)
+        text = "numbers of consecutive rows of the single file --from for each split"
+        parser.add_argument(
+            "--cut", nargs=3, type=min_int(1), metavar=tuple(map(str.upper, SPLITS)), help=text
+        )
+
+    def source(self, args):
+        if args.cut and not args.source:
+            raise ValueError("--cut requires --from with the file to split")
+        cut = f", {' '.join(map(str, args.cut))} rows" if args.cut else ""
+        return super().source(args) + cut
+
+    def published_rows(self, args):
+        return {} if args.cut else super().published_rows(args)
+
+    def rows(self, args):
+        if args.cut:
+            return cut(args)
+        found = {split: [] for split in SPLITS}
+        source = args.source or fetch(args.out / FACTS["archive"], FACTS)
+        if source.suffix == ".jsonl" and source.is_file():
+            raise ValueError(f"{source} is one file: --cut TRAIN VALID TEST says how many rows each set has")
+        for match, content in files_in(source, r"(?:^|/)(snli_1\.0_(train|dev|test)\.jsonl)$", MAX_BYTES):
+            found[NAMES[match[2]]] = pairs(content.splitlines(), f"{source}: {match[1]}")
+        for name, split in NAMES.items():
+            if not found[split]:
+                raise ValueError(f"{source} has no pairs in snli_1.0_{name}.jsonl")
+        return found
+
+
+def cut(args: Namespace) -> dict[str, list[tuple]]:
+    """Splits one file as given by --cut."""
+    if not args.source.is_file():
+        raise ValueError(f"{args.source} is no file: --cut is for one file of JSON lines")
+    with args.source.open("rb") as lines:
+        rows = pairs(iterate_lines(lines), str(args.source))
+    if sum(args.cut) > len(rows):
+        wanted = " + ".join(f"{count:,}" for count in args.cut)
+        raise ValueError(f"{args.source} has {len(rows):,} pairs with a label: --cut asks for {wanted}")
+    left = iter(rows)
+    return {split: list(islice(left, count)) for split, count in zip(SPLITS, args.cut, strict=True)}
+
+
+def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
+    """Returns (premise, hypothesis, label) of each labelled pair; raises ValueError for an invalid line."""
+    rows, undecided = [], 0
+    for number, line in enumerate(lines, 1):
+        where = f"{name} line {number}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
+            raise ValueError(f"{where} is not JSON ({error}): a pair and its label are needed") from None
+        keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
+        if not keys or not all(isinstance(row[key], str) for key in keys):
+            raise ValueError(f"{where} is no pair: {', '.join(KEYS[0])} or {', '.join(KEYS[1])} are needed")
+        *texts, label = (row[key] for key in keys)
+        if label == UNDECIDED:
+            undecided += 1
+        elif label not in THREE_WAY:
+            raise ValueError(f"{where} has the label {label!r} instead of one of {', '.join(THREE_WAY)}, -")
+        else:
+            rows.append((*texts, label))
+    if undecided:
+        print(f"{name}: {undecided:,} of {undecided + len(rows):,} pairs have no label and are skipped")
+    return rows

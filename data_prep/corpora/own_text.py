@@ -1,0 +1,113 @@
+"""Your own train.txt, valid.txt and test.txt in SentencePiece units, for fairseq's language_modeling.
+
+The model is learned on train.txt and saved as OUT/bin/spm.model. Without --from, the text is the English
+documentation included in Python, one paragraph per line: of every topic, the first 80% of the characters are
+for training, the next and the last 10% for validation and test. Duplicate paragraphs are kept once.
+"""
+
+import io
+import pydoc_data.topics
+import re
+import shutil
+from functools import cache, partial
+from pathlib import Path
+
+import sentencepiece
+
+from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
+from data_prep.corpus import Corpus
+from data_prep.parallel import map_lines
+from data_prep.validation import check_text, folder_with_source
+from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.data.text_codec import learn_pieces, sample
+from fairseq_lrpe.utils.cli import min_int
+
+MODEL = "spm.model"
+
+
+class OwnText(Corpus):
+    """The user's own text, or Python's documentation."""
+
+    published = "the English prose inside Python"
+    accepts = f"train.txt, valid.txt and test.txt, UTF-8 (default: {published})"
+    pieces = 2000
+
+    def add_options(self, parser):
+        parser.add_argument(
+            "--sentencepiece",
+            type=min_int(1),
+            default=self.pieces,
+            metavar="N",
+            help="maximum vocabulary size (default: %(default)s)",
+        )
+
+    def source(self, args):
+        return f"{super().source(args)} in {args.sentencepiece} sentence pieces"
+
+    def check(self, args):
+        for path in (split_files(args.source) if args.source else {}).values():
+            check_text(path, "--from takes a folder with train.txt, valid.txt and test.txt")
+
+    def prepare(self, args, source, inputs):
+        text = self.text(args, source, inputs)
+        encoded = {split: args.out / f"{split}.spm" for split in SPLITS}
+        for split, path in split_files(text).items():
+            if not encoded[split].exists():
+                map_lines(
+                    partial(encode_line, text / MODEL), path, encoded[split], args.workers, newline=None
+                )
+        with folder_with_source(args.out / "bin", source) as part:
+            shutil.copyfile(text / MODEL, part / MODEL)
+            preprocess(encoded, part, args.out / "preprocess.log", workers=args.workers)
+
+    def write_text(self, args, inputs, folder):
+        if args.source is None:
+            self.write_published(folder)
+        else:
+            for path in split_files(args.source).values():
+                concatenate([path], folder / path.name)
+        print(f"Learning {MODEL}", flush=True)
+        learned = io.BytesIO()
+        learn_pieces(
+            args.sentencepiece,
+            "--sentencepiece",
+            sentence_iterator=sample(folder / "train.txt"),
+            model_writer=learned,
+            model_type="bpe",
+            character_coverage=1.0,
+            hard_vocab_limit=False,
+        )
+        (folder / MODEL).write_bytes(learned.getvalue())
+
+    def write_published(self, folder: Path) -> None:
+        """Writes the default texts, used without --from."""
+        write_python_docs(folder)
+
+    def vocabulary(self, data):
+        return f"{vocabulary_size(data / 'dict.txt'):,} types, with those that fairseq adds"
+
+
+@cache
+def _processor(model):
+    return sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+
+def encode_line(model: Path, line: str) -> str:
+    """Returns the SentencePiece units of a stripped line."""
+    return " ".join(_processor(model).encode(line.strip(), out_type=str))
+
+
+def write_python_docs(folder: Path) -> None:
+    """Writes Python's documentation to ``folder``, in three splits that share no paragraph."""
+    lines, seen = {split: [] for split in SPLITS}, set()
+    for _, topic in sorted(pydoc_data.topics.topics.items()):
+        paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", topic)]
+        paragraphs = [p for p in dict.fromkeys(paragraphs) if p and p not in seen]
+        seen.update(paragraphs)
+        total, done = sum(map(len, paragraphs)), 0
+        for paragraph in paragraphs:
+            split = "train" if done < 0.8 * total else "valid" if done < 0.9 * total else "test"
+            lines[split].append(paragraph)
+            done += len(paragraph)
+    for split, path in split_files(folder).items():
+        path.write_text("\n".join(lines[split]) + "\n", encoding="utf-8")

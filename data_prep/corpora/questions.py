@@ -1,0 +1,329 @@
+"""SQuAD and CMRC 2018 in BERT word pieces, for the task ``question_generation``.
+
+A source is an answer and its context, a target the question. The first of several answers is used, and
+questions without an answer are skipped. OUT/text contains the text, OUT/bin the indices, vocab.txt and
+preparation.json. Long contexts are truncated around the answer, answers to 100 pieces but at most half of the
+source, and questions to 49.
+"""
+
+import json
+import os
+import shutil
+from argparse import ArgumentParser, Namespace
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from data_prep import bert_vocabulary
+from data_prep.binarize import SPLITS
+from data_prep.corpus import Corpus
+from data_prep.fetch import SOURCES, fetch, mismatch
+from data_prep.labelled import print_rows, token_file
+from data_prep.labelled_words import read_lines, write_lines
+from data_prep.progress import progress
+from data_prep.validation import folder_with_source
+from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
+from fairseq_lrpe.data.word_pieces import (
+    SPECIALS,
+    VOCABULARY,
+    WordPieces,
+    fairseq_types,
+    find_answer,
+    load,
+    max_answer_tokens,
+    normalize_spaces,
+    read_preparation,
+    shorten,
+)
+from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.files import read_file
+
+SIDES = ("source", "question")
+ROWS = "rows.json"
+LONGEST, LONGEST_QUESTION = 512, 50  # tokens, </s> among them
+MIN_LENGTH = 16  # tokens of a source, six each of answer and context
+LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
+MESSAGES = {
+    "unanswerable": "questions have no answer and are skipped",
+    "blank": "questions are blank and are skipped",
+    "left out": "answers are not in their context and are skipped",
+    "moved": "answers were moved from answer_start to their nearest occurrence",
+}
+
+
+class Question(NamedTuple):
+    """A row of OUT/text: ``begins`` is the character of the context at which the answer begins."""
+
+    question: str
+    answer: str
+    context: str
+    begins: int
+
+
+class Inputs(NamedTuple):
+    """{split: rows}, or None if OUT/text exists; the published vocabulary, or None if it will be learned."""
+
+    rows: dict[str, list[Question]] | None
+    vocabulary: bert_vocabulary.Vocabulary | None
+
+
+class Questions(Corpus):
+    """SQuAD or CMRC 2018, or one file in their format."""
+
+    task = "question_generation --source-lang source --target-lang question"
+    metavar = "FILE_OR_FOLDER"
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.facts = SOURCES[name]
+        self.versions = self.facts["versions"]
+
+    @property
+    def accepts(self):
+        sets = [" ".join(file["name"] for file in x["files"].values()) for x in self.versions.values()]
+        files = " or ".join(f"with {names}" for names in sets)
+        return f"a folder {files}, or with --cut one file in their format (default: download them)"
+
+    def add_options(self, parser: ArgumentParser) -> None:
+        if len(self.versions) > 1:
+            text = f"published version (default: {next(iter(self.versions))}); du: Du et al.'s split of 1.1"
+            parser.add_argument("--version", choices=self.versions, help=text)
+        else:
+            parser.set_defaults(version=None)
+        text = "split the single file --from into whole paragraphs with at most so many questions"
+        parser.add_argument("--cut", nargs=2, type=min_int(1), metavar=("TRAIN", "VALID"), help=text)
+        kind = parser.add_mutually_exclusive_group()
+        text = f"a folder with BERT's vocab.txt, or a model on the hub (default: {self.facts['bert']})"
+        kind.add_argument("--bert", metavar="NAME_OR_FOLDER", help=text)
+        text = "learn N word pieces from the training text instead"
+        kind.add_argument("--pieces", type=min_int(1), metavar="N", help=text)
+        text = "maximum number of tokens of a source (default: %(default)s)"
+        parser.add_argument("--longest", type=min_int(MIN_LENGTH), default=LONGEST, metavar="N", help=text)
+
+    def source(self, args):
+        if args.cut and not args.source:
+            raise ValueError("--cut requires --from with the file to split")
+        if args.cut and args.version:
+            raise ValueError("--version selects published files: it cannot be combined with --cut")
+        parts = [os.path.realpath(args.source) if args.source else "the published files"]
+        if args.cut:
+            parts.append(f"{' '.join(map(str, args.cut))} questions")
+        elif len(self.versions) > 1:
+            parts.append(f"version {self.version(args)}")
+        parts.append(f"{args.longest} tokens")
+        pieces = f" in {args.pieces} pieces" if args.pieces else f", with word pieces of {self.bert(args)}"
+        return ", ".join(parts) + pieces
+
+    def version(self, args: Namespace) -> str:
+        """Returns the published version that is requested."""
+        return args.version or next(iter(self.versions))
+
+    def bert(self, args: Namespace) -> str:
+        """Returns the folder or model name of the published vocabulary."""
+        name = args.bert or self.facts["bert"]
+        return str(Path(name).resolve()) if Path(name).exists() else name
+
+    def check(self, args):
+        wanted = not (args.out / "text").is_dir()
+        rows = self.rows(args) if wanted and args.source else None
+        if wanted and not args.source and (page := self.versions[self.version(args)].get("page")):
+            raise ValueError(
+                f"--from is needed: {page} has the files, but neither sizes nor checksums to "
+                "verify a download"
+            )
+        vocabulary = None if args.pieces else bert_vocabulary.published(self.bert(args))
+        return Inputs(self.rows(args) if wanted and not args.source else rows, vocabulary)
+
+    def rows(self, args: Namespace) -> dict[str, list[Question]]:
+        """Returns {split: rows} from the files in --from or from downloaded ones."""
+        if args.cut:
+            return split_paragraphs(args.source, args.cut)
+        if args.source and not args.source.is_dir():
+            single = "is one file: --cut TRAIN VALID says how many questions each set has"
+            missing = f"is missing: --from takes {self.accepts}"
+            raise ValueError(f"{args.source} {single if args.source.is_file() else missing}")
+        found = {}
+        for split, file in self.versions[self.version(args)]["files"].items():
+            name, path = file["name"], (args.source or args.out) / file["name"]
+            if not args.source:
+                fetch(path, {"mirrors": self.facts["mirrors"], **file})
+            elif not path.is_file():
+                raise ValueError(f"{path} is missing: a copy of the published {name} is needed")
+            known = "sha256" in file and not mismatch(path, file)
+            found[split] = [row for rows in paragraphs(path, known).values() for row in rows]
+        return found
+
+    def write_text(self, args, inputs, folder):
+        """Writes SPLIT.answer etc., one row per line."""
+        for split, rows in inputs.rows.items():
+            for column, values in zip(Question._fields, zip(*rows, strict=True), strict=True):
+                write_lines(folder / f"{split}.{column}", values)
+
+    def prepare(self, args, source, inputs):
+        text = self.text(args, source, inputs)
+        try:
+            with folder_with_source(args.out / "bin", source) as part:
+                self.write_bin(args, text, part, inputs.vocabulary)
+        except ValueError:  # OUT/text would only accept the same options again
+            shutil.rmtree(text)
+            raise
+
+    def write_bin(
+        self, args: Namespace, text: Path, folder: Path, vocabulary: bert_vocabulary.Vocabulary | None
+    ) -> None:
+        """Writes OUT/bin with a published vocabulary or a learned one."""
+        language = self.facts["language"]
+        if vocabulary:
+            shutil.copyfile(vocabulary.path, folder / VOCABULARY)
+            lowercase = vocabulary.lowercase
+        else:
+            lowercase = language == "zh"  # like the common BERT models of both languages
+            texts = [*dict.fromkeys(read_lines(text / "train.context")), *read_lines(text / "train.question")]
+            bert_vocabulary.learn(texts, args.pieces, lowercase, folder / VOCABULARY)
+        types = fairseq_types(folder / VOCABULARY)
+        for side in SIDES:
+            write_lines(folder / f"dict.{side}.txt", (f"{name} 1" for name in types))
+        about = {
+            "tokenizer": "bert",
+            "lowercase": lowercase,
+            "language": language,
+            "longest": args.longest,
+            "longest_answer": max_answer_tokens(args.longest),
+            "longest_question": LONGEST_QUESTION,
+            "pieces_of": self.bert(args) if vocabulary else None,
+        }
+        (folder / PREPARATION).write_text(json.dumps(about) + "\n", encoding="utf-8")
+        pieces, ids = load(folder), {x: i for i, x in enumerate([*SPECIALS.values(), *types])}
+        counts = {split: write_split(text, folder, split, pieces, ids, about) for split in splits_in(text)}
+        (folder / ROWS).write_text(json.dumps(counts, indent=1) + "\n")
+
+    def vocabulary(self, data):
+        size, about = vocabulary_size(data / f"dict.{SIDES[0]}.txt"), read_preparation(data)
+        origin = f"from {about['pieces_of']}" if about["pieces_of"] else "learned from the training text"
+        return f"{size:,} word pieces {origin}, {'lower-cased' if about['lowercase'] else 'cased'}"
+
+    def report(self, args):
+        """Prints the number of rows, how many were truncated, the vocabulary, and how to train."""
+        counts = json.loads((args.out / "bin" / ROWS).read_text())
+        rows = {split: of_split["rows"] for split, of_split in counts.items()}
+        published = {} if args.cut else self.versions[self.version(args)]["rows"]
+        print_rows(rows, published)
+        for split, cut in counts.items():
+            print(
+                f"{split}: truncated {cut['contexts']:,} contexts, {cut['answers']:,} answers and "
+                f"{cut['questions']:,} questions"
+            )
+        super().report(args)
+
+
+def splits_in(text: Path) -> list[str]:
+    """Returns the splits of a text folder in order."""
+    return [split for split in SPLITS if (text / f"{split}.question").is_file()]
+
+
+def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
+    """Writes the indices of a split and returns its numbers of rows and of truncated texts."""
+    counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
+    rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
+    prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]
+    files = [token_file(prefix, len(ids)) for prefix in prefixes]
+    for asked, answer, context, begins in progress(list(rows), f"writing {split}", "rows"):
+        source = pieces.source(answer, context, about["longest"], about["longest_answer"], int(begins))
+        question = pieces.pieces(asked)
+        kept = question[: about["longest_question"] - 1]
+        for file, tokens in zip(files, (source.tokens, [*kept, "</s>"]), strict=True):
+            file.add_item(torch.tensor([ids[token] for token in tokens]))
+        counts["rows"] += 1
+        counts["contexts"] += source.windowed
+        counts["answers"] += source.answer_cut
+        counts["questions"] += len(kept) < len(question)
+    for file, prefix in zip(files, prefixes, strict=True):
+        file.finalize(f"{prefix}.idx")
+    return counts
+
+
+def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]:
+    """Splits a file into whole paragraphs, with at most as many questions as ``wanted`` per split."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file: --cut requires a single JSON file of questions")
+    groups = list(paragraphs(path, known=False).values())
+    if sum(wanted) > (there := sum(map(len, groups))):
+        asked = " + ".join(f"{count:,}" for count in wanted)
+        raise ValueError(f"{path} has {there:,} questions with an answer: --cut asks for {asked}")
+    found, taken = {"train": [], "valid": []}, 0
+    for (split, rows), most in zip(found.items(), wanted, strict=True):
+        while taken < len(groups) and len(rows) + len(groups[taken]) <= most:
+            rows += groups[taken]
+            taken += 1
+        if not rows:
+            raise ValueError(
+                f"{path}: paragraph {taken + 1} has {len(groups[taken])} questions: --cut asks for {most} at "
+                f"most for {split}, and a paragraph stays whole"
+            )
+    return found
+
+
+def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
+    """Returns {context: answerable questions} and prints what was skipped or moved.
+
+    Answers that are not at answer_start are moved to the nearest occurrence.
+
+    Args:
+        path: File in SQuAD's format.
+        known: Whether it is a verified published file: questions whose answer is not in the context are then
+            skipped instead of raising ValueError.
+    """
+    found, counts = {}, Counter()
+    for where, context, asked in asked_in(path):
+        question, answers = fields(asked, where, question=str, answers=list)
+        if not answers or not question.strip():
+            counts["blank" if answers else "unanswerable"] += 1
+            continue
+        text, start = fields(answers[0], f"{where}, its answer", text=str, answer_start=int)
+        one_line, answer = normalize_spaces(context), normalize_spaces(text)
+        try:
+            begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)
+        except ValueError as error:
+            if not known:
+                there = shorten(context[start : start + len(text)])
+                raise ValueError(f"{where}: {error}; at answer_start, {start}, is {there!r}") from None
+            counts["left out"] += 1
+            continue
+        counts["moved"] += context[start : start + len(text)] != text
+        found.setdefault(one_line, []).append(Question(normalize_spaces(question), answer, one_line, begins))
+    total = sum(map(len, found.values()))
+    if not total:
+        raise ValueError(f"{path} has no question with an answer: {LAYOUT} is needed")
+    for kind, words in MESSAGES.items():
+        if counts[kind]:
+            print(f"{path.name}: {counts[kind]:,} {words}", flush=True)
+    return found
+
+
+def asked_in(path: Path) -> Iterator[tuple[str, str, object]]:
+    """Yields (name for messages, context, question) of each question of a file."""
+    try:
+        found = json.loads(read_file(path))
+    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
+        raise ValueError(f"{path} is not JSON ({error}): {LAYOUT} is needed") from None
+    # A file may consist of the list of articles only.
+    articles = found if isinstance(found, list) else fields(found, str(path), data=list)[0]
+    for i, article in enumerate(progress(articles, path.name, "articles"), 1):
+        [of_article] = fields(article, f"{path}: article {i}", paragraphs=list)
+        for k, paragraph in enumerate(of_article, 1):
+            where = f"{path}: article {i}, paragraph {k}"
+            context, asked = fields(paragraph, where, context=str, qas=list)
+            for n, question in enumerate(asked, 1):
+                name = question.get("id") if isinstance(question, dict) else None
+                yield f"{path}: question {name}" if name else f"{where}, question {n}", context, question
+
+
+def fields(found: object, where: str, **kinds: type) -> list:
+    """Returns the values of the given keys; raises ValueError if one is missing or has another type."""
+    for key, kind in kinds.items():
+        if not isinstance(found, dict) or not isinstance(found.get(key), kind):
+            raise ValueError(f"{where} lacks {key!r} of SQuAD's format: {LAYOUT} is needed")
+    return [found[key] for key in kinds]

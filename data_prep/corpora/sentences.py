@@ -1,0 +1,46 @@
+"""Your own labelled texts or pairs of texts in words, for the task ``classification``.
+
+--from contains train.input0.txt with one text per line, train.label, and for pairs train.input1.txt; likewise
+for valid and optionally test.
+"""
+
+from pathlib import Path
+
+from data_prep.binarize import SPLITS
+from data_prep.labelled_words import LabelledWords, read_lines
+from data_prep.validation import check_text
+
+EXPECTED = "--from takes a folder with train.input0.txt and train.label, optionally train.input1.txt, etc."
+
+
+class Sentences(LabelledWords):
+    """The user's own labelled texts."""
+
+    published, needs_from = "nothing", True
+    accepts = "SPLIT.input0.txt, SPLIT.label and of pairs SPLIT.input1.txt, for train, valid and perhaps test"
+
+    def rows(self, args):
+        named = [split for split in SPLITS if split != "test" or any(args.source.glob("test.*"))]
+        second = [".input1.txt"] if (args.source / "train.input1.txt").exists() else []
+        found = {split: columns(args.source, split, [".input0.txt", *second, ".label"]) for split in named}
+        known = set(found["train"][-1])
+        for split, (*_, labels) in found.items():
+            for number, label in enumerate(labels, 1):
+                where = f"{args.source / split}.label line {number}"
+                if not label:
+                    raise ValueError(f"{where} is empty: each text needs a label")
+                if label not in known:
+                    raise ValueError(f"{where} has the label {label!r}, which is not in train.label")
+        return {split: list(zip(*part, strict=True)) for split, part in found.items()}
+
+
+def columns(folder: Path, split: str, ends: list[str]) -> list[list[str]]:
+    """Returns the texts and labels of a split, which must have equally many lines."""
+    paths = [folder / f"{split}{end}" for end in ends]
+    counts = [check_text(path, EXPECTED) for path in paths]
+    for path, count in zip(paths, counts, strict=True):
+        if count != counts[0]:
+            raise ValueError(
+                f"{paths[0]} has {counts[0]:,} lines and {path} {count:,}: one label per text is needed"
+            )
+    return [[line.strip() for line in read_lines(path)] for path in paths]

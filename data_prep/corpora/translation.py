@@ -1,0 +1,222 @@
+"""English-German sentence pairs, for fairseq's translation.
+
+OUT/bin contains the binaries and two dictionaries, OUT/text the raw text, and OUT/codes (or
+OUT/sentencepiece.model) and OUT/bin/preparation.json what is needed to translate other text. Training pairs
+are removed if a side is empty or has more than 250 tokens, or if the length ratio exceeds 1.5.
+"""
+
+import json
+import re
+import shutil
+from argparse import Namespace
+from collections import Counter
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data_prep import fetch
+from data_prep.binarize import SPLITS, concatenate, preprocess
+from data_prep.corpus import Corpus
+from data_prep.fetch import SOURCES
+from data_prep.parallel import map_lines
+from data_prep.validation import check_text, folder_with_source
+from fairseq_lrpe.data import text_codec
+from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.files import atomic_folder
+
+LANGUAGES = ("en", "de")  # source, target
+# Accepted file names of each split, in order of preference.
+NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_2016_flickr")}
+MAX_TOKENS, MAX_RATIO = 250, 1.5
+
+
+class Translation(Corpus):
+    """Sentence pairs; ``inputs``: {split: [{language: path}]}, or None if OUT/text exists."""
+
+    task = "translation"
+    published = "the published archives"
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.facts = SOURCES[name]
+        self.archives = self.facts.get("archives", {})
+
+    @property
+    def accepts(self):
+        text, archives = "raw text, train.en, train.de and so on", ", ".join(self.archives)
+        return f"{text}, or copies of {archives} (default: download them)" if archives else text
+
+    def add_options(self, parser):
+        parser.add_argument(
+            "--bpe-types",
+            type=min_int(1),
+            default=self.facts["bpe_types"],
+            metavar="N",
+            help="joint BPE merges, or joint SentencePiece vocabulary size (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--sentencepiece",
+            action="store_true",
+            help="use SentencePiece instead of Moses tokenization and BPE",
+        )
+
+    def source(self, args):
+        return f"{super().source(args)} in {args.bpe_types} {codec_of(args).unit}"
+
+    def check(self, args):
+        if (args.out / "text").is_dir():
+            return None
+        if not args.source and not self.archives:
+            raise ValueError(
+                f"--from is needed: {self.facts['page']} has the files, but neither sizes nor checksums "
+                "to verify a download"
+            )
+        archived = not args.source or any((args.source / name).is_file() for name in self.archives)
+        splits = in_archives(self.archives, args.source, args.out) if archived else in_folder(args.source)
+        check_sides(splits)
+        return splits
+
+    def write_text(self, args, inputs, folder):
+        for split, files in inputs.items():
+            for language in LANGUAGES:
+                concatenate([paths[language] for paths in files], folder / f"{split}.{language}")
+
+    def prepare(self, args, source, inputs):
+        out, codec = args.out, codec_of(args)
+        self.text(args, source, inputs)
+        shutil.rmtree(out / "unpacked", ignore_errors=True)
+
+        def step(function_of, before, after):
+            for split, language in product(SPLITS, LANGUAGES):
+                target = out / after / f"{split}.{language}"
+                if not target.exists():
+                    target.parent.mkdir(exist_ok=True)
+                    map_lines(function_of(language), out / before / target.name, target, args.workers)
+
+        step(lambda language: partial(codec.words, language), "text", "words")
+        if not codec.path.is_file():
+            try:
+                codec.learn([out / "words" / f"train.{language}" for language in LANGUAGES], args.bpe_types)
+            except ValueError:  # OUT/text would only accept the same --bpe-types again
+                for folder in ("text", "words"):
+                    shutil.rmtree(out / folder)
+                raise
+        step(lambda language: codec.pieces, "words", "pieces")
+        clean(out / "pieces", out / "clean")
+
+        texts = {split: out / ("clean" if split == "train" else "pieces") / split for split in SPLITS}
+        with folder_with_source(out / "bin", source) as part:
+            log = out / "preprocess.log"
+            preprocess(texts, part, log, languages=LANGUAGES, workers=args.workers)
+            shutil.copyfile(out / "clean" / "pairs.json", part / "pairs.json")
+            facts = {**dict(zip(("source", "target"), LANGUAGES, strict=True)), **codec.facts}
+            (part / text_codec.PREPARATION).write_text(json.dumps(facts) + "\n")
+
+    def vocabulary(self, data):
+        sizes = {language: vocabulary_size(data / f"dict.{language}.txt") for language in LANGUAGES}
+        words = ", ".join(f"{language} {size:,} types" for language, size in sizes.items())
+        if expected := self.facts.get("vocabulary"):
+            papers = ", ".join(f"{language} {size:,}" for language, size in expected.items())
+            words += ", as in the papers" if sizes == expected else f"; the papers' are {papers}"
+        return words
+
+    def report(self, args):
+        """Prints the number of pairs, the vocabularies, and how to train."""
+        pairs = json.loads((args.out / "bin" / "pairs.json").read_text())
+        counts = Counter(pairs["train"])
+        left_out = f", {removed(counts)}" if counts.total() > counts["kept"] else ""
+        print(f"train: {counts['kept']:,} of {counts.total():,} pairs kept{left_out}")
+        print(f"valid: {pairs['valid']:,} pairs, test: {pairs['test']:,} pairs")
+        super().report(args)
+
+
+def codec_of(args: Namespace) -> text_codec.Moses | text_codec.SentencePiece:
+    """Returns the codec selected by the options."""
+    return (text_codec.SentencePiece if args.sentencepiece else text_codec.Moses)(args.out)
+
+
+def in_folder(folder: Path) -> dict[str, list]:
+    """Returns {split: [{language: path}]} of a folder with raw files."""
+    splits = {}
+    for split, names in NAMES.items():
+        name = next((name for name in names if (folder / f"{name}.{LANGUAGES[0]}").exists()), names[0])
+        splits[split] = [{language: folder / f"{name}.{language}" for language in LANGUAGES}]
+    return splits
+
+
+def in_archives(archives: dict, source: Path | None, out: Path) -> dict[str, list]:
+    """Returns {split: [{language: path}]} of the published archives, from ``source`` or downloaded."""
+    splits = {split: [] for split in SPLITS}
+    for name, facts in archives.items():
+        archive = fetch.verified(source / name, name, facts) if source else fetch.fetch(out / name, facts)
+        folder = out / "unpacked" / name.removesuffix(".tgz")
+        fetch.unpack(archive, folder)
+        for split, files in facts["files"].items():
+            paths = {language: folder / file for language, file in files.items()}
+            for path in paths.values():
+                if not path.is_file():
+                    raise ValueError(f"{archive} has no {path.relative_to(folder)}: download it again")
+            splits[split].append({language: plain(path) for language, path in paths.items()})
+    return splits
+
+
+def plain(path: Path) -> Path:
+    """Converts an .sgm file to text with one sentence per line; returns the path of the text."""
+    if path.suffix != ".sgm":
+        return path
+    sentences = re.findall(r"<seg[^>]*>(.*)</seg>", path.read_text(encoding="utf-8"))
+    text = path.with_suffix("")
+    text.write_text("".join(f"{sentence.strip()}\n" for sentence in sentences), encoding="utf-8")
+    return text
+
+
+def check_sides(splits: dict[str, list]) -> None:
+    """Raises ValueError unless all files are text and both languages have equally many lines."""
+    wanted = " ".join(f"{'|'.join(names)}.{{{','.join(LANGUAGES)}}}" for names in NAMES.values())
+    for paths in (paths for files in splits.values() for paths in files):
+        counts = {path: check_text(path, f"--from takes a folder with {wanted}") for path in paths.values()}
+        if len(set(counts.values())) > 1:
+            (one, first), (other, second) = counts.items()
+            raise ValueError(
+                f"{one} has {first:,} lines and {other} {second:,}: they must correspond line by line"
+            )
+
+
+def verdict(pair: tuple[str, str]) -> str:
+    """Returns whether a tokenized training pair is kept or why it is removed."""
+    least, most = sorted(len(side.split()) for side in pair)
+    if not least:
+        return "empty"
+    if most > MAX_TOKENS:
+        return "too long"
+    return "of uneven length" if most > MAX_RATIO * least else "kept"
+
+
+def clean(folder: Path, target: Path) -> None:
+    """Writes the training pairs that are kept, and pairs.json with their counts, to ``target`` atomically."""
+    if target.is_dir():
+        return
+    counts = Counter()
+    with atomic_folder(target) as part:
+        names = [f"train.{language}" for language in LANGUAGES]
+        sides = [(folder / name).open(encoding="utf-8", newline="\n") for name in names]
+        kept = [(part / name).open("w", encoding="utf-8") for name in names]
+        for pair in tqdm(zip(*sides, strict=True), desc="cleaning", unit="pairs", disable=None):
+            counts[decision := verdict(pair)] += 1
+            if decision == "kept":
+                for file, side in zip(kept, pair, strict=True):
+                    file.write(side)
+        for file in (*sides, *kept):
+            file.close()
+        if not counts["kept"]:
+            raise ValueError(f"none of the {counts.total():,} training pairs can be kept: {removed(counts)}")
+        others = {x: (folder / f"{x}.{LANGUAGES[0]}").read_bytes().count(b"\n") for x in SPLITS[1:]}
+        (part / "pairs.json").write_text(json.dumps({"train": counts, **others}) + "\n")
+
+
+def removed(counts: Counter) -> str:
+    """Returns how many pairs were removed and why."""
+    return ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.items()) if reason != "kept")

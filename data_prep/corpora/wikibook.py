@@ -1,0 +1,215 @@
+"""Wikipedia and BookCorpus in GPT-2 BPE, for fairseq's masked_lm.
+
+The default are published binaries (Wettig et al. 2022): 22 GB, two passes over the text in 8 shards each, one
+shard per epoch. Alternatively a folder with train.txt, valid.txt and optionally test.txt, with a blank line
+after each document.
+"""
+
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Callable
+from functools import partial
+from http.client import HTTPException
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data_prep import gpt2_bpe, validation
+from data_prep.binarize import concatenate, split_files
+from data_prep.fetch import SOURCES, FetchError, fetch, open_url
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.utils.cli import min_int
+
+SOURCE = SOURCES["wikibook"]
+SHARD = r"bin-shard(\d+)-8"  # names of the published folders
+ACCEPTED = (
+    "--from takes a folder with text, train.txt and valid.txt, or with fairseq's binaries, "
+    "dict.txt and train.bin, as published"
+)
+
+
+class WikiBook(gpt2_bpe.BytePairCorpus):
+    """The published binaries, or text; ``inputs``: {split: text}, or functions for ``fill_shards``."""
+
+    published = SOURCE["dataset"]
+    accepts = "text, or a copy of the published folders or of one of them (default: download them)"
+
+    def add_options(self, parser):
+        parser.add_argument(
+            "--shards",
+            type=min_int(1),
+            metavar="N",
+            help="number of equal shards of the training text, one per epoch (default: 1)",
+        )
+        super().add_options(parser)
+
+    def source(self, args):
+        if args.shards is None:
+            noted = re.search(r" in (\d+) shards$", args.earlier)
+            args.shards = int(noted[1]) if noted else 1
+        return super().source(args) + (f" in {args.shards} shards" if args.shards > 1 else "")
+
+    def check(self, args):
+        folders = find_shards(args.source) if args.source else []
+        if args.shards > 1 and (folders or not args.source):
+            raise ValueError("--shards requires a folder with text: binaries are already sharded")
+        if args.source is None:
+            return published_shards()
+        if folders:
+            check_shards(folders)
+            dictionary = args.out / "gpt2_bpe" / "dict.txt"
+            return [partial(copy_shard, folder, dictionary) for folder in folders]
+        texts = split_files(args.source)
+        if not texts["test"].exists():
+            del texts["test"]
+        for path in texts.values():
+            validation.check_text(path, ACCEPTED)
+        return texts
+
+    def prepare(self, args, source, inputs):
+        gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe)
+        if isinstance(inputs, list):
+            return fill_shards(inputs, args.out, source)
+        text = self.text(args, source, inputs)
+        shards = [numbered("train", i) for i in range(args.shards)]
+        others = [split for split in ("valid", "test") if (text / f"{split}.txt").exists()]
+        encoded = self.encode(args, {name: text / f"{name}.txt" for name in (*shards, *others)})
+        for i, shard in reversed(list(enumerate(shards))):  # the first shard last: it marks completion
+            if not (args.out / numbered("bin", i)).is_dir():
+                splits = {"train": encoded[shard], **{x: encoded[x] for x in others if i == 0}}
+                self.write_bin(args, source, splits, numbered("bin", i))
+
+    def write_text(self, args, inputs, folder):
+        split_documents(inputs["train"], [folder / f"{numbered('train', i)}.txt" for i in range(args.shards)])
+        for split in set(inputs) - {"train"}:
+            concatenate([inputs[split]], folder / f"{split}.txt")
+
+
+def numbered(name: str, i: int) -> str:
+    """Returns ``name`` with the number i, or without one if i is 0."""
+    return f"{name}{i or ''}"
+
+
+def listing() -> dict[str, dict]:
+    """Returns {path: {"size", "sha256"}} of the published binaries, from the hub's API."""
+    url = f"{SOURCE['host']}/api/datasets/{SOURCE['dataset']}/tree/{SOURCE['revision']}?recursive=true"
+    try:
+        with open_url(url) as response:
+            large = {x["path"]: x["lfs"] for x in json.load(response) if "lfs" in x}
+        return {path: {"size": lfs["size"], "sha256": lfs["oid"]} for path, lfs in large.items()}
+    except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
+        raise FetchError(
+            f"{url} provides no list of files ({error}): try again later, or give a copy to --from"
+        ) from None
+
+
+def published_shards() -> list[Callable[[Path], None]]:
+    """Returns functions that download one published folder each into a folder."""
+    known, fills = listing(), []
+    for name in (f"bin-shard{i}-8" for i in range(SOURCE["shards"])):
+        files = {"dict.txt": gpt2_bpe.FILES["dict.txt"]}  # the list has no SHA-256 of it
+        for file in layout.binaries(("train", "valid")):
+            if f"{name}/{file}" not in known:
+                raise FetchError(
+                    f"{SOURCE['dataset']} no longer contains {name}/{file}: give a copy to --from"
+                )
+            files[file] = known[f"{name}/{file}"]
+        fills.append(partial(fetch_shard, name, files))
+    return fills
+
+
+def fetch_shard(name: str, files: dict[str, dict], part: Path) -> None:
+    """Downloads the published folder ``name`` into ``part``."""
+    mirror = f"{SOURCE['host']}/datasets/{SOURCE['dataset']}/resolve/{SOURCE['revision']}/{name}"
+    for file, facts in files.items():
+        fetch(part / file, {**facts, "mirrors": [mirror]})
+
+
+def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
+    """Hard-links the binaries of ``folder`` into ``part``, or copies them from another disk."""
+    shutil.copyfile(dictionary, part / "dict.txt")
+    for path in (prefix.with_suffix(end) for prefix in find_prefixes(folder) for end in layout.SUFFIXES):
+        (part / path.name).unlink(missing_ok=True)
+        try:
+            os.link(path.resolve(), part / path.name)
+        except OSError:
+            shutil.copyfile(path, part / path.name)
+
+
+def fill_shards(fills: list[Callable[[Path], None]], out: Path, source: str) -> None:
+    """Fills one shard of ``out`` with each function and renames all of them at the end.
+
+    Unlike ``atomic_folder``, a .part folder of an interrupted run with the same source is completed.
+    """
+    folders = [out / numbered("bin", i) for i in range(len(fills))]
+    for folder, fill in zip(folders, fills, strict=True):
+        if not folder.is_dir():
+            print(f"Preparing {folder}", flush=True)
+            part = folder.with_name(f"{folder.name}.part")
+            if validation.read_source(part) != source:
+                shutil.rmtree(part, ignore_errors=True)
+                part.mkdir(parents=True)
+                validation.write_source(part, source)
+            fill(part)
+    for folder in reversed(folders):  # the first shard last, as above
+        if not folder.is_dir():
+            os.replace(folder.with_name(f"{folder.name}.part"), folder)
+
+
+def split_documents(text: Path, paths: list[Path]) -> None:
+    """Splits ``text`` at document boundaries into files of similar size."""
+    size = text.stat().st_size
+    bar = tqdm(total=size, unit="B", unit_scale=True, desc=text.name, disable=None)
+    with text.open("rb") as lines, bar:
+        for i, path in enumerate(paths, 1):
+            filled = False
+            with path.open("wb") as part:
+                for line in lines:
+                    part.write(line)
+                    bar.update(len(line))
+                    filled = filled or not line.isspace()
+                    if filled and line.isspace() and lines.tell() >= size * i / len(paths):
+                        break
+            if not filled:
+                raise ValueError(
+                    f"{text} has too few documents (separated by blank lines) for --shards {len(paths)}"
+                )
+
+
+def find_prefixes(folder: Path) -> list[Path]:
+    """Returns the paths, without suffixes, of fairseq's binaries in ``folder``."""
+    names = (re.fullmatch(r"((train|valid|test)\d*)\.(bin|idx)", path.name) for path in folder.iterdir())
+    return sorted({folder / name[1] for name in names if name})
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """Returns the folders with fairseq's binaries: ``folder``, or its subfolders by number."""
+    if (folder / "dict.txt").is_file():
+        return [folder]
+    numbers = {path: re.fullmatch(SHARD, path.name) for path in folder.iterdir()}
+    return sorted((path for path, match in numbers.items() if match), key=lambda path: int(numbers[path][1]))
+
+
+def check_shards(folders: list[Path]) -> None:
+    """Raises ValueError unless ``folders`` are complete and have GPT-2's dictionary."""
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
+    from fairseq.data import data_utils
+
+    for folder in folders:
+        gpt2_bpe.published(folder / "dict.txt")
+        needed = ("train", "valid") if folder == folders[0] else ("train",)
+        for prefix in sorted({*find_prefixes(folder), *(folder / split for split in needed)}):
+            for path in (prefix.with_suffix(end) for end in layout.SUFFIXES):
+                if not path.is_file():
+                    raise ValueError(f"{path} is missing: {ACCEPTED}")
+            try:
+                dataset = data_utils.load_indexed_dataset(str(prefix))
+                dataset[len(dataset) - 1]
+            except Exception:  # fairseq raises various exceptions
+                raise ValueError(
+                    f"{prefix}.bin and .idx are no complete fairseq binaries: download them again "
+                    "(without git lfs, git only creates small pointer files)"
+                ) from None

@@ -1,0 +1,160 @@
+"""WikiText-103 (Merity et al. 2016), for fairseq's language_modeling or masked_lm.
+
+wikitext103 is the word-level version with rare words as <unk>, wikitext103_bpe the raw version in GPT-2 BPE.
+wikitext_mini is a small corpus: the test set is used for training, the two halves of the validation set for
+validation and test; wikitext_mini_chars is the same by characters. Results on it are not comparable with
+results on WikiText-103.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+from data_prep import fetch
+from data_prep.binarize import SPLITS, binarize, concatenate, split_files
+from data_prep.corpus import Corpus
+from data_prep.gpt2_bpe import BytePairCorpus
+from data_prep.parallel import map_lines
+from data_prep.validation import check_text
+from fairseq_lrpe.data.layout import vocabulary_size
+
+
+class WikiText103(Corpus):
+    """The published tokens."""
+
+    metavar = "FILE_OR_FOLDER"
+    facts = fetch.SOURCES["wikitext103"]
+    published = facts["archive"]
+    splits = SPLITS  # used
+
+    @property
+    def accepts(self):
+        return f"{self.published} from elsewhere, or a folder with its files (default: download it)"
+
+    def source(self, args):
+        return self.published if args.source and args.source.is_file() else super().source(args)
+
+    def check(self, args):
+        expected = f"--from takes {self.published} or a folder with its files (see --help)"
+        if args.source is None:
+            return
+        if not args.source.exists():
+            raise ValueError(f"{args.source} is missing: {expected}")
+        if args.source.is_file():
+            fetch.verified(args.source, self.published, self.facts)
+        else:
+            for path in self.files_in(args.source).values():
+                check_text(path, expected)
+
+    def files_in(self, folder):
+        """Returns {split: file} in ``folder`` or in the archive's subfolder."""
+        inside = folder / self.facts["folder"]
+        base = inside if inside.is_dir() else folder
+        return {split: base / self.facts["file"].format(split) for split in self.splits}
+
+    def files(self, args):
+        """Returns {split: file}, downloaded and unpacked into OUT unless --from is a folder."""
+        source = args.source or fetch.fetch(args.out / self.published, self.facts)
+        if source.is_file():
+            fetch.unpack(source, args.out / "unpacked")
+            source = args.out / "unpacked"
+        return self.files_in(source)
+
+    def write_text(self, args, inputs, folder):
+        for split, path in (inputs or self.files(args)).items():
+            concatenate([path], folder / f"{split}.txt")
+
+    def prepare(self, args, source, inputs):
+        binarize(self.files(args), args.out, source, workers=args.workers)
+
+    def vocabulary(self, data):
+        size, expected = vocabulary_size(data / "dict.txt"), self.facts["vocabulary"]
+        if size == expected:
+            return f"{size:,} types, as in the papers"
+        return f"{size:,} types; the full training set has {expected:,}, as in the papers"
+
+
+class RawBytePairs(BytePairCorpus, WikiText103):
+    """The published raw text in GPT-2 BPE."""
+
+    facts = fetch.SOURCES["wikitext103_raw"]
+    published = facts["archive"]
+
+
+class Mini(WikiText103):
+    """The small corpus from the published tokens; ``inputs``: texts that are already split."""
+
+    splits = ("valid", "test")
+
+    @property
+    def accepts(self):
+        return f"{super().accepts}; or a folder with train.txt, valid.txt and test.txt, already split"
+
+    def check(self, args):
+        texts = split_files(args.source) if args.source else {}
+        if not any(path.is_file() for path in texts.values()):
+            super().check(args)
+            if args.source and args.source.is_dir():
+                halves(self.files_in(args.source)["valid"])
+            return None
+        for path in texts.values():
+            check_text(path, "all of train.txt, valid.txt and test.txt are needed")
+        return texts
+
+    def write_text(self, args, inputs, folder):
+        if inputs:
+            return super().write_text(args, inputs, folder)
+        files = self.files(args)
+        for split, lines in zip(("valid", "test"), halves(files["valid"]), strict=True):
+            (folder / f"{split}.txt").write_text("".join(lines), encoding="utf-8", newline="\n")
+        shutil.copyfile(files["test"], folder / "train.txt")
+
+    def prepare(self, args, source, inputs):
+        texts = inputs or split_files(self.text(args, source, inputs))
+        binarize(self.encoded(args, texts), args.out, source, "--thresholdsrc", 5, workers=args.workers)
+
+    units = "words"
+
+    def encoded(self, args, texts):
+        """Returns {split: file with the text's units separated by spaces}."""
+        return texts
+
+    def vocabulary(self, data):
+        size = vocabulary_size(data / "dict.txt")
+        return f"{size:,} types, {self.units} that occur five times or more in the training text"
+
+
+class MiniCharacters(Mini):
+    """The small corpus in characters."""
+
+    units = "characters"
+
+    def encoded(self, args, texts):
+        characters = {split: args.out / f"{split}.characters" for split in texts}
+        for split, path in characters.items():
+            if not path.exists():
+                map_lines(split_characters, texts[split], path, args.workers)
+        return characters
+
+
+def split_characters(line: str) -> str:
+    """Returns the characters of a line separated by spaces, with ▁ for a space and <unk> kept whole."""
+    return " ▁ ".join(word if word == "<unk>" else " ".join(word) for word in line.split())
+
+
+class MiniBytePairs(BytePairCorpus, Mini):
+    """The small corpus in GPT-2 BPE."""
+
+
+def halves(path: Path) -> tuple[list[str], list[str]]:
+    """Splits a text at the first article title of its second half.
+
+    A title is `` = Name = `` between blank lines; headings inside articles have more equals signs.
+    """
+    with path.open(encoding="utf-8", newline="\n") as file:
+        lines = file.readlines()
+    blank = [not line.strip() for line in lines]
+    for i in range(len(lines) // 2, len(lines) - 1):
+        if blank[i - 1] and blank[i + 1] and re.fullmatch(r" = [^=].* = \n", lines[i]):
+            return lines[:i], lines[i:]
+    raise ValueError(f"the second half of {path} has no article's title: it is not WikiText's")

@@ -1,0 +1,48 @@
+"""Penn Treebank tokenization of English text, compatible with GloVe's vocabulary.
+
+The rules are those of Robert MacIntyre's tokenizer.sed and CoreNLP, except that brackets and quotes are kept,
+as in GloVe. NLTK's tokenizer differs; sacremoses' MosesTokenizer.penn_tokenize raises an AttributeError (its
+issue 151) and would split "isn't" as "isn ' t". The list of abbreviations is sacremoses'.
+"""
+
+import re
+from functools import cache
+
+from sacremoses.corpus import NonbreakingPrefixes
+
+_RULES = [
+    (re.compile(pattern, re.IGNORECASE), replacement)
+    for pattern, replacement in (
+        (r"[’‘]", "'"),
+        (r"''+|\.{2,}|--+|[\"“”«»…—;:@#$%&?!\[\](){}<>]", r" \g<0> "),
+        (r",(?!\d)|(?<!\d),", " , "),
+        (r"(?<=\w)(n't|'(?:s|m|d|ll|re|ve))(?!\w)", r" \1"),
+        # Quotes at word boundaries; 's and the like are already separate tokens.
+        (r"(?<!\S)'(?=\w)(?!(?:s|m|d|ll|re|ve|em|tis|twas)\b)|(?<=[^\s'])'(?!\S)", " ' "),
+        (r"\b(can)(not)\b|\b(gon|wan)(na)\b|\b(got)(ta)\b|\b(gim|lem)(me)\b|(?<!\S)('t)(is|was)\b", None),
+    )
+]
+_INITIALS = re.compile(r"[A-Za-z](\.[A-Za-z])+")
+
+
+@cache
+def _abbreviations():
+    return frozenset(NonbreakingPrefixes().words("en"))
+
+
+def tokenize_penn(text: str) -> str:
+    """Returns the tokens of a text, separated by single spaces."""
+    for pattern, replacement in _RULES:
+        text = pattern.sub(_in_two if replacement is None else replacement, text)
+    tokens, words = text.split(), []
+    for i, token in enumerate(tokens):
+        stem, ends = token[:-1], token.endswith(".") and token.strip(".")
+        if ends and not _INITIALS.fullmatch(stem) and (i == len(tokens) - 1 or stem not in _abbreviations()):
+            words += [stem, "."]
+        else:
+            words.append(token)
+    return " ".join(words)
+
+
+def _in_two(match):
+    return " ".join(part for part in match.groups() if part)

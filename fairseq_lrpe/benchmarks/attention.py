@@ -1,0 +1,146 @@
+"""Measures time and memory of causal attention: training steps and decoding steps. Needs only torch."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fairseq_lrpe.benchmarks.shared import DEVICE, interleave, resident_memory, seconds
+from fairseq_lrpe.ops import linear_attention
+from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
+
+TOKENS = 4096
+"""Tokens per batch."""
+
+DECODING_STEPS, WARM_UP_STEPS = 20, 10
+"""Measured and discarded decoding steps per round."""
+
+
+def masked(q, k, v):
+    """Computes causal linear attention as the papers' training code does, with an n × n mask."""
+    n = q.size(2)
+    scores = (q @ k.mT) * torch.ones(n, n, device=q.device).tril()
+    return scores @ v / scores.sum(-1, keepdim=True).clamp(min=1e-6)
+
+
+def fla(q, k, v):
+    """Computes causal linear attention with flash-linear-attention's own function."""
+    from fla.ops.linear_attn import chunk_linear_attn
+
+    return chunk_linear_attn(*(x.transpose(1, 2) for x in (q, k, v)), scale=1.0, normalize=True)[0]
+
+
+def flash(q, k, v):
+    """Computes causal softmax attention with torch's flash kernel, which requires half precision."""
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+class Implementation(NamedTuple):
+    """An implementation of causal attention and the dtype of its inputs."""
+
+    compute: Callable
+    dtype: torch.dtype = torch.float32
+
+
+IMPLEMENTATIONS = {
+    "chunk": Implementation(partial(linear_attention, causal=True, normalize=True, backend="chunk")),
+    "masked n × n": Implementation(masked),
+    "softmax": Implementation(partial(F.scaled_dot_product_attention, is_causal=True)),
+}
+if DEVICE == "cuda":
+    IMPLEMENTATIONS["softmax float16"] = Implementation(flash, torch.float16)
+    if fla_missing_requirement(torch.device(DEVICE)) is None:
+        IMPLEMENTATIONS["auto"] = Implementation(partial(linear_attention, causal=True, normalize=True))
+        IMPLEMENTATIONS["fla"] = Implementation(fla)
+
+
+def batch_size(length: int) -> int:
+    """Returns the number of sequences with TOKENS tokens in total, at least one."""
+    return max(1, TOKENS // length)
+
+
+def random_inputs(name: str, length: int, heads: int, width: int) -> tuple:
+    """Returns [q, k, v] for an implementation, positive like the output of a feature map, and a gradient."""
+    g = torch.Generator().manual_seed(0)
+    shape = batch_size(length), heads, length, width
+    tensors = (torch.rand(shape, generator=g) for _ in range(4))
+    q, k, v, gradient = (x.to(DEVICE, IMPLEMENTATIONS[name].dtype) for x in tensors)
+    return [x.requires_grad_() for x in (q, k, v)], gradient
+
+
+def step(name: str, qkv: list, gradient) -> None:
+    """Runs forward and backward; gradients are allocated anew, as in training after ``zero_grad``."""
+    for x in qkv:
+        x.grad = None
+    IMPLEMENTATIONS[name].compute(*qkv).backward(gradient)
+
+
+def step_times(names: list[str], length: int, heads: int, width: int, rounds: Iterable) -> dict:
+    """Returns {name: seconds in each round} of interleaved steps; the first round is discarded."""
+    by_dtype = {IMPLEMENTATIONS[name].dtype: name for name in names}
+    inputs = {dtype: random_inputs(name, length, heads, width) for dtype, name in by_dtype.items()}
+    steps = {name: partial(step, name, *inputs[IMPLEMENTATIONS[name].dtype]) for name in names}
+    return interleave(steps, rounds)
+
+
+def peak_memory(name: str, length: int, heads: int, width: int) -> tuple[int, int]:
+    """Returns :func:`step_memory` after a small step, which allocates the buffers of libraries."""
+    step(name, *random_inputs(name, 64, 1, width))
+    return step_memory(name, *random_inputs(name, length, heads, width))
+
+
+def step_memory(name: str, qkv: list, gradient) -> tuple[int, int]:
+    """Returns (peak bytes beyond q, k, v, their gradients and the output's; peak bytes of the process)."""
+    for x in qkv:
+        x.grad = None
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step(name, qkv, gradient)
+        torch.cuda.synchronize()
+        peak = torch.cuda.max_memory_allocated()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")  # reset VmHWM
+        before = resident_memory("VmRSS")
+        step(name, qkv, gradient)
+        peak = resident_memory("VmHWM")
+    return peak - before - sum(x.grad.nbytes for x in qkv), peak
+
+
+def decoding_times(prefixes: list[int], heads: int, width: int, rounds: Iterable) -> dict[str, dict]:
+    """Returns {"chunk" or "softmax": {length of the prefix: (seconds of each step, bytes of the state)}}."""
+    linear = partial(linear_attention, causal=True, normalize=True, return_state=True)
+
+    def softmax(q, k, v, state):
+        k, v = (torch.cat(pair, dim=2) for pair in zip(state, (k, v), strict=True))
+        return F.scaled_dot_product_attention(q, k, v)
+
+    def random_qkv(length):
+        return [torch.rand(1, heads, length, width, device=DEVICE) for _ in range(3)]
+
+    results, steps, token = {"chunk": {}, "softmax": {}}, [], random_qkv(1)
+    for n in prefixes:
+        q, k, v = random_qkv(n)
+        for name, function, state in (("chunk", linear, linear(q, k, v)[1]), ("softmax", softmax, (k, v))):
+            results[name][n] = [], sum(x.nbytes for x in state)
+            steps.append((partial(function, *token, state=state), results[name][n][0]))
+    for _ in rounds:
+        for function, times in steps:
+            # The first steps run with caches that another implementation filled.
+            times += [seconds(function) for _ in range(WARM_UP_STEPS + DECODING_STEPS)][WARM_UP_STEPS:]
+    return results
+
+
+def scaling_exponent(lengths: list[int], values: list[float]) -> float:
+    """Returns the least-squares slope of log value over log length; nan if a value is not positive."""
+    if min(values) <= 0:  # memory of small inputs, which reuse memory of earlier steps
+        return math.nan
+    return statistics.linear_regression(*([math.log(a) for a in row] for row in (lengths, values))).slope

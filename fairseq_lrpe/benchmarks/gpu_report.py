@@ -1,0 +1,111 @@
+"""A report of several parts, written after each part as Markdown and as JSON."""
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fairseq_lrpe.utils.files import write_atomic
+
+
+class Deadline:
+    """A time limit in seconds from now."""
+
+    def __init__(self, seconds: float):
+        self.end = time.monotonic() + seconds
+
+    def left(self) -> float:
+        return max(0.0, self.end - time.monotonic())
+
+    def share(self, fraction: float) -> "Deadline":
+        """Returns the deadline of a fraction of the remaining time."""
+        return Deadline(fraction * self.left())
+
+    def rounds(self, most: int, least: int) -> Iterator[int]:
+        """Yields 0, 1, .., ``most`` - 1, and stops at the deadline after at least ``least``."""
+        for number in range(most):
+            if number >= least and not self.left():
+                return
+            yield number
+
+
+@dataclass
+class Table:
+    """A table of rows {column with its unit: value}, all with the same columns."""
+
+    title: str
+    caption: str
+    rows: list[dict] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        columns = [name for name in self.rows[0] if any(row[name] is not None for row in self.rows)]
+        text = {column for column in columns if any(isinstance(row[column], str) for row in self.rows)}
+        lines = [columns, [":--" if column in text else "--:" for column in columns]]
+        lines += [[format_cell(row[column]) for column in columns] for row in self.rows]
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        title = self.title and f"**{self.title}**"
+        return "\n\n".join(text for text in (title, table, self.caption) if text)
+
+
+@dataclass
+class Part:
+    """A section of the report: tables, and remarks on failures and on measurements that were skipped."""
+
+    heading: str
+    minutes: float = 0.0
+    tables: list[Table] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+    def table(self, title: str = "", caption: str = "") -> list[dict]:
+        """Adds a table and returns its list of rows, which is empty."""
+        self.tables.append(Table(title, caption))
+        return self.tables[-1].rows
+
+    def remark(self, sentence: str) -> None:
+        self.remarks.append(" ".join(sentence.split()))
+
+    def markdown(self) -> str:
+        tables = (table.markdown() for table in self.tables if table.rows)
+        remarks = "\n".join(f"- {sentence}" for sentence in self.remarks)
+        return "\n\n".join(text for text in (f"## {self.heading}", *tables, remarks) if text)
+
+
+@dataclass
+class Report:
+    """A report with the parts so far and the headings of the parts that are missing."""
+
+    title: str
+    device: str
+    introduction: str
+    missing: list[str]
+    parts: list[Part] = field(default_factory=list)
+
+    def markdown(self) -> str:
+        status = "Minutes: " + ", ".join(f"{part.heading} {part.minutes:.1f}" for part in self.parts) + "."
+        if self.missing:
+            status = f"**Incomplete, still running or interrupted before: {', '.join(self.missing)}.**"
+        texts = f"# {self.title}", self.introduction, status, *(part.markdown() for part in self.parts)
+        return "\n\n".join(texts) + "\n"
+
+    def write(self, folder: Path) -> None:
+        """Writes ``gpu_check.md`` and ``gpu_check.json``."""
+        write_atomic(folder / "gpu_check.md", self.markdown())
+        content = {"complete": not self.missing, **asdict(self)}
+        write_atomic(folder / "gpu_check.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+
+
+def format_cell(value: object) -> str:
+    """Formats a value: numbers with three digits and thousands separators, None as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value).replace("|", r"\|")
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.1e}"

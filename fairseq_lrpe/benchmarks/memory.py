@@ -1,0 +1,214 @@
+"""Measures the cost of a language model's memory, with random tokens and weights.
+
+Compares, in interleaved rounds: evaluation with a memory as long as a segment, and with running sums, with
+evaluation without a memory; the last of many segments with running sums with the first; and a training step
+of Transformer-XL with a direct implementation of its formula.
+"""
+
+import copy
+import statistics
+from argparse import Namespace
+from functools import partial
+from itertools import count
+
+import torch
+import torch.nn.functional as F
+from fairseq.data import Dictionary
+from rich.progress import track
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
+from fairseq_lrpe.attention import SelfAttention
+from fairseq_lrpe.benchmarks import shared
+from fairseq_lrpe.benchmarks.speed import training_config
+from fairseq_lrpe.encodings.xl import sinusoids
+from fairseq_lrpe.methods import architecture
+from fairseq_lrpe.models.memory import Memory, StateMemory
+from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
+
+EDGE = 100
+"""Number of first and of last segments that are compared."""
+
+
+def build(arch: str, args: Namespace) -> nn.Module:
+    """Returns a decoder with the layers of Transformer-XL, whose memory is as long as a segment."""
+    flags = {
+        "arch": arch,
+        "task": "memory_lm",
+        "tokens_per_sample": args.length,
+        "memory_length": args.length,
+        "token_positions": "none",
+        "decoder_layers": args.layers,
+        "decoder_embed_dim": args.width,
+        "decoder_attention_heads": args.heads,
+        "decoder_ffn_embed_dim": args.ffn,
+        "no_decoder_normalize_before": True,
+        "share_decoder_input_output_embed": True,
+        "dropout": 0.0,
+        "max_tokens": args.length,
+    }
+    cfg, dictionary = training_config(flags, ["no data"]), Dictionary()
+    for number in range(args.vocab_size - len(dictionary)):
+        dictionary.add_symbol(f"w{number}")
+    return MemoryLMTask(cfg.task, dictionary).build_model(cfg.model).decoder.to(shared.DEVICE)
+
+
+def random_tokens(args: Namespace) -> Tensor:
+    """Returns random tokens (streams, length)."""
+    return torch.randint(4, args.vocab_size, (args.streams, args.length), device=shared.DEVICE)
+
+
+@torch.no_grad()
+def evaluation_times(attention: str, method: str, args: Namespace) -> dict[str, list[float]]:
+    """Returns {memory: seconds of a segment in each round}, after two segments that fill the memory."""
+    decoder = build(architecture(attention, "lm", method), args).eval()
+    memories = {"none": None, "hidden": decoder.memory}
+    if attention == "linear" and method != "spe":
+        memories["state"] = StateMemory(decoder.layers)
+    tokens = random_tokens(args)
+
+    def evaluate(memory, numbers):
+        decoder.memory = memory
+        decoder(tokens, segment=Segment("x", 0, next(numbers)))
+
+    steps = {name: partial(evaluate, memory, count()) for name, memory in memories.items()}
+    return shared.interleave(steps, track(range(args.rounds + 2), f"{attention} {method}"), warm_up=2)
+
+
+@torch.no_grad()
+def long_evaluation(method: str, args: Namespace) -> tuple[list[float], list[int]]:
+    """Returns the seconds and the bytes of memory of each of many segments with running sums."""
+    decoder = build(architecture("linear", "lm", method), args).eval()
+    decoder.memory, times, sizes = StateMemory(decoder.layers), [], []
+    tokens = random_tokens(args)
+    for number in track(range(args.segments), f"{args.segments:,} segments, {method}"):
+        times.append(shared.seconds(lambda: decoder(tokens, segment=Segment("x", 0, number))))  # noqa: B023
+        [(_, states)] = decoder.memory.saved.values()
+        sizes.append(sum(x.nbytes for x in tree_leaves(states) if isinstance(x, Tensor)))
+    return times, sizes
+
+
+class PlainXL(SelfAttention):
+    """Computes softmax((q_i + u)·k_j + (q_i + v)·W_r R_{i−j}) v_j as in Dai et al. 2019 (Eq. 5, App. B).
+
+    One product projects memory and segment to queries, keys and values. The position scores are shifted by
+    padding them with a column and reshaping.
+    """
+
+    def __init__(self, ours: SelfAttention):
+        super().__init__(ours.encoding)
+        self.to(ours.out_proj.weight).load_state_dict(ours.state_dict())
+
+    def forward(self, query, key=None, value=None, **_):
+        heads, length = (self.num_heads, self.head_dim), len(query)
+        x = query if self.memory is None else torch.cat([self.memory, query])
+        weight = torch.cat([p.weight for p in (self.q_proj, self.k_proj, self.v_proj)])
+        bias = torch.cat([p.bias for p in (self.q_proj, self.k_proj, self.v_proj)])
+        q, k, v = (y.unflatten(-1, heads) for y in F.linear(x, weight, bias).chunk(3, dim=-1))
+        q, keys, encoding = q[-length:], len(x), self.encoding
+        distances = torch.arange(keys - 1, -1, -1, device=x.device)
+        r = encoding.w_r(sinusoids(distances, heads[0] * heads[1]).to(x.dtype)).unflatten(-1, heads)
+        content = torch.einsum("ibhd,jbhd->ijbh", q + encoding.u, k)
+        position = torch.einsum("ibhd,jhd->ijbh", q + encoding.v, r)
+        padded = torch.cat([position.new_zeros(length, 1, *position.shape[2:]), position], dim=1)
+        position = padded.view(keys + 1, length, *position.shape[2:])[1:].view_as(position)
+        scores = (content + position) * encoding.scale
+        later = torch.ones(length, keys, dtype=torch.bool, device=x.device).triu(keys - length + 1)
+        weights = scores.masked_fill(later[..., None, None], float("-inf")).softmax(dim=1)
+        return self.out_proj(torch.einsum("ijbh,jbhd->ibhd", weights, v).flatten(2)), None
+
+
+def with_plain_attention(decoder: nn.Module) -> nn.Module:
+    """Returns a copy of a decoder that computes attention with :class:`PlainXL`."""
+    plain = copy.deepcopy(decoder)
+    for layer in plain.layers:
+        layer.self_attn = PlainXL(layer.self_attn)
+    plain.memory = Memory(plain.layers, decoder.memory.length)
+    return plain
+
+
+def training_times(args: Namespace) -> list[tuple[float, float]]:
+    """Returns [(seconds of a training step of our Transformer-XL, of the plain formula)] of each round."""
+    ours, tokens = build("softmax_lm_xl", args).train(), random_tokens(args)
+
+    def train(decoder, numbers):
+        decoder.zero_grad()
+        logits = decoder(tokens, segment=Segment("train", 0, next(numbers)))[0]
+        F.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
+
+    decoders = {"ours": ours, "plain": with_plain_attention(ours)}
+    steps = {name: partial(train, decoder, count()) for name, decoder in decoders.items()}
+    times = shared.interleave(steps, track(range(args.rounds + 2), "training"), warm_up=2)
+    return list(zip(*times.values(), strict=True))
+
+
+def measure_evaluation(args: Namespace, selected: dict[str, list[str]], sizes: str) -> None:
+    """Measures and prints evaluation with and without a memory."""
+    rows, models = [], [(attention, method) for attention, names in selected.items() for method in names]
+    for attention, method in models:
+        times = evaluation_times(attention, method, args)
+        speed = args.streams * args.length / statistics.median(times["none"])
+        cells = [architecture(attention, "lm", method), f"{speed:,.0f}"]
+        for name in ("hidden", "state"):
+            if name in times:
+                rounds = list(zip(times["none"], times[name], strict=True))
+                cells += [f"{statistics.median(b / a for a, b in rounds):.2f}", shared.ratio_range(rounds)]
+            else:
+                cells += ["-", "-"]
+        rows.append(cells)
+    shared.print_table(
+        ["model", "tokens/s without", "hidden / without", "spread", "state / without", "spread"],
+        rows,
+        title=f"evaluation: {sizes}, {args.rounds} interleaved rounds",
+        caption="medians of a segment's seconds with a memory / without; spread: range of the rounds' ratios",
+    )
+
+
+def measure_many_segments(args: Namespace, methods: list[str], sizes: str) -> None:
+    """Measures and prints the first and the last segments with running sums."""
+    rows = []
+    for method in methods:
+        times, memory = long_evaluation(method, args)
+        first, last = (1000 * statistics.median(part) for part in (times[:EDGE], times[-EDGE:]))
+        size = " to ".join(f"{n:,}" for n in sorted({min(memory), max(memory)}))
+        rows.append([f"linear_lm_{method}", f"{first:.1f}", f"{last:.1f}", f"{last / first:.2f}", size])
+    shared.print_table(
+        ["model", "first", "last", "last / first", "kept, bytes"],
+        rows,
+        title=f"milliseconds of a segment with running sums: {sizes}, of {args.segments:,} segments",
+        caption=f"medians of the first and the last {min(EDGE, args.segments)} segments",
+    )
+
+
+def measure_training(args: Namespace, sizes: str) -> None:
+    """Measures and prints training steps of Transformer-XL."""
+    pairs = training_times(args)
+    ours, plain = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
+    ratio = statistics.median(b / a for a, b in pairs)
+    shared.print_table(
+        ["ours", "Transformer-XL's formula written plainly", "times as fast", "spread"],
+        [[f"{ours:,.0f}", f"{plain:,.0f}", f"{ratio:.2f}", shared.ratio_range(pairs)]],
+        text_columns=0,
+        title=f"milliseconds of a training step with a memory: {sizes}",
+    )
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = shared.BenchmarkParser("memory", __doc__)
+    default = ["xl", "rope", "tmlr_type1"]
+    parser.add_methods(", ".join(default))
+    parser.add_int("--streams", 4, "number of parallel streams of text")
+    parser.add_int("--length", 150, "tokens per segment, and of its memory")
+    parser.add_int("--width", 512, "embedding dimension", minimum=2)
+    parser.add_int("--heads", 8, "number of attention heads")
+    parser.add_int("--ffn", 2100, "width of the feed-forward layers")
+    parser.add_int("--segments", 1000, "number of segments with running sums")
+    parser.add_sizes(rounds=15, layers=16, vocab_size=10000)
+    args = parser.parse_args(arguments)
+    selected = parser.methods_by_attention(args, default)
+    sizes = f"{args.layers} layers of {args.width}, {args.streams} × {args.length} tokens"
+    with shared.measuring(parser.prog):
+        measure_evaluation(args, selected, sizes)
+        measure_many_segments(args, [m for m in selected.get("linear", ()) if m != "spe"], sizes)
+        measure_training(args, sizes)

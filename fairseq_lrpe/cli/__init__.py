@@ -1,0 +1,53 @@
+"""The command ``lrpe``: train and evaluate models, run the papers' tables, and show results.
+
+Each subcommand is a module with a function ``main(arguments)``. Modules are imported on demand, so that
+``lrpe --help`` responds immediately.
+"""
+
+import sys
+from importlib import import_module
+
+COMMANDS = {
+    "train": ("fairseq_lrpe.cli.train", "train and evaluate one method in one experiment"),
+    "table": ("fairseq_lrpe.cli.table", "run a table of a paper, or list all tables"),
+    "results": ("fairseq_lrpe.cli.results", "show results as a table or plot"),
+    "report": ("fairseq_lrpe.cli.report", "write an HTML report of a results folder"),
+    "evaluate": ("fairseq_lrpe.cli.evaluate", "evaluate a language model at several lengths"),
+    "generate": ("fairseq_lrpe.cli.generate", "translate text or generate questions"),
+    "classify": ("fairseq_lrpe.cli.classify", "predict labels of a dataset or of images"),
+    "finetune": ("fairseq_lrpe.cli.finetune", "fine-tune a pretrained model on GLUE"),
+    "glue-submission": (
+        "fairseq_lrpe.experiments.inference.glue_submission",
+        "write the zip file that GLUE's server accepts",
+    ),
+    "prepare": ("data_prep.prepare", "prepare a corpus, or list all corpora"),
+    "quickstart": ("fairseq_lrpe.cli.quickstart", "train four small language models and compare them"),
+    "synthetic": ("fairseq_lrpe.tasks.synthetic_lm", "print examples of RoPER's synthetic problems"),
+    "bench": ("fairseq_lrpe.cli.bench", "measure speed, memory and decoding"),
+    "methods": ("fairseq_lrpe.cli.methods", "list the methods, or explain the flags of the models"),
+}
+INTERNAL = {"evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic"}
+"""Commands for the experiment runner only, which are not listed."""
+EXAMPLES = """\
+examples:
+  lrpe train lm/mini tmlr_type1 --seed 1
+  lrpe table tmlr_table2 --scale mini --jobs 2
+  lrpe results results --table tmlr_table2 --scale mini
+"""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs a subcommand; ``arguments`` defaults to those of the command line."""
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
+    if name in ("-h", "--help"):
+        print(f"usage: lrpe COMMAND [options]\n\n{listing()}\n\n`lrpe COMMAND --help` explains a command.")
+        print(f"\n{EXAMPLES}", end="")
+    elif name in COMMANDS or name in INTERNAL:
+        import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]).main(rest)
+    else:
+        sys.exit(f"lrpe: unknown command {name!r}; `lrpe --help` lists the commands")
+
+
+def listing() -> str:
+    """Returns one line per command: its name and what it does."""
+    return "\n".join(f"  {name:<16} {summary}" for name, (_, summary) in COMMANDS.items())

@@ -1,0 +1,68 @@
+"""Evaluate a trained language model at several block lengths, to see how it extrapolates.
+
+The test split is cut into blocks of each length, which do not overlap: every length predicts the same tokens.
+The results are recorded in the run's folder and are not measured again. For example:
+
+  lrpe evaluate results/lm/mini/linear_rope/seed-1 256 512 1024 --plot rope.png
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from fairseq_lrpe.experiments.execution.length_evaluation import SPLIT, evaluate_lengths, load_job
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
+from fairseq_lrpe.experiments.spec.kinds import language_modeling
+from fairseq_lrpe.experiments.spec.run import Run
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser
+from fairseq_lrpe.utils.files import save_figure
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = new_parser("lrpe evaluate", __doc__, "RUN LENGTH [LENGTH ...] [--plot FILE.png]")
+    parser.add_argument("run", type=abs_path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("lengths", type=min_int(1), nargs="+", metavar="LENGTH", help="tokens per block")
+    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot perplexity over length")
+    args = parser.parse_args(arguments)
+    with exit_on_error("evaluate"):
+        lengths = sorted(set(args.lengths))
+        job = load_job(args.run, lengths)
+        trained = language_modeling.trained_length(language_modeling.model_of(job))
+        measured = evaluate_lengths(job, lengths)
+        print_table(measured, trained, job)
+        if args.plot:
+            plot(measured, trained, job.run, args.plot)
+
+
+def print_table(measured: dict[int, dict], trained: int, job: Job) -> None:
+    """Prints the perplexity at each length."""
+    tokens = next(iter(measured.values()))["tokens"]
+    print(f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens:")
+    print(f"the {tokens:,} tokens of the {SPLIT} split in blocks of other lengths")
+    table = Table()
+    for column in ("tokens per block", "× training", "perplexity"):
+        table.add_column(column, justify="right")
+    for length, metrics in measured.items():
+        table.add_row(f"{length:,}", f"{length / trained:.3g}", f"{metrics['perplexity']:.2f}")
+    Console().print(table)
+
+
+def plot(measured: dict[int, dict], trained: int, run: Run, path: Path) -> None:
+    """Plots the perplexity over the block length."""
+    from matplotlib.figure import Figure
+
+    lengths = list(measured)
+    figure = Figure(figsize=(6.5, 4.2), layout="constrained")
+    axes = figure.subplots()
+    (colour, marker), line = method_style(run.method), LINE_STYLES[run.attention]
+    perplexities = [metrics["perplexity"] for metrics in measured.values()]
+    axes.plot(lengths, perplexities, marker=marker, color=colour, linestyle=line)
+    axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="training length")
+    axes.legend()
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
+    axes.set(xlabel="tokens per block", ylabel=f"{SPLIT} perplexity", title=str(run))
+    axes.grid(alpha=0.3)
+    save_figure(figure, path, dpi=150)

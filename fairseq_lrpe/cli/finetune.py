@@ -1,0 +1,42 @@
+"""Fine-tune a pretrained RoBERTa on GLUE tasks with each learning rate of the experiment.
+
+The learning rate with the best development score (at its best epoch) is reported. KEY=VALUE overrides a
+setting of the experiment. For example:
+
+  lrpe finetune checkpoint_best.pt RTE MRPC choose.train.lr=[1e-4]
+"""
+
+from argparse import ArgumentParser
+
+from fairseq_lrpe.cli.train import execute_jobs, parse
+from fairseq_lrpe.data.glue_tasks import TASKS, get_task
+from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
+from fairseq_lrpe.experiments.spec.kinds import glue
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args, overrides = parse(make_parser(), arguments)
+    with exit_on_error("finetune"):
+        for task in args.tasks:
+            get_task(task)
+        experiment = Experiment.load(args.experiment, overrides)
+        if experiment.kind is not glue.KIND:
+            names = (name for name in experiments() if Experiment.load(name).kind is glue.KIND)
+            raise ValueError(f"{args.experiment} does not fine-tune on GLUE: choose from {', '.join(names)}")
+        experiment.cfg.starts_from, experiment.cfg.grid["task"] = str(args.checkpoint), args.tasks
+        runs = experiment.runs(*glue.method_of(args.checkpoint), args.seeds or experiment.cfg.seeds)
+        execute_jobs([Job(experiment, run, args.results, choose_launch(args)) for run in runs], args.dry_run)
+
+
+def make_parser() -> ArgumentParser:
+    usage = "CHECKPOINT TASK [TASK ...] [options] [KEY=VALUE ...]"
+    parser = new_parser("lrpe finetune", __doc__, usage)
+    parser.add_argument("checkpoint", type=abs_path, help="of a RoBERTa, such as checkpoint_best.pt")
+    parser.add_argument("tasks", nargs="+", metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument("--experiment", default="glue/wikibook", help="default: %(default)s")
+    parser.add_argument("--seeds", nargs="+", type=min_int(1), help="default: those of the experiment")
+    add_machine_flags(parser)
+    return parser

@@ -1,0 +1,32 @@
+"""Translate text or generate questions with a trained model, one line of standard input at a time.
+
+Translation models read sentences. Question generation models read lines with an answer, a tab, and a text
+that contains the answer; long texts are truncated around the answer, with a warning. For example:
+
+  echo "A dog runs." | lrpe generate results/mt/multi30k/linear_base/seed-1/checkpoints/checkpoint_best.pt
+"""
+
+from fairseq_lrpe.experiments.inference.generate_questions import TASK, generate_questions
+from fairseq_lrpe.experiments.inference.translate import translate
+from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
+
+GENERATORS = {"translation": translate, TASK: generate_questions}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = new_parser("lrpe generate", __doc__, "CHECKPOINT [options] < TEXT")
+    parser.add_argument("checkpoint", type=abs_path, help="of a translation or question generation model")
+    parser.add_argument("--beam", type=min_int(1), default=5, help="beam size (default: %(default)s)")
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    args = parser.parse_args(arguments)
+    with exit_on_error("generate"):
+        remedy = "train one with `lrpe train mt/...` or `lrpe train questions/...`"
+        settings = read_checkpoint(args.checkpoint, remedy)["cfg"]["task"]
+        task = settings.get("_name")
+        if task not in GENERATORS:
+            tasks = " or ".join(GENERATORS)
+            raise ValueError(f"{args.checkpoint} was trained on the task {task}: {tasks} is required")
+        flags = {"beam": args.beam, "cpu": args.cpu}
+        for line in GENERATORS[task](read_stdin_lines(), args.checkpoint, settings, **flags):
+            print(line)

@@ -1,0 +1,45 @@
+"""Write an HTML report of a results folder: tables beside the papers', curves, and the state of every run.
+
+The report is a single file that opens without a network connection. It needs the extra `report`.
+
+examples:
+  lrpe report results
+  lrpe report results --out report.html
+"""
+
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from datetime import UTC, datetime
+from importlib.util import find_spec
+
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, html_path
+from fairseq_lrpe.utils.files import output_folder, write_atomic
+
+INSTALL = "pip install -c constraints.txt -e '.[report]'"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    usage = "%(prog)s RESULTS [--out FILE.html]"
+    parser = ArgumentParser("lrpe report", usage, __doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=abs_path, help="the folder that the runs were written to")
+    parser.add_argument("--out", type=html_path, metavar="FILE.html", help="default: RESULTS/report.html")
+    args = parser.parse_args(arguments)
+    with exit_on_error("report"):
+        if find_spec("plotly") is None:
+            raise ValueError(f"the package plotly is missing; install it with: {INSTALL}")
+        if not args.results.is_dir():
+            raise ValueError(f"the results folder {args.results} does not exist")
+        write_report(args.results, args.out or args.results / "report.html")
+
+
+def write_report(results, out) -> None:
+    """Writes the html_path and prints what it contains."""
+    from fairseq_lrpe.experiments.reporting import html
+
+    with output_folder(out.parent):
+        report = html.scan(results)
+        write_atomic(out, html.render(report, datetime.now(UTC)).encode(errors="replace"))
+    sizes = {"table": len(report.tables), "run": len(report.records)}
+    shown = " and ".join(f"{n} {name}{'s' * (n != 1)}" for name, n in sizes.items())
+    states = ", ".join(f"{n} {state}" for state, n in report.state_counts().items() if n)
+    print(f"{out} shows {shown}: {states}", file=sys.stderr)

@@ -1,0 +1,110 @@
+"""Run a table of a paper and compare it with the published numbers, or list all tables.
+
+configs/tables/TABLE.yaml defines the runs. KEY=VALUE overrides a setting of all its experiments. Finished
+runs are not repeated, and interrupted ones are resumed. For example:
+
+  lrpe table tmlr_table2 --scale mini --jobs 2
+"""
+
+import sys
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from omegaconf.errors import OmegaConfBaseException
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.execution.launch import add_results_flag
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.run import Run, finished_runs
+from fairseq_lrpe.experiments.spec.table import SCALES, Table, outline, tables
+from fairseq_lrpe.utils.cli import error_message, exit_on_error, image_path, min_int, new_parser, print_wide
+from fairseq_lrpe.utils.files import output_folder
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args, overrides = train.parse(make_parser(), arguments)
+    with exit_on_error("table"):
+        if args.table is None:
+            print_tables(args.results)
+            return
+        table = Table(args.table, args.scale, overrides)
+        runs = table.runs(args.only)
+        gpus = scheduler.gpus_per_job(args.jobs, args.gpus, args.dry_run)
+        flags = ["--results", str(args.results), *([] if gpus is None else ["--gpus", str(gpus)])]
+        if args.dry_run:
+            print_commands(table, runs, args.results, flags)
+            return
+        with output_folder(args.results):
+            errors = execute(table, runs, args, gpus, flags)
+    if errors:
+        sys.exit("\n".join(["table: some runs are not finished:", *errors]))
+
+
+def make_parser() -> ArgumentParser:
+    parser = new_parser("lrpe table", __doc__, "[TABLE] [options] [KEY=VALUE ...]")
+    parser.add_argument("table", nargs="?", help="a file in configs/tables")
+    parser.add_argument("--scale", choices=SCALES, default="full", help="default: full, as in the paper")
+    parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="run only these methods")
+    parser.add_argument("--jobs", type=min_int(1), default=1, help="runs at a time (default: %(default)s)")
+    parser.add_argument("--gpus", type=min_int(0), help="of each job (default: an equal share of all)")
+    add_results_flag(parser)
+    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot the validation curves")
+    parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
+    return parser
+
+
+def execute(table: Table, runs: list[Run], args: Namespace, gpus: int | None, flags: list[str]) -> list[str]:
+    """Executes the runs, prints the table and returns one message per run that failed or has no data."""
+    runs, errors = scheduler.runs_with_data(table, runs, gpus)
+    for message in errors:
+        print(f"table: {message}", file=sys.stderr)
+    errors += scheduler.execute_runs(
+        table, runs, args.results, scheduler.LocalLauncher(args.jobs, gpus), flags
+    )
+    from fairseq_lrpe.experiments.reporting import plots  # imports pandas, which takes long
+    from fairseq_lrpe.experiments.reporting import tables as reports
+
+    reports.show_table(table, reports.collect(table, args.results))
+    if args.plot and not errors:
+        plots.plot_table(table, args.results, args.plot)
+    return errors
+
+
+def print_commands(table: Table, runs: list[Run], results: Path, flags: list[str]) -> None:
+    """Prints the training command of each run, or a comment where it depends on an earlier run."""
+    for job in (Job(table.experiment_of(run), run, results) for run in runs):
+        if job.trials():
+            continue
+        if job.starts_from and not job.starts_from.exists():
+            job.experiment.check_options(job.run)
+            print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
+        else:
+            train.main([*scheduler.train_arguments(table, job.run, results), *flags, "--dry-run"])
+
+
+def print_tables(results: Path) -> None:
+    """Prints the title of each table and the number of its finished runs at both scales."""
+    listing, finished = RichTable("table", "title", "finished runs", "finished at --scale mini"), {}
+    for key, changes in finished_runs(results):
+        finished.setdefault(key, []).append(changes)
+
+    def count(cells):
+        """Counts the finished runs whose changes are compatible with a cell's."""
+        matches = (
+            (key, number)
+            for key, wanted in cells
+            for number, changes in enumerate(finished.get(key, ()))
+            if all(changes.get(name, value) == value for name, value in wanted.items())
+        )
+        return str(len(set(matches))) if cells else "-"
+
+    for name in tables():
+        try:
+            title, cells = outline(name)
+            listing.add_row(name, Text(title), *(count(cells[scale]) for scale in SCALES))
+        except (ValueError, OmegaConfBaseException) as error:
+            listing.add_row(name, Text(f"error: {error_message(error)}", "red"), "-", "-")
+    print_wide(listing)

@@ -1,0 +1,66 @@
+"""Train a method in an experiment and evaluate it: one run, or one for each value of the experiment's grid.
+
+configs/EXPERIMENT.yaml defines the training. KEY=VALUE overrides a setting, and arguments after -- are passed
+to fairseq-train. Results are written to RESULTS/EXPERIMENT/ATTENTION_METHOD/[KEY=VALUE/]seed-SEED. The same
+command resumes an interrupted run from its last checkpoint and does not repeat a finished one. For example:
+
+  lrpe train lm/mini tmlr_type1 --seed 1 train.dropout=0.2
+"""
+
+import re
+import shlex
+import sys
+from argparse import ArgumentParser, Namespace
+
+from fairseq_lrpe.experiments.execution import runner
+from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
+from fairseq_lrpe.methods import check_method
+from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser
+
+OVERRIDE = re.compile(r"[\w.]+=")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    args, overrides = parse(make_parser(), arguments[:split])
+    with exit_on_error("train"):
+        experiment = Experiment.load(args.experiment, overrides)
+        check_method(args.method, args.attention)
+        runs = experiment.runs(args.attention, args.method, args.seed)
+        for run in runs:
+            experiment.check_options(run)
+        launch, more = choose_launch(args), arguments[split + 1 :]
+        execute_jobs([Job(experiment, run, args.results, launch, more) for run in runs], args.dry_run)
+
+
+def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
+    """Checks all jobs, then executes them one after another; a dry run only prints their commands."""
+    if dry_run:
+        for trial in (trial for job in jobs for trial in job.trials() or [job]):
+            print(shlex.join(train_command(trial)))
+        return
+    for job in jobs:
+        job.check()
+    for job in jobs:
+        runner.execute_run(job)
+
+
+def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
+    """Parses the arguments (default: the command line's) and returns them and the KEY=VALUE among them."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    overrides = [text for text in arguments if OVERRIDE.match(text)]
+    return parser.parse_args([text for text in arguments if not OVERRIDE.match(text)]), overrides
+
+
+def make_parser() -> ArgumentParser:
+    usage = "EXPERIMENT METHOD [options] [KEY=VALUE ...] [-- fairseq-train's flags]"
+    parser = new_parser("lrpe train", __doc__, usage)
+    parser.add_argument("experiment", help=", ".join(experiments()))
+    parser.add_argument("method", help="listed by `lrpe methods`; 'fairseq' is fairseq's own model")
+    parser.add_argument("--attention", default="linear", help="linear (default) or softmax")
+    parser.add_argument("--seed", type=min_int(1), nargs="+", default=[1], help="default: 1")
+    add_machine_flags(parser)
+    return parser

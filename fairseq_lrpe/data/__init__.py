@@ -1,0 +1,1 @@
+"""Dataset folder layout, tokenization, word vectors and image transforms."""

@@ -1,0 +1,138 @@
+"""Initialization of an encoder from BERT's weights in the format of Hugging Face's transformers."""
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from fairseq_lrpe.data import word_pieces
+
+SCRATCH = "scratch"
+"""Value of --encoder for random initialization."""
+EMBEDDINGS = {"token_type_embeddings": "segments", "LayerNorm": "layernorm_embedding"}
+LAYER = {
+    "attention.self.query": "self_attn.q_proj",
+    "attention.self.key": "self_attn.k_proj",
+    "attention.self.value": "self_attn.v_proj",
+    "attention.output.dense": "self_attn.out_proj",
+    "attention.output.LayerNorm": "self_attn_layer_norm",
+    "intermediate.dense": "fc1",
+    "output.dense": "fc2",
+    "output.LayerNorm": "final_layer_norm",
+}
+"""{module of BERT's layer: module of our layer}"""
+SIZES = {
+    "num_hidden_layers": "encoder_layers",
+    "hidden_size": "encoder_embed_dim",
+    "intermediate_size": "encoder_ffn_embed_dim",
+    "num_attention_heads": "encoder_attention_heads",
+    "hidden_act": "activation_fn",
+}
+"""{setting of BERT's configuration: our flag}"""
+WEIGHTS = "model*.safetensors", "pytorch_model*.bin"
+
+
+def check(args, vocabulary: Path) -> None:
+    """Raises a ValueError if --encoder cannot be read, or does not match the flags or the vocabulary.
+
+    For a name on the Hugging Face Hub, this downloads the configuration and vocabulary, but not the weights.
+    """
+    name = args.encoder
+    if name == SCRATCH:
+        return
+    if importlib.util.find_spec("transformers") is None:
+        raise ValueError(
+            f"--encoder {name} needs the package transformers: run `pip install 'transformers<5'`"
+        )
+    folder = Path(name)
+    if folder.is_dir():
+        for patterns in (("config.json",), (word_pieces.VOCABULARY,), WEIGHTS):
+            if not any(path for pattern in patterns for path in folder.glob(pattern)):
+                missing = " or ".join(patterns)
+                raise ValueError(
+                    f"--encoder {folder} has no {missing}: pass a folder that transformers wrote"
+                )
+    elif name.count("/") > 1 or name.startswith((".", "/")):
+        raise ValueError(
+            f"--encoder {name}: the folder does not exist: pass another, or a name on the Hugging Face Hub"
+        )
+    from transformers import BertConfig
+    from transformers.utils import cached_file
+
+    with _readable(name):
+        types = Path(cached_file(name, word_pieces.VOCABULARY))
+        config = BertConfig.from_pretrained(name)
+    check_sizes(config, args)
+    if word_pieces.read_types(types) != word_pieces.read_types(vocabulary):
+        raise ValueError(
+            f"--encoder {name} has another vocabulary than {vocabulary}: prepare the data with its --bert"
+        )
+
+
+@contextmanager
+def _readable(name: str) -> Iterator[None]:
+    """Converts the errors that transformers raises for unreadable files to a ValueError of one line."""
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--encoder {name} is not a readable BERT ({reason})") from None
+
+
+def load_bert(name: str):
+    """Returns transformers' BertModel; raises a ValueError if weights cannot be read or are missing."""
+    from transformers import BertModel
+
+    with _readable(name):
+        options = {"add_pooling_layer": False, "dtype": torch.float, "output_loading_info": True}
+        model, info = BertModel.from_pretrained(name, **options)
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(f"--encoder {name} lacks {len(missing)} of BERT's weights, such as {missing[0]}")
+    return model
+
+
+def check_sizes(config, args) -> None:
+    """Raises a ValueError if the flags of the encoder differ from BERT's configuration."""
+    sizes = {flag: getattr(config, setting) for setting, flag in SIZES.items()}
+    different = {flag: value for flag, value in sizes.items() if str(getattr(args, flag)) != str(value)}
+    if different:
+        flags = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in different.items())
+        raise ValueError(f"--encoder {args.encoder} has other sizes: pass {flags}")
+    limit = config.max_position_embeddings
+    if args.max_source_positions > limit:
+        raise ValueError(
+            f"--encoder {args.encoder} has {limit} positions: pass --max-source-positions {limit}"
+        )
+
+
+@torch.no_grad()
+def initialize(encoder, args, vocabulary: Path) -> None:
+    """Copies the weights of --encoder into an encoder.
+
+    Args:
+        encoder: the model's encoder.
+        args: the model's flags.
+        vocabulary: BERT's vocabulary file, of which the encoder's dictionary was made.
+
+    Raises:
+        ValueError: see :func:`check` and :func:`load_bert`.
+    """
+    check(args, vocabulary)
+    bert, ids = load_bert(args.encoder), word_pieces.bert_token_ids(vocabulary)
+    theirs, ours = bert.state_dict(), dict(encoder.named_parameters())
+    first = encoder.padding_idx + 1  # fairseq's first position
+    positions = ours.pop("embed_positions.weight")
+    positions[first:] = theirs["embeddings.position_embeddings.weight"][: len(positions) - first]
+    ours.pop("embed_tokens.weight").copy_(theirs["embeddings.word_embeddings.weight"][ids])
+    modules = {mine: f"embeddings.{module}" for module, mine in EMBEDDINGS.items()}
+    for i in range(bert.config.num_hidden_layers):
+        modules |= {f"layers.{i}.{mine}": f"encoder.layer.{i}.{module}" for module, mine in LAYER.items()}
+    for name, parameter in ours.items():
+        module, _, kind = name.rpartition(".")
+        parameter.copy_(theirs[f"{modules[module]}.{kind}"])

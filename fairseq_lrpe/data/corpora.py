@@ -1,0 +1,87 @@
+"""Table of the corpora, their data folders, and the commands that prepare them."""
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A corpus: module and class, description, origin, data folder, and options for preparing it."""
+
+    implementation: str
+    description: str
+    origin: str
+    folder: str = "data/{name}/bin"
+    options: str = ""
+
+
+CORPORA = {
+    "wikitext103": Row("wikitext:WikiText103", "WikiText-103 at word level", "downloaded"),
+    "wikitext103_bpe": Row("wikitext:RawBytePairs", "raw WikiText-103 in GPT-2 BPE", "downloaded"),
+    "wikitext_mini": Row("wikitext:Mini", "small corpus from WikiText-103", "downloaded"),
+    "wikitext_mini_chars": Row("wikitext:MiniCharacters", "the same in characters", "downloaded"),
+    "wikitext_mini_bpe": Row("wikitext:MiniBytePairs", "the same in GPT-2 BPE", "downloaded"),
+    "books": Row("books:Books", "BookCorpus or other books in GPT-2 BPE", "datasets package"),
+    "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
+    "wikipedia": Row("wikipedia:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
+    "glue": Row("glue:Glue", "GLUE tasks in GPT-2 BPE", "downloaded", "data/{name}/TASK/bin"),
+    "glue_words": Row("glue_words:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),
+    "imdb": Row("imdb:ByWords", "IMDB reviews in words", "downloaded"),
+    "snli": Row("nli:Snli", "SNLI sentence pairs in words", "downloaded"),
+    "sentences": Row("sentences:Sentences", "your own labelled texts in words", "needs --from"),
+    "squad": Row("questions:Questions", "SQuAD questions in BERT word pieces", "downloaded"),
+    "cmrc2018": Row("questions:Questions", "CMRC 2018 questions (Chinese) in BERT word pieces", "downloaded"),
+    "lra_text": Row("imdb:ByBytes", "Long-Range Arena Text, IMDB by bytes", "downloaded"),
+    "lra_image": Row("lra_image:Cifar10", "Long-Range Arena Image, CIFAR-10 in grayscale", "downloaded"),
+    "lra_retrieval": Row("lra_retrieval:Papers", "Long-Range Arena Retrieval, by bytes", "needs --from"),
+    "lra_retrieval_mini": Row(
+        "lra_retrieval:Segments",
+        "the same with segments of WikiText",
+        "needs --from",
+        options="--from data/wikitext_mini/text",
+    ),
+    "imagenet": Row("image_folders:ImageNet", "ImageNet or your own images", "needs --from"),
+    "cifar10": Row("image_folders:ClassFolders", "CIFAR-10 or other images in class folders", "needs --from"),
+    "listops": Row("listops:ListOps", "Long-Range Arena ListOps", "generated"),
+    "pathfinder": Row("pathfinder:Pathfinder", "Long-Range Arena Pathfinder", "generated"),
+    "wmt14_en_de": Row("translation:Translation", "WMT 2014 English-German", "downloaded"),
+    "multi30k": Row("translation:Translation", "English-German image captions", "needs --from"),
+    "text": Row("own_text:OwnText", "your own text in SentencePiece", "included, or --from"),
+}
+
+MINI = {
+    "glue_mini": "glue TASK --train-rows 8000",
+    "glue_words_mini": "glue_words TASK --train-rows 8000",
+    "snli_mini": "snli --from snli_dev.jsonl --cut 8000 921 921",
+    "mnli_mini": "snli --from mnli_dev_matched.jsonl --cut 8000 907 908",
+    "squad_mini": "squad --from dev-v2.0.json --cut 2400 500 --pieces 4000 --longest 192",
+    "cmrc2018_mini": "cmrc2018 --from cmrc2018_dev.json --cut 2700 500 --pieces 4000 --longest 192",
+    "lra_image_mini": "lra_image --size 16",
+    "cifar10_mini": "cifar10 --from cifar10-jpeg.tar.gz --train-rows 10000",
+    "listops_mini": "listops --length 20 100 --depth 4 --rows 8000 1000 1000",
+    "pathfinder_mini": "pathfinder --window 16 --contour-length 6 --rows 8000 1000 1000",
+}
+"""Small versions: {name: corpus and options that prepare it into data/NAME}"""
+
+
+def data_folder(name: str) -> str:
+    """Returns the data folder of a corpus or small version, with the placeholder TASK if it has tasks."""
+    return CORPORA[MINI.get(name, name).split()[0]].folder.format(name=name)
+
+
+def prepare_arguments(name: str) -> str:
+    """Returns the arguments of ``bash data_prep/prepare.sh`` that prepare a corpus."""
+    if name in MINI:
+        return f"{MINI[name]} --out data/{name}"
+    row = CORPORA[name]
+    options = row.options or ("--from FOLDER" if row.origin == "needs --from" else "")
+    return f"{name} {'TASK ' if 'TASK' in row.folder else ''}{options}".strip()
+
+
+def prepare_command(folder: Path) -> str | None:
+    """Returns the command that prepares ``folder``, relative to the repository; None if unknown."""
+    for name in (*CORPORA, *MINI):
+        if match := re.fullmatch(data_folder(name).replace("TASK", "([^/]+)"), folder.as_posix()):
+            task = match[match.lastindex or 0]
+            return f"bash data_prep/prepare.sh {prepare_arguments(name).replace('TASK', task)}"
+    return None

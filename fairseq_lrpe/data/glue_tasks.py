@@ -1,0 +1,103 @@
+"""GLUE tasks: file formats, fairseq flags and metrics."""
+
+from dataclasses import dataclass, field
+
+FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
+MNLI_FILES = {  # matched sets, and mismatched sets as valid1 and test1
+    "train": "train.tsv",
+    "valid": "dev_matched.tsv",
+    "valid1": "dev_mismatched.tsv",
+    "test": "test_matched.tsv",
+    "test1": "test_mismatched.tsv",
+}
+PAIR = ("sentence1", "sentence2")
+YES_NO = ("0", "1")
+TWO_WAY = ("entailment", "not_entailment")
+THREE_WAY = ("contradiction", "entailment", "neutral")
+MAX_SCORE = 5
+"""STS-B scores are 0 to 5; prepared data has them divided by 5."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A GLUE task.
+
+    Attributes:
+        sentences: Names of the text columns.
+        label: Name of the label column.
+        labels: Class names in the order of their dictionary; empty for a regression task.
+        files: {split: file}.
+        header: Column names of labelled files that lack a header line.
+        empty: Whether sentences may be empty.
+        measure: Metric shown in tables.
+        logged: Name of that metric in fairseq's log, which also selects the best epoch.
+        flags: Flags of fairseq-train that log the metric.
+        submission: {file name for GLUE's server: test split}, if not the task's own name.
+    """
+
+    sentences: tuple[str, ...]
+    label: str
+    labels: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=lambda: FILES)
+    header: tuple[str, ...] = ()
+    empty: bool = False
+    measure: str = "accuracy"
+    logged: str = "accuracy"
+    flags: dict = field(default_factory=dict)
+    submission: dict[str, str] | None = None
+
+    @property
+    def development(self) -> list[str]:
+        """The development splits."""
+        return [split for split in self.files if split.startswith("valid")]
+
+    @property
+    def labelled(self) -> list[str]:
+        """The splits with labels."""
+        return ["train", *self.development]
+
+
+_ACCURACY_AND_F1 = {"report_acc_and_f1": True}
+TASKS = {
+    "CoLA": Task(
+        ("sentence",),
+        "label",
+        YES_NO,
+        header=("source", "label", "mark", "sentence"),
+        measure="matthews",
+        logged="mcc",
+        flags={"report_mcc": True},
+    ),
+    "SST-2": Task(("sentence",), "label", YES_NO),
+    "MRPC": Task(("#1 String", "#2 String"), "Quality", YES_NO, flags=_ACCURACY_AND_F1),
+    "STS-B": Task(
+        PAIR,
+        "score",
+        (),
+        measure="pearson",
+        logged="pearson",
+        flags={"regression_target": True, "report_pearson_and_spearman": True},
+    ),
+    # QQP's training set contains a few empty questions; MNLI's has not been checked for them.
+    "QQP": Task(("question1", "question2"), "is_duplicate", YES_NO, empty=True, flags=_ACCURACY_AND_F1),
+    "MNLI": Task(
+        PAIR,
+        "gold_label",
+        THREE_WAY,
+        MNLI_FILES,
+        empty=True,
+        submission={"MNLI-m": "test", "MNLI-mm": "test1"},
+    ),
+    "QNLI": Task(("question", "sentence"), "label", TWO_WAY),
+    "RTE": Task(PAIR, "label", TWO_WAY),
+    "WNLI": Task(PAIR, "label", YES_NO),
+}
+PAPER_TASKS = [name for name in TASKS if name != "WNLI"]
+"""The eight tasks in the LRPE paper's tables."""
+
+
+def get_task(name: str) -> Task:
+    """Returns a task by name; raises ValueError with the choices if it is unknown."""
+    if name not in TASKS:
+        raise ValueError(f"GLUE has no task {name!r}: choose from {', '.join(TASKS)}")
+    return TASKS[name]

@@ -1,0 +1,85 @@
+"""Files of a folder with binarized data, as written by data_prep and read by training."""
+
+import json
+from collections.abc import Iterable
+from itertools import count, takewhile
+from pathlib import Path
+
+from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.utils.files import read_file
+
+SUFFIXES = (".bin", ".idx")
+METADATA = "about.json"
+"""Metadata file of a folder of inputs with labels."""
+PREPARATION = "preparation.json"
+"""Tokenization settings of a folder of text pairs."""
+
+
+def binaries(names: Iterable[str]) -> list[str]:
+    """Returns the two files of each binarized text."""
+    return [f"{name}{end}" for name in names for end in SUFFIXES]
+
+
+def text(splits: Iterable[str]) -> list[str]:
+    """Returns the files of monolingual text, written by ``fairseq-preprocess --only-source``."""
+    return ["dict.txt", *binaries(splits)]
+
+
+def translation(splits: Iterable[str], source: str, target: str) -> list[str]:
+    """Returns the files of translation data, written by ``fairseq-preprocess``."""
+    names = [f"{split}.{source}-{target}.{language}" for split in splits for language in (source, target)]
+    return [f"dict.{source}.txt", f"dict.{target}.txt", *binaries(names)]
+
+
+def sentences(splits: Iterable[str]) -> list[str]:
+    """Returns the files of a GLUE task for fairseq's sentence_prediction."""
+    return ["rows.json", "input0/dict.txt", *binaries(f"input0/{split}" for split in splits)]
+
+
+def questions(splits: Iterable[str]) -> list[str]:
+    """Returns the files of answers, contexts and questions for the task ``question_generation``."""
+    return ["vocab.txt", PREPARATION, *translation(splits, "source", "question")]
+
+
+def classified(splits: Iterable[str], inputs: int) -> list[str]:
+    """Returns the files of labelled texts with ``inputs`` texts per row, for the task ``classification``."""
+    return ["dict.txt", *labelled(splits, inputs)]
+
+
+def labelled(splits: Iterable[str], inputs: int = 1) -> list[str]:
+    """Returns the files of labelled inputs without a dictionary, as for ``image_classification``."""
+    names = [f"{split}.input{i}" for split in splits for i in range(inputs)]
+    return [METADATA, *binaries(names), *(f"{split}.label.npy" for split in splits)]
+
+
+def read_metadata(folder: Path) -> dict:
+    """Returns the metadata of a folder of inputs with labels.
+
+    Its keys are "inputs" (number per row), "labels" (names), "rows" ({split: number of rows}), and for images
+    "shape" and "pixels" ({"mean", "std"}), or "images" if they are stored as image files.
+
+    Raises:
+        ValueError: If the folder has no valid metadata.
+    """
+    try:
+        found = json.loads(read_file(folder / METADATA))
+        fine = found["inputs"] in (1, 2) and len(found["labels"]) > 1 and isinstance(found["rows"], dict)
+    except (OSError, ValueError, LookupError, TypeError):
+        fine = False
+    if not fine:
+        remedy = "bash data_prep/prepare.sh creates such folders"
+        if command := prepare_command(folder):
+            remedy = f"`{command}` prepares it"
+        raise ValueError(f"{folder} holds no inputs with labels, {METADATA} is missing or damaged: {remedy}")
+    return found
+
+
+def shards(folder: Path) -> list[Path]:
+    """Returns a data folder and its numbered shards bin1, bin2, ...; fairseq reads one per epoch."""
+    numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
+    return [folder, *takewhile(Path.is_dir, numbered)]
+
+
+def vocabulary_size(dictionary: Path) -> int:
+    """Returns the size of a dictionary in fairseq: its lines plus <s>, <pad>, </s> and <unk>."""
+    return dictionary.read_bytes().count(b"\n") + 4

@@ -1,0 +1,52 @@
+"""Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) as in DeiT (timm 0.3.2, timm/data/mixup.py)."""
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+MIXUP_ALPHA, CUTMIX_ALPHA = 0.8, 1.0
+"""α of λ ~ Beta(α, α) (DeiT's --mixup and --cutmix)."""
+CUTMIX_PROBABILITY = 0.5
+"""Probability of CutMix instead of Mixup (DeiT's --mixup-switch-prob)."""
+
+
+def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
+    """Returns smoothed one-hot targets (B, classes): 1 - smoothing at the label plus smoothing / classes.
+
+    They are float64, which fairseq does not convert to half precision.
+    """
+    targets = torch.full((len(labels), classes), smoothing / classes, dtype=torch.float64)
+    targets[torch.arange(len(labels)), labels] += 1 - smoothing
+    return targets
+
+
+def mix(pixels: Tensor, targets: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    """Mixes a batch in place with its reverse, with one λ, and returns it with the mixed targets.
+
+    Mixup computes λ x + (1 - λ) x'. CutMix pastes a box of x', 1 - λ of the area before clipping to the
+    image, into x; λ is then recomputed from the clipped box.
+
+    Args:
+        pixels: (B, 3, H, W).
+        targets: (B, classes), from :func:`soft_targets`.
+    """
+    if rng.random() < CUTMIX_PROBABILITY:
+        rows, columns = cutmix_box(*pixels.shape[2:], rng.beta(CUTMIX_ALPHA, CUTMIX_ALPHA), rng)
+        place = pixels[:, :, rows, columns]
+        place.copy_(place.flip(0))
+        left = 1 - place[0, 0].numel() / pixels[0, 0].numel()
+    else:
+        left = rng.beta(MIXUP_ALPHA, MIXUP_ALPHA)
+        pixels.lerp_(pixels.flip(0), 1 - left)
+    return pixels, left * targets + (1 - left) * targets.flip(0)
+
+
+def cutmix_box(height: int, width: int, left: float, rng: np.random.Generator) -> tuple[slice, slice]:
+    """Samples the rows and columns of a box with 1 - ``left`` of the area, around a uniform center."""
+    sides = []
+    for side in (height, width):
+        half, centre = int(side * math.sqrt(1 - left)) // 2, int(rng.integers(side))
+        sides.append(slice(max(centre - half, 0), min(centre + half, side)))
+    return tuple(sides)

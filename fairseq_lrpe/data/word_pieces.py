@@ -1,0 +1,211 @@
+"""BERT WordPiece tokenization of raw text, and its token ids in fairseq's and in BERT's order.
+
+A source is ``<s> answer </s> context </s>`` in fairseq's types, BERT's [CLS], [SEP] and [SEP].
+"""
+
+import json
+import re
+import unicodedata
+from pathlib import Path
+from typing import NamedTuple
+
+from fairseq_lrpe.data.layout import PREPARATION
+from fairseq_lrpe.utils.files import check_size, read_file
+
+VOCABULARY = "vocab.txt"
+"""BERT's vocabulary file, one type per line; the line number is the id."""
+SPECIALS = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
+"""BERT's names of fairseq's four special types, in fairseq's order."""
+NUM_SEPARATORS = 3
+"""Number of tokens of a source that belong neither to the answer nor to the context."""
+FACTS = {
+    "tokenizer": str,
+    "lowercase": bool,
+    "language": str,
+    "longest": int,
+    "longest_answer": int,
+    "longest_question": int,
+}
+"""Keys of PREPARATION, besides ``pieces_of``: the published vocabulary, or None if it was learned."""
+
+
+def read_types(vocabulary: Path) -> list[str]:
+    """Returns BERT's types in order.
+
+    Raises:
+        ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
+    """
+    if not vocabulary.is_file():
+        raise ValueError(f"{vocabulary} is missing: BERT's {VOCABULARY} is needed, one type per line")
+    check_size(str(vocabulary), vocabulary.stat().st_size)
+    try:
+        types = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{vocabulary} is not UTF-8 text ({error}): BERT's {VOCABULARY} is needed") from None
+    if lacking := [name for name in SPECIALS if name not in types]:
+        raise ValueError(f"{vocabulary} has no {', '.join(lacking)}: BERT's {VOCABULARY} is needed")
+    seen = set()
+    for number, name in enumerate(types, 1):
+        if name in seen:
+            raise ValueError(f"{vocabulary} has {name!r} twice, the second time in line {number}")
+        if not name or name in SPECIALS.values():
+            what = repr(name) if name else "nothing"
+            raise ValueError(f"{vocabulary} has {what} in line {number}, which fairseq has no type for")
+        seen.add(name)
+    return types
+
+
+def fairseq_types(vocabulary: Path) -> list[str]:
+    """Returns the types for fairseq's dict.txt: all but the four special ones, in BERT's order."""
+    return [name for name in read_types(vocabulary) if name not in SPECIALS]
+
+
+def bert_token_ids(vocabulary: Path) -> list[int]:
+    """Returns BERT's token id for each index of fairseq's Dictionary."""
+    ids = {name: i for i, name in enumerate(read_types(vocabulary))}
+    return [ids.pop(name) for name in SPECIALS] + list(ids.values())
+
+
+class Source(NamedTuple):
+    """Tokens of a source, and whether its answer and its context were truncated."""
+
+    tokens: list[str]
+    answer_cut: bool
+    windowed: bool
+
+
+class WordPieces:
+    """BERT's tokenizer with tokens in fairseq's types."""
+
+    def __init__(self, vocabulary: Path, lowercase: bool):
+        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+        types = {name: i for i, name in enumerate(read_types(vocabulary))}
+        # Like the package's BertWordPieceTokenizer, but "[SEP]" inside a text is not a separator.
+        self._tokenizer = Tokenizer(models.WordPiece(types, unk_token="[UNK]"))
+        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+
+    def _encoded(self, text):
+        found = self._tokenizer.encode(text, add_special_tokens=False)
+        return [SPECIALS.get(piece, piece) for piece in found.tokens], found.offsets
+
+    def pieces(self, text: str) -> list[str]:
+        """Tokenizes a text; unknown words become ``<unk>``."""
+        return self._encoded(text)[0]
+
+    def text(self, pieces: list[str]) -> str:
+        """Converts tokens to text, restoring spaces heuristically."""
+        return restore_spaces(re.sub(r" ##(?=\S)", "", " ".join(pieces)))
+
+    def source(
+        self, answer: str, context: str, longest: int, longest_answer: int, begins: int | None = None
+    ) -> Source:
+        """Builds the source of an answer and its context.
+
+        Args:
+            answer: Answer, truncated to its first ``longest_answer`` tokens.
+            context: Context, truncated around the answer.
+            longest: Maximum number of tokens of the source.
+            longest_answer: Maximum number of tokens of the answer.
+            begins: Character of the context at which the answer begins; by default, spaces are normalized
+                and the first occurrence is used.
+
+        Raises:
+            ValueError: If the context does not contain the answer.
+        """
+        if begins is None:
+            answer, context = normalize_spaces(answer), normalize_spaces(context)
+            begins = find_answer(answer, context)
+        of_answer, (pieces, offsets) = self.pieces(answer), self._encoded(context)
+        kept = of_answer[:longest_answer]
+        first = sum(end <= begins for _, end in offsets)
+        last = sum(start < begins + len(answer) for start, _ in offsets)
+        part = window(
+            len(pieces), first, min(last, first + longest_answer), longest - NUM_SEPARATORS - len(kept)
+        )
+        return Source(
+            ["<s>", *kept, "</s>", *pieces[part], "</s>"],
+            len(kept) < len(of_answer),
+            part.stop - part.start < len(pieces),
+        )
+
+
+def max_answer_tokens(longest: int) -> int:
+    """Returns the maximum number of answer tokens in a source: 100, but at most half of the source."""
+    return min(100, (longest - NUM_SEPARATORS) // 2)
+
+
+def normalize_spaces(text: str) -> str:
+    """Replaces each run of white space by a single space."""
+    return " ".join(text.split())
+
+
+def find_answer(answer: str, context: str, near: int = 0) -> int:
+    """Returns the position of the answer in its context that is nearest to ``near``.
+
+    Raises:
+        ValueError: If the context does not contain the answer.
+    """
+    if not answer.strip():
+        raise ValueError("the answer is blank: a part of its context is needed")
+    places, place = [], context.find(answer)
+    while place >= 0:
+        places.append(place)
+        place = context.find(answer, place + 1)
+    if not places:
+        raise ValueError(f"the answer {shorten(answer)!r} is not in its context {shorten(context)!r}")
+    return min(places, key=lambda place: abs(place - near))
+
+
+def shorten(text: str) -> str:
+    """Truncates a text for messages."""
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def window(length: int, first: int, last: int, room: int) -> slice:
+    """Returns a slice of ``room`` of ``length`` items, centered around ``first``..``last`` if possible."""
+    start = first - max(room - (last - first), 0) // 2
+    start = max(min(start, length - room), 0)
+    return slice(start, min(start + room, length))
+
+
+_SPACED = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r" (?=[.,;:!?%)\]}])|(?<=[(\[{$£€#]) ", ""),
+        (r"(?<=\w) ?(['’/-]) ?(?=\w)", r"\1"),
+        (r"(?<=\d)([.:]) (?=\d)|(?<=\d)(,) (?=\d{3}(?!\d))", r"\1\2"),
+        (r'" ([^"]*?) ?"', r'"\1"'),
+    )
+]
+
+
+def restore_spaces(words: str) -> str:
+    """Removes spaces next to full-width characters and, heuristically, around punctuation."""
+    wide = [False, *(unicodedata.east_asian_width(x) in "WF" for x in words), False]
+    text = "".join(x for i, x in enumerate(words) if x != " " or not (wide[i] or wide[i + 2]))
+    for pattern, replacement in _SPACED:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def read_preparation(data: Path) -> dict:
+    """Reads PREPARATION of a prepared OUT/bin; raises ValueError if it does not use word pieces."""
+    note = data / PREPARATION
+    try:
+        found = json.loads(read_file(note))
+        fine = found["tokenizer"] == "bert" and all(type(found[key]) is kind for key, kind in FACTS.items())
+    except (OSError, ValueError, LookupError, TypeError):
+        fine = False
+    if not fine:
+        raise ValueError(
+            f"{note} is missing or not of BERT's word pieces: a folder that data_prep/prepare.sh made for "
+            "question generation is needed"
+        )
+    return found
+
+
+def load(data: Path) -> WordPieces:
+    """Returns the tokenizer of a prepared OUT/bin; raises ValueError if it has none."""
+    return WordPieces(data / VOCABULARY, read_preparation(data)["lowercase"])

@@ -1,0 +1,1 @@
+"""Training and evaluating runs: run directories, resuming, scheduling, progress."""

@@ -1,0 +1,90 @@
+"""Extending a finished run: a run with more updates resumes from a shorter one with the same settings."""
+
+import shutil
+from argparse import Namespace
+from dataclasses import replace
+from pathlib import Path
+
+from fairseq_lrpe.experiments.execution import run_directory
+from fairseq_lrpe.experiments.execution.run_directory import locked, read_json
+from fairseq_lrpe.experiments.spec.run import Run, run_folders
+from fairseq_lrpe.methods import canonical
+from fairseq_lrpe.utils.files import atomic_file
+
+LAST = "checkpoints/checkpoint_last.pt"
+
+
+def start(job, settings: dict) -> None:
+    """Copies the longest finished shorter run, if any, into the folder of a run that has not started.
+
+    The result is bit for bit that of an uninterrupted training, since fairseq seeds each update by its
+    number. If the learning rate depends on the total number of updates, nothing is copied.
+    ``settings["extended"]`` is set to the shorter run and its updates.
+    """
+    before = read_json(job.folder / "run.json")
+    if (job.folder / LAST).exists():
+        settings |= {"extended": before["extended"]} if "extended" in before else {}
+        return
+    for shorter, updates in shorter_runs(job):
+        try:
+            with locked(shorter):
+                check(job, settings, shorter, updates)
+                copy(shorter, job.folder)
+        except ValueError as error:
+            print(f"starting from scratch: {error}", flush=True)
+        else:
+            settings["extended"] = {"from": str(shorter.relative_to(job.results)), "updates": updates}
+            print(f"extending: {job.folder} resumes after the {updates} updates of {shorter}", flush=True)
+            return
+
+
+def shorter_runs(job) -> list[tuple[Path, int]]:
+    """Returns (folder, updates) of finished runs that differ from the job by fewer updates, longest first."""
+    shorter = []
+    for folder in run_folders(job.results / job.run.experiment, Path()) if "updates" in job.cfg else ():
+        try:
+            settings, record = read_json(folder / "run.json"), read_json(folder / "evaluation.json")
+            is_same = without_updates(Run.of(settings)) == without_updates(job.run)
+            if "finished" in record and is_same and settings["updates"] < job.updates:
+                shorter.append((folder, settings["updates"]))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue  # damaged folders are ignored
+    return sorted(shorter, key=lambda pair: pair[1], reverse=True)
+
+
+def without_updates(run: Run) -> Run:
+    """Returns the run without a change of its updates, under the canonical name of its method."""
+    changes = tuple(pair for pair in run.changes if pair[0] != "updates")
+    return replace(run, method=canonical(run.method), changes=changes)
+
+
+def check(job, settings: dict, shorter: Path, updates: int) -> None:
+    """Raises ValueError if a run of ``updates`` updates cannot be extended to the job's."""
+    from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
+
+    last = shorter / LAST
+    if not last.exists():
+        raise ValueError(f"{last} does not exist any more")
+    config = {**settings["config"], "updates": updates}
+    run_directory.check_settings(shorter, {**settings, "config": config})
+    if (completed := run_directory.completed_updates(shorter / "checkpoints")) != updates:
+        raise ValueError(f"{shorter} ended after {completed} of its {updates} updates")
+    schedule = read_checkpoint(last, "train the run first")["cfg"]["lr_scheduler"]
+    schedule = vars(schedule) if isinstance(schedule, Namespace) else schedule
+    configured = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {})}
+    depends = any(value == updates and key not in configured for key, value in schedule.items())
+    if depends and schedule.get("lr_period_updates", 0) <= 0:
+        name = schedule.get("_name", "its schedule")
+        raise ValueError(f"in {shorter} the learning rate ({name}) depends on the total number of updates")
+
+
+def copy(shorter: Path, folder: Path) -> None:
+    """Copies logs and checkpoints, the last checkpoint last: it determines where training resumes.
+
+    Hard links would not do, since fairseq overwrites checkpoints in place.
+    """
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    for name in ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST):
+        if (shorter / name).exists():
+            with atomic_file(folder / name) as part:
+                shutil.copyfile(shorter / name, part)

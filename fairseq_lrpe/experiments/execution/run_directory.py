@@ -1,0 +1,330 @@
+"""A run's folder: its lock, settings, checkpoints and log, and whether it can be resumed."""
+
+import fcntl
+import importlib.metadata
+import json
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO
+
+from fairseq_lrpe.experiments.spec.experiment import is_free
+from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Returns the versions of Python and the packages; torch's includes its build, such as 2.13.0+cu126."""
+    import torch  # takes seconds
+
+    packages = {"fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
+    found = {name: [*importlib.metadata.distributions(name=package)] for name, package in packages.items()}
+    versions = {name: installed[0].version if installed else None for name, installed in found.items()}
+    return {"python": platform.python_version(), "torch": str(torch.__version__), **versions}
+
+
+def git_revision() -> dict[str, str | bool | None]:
+    """Returns the git revision and whether tracked files differ from it; None outside of git."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        text = subprocess.check_output(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, text=True).strip()
+    except (OSError, subprocess.CalledProcessError):
+        return {"revision": None, "dirty": None}
+    return {"revision": text.removesuffix("-dirty"), "dirty": text.endswith("-dirty")}
+
+
+def timestamp() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def write_json(path: Path, content: object) -> None:
+    write_atomic(path, json.dumps(content, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict:
+    """Returns the JSON object in a file, or an empty one if the file does not exist.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    try:
+        return object_in(path)
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error}): repair or remove it") from None
+
+
+def object_in(path: Path) -> dict:
+    """Like ``read_json``, but the message of the ValueError does not include the path."""
+    content = json.loads(path.read_text()) if path.exists() else {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} is not a JSON object")
+    return content
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Returns the objects of a JSON lines file; an incomplete last line is ignored."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    objects = []
+    for number, line in enumerate(lines, 1):
+        try:
+            content = json.loads(line)
+        except ValueError:
+            content = None
+        if isinstance(content, dict):
+            objects.append(content)
+        elif number < len(lines):
+            raise ValueError(
+                f"{path} is damaged (line {number} is not a JSON object): remove the run's folder"
+            )
+    return objects
+
+
+IN_USE = "is in use by another training process"
+
+
+class InUse(ValueError):
+    """Another process holds the lock of the folder."""
+
+
+@contextmanager
+def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
+    """Creates the folder if necessary and holds its lock.
+
+    Subprocesses inherit the lock. If this process is killed, they release it a little later, which is what
+    ``timeout`` seconds are for.
+
+    Raises:
+        InUse: another process still holds the lock after ``timeout`` seconds.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    end = time.monotonic() + timeout
+    with (folder / "lock").open("w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise InUse(f"{folder} {IN_USE}") from None
+                time.sleep(0.1)
+        yield lock
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process holds the lock of the folder."""
+    if not (folder / "lock").exists():
+        return False
+    with (folder / "lock").open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def check_settings(folder: Path, settings: dict) -> None:
+    """Raises ValueError if the run in the folder has been trained with different settings.
+
+    The machine and the versions may differ: the total batch stays the same, and run.json lists the versions
+    of the last start.
+    """
+    before = read_json(folder / "run.json")
+    trained = (folder / name for name in ("checkpoints", "evaluation.json"))
+    if not before or not any(path.exists() for path in trained):
+        return
+    try:
+        different = run_differences(before, settings)
+    except (KeyError, TypeError, AttributeError):
+        raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or remove the folder") from None
+    if different:
+        raise ValueError(
+            f"{folder} contains a run with other settings ({'; '.join(different)}): use the same settings, "
+            "use another --results, or remove the folder"
+        )
+
+
+def run_differences(before: dict, settings: dict) -> list[str]:
+    """Describes the differences between two run.json that make them different runs."""
+    different = setting_differences(before["config"], settings["config"])
+    for name in ("flags", "precision"):
+        different += setting_differences(before[name], settings[name], name)
+    different += data_differences(before["data"], settings["data"])
+    if before["starts_from"] and before["starts_from"]["sha256"] != settings["starts_from"]["sha256"]:
+        different.append(f"it was initialized from another checkpoint, {before['starts_from']['path']}")
+    return different
+
+
+def setting_differences(before: object, after: object, key: str = "") -> list[str]:
+    """Describes the different settings as "key was x, now y"; ``is_free`` settings are ignored."""
+    if not (isinstance(before, dict) and isinstance(after, dict)):
+        return [] if before == after else [f"{key} was {before}, now {after}"]
+    keys = [f"{key}.{name}".lstrip(".") for name in dict.fromkeys([*before, *after])]
+    names = [name for name in keys if not is_free(name)]
+    pairs = ((name, name.removeprefix(f"{key}.")) for name in names)
+    return [text for name, x in pairs for text in setting_differences(before.get(x), after.get(x), name)]
+
+
+def data_differences(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Describes the files of different sizes; only training files may not be missing on one side."""
+    names = [name for name in {**before, **after} if "train" in name or (name in before and name in after)]
+    pairs = ((name, before.get(name), after.get(name)) for name in names)
+    return [f"data.{name} was {old} bytes, now {new}" for name, old, new in pairs if old != new]
+
+
+def completed_updates(checkpoints: Path) -> int:
+    """Returns the number of updates of the last checkpoint; 0 if there is no readable one."""
+    return checkpoint_updates(checkpoints / "checkpoint_last.pt") or 0
+
+
+def checkpoint_updates(checkpoint: Path) -> int | None:
+    """Returns the number of updates of a checkpoint; None if it is missing or truncated."""
+    from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
+
+    try:
+        return read_checkpoint(checkpoint, "")["optimizer_history"][-1]["num_updates"]
+    except ValueError:
+        return None
+
+
+def repair_checkpoints(checkpoints: Path) -> None:
+    """Replaces truncated best and last checkpoints by the newest complete one, or removes them.
+
+    fairseq writes one checkpoint atomically, then copies it to the best and to the last one: if it is killed
+    meanwhile, the newest complete checkpoint has the content of the truncated one.
+    """
+    from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable  # imports torch, which takes seconds
+
+    newest, last = newest_readable(checkpoints), checkpoints / "checkpoint_last.pt"
+    for path in (checkpoints / "checkpoint_best.pt", last):
+        if newest is None:
+            path.unlink(missing_ok=True)
+        elif (path.exists() or path == last) and checkpoint_updates(path) is None:
+            with atomic_file(path) as part:
+                shutil.copyfile(newest, part)
+
+
+KINDS = ("train_inner", "valid", "train")  # of log entries, in the order in which an update logs them
+
+
+class Log:
+    """The metrics that fairseq logs, parsed from train.log into log.jsonl, each once.
+
+    Metrics missing in log.jsonl because its writer was killed are read from train.log.
+
+    Args:
+        folder: the run's folder.
+        name: the file that fairseq writes.
+        completed: the number of updates after which training resumes; metrics of later updates are dropped.
+    """
+
+    pattern = re.compile(rf"\| ({'|'.join(KINDS)}) \| (\{{.*\}})$")
+
+    def __init__(self, folder: Path, name: str = "train.log", completed: int = 0):
+        self.path, self.jsonl = folder / name, folder / "log.jsonl"
+        logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # one per node
+        lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
+        self._entries = {}
+        for entry in (*read_lines(self.jsonl), *filter(None, map(self.parse, lines))):
+            if entry_updates(entry) <= completed:
+                self.add(entry)
+
+    def parse(self, line: str) -> dict | None:
+        """Returns the metrics in a line of fairseq's output; None if it has none or is incomplete."""
+        if not (match := self.pattern.search(line)):
+            return None
+        with suppress(ValueError):
+            return {"kind": match[1], **{k: to_number(v) for k, v in json.loads(match[2]).items()}}
+
+    def add(self, entry: dict) -> None:
+        """Adds an entry, replacing one of the same kind and update."""
+        self._entries[entry_updates(entry), KINDS.index(entry["kind"])] = entry
+
+    def record(self, line: str) -> dict | None:
+        """Writes the metrics in a line of fairseq's output to log.jsonl and returns them."""
+        if entry := self.parse(line):
+            self.add(entry)
+            self.write()
+        return entry
+
+    def write(self) -> None:
+        """Writes log.jsonl."""
+        write_atomic(self.jsonl, "".join(json.dumps(entry) + "\n" for entry in self.entries()))
+
+    def entries(self) -> list[dict]:
+        """Returns the entries in the order in which an uninterrupted training logs them."""
+        return [self._entries[key] for key in sorted(self._entries)]
+
+    def complete(self, checkpoints: Path, updates: int) -> None:
+        """Adds the summary of an epoch that was saved, but not logged before fairseq was killed.
+
+        Args:
+            updates: the number of updates of the whole training.
+        """
+        if not self._entries or not completed_updates(checkpoints):
+            return
+        entries = self.entries()
+        entry = epoch_summary(checkpoints / "checkpoint_last.pt", updates, any("ppl" in x for x in entries))
+        logged = {one["train_num_updates"] for one in entries if one["kind"] == "train"}
+        if entry and entry["train_num_updates"] not in logged:
+            self.add(entry)
+        self.write()
+
+    def speed(self) -> dict[str, float]:
+        """Returns the median training speed, {} if none was logged."""
+        measured = [entry for entry in self._entries.values() if entry.get("wps")]
+        if not measured:
+            return {}
+        return {f"{speed_unit(measured[0])}_per_second": statistics.median(x["wps"] for x in measured)}
+
+
+def epoch_summary(checkpoint: Path, updates: int, with_ppl: bool) -> dict | None:
+    """Returns the "train" entry that fairseq logs after saving a checkpoint, without times and speeds.
+
+    Args:
+        updates: the number of updates of the whole training.
+        with_ppl: adds the perplexity, which checkpoints do not contain.
+
+    Returns:
+        the entry, or None for a checkpoint in the middle of an epoch.
+    """
+    from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
+
+    state = read_checkpoint(checkpoint, "")
+    extra, completed = state["extra_state"], state["optimizer_history"][-1]["num_updates"]
+    iterator, is_end = extra["train_iterator"], extra["train_iterator"]["iterations_in_epoch"] == 0
+    if not is_end and completed < updates:
+        return None
+    means, entry = {}, {"kind": "train", "epoch": iterator["epoch"] - is_end}
+    for _, name, kind, meter in extra["metrics"]["train"]:
+        if kind == "AverageMeter":
+            mean = means[name] = float(meter["sum"] / meter["count"] if meter["count"] else meter["val"])
+            entry[f"train_{name}"] = mean if meter["round"] is None else round(mean, meter["round"])
+    if with_ppl:
+        entry["train_ppl"] = round(2 ** means.get("nll_loss", means["loss"]), 2)
+    return {**entry, "train_num_updates": completed}
+
+
+def speed_unit(entry: dict) -> str:
+    """Returns the unit of an entry's ``wps``: tokens, or rows for tasks whose samples have no tokens."""
+    return "rows" if entry.get("wpb") == entry.get("bsz") else "tokens"
+
+
+def entry_updates(entry: dict) -> int:
+    """Returns the number of updates of a log entry."""
+    return next(value for key, value in entry.items() if key.endswith("num_updates"))
+
+
+def to_number(value: object) -> object:
+    """Converts text to int or float where possible."""
+    for kind in (int, float):
+        try:
+            return kind(value) if isinstance(value, str) else value
+        except ValueError:
+            pass
+    return value

@@ -1,0 +1,386 @@
+"""Executing a run: training or choosing among trials, evaluating, and recording the results.
+
+A run's folder contains run.json (settings, versions), command.sh, train.log and log.jsonl, checkpoints,
+eval-<name>.log and evaluation.json: {"evaluations": {name: {"settings", metric: value, ..}}, "finished"}.
+A run that chooses among trials also has {"chosen", "checkpoint", "tried": {trial: evaluations}}.
+"""
+
+import hashlib
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import socket
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+from omegaconf import DictConfig, OmegaConf
+
+from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.experiments.execution import extend_run, run_directory
+from fairseq_lrpe.experiments.execution.launch import (
+    Launch,
+    check_checkpoint,
+    check_trackers,
+    train_command,
+    update_freq,
+)
+from fairseq_lrpe.experiments.execution.progress import show_phase, show_training
+from fairseq_lrpe.experiments.execution.run_directory import (
+    InUse,
+    Log,
+    locked,
+    read_json,
+    read_lines,
+    write_json,
+)
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.kinds import Kind
+from fairseq_lrpe.experiments.spec.run import Run
+from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, display_path, write_atomic
+from fairseq_lrpe.utils.gpus import gpus_here
+from fairseq_lrpe.utils.subprocesses import CommandFailed, run_command
+
+LOCK_TIMEOUT = 5  # seconds for the subprocesses of a killed process to end
+ERROR_PREFIX = "fairseq_lrpe: "  # of a message with which the plugin ends fairseq-train
+
+
+@dataclass
+class Job:
+    """A run to execute on this machine.
+
+    Args:
+        more: further arguments of fairseq-train.
+        lock: the lock of the folder while this process holds it.
+        moved: the run's folder if it is not in its place below ``results``.
+    """
+
+    experiment: Experiment
+    run: Run
+    results: Path
+    launch: Launch = field(default_factory=Launch)
+    more: list[str] = field(default_factory=list)
+    lock: IO | None = None
+    moved: Path | None = None
+
+    @cached_property
+    def cfg(self) -> DictConfig:
+        """The run's settings, with its changes."""
+        return self.experiment.settings(self.run)
+
+    @property
+    def kind(self) -> Kind:
+        return self.experiment.kind
+
+    @cached_property
+    def folder(self) -> Path:
+        return self.moved or self.run.folder(self.results)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The evaluated checkpoint; a run that chooses among trials has a link to the best trial's."""
+        own = f"checkpoints/{self.cfg.evaluate.checkpoint}"
+        return self.folder / read_json(self.folder / "evaluation.json").get("checkpoint", own)
+
+    @cached_property
+    def updates(self) -> int:
+        return self.kind.updates(self.cfg)
+
+    @cached_property
+    def starts_from(self) -> Path | None:
+        """The checkpoint that initializes the model."""
+        initial = self.experiment.starts_from(self.run)
+        if not isinstance(initial, Run):
+            return initial
+        other = self.experiment.other(initial.experiment)
+        return Job(other, initial, self.results).checkpoint
+
+    def trials(self) -> list["Job"]:
+        """Returns the jobs from which this one chooses."""
+        runs = self.experiment.trials(self.run)
+        return [Job(self.experiment, run, self.results, self.launch, self.more) for run in runs]
+
+    def call(self, command: list[str], name: str) -> Path:
+        """Runs a command of the evaluation ``name`` and returns the log of its output.
+
+        The command inherits the lock, so that the folder stays locked if this process is killed.
+        """
+        log = self.folder / f"eval-{name}.log"
+        log.unlink(missing_ok=True)
+        run_command(command, log, cwd=REPOSITORY, pass_fds=[self.lock.fileno()] if self.lock else [])
+        return log
+
+    def check(self) -> None:
+        """Raises ValueError for errors that would otherwise occur during or after training."""
+        for trial in self.trials():
+            trial.check()
+            if not self.kind.evaluations(self.cfg):
+                example = "evaluations.x={split: valid}"
+                raise ValueError(f"{self.run} needs an evaluation to choose by, such as {example}")
+        initial = self.experiment.starts_from(self.run)
+        if isinstance(initial, Path) and not initial.is_file():  # a run's checkpoint may be trained later
+            raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
+        update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
+        data_sizes(self.kind, self.cfg)
+        check_trackers(command := train_command(self))
+        if self.kind.evaluations(self.cfg) and not self.trials() and not self.checkpoint.exists():
+            check_checkpoint(self, command)
+
+
+def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
+    """Returns {file: bytes} of a run's data, by which changed data is detected.
+
+    Raises:
+        ValueError: a file is missing.
+    """
+    folder, files = REPOSITORY / cfg.data, kind.data(cfg)
+    names = {os.path.relpath(path, folder): path for path in files}
+    if absent := [name for name, path in names.items() if not path.is_file()]:
+        [bin_folder, *_] = kind.folders(cfg)
+        if command := prepare_command(display_path(bin_folder)):
+            vectors = " --vectors glove.840B.300d.txt" if cfg.train.get("embed_path") else ""
+            first = f"remove {display_path(bin_folder)}, then " if bin_folder.is_dir() else ""
+            remedy = f"{first}`{command}{vectors}` prepares it, or override data=FOLDER"
+        else:
+            remedy = "`bash data_prep/prepare.sh` lists the corpora, or override data=FOLDER"
+        raise ValueError(f"{folder} lacks {', '.join(absent)}: {remedy}")
+    return {name: path.stat().st_size for name, path in names.items()}
+
+
+def is_finished(job: Job) -> bool:
+    """Whether all trials and evaluations of the run are recorded."""
+    record = read_json(job.folder / "evaluation.json")
+    trials = {trial_name(job, trial) for trial in job.trials()}
+    is_complete = trials == set(record.get("tried", ()))
+    return "finished" in record and is_complete and not missing_evaluations(job, record)
+
+
+def missing_evaluations(job: Job, record: dict) -> list[str]:
+    """Returns the evaluations that are not recorded with the same settings."""
+    recorded = record.get("evaluations", {})
+    wanted = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
+    differ = run_directory.setting_differences
+    return [x for x, now in wanted.items() if x not in recorded or differ(recorded[x]["settings"], now)]
+
+
+def evaluation_settings(job: Job, name: str) -> dict:
+    """Returns the settings of an evaluation, without those that depend on the machine."""
+    evaluate = OmegaConf.to_container(job.cfg.evaluate, resolve=True)
+    flags = {key: value for key, value in evaluate["flags"].items() if key != "batch_size"}
+    return {"checkpoint": evaluate["checkpoint"], **flags, **job.kind.evaluations(job.cfg)[name]}
+
+
+class TrainingRejected(ValueError):
+    """fairseq-train rejected its arguments."""
+
+
+def execute_run(job: Job) -> None:
+    """Executes what is missing of a run, or joins its training as a further node.
+
+    If fairseq-train rejects its arguments, a new folder in which nothing was trained is removed.
+    """
+    new = [path for path in (job.folder, *job.folder.parents) if not path.exists()]
+    try:
+        with locked(job.folder, LOCK_TIMEOUT if job.launch.nodes == 1 else 0) as job.lock:
+            run_primary(job)
+    except InUse:
+        if job.launch.nodes == 1:
+            raise
+        run_worker(job)
+    except TrainingRejected:
+        if new and not any(job.folder.rglob("*.pt")):
+            shutil.rmtree(job.folder)
+            for parent in new[1:]:
+                with suppress(OSError):  # another run may have written to it
+                    parent.rmdir()
+        raise
+
+
+def run_primary(job: Job) -> None:
+    """Trains, evaluates and records the run; called by the process that holds the lock."""
+    trials, settings = job.trials(), run_settings(job)
+    for one in (job, *trials):
+        config = OmegaConf.to_container(one.cfg, resolve=True)
+        run_directory.check_settings(one.folder, {**settings, "config": config})
+    if is_finished(job):
+        print(f"already finished: {job.folder}")
+        return
+    if trials:
+        choose(job, trials, {**settings, "updates": sum(trial.updates for trial in trials)})
+    else:
+        if not read_json(job.folder / "evaluation.json").get("finished"):
+            train(job, settings)
+        for name in missing_evaluations(job, read_json(job.folder / "evaluation.json")):
+            with show_phase(str(job.run), f"evaluating {name}"):
+                evaluate(job, [name])
+    record = {"evaluations": {}, **read_json(job.folder / "evaluation.json")}
+    write_json(job.folder / "evaluation.json", {**record, "finished": run_directory.timestamp()})
+    for name, measured in record["evaluations"].items():
+        if text := job.kind.told(job.cfg, measured):
+            print(f"{name}: {text}")
+    print(f"finished: {job.folder}")
+
+
+def train(job: Job, settings: dict) -> None:
+    """Trains from the last checkpoint, if there is one, and records the speed."""
+    folder, before = job.folder, read_json(job.folder / "run.json")
+    if before:
+        settings["started"] = before["started"]
+        print(f"resuming: {folder}")
+    command = train_command(job)
+    run_directory.repair_checkpoints(folder / "checkpoints")
+    extend_run.start(job, settings)
+    write_json(folder / "run.json", settings)
+    write_atomic(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
+    log = Log(folder, completed=run_directory.completed_updates(folder / "checkpoints"))
+    log.complete(folder / "checkpoints", job.updates)
+    try:
+        run_training(job, command, log)
+    except CommandFailed as error:
+        raise explain_failure(job, error) from None
+    if speed := log.speed():
+        record_evaluation(job, "training", speed)
+
+
+def run_training(job: Job, command: list[str], log: Log) -> None:
+    """Runs fairseq-train unless a checkpoint has all updates."""
+    print(shlex.join(command), flush=True)
+    # fairseq would train a finished model for one more update.
+    if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
+        locks = [job.lock.fileno()] if job.lock else []
+        with show_training(str(job.run), job.updates, log, job.kind.watched(job)) as record:
+            run_command(command, log.path, record, cwd=REPOSITORY, pass_fds=locks)
+
+
+def explain_failure(job: Job, error: CommandFailed) -> Exception:
+    """Returns TrainingRejected if fairseq-train rejected an argument, naming its YAML key; else the error."""
+    last = str(error).splitlines()[-1]
+    if last.startswith(ERROR_PREFIX):
+        return TrainingRejected(last.removeprefix(ERROR_PREFIX))
+    match = re.search(r"error: (?:argument|unrecognized arguments:) --([\w-]+)", str(error))
+    key = match and f"train.{match[1].replace('-', '_')}"
+    if not match or OmegaConf.select(job.cfg, key) is None:
+        return error
+    reason, changes = str(error)[match.start() :].splitlines()[0], dict(job.run.changes)
+    source = f"{display_path(job.experiment.file_of(key))}, key {key}"
+    source = f"{key}={changes[key]}" if key in changes else source
+    return TrainingRejected(f"{source}: fairseq-train rejects it ({reason})")
+
+
+def run_worker(job: Job) -> None:
+    """Joins the training of another node, which holds the lock, and writes nothing but its own log."""
+    for one in [trial for trial in job.trials() if not was_discarded(trial)] if job.trials() else [job]:
+        name = f"train-{socket.gethostname()}-{os.getpid()}.log"
+        log = Log(one.folder, name, run_directory.completed_updates(one.folder / "checkpoints"))
+        run_training(one, train_command(one), log)
+
+
+def choose(job: Job, trials: list[Job], settings: dict) -> None:
+    """Executes the trials, records their evaluations, and adopts those of the best trial.
+
+    The best trial is determined by the kind's first metric in the first evaluation. The job's folder gets a
+    link to its checkpoint and the validations of its log; the checkpoints of all other trials are removed.
+    """
+    write_json(job.folder / "run.json", settings)
+    first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
+    tried, updates, log = {}, 0, ""
+    for trial in trials:
+        if not was_discarded(trial):
+            execute_run(trial)
+        tried[trial_name(job, trial)] = read_json(trial.folder / "evaluation.json")["evaluations"]
+        updates += trial.updates
+        log += json.dumps({"kind": "tried", "trial": trial_name(job, trial), "num_updates": updates}) + "\n"
+        write_atomic(job.folder / "log.jsonl", log)
+    sign = 1 if job.kind.metrics[metric] == "higher" else -1
+    scores = [sign * measured[first][metric] for measured in tried.values()]
+    best = trials[max(range(len(trials)), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])]
+    if not best.checkpoint.exists():  # it was discarded for a trial that is no longer among these
+        (best.folder / "evaluation.json").unlink()
+        execute_run(best)
+    name, checkpoint = trial_name(job, best), best.checkpoint
+    for path in (path for trial in trials for path in trial.folder.glob("checkpoints/*.pt")):
+        if path != checkpoint:
+            path.unlink()
+    own = job.folder / "checkpoints" / checkpoint.name
+    link(checkpoint, own)
+    valid = [entry for entry in read_lines(best.folder / "log.jsonl") if entry["kind"] == "valid"]
+    write_atomic(job.folder / "log.jsonl", log + "".join(json.dumps(entry) + "\n" for entry in valid))
+    path = str(own.relative_to(job.folder))
+    record = {"chosen": name, "checkpoint": path, "evaluations": tried[name], "tried": tried}
+    write_json(job.folder / "evaluation.json", record)
+    print(f"best of {len(tried)}: {name}")
+
+
+def link(checkpoint: Path, own: Path) -> None:
+    """Makes ``own`` a hard link to the checkpoint, or a copy if the file system does not support links."""
+    own.parent.mkdir(exist_ok=True)
+    if own.exists() and own.samefile(checkpoint):  # os.replace would leave the temporary link
+        return
+    with atomic_file(own) as part:
+        part.unlink(missing_ok=True)
+        try:
+            os.link(checkpoint, part)
+        except OSError:
+            shutil.copyfile(checkpoint, part)
+
+
+def was_discarded(trial: Job) -> bool:
+    """Whether a trial was evaluated and its checkpoint removed in favour of a better trial's."""
+    record = read_json(trial.folder / "evaluation.json")
+    first = next(iter(trial.kind.evaluations(trial.cfg)), None)
+    is_evaluated = "finished" in record and first not in missing_evaluations(trial, record)
+    return is_evaluated and not trial.checkpoint.exists()
+
+
+def trial_name(job: Job, trial: Job) -> str:
+    """Returns the changes of a trial relative to the run that chooses it."""
+    return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in dict(job.run.changes))
+
+
+def evaluate(job: Job, names: Iterable[str]) -> None:
+    """Evaluates the job's checkpoint and records each evaluation as soon as it is finished."""
+    for name in names:
+        if not job.checkpoint.exists():
+            existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
+            remedy = f"remove {job.folder} to train it again"
+            remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else remedy
+            raise ValueError(f"{job.checkpoint} does not exist: {remedy}")
+        settings = evaluation_settings(job, name)
+        record_evaluation(job, name, {"settings": settings, **job.kind.evaluate(job, name)})
+
+
+def record_evaluation(job: Job, name: str, measured: dict) -> None:
+    """Adds an evaluation to the run's evaluation.json."""
+    path = job.folder / "evaluation.json"
+    record = read_json(path)
+    write_json(path, {**record, "evaluations": {**record.get("evaluations", {}), name: measured}})
+
+
+def run_settings(job: Job) -> dict:
+    """Returns the content of the run's run.json."""
+    initial = None
+    if job.starts_from:
+        with job.starts_from.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        initial = {"path": str(display_path(job.starts_from)), "sha256": sha256}
+    return {
+        **asdict(job.run),
+        "kind": job.cfg.kind,
+        "changes": dict(job.run.changes),
+        "updates": job.updates,
+        **asdict(job.launch),
+        "gpu_names": [] if job.launch.cpu else list(gpus_here()),
+        "flags": job.more,
+        "config": OmegaConf.to_container(job.cfg, resolve=True),
+        "starts_from": initial,
+        "data": data_sizes(job.kind, job.cfg),
+        "versions": run_directory.installed_versions(),
+        "git": run_directory.git_revision(),
+        "started": run_directory.timestamp(),
+    }

@@ -1,0 +1,207 @@
+"""Scheduling of a table's runs: their order, their data, and the processes that execute them."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fairseq_lrpe.experiments.execution import progress
+from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
+from fairseq_lrpe.experiments.execution.run_directory import IN_USE, is_locked
+from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, is_finished, was_discarded
+from fairseq_lrpe.experiments.spec.experiment import is_free, own
+from fairseq_lrpe.experiments.spec.run import Run
+from fairseq_lrpe.experiments.spec.table import Table
+from fairseq_lrpe.utils.subprocesses import die_with_parent
+
+
+class LocalLauncher:
+    """Executes runs in processes on this machine and terminates them when its context is left.
+
+    Args:
+        jobs: the number of runs at a time.
+        gpus: the number of GPUs of each run; None lets the run choose.
+    """
+
+    def __init__(self, jobs: int, gpus: int | None):
+        self.jobs, self.gpus = jobs, gpus
+        self.slots: dict[int, tuple[Run, subprocess.Popen]] = {}
+
+    def __enter__(self) -> "LocalLauncher":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for _, process in self.slots.values():
+            process.terminate()
+        for _, process in self.slots.values():
+            process.wait()
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.slots) == self.jobs
+
+    @property
+    def running(self) -> list[Run]:
+        return [run for run, _ in self.slots.values()]
+
+    def launch(self, run: Run, arguments: list[str]) -> None:
+        """Starts ``lrpe train`` with these arguments in a free slot."""
+        slot = next(slot for slot in range(self.jobs) if slot not in self.slots)
+        self.slots[slot] = run, start_process(arguments, job_environment(slot, self.jobs, self.gpus))
+
+    def collect(self) -> Iterator[tuple[Run, int, str]]:
+        """Yields the run, exit code and standard error of each process that has ended, and frees its slot."""
+        for slot, (run, process) in list(self.slots.items()):
+            if process.poll() is not None:
+                del self.slots[slot]
+                yield run, process.returncode, process.stderr.read().strip()
+
+
+def start_process(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen:
+    """Starts ``lrpe train`` in a process that ends with this one."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "fairseq_lrpe", "train", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,  # Ctrl-C reaches only this process, which terminates the others
+        preexec_fn=die_with_parent(),
+    )
+
+
+def job_environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
+    """Returns the environment variables that give a job its share of the GPUs or CPU cores.
+
+    OMP_NUM_THREADS takes precedence if set: on cores shared with other work, synchronizing many threads slows
+    training down several times.
+    """
+    share = visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]
+    if share:
+        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(share)}
+    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs)), **os.environ}
+
+
+def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
+    """Returns the number of GPUs of each job, or None to let the run choose.
+
+    Raises:
+        ValueError: this machine has too few GPUs.
+    """
+    available = len(visible_gpus())
+    if gpus is None and available:
+        if available < jobs:
+            raise ValueError(f"--jobs {jobs}: this machine has {available} GPUs, one job needs one")
+        return available // jobs
+    if available and gpus * jobs > available and not dry_run:
+        raise ValueError(f"--jobs {jobs} with --gpus {gpus} each: this machine has {available}")
+    return gpus
+
+
+def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[list[Run], list[str]]:
+    """Splits a table's runs by whether their data has been prepared.
+
+    Returns:
+        the runs with data, and one message per experiment without.
+
+    Raises:
+        ValueError: no run has data.
+    """
+    ready, messages = [], {}
+    for run in planned:
+        experiment = table.experiment_of(run)
+        cfg = experiment.settings(run)
+        update_freq(cfg.batch, gpus or 0)
+        try:
+            data_sizes(experiment.kind, cfg)
+            ready.append(run)
+        except ValueError as error:
+            messages[f"{run.experiment} skipped: {error}"] = None
+    if not ready:
+        raise ValueError("; ".join(messages))
+    return ready, list(messages)
+
+
+def train_arguments(table: Table, run: Run, results: Path) -> list[str]:
+    """Returns the arguments of ``lrpe train`` that execute a run of the table."""
+    arguments = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
+    free = [text for text in own(run.experiment, table.overrides) if is_free(text.partition("=")[0])]
+    initial = Job(table.experiment_of(run), run, results).starts_from
+    free += [f"starts_from={initial}"] if initial else []
+    return [*arguments, *(f"{key}={value}" for key, value in run.changes), *free]
+
+
+def is_complete(table: Table, run: Run, results: Path) -> bool:
+    """Whether all evaluations of a run are recorded, or it is a trial that was discarded."""
+    experiment = table.experiment_of(run)
+    job, is_trial = Job(experiment, run, results), bool(experiment.cfg.choose) and not experiment.trials(run)
+    return job.folder.is_dir() and (is_finished(job) or (is_trial and was_discarded(job)))
+
+
+def execute_runs(
+    table: Table, runs: list[Run], results: Path, launcher: LocalLauncher, flags: list[str]
+) -> list[str]:
+    """Executes the runs that are not complete, each after those it depends on.
+
+    A run that another process is executing, such as that of another table, is waited for. Failing runs do not
+    stop the others.
+
+    Args:
+        flags: further arguments of ``lrpe train``.
+
+    Returns:
+        one message per failed run.
+    """
+    priority = {run: number for number, run in enumerate(runs) if not is_complete(table, run, results)}
+    needs = {run: priority.keys() & table.experiment_of(run).needs(run) for run in priority}
+    order = TopologicalSorter(needs)
+    order.prepare()
+    ready, in_use, errors, last_report = [], set(), [], time.monotonic()
+    console = Console(highlight=False, soft_wrap=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console) as display, launcher:
+        bar = display.add_task("", total=len(runs), completed=len(runs) - len(priority))
+
+        def finish(run):
+            order.done(run)
+            display.advance(bar)
+
+        while order.is_active():
+            ready = sorted([*ready, *order.get_ready()], key=priority.get)
+            for run in list(ready) if not launcher.is_full else ():
+                if is_locked(run.folder(results)):
+                    if run not in in_use:
+                        console.print(f"waiting  {run}: in use by another process")
+                    in_use.add(run)
+                    continue
+                ready.remove(run)
+                if is_complete(table, run, results):  # completed by another process
+                    finish(run)
+                    continue
+                console.print(f"started  {run}")
+                launcher.launch(run, [*train_arguments(table, run, results), *flags])
+                if launcher.is_full:
+                    break
+            for run, code, error in launcher.collect():
+                if code and IN_USE in error:  # another process was faster: try the other runs first
+                    priority[run] = max(priority.values()) + 1
+                    ready.append(run)
+                    continue
+                if code:
+                    errors.append(f"{run}: {error}")
+                console.print(f"{'FAILED  ' if code else 'finished'} {run}")
+                finish(run)
+            if time.monotonic() - last_report >= progress.EVERY:
+                last_report = time.monotonic()
+                for run in launcher.running:
+                    console.print(progress.describe_job(Job(table.experiment_of(run), run, results)))
+            display.update(bar, description=", ".join(map(str, launcher.running)))
+            time.sleep(0.3)
+    return errors

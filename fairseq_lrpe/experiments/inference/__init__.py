@@ -1,0 +1,1 @@
+"""Loading a trained model to predict, generate and classify."""

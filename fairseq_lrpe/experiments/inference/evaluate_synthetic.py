@@ -1,0 +1,96 @@
+"""Evaluate a language model on RoPER's synthetic problems: the percentage of correct answers.
+
+The output is {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}.
+The problem Search has no questions; its output is {"measured": {"floor"}}, the lowest possible loss.
+"""
+
+import json
+from random import Random
+from statistics import fmean
+
+import torch
+
+from fairseq_lrpe.experiments.inference.load import load_model
+from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
+from fairseq_lrpe.utils.files import write_atomic
+
+PROBLEMS = 128
+"""Number of problems, as in the paper; they are the same for every model."""
+
+
+@torch.no_grad()
+def complete(model, questions: list[torch.Tensor], length: int, end: int) -> list[list[int]]:
+    """Returns the greedy completion of each question, up to and including the token ``end``.
+
+    The questions are decoded in one batch with incremental state; question and answer together have at most
+    ``length`` tokens.
+    """
+    lengths = torch.tensor([len(question) for question in questions])
+    tokens = torch.full((len(questions), length), end)
+    for row, question in zip(tokens, questions, strict=True):
+        row[: len(question)] = question
+    tokens, state = tokens.to(next(model.parameters()).device), {}
+    lengths, ended = (
+        lengths.to(tokens.device),
+        torch.zeros(len(questions), dtype=torch.bool).to(tokens.device),
+    )
+    for position in range(1, length):
+        logits = model.decoder(tokens[:, :position], incremental_state=state)[0]
+        predicted, is_answer = logits[:, -1].argmax(-1), lengths <= position
+        tokens[:, position] = torch.where(is_answer, predicted, tokens[:, position])
+        ended |= is_answer & (predicted == end)
+        if ended.all():
+            break
+    answers = [row[n:].tolist() for row, n in zip(tokens, lengths.tolist(), strict=True)]
+    return [answer[: answer.index(end) + 1] if end in answer else answer for answer in answers]
+
+
+@torch.no_grad()
+def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) -> float:
+    """Returns the percentage of the answers' tokens that are predicted correctly, given those before them."""
+    correct = total = 0
+    for question, answer in zip(questions, answers, strict=True):
+        tokens = torch.cat([question, answer]).to(next(model.parameters()).device)
+        predicted = model(tokens[None, :-1])[0][0].argmax(-1)[len(question) - 1 :]
+        correct += (predicted == tokens[len(question) :]).sum().item()
+        total += len(answer)
+    return 100 * correct / total
+
+
+def result(answer: str) -> str:
+    """Returns the part of an answer after its last ==, or the whole answer if it has none."""
+    return answer.rpartition("==")[2]
+
+
+def evaluate(model, task) -> dict:
+    """Returns the metrics of a model and its answers."""
+    problem, length = task.problem, task.cfg.tokens_per_sample
+    if not hasattr(problem, "problem"):
+        task.load_dataset("test")
+        test = task.dataset("test")
+        return {"measured": {"floor": fmean(problem.least_loss(test.text(i)) for i in range(len(test)))}}
+    pairs = [problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
+    questions, answers = ([task.encode(pair[part]) for pair in pairs] for part in (0, 1))
+    completed = complete(model, questions, length, task.encode("#").item())
+    rows = [
+        {"question": question, "right": answer, "given": task.decode(tokens)}
+        for (question, answer), tokens in zip(pairs, completed, strict=True)
+    ]
+    correct = sum(result(row["right"]) == result(row["given"]) for row in rows)
+    measured = {"correct": correct, "problems": PROBLEMS, "accuracy": accuracy(model, questions, answers)}
+    return {"measured": measured, "answers": rows}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT [--cpu]")
+    parser.add_argument("checkpoint", type=path_arg)
+    parser.add_argument("out", type=path_arg, help="the JSON file to write")
+    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
+    args = parser.parse_args(arguments)
+    with exit_on_error("evaluate-synthetic"):
+        state = read_checkpoint(args.checkpoint, "train one with `lrpe train roper/...`")
+        if state["cfg"]["task"].get("_name") != "synthetic_lm":
+            raise ValueError(f"{args.checkpoint} was not trained on the task synthetic_lm")
+        model, task = load_model(args.checkpoint, args.cpu)
+        write_atomic(args.out, json.dumps(evaluate(model, task), indent=1) + "\n")

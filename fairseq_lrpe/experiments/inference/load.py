@@ -1,0 +1,23 @@
+"""Loading a trained model with its task."""
+
+from pathlib import Path
+
+import torch
+from fairseq import checkpoint_utils
+
+import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+
+
+def load_model(checkpoint: Path, cpu: bool, **overrides: str) -> tuple:
+    """Returns (model, task) of a checkpoint in evaluation mode, on a GPU if there is one and not ``cpu``.
+
+    Args:
+        overrides: replaced settings of the checkpoint, such as its data folder.
+    """
+    [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
+        [str(checkpoint)], arg_overrides=overrides or None
+    )
+    model.eval()
+    if torch.cuda.is_available() and not cpu:
+        model.cuda()
+    return model, task

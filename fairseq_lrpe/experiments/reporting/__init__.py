@@ -1,0 +1,1 @@
+"""Measurements of finished and unfinished runs as tables, plots and an HTML report."""

@@ -1,0 +1,290 @@
+"""A paper's table from the DataFrame of all measurements: means, ranks, differences to the baseline.
+
+:func:`seed_values` has a line per cell and seed, :func:`summarize` one per cell. Both are pure functions.
+"""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable
+
+import pandas as pd
+
+from fairseq_lrpe.experiments.reporting.measurements import RUN, STATE
+from fairseq_lrpe.experiments.reporting.records import describe_state
+from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
+from fairseq_lrpe.experiments.spec.table import Cell, Table
+from fairseq_lrpe.methods import METHODS, canonical
+
+METHOD_ORDER = {method: place for place, method in enumerate(METHODS)}
+CSV = "attention row column measured_on metric length unit paper paper_std mean std state seeds".split()
+CSV += "paper_rank rank difference low high common_seeds".split()
+RUNS_CSV = "attention method changes evaluation metric length seeds mean std measured_seeds state".split()
+"""The columns that are printed as CSV of a table, and of the runs of an experiment."""
+
+
+def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
+    """Returns the value of each cell and seed.
+
+    Args:
+        table: the table.
+        results: measurements as ``load_results`` returns them, of any runs.
+
+    Returns:
+        A DataFrame with the columns of ``results`` and
+
+        - cell: the position in ``table.cells``
+        - is_measured: whether the run has this value; a diverged run has it, and it is NaN
+
+        Every planned seed of a cell with runs has a line. A cell that averages other cells, or takes the best
+        of them for each seed, has a line for each seed that all of them have measured.
+    """
+    planned = pd.DataFrame(
+        [
+            (i, cell.evaluation, cell.metric, *_key(run))
+            for i, cell in enumerate(table.cells)
+            for run in cell.runs
+        ],
+        columns=["cell", "evaluation", "metric", *RUN],
+    ).drop_duplicates(["cell", "seed"], keep="last")
+    results = results.sort_values("method", key=lambda names: names.map(METHOD_ORDER), kind="stable")
+    results = results.assign(method=results["method"].map(canonical)).astype({"seed": object})
+    runs = results.drop_duplicates(RUN)[[*RUN, *STATE]]
+    columns = ["folder", "evaluation", "metric", "value", "signature"]
+    measured = results.dropna(subset="metric")[columns].assign(is_measured=True)
+    values = planned.astype({"seed": object}).merge(runs, "left", on=RUN)
+    values = values.merge(measured, "left", on=columns[:3])
+    values["is_measured"] = values["is_measured"].notna()
+    positions = {id(cell): i for i, cell in enumerate(table.cells)}
+    combined = [
+        _combine(cell, values[values["cell"].isin([positions[id(part)] for part in cell.parts])])
+        for cell in table.cells
+        if cell.parts
+    ]
+    cells = [i for i, cell in enumerate(table.cells) if cell.parts]
+    combined = [frame.assign(cell=i, is_measured=True) for i, frame in zip(cells, combined, strict=True)]
+    return pd.concat([values, *(frame for frame in combined if len(frame))], ignore_index=True)
+
+
+def _key(run):
+    """The values of a run in the columns ``RUN``."""
+    changes = ", ".join(f"{key}={value}" for key, value in run.changes)
+    return run.experiment, run.attention, canonical(run.method), changes, run.seed
+
+
+def _combine(cell: Cell, parts: pd.DataFrame) -> pd.DataFrame:
+    """Returns the (seed, value) of a cell made of others, for the seeds that all of these have measured."""
+    by_seed = parts[parts["is_measured"]].groupby("seed")["value"]
+    how = {"higher": "max", "lower": "min"}[cell.better] if cell.is_best else statistics.fmean
+    return by_seed.agg(how)[by_seed.size() == len(cell.parts)].reset_index()
+
+
+def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
+    """Returns a DataFrame with one line per cell of the table, in the order of ``table.cells``.
+
+    Args:
+        table: the table.
+        values: what :func:`seed_values` returns.
+
+    Returns:
+        A DataFrame with the columns
+
+        - attention, row, method, column, measured_on (the experiment), metric, better
+        - paper, paper_std: the published number
+        - mean, std, seeds: of the measured seeds, if the table says so without the worst of three or more;
+          ``seeds`` includes it. The mean of a diverged run is not finite.
+        - planned, state: the number of planned seeds; "3", "2 of 3", the state of the run that got furthest,
+          "damaged", or "-"
+        - length, unit: the length of the measured trainings if it is the same for all
+        - lengths, started_lengths: tuples of (length, unit) of the measured, and of all started trainings
+        - signatures: how the metric was computed (sacreBLEU's signatures), a tuple
+        - is_apart: whether the runs were trained for another length than most of the column
+        - is_ranked: whether the mean is finite and not apart, so that it can be compared with others
+        - is_comparable: whether it is ranked, and a number is published
+        - is_best, paper_is_best: whether it is the best one of the attention's rows, if these differ
+        - paper_rank, rank: among the rows that have both numbers, if there are two or more; 1 is best
+        - difference, low, high, common_seeds: the mean difference to the baseline over common seeds, and its
+          95% confidence interval (Student t); only between runs of the same length
+        - decimals: how many decimals are shown
+    """
+    positions = {id(cell): i for i, cell in enumerate(table.cells)}
+    seeds = {i: [] for i in range(len(table.cells))}  # lists, because pandas is slow for so few lines each
+    for line in values.itertuples():
+        seeds[line.cell].append(line)
+    parts = {i: [positions[id(part)] for part in cell.parts] for i, cell in enumerate(table.cells)}
+    lengths = {i: _lengths(line for line in seeds[i] if line.is_measured) for i in seeds}
+    by_part = {i: [lengths[j] for j in parts[i]] or [lengths[i]] for i in seeds}
+    apart = _trained_differently(table, lengths, parts)
+    lines = []
+    for i, cell in enumerate(table.cells):
+        base = table.baseline(cell)
+        base = None if base is None else positions[id(base)]
+        is_same = base is not None and by_part[i] == by_part[base] and all(len(x) == 1 for x in by_part[i])
+        planned = len(seeds[parts[i][0]] if parts[i] else seeds[i])
+        line = _summarize_cell(cell, seeds[i], planned) | {"is_apart": apart[i]}
+        line["lengths"] = _in_order(set().union(*by_part[i]))
+        line["length"], line["unit"] = line["lengths"][0] if len(line["lengths"]) == 1 else (math.nan, None)
+        lines.append(line | _difference(_measured(seeds[i]), _measured(seeds[base]) if is_same else {}))
+    summary = pd.DataFrame(lines)
+    summary["is_ranked"] = summary["mean"].map(math.isfinite) & ~summary["is_apart"]
+    _add_ranks(summary)
+    return summary
+
+
+def _measured(lines):
+    """{seed: value} of what was measured."""
+    return {line.seed: line.value for line in lines if line.is_measured}
+
+
+def _lengths(lines):
+    """The lengths of trainings, such as {(400, "updates")}."""
+    return {(line.length, line.unit) for line in lines if isinstance(line.unit, str)}
+
+
+def _in_order(lengths):
+    """Lengths of trainings as a tuple, the shortest first."""
+    return tuple(sorted(lengths, key=lambda length: length[::-1]))
+
+
+def describe_lengths(lengths: Iterable[tuple[float, str]]) -> str:
+    """Returns lengths of trainings in words, such as "60 or 100 updates"."""
+    numbers = {}
+    for length, unit in lengths:
+        numbers.setdefault(unit, []).append("?" if math.isnan(length) else f"{length:.10g}")
+    return ", ".join(
+        f"{' or '.join(found)} {unit.removesuffix('s') if found == ['1'] else unit}"
+        for unit, found in numbers.items()
+    )
+
+
+def _trained_differently(table, lengths, parts):
+    """{cell: whether its runs were trained for another length than most of its column}."""
+    apart = {}
+    for column in dict.fromkeys(cell.column for cell in table.cells):
+        cells = [i for i, cell in enumerate(table.cells) if cell.column == column]
+        usual = Counter(frozenset(lengths[i]) for i in cells if len(lengths[i]) == 1).most_common(1)
+        apart |= {i: bool(lengths[i]) and [lengths[i]] != [set(found) for found, _ in usual] for i in cells}
+    return {i: any(apart[j] for j in parts[i]) if parts[i] else apart[i] for i in apart}
+
+
+def _summarize_cell(cell, lines, planned):
+    """The columns that depend on one cell alone."""
+    values = sorted(_measured(lines).values(), reverse=cell.better == "higher")
+    mean, std = _mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
+    state = f"{len(values)}" if len(values) == planned else f"{len(values)} of {planned}"
+    paper, paper_std = cell.published or (None, None)
+    return {
+        "attention": cell.attention,
+        "row": cell.row,
+        "method": cell.method or "",
+        "column": cell.column,
+        "measured_on": cell.experiment,
+        "metric": cell.metric,
+        "better": cell.better,
+        "paper": math.nan if paper is None else paper,
+        "paper_std": math.nan if paper_std is None else paper_std,
+        "mean": mean,
+        "std": std,
+        "seeds": len(values),
+        "planned": planned,
+        "state": state if values else _state(lines),
+        "started_lengths": _in_order(_lengths(lines)),
+        "signatures": tuple({line.signature: 0 for line in lines if isinstance(line.signature, str)}),
+        "decimals": (cell.kind or Kind).decimals.get(cell.metric, 2),
+    }
+
+
+def _mean_and_std(values):
+    """The mean and the sample standard deviation, correctly rounded; NaN where undefined."""
+    std = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
+    return statistics.fmean(values) if len(values) else math.nan, std
+
+
+def _state(lines):
+    """The state of the unfinished run that got furthest, "damaged", or "-" if no run was started."""
+    started = [line for line in lines if isinstance(line.state, str)]
+    readable = [line for line in started if line.state != "damaged"]
+    if not readable:
+        return "damaged" if started else "-"
+    furthest = max(readable, key=lambda line: (line.state == "running", line.reached))
+    state = describe_state(furthest.state, furthest.reached, furthest.updates)
+    return "not measured" if state == "finished" else state
+
+
+def _add_ranks(summary):
+    """Adds the columns is_best, paper_is_best, paper_rank and rank."""
+    summary["is_comparable"] = summary["is_ranked"] & summary["paper"].notna()
+    sign = summary["better"].map({"lower": 1, "higher": -1})
+    groups = [summary["attention"], summary["column"]]
+    for value, flag, rank, shown in (
+        ("paper", "paper_is_best", "paper_rank", summary["paper"].notna()),
+        ("mean", "is_best", "rank", summary["is_ranked"]),
+    ):
+        signed = (sign * summary[value]).where(shown)
+        by_group = signed.groupby(groups)
+        summary[flag] = (signed == by_group.transform("min")) & (by_group.transform("nunique") > 1)
+        compared = signed.where(summary["is_comparable"]).groupby(groups)
+        summary[rank] = compared.rank().where(compared.transform("count") > 1)
+
+
+def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """Returns {(attention, column): Spearman's ρ} of the ranks.
+
+    It is NaN for two rows, whose correlation is 1 or -1 whatever they are, and where all values are equal.
+    """
+    ranked = summary.dropna(subset=["paper_rank", "rank"])
+    found = {}
+    for group, rows in ranked.groupby(["attention", "column"], sort=False):
+        is_defined = len(rows) > 2 and rows["paper_rank"].nunique() > 1 and rows["rank"].nunique() > 1
+        found[group] = rows["paper_rank"].corr(rows["rank"]) if is_defined else math.nan
+    return found
+
+
+def _difference(ours, base):
+    """The columns of the difference to the baseline, paired by seed."""
+    from scipy.stats import ttest_1samp
+
+    pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
+    mean = statistics.fmean(pairs) if pairs else math.nan
+    interval = ttest_1samp(pairs, 0).confidence_interval() if len(pairs) > 1 else (math.nan, math.nan)
+    return {"difference": mean, "low": interval[0], "high": interval[1], "common_seeds": len(pairs)}
+
+
+def summarize_runs(results: pd.DataFrame) -> pd.DataFrame:
+    """Summarizes the runs of one experiment over their seeds.
+
+    Args:
+        results: measurements as ``load_results`` returns them, of one experiment.
+
+    Returns:
+        A DataFrame with one line per attention, method, changes, evaluation and metric, which has the columns
+        length (such as "400 updates"), seeds, mean, std, measured_seeds, state (of the unfinished seeds) and
+        decimals. Runs without measurements have one line without a metric.
+    """
+    lines = []
+    order = results["method"].map(METHOD_ORDER).rename("order")
+    for (attention, _, method, changes), runs in results.groupby(
+        ["attention", order, "method", "changes"], dropna=False
+    ):
+        seeds = runs.drop_duplicates("folder")
+        row = {"attention": attention, "method": method, "changes": changes}
+        about = {"length": describe_lengths(_in_order(_lengths(seeds.itertuples()))), "seeds": len(seeds)}
+        unfinished = seeds[seeds["state"] != "finished"].itertuples()
+        states = [f"seed {run.seed} {_describe_run(run)}" for run in unfinished]
+        about["state"] = "; ".join(states) or "finished"
+        measured = runs[runs["metric"].notna() & ~runs["metric"].str.endswith("_per_second", na=False)]
+        for (evaluation, metric), found in measured.groupby(["evaluation", "metric"], sort=False):
+            mean, std = _mean_and_std(found["value"])
+            numbers = {"mean": mean, "std": std, "measured_seeds": len(found)}
+            numbers["decimals"] = KINDS[found["kind"].iloc[0]].decimals.get(metric, 2)
+            lines.append({**row, "evaluation": evaluation, "metric": metric, **about, **numbers})
+        if measured.empty:
+            lines.append({**row, **about, "measured_seeds": 0})
+    return pd.DataFrame(lines, columns=[*RUNS_CSV, "decimals"])
+
+
+def _describe_run(run):
+    """The state of an unfinished run in words."""
+    if run.state == "damaged":
+        return f"damaged ({run.problem})"
+    return describe_state(run.state, run.reached, run.updates)

@@ -1,0 +1,175 @@
+"""The plots of ``plots.py`` for an HTML page, with plotly (the extra ``report``)."""
+
+import math
+from html import escape
+
+import pandas as pd
+import plotly.graph_objects as go
+from plotly.io import to_html
+
+from fairseq_lrpe.experiments.reporting.plots import (
+    column_lines,
+    common_points,
+    needs_log_scale,
+    visible_range,
+    wrap,
+)
+from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
+from fairseq_lrpe.experiments.spec.kinds import KINDS
+from fairseq_lrpe.experiments.spec.table import Table
+
+SYMBOLS = dict(zip(
+    "os^vDPX*phd<>8H",
+    "circle square triangle-up triangle-down diamond cross x star pentagon hexagon diamond-tall "
+    "triangle-left triangle-right octagon hexagon2".split(),
+    strict=True,
+))  # fmt: skip
+"""{matplotlib's marker: plotly's}"""
+WIDTH = 1.5  # of lines, in pixels
+MAX_MARKERS = 12  # per line
+
+LAYOUT = {
+    "template": "none",
+    "font": {"family": "system-ui, sans-serif", "size": 13},
+    "paper_bgcolor": "white",
+    "plot_bgcolor": "white",
+    "height": 520,
+    "margin": {"l": 8, "r": 12, "t": 34, "b": 8},
+    "hovermode": "closest",
+    "showlegend": True,  # also for a single line
+    "legend": {
+        "orientation": "h",
+        "yref": "container",
+        "y": 0,
+        "yanchor": "bottom",
+        "x": 0,
+        "tracegroupgap": 0,
+    },
+}
+AXIS = {
+    "gridcolor": "#e6e6e6",
+    "zeroline": False,
+    "automargin": True,
+    "linecolor": "#999",
+    "ticks": "outside",
+}
+TOUCH_SCRIPT = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false});"
+"""On touch screens, dragging scrolls the page; the plot's buttons zoom."""
+CONFIG = {
+    "responsive": True,
+    "displaylogo": False,
+    "showSendToCloud": False,  # no data leaves the page
+    "modeBarButtonsToRemove": ["select2d", "lasso2d"],
+}
+
+
+def curve_figure(lines: pd.DataFrame) -> go.Figure | None:
+    """Plots the validation curves of an experiment's runs, one line per run; returns None without any.
+
+    Args:
+        lines: what ``plots.experiment_lines`` returns.
+    """
+    groups = []
+    for (attention, row), runs in lines.groupby(["attention", "row"], sort=False):
+        seeds = {seed: common_points(of) for seed, of in runs.groupby("seed", sort=False)}
+        seeds = {seed: points for seed, points in seeds.items() if len(points)}
+        if seeds:
+            groups.append((attention, row, seeds))
+    if not groups:
+        return None
+    curve, styles = KINDS[lines["kind"].iloc[0]].curve, line_styles(lines)
+    lower = curve.better == "lower"
+    best = min if lower else max
+    last = {
+        (attention, row): best(points["mean"].iloc[-1] for points in seeds.values())
+        for attention, row, seeds in groups
+    }
+    figure = go.Figure(layout=LAYOUT)
+    for attention, row, seeds in sorted(groups, key=lambda group: last[group[:2]], reverse=not lower):
+        name = f"{attention} {row}"
+        for i, (seed, points) in enumerate(seeds.items()):
+            figure.add_scatter(
+                x=points.index.tolist(),
+                y=points["mean"].tolist(),
+                mode="lines+markers",
+                name=legend_text(f"{last[attention, row]:.{curve.decimals}f}", name),
+                legendgroup=escape(name),
+                showlegend=i == 0,
+                meta=escape(f"{name}, seed {seed}"),
+                hovertemplate=f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>",
+                **trace_style(*styles[attention, row], attention),
+            )
+    _set_curve_axes(figure, [points for _, _, seeds in groups for points in seeds.values()], curve)
+    return figure
+
+
+def _set_curve_axes(figure, lines, curve):
+    """Sets the range of the axes so that every line can be seen."""
+    end = max(points.index[-1] for points in lines)
+    start, bottom, top = visible_range(lines, end, curve)
+    highest = max(points["mean"].min() for points in lines)
+    if curve.better == "lower" and highest > top:  # a run that has just begun
+        start, top = min(points.index[0] for points in lines), 1.05 * highest
+    margin = 0.02 * (end - start) or max(0.02 * end, 1)
+    figure.update_xaxes(AXIS, title="updates", range=[start - margin, end + margin], tickformat=",~f")
+    if end - start + 2 * margin < 10:
+        figure.update_xaxes(dtick=1)  # whole updates only
+    figure.update_yaxes(AXIS, title=curve.label)
+    if curve.better == "lower":
+        limits = [math.log10(bottom), math.log10(top)]
+        figure.update_yaxes(type="log", range=limits, tickformat=",~r", nticks=12)
+
+
+def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
+    """Plots the numbers that several columns measured of the same runs, such as perplexities by length.
+
+    Returns None if there are fewer than three such columns: a line between other columns means nothing.
+    """
+    first = {}
+    for cell in table.cells:
+        first.setdefault((cell.attention, cell.row), cell.runs)
+    same_runs = [cell.runs == first[cell.attention, cell.row] for cell in table.cells]
+    cells, columns = column_lines(summary[same_runs])
+    if len(columns) < 3:
+        return None
+    figure, styles = go.Figure(layout=LAYOUT), line_styles(summary)
+    for (attention, row), line in cells.groupby(["attention", "row"], sort=False):
+        digits = line["decimals"].iloc[-1]
+        figure.add_scatter(
+            x=[escape(column.replace("_", " ")) for column in line["column"]],
+            y=line["mean"].tolist(),
+            error_y={"type": "data", "array": line["std"].fillna(0).tolist(), "thickness": 1},
+            mode="lines+markers",
+            name=legend_text(f"{line['mean'].iloc[-1]:.{digits}f}", f"{attention} {row}"),
+            meta=escape(f"{attention} {row}"),
+            hovertemplate=f"%{{meta}}<br>%{{x}}: %{{y:,.{digits}f}}<extra></extra>",
+            **trace_style(*styles[attention, row], attention),
+        )
+    names = [escape(column.replace("_", " ")) for column in columns]
+    figure.update_xaxes(AXIS, type="category", categoryorder="array", categoryarray=names)
+    figure.update_yaxes(AXIS, title=escape(cells["metric"].iloc[0].replace("_", " ")))
+    if needs_log_scale(cells["mean"]):
+        figure.update_yaxes(type="log", tickformat=",~r", nticks=12)
+    return figure
+
+
+def legend_text(value: str, name: str) -> str:
+    """Returns the legend entry of a line; long names are wrapped."""
+    return escape(f"{value}  {wrap(name)}").replace("\n", "<br>")
+
+
+def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
+    """Returns plotly's settings for a line; softmax attention has dashed lines and open markers."""
+    style = LINE_STYLES.get(attention, "-")
+    symbol = SYMBOLS[marker] + ("" if style == "-" else "-open")
+    dash = "solid" if style == "-" else ",".join(f"{WIDTH * x}px" for x in style[1])
+    return {
+        "line": {"color": color, "dash": dash, "width": WIDTH},
+        "marker": {"color": color, "symbol": symbol, "size": 8, "maxdisplayed": MAX_MARKERS},
+    }
+
+
+def figure_html(figure: go.Figure, name: str) -> str:
+    """Returns the HTML that draws a figure in a page with plotly's script; ``name`` is the element's id."""
+    options = {"include_plotlyjs": False, "full_html": False, "post_script": TOUCH_SCRIPT}
+    return to_html(figure, CONFIG, div_id=name, **options)

@@ -1,0 +1,274 @@
+"""Plots with matplotlib: validation curves, and what a table's columns measured."""
+
+import math
+import statistics
+import sys
+import textwrap
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from fairseq_lrpe.experiments.reporting.aggregate import METHOD_ORDER
+from fairseq_lrpe.experiments.reporting.measurements import curves
+from fairseq_lrpe.experiments.reporting.records import RunRecord
+from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
+from fairseq_lrpe.experiments.reporting.tables import read_table_runs
+from fairseq_lrpe.experiments.spec.kinds import KINDS
+from fairseq_lrpe.experiments.spec.kinds.base import Curve
+from fairseq_lrpe.experiments.spec.table import Table
+from fairseq_lrpe.utils.files import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MIN_VALUE = 5e-4
+"""What a value of 0 is drawn as: fairseq's logs have three decimals of a loss."""
+
+
+def plot_table(table: Table, results: Path, path: Path) -> None:
+    """Plots the validation curves of a table's runs; the title is the table's if all runs are shown."""
+    lines = table_lines(table, results)
+    shown = set(lines["experiment"])
+    planned = {cell.experiment for cell in table.cells if cell.kind and cell.kind.curve}
+    is_complete = table.scale == "full" and shown == planned
+    plot_curves(table.settings.title if is_complete else table_name(table), lines, path)
+    print(f"{path} shows the validation curves.", file=sys.stderr)
+
+
+def table_name(table: Table) -> str:
+    """Returns what identifies a table: its name, and the options it was made with."""
+    return " ".join([table.name, *["--scale mini"] * (table.scale == "mini"), *table.overrides])
+
+
+def table_lines(table: Table, results: Path) -> pd.DataFrame:
+    """Returns the curves of a table's runs with the column ``row``, the name of the line in the legend."""
+    found = curves(record for record in read_table_runs(table, results) if record.problem is None)
+    first_runs, lines = {}, {}
+    for cell in table.cells:
+        folders = [str(run.folder(results)) for run in cell.runs]
+        runs = found[found["folder"].isin(folders)]
+        if len(common_points(runs)):
+            key, name = (cell.experiment, cell.attention, cell.row), cell.row
+            if first_runs.setdefault(key, cell.runs) != cell.runs:  # the column has its own changes
+                name = f"{cell.row}, {cell.column}"
+            lines[*key[:2], name] = runs.assign(row=name, method=cell.method or "")
+    return pd.concat(lines.values()) if lines else found.assign(row="")
+
+
+def experiment_lines(records: Collection[RunRecord]) -> pd.DataFrame:
+    """Returns the curves of an experiment's runs with the column ``row``, the name of the line."""
+    labels = {str(record.folder): record.label for record in records}
+    lines = curves(record for record in records if record.problem is None)
+    lines = lines.assign(row=lines["folder"].map(labels), order=lines["method"].map(METHOD_ORDER))
+    return lines.sort_values(["attention", "order", "row"], kind="stable")
+
+
+def common_points(runs: pd.DataFrame) -> pd.DataFrame:
+    """Averages curves over the seeds.
+
+    Args:
+        runs: the curves of one line's runs. If some runs have been evaluated, only these are used.
+
+    Returns:
+        The columns mean, min and max, by ``updates``, where all seeds have finite values.
+    """
+    runs = runs[runs["is_measured"]] if runs["is_measured"].any() else runs
+    points = runs.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
+    points = points[(points["count"] == runs["folder"].nunique()) & points["mean"].map(math.isfinite)]
+    return points.assign(mean=points["mean"].clip(lower=MIN_VALUE))
+
+
+def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
+    """Plots validation curves, in one panel per experiment and attention.
+
+    A line is the mean over the row's seeds; its band ranges from the lowest to the highest of them.
+
+    Args:
+        title: the title of the figure.
+        lines: what :func:`table_lines` or :func:`experiment_lines` returns.
+        path: the file to write.
+
+    Raises:
+        ValueError: there is nothing to plot.
+    """
+    from matplotlib.figure import Figure
+
+    panels = {}
+    for (experiment, attention, kind), runs in lines.groupby(["experiment", "attention", "kind"], sort=False):
+        rows = {row: common_points(of) for row, of in runs.groupby("row", sort=False)}
+        rows = {row: points for row, points in rows.items() if len(points)}
+        if rows:
+            panels[experiment, attention] = KINDS[kind].curve, runs, rows
+    if not panels:
+        raise ValueError("no run has validated yet: there is nothing to plot")
+    across = min(len(panels), 3)
+    down = math.ceil(len(panels) / across)
+    heights = (sum(wrap(row).count("\n") + 1.2 for row in rows) for _, _, rows in panels.values())
+    size = 8.5 * across, max(5, 1 + 0.18 * max(heights)) * down
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False).flat
+    for unused in axes[len(panels) :]:
+        unused.remove()
+    for ax, ((experiment, attention), (curve, runs, rows)) in zip(axes, panels.items(), strict=False):
+        ax.set(xlabel="updates", ylabel=curve.label, title=f"{experiment}, {attention} attention")
+        styles = {row: style for (_, row), style in line_styles(runs[runs["row"].isin(rows)]).items()}
+        _draw_panel(ax, attention, curve, rows, styles)
+    figure.suptitle(title)
+    save_figure(figure, path, dpi=150)
+    return figure
+
+
+def wrap(row: str, notes: Collection[str] = ()) -> str:
+    """Wraps the name of a row for a legend beside a plot."""
+    text = row + (f" ({', '.join(notes)})" if notes else "")
+    whole_words = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.fill(text, 32, subsequent_indent="    ", **whole_words)
+
+
+def _draw_panel(
+    ax: "Axes",
+    attention: str,
+    curve: Curve,
+    lines: dict[str, pd.DataFrame],
+    styles: dict[str, tuple[str, str]],
+) -> None:
+    """Draws the lines of a panel; the legend starts with the best one."""
+    last = {row: float(points["mean"].iloc[-1]) for row, points in lines.items()}
+    end = max(int(points.index[-1]) for points in lines.values())
+    lower = curve.better == "lower"
+    start, bottom, top = visible_range(lines.values(), end, curve)
+    for i, row in enumerate(sorted(lines, key=last.get, reverse=not lower)):
+        points, (color, marker) = lines[row], styles[row]
+        reached = int(points.index[-1])
+        notes = [f"at {reached:,}"] * (reached < end) + ["above"] * bool(last[row] > top)
+        ax.plot(
+            points.index,
+            points["mean"],
+            color=color,
+            linestyle=LINE_STYLES.get(attention, "-"),
+            marker=marker,
+            markersize=6,
+            # Long lines have few markers, at different places for different rows.
+            markevery=1 if len(points) <= 12 else (i % 4 * (len(points) // 32), len(points) // 8),
+            linewidth=1.5,
+            label=f"{last[row]:.{curve.decimals}f}  {wrap(row, notes)}",
+        )
+        if points["count"].iloc[0] > 1:
+            ax.fill_between(points.index, points["min"], points["max"], color=color, alpha=0.15, linewidth=0)
+    margin = 0.02 * (end - start) or max(0.02 * end, 1)
+    ax.set(xlim=(start - margin, end + margin))
+    if lower:
+        ax.set(ylim=(bottom, top), yscale="log")
+    _set_ticks(ax, is_wide=lower and top > 10 * bottom)
+    ax.grid(alpha=0.25)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
+
+
+def _set_ticks(ax, is_wide):
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+
+    steps = [1, 2, 2.5, 5, 10]
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(nbins=14, steps=steps))
+    ax.yaxis.set_major_formatter(ScalarFormatter())
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_locator(MaxNLocator(nbins=9, steps=steps, integer=True))
+
+
+def visible_range(lines: Collection[pd.DataFrame], end: int, curve: Curve) -> tuple[int, float | None, float]:
+    """Returns (the first updates, the lowest and the highest value to show).
+
+    The ends of the lines fill the lower half, except lines far above the others; the second half of the
+    training is visible, and so are lines of one or two points. Curves that are ``whole`` are shown in full.
+    """
+    bottom, top = None, math.inf
+    if curve.whole:
+        bottom = 0.95 * min(points["min"].min() for points in lines)
+        top = 1.05 * max(points["max"].max() for points in lines)
+    elif curve.better == "lower":
+        bottom, top = _value_range([points["mean"] for points in lines], end)
+    first = [u for points in lines for u, value in points["mean"].items() if value <= top]
+    return min(first, default=0), bottom, top
+
+
+def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
+    """Returns the lowest and the highest value to show of falling curves."""
+    last = [means.iloc[-1] for means in lines]
+    near = [x for x in last if x <= 1.5 * statistics.median(last)]
+    spread = max(math.log(max(near) / min(near)), 0.05)
+    middle = [means[2 * means.index >= end].iloc[0] for means in lines if 2 * means.index[-1] >= end]
+    top = max(max(near) * math.exp(0.9 * spread), statistics.median(middle))
+    top = max([top, *(1.05 * means.max() for means in lines if len(means) <= 2)])
+    top = min(top, 1.05 * max(means.max() for means in lines))
+    return min(near) * (min(near) / top) ** 0.05, top
+
+
+def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
+    """Selects the measured numbers that can be drawn as lines over a table's columns.
+
+    Args:
+        summary: one line per cell, as :func:`aggregate.summarize` returns it.
+
+    Returns:
+        The lines of the metric that most columns have, without columns made of others, the best row of
+        each attention first; and the names of the columns in the table's order.
+    """
+    cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]
+    metrics = cells["metric"].tolist()
+    cells = cells[cells["metric"] == max(dict.fromkeys(metrics), key=metrics.count, default=None)]
+    columns = list(cells["column"].unique())
+    by_row = cells.groupby(["attention", "row"], sort=False)
+    last = by_row["mean"].transform("last") * cells["better"].map({"lower": 1, "higher": -1})
+    places = cells.groupby("attention", sort=False).ngroup()
+    order = pd.DataFrame({"attention": places, "last": last, "row": by_row.ngroup()})
+    return cells.loc[order.sort_values(list(order.columns), kind="stable").index], columns
+
+
+def needs_log_scale(values: pd.Series) -> bool:
+    """Returns whether values differ so much that they are drawn on a logarithmic scale."""
+    return values.max() > 4 * values.min() > 0
+
+
+def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
+    """Plots the measured numbers over a table's columns: one line per row, one panel per attention.
+
+    Raises:
+        ValueError: there is nothing to plot.
+    """
+    from matplotlib.figure import Figure
+
+    cells, columns = column_lines(summary)
+    if cells.empty:
+        raise ValueError("nothing has been measured yet: there is nothing to plot")
+    panels = dict(tuple(cells.groupby("attention", sort=False)))
+    height = max(5, 0.24 * max(rows["row"].nunique() for rows in panels.values()))
+    figure = Figure(figsize=(8 * len(panels), height), layout="constrained")
+    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True).flat
+    styles = line_styles(summary)
+    for ax, (attention, rows) in zip(axes, panels.items(), strict=True):
+        for row, line in rows.groupby("row", sort=False):
+            color, marker = styles[attention, row]
+            ax.errorbar(
+                [columns.index(column) for column in line["column"]],
+                line["mean"],
+                line["std"].fillna(0.0),
+                color=color,
+                marker=marker,
+                linestyle=LINE_STYLES.get(attention, "-"),
+                capsize=3,
+                label=f"{line['mean'].iloc[-1]:.{line['decimals'].iloc[-1]}f}  {wrap(row)}",
+            )
+        if needs_log_scale(cells["mean"]):
+            ax.set_yscale("log")
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_formatter("{x:g}")
+        ax.set_xticks(range(len(columns)), [column.replace("_", " ") for column in columns])
+        metric = cells["metric"].iloc[0].replace("_", " ")
+        ax.set(ylabel=metric, title=f"{attention} attention")
+        ax.grid(alpha=0.25)
+        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
+    figure.suptitle(title)
+    save_figure(figure, path, dpi=150)
+    return figure

@@ -1,0 +1,96 @@
+"""Colors and markers of methods, the same in all plots."""
+
+from collections import Counter
+from collections.abc import Hashable
+from itertools import product
+from typing import TYPE_CHECKING
+from zlib import crc32
+
+from fairseq_lrpe.methods import canonical
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BLACK, GREY, BROWN, RED, VERMILLION, ORANGE = "#000000", "#7f7f7f", "#8c510a", "#b2182b", "#d55e00", "#e69f00"
+OLIVE, LIME, GREEN, TEAL, SKY, BLUE = "#808000", "#7fbc41", "#009e73", "#1fbfb8", "#56b4e9", "#0072b2"
+NAVY, PURPLE, MAGENTA, PINK = "#1f2a7a", "#6a3d9a", "#d01c8b", "#cc79a7"
+COLORS = (BLACK, GREY, BROWN, RED, VERMILLION, ORANGE, OLIVE, LIME)
+COLORS += (GREEN, TEAL, SKY, BLUE, NAVY, PURPLE, MAGENTA, PINK)
+MARKERS = "os^vDPX*phd<>8H"
+
+METHOD_STYLES = {  # methods in the same table of a paper have different colors
+    "base": (BLACK, "o"),
+    "nope": (GREY, "s"),
+    "rope": (BLUE, "s"),
+    "spe": (GREEN, "^"),
+    "per": (PINK, "v"),
+    "t5": (BROWN, "D"),
+    "xl": (NAVY, "h"),
+    "shaw": (VERMILLION, "D"),
+    "shaw_values": (ORANGE, "D"),
+    "lfhc": (GREEN, "p"),
+    "gcdf": (PINK, "h"),
+    "deberta": (RED, "8"),
+    "roper": (VERMILLION, "^"),
+    "cosformer": (OLIVE, "X"),
+    "tmlr_type1": (ORANGE, "P"),
+    "tmlr_type2": (SKY, "*"),
+    "tmlr_type3": (RED, "X"),
+    "iclr_type1": (PURPLE, "p"),
+    "iclr_type3": (LIME, "<"),
+    "iclr_type5": (OLIVE, ">"),
+    "iclr_type6": (MAGENTA, "8"),
+    "iclr_type7": (TEAL, "d"),
+    "iclr_type8": (VERMILLION, "H"),
+    "ablation_identity_unitary": (BLUE, "d"),
+    "ablation_identity_orthogonal": (GREEN, "<"),
+    "ablation_identity_permutation": (BROWN, ">"),
+    "ablation_permutation_unitary": (PINK, "8"),
+    "fairseq": (GREY, "X"),
+}
+OTHER_STYLES = sorted(set(product(COLORS, MARKERS)) - set(METHOD_STYLES.values()))
+
+SHADES = (0, 0.5, -0.6, -0.3, 0.25)
+"""How much lighter (or darker, if negative) the color of each further row of a method is."""
+
+LINE_STYLES = {"linear": "-", "softmax": (0, (5, 2))}
+"""{attention: matplotlib's line style}"""
+
+
+def method_style(method: str | None) -> tuple[str, str]:
+    """Returns the color and marker of a method; those of unlisted methods are derived from their names."""
+    name = canonical(method or "")
+    if name in METHOD_STYLES:
+        return METHOD_STYLES[name]
+    return OTHER_STYLES[crc32(name.encode()) % len(OTHER_STYLES)]
+
+
+def row_styles(rows: dict[Hashable, str | None]) -> dict[Hashable, tuple[str, str]]:
+    """Returns {row: (color, marker)} for {row: method}.
+
+    Rows of the same method, such as those that differ only in k, get shades of its color and other markers.
+    """
+    counts, styles = Counter(), {}
+    for row, method in rows.items():
+        color, marker = method_style(method)
+        n = counts[color, marker]
+        counts[color, marker] += 1
+        styles[row] = shade(color, n), MARKERS[(MARKERS.index(marker) + 4 * n) % len(MARKERS)]
+    return styles
+
+
+def line_styles(lines: "pd.DataFrame") -> dict[tuple[str, str], tuple[str, str]]:
+    """Returns {(attention, row): (color, marker)} for lines with the columns attention, row and method."""
+    return {
+        (attention, row): style
+        for attention, rows in lines.groupby("attention", sort=False)
+        for row, style in row_styles(dict(zip(rows["row"], rows["method"], strict=True))).items()
+    }
+
+
+def shade(color: str, n: int) -> str:
+    """Returns the ``n``-th shade of a color; the 0-th is the color itself."""
+    share = SHADES[n % len(SHADES)]
+    target = 255 if share > 0 or color == BLACK else 0
+    channels = (int(color[i : i + 2], 16) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(x + abs(share) * (target - x)):02x}" for x in channels)

@@ -1,0 +1,276 @@
+"""A paper's table beside the published numbers, and the list of all runs of an experiment, as text."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from fairseq_lrpe.experiments.reporting import renderers
+from fairseq_lrpe.experiments.reporting.aggregate import (
+    CSV,
+    RUNS_CSV,
+    describe_lengths,
+    rank_correlations,
+    seed_values,
+    summarize,
+    summarize_runs,
+)
+from fairseq_lrpe.experiments.reporting.measurements import check_folder, measurements
+from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
+from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
+from fairseq_lrpe.experiments.spec.run import RECORDS, experiment_of, run_folders
+from fairseq_lrpe.experiments.spec.table import Table
+from fairseq_lrpe.methods import canonical
+
+
+def collect(table: Table, results: Path) -> pd.DataFrame:
+    """Reads the table's runs below a results folder and summarizes them.
+
+    Returns:
+        One line per cell of the table, as :func:`aggregate.summarize` describes it.
+
+    Raises:
+        ValueError: the folder does not exist, or has no readable run of the table.
+    """
+    records = read_table_runs(table, results)
+    if all(record.problem is not None for record in records):
+        raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
+    return summarize(table, seed_values(table, measurements(records)))
+
+
+def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
+    """Reads the folders of the table's runs that exist; damaged ones are reported on stderr."""
+    check_folder(results)
+    runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
+    folders = dict.fromkeys(run.folder(results) for run in runs)
+    started = (folder for folder in folders if any((folder / name).exists() for name in RECORDS))
+    records = [read_run(folder, results) for folder in started]
+    for record in records:
+        if record.problem is not None:
+            message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
+            print(f"results: {message}", file=sys.stderr)
+    return records
+
+
+def _suggestion(table, results):
+    """What the user may have meant if there is no run of the table."""
+    suggestion = f"such as {results / str(table.runs()[0])}"
+    folders = (folder for name in table.experiments for folder in run_folders(results / name, Path()))
+    found = existing_overrides(table, [read_run(folder, results) for folder in folders])
+    if found:
+        suggestion += f"; for the existing runs add {' or '.join(map(' '.join, found))}"
+    names = [table.settings.mini, *(column.mini for column in table.settings.columns.values())]
+    mini = next((name for name in names if name and (results / name).is_dir()), None)
+    if mini and table.scale == "full":
+        suggestion += f"; for the runs of {mini} add --scale mini"
+    return suggestion
+
+
+def existing_overrides(table: Table, records: list[RunRecord]) -> dict[tuple[str, ...], set]:
+    """Finds the KEY=VALUEs with which a table was run, besides the changes of its own runs.
+
+    Returns:
+        {KEY=VALUEs: the (attention, method) pairs of the table's rows that have runs with them}.
+    """
+    own = {key for run in table.runs() for key, _ in run.changes}
+    own -= {text.partition("=")[0] for text in table.overrides}
+    rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
+    found = {}
+    for record in records:
+        row = record.experiment, record.attention, canonical(record.method)
+        changes = tuple(text for text in record.changes if text.partition("=")[0] not in own)
+        if changes and row in rows:
+            found.setdefault(changes, set()).add(row[1:])
+    return found
+
+
+def show_table(table: Table, summary: pd.DataFrame, form: str | None = None) -> None:
+    """Prints the table.
+
+    Args:
+        table: the table.
+        summary: what :func:`collect` returns.
+        form: "markdown", "latex" or "csv"; the default is a table on a terminal, and Markdown elsewhere.
+    """
+    if form == "csv":
+        renderers.show_csv(summary[CSV], "seeds")
+    else:
+        renderers.show(table_sections(table, summary), form)
+
+
+def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Section]:
+    """Yields what is printed of a table: lines of text, and DataFrames of strings."""
+    yield from _heading(table, summary)
+    ours = "mini" if table.scale == "mini" else "measured"
+    lengths = _lengths_apart(summary)
+    rows = zip(summary["attention"], summary["row"], strict=True)
+    labels = [f"{row[1]}, {lengths[row]}" if row in lengths else row[1] for row in rows]
+    summary = summary.assign(label=labels)
+    yield Section("", values_frame(summary, ours))
+    if lengths:
+        rows = "; ".join(f"{attention} {row} ({length})" for (attention, row), length in lengths.items())
+        yield f"Trained for a different length, and therefore not compared with the other rows: {rows}."
+    if summary["rank"].notna().any():
+        yield Section("Ranks among the methods that have both numbers (1 is best)", _ranks(summary, ours))
+    elif summary["paper"].notna().any():
+        yield "Ranks need two methods of the same attention that are finished."
+    elif table.source:
+        yield "The paper has no numbers to rank by."
+    base = table.settings.baseline
+    if (summary["common_seeds"] > 0).any():
+        yield Section(
+            f"Measured difference to {base} of the same attention, paired by seed: mean "
+            "[95% confidence interval, Student t] (common seeds)",
+            _differences(summary),
+        )
+    elif base:
+        yield f"Differences to {base} need a seed that {base} and another method have finished."
+
+
+def _heading(table, summary):
+    """The lines above a table: its title and source, and what was measured."""
+    metrics, trained = {}, {}
+    for cell in summary[summary["metric"].notna()].itertuples():
+        metric = f"{cell.metric.replace('_', ' ')} ({cell.better} is better)"
+        metrics.setdefault(metric, {})[_title(cell.column)] = None
+        for length, unit in cell.started_lengths:
+            trained.setdefault((cell.measured_on, unit), set()).add((length, unit))
+    source = [text for text in (table.source, table.settings.table) if text]
+    runs = [f"{name} ({describe_lengths(sorted(found))})" for (name, _), found in trained.items()]
+    mini = ", a small substitute: compare ranks, not values" if table.scale == "mini" else ""
+    names = [f"{metric} of {', '.join(columns)}" for metric, columns in metrics.items()]
+    yield table.settings.title
+    if source:
+        yield f"paper: {', '.join(source)}"
+    yield f"measured on {', '.join(runs)}{mini}"
+    yield (
+        f"{'; '.join(names if len(metrics) > 1 else metrics)}: mean ± sample standard deviation (seeds)"
+        + (", without the worst of three or more seeds" if table.settings.drop_worst else "")
+    )
+    yield "bold: the best of a column among the rows of the same attention"
+    signatures = summary.explode("signatures").dropna(subset="signatures")
+    yield from dict.fromkeys(
+        f"{cell.column}: {cell.metric}, signature {cell.signatures}" for cell in signatures.itertuples()
+    )
+
+
+def _title(column):
+    """The heading of a column."""
+    return column.replace("_", " ")
+
+
+def _lengths_apart(summary):
+    """{(attention, row): lengths} of the rows that were trained for a different length."""
+    apart = summary[summary["is_apart"]].groupby(["attention", "row"], sort=False)["lengths"]
+    return {key: describe_lengths(sorted({x for cell in cells for x in cell})) for key, cells in apart}
+
+
+def _grid(cells: pd.DataFrame, texts: dict[str, list[str]]) -> pd.DataFrame:
+    """Arranges texts in a line per row and, for each column of the table, a column per kind of text.
+
+    Args:
+        cells: has the columns attention, label and column.
+        texts: {what is added to a column's heading: a text for each of the cells}.
+    """
+    columns = list(cells["column"].unique())
+    keys = ["attention", "label", "column"]
+    texts = {name: pd.Series(values, cells.index, dtype=object) for name, values in texts.items()}
+    wide = cells[keys].assign(**texts).pivot(index=keys[:2], columns="column", values=list(texts))
+    rows = pd.MultiIndex.from_frame(cells[keys[:2]].drop_duplicates())
+    wide = wide.reindex(index=rows, columns=[(text, column) for column in columns for text in texts])
+    wide.columns = [f"{_title(column)} ({text})" if text else _title(column) for text, column in wide.columns]
+    return wide.fillna("-").reset_index(names=["attention", "method"])
+
+
+def values_frame(summary: pd.DataFrame, ours: str) -> pd.DataFrame:
+    """Returns the published and the measured numbers as text; ``ours`` names the measured ones."""
+    published, measured = [], []
+    for cell in summary.itertuples():
+        text = format_published(cell.paper, cell.paper_std) if cell.paper == cell.paper else "-"
+        published.append(Bold(text) if cell.paper_is_best else text)
+        number = format_number(cell.mean, cell.std, cell.decimals)
+        text = f"{number} ({cell.state})" if cell.seeds else cell.state
+        measured.append(Bold(text) if cell.is_best else text)
+    if summary["paper"].isna().all():
+        return _grid(summary, {"": measured})
+    return _grid(summary, {"paper": published, ours: measured})
+
+
+def format_published(mean: float, std: float) -> str:
+    """Formats a published number with two decimals, or with more if it has them."""
+    numbers = [x for x in (mean, std) if x == x]
+    digits = next((n for n in (2, 3) if all(round(x, n) == x for x in numbers)), 4)
+    return format_number(mean, std, digits)
+
+
+def _ranks(summary, ours):
+    """The ranks as text, with Spearman's rank correlation below those of each attention."""
+    ranked = summary[summary["rank"].notna()].assign(label=summary["row"])
+    texts = {"paper": "paper_rank", ours: "rank"}
+    frame = _grid(ranked, {text: [f"{x:g}" for x in ranked[name]] for text, name in texts.items()})
+    correlations = rank_correlations(ranked)
+    groups = []
+    for attention, rows in frame.groupby("attention", sort=False):
+        found = [correlations.get((attention, name), float("nan")) for name in ranked["column"].unique()]
+        texts = [text for rho in found for text in ("", f"{rho:.2f}" if rho == rho else "needs 3 methods")]
+        last = pd.DataFrame([[attention, "Spearman ρ", *texts]], columns=frame.columns)
+        groups += [rows, last]
+    return pd.concat(groups, ignore_index=True)
+
+
+def _differences(summary):
+    """The differences to the baseline as text."""
+    cells = summary[summary["common_seeds"] > 0]
+    texts = []
+    for cell in cells.itertuples():
+        mean, low, high = (f"{x:+.{cell.decimals}f}" for x in (cell.difference, cell.low, cell.high))
+        interval = f"[{low}, {high}] ({cell.common_seeds})"
+        texts.append(f"{mean} {interval if cell.common_seeds > 1 else '(1 seed: no interval)'}")
+    return _grid(cells, {"": texts})
+
+
+def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
+    """Reads all runs of an experiment, which need not have a YAML file any more.
+
+    Raises:
+        ValueError: there are none; the message lists the experiments that have runs.
+    """
+    check_folder(results)
+    folders = run_folders(results / experiment, Path())
+    if not folders:
+        names = dict.fromkeys(str(experiment_of(folder, results)) for folder in run_folders(results))
+        existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
+        raise ValueError(f"{results} has no run of the experiment {experiment!r}: {existing}")
+    return [read_run(folder, results) for folder in folders]
+
+
+def show_experiment(experiment: str, results: pd.DataFrame, form: str | None = None) -> None:
+    """Prints the runs of an experiment, one line per attention, method and changes.
+
+    Args:
+        experiment: its name.
+        results: the measurements of its runs, as ``load_results`` returns them.
+        form: as in :func:`show_table`.
+    """
+    if form == "csv":
+        renderers.show_csv(summarize_runs(results)[RUNS_CSV], "measured_seeds")
+    else:
+        renderers.show(experiment_sections(experiment, results), form)
+
+
+def experiment_sections(experiment: str, results: pd.DataFrame) -> Iterator[str | Section]:
+    """Yields what is printed of an experiment: lines of text, and a DataFrame of strings."""
+    yield f"all runs of {experiment}"
+    yield "mean ± sample standard deviation over the seeds (their number, if not all)"
+    runs = summarize_runs(results)
+    lines = {}
+    for run in runs.itertuples():
+        row = {"attention": run.attention, "method": run.method, "changes": run.changes or "-"}
+        row |= {"seeds": str(run.seeds), "length": run.length or "-", "state": run.state}
+        line = lines.setdefault((run.attention, run.method, run.changes), row)
+        if run.measured_seeds:
+            count = f" ({run.measured_seeds})" if run.measured_seeds < run.seeds else ""
+            number = format_number(run.mean, run.std, int(run.decimals))
+            line[f"{run.evaluation} {run.metric}".replace("_", " ")] = number + count
+    yield Section("", pd.DataFrame(list(lines.values())).fillna("-"))

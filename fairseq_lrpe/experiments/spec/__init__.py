@@ -1,0 +1,1 @@
+"""What a YAML of configs means: experiments, runs, tables and kinds."""

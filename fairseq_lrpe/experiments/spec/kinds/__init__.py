@@ -1,0 +1,14 @@
+"""Kinds of experiments, one file each; a new file in this folder registers itself by its name."""
+
+import importlib
+import pkgutil
+
+from fairseq_lrpe.experiments.spec.kinds.base import Kind
+
+KINDS: dict[str, Kind] = {
+    module.name: importlib.import_module(f"{__name__}.{module.name}").KIND
+    for module in pkgutil.iter_modules(__path__)
+    if module.name != "base"
+}
+
+__all__ = ["KINDS", "Kind"]

@@ -1,0 +1,102 @@
+"""A run: one training and its evaluations; its text is its folder below the results."""
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from omegaconf import OmegaConf
+from yaml import YAMLError
+
+from fairseq_lrpe.methods import ATTENTIONS, aliases, canonical
+from fairseq_lrpe.utils.yaml_loader import check_limits
+
+RECORDS = ("run.json", "log.jsonl", "evaluation.json")
+"""The files of a run's folder that are on record of it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training: ``changes`` are (key, value) pairs of the experiment's settings, sorted, values as text.
+
+    ``str(run)`` is EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
+    """
+
+    experiment: str
+    attention: str
+    method: str
+    seed: int
+    changes: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        changes = (f"{key}={quote(value, safe=' ,[]{}:')}" for key, value in self.changes)
+        return "/".join((self.experiment, f"{self.attention}_{self.method}", *changes, f"seed-{self.seed}"))
+
+    @classmethod
+    def of(cls, settings: dict) -> "Run":
+        """Returns the run that a folder's run.json is of; KeyError if it says none."""
+        names = "experiment", "attention", "method", "seed"
+        return cls(*(settings[name] for name in names), tuple(sorted(settings["changes"].items())))
+
+    def changed(self, changes: dict[str, object]) -> "Run":
+        """Returns the run with these changes too."""
+        texts = {key: as_text(value) for key, value in changes.items()}
+        return replace(self, changes=tuple(sorted({**dict(self.changes), **texts}.items())))
+
+    def folder(self, results: Path) -> Path:
+        """Returns the folder that it has under a name of its method, or the one that it will have."""
+        folders = [results / str(replace(self, method=name)) for name in aliases(self.method)]
+        return next((folder for folder in folders if folder.is_dir()), results / str(self))
+
+
+def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
+    """Returns the folders of runs below, of one experiment or all, by their names and what is in them."""
+    found = (path for path in folder.rglob("seed-*") if any((path / name).exists() for name in RECORDS))
+    experiments = ((path, experiment_of(path, folder)) for path in found)
+    return sorted(path for path, one in experiments if one is not None and experiment in (None, one))
+
+
+def experiment_of(path: Path, folder: Path) -> Path | None:
+    """Returns the part of a run folder's path before ATTENTION_METHOD, or None if it has no such part."""
+    parents = path.relative_to(folder).parents
+    return next((p.parent for p in parents if p.name.startswith(tuple(f"{a}_" for a in ATTENTIONS))), None)
+
+
+def finished_runs(results: Path) -> Iterator[tuple[tuple[str, str, str], dict[str, str]]]:
+    """Yields ((experiment, attention, method), changes) of each finished run below a folder.
+
+    Only paths and the word "finished" in evaluation.json are read, so that thousands of runs take a moment.
+    """
+    for folder, folders, _ in os.walk(results):
+        path = Path(folder)
+        if not path.name.startswith("seed-"):
+            continue
+        folders.clear()  # checkpoints
+        with suppress(OSError):
+            experiment = experiment_of(path, results)
+            is_finished = b'"finished"' in (path / "evaluation.json").read_bytes()
+            if experiment is not None and is_finished:
+                name, *changes, _ = path.relative_to(results / experiment).parts
+                attention, _, method = name.partition("_")
+                pairs = (unquote(change).partition("=")[::2] for change in changes)
+                yield (experiment.as_posix(), attention, canonical(method)), dict(pairs)
+
+
+def as_value(text: str) -> object:
+    """Returns the number, truth, list or text that stands behind KEY=."""
+    try:
+        check_limits(text)
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
+    except YAMLError:
+        return text
+
+
+def as_text(value: object) -> str:
+    """Returns the one text of a value, so that 1e-3 and 0.001 are the same change."""
+    if isinstance(value, bool | None):
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(as_text, value))}]"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,1 @@
+"""Extensions of fairseq itself: criterion, optimizer, checkpoint loading and patches."""

@@ -1,0 +1,74 @@
+"""Reading of fairseq's checkpoints.
+
+Importing this module allows torch's safe loading to read all of them: metrics that are numpy scalars, and the
+Namespace of models that are configured by flags alone.
+"""
+
+import argparse
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+torch.serialization.add_safe_globals(
+    [argparse.Namespace, np.core.multiarray.scalar, np.dtype, type(np.dtype(np.float64))]
+)
+
+
+def read_checkpoint(path: Path, remedy: str) -> dict:
+    """Reads a checkpoint of fairseq.
+
+    Args:
+        path: the file.
+        remedy: what creates a checkpoint, for the error message.
+
+    Returns:
+        The checkpoint with memory-mapped tensors, and with ``cfg.model`` and ``cfg.task`` as dicts.
+
+    Raises:
+        ValueError: if the file does not exist, is truncated or is not a checkpoint of fairseq.
+    """
+    if not path.is_file():
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"the checkpoint {path} {problem}: {remedy}")
+    try:
+        state = _load(path)
+        if not isinstance(state, dict):
+            raise ValueError(f"it contains a {type(state).__name__}")
+        if state.get("args"):  # fairseq's older format
+            args = vars(state["args"])
+            state["cfg"] = {"model": {"_name": args["arch"], **args}, "task": {"_name": args["task"], **args}}
+        missing = [part for part in ("cfg", "model", "extra_state") if not isinstance(state.get(part), dict)]
+        if "optimizer_history" not in state and "best_loss" not in state:
+            missing.append("optimizer_history")
+        if missing:
+            raise ValueError(f"it has no {', no '.join(missing)}")
+        for part in ("model", "task"):
+            settings = state["cfg"][part]
+            if isinstance(settings, argparse.Namespace):  # of fairseq's own models
+                settings = {"_name": getattr(settings, "arch", None), **vars(settings)}
+            state["cfg"][part] = dict(settings)
+    except Exception as error:  # torch raises many types
+        reason = next(iter(str(error).splitlines()), error)
+        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({reason})") from None
+    return state
+
+
+def _load(path):
+    # torch before 1.6 wrote no zip files; these cannot be memory-mapped.
+    return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
+
+
+def newest_readable(folder: Path) -> Path | None:
+    """Returns the readable checkpoint with the most updates in ``folder``, or None if there is none.
+
+    A training that is killed while it writes a checkpoint may leave a truncated file.
+    """
+    updates = {}
+    for path in sorted(folder.glob("checkpoint*.pt")):
+        try:
+            updates[path] = int(_load(path)["optimizer_history"][-1]["num_updates"])
+        except Exception:  # torch raises many types
+            continue
+    return max(updates, key=updates.get, default=None)

@@ -1,0 +1,23 @@
+"""fairseq's Adam with weight decay for matrices only."""
+
+from fairseq.optim import register_optimizer
+from fairseq.optim.adam import FairseqAdam, FairseqAdamConfig
+
+NAME = "adam_decay_matrices"
+
+
+@register_optimizer(NAME, dataclass=FairseqAdamConfig)
+class AdamDecayMatrices(FairseqAdam):
+    """Adam that does not apply --weight-decay to one-dimensional parameters: biases and norms.
+
+    This follows timm 0.3.2, which DeiT and the LRPE paper's code use. DeiT also excludes its position
+    embeddings from weight decay; the LRPE paper's code does not.
+    """
+
+    supports_flat_params = False  # a flat vector has no matrices
+
+    def __init__(self, cfg, params):
+        params = list(params)
+        matrices, vectors = ([p for p in params if (p.dim() > 1) == many] for many in (True, False))
+        groups = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
+        super().__init__(cfg, [group for group in groups if group["params"]])

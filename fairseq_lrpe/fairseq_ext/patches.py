@@ -1,0 +1,197 @@
+"""Patches of fairseq for safe checkpoints and correct results; :func:`apply` installs all of them.
+
+Patches that reject input act only in fairseq's own commands: other programs that import fairseq_lrpe keep
+fairseq's behavior.
+"""
+
+import codecs
+import os
+import shutil
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
+from functools import partial, wraps
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+from fairseq import file_io, options, utils
+from fairseq.data.data_utils import load_indexed_dataset
+from fairseq.ngram_repeat_block import NGramRepeatBlock
+from fairseq.tasks.fairseq_task import FairseqTask
+from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.tasks.masked_lm import MaskedLMTask
+from fairseq.trainer import Trainer
+
+from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
+from fairseq_lrpe.fairseq_ext.safe_eval import literal
+from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error
+from fairseq_lrpe.utils.files import atomic_file
+
+
+def apply(
+    check_command_line: Callable[[list[str]], None], check_arguments: Callable[[Namespace], None]
+) -> None:
+    """Patches fairseq.
+
+    Args:
+        check_command_line: raises a ValueError for a command line of fairseq that is not to be parsed.
+        check_arguments: raises a ValueError for invalid arguments of one of fairseq's commands.
+    """
+    # fairseq evaluates strings of a checkpoint's settings: opening a file could run code.
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("fairseq", "fairseq_cli"):
+            vars(module)["eval"] = literal
+    # fairseq copies checkpoints in place: a killed training leaves a truncated file.
+    if file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
+        file_io.PathManager.copy = staticmethod(_copy_atomically)
+    # fairseq compares the unfilled end of its buffer: --no-repeat-ngram-size would block nothing.
+    _wrap(NGramRepeatBlock, "_no_repeat_ngram", _block_generated_ngrams)
+    # fairseq trains on a TPU with --bf16, and evaluates a checkpoint without the task that it was trained on.
+    _wrap(options, "parse_args_and_arch", partial(_parse, check_command_line, check_arguments))
+    # fairseq skips samples of an evaluation in several ways, most of them silently.
+    _wrap(FairseqTask, "filter_indices_by_size", _keep_all_samples)
+    _wrap(FairseqTask, "get_batch_iterator", _keep_last_batch)
+    _wrap(Trainer, "get_train_iterator", _record_training_split)
+    _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
+
+
+def _wrap(owner, name, function):
+    """Replaces ``owner.name`` by ``function``, whose first argument is the original."""
+    original = getattr(owner, name)
+
+    @wraps(original)
+    def patched(*args, **kwargs):
+        return function(original, *args, **kwargs)
+
+    setattr(owner, name, patched)
+
+
+def is_fairseq_command() -> bool:
+    """Returns whether this program is a command of fairseq: fairseq-train or python -m fairseq_cli.train."""
+    return any(part.startswith(("fairseq-", "fairseq_cli")) for part in Path(sys.argv[0]).parts[-2:])
+
+
+def _copy_atomically(source, target, overwrite=False):
+    with atomic_file(Path(target)) as part:
+        shutil.copyfile(source, part)
+    return True
+
+
+def _block_generated_ngrams(no_repeat_ngram, self, tokens, lprobs, bsz, beam_size, step):
+    return no_repeat_ngram(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
+
+
+def _parse(
+    check_command_line: Callable,
+    check_arguments: Callable,
+    parse_args_and_arch: Callable,
+    parser: ArgumentParser,
+    input_args: list[str] | None = None,
+    parse_known: bool = False,
+    suppress_defaults: bool = False,
+    modify_parser: Callable | None = None,
+):
+    """Parses as fairseq does, with the task of the checkpoint, and checks what was parsed."""
+    ours = is_fairseq_command() and not suppress_defaults  # with suppressed defaults fairseq parses again
+
+    def modify(parser):
+        if modify_parser is not None:
+            modify_parser(parser)
+        if ours:
+            with exit_on_error("fairseq_lrpe"):
+                check_command_line(sys.argv[1:] if input_args is None else input_args)
+                restore_task(parser, input_args)
+
+    parsed = parse_args_and_arch(parser, input_args, parse_known, suppress_defaults, modify)
+    args = parsed[0] if isinstance(parsed, tuple) else parsed
+    if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
+        args.tpu = False
+    if ours:
+        with exit_on_error("fairseq_lrpe"):
+            check_arguments(args)
+        if hasattr(
+            args, "buffer_size"
+        ):  # fairseq-interactive; in the locale C.UTF-8 it accepts invalid bytes
+            codecs.register_error("fairseq_lrpe.exit", _exit_not_utf8)
+            decode_stdin("fairseq_lrpe.exit")
+    return parsed
+
+
+def _exit_not_utf8(error):
+    raise SystemExit(f"fairseq_lrpe: the text is not UTF-8 ({error}): convert it first")
+
+
+def _is_evaluated(task, dataset):
+    training_split = getattr(task, "training_split", None)
+    return is_fairseq_command() and dataset is not task.datasets.get(training_split)
+
+
+def _split_of(task, dataset):
+    same = (dataset, getattr(dataset, "dataset", None))  # --context-window wraps the split
+    return next((name for name, known in task.datasets.items() if any(known is x for x in same)), "the input")
+
+
+def _keep_all_samples(
+    filter_indices_by_size, self, indices, dataset, max_positions=None, ignore_invalid_inputs=False
+):
+    """Rejects an evaluation that would skip samples, by default or --skip-invalid-size-inputs-valid-test."""
+    if not _is_evaluated(self, dataset):
+        return filter_indices_by_size(self, indices, dataset, max_positions, ignore_invalid_inputs)
+    kept, skipped = dataset.filter_indices_by_size(indices, max_positions)
+    if len(skipped):
+        tokens = sum(int(np.sum(dataset.size(index))) for index in skipped)
+        in_blocks = str(getattr(self.cfg or self.args, "sample_break_mode", "")).lower() == "none"
+        remedy = f"pass --tokens-per-sample {max_positions}" if in_blocks else "shorten these samples"
+        raise SystemExit(
+            f"fairseq_lrpe: evaluating {_split_of(self, dataset)} would skip {len(skipped):,} of "
+            f"{len(indices):,} samples ({tokens:,} tokens), which are longer than the maximum of "
+            f"{max_positions} positions: {remedy}, or use a model that accepts more positions"
+        )
+    return kept
+
+
+def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
+    """Evaluates the last batch even if --required-batch-size-multiple, 8 by default, would drop it."""
+    if _is_evaluated(self, dataset):
+        kwargs["required_batch_size_multiple"] = 1
+        _check_not_shortened(self, _split_of(self, dataset))
+    return get_batch_iterator(self, dataset, *args, **kwargs)
+
+
+def _check_not_shortened(task, split):
+    """Rejects --shorten-method for evaluated text, all of which a language model is to predict."""
+    cfg = task.cfg or task.args
+    if not isinstance(task, LanguageModelingTask | MaskedLMTask) or str(cfg.shorten_method) == "none":
+        return
+    if split not in task.datasets or split not in (cfg.shorten_data_split_list or split).split(","):
+        return
+    prefix = os.path.join(utils.split_paths(cfg.data)[0], split)
+    dataset = load_indexed_dataset(prefix, task.source_dictionary)
+    sizes = dataset.sizes  # a view into a file that is closed with the dataset
+    if skipped := int(np.maximum(sizes - cfg.tokens_per_sample, 0).sum()):
+        raise SystemExit(
+            f"fairseq_lrpe: evaluating {split} would skip {skipped:,} of {int(sizes.sum()):,} tokens, which "
+            f"--shorten-method {cfg.shorten_method} cuts: pass --shorten-method none, or "
+            "--shorten-data-split-list train to cut the training data only"
+        )
+
+
+def _record_training_split(get_train_iterator, self, *args, **kwargs):
+    """Tells the task which split is trained on: its samples may be skipped."""
+    self.task.training_split = self.cfg.dataset.train_subset
+    return get_train_iterator(self, *args, **kwargs)
+
+
+def _reject_step_limit(get_valid_iterator, self, subset, *args, **kwargs):
+    batches = get_valid_iterator(self, subset, *args, **kwargs)
+    steps = self.cfg.dataset.max_valid_steps
+    if steps is not None and is_fairseq_command():
+        # fairseq evaluates one batch more than the flag says.
+        left_out = batches.frozen_batches[(steps + 1) * batches.num_shards :]
+        if skipped := sum(map(len, left_out)):
+            raise SystemExit(
+                f"fairseq_lrpe: --max-valid-steps {steps} would skip {skipped:,} samples of {subset}: "
+                "leave it out"
+            )
+    return batches

@@ -1,0 +1,48 @@
+"""fairseq criterion for image classification: cross entropy with soft targets."""
+
+import math
+
+import torch
+from fairseq.criterions import FairseqCriterion, register_criterion
+from fairseq.logging import metrics
+
+ACCURACIES = {"accuracy": 1, "accuracy5": 5}
+"""{metric: k}: the percentage of images whose label is among the k most probable classes."""
+
+
+@register_criterion("soft_target_cross_entropy")
+class SoftTargetCrossEntropy(FairseqCriterion):
+    """-Σ target · log softmax(logits), where a target is (classes) in training and a label in validation."""
+
+    def forward(self, model, sample, reduce=True):
+        """Returns the loss in nats summed over the batch, the number of images, and the logging output."""
+        target = sample["target"]
+        log_probabilities = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
+        if target.dim() == 2:
+            losses = -(target * log_probabilities).sum(-1)
+            labels, hits = 0, torch.zeros_like(log_probabilities)
+        else:
+            losses = -log_probabilities.gather(-1, target[:, None])[:, 0]
+            k = min(max(ACCURACIES.values()), log_probabilities.size(-1))
+            labels, hits = len(target), log_probabilities.topk(k).indices == target[:, None]
+        # The keys and types must be the same for all batches: fairseq sums the outputs of processes in order,
+        # and a process without a batch may use one of validation.
+        logged = {name: sample["nsentences"] for name in ("sample_size", "nsentences", "ntokens")}
+        logged |= {name: hits[:, :k].sum() for name, k in ACCURACIES.items()}
+        loss = losses.sum()
+        return loss, len(target), {"loss": loss.data, "labels": labels, **logged}
+
+    @classmethod
+    def reduce_metrics(cls, logging_outputs) -> None:
+        """Logs the mean loss in bits and the accuracies in percent over the batches of all processes."""
+        total = sum(log.get("sample_size", 0) for log in logging_outputs)
+        loss = sum(log.get("loss", 0) for log in logging_outputs)
+        metrics.log_scalar("loss", loss / total / math.log(2), total, round=3)
+        if labels := sum(log.get("labels", 0) for log in logging_outputs):
+            for name in ACCURACIES:
+                hits = sum(log.get(name, 0) for log in logging_outputs)
+                metrics.log_scalar(name, 100 * hits / labels, labels, round=3)
+
+    @staticmethod
+    def logging_outputs_can_be_summed() -> bool:
+        return True

@@ -1,1 +1,0 @@
-"""Pictures: their files decoded, and what training and evaluation make of them."""

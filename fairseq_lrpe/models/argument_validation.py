@@ -1,0 +1,140 @@
+"""Validation of the command lines of fairseq's commands: our flags, and whatever would give wrong numbers.
+
+Invalid input fails early with a one-line error and a suggested fix. fairseq's own flags are left to fairseq.
+"""
+
+import sys
+from argparse import ArgumentParser
+from pathlib import Path
+
+import torch
+from fairseq.models import ARCH_MODEL_REGISTRY
+
+from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
+from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
+from fairseq_lrpe.models.data_validation import check_data
+from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
+from fairseq_lrpe.tasks import FAMILIES, classification, image_classification, memory_lm
+from fairseq_lrpe.utils.gpus import check_architectures, check_bf16
+from fairseq_lrpe.utils.suggest import choices
+
+
+def check_command_line(words: list[str]) -> None:
+    """Raises a ValueError for an unknown method in --arch: fairseq's parser would list every architecture."""
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--arch", "-a", default="")
+    check_arch(parser.parse_known_args(list(map(str, words)))[0].arch)
+
+
+def check_arch(arch: str) -> None:
+    """Raises a ValueError for ``<linear|softmax>_<family>_<method>`` if there is no such method."""
+    attention, _, rest = arch.partition("_")
+    family = max((name for name in FAMILIES.values() if rest.startswith(f"{name}_")), key=len, default=None)
+    if attention in ATTENTIONS and family and arch not in ARCH_MODEL_REGISTRY:
+        name = rest.removeprefix(f"{family}_")
+        methods = [name for name, method in METHODS.items() if attention in method.attentions()]
+        raise ValueError(f"{attention}_{family} has no method {name!r}{choices(name, methods, LISTING)}")
+
+
+def check_arguments(args) -> None:
+    """Validates the parsed arguments of one of fairseq's commands.
+
+    A training with an unreadable ``checkpoint_last.pt`` is redirected to the newest readable checkpoint.
+
+    Raises:
+        ValueError: for invalid arguments, damaged data or an unreadable checkpoint.
+    """
+    if not args.cpu:
+        check_architectures()
+    training, task = not hasattr(args, "path"), getattr(args, "task", None)
+    if hasattr(args, "buffer_size"):  # fairseq-interactive
+        splits = []
+    elif hasattr(args, "beam") or hasattr(args, "context_window"):  # fairseq-generate, fairseq-eval-lm
+        splits = [args.gen_subset]
+    else:
+        splits = [args.train_subset] if training else []
+        splits += [] if args.disable_validation else args.valid_subset.split(",")
+    if hasattr(args, "data"):
+        check_data(args, splits)
+    if task == "memory_lm":
+        if training and args.arch.partition("_")[0] not in ATTENTIONS:
+            raise ValueError(f"memory_lm is for --arch linear_lm_... and softmax_lm_..., not for {args.arch}")
+        memory_lm.check_arguments(args, splits)
+    if task == "classification":
+        classification.check_arguments(args, training)
+    if task == "image_classification":
+        image_classification.check_arguments(args)
+    if training:
+        check_block_length(args)
+        check_restored_checkpoint(args)
+
+
+def check_block_length(args) -> None:
+    """Raises a ValueError for blocks of text longer than the model accepts: fairseq would train on none."""
+    flag = {"language_modeling": "max_target_positions", "masked_lm": "max_positions"}.get(args.task)
+    longest = flag and getattr(args, flag, None)
+    if longest and str(args.sample_break_mode) in ("None", "none") and args.tokens_per_sample > longest:
+        raise ValueError(
+            f"blocks of --tokens-per-sample {args.tokens_per_sample} are longer than "
+            f"--{flag.replace('_', '-')} {longest}: pass the same number, or omit the latter"
+        )
+
+
+def check_restored_checkpoint(args) -> None:
+    """Raises a ValueError if the checkpoint to continue from cannot be read.
+
+    An unreadable ``checkpoint_last.pt`` is replaced in ``args`` by the newest readable checkpoint beside it.
+    """
+    remedy, last = "pass one that fairseq-train wrote", Path(args.save_dir, "checkpoint_last.pt")
+    if args.restore_file != last.name:
+        read_checkpoint(Path(args.restore_file), remedy)
+    elif last.exists():
+        try:
+            read_checkpoint(last, remedy)
+        except ValueError as error:
+            newest = newest_readable(last.parent)
+            if newest is None:
+                raise ValueError(f"{error}, and its folder has no other: remove it to start afresh") from None
+            print(f"fairseq_lrpe: {error}: continuing from {newest}", file=sys.stderr)
+            args.restore_file, args.finetune_from_model = str(newest), None
+    elif args.finetune_from_model:
+        read_checkpoint(Path(args.finetune_from_model), remedy)
+
+
+def check_task(task: str, family: str) -> None:
+    """Raises a ValueError for a task that is for another family of architectures."""
+    if FAMILIES.get(task, family) != family:
+        tasks = [name for name in FAMILIES if FAMILIES[name] == family]
+        raise ValueError(
+            f"the task {task} is for the {FAMILIES[task]} architectures, and the architecture is of the "
+            f"family {family}: pass --task {' or '.join(tasks)}, or another --arch"
+        )
+
+
+def check_shared_encoding(args, cfg) -> None:
+    """Raises a ValueError if several processes cannot train an encoding that all layers share."""
+    if not ENCODINGS[cfg.encoding].shared_across_layers:
+        return
+    shared = f"all layers share the encoding {cfg.encoding}, which"
+    if args.ddp_backend == "fully_sharded":
+        raise ValueError(
+            f"{shared} --ddp-backend fully_sharded would shard in each layer: use another backend"
+        )
+    twice = getattr(cfg, "checkpoint_activations", False) and args.distributed_world_size > 1
+    if twice and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
+        raise ValueError(
+            f"{shared} --ddp-backend {args.ddp_backend} does not support with --checkpoint-activations: "
+            "pass --ddp-backend legacy_ddp"
+        )
+
+
+def check_machine(args, linear_backend: str) -> None:
+    """Raises a ValueError if this machine lacks bfloat16 or the requested backend of linear attention."""
+    gpu = torch.cuda.is_available() and not args.cpu
+    if gpu and args.bf16:
+        check_bf16()
+    if linear_backend == "fla" and (
+        reason := fla_missing_requirement(torch.device("cuda" if gpu else "cpu"))
+    ):
+        raise ValueError(f"--linear-backend fla needs {reason}: pass auto or chunk")

@@ -1,0 +1,198 @@
+"""fairseq's Transformer encoder and decoder with our self-attention."""
+
+from functools import partial
+from itertools import count
+
+import torch
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum
+from fairseq.distributed import fsdp_wrap
+from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from torch import Tensor, nn
+
+from fairseq_lrpe.attention import SelfAttention, build_attention
+from fairseq_lrpe.config import part_config
+from fairseq_lrpe.models.fingerprint import MethodFingerprint
+
+ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
+UNLIMITED = 10**9
+"""More positions than any text has."""
+
+
+def segment_ids(tokens: Tensor, end: int) -> Tensor:
+    """Returns 0 up to and including the first ``end`` in each row of tokens (B, L), and 1 after it."""
+    ends = tokens.eq(end).int()
+    return (ends.cumsum(1) - ends).clamp(max=1)
+
+
+class CustomAttentionLayer:
+    """Mixin for layers of fairseq whose self-attention is built by ``self_attention()``."""
+
+    def __init__(self, self_attention, *args):
+        self._self_attention = self_attention
+        super().__init__(*args)
+
+    def build_self_attention(self, embed_dim, cfg, **_):
+        return self._self_attention()
+
+
+class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
+    """fairseq's encoder layer with our self-attention."""
+
+
+class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
+    """fairseq's decoder layer with our self-attention and an optional memory.
+
+    Attributes:
+        memory: inputs (M, B, E) of this layer at previous positions, which are additional keys, or None.
+        keep_inputs: whether to save the inputs of each call as ``inputs``.
+    """
+
+    memory = inputs = None
+    keep_inputs = False
+
+    def forward(self, x, *args, **kwargs):
+        if self.keep_inputs:
+            self.inputs = x
+        if self.memory is not None:
+            norm = self.self_attn_layer_norm if self.normalize_before else nn.Identity()
+            self.self_attn.memory = norm(self.memory)
+        try:
+            return super().forward(x, *args, **kwargs)
+        finally:
+            self.self_attn.memory = None
+
+
+class CustomLayers:
+    """Mixin for encoders and decoders of fairseq that are made of our layers.
+
+    Args:
+        args: all flags of the model.
+        cfg: fairseq's TransformerConfig of these flags, which lacks ours.
+        dictionary: fairseq's dictionary of the tokens.
+        embed_tokens: the token embedding.
+        **kwargs: other arguments of fairseq's class.
+    """
+
+    part: str
+
+    def __init__(self, args, cfg, dictionary, embed_tokens, **kwargs):
+        self._layer_numbers, self._shared, self.args = count(1), [], args
+        super().__init__(cfg, dictionary, embed_tokens, **kwargs)
+        self.method = MethodFingerprint(args)
+
+    def build_layer(self, layer_cls, cfg, max_positions, *args):
+        """Returns the next layer, wrapped for --checkpoint-activations and --ddp-backend fully_sharded."""
+        sizes = getattr(cfg, self.part)
+        self_attention = partial(
+            build_attention,
+            part_config(self.args, self.part),
+            embed_dim=sizes.embed_dim,
+            num_heads=sizes.attention_heads,
+            causal=self.part == "decoder",
+            layer=next(self._layer_numbers),
+            layers=sizes.layers,
+            max_positions=max_positions,
+            dropout=cfg.attention_dropout,
+            shared=self._shared,
+        )
+        layer = layer_cls(self_attention, cfg, *args)
+        if cfg.checkpoint_activations:
+            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+        return fsdp_wrap(layer, min_num_params=0 if cfg.checkpoint_activations else cfg.min_params_to_wrap)
+
+
+class Encoder(CustomLayers, TransformerEncoderBase):
+    """fairseq's encoder with :class:`EncoderLayer`; padding may be on either side."""
+
+    part = "encoder"
+
+    def build_encoder_layer(self, cfg):
+        return self.build_layer(EncoderLayer, cfg, cfg.max_source_positions)
+
+    def forward(self, src_tokens, *rest, **kwargs):
+        """Encodes like fairseq, but sentences start at position 0 despite padding on the left."""
+        padding = src_tokens.ne(self.padding_idx).int().argmax(1, keepdim=True)
+        if not padding.any():
+            return super().forward(src_tokens, *rest, **kwargs)
+        index = torch.arange(src_tokens.size(1), device=src_tokens.device)
+        left, right = ((index + sign * padding) % len(index) for sign in (1, -1))
+        return _permute_tokens(super().forward(src_tokens.gather(1, left), *rest, **kwargs), right)
+
+    def reorder_encoder_out(self, encoder_out, new_order):
+        """Reorders like fairseq, but without copies while every row stays in its sentence.
+
+        The rows of a sentence are equal, and every step of a search permutes them.
+        """
+        (old,) = encoder_out.get("sentences") or [
+            torch.arange(encoder_out["encoder_out"][0].size(1), device=new_order.device)
+        ]
+        sentences = old.index_select(0, new_order)
+        if torch.equal(sentences, old):
+            return encoder_out
+        return {**super().reorder_encoder_out(encoder_out, new_order), "sentences": [sentences]}
+
+
+def _permute_tokens(out, index):
+    """Returns an encoder's output with its tokens in another order; ``index`` is (B, L)."""
+    batch = torch.arange(len(index), device=index.device)
+    indices = dict.fromkeys(("encoder_out", "encoder_states"), (index.T, batch))  # (L, B, E)
+    # (B, L) and (B, L, E)
+    indices |= dict.fromkeys(("encoder_padding_mask", "encoder_embedding"), (batch[:, None], index))
+    return {**out, **{name: [x[i] for x in out[name]] for name, i in indices.items()}}
+
+
+def _concatenate(outputs):
+    """Returns a decoder's features of consecutive segments as those of the whole text."""
+    if len(outputs) == 1:
+        return outputs[0]
+    features, extras = zip(*outputs, strict=True)
+    states = zip(*(extra["inner_states"] for extra in extras), strict=True)
+    return torch.cat(features, dim=1), {**extras[-1], "inner_states": [torch.cat(layer) for layer in states]}
+
+
+class Decoder(CustomLayers, TransformerDecoderBase):
+    """fairseq's decoder with :class:`DecoderLayer`.
+
+    Attributes:
+        memory: the :class:`fairseq_lrpe.models.memory.Memory` of the model, or None.
+    """
+
+    part = "decoder"
+    memory = None
+
+    def build_decoder_layer(self, cfg, no_encoder_attn=False):
+        return self.build_layer(DecoderLayer, cfg, cfg.max_target_positions, no_encoder_attn)
+
+    def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
+        """Decodes like fairseq, except that a first call with a state reads all of its tokens at once."""
+        extract = super().extract_features_scriptable
+        if incremental_state is None or incremental_state or tokens.size(1) == 1:
+            return extract(tokens, encoder_out, incremental_state, *rest, **kwargs)
+        # With a state, fairseq would read the last token alone: only attention receives it.
+        attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
+        for attention in attentions:
+            attention.prefix_state = incremental_state
+        try:
+            segments = tokens.split(attentions[0].segment_length or tokens.size(1), dim=1)
+            return _concatenate([extract(part, encoder_out, None, *rest, **kwargs) for part in segments])
+        finally:
+            for attention in attentions:
+                attention.prefix_state = None
+
+    def forward(self, prev_output_tokens, *args, segment=None, **kwargs):
+        """Decodes like fairseq; a ``segment`` of a text continues from the memory of the previous one."""
+        if self.memory is None or segment is None:
+            return super().forward(prev_output_tokens, *args, **kwargs)
+        with self.memory.attached(segment, len(prev_output_tokens), self.training):
+            return super().forward(prev_output_tokens, *args, **kwargs)
+
+    def max_positions(self):
+        """Returns the maximum length of a text, which is unlimited with a memory."""
+        return super().max_positions() if self.memory is None else UNLIMITED
+
+    def buffered_future_mask(self, tensor):
+        """Returns None: causal attention needs no mask, and linear attention avoids (L, L) tensors."""
+        return None

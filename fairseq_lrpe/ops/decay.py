@@ -1,0 +1,51 @@
+"""Products of queries and keys whose features decay with the distance, each at its own rate."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def stable_block_size(log_decay: Tensor, limit: int) -> int:
+    """Returns the number of rows i, at most ``limit``, that can be weighted by γ^(i−m) for their middle m.
+
+    The largest weight is e^32, so that the product of two weighted numbers still fits into float32.
+    """
+    return max(1, min(limit, int(64 / max(1e-9, -float(log_decay.detach().min())))))
+
+
+def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
+    """Returns a function that computes s_ij = Σ_t exp(log_decay_t·(i−j)) q_it k_jt for blocks of queries.
+
+    Queries are processed in blocks: those of a block with middle m are weighted by γ^(i−m) and the keys by
+    γ^(m−j). Neither overflows, and the weights of distant keys vanish. O(Lq Lk d).
+
+    Args:
+        log_decay: at most 0; (H, d), or (1, d) for all heads, or (H, 1) for all features.
+        q: all queries (B, H, Lq, d); only the shape and dtype are used.
+        k: all keys (B, H, Lk, d); only the shape is used.
+
+    Returns:
+        A function of some rows of q, the leading keys of k, and the position of the first row. It returns
+        (B, H, rows, keys); entries with j > i are arbitrary, but finite.
+    """
+    block_size = stable_block_size(log_decay, 64)
+    half = block_size // 2
+    num_keys, dtype = k.size(-2), torch.promote_types(q.dtype, torch.float32)
+    powers = torch.arange(num_keys + half - 1, -q.size(-2) - half, -1, device=log_decay.device)
+    # Keys far after the middle are also after every query, so any finite weight is correct for them.
+    weights = torch.exp(log_decay[:, None] * powers[:, None].clamp(min=-half)).to(q.device, dtype)
+    q_weights = weights[:, num_keys + 2 * half - block_size : num_keys + 2 * half].flip(-2)  # γ^(i−m)
+
+    def products(q, k, q_offset):
+        blocks = []
+        with torch.autocast(q.device.type, enabled=False):  # autocast would multiply in half precision
+            k = k.to(dtype)
+            for start in range(0, q.size(-2), block_size):
+                block = q[..., start : start + block_size, :].to(dtype)
+                first = num_keys - 1 - q_offset - start  # index of γ^m, the weight of key 0
+                weighted_k = k * weights[:, first : first + k.size(-2)]
+                blocks.append(block * q_weights[:, : block.size(-2)] @ weighted_k.mT)
+        return torch.cat(blocks, dim=-2) if len(blocks) > 1 else blocks[0]
+
+    return products

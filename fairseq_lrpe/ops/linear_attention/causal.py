@@ -1,0 +1,273 @@
+"""Causal linear attention in chunks, which stores only the states between chunks for the backward pass.
+
+With S_n the sum of k_j v_jᵀ over all chunks before chunk n, and Q, K, V the C rows of chunk n,
+
+    O = (W ∘ Q Kᵀ) V + (a ∘ Q) S_n,        S_{n+1} = γ^C S_n + (b ∘ K)ᵀ V,
+    W_ij = γ^(i-j) for j ≤ i, else 0,      a_i = γ^(i+1),      b_j = γ^(C-1-j),
+
+and the same with V = 1 for the denominator. If each feature has its own γ, W is 1 for j ≤ i, and the features
+of q_i and k_j in the first product are weighted by γ^(i-m) and γ^(m-j) instead, where m is the middle of a
+chunk short enough that neither factor becomes large.
+
+The backward pass visits the chunks in reverse with the gradient of S_n and recomputes everything else from q,
+k and v. Together, the S_n are d / C times as large as v; recomputing them is slower than storing them.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.ops.decay import stable_block_size
+from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
+
+
+def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
+    """Computes causal :func:`fairseq_lrpe.ops.linear_attention` for as many queries as keys."""
+    (batch, heads, _, d), dv = q.shape, v.size(-1)
+    zeros = (q.new_zeros(batch, heads, *shape, dtype=args.dtype) for shape in ((d, dv), (d,)))
+    kv, k_sum = args.state or zeros
+    parts = _split(q, v, args.log_decay, args.chunk_size, args.dtype)
+    needs_k_sum = args.normalize or args.return_state
+    options = args.log_decay, parts, args.normalize, needs_k_sum, args.eps
+    out, kv, k_sum = _ChunkCausal.apply(q, k, v, kv, k_sum[..., None, :], *options)
+    return (out, LinearState(kv, k_sum.squeeze(2))) if args.return_state else out
+
+
+def default_chunk_size(d: int, dv: int) -> int:
+    """Returns the rows C of a chunk; products inside it cost C² (d + dv), those with the state C d dv."""
+    return 64 if d + dv >= 128 else 32  # the fastest of 16, 32, .. 256 on a CPU at six widths
+
+
+def _max_part_elements(device):
+    """Returns how many elements of q to process at once: what fits into a core's cache, or fills a GPU."""
+    return 2**18 if device.type == "cpu" else 2**24
+
+
+def _split(q, v, log_decay, chunk_size, dtype):
+    """Splits batch and length into parts: as many whole chunks at once as fit, then the remaining rows."""
+    batch, heads, length, d = q.shape
+    size = min(chunk_size or default_chunk_size(d, v.size(-1)), length)
+    if log_decay is not None and log_decay.size(-1) > 1:
+        size = stable_block_size(log_decay, size)
+    weights = {n: _Weights.create(log_decay, n, q.device, dtype) for n in {size, length % size} if n}
+    max_chunks = max(1, _max_part_elements(q.device) // (heads * size * max(d, v.size(-1))))
+    part_batch = min(batch, max_chunks)
+    parts = []
+    for first in range(0, batch, part_batch):
+        sequences = slice(first, first + part_batch)
+        start = 0
+        while start < length:
+            chunks = min(max_chunks // part_batch, (length - start) // size)
+            shape = (chunks, size) if chunks else (1, length - start)
+            parts.append(_Part(sequences, start, *shape, heads, weights[shape[1]]))
+            start += shape[0] * shape[1]
+    return parts
+
+
+@dataclass(frozen=True)
+class _Weights:
+    """Decay weights of a chunk with C rows; None where all weights are 1.
+
+    Shapes are those for one decay per head; those for one decay per feature follow in brackets.
+
+    Attributes:
+        pairs: W, (H, 1, C, C) [(C, C)].
+        q_state: a, weights of q in the product with the state, (H, 1, C, 1) [(H, 1, C, d)].
+        k_state: b, weights of k in the update of the state, (H, 1, C, 1) [(H, 1, C, d)].
+        state: γ^C, (H, 1, 1) [(H, d, 1)].
+        inner: weights of q and k inside the chunk, (None, None) [(H, 1, C, d) each].
+    """
+
+    pairs: Tensor
+    q_state: Tensor | None = None
+    k_state: Tensor | None = None
+    state: Tensor | None = None
+    inner: tuple[Tensor | None, Tensor | None] = (None, None)
+
+    @classmethod
+    def create(cls, log_decay, size, device, dtype):
+        i = torch.arange(size, device=device)
+        ones = torch.ones(size, size, device=device, dtype=dtype).tril()
+        if log_decay is None:
+            return cls(ones)
+        log_decay, per_feature = log_decay.detach().to(dtype), log_decay.size(-1) > 1
+        rate, i = log_decay[:, None, None], i[:, None]
+        exponent = rate * (i - size // 2)
+        return cls(
+            ones if per_feature else torch.exp(rate * (i - i.T).clamp(min=0)).tril(),
+            torch.exp(rate * (i + 1)),
+            torch.exp(rate * (size - 1 - i)),
+            torch.exp(log_decay * size)[..., None],
+            (exponent.exp(), exponent.neg().exp()) if per_feature else (None, None),
+        )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part of the input that is processed at once.
+
+    Attributes:
+        sequences: slice of the batch.
+        start: first row.
+        chunks: number of consecutive chunks.
+        size: rows of each chunk.
+        heads: number of heads H.
+        weights: decay weights of each chunk.
+    """
+
+    sequences: slice
+    start: int
+    chunks: int
+    size: int
+    heads: int
+    weights: _Weights
+
+    def view(self, x):
+        """Returns this part of x (B, H, L, d) as a view (sequences, H, chunks, size, d)."""
+        rows = x[self.sequences, :, self.start : self.start + self.chunks * self.size]
+        return rows.unflatten(2, (self.chunks, self.size))
+
+    def read(self, x, dtype=None):
+        """Returns this part of x (B, H, L, d) as (sequences·H·chunks, size, d)."""
+        return self.view(x).flatten(0, 2).to(dtype or x.dtype)
+
+    def write(self, x, rows):
+        """Writes rows (sequences·H·chunks, size, d) into this part of x (B, H, L, d)."""
+        self.view(x).copy_(rows.unflatten(0, (-1, self.heads, self.chunks)))
+
+    def scale(self, rows, weight):
+        """Returns weight ∘ rows; a weight of None means 1."""
+        if weight is None:
+            return rows
+        return (rows.unflatten(0, (-1, self.heads, self.chunks)) * weight).flatten(0, 2)
+
+    def add_product(self, total, a, b, weight):
+        """Returns ``total`` + weight ∘ (a b), computed in place."""
+        return total.baddbmm_(a, b) if weight is None else total.add_(self.scale(torch.bmm(a, b), weight))
+
+    def scale_pairs_(self, scores):
+        """Multiplies the scores inside chunks by W in place, which also masks them."""
+        scores.unflatten(0, (-1, self.heads, self.chunks)).mul_(self.weights.pairs)
+        return scores
+
+    def scan(self, total, updates, backwards=False):
+        """Accumulates the chunks' updates with decay.
+
+        Args:
+            total: running total (B, H, d, dv); holds the total after the last chunk on return.
+            updates: (sequences·H·chunks, d, dv).
+            backwards: go from the last chunk to the first.
+
+        Returns:
+            The totals before each chunk's update (sequences·H·chunks, d, dv).
+        """
+        total = total[self.sequences]
+        updates = updates.unflatten(0, (-1, self.heads, self.chunks))
+        totals = torch.empty_like(updates)
+        # One addition per chunk: cumsum would read and write element by element.
+        rows, updates = totals.unbind(2), updates.unbind(2)
+        if backwards:
+            rows, updates = rows[::-1], updates[::-1]
+        rows[0].copy_(total)
+        decay = self.weights.state
+        if decay is not None and total.size(-2) == 1:
+            decay = decay.mT
+        for row, update, next_row in zip(rows, updates, (*rows[1:], total), strict=True):
+            if decay is None:
+                torch.add(row, update, out=next_row)
+            else:
+                torch.addcmul(update, row, decay, out=next_row)
+        return totals.flatten(0, 2)
+
+
+class _ChunkCausal(torch.autograd.Function):
+    """Autograd function of :func:`chunk_causal`.
+
+    Inputs are q, k (B, H, L, d), v (B, H, L, dv) and the state (B, H, d, dv), (B, H, 1, d); results are the
+    outputs and the new state. Outputs and gradients have the memory layout of v, q and k, so that merging the
+    heads into (L, B, H·d) needs no copy. Gradients are named ``g_`` followed by what they belong to.
+    """
+
+    @staticmethod
+    def forward(ctx, q, k, v, kv, k_sum, log_decay, parts, normalize, needs_k_sum, eps):
+        dtype = kv.dtype
+        first_kv, first_k_sum, kv, k_sum = kv, k_sum, kv.clone(), k_sum.clone()
+        out = torch.empty_like(v, dtype=dtype)
+        denominator = kv.new_empty(*q.shape[:3], 1) if normalize else None
+        states, needs_grad = [], any(ctx.needs_input_grad)
+
+        for part in parts:
+            w = part.weights
+            qs, ks, vs = (part.read(x, dtype) for x in (q, k, v))
+            q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
+            q_inner, k_inner = part.scale(qs, w.inner[0]), part.scale(ks, w.inner[1])
+            scores = part.scale_pairs_(torch.bmm(q_inner, k_inner.mT))
+            past_kv = part.scan(kv, torch.bmm(k_state.mT, vs))
+            past_k = part.scan(k_sum, k_state.sum(1, keepdim=True)) if needs_k_sum else None
+            if needs_grad:
+                states += past_kv, past_k
+            o = torch.bmm(scores, vs).baddbmm_(q_state, past_kv)
+            if normalize:
+                sums = scores.sum(-1, keepdim=True) + (q_state * past_k).sum(-1, keepdim=True)
+                part.write(denominator, sums)
+                o /= sums.clamp(min=eps)
+            part.write(out, o)
+
+        ctx.parts, ctx.normalize, ctx.needs_k_sum, ctx.eps = parts, normalize, needs_k_sum, eps
+        sums = first_kv, first_k_sum, kv, k_sum
+        ctx.save_for_backward(q, k, v, log_decay, out, denominator, *sums, *states)
+        return out, kv, k_sum
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, g_out, g_kv, g_k_sum):
+        with torch.autocast(g_out.device.type, enabled=False):  # autocast may be on around the backward pass
+            return _ChunkCausal._backward(ctx, g_out, g_kv, g_k_sum)
+
+    @staticmethod
+    def _backward(ctx, g_out, g_last_kv, g_last_k_sum):
+        q, k, v, log_decay, out, denominator, first_kv, first_k_sum, kv, k_sum, *states = ctx.saved_tensors
+        dtype = first_kv.dtype
+        g_q, g_k, g_v = (torch.empty_like(x) for x in (q, k, v))
+        g_kv, g_k_sum = g_last_kv.clone(), g_last_k_sum.clone()
+
+        for part in reversed(ctx.parts):
+            past_k, past_kv, w = states.pop(), states.pop(), part.weights
+            qs, ks, vs, g_o = (part.read(x, dtype) for x in (q, k, v, g_out))
+            q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
+            if ctx.normalize:
+                sums = part.read(denominator)
+                g_o = g_o / sums.clamp(min=ctx.eps)
+                g_sums = -(g_o * part.read(out)).sum(-1, keepdim=True) * (sums >= ctx.eps)
+            q_inner, k_inner = part.scale(qs, w.inner[0]), part.scale(ks, w.inner[1])
+            scores, g_scores = part.scale_pairs_(torch.bmm(q_inner, k_inner.mT)), torch.bmm(g_o, vs.mT)
+            g_q_state = torch.bmm(g_o, past_kv.mT)
+            if ctx.normalize:
+                g_scores += g_sums
+                g_q_state.addcmul_(g_sums, past_k)
+            part.scale_pairs_(g_scores)
+
+            g_next_kv = part.scan(g_kv, torch.bmm(q_state.mT, g_o), backwards=True)
+            g_k_state = torch.bmm(vs, g_next_kv.mT)
+            if ctx.needs_k_sum:
+                update = torch.bmm(g_sums.mT, q_state) if ctx.normalize else torch.zeros_like(q_state[:, :1])
+                g_k_state += part.scan(g_k_sum, update, backwards=True)
+            g_qs, g_ks = part.scale(g_q_state, w.q_state), part.scale(g_k_state, w.k_state)
+            part.write(g_q, part.add_product(g_qs, g_scores, k_inner, w.inner[0]))
+            part.write(g_k, part.add_product(g_ks, g_scores.mT, q_inner, w.inner[1]))
+            part.write(g_v, torch.bmm(scores.mT, g_o).baddbmm_(k_state, g_next_kv))
+
+        g_log_decay = None
+        if ctx.needs_input_grad[5]:
+            # γ^(i-j) is a factor γ^i of every q_i and γ^-j of every k_j; the initial state is at position -1
+            # and the final state is read at L - 1.
+            i = torch.arange(q.size(2), device=q.device, dtype=torch.float64)
+            rows = q * g_q - k * g_k
+            first = (first_kv * g_kv).sum(3) + (first_k_sum * g_k_sum).squeeze(2)
+            last = (kv * g_last_kv).sum(3) + (k_sum * g_last_k_sum).squeeze(2)
+            if log_decay.size(1) == 1:
+                rows, first, last = (x.sum(-1, keepdim=True) for x in (rows, first, last))
+            g_log_decay = torch.einsum("bhid,i->bhd", rows.double(), i) + first + (q.size(2) - 1) * last
+            g_log_decay = g_log_decay.sum(0).sum_to_size(log_decay.shape).to(log_decay.dtype)
+        return g_q, g_k, g_v, g_kv, g_k_sum, g_log_decay, None, None, None, None

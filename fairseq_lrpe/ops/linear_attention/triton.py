@@ -1,0 +1,72 @@
+"""Causal linear attention through the Triton kernels of flash-linear-attention (the extra ``gpu``)."""
+
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.ops.linear_attention.chunk import chunk
+from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
+
+MIN_COMPUTE_CAPABILITY = (8, 0)
+"""Lowest compute capability that Triton supports."""
+
+
+def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
+    """Computes :func:`fairseq_lrpe.ops.linear_attention`; falls back to ``chunk`` if it is not causal.
+
+    The kernels choose their own chunk size. They multiply float32 in TF32 on GPUs that support it, unless the
+    environment variable TRITON_F32_DEFAULT=ieee is set.
+
+    Raises:
+        ValueError: if the kernels cannot run here or do not support these arguments.
+    """
+    if reason := fla_missing_requirement(q.device):
+        raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
+    if not fla_supports(q, k, v, args.log_decay):
+        raise ValueError(
+            "backend 'fla' supports no float64, and no log_decay that requires a gradient or is per feature "
+            f"(q is {q.dtype}): use backend 'chunk'"
+        )
+    return _causal(q, k, v, args) if args.causal and q.size(-2) > 1 else chunk(q, k, v, args)
+
+
+@cache  # called by every layer in every step
+def fla_missing_requirement(device: torch.device) -> str | None:
+    """Returns what the kernels lack to run on a device, or None if they can run."""
+    if device.type != "cuda":
+        return f"a CUDA GPU (the device is {device.type})"
+    if (capability := torch.cuda.get_device_capability(device)) < MIN_COMPUTE_CAPABILITY:
+        name = torch.cuda.get_device_name(device)
+        return "compute capability {}.{}, and {} has {}.{}".format(*MIN_COMPUTE_CAPABILITY, name, *capability)
+    return None if find_spec("fla") else "the package fla-core (pip install 'fairseq-lrpe[gpu]')"
+
+
+def fla_supports(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> bool:
+    """Returns whether the kernels can run on this device and support these arguments."""
+    return (
+        fla_missing_requirement(q.device) is None
+        and torch.float64 not in (q.dtype, k.dtype, v.dtype)
+        and not (log_decay is not None and (log_decay.requires_grad or log_decay.shape != (q.size(1), 1)))
+    )
+
+
+def _causal(q, k, v, args):
+    from fla.ops.simple_gla import chunk_simple_gla
+
+    # In half precision the kernels would also keep the states between chunks in half precision.
+    q, k, v, initial = q.to(args.dtype), k.to(args.dtype), v.to(args.dtype), args.state
+    # A column of ones in v sums the scores, which gives the denominator, and Σ k in the state.
+    values = torch.cat((v, v.new_ones(*v.shape[:-1], 1)), -1) if args.normalize else v
+    if initial is not None:
+        initial = torch.cat((initial.kv, initial.k_sum[..., None]), -1) if args.normalize else initial.kv
+    inputs = (x.transpose(1, 2) for x in (q, k, values))
+    log_decay = None if args.log_decay is None else args.log_decay.squeeze(-1)
+    out, _ = chunk_simple_gla(*inputs, g_gamma=log_decay, scale=1.0, initial_state=initial)
+    out = out.transpose(1, 2)
+    if args.normalize:
+        out = out[..., :-1] / out[..., -1:].clamp(min=args.eps)
+    # The kernel's own final state is NaN under a strong decay (log γ < -1.4) if the last chunk is not full
+    # (flash-linear-attention 0.6.0).
+    return (out, update_state(args.state, k, v, args.log_decay)) if args.return_state else out

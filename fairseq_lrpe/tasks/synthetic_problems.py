@@ -1,0 +1,166 @@
+"""The synthetic problems of RoPER (Harik and Jayasiri 2022), as text made from random numbers.
+
+The paper's web page shows the format of each problem. Its distributions of numbers and positions, and the
+lengths of Search, are not published and chosen here.
+"""
+
+import math
+from dataclasses import dataclass, fields
+from random import Random
+from string import ascii_lowercase, digits
+
+
+@dataclass(frozen=True)
+class QuestionProblem:
+    """Base class of problems whose sequences are questions with answers, one after another."""
+
+    def problem(self, random: Random) -> tuple[str, str]:
+        """Returns a question and its answer, which ends with #."""
+        raise NotImplementedError
+
+    def text(self, random: Random, length: int) -> str:
+        """Returns a sequence of ``length`` characters; the last problem is truncated."""
+        text = ""
+        while len(text) < length:
+            text += "".join(self.problem(random))
+        return text[:length]
+
+
+@dataclass(frozen=True)
+class Addition(QuestionProblem):
+    """Addition step by step: ``?d=77+5; 7e0+5e0+0e0==12e0 and 7e1+0e1+1e1==8e1 and d==82#``.
+
+    A step adds two digits and the carry, starting from the last digits. The number of digits of a number is
+    uniform in 1..``digits``, and the number is uniform among those with as many digits, except 0.
+    """
+
+    characters = digits + "?d=+; e#an"
+
+    digits: int = 8
+
+    def problem(self, random: Random) -> tuple[str, str]:
+        return self.of(self._number(random), self._number(random))
+
+    def _number(self, random):
+        count = random.randint(1, self.digits)
+        return random.randrange(10 ** (count - 1), 10**count)
+
+    @staticmethod
+    def of(x: int, y: int) -> tuple[str, str]:
+        """Returns the question for x + y and its answer."""
+        steps, a, b, carry = [], x, y, 0
+        while a or b or carry:
+            k, total = len(steps), a % 10 + b % 10 + carry
+            steps.append(f"{a % 10}e{k}+{b % 10}e{k}+{carry}e{k}=={total}e{k}")
+            a, b, carry = a // 10, b // 10, total // 10
+        return f"?d={x}+{y}; ", " and ".join([*steps, f"d=={x + y}#"])
+
+    @property
+    def min_length(self) -> int:
+        """Minimum length of a sequence: that of the longest problem."""
+        nines = 10**self.digits - 1
+        return len("".join(self.of(nines, nines)))
+
+
+@dataclass(frozen=True)
+class Index(QuestionProblem):
+    """Slicing of a string: ``?s='abc'; s[1:]=='bc'#``; letters and start are uniform."""
+
+    characters = ascii_lowercase + digits + "?='; []:#"
+
+    letters: int = 13
+
+    def problem(self, random: Random) -> tuple[str, str]:
+        word = "".join(random.choices(ascii_lowercase, k=self.letters))
+        return self.of(word, random.randrange(self.letters))
+
+    @staticmethod
+    def of(word: str, start: int) -> tuple[str, str]:
+        """Returns the question for ``word[start:]`` and its answer."""
+        return f"?s='{word}'; s[{start}:]==", f"'{word[start:]}'#"
+
+    @property
+    def min_length(self) -> int:
+        """Minimum length of a sequence: that of the longest problem."""
+        return max(len("".join(self.of("a" * self.letters, start))) for start in range(self.letters))
+
+
+@dataclass(frozen=True)
+class Search:
+    """Text that copies itself: random letters, then repeatedly ``>``, a copy and random letters.
+
+    It starts with ``first`` random letters out of four. Each copy has ``copied`` letters, from a uniform
+    start in all letters so far without ``>``, and is followed by ``between`` random letters.
+    """
+
+    letters = "abcd"
+    characters = letters + ">"
+
+    first: int = 48
+    copied: int = 48
+    between: int = 4
+
+    def text(self, random: Random, length: int) -> str:
+        """Returns a sequence of ``length`` characters."""
+        text = letters = "".join(random.choices(self.letters, k=self.first))
+        while len(text) < length:
+            start = random.randrange(len(letters) - self.copied + 1)
+            more = letters[start : start + self.copied] + "".join(
+                random.choices(self.letters, k=self.between)
+            )
+            text, letters = f"{text}>{more}", letters + more
+        return text[:length]
+
+    @property
+    def min_length(self) -> int:
+        """Minimum length of a sequence: that with one copy."""
+        return self.first + 1 + self.copied + self.between
+
+    def least_loss(self, text: str) -> float:
+        """Returns the minimum expected loss in nats per character, without the first character.
+
+        A random letter costs ln 4 and ``>`` costs nothing. Each letter of a copy costs -ln of the fraction of
+        starts that continue with it, among those that agree with the copy so far (Bayes' rule).
+        """
+        nats = math.log(len(self.letters)) * (min(self.first, len(text)) - 1)
+        letters, at = text[: self.first], self.first
+        while at < len(text):
+            copy = text[at + 1 : at + 1 + self.copied]
+            starts = [letters[i : i + self.copied] for i in range(len(letters) - self.copied + 1)]
+            nats += math.log(len(starts) / sum(start.startswith(copy) for start in starts))
+            random = text[at + 1 + self.copied : at + 1 + self.copied + self.between]
+            nats += math.log(len(self.letters)) * len(random)
+            at += 1 + self.copied + self.between
+            letters += copy + random
+        return nats / (len(text) - 1)
+
+
+PROBLEMS = {"addition": Addition, "index": Index, "search": Search}
+
+
+def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Search:
+    """Returns a problem.
+
+    Args:
+        name: its name.
+        sizes: object with the problem's sizes as attributes; missing ones have their defaults.
+        length: length of the sequences.
+
+    Raises:
+        ValueError: for an unknown name, for sizes below 1, or if ``length`` is too short for the problem.
+    """
+    if name not in PROBLEMS:
+        raise ValueError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
+    own = {field.name: getattr(sizes, field.name, field.default) for field in fields(PROBLEMS[name])}
+    for size, value in own.items():
+        if value < 1:
+            raise ValueError(f"--{size} must be at least 1, not {value}")
+    if name == "search" and own["copied"] > own["first"]:
+        raise ValueError(f"--copied {own['copied']} must not exceed --first {own['first']}")
+    problem = PROBLEMS[name](**own)
+    if length < problem.min_length:
+        shown = f"{name} with {', '.join(f'{size} {value}' for size, value in own.items())}"
+        raise ValueError(
+            f"--tokens-per-sample {length} is too short for {shown}: pass at least {problem.min_length}"
+        )
+    return problem

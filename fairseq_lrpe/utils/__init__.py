@@ -1,0 +1,1 @@
+"""Files, subprocesses, GPUs and command-line helpers that all packages share."""

@@ -1,0 +1,136 @@
+"""Command lines: parsers, types of arguments, standard input, output and errors."""
+
+import argparse
+import io
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from fairseq_lrpe.utils.files import output_folder
+from fairseq_lrpe.utils.subprocesses import CommandFailed, exit_on_signals
+
+
+@contextmanager
+def exit_on_error(program: str) -> Iterator[None]:
+    """Exits with a one-line message for invalid input, I/O errors, failed commands and Ctrl-C.
+
+    Other exceptions are bugs and propagate. A closed pipe, as after ``| head``, exits without a message.
+    """
+    try:
+        with exit_on_signals():
+            yield
+        sys.stdout.flush()  # otherwise a closed pipe would be detected at exit
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted; run the same command to resume", file=sys.stderr)
+        sys.exit(130)
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and is_closed_pipe(sys.stdout):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output in the buffer
+            sys.exit(128 + signal.SIGPIPE)
+        if not (isinstance(error, ValueError | OSError | CommandFailed) or is_omegaconf_error(error)):
+            raise
+        sys.exit(f"{program}: {error_message(error)}")
+
+
+def is_omegaconf_error(error: Exception) -> bool:
+    """Whether omegaconf, which some programs do not import, raised the error."""
+    return type(error).__module__.partition(".")[0] == "omegaconf"
+
+
+def error_message(error: Exception) -> str:
+    """Returns the message of an error; of omegaconf's errors the first line, as the others name types."""
+    if isinstance(error, OSError) and error.strerror:
+        path = error.filename2 or error.filename
+        return f"{path} cannot be read or written ({error.strerror})" if path else error.strerror
+    return str(error).splitlines()[0] if is_omegaconf_error(error) else str(error)
+
+
+def read_stdin_lines() -> list[str]:
+    """Returns the lines of standard input without line ends; ValueError if it is not UTF-8."""
+    decode_stdin()
+    try:
+        return [line.removesuffix("\n") for line in sys.stdin]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the text is not UTF-8 ({error}): convert it first") from None
+
+
+def decode_stdin(errors: str = "strict") -> None:
+    """Decodes standard input as UTF-8; in the locale C.UTF-8, Python would accept invalid bytes."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(encoding="utf-8", errors=errors)
+
+
+def is_closed_pipe(stream: IO) -> bool:
+    """Whether the stream is a pipe whose reading end is closed."""
+    poll = select.poll()
+    poll.register(stream, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def new_parser(prog: str, description: str, arguments: str) -> argparse.ArgumentParser:
+    """Returns a parser whose help shows the description with its line breaks.
+
+    Args:
+        arguments: the usage without the program's name.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(prog, f"%(prog)s {arguments}", description, formatter_class=formatter)
+
+
+def path_arg(text: str) -> Path:
+    """Converts an argument to a path; an empty one, which would be the working directory, is an error."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty: a path is needed")
+    return Path(text)
+
+
+def abs_path(text: str) -> Path:
+    """Converts an argument to an absolute path."""
+    return path_arg(text).absolute()
+
+
+def image_path(text: str) -> Path:
+    """Converts an argument to the path of a writable image file."""
+    return output_path(text, ".png", ".pdf", ".svg")
+
+
+def html_path(text: str) -> Path:
+    """Converts an argument to the path of a writable HTML file."""
+    return output_path(text, ".html")
+
+
+def output_path(text: str, *suffixes: str) -> Path:
+    """Converts an argument to the path of a writable file with one of the suffixes."""
+    path = abs_path(text)
+    if path.suffix not in suffixes or os.path.isdir(path):
+        ends = " or ".join(", ".join(suffixes).rsplit(", ", 1))
+        raise argparse.ArgumentTypeError(f"must be a file that ends in {ends}, not {text!r}")
+    try:
+        with output_folder(path.parent):
+            return path
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def min_int(minimum: int) -> Callable[[str], int]:
+    """Returns the argparse type of an integer that is at least ``minimum``."""
+
+    def convert(text):
+        if not text.isdecimal() or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {minimum} on, not {text!r}")
+        return int(text)
+
+    return convert
+
+
+def print_wide(renderable: object) -> None:
+    """Prints a rich renderable; into a pipe, which has no width of its own, 150 characters wide."""
+    from rich.console import Console
+
+    console = Console()
+    (console if console.is_terminal else Console(width=150)).print(renderable)

@@ -1,0 +1,113 @@
+"""Repository root, atomic writes, and reading with size limits."""
+
+import errno
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+"""Root of the repository; relative paths of data, configs and results start here."""
+MAX_BYTES = 1 << 28
+"""Largest file, or line of a text file, that is read into memory at once."""
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # these write errors carry no file name
+
+
+def display_path(path: Path) -> Path:
+    """Returns the path relative to the repository if it is inside it, otherwise unchanged."""
+    return path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
+
+
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Writes a file atomically; text is encoded as UTF-8."""
+    with atomic_file(path) as part:
+        part.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
+    """Returns the content of a file.
+
+    Raises:
+        ValueError: If it is not a regular file (for example a pipe or a device) or exceeds ``limit`` bytes.
+    """
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"{path} is not a regular file")
+    check_size(str(path), status.st_size, limit)
+    with path.open("rb") as file:
+        return file.read(limit)
+
+
+def check_size(name: str, size: int, limit: int = MAX_BYTES) -> None:
+    """Raises ValueError if ``size``, in bytes, exceeds the limit."""
+    if size > limit:
+        raise ValueError(f"{name} exceeds the limit of {limit:,} bytes")
+
+
+def iterate_lines(file: IO) -> Iterator:
+    """Yields the lines of an open file; raises ValueError for a line longer than ``MAX_BYTES``."""
+    for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), file.read(0)), 1):
+        check_size(f"{file.name} line {number}", len(line), MAX_BYTES)
+        yield line
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[Path]:
+    """Yields a temporary path, ``path``.part, that is renamed to ``path`` on success and removed on error."""
+    part = path.with_name(path.name + ".part")
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException as error:
+        shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS and not error.filename:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def atomic_folder(folder: Path) -> Iterator[Path]:
+    """Yields a new empty folder, ``folder``.part, that is renamed to ``folder`` on success."""
+    with atomic_file(folder) as part:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        yield part
+
+
+def save_figure(figure, path: Path, **options) -> None:
+    """Saves a matplotlib figure atomically and creates parent folders.
+
+    Args:
+        figure: Figure to save.
+        path: File to write; its suffix selects the format.
+        options: Passed to ``Figure.savefig``.
+    """
+    with output_folder(path.parent), atomic_file(path) as part:
+        figure.savefig(part, format=path.suffix[1:], **options)
+
+
+@contextmanager
+def output_folder(folder: Path) -> Iterator[None]:
+    """Creates a writable folder; on exit, it and its new parents are removed again if they are empty.
+
+    Raises:
+        ValueError: If the folder cannot be created or written to.
+    """
+    created = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+        except OSError as error:
+            raise ValueError(
+                f"{folder} is not a writable folder ({error.strerror}): choose another"
+            ) from None
+        yield
+    finally:
+        for path in created:
+            with suppress(OSError):
+                path.rmdir()

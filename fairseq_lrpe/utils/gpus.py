@@ -1,0 +1,56 @@
+"""The visible GPUs, and checks that the installed torch supports them. torch is imported on use."""
+
+BF16 = (8, 0)
+"""The lowest compute capability with bfloat16."""
+
+
+def gpus_here() -> dict[str, tuple[int, int]]:
+    """Returns {name: compute capability} of the visible GPUs."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {
+        f"{torch.cuda.get_device_name(i)} (cuda:{i})": torch.cuda.get_device_capability(i)
+        for i in range(count)
+    }
+
+
+def check_architectures() -> None:
+    """Checks that the installed torch has code for all visible GPUs.
+
+    Otherwise their first kernel fails with "no kernel image is available for execution on the device".
+
+    Raises:
+        ValueError: torch has no code for a GPU.
+    """
+    import torch
+
+    if torch.version.cuda is None:  # AMD GPUs have other names of architectures
+        return
+    for name, capability in gpus_here().items():
+        if not any(_runs_on(capability, architecture) for architecture in torch.cuda.get_arch_list()):
+            build = "cu126" if capability < (7, 5) else "default"
+            raise ValueError(
+                f"torch {torch.__version__} has no code for {name} with compute capability "
+                f"{_dotted(capability)}: run `bash scripts/setup_env.sh --torch {build}`, set --cpu, "
+                "or exclude the GPU from CUDA_VISIBLE_DEVICES"
+            )
+
+
+def _runs_on(capability, architecture):
+    # "sm_86" runs on 8.6 and later 8.x; "compute_90" is compiled on loading, for 9.0 and later.
+    kind, number = architecture.rstrip("af").split("_")
+    built = int(number[:-1]), int(number[-1])
+    return built <= capability and (kind == "compute" or built[0] == capability[0])
+
+
+def check_bf16() -> None:
+    """Raises ValueError if a visible GPU does not support bfloat16 natively."""
+    for name, capability in gpus_here().items():
+        if capability < BF16:
+            required, actual = _dotted(BF16), _dotted(capability)
+            raise ValueError(f"bf16 needs compute capability {required}, and {name} has {actual}: use fp16")
+
+
+def _dotted(capability):
+    return ".".join(map(str, capability))

@@ -1,0 +1,158 @@
+"""Runs fairseq's commands as subprocesses and logs their complete output."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+PLUGIN = Path(__file__).resolve().parents[1]
+POLL_INTERVAL = 0.1  # seconds between two reads of a command's log
+GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its own workers first
+# By default glibc returns large freed tensors to the system and page-faults on the next allocation, which
+# costs a quarter of the time on the CPU; these settings make it keep the memory.
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
+
+
+class CommandFailed(Exception):
+    """A command exited with a non-zero code; the message contains its log's path and last lines."""
+
+
+def run_command(command, log, on_line=lambda line: None, **popen):
+    """Runs a command of this environment, appends its output to a log, and terminates it on any exception.
+
+    The command writes to the log directly, so no output is lost if this process is killed.
+
+    Args:
+        command: Program name and arguments.
+        log: Path of the log file.
+        on_line: Callback that receives each line of output.
+        popen: Further arguments of ``subprocess.Popen``.
+
+    Raises:
+        CommandFailed: If the exit code is not 0.
+    """
+    program = Path(sys.executable).parent / command[0]
+    log.parent.mkdir(parents=True, exist_ok=True)
+    process = None
+    with exit_on_signals(), log.open("ab") as file, log.open("rb") as output:
+        file.write(f"$ {' '.join(command)}\n".encode())
+        file.flush()
+        output.seek(0, os.SEEK_END)
+        try:
+            with defer_signals():  # a signal between fork and assignment would orphan the command
+                process = subprocess.Popen(
+                    [str(program), *command[1:]],
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**KEEP_MEMORY, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(),
+                    **popen,
+                )
+            for line in _follow(process, output):
+                on_line(line)
+        except BaseException:
+            if process is not None:
+                terminate_group(process)
+            raise
+    if process.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+        raise CommandFailed(f"{command[0]} failed with exit code {process.returncode}; end of {log}:\n{tail}")
+
+
+def _follow(process, output):
+    """Yields the lines that a process appends to its log until it exits."""
+    partial_line, exited = b"", False
+    while not exited:
+        exited = process.poll() is not None  # before the last read, so that nothing is missed
+        *lines, partial_line = (partial_line + output.read()).split(b"\n")
+        if exited and partial_line:
+            lines.append(partial_line)
+        for line in lines:
+            yield line.decode(errors="replace") + "\n"
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(POLL_INTERVAL)
+
+
+def die_with_parent():
+    """Returns a ``preexec_fn`` that makes Linux terminate the child process when this process dies."""
+    return partial(_die_with, os.getpid())
+
+
+def _die_with(parent):
+    if LIBC:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:  # the parent died before the call
+            os._exit(1)
+
+
+def terminate_group(process):
+    """Terminates a process group by its leader, with SIGKILL after the grace period."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(GRACE_PERIOD)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            pass
+
+
+@contextmanager
+def defer_signals():
+    """Delays termination signals and Ctrl-C until the end of the block."""
+    received = []
+    with handle_signals(lambda number, frame: received.append(number), *TERMINATION_SIGNALS, signal.SIGINT):
+        yield
+    for number in received:
+        signal.raise_signal(number)
+
+
+@contextmanager
+def exit_on_signals():
+    """Turns SIGTERM and SIGHUP into SystemExit inside the block, as Ctrl-C raises KeyboardInterrupt."""
+
+    def exit_with_code(number, frame):
+        raise SystemExit(128 + number)
+
+    with handle_signals(exit_with_code, *TERMINATION_SIGNALS):
+        yield
+
+
+@contextmanager
+def handle_signals(handler, *signals):
+    """Installs a signal handler inside the block.
+
+    Ignored signals (as under nohup) stay ignored, and nothing is installed outside the main thread.
+    """
+    previous = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signals:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                previous[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def as_flags(flags):
+    """Converts a dictionary to command-line flags: {"max_update": 5, "cpu": True, "x": None} ->
+    ["--max-update", "5", "--cpu"].
+    """
+    words = []
+    for name, value in flags.items():
+        if value is None or value is False:
+            continue
+        words.append("--" + name.replace("_", "-"))
+        if value is not True:
+            words.append(str(value))
+    return words

@@ -1,0 +1,236 @@
+"""Perplexity at other lengths: the numbers are the models' own, and stay on the run's record."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, tasks
+from fairseq.data import data_utils
+from omegaconf import OmegaConf
+from tiny import run_command, run_here
+
+import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.cli import evaluate, train
+from fairseq_lrpe.experiments.execution.length_evaluation import evaluate_lengths, load_job
+
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 updates=4 train.tokens_per_sample=32 train.decoder_layers=2 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.decoder_attention_heads=4 "
+    "train.warmup_updates=2 train.validate_interval_updates=4 train.save_interval_updates=4"
+).split()
+
+
+@pytest.fixture(scope="module")
+def small(data_bin, tmp_path_factory):
+    """Arguments of scripts/train.sh for a tiny run that is evaluated on nothing."""
+    words = ["--cpu", "--results", tmp_path_factory.mktemp("results"), f"data={data_bin}"]
+    words += ["evaluations.valid=null", "evaluations.test=null"]
+    return ["lm/mini", "tmlr_type1", *words, *SMALL]
+
+
+@pytest.fixture(scope="module")
+def trained(small):
+    done = run_here(train.main, *small)
+    assert done.returncode == 0 and "fairseq-train" in done.stdout, done.stderr
+    return Path(done.stdout.splitlines()[-1].removeprefix("finished: "))
+
+
+@torch.no_grad()
+def perplexity(path, data, length, window=0):
+    """Of the test split in blocks of ``length``, each after the ``window`` tokens before it and one more."""
+    task = tasks.setup_task(OmegaConf.create({"_name": "language_modeling", "data": str(data)}))
+    overrides = {"max_target_positions": length + window}
+    [model], _ = checkpoint_utils.load_model_ensemble([str(path)], arg_overrides=overrides, task=task)
+    split = data_utils.load_indexed_dataset(str(data / "test"), task.dictionary)
+    targets = torch.cat([split[i] for i in range(len(split))]).long()
+    inputs = torch.cat([targets.new_tensor([task.dictionary.eos()]), targets[:-1]])
+    loss = 0.0
+    for start in range(0, len(targets), length):
+        x, y = inputs[max(0, start - window) : start + length], targets[start : start + length]
+        scores = model.eval()(x[None])[0][0].log_softmax(-1)[-len(y) :]
+        loss -= scores.gather(-1, y[:, None]).sum().item()
+    return math.exp(loss / len(targets)), len(targets)
+
+
+def run(*words):
+    return run_command("python", "-m", "fairseq_lrpe", "evaluate", *words)
+
+
+def read(folder, name="evaluation.json"):
+    return json.loads((folder / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def measured(trained, tmp_path_factory):
+    """(what was printed, the figure) of two lengths."""
+    figure = tmp_path_factory.mktemp("figure") / "figure.png"
+    done = run(trained, 96, 20, "--plot", figure)
+    assert done.returncode == 0 and done.stdout.startswith(f"{trained}, "), done.stderr
+    return done.stdout, figure
+
+
+def test_perplexities_are_the_models_own(trained, measured, data_bin):
+    said, figure = measured
+    assert "checkpoint_best.pt, trained on blocks of 32 tokens" in said
+    found = {name: of for name, of in read(trained)["evaluations"].items() if name != "training"}
+    assert list(found) == ["test_20", "test_96"]
+    for length in (20, 96):
+        of = found[f"test_{length}"]
+        expected, tokens = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, length)
+        assert of["settings"]["split"] == "test" and of["settings"]["length"] == length
+        assert of["perplexity"] == pytest.approx(expected, abs=0.006)
+        assert of["loss"] == pytest.approx(math.log2(expected), abs=6e-5)
+        assert of["tokens"] == tokens
+        assert f" {of['perplexity']:.2f} " in said
+    assert figure.read_bytes().startswith(b"\x89PNG") and not list(trained.rglob("*.part"))
+
+
+def test_what_is_on_record_is_not_measured_again(trained, measured):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
+    again = run_here(evaluate.main, trained, 20, 96)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout == measured[0]
+    after = {path: path.stat().st_mtime_ns for path in before}
+    assert {path.name for path in before if after[path] != before[path]} <= {"lock"}
+
+
+def test_one_more_evaluation_of_a_run_is_measured_without_training(trained, measured, small):
+    before = read(trained)["evaluations"]
+    checkpoint = trained / "checkpoints/checkpoint_last.pt"
+    time = checkpoint.stat().st_mtime_ns
+    words = [*small, "evaluations.half={split: test, length: 16}"]
+    more = run_here(train.main, *words)
+    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
+    after = read(trained)["evaluations"]
+    assert f"half: perplexity {after['half']['perplexity']:.2f}\n" in more.stdout
+    assert after == {**before, "half": after["half"]} and checkpoint.stat().st_mtime_ns == time
+    assert run_here(train.main, *words).stdout == f"already finished: {trained}\n"
+
+
+def test_a_context_window_is_one_more_result_of_a_finished_run(trained, small, data_bin):
+    """Each block of 12 tokens is predicted after the 20 before it, by the same checkpoint."""
+    before = read(trained)["evaluations"]
+    words = [*small, "evaluations.window={split: test, context_window: 20}"]
+    more = run_here(train.main, *words)
+    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
+    after = read(trained)["evaluations"]
+    window = after["window"]
+    assert after == {**before, "window": window} and window["settings"]["context_window"] == 20
+    expected, tokens = perplexity(trained / "checkpoints/checkpoint_best.pt", data_bin, 12, window=20)
+    assert window["perplexity"] == pytest.approx(expected, abs=0.006) and window["tokens"] == tokens
+
+
+@pytest.mark.parametrize("window", ["32", "-1", "far"])
+def test_a_context_window_that_cannot_be(small, window):
+    words = [*small, f"evaluations.window={{split: test, context_window: {window}}}"]
+    refused = run_here(train.main, *words)
+    [line] = refused.stderr.strip().splitlines()
+    assert refused.returncode == 1 and "evaluations.window.context_window: a whole number from 0 on" in line
+
+
+def refused(folder, *lengths):
+    with pytest.raises(ValueError) as error:
+        evaluate_lengths(load_job(folder, lengths), lengths)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def copied(run, to):
+    """The run's folder among other results."""
+    settings = read(run, "run.json")
+    depth = len(settings["experiment"].split("/")) + len(settings["changes"]) + 2
+    folder = to.joinpath(*run.parts[-depth:])
+    shutil.copytree(run, folder)
+    return folder
+
+
+def altered(run, to, **values):
+    """The run with other settings of its model in its checkpoint."""
+    folder = copied(run, to)
+    state = torch.load(folder / "checkpoints/checkpoint_best.pt", weights_only=True)
+    state["cfg"]["model"].update(values)
+    torch.save(state, folder / "checkpoints/checkpoint_best.pt")
+    return folder
+
+
+def test_a_folder_is_measured_wherever_it_lies(trained, tmp_path):
+    """Another run at its former place, or a changed YAML, makes no difference."""
+    other = copied(trained, tmp_path)
+    moved = shutil.copytree(trained, other.with_name("seed-1-copy"))
+    state = torch.load(moved / "checkpoints/checkpoint_best.pt", weights_only=True)
+    state["model"]["decoder.embed_tokens.weight"].zero_()  # the outputs' too: all words are as likely
+    torch.save(state, moved / "checkpoints/checkpoint_best.pt")
+    told = read(moved, "run.json")
+    (moved / "run.json").write_text(json.dumps({**told, "experiment": "lm/gone"}))
+    before = read(other)
+    done = run_here(evaluate.main, moved, 8)
+    assert done.returncode == 0 and done.stdout.startswith(f"{moved}, "), done.stderr
+    assert read(moved)["evaluations"]["test_8"]["perplexity"] == 48 and (moved / "eval-test_8.log").exists()
+    assert read(other) == before and not (other / "eval-test_8.log").exists()
+    elsewhere = moved.rename(tmp_path / "run")
+    assert load_job(elsewhere, [8]).checkpoint == elsewhere / "checkpoints/checkpoint_best.pt"
+
+
+def test_a_method_that_cannot_is_refused_before_work(trained, tmp_path):
+    folder = altered(trained, tmp_path, encoding="cosformer")
+    before = sorted(path.name for path in folder.iterdir()), read(folder)
+    assert "at most 32 tokens, not 64: cosformer's" in refused(folder, 16, 64)
+    assert (sorted(path.name for path in folder.iterdir()), read(folder)) == before
+
+
+def test_code_among_a_checkpoints_settings_is_not_run(trained, tmp_path):
+    mark = tmp_path / "mark"
+    folder = altered(trained, tmp_path, adaptive_softmax_cutoff=f"open({str(mark)!r}, 'w')")
+    done = run_here(evaluate.main, folder, 40)
+    assert done.returncode == 1 and done.stderr.strip().endswith("on the command line is not run")
+    assert not mark.exists()
+
+
+def test_lengths_that_cannot_be(trained):
+    assert "at least 1, not 0" in refused(trained, 0)
+    assert "too few for a block of 90,000" in refused(trained, 90_000)
+    assert "at most 100,000 tokens, not 100,001" in refused(trained, 100_001)
+
+
+def test_runs_that_cannot_be(trained, tmp_path):
+    assert "is not a run folder, such as results/lm/mini/linear_rope/seed-1" in refused(tmp_path / "none", 32)
+    folder = copied(trained, tmp_path)
+    checkpoint, told = folder / "checkpoints/checkpoint_best.pt", read(folder, "run.json")
+
+    def tell(**values):
+        (folder / "run.json").write_text(json.dumps({**told, **values}))
+
+    tell(config={**told["config"], "data": str(tmp_path)})
+    assert "has no test split: " in refused(folder, 32)
+    tell(experiment="mt/multi30k", kind="translation")
+    assert "is of kind translation; a language model is required" in refused(folder, 32)
+    (folder / "run.json").write_text(json.dumps({k: v for k, v in told.items() if k != "kind"}))
+    assert "run.json is damaged" in refused(folder, 32)
+    tell()
+    checkpoint.write_text("no checkpoint")
+    assert "is not a readable checkpoint of fairseq" in refused(folder, 32)
+    record = read(folder)
+    (folder / "evaluation.json").write_text(json.dumps({"evaluations": record["evaluations"]}))
+    assert "is not finished: resume it with `lrpe train`" in refused(folder, 32)
+    (folder / "evaluation.json").write_text(json.dumps(record))
+    checkpoint.unlink()
+    assert "checkpoint_best.pt does not exist: train the run first" in refused(folder, 32)
+
+
+def test_fairseqs_own_model_is_refused(trained, tmp_path):
+    folder = copied(trained, tmp_path)
+    path = folder / "checkpoints/checkpoint_best.pt"
+    state = torch.load(path, weights_only=True)
+    del state["cfg"]["model"]["token_positions"]
+    torch.save(state, path)
+    assert "is of fairseq's own model: what it can read is not known" in refused(folder, 32)
+
+
+def test_the_command_answers_with_one_sentence(tmp_path):
+    done = run(tmp_path / "none", 32)
+    assert done.returncode == 1
+    [line] = done.stderr.strip().splitlines()
+    assert line.startswith("evaluate: ") and line.count("is not a run folder") == 1

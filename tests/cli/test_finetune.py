@@ -1,0 +1,370 @@
+"""A table of fine-tunings done by its program, from a tiny pretraining to the zip for GLUE's server."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from argparse import Namespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from scipy.stats import pearsonr
+from tiny import BIN, REPOSITORY, preprocess
+
+from fairseq_lrpe.cli import finetune, train
+from fairseq_lrpe.experiments.execution.scheduler import is_complete
+from fairseq_lrpe.experiments.spec import experiment
+from fairseq_lrpe.experiments.spec.table import Table
+
+QUIET = {"num_workers": 0, "data_buffer_size": 0}
+ROWS = {"train": 48, "valid": 20, "test": 8}
+PRETRAINING = {
+    "defaults": "roberta/wikibook",
+    "data": "data/text/bin",
+    "batch": {"total": 8, "per_gpu": 8},
+    "updates": 4,
+    "train": {
+        **{"tokens_per_sample": 32, "encoder_layers": 1, "encoder_embed_dim": 32, **QUIET},
+        **{"encoder_ffn_embed_dim": 64, "encoder_attention_heads": 4, "warmup_updates": 2},
+    },
+}
+FINE_TUNING = {
+    "defaults": "glue/wikibook",
+    "starts_from": "roberta/mini",
+    "data": "data/glue",
+    "grid": {"task": ["RTE", "STS-B"]},
+    "choose": {"train.lr": [1e-3, 1e-2]},
+    "batch": {"total": 16, "per_gpu": 16},
+    "train": QUIET,
+    "seeds": [1],
+}
+
+
+def write_task(folder, dictionary, labels):
+    """A task's binaries as data_prep writes them: pairs of sentences, labels by name or scores in 0..1."""
+    draw, texts = random.Random(0), folder / "text"
+    texts.mkdir(parents=True)
+    for split, count in ROWS.items():
+        for column in ("input0", "input1"):
+            lines = (" ".join(f"w{draw.randrange(40)}" for _ in range(5)) for _ in range(count))
+            (texts / f"{split}.{column}").write_text("\n".join(lines) + "\n")
+        said = [draw.choice(labels) if labels else f"{draw.random():.3f}" for _ in range(count)]
+        (texts / f"{split}.label").write_text("\n".join(said) + "\n")
+    (texts / "labels.txt").write_text("".join(f"{label} 0\n" for label in labels))
+
+    def binarise(column, splits, given):
+        prefixes = [x for split in splits for x in (f"--{split}pref", texts / f"{split}.{column}")]
+        words = ["--only-source", *prefixes, "--srcdict", given, "--destdir", folder / "bin" / column]
+        preprocess(*words)
+
+    for column in ("input0", "input1"):
+        binarise(column, ROWS, dictionary)
+    if labels:
+        binarise("label", ("train", "valid"), texts / "labels.txt")
+    else:
+        (folder / "bin/label").mkdir()
+        for split in ("train", "valid"):
+            shutil.copy(texts / f"{split}.label", folder / "bin/label")
+    (folder / "bin/rows.json").write_text(json.dumps(ROWS))
+
+
+@pytest.fixture(scope="module")
+def place(data_bin, tmp_path_factory):
+    """A copy of the repository with tiny experiments and their data."""
+    place = tmp_path_factory.mktemp("place")
+    for name in ("fairseq_lrpe", "configs"):
+        shutil.copytree(REPOSITORY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    OmegaConf.save(PRETRAINING, place / "configs/roberta/mini.yaml")
+    OmegaConf.save(FINE_TUNING, place / "configs/glue/mini.yaml")
+    shutil.copytree(data_bin, place / "data/text/bin")
+    for name, labels in (("RTE", ["entailment", "not_entailment"]), ("STS-B", [])):
+        write_task(place / "data/glue" / name, data_bin / "dict.txt", labels)
+    return place
+
+
+def run(place, command, *words):
+    return subprocess.run(
+        [sys.executable, "-m", "fairseq_lrpe", command, *map(str, words)],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+    )
+
+
+TABLE = ("tmlr_table1", "--scale", "mini", "--only", "rope", "--gpus", "0")
+RATES = "choose.train.lr=[1e-2,1e-3]"
+CHECKPOINT = "results/roberta/mini/linear_rope/seed-1/checkpoints/checkpoint_best.pt"
+
+
+@pytest.fixture(scope="module")
+def done(place):
+    return run(place, "table", *TABLE, RATES)
+
+
+def data_folder(place, task, seed=1, rate=None):
+    """The folder of the run that chooses, or of one of its trials."""
+    trial = [] if rate is None else [f"train.lr={rate}"]
+    return place.joinpath("results/glue/mini/linear_rope", f"task={task}", *trial, f"seed-{seed}")
+
+
+def read(folder, name="evaluation.json"):
+    return json.loads((folder / name).read_text())
+
+
+def trials_of(place, task, seed=1):
+    """{its name in the run that chooses: the folder of a trial}"""
+    found = data_folder(place, task).parent.glob(f"train.lr=*/seed-{seed}")
+    return {folder.parent.name: folder for folder in found}
+
+
+def written(*folders):
+    """When a record or a checkpoint in the folders was written."""
+    paths = [path for f in folders for path in (f / "evaluation.json", *f.glob("checkpoints/*"))]
+    return {path: path.stat().st_mtime_ns for path in paths}
+
+
+def test_the_table_pretrains_and_then_fine_tunes(place, done):
+    assert done.returncode == 0, done.stderr
+    told = [line.split() for line in done.stdout.splitlines() if line.startswith(("started", "finished"))]
+    first = told.index(["finished", "roberta/mini/linear_rope/seed-1"])
+    assert sum("roberta/mini" in run for _, run in told) == 2  # one, started and finished
+    for task in ("RTE", "STS-B"):
+        trials = [f"glue/mini/linear_rope/task={task}/train.lr={rate}/seed-1" for rate in ("0.01", "0.001")]
+        last = told.index(["started", f"glue/mini/linear_rope/task={task}/seed-1"])
+        for trial in trials:
+            assert first < told.index(["started", trial]) < told.index(["finished", trial]) < last
+        assert (data_folder(place, task) / "evaluation.json").exists()
+    assert "measured on roberta/mini (4 updates), glue/mini (3 epochs)" in done.stdout
+    header = next(line for line in done.stdout.splitlines() if "rte (paper)" in line)
+    assert (
+        "sts b (mini)" in header and "loss (mini)" in header and "cola" not in header and "mnli" not in header
+    )
+
+
+def test_nothing_is_repeated(place, done):
+    again = run(place, "table", *TABLE, RATES)
+    assert again.returncode == 0 and "started" not in again.stdout, again.stderr
+    other = run(place, "table", *TABLE, "choose.train.lr=[1e-2]", "--dry-run")
+    assert other.returncode == 0 and other.stdout.count("fairseq-train") == 1 + 2
+    words = ["glue/mini", "rope", "task=RTE", RATES, f"starts_from={CHECKPOINT}", "--gpus", "0"]
+    single = run(place, "train", *words)
+    assert single.stdout == f"already finished: {data_folder(place, 'RTE')}\n", single.stderr
+
+
+@pytest.mark.parametrize("task", ["RTE", "STS-B"])
+def test_the_best_learning_rate_counts(place, done, task):
+    folder, trials = data_folder(place, task), trials_of(place, task)
+    found = read(folder)
+    scores = {name: evaluations["valid"]["score"] for name, evaluations in found["tried"].items()}
+    assert set(scores) == set(trials) == {"train.lr=0.01", "train.lr=0.001"}
+    assert found["evaluations"]["valid"]["score"] == max(scores.values()) == scores[found["chosen"]]
+    assert "finished" in found and "mismatched" not in found["evaluations"]  # which MNLI alone has
+    [kept] = (path for trial in trials.values() for path in trial.rglob("*.pt"))
+    assert kept.samefile(folder / found["checkpoint"]) and kept.is_relative_to(trials[found["chosen"]])
+    for name, trial in trials.items():
+        assert read(trial)["evaluations"] == found["tried"][name]
+        log = [json.loads(line) for line in (trial / "log.jsonl").read_text().splitlines()]
+        assert log[-1]["train_num_updates"] == 3 * 3  # epochs of 48 rows, 16 at a time
+
+
+def test_predictions_are_in_the_order_of_the_rows_and_measured_as_fairseq_does(place, done):
+    for task, what in (("RTE", "accuracy"), ("STS-B", "pearson")):
+        said = (place / f"data/glue/{task}/text/valid.label").read_text().split()
+        for part in trials_of(place, task).values():
+            rows = [line.split("\t") for line in (part / "predictions-valid.tsv").read_text().splitlines()]
+            assert rows[0] == ["index", "prediction", "target"]
+            measured = read(part)["evaluations"]["valid"]
+            if task == "RTE":
+                assert [row[2] for row in rows[1:]] == said
+            else:
+                assert [float(row[2]) for row in rows[1:]] == pytest.approx([5 * float(x) for x in said])
+                numbers = [[float(row[column]) for row in rows[1:]] for column in (1, 2)]
+                assert measured["pearson"] == pytest.approx(100 * pearsonr(*numbers).statistic)
+            log = [json.loads(line) for line in (part / "log.jsonl").read_text().splitlines()]
+            best = max(entry[f"valid_{what}"] for entry in log if entry["kind"] == "valid")
+            assert measured[what] == pytest.approx(best, abs=0.06)  # fairseq rounds
+
+
+def test_no_more_is_asked_of_a_trial_that_lost(place, done, monkeypatch):
+    monkeypatch.setattr(experiment, "CONFIGS", place / "configs")
+    table = Table("tmlr_table1", "mini", [RATES])
+    fine_tunings = [one for one in table.runs(["rope"]) if one.experiment == "glue/mini"]
+    assert all(is_complete(table, one, place / "results") for one in fine_tunings)
+    table.experiments["glue/mini"].cfg.evaluations["seen"] = {"split": "train"}
+    open_ = {str(one) for one in fine_tunings if not is_complete(table, one, place / "results")}
+    expected = set()
+    for task in ("RTE", "STS-B"):
+        folder = data_folder(place, task)
+        expected |= {folder, folder.parent / read(folder)["chosen"] / folder.name}
+    assert open_ == {str(folder.relative_to(place / "results")) for folder in expected}
+
+
+def test_a_submission(place, done, tmp_path):
+    """Also of a copy without the trials: a run that chose has all that it needs."""
+    moved, trials = tmp_path / "moved", shutil.ignore_patterns("train.lr=*")
+    shutil.copytree(place / "results/glue/mini/linear_rope", moved, ignore=trials)
+    told = run(place, "glue-submission", moved, "--cpu")
+    assert told.returncode == 0, told.stderr
+    assert "missing for GLUE's server: CoLA.tsv, SST-2.tsv, MRPC.tsv" in told.stdout
+    with zipfile.ZipFile(moved / "submission.zip") as archive:
+        assert archive.namelist() == ["RTE.tsv", "STS-B.tsv"]
+        labels = [line.split("\t") for line in archive.read("RTE.tsv").decode().splitlines()]
+        scores = [line.split("\t") for line in archive.read("STS-B.tsv").decode().splitlines()]
+    assert labels[0] == scores[0] == ["index", "prediction"]
+    assert [row[0] for row in labels[1:]] == [str(i) for i in range(ROWS["test"])]
+    assert {row[1] for row in labels[1:]} <= {"entailment", "not_entailment"}
+    assert all(float(row[1]) is not None for row in scores[1:])
+    nothing = run(place, "glue-submission", "results/glue")
+    assert nothing.returncode == 1 and "has no finished fine-tuning runs" in nothing.stderr
+
+
+SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu")
+
+
+def test_an_interrupted_fine_tuning_goes_on_with_what_is_missing(place, done):
+    process = subprocess.Popen(
+        [BIN / "python", "-m", "fairseq_lrpe", "finetune", *SECOND],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    for line in process.stdout:
+        if "lr=0.01/" in line:  # the second one's command
+            break
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    folder, first = data_folder(place, "RTE", 2), data_folder(place, "RTE", 2, 0.001)
+    assert not (folder / "evaluation.json").exists()
+    before = (first / "evaluation.json").stat().st_mtime_ns
+    again = run(place, "finetune", *SECOND)
+    assert again.returncode == 0, again.stderr
+    assert f"already finished: {first}\n" in again.stdout
+    assert (first / "evaluation.json").stat().st_mtime_ns == before
+    assert list(read(folder)["tried"]) == ["train.lr=0.001", "train.lr=0.01"]
+
+
+@pytest.fixture(scope="module")
+def second(place, done):
+    """(folder, trials) of RTE with the second seed, finished."""
+    finished = run(place, "finetune", *SECOND)
+    assert finished.returncode == 0, finished.stderr
+    return data_folder(place, "RTE", 2), trials_of(place, "RTE", 2)
+
+
+def test_other_epochs_are_another_run_beside(place, second):
+    folder, trials = second
+    before = written(folder, *trials.values())
+    other = run(place, "finetune", *SECOND, "epochs=1", "choose.train.lr=[1e-2]")
+    assert other.returncode == 0, other.stderr
+    beside = place / "results/glue/mini/linear_rope/epochs=1/task=RTE"
+    assert read(beside / "seed-2")["chosen"] == "train.lr=0.01"
+    log = (beside / "train.lr=0.01/seed-2/log.jsonl").read_text().splitlines()
+    assert json.loads(log[-1])["train_num_updates"] == 3
+    assert written(folder, *trials.values()) == before
+
+
+def test_more_learning_rates_and_evaluations_later(place, second):
+    folder, trials = second
+    [winner] = (trial for trial in trials.values() if trial.parent.name == read(folder)["chosen"])
+    [loser] = (trial for trial in trials.values() if trial != winner)
+    before = written(loser), written(winner)
+    done = run(place, "finetune", *SECOND, "choose.train.lr=[1e-3,1e-2,1e-6]")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("fairseq-train ") == 1 and "train.lr=1e-06/seed-2" in done.stdout
+    found = read(folder)
+    assert set(found["tried"]) == {*trials, "train.lr=1e-06"} and "finished" in found
+    scores = {name: evaluations["valid"]["score"] for name, evaluations in found["tried"].items()}
+    assert scores[found["chosen"]] == max(scores.values())
+    assert written(loser) == before[0]
+    [kept] = folder.parent.glob("train.lr=*/seed-2/checkpoints/*.pt")
+    assert kept.samefile(folder / found["checkpoint"])
+    assert (written(winner) == before[1]) == (found["chosen"] == winner.parent.name)
+
+    trained = kept.stat().st_mtime_ns
+    words = ("choose.train.lr=[1e-3,1e-2,1e-6]", "evaluations.seen={split: train}")
+    more = run(place, "finetune", *SECOND, *words)
+    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
+    assert "valid: accuracy " in more.stdout and "seen: accuracy " in more.stdout
+    after = read(folder)
+    assert after["evaluations"]["seen"]["rows"] == ROWS["train"] and after["chosen"] == found["chosen"]
+    assert after["evaluations"]["valid"] == found["evaluations"]["valid"]
+    assert kept.stat().st_mtime_ns == trained and "seen" not in read(loser)["evaluations"]
+    again = run(place, "finetune", *SECOND, *words)
+    assert again.stdout == f"already finished: {folder}\n", again.stderr
+
+
+def test_another_run_in_the_same_folder_is_refused(place, second, tmp_path):
+    folder, trials = second
+    told, before = read(folder, "run.json"), written(folder, *trials.values())
+    other = place / "results/other.pt"
+    torch.save({**torch.load(place / CHECKPOINT, weights_only=True), "more": 1}, other)
+    shutil.copytree(place / "data/glue", tmp_path / "glue")
+    with (tmp_path / "glue/RTE/bin/input0/valid.bin").open("ab") as data:
+        data.write(b"more")
+    single = ("glue/mini", "rope", "--seed", "2", "--cpu")
+    lost = next(name for name in trials if name != read(folder)["chosen"])
+    for program, words, sentence in (
+        ("finetune", (other, *SECOND[1:]), f"it was initialized from another checkpoint, {CHECKPOINT}"),
+        ("finetune", (*SECOND, f"data={tmp_path}/glue"), "data.RTE/bin/input0/valid.bin was "),
+        ("train", (*single, "task=RTE", "--", "--clip-norm", "1"), "flags was [], now ['--clip-norm', '1']"),
+        ("train", (*single, "task=RTE", lost, "--", "--clip-norm", "1"), "flags was [], now ["),
+    ):
+        refused = run(place, program, *words)
+        [line] = refused.stderr.strip().splitlines()
+        assert refused.returncode == 1 and line.startswith(f"{program}: {folder.parent}")
+        assert "fairseq-train" not in refused.stdout
+        assert "contains a run with other settings (" in line and sentence in line
+    assert read(folder, "run.json") == told and written(folder, *trials.values()) == before
+
+
+def refusal(*words, program=finetune):
+    """The one sentence with which a fine-tuning ends before it starts."""
+    with pytest.raises(SystemExit) as ended:
+        program.main([str(word) for word in words])
+    name = program.__name__.rpartition(".")[2]
+    assert str(ended.value.code).startswith(f"{name}: ") and "\n" not in ended.value.code
+    return ended.value.code
+
+
+def test_wrong_requests_get_one_sentence(place, done, tmp_path):
+    checkpoint = place / CHECKPOINT
+    given = ("--experiment", "glue/mini", "--cpu", "--results", tmp_path / "r", f"data={place}/data/glue")
+    assert "GLUE has no task 'RTA': choose from CoLA, SST-2" in refusal(checkpoint, "RTA", *given)
+    assert "nothing.pt does not exist" in refusal(tmp_path / "nothing.pt", "RTE", *given)
+    assert "choose.train.lr is empty" in refusal(checkpoint, "RTE", *given, "choose.train.lr=[]")
+    assert "learning rates are numbers above 0" in refusal(checkpoint, "RTE", *given, "choose.train.lr=[0]")
+    lacking = refusal(checkpoint, "RTE", "CoLA", *given)
+    assert "data/glue lacks CoLA/bin/rows.json, CoLA/bin/input0/dict.txt" in lacking
+    assert "`bash data_prep/prepare.sh` lists the corpora" in lacking
+    lacking = refusal(checkpoint, "CoLA", *given, "--dry-run")
+    assert "`bash data_prep/prepare.sh glue CoLA` prepares" in lacking
+    none = refusal(checkpoint, "RTE", *given, "evaluations.valid=null")
+    assert "glue/mini/linear_rope/task=RTE/seed-1 needs an evaluation to choose by" in none
+    assert "roberta/mini does not fine-tune on GLUE" in refusal(
+        checkpoint, "RTE", "--experiment", "roberta/mini"
+    )
+    (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
+    assert "is not a readable checkpoint of fairseq" in refusal(tmp_path / "broken.pt", "RTE", *given)
+
+    state = torch.load(checkpoint, weights_only=True)
+    weights = state["model"]
+    name = "encoder.sentence_encoder.embed_tokens.weight"
+    weights[name] = weights[name][:-1]
+    torch.save(state, tmp_path / "other.pt")
+    assert "has another vocabulary" in refusal(tmp_path / "other.pt", "RTE", *given)
+    state["cfg"]["model"]["_name"] = "linear_lm_base"
+    torch.save(state, tmp_path / "lm.pt")
+    assert "is of the architecture linear_lm_base" in refusal(tmp_path / "lm.pt", "RTE", *given)
+    state["cfg"]["model"] = Namespace(arch="roberta")  # as the method fairseq's checkpoints have it
+    torch.save(state, tmp_path / "fairseqs.pt")
+    assert "is of the architecture roberta: a" in refusal(tmp_path / "fairseqs.pt", "RTE", *given)
+    other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
+    assert "is of rope in linear attention, not of base in linear" in refusal(*other, program=train)
+    assert not (tmp_path / "r").exists()

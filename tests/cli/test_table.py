@@ -1,0 +1,295 @@
+"""The command `lrpe table`: the runs of each table, the list of tables, and executing a table."""
+
+import fcntl
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+from omegaconf import OmegaConf
+from rich.console import Console
+from tiny import BIN, REPOSITORY, run_command, run_here, write_configs
+
+from fairseq_lrpe.cli import table as table_command
+from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.reporting import tables as reports
+from fairseq_lrpe.experiments.spec import experiment as experiments
+from fairseq_lrpe.experiments.spec.table import SCALES, Table, tables
+from fairseq_lrpe.methods import canonical
+
+TABLES = {  # number of runs at full scale and at --scale mini
+    # Pretrainings, and fine-tunings with their trials.
+    "tmlr_table1": (7 + 7 * 8 * 5 * (4 + 1), 7 + 7 * 5 * 2 * (2 + 1)),
+    "iclr_table3": (10 + 10 * 4 * (4 + 1), 10 + 10 * 1 * 2 * (2 + 1)),
+    "iclr_table8": (11 + 12, 11 + 12),
+    "iclr_table4": ((11 + 14) * 5, 11 + 14),  # with fairseq's own model
+    "tmlr_table2": (8 * 5 * 2, 8 * 3),
+    "tmlr_table5": (9 * 5, 9),
+    "tmlr_figure2": (4 + 4, 4 + 4),
+    "iclr_table2": ((12 + 14) * 5, 12 + 14),
+    "iclr_table5": (3 * 2 * 5, 3 * 2),
+    "quickstart": (4, None),
+    "lfhc_table3": (5 * 10, (5 + 3 + 3 * 2) * 3),  # with and without running sums
+    "lfhc_table7": (8 * 10, 8 * 3),
+    "tmlr_table3": (6 * 5, 6 * 2),
+    "tmlr_table4": (6 * 5 * 5, 6 * 5 * 2),
+    # Three methods, and two with 4 values of k (3 for SST-2); mini has 3 for two tasks.
+    "lfhc_table1": ((3 * 6 + 2 * (5 * 4 + 3 + 6)) * 10, (3 * 4 + 2 * (2 * 3 + 2 * 1 + 4)) * 2),
+    "lfhc_table5": (2 * (5 * 4 + 3) * 10, 2 * (3 + 4) * 2),
+    # Three values of k, mini has one.
+    "lfhc_table2": ((3 + 2 * (3 + 1)) * 2 * 10, (3 + 2 * (1 + 1)) * 2 * 2),
+    "lfhc_table6": (2 * 3 * 2 * 10, 2 * 3 * 2 * 2),
+    "roper_wikipedia": (2, None),
+    "extrapolation": (57 * 3, 57 * 3),
+    "roper": ((2 + 4) * 3 * 10, (2 + 4) * 3 * 3),  # and linear attention
+}
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null"
+).split()
+CHANGES = "batch.total=4/train.decoder_embed_dim=32/train.decoder_ffn_embed_dim=64/train.decoder_layers=1/"
+CHANGES += "train.tokens_per_sample=32/updates=4"
+
+
+def test_cores_are_shared_unless_omp_num_threads_is_set(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert scheduler.job_environment(0, 3, None)["OMP_NUM_THREADS"] == "2"
+    assert scheduler.job_environment(0, 9, None)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert scheduler.job_environment(0, 3, None)["OMP_NUM_THREADS"] == "5"
+
+
+def run(*words):
+    return run_command("python", "-m", "fairseq_lrpe", "table", *words)
+
+
+def listed(stdout):
+    """Returns {table: the other cells of its row}."""
+    rows = ([cell.strip() for cell in line.split("│")[1:-1]] for line in stdout.splitlines())
+    return {row[0]: row[1:] for row in rows if row and row[0]}
+
+
+def test_list_of_tables_counts_finished_runs_without_importing_torch(tmp_path):
+    assert set(tables()) == set(TABLES)
+    finished = (  # ablation_householder_unitary is another name of tmlr_type1
+        "lm/mini/linear_base/seed-1",
+        "lm/mini/linear_rope/updates=10/seed-1",
+        "lm/mini/linear_ablation_householder_unitary/seed-1",
+        "lm/mini/linear_nosuch/seed-1",
+        "classification/imdb/softmax_shaw/train.shaw_k=2/seed-1",
+        "classification/imdb/softmax_shaw/train.shaw_k=99/seed-1",
+    )
+    for name in finished:
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "evaluation.json").write_text('{"evaluations": {}, "finished": "2020"}')
+    (tmp_path / "lm/mini/linear_rope/seed-2").mkdir(parents=True)
+    (tmp_path / "lm/mini/linear_rope/seed-2/evaluation.json").write_text('{"evaluations": {}}')
+    code = "import sys; from fairseq_lrpe.cli import table; table.main(sys.argv[1:]); "
+    code += "sys.exit({'torch', 'scipy', 'fairseq', 'matplotlib'} & sys.modules.keys() or 0)"
+    words = [BIN / "python", "-c", code, "--results", tmp_path]
+    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = listed(done.stdout)
+    assert {name: row[2] for name, row in rows.items() if row[2] == "-"} == {
+        name: "-" for name, (_, mini) in TABLES.items() if mini is None
+    }
+    assert rows["tmlr_table2"][1:] == ["0", "3"] and rows["tmlr_table5"][1:] == ["0", "1"]
+    assert rows["lfhc_table5"][1:] == ["1", "0"] and rows["lfhc_table1"][0].startswith("Text classification")
+
+
+def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
+    column = {"columns": {"t": {"evaluation": "test"}}}
+    rows = {"rows": [{"row": "a", "attention": "linear", "method": "base"}]}
+    wrong = {
+        "typo": ({"titel": "x"}, "key titel is unknown (did you mean 'title'?)"),
+        "experiment": (
+            {"title": "x", "experiment": "lm/own", **column, **rows},
+            "is 'lm/own', no experiment",
+        ),
+        "paper": ({"title": "x", "experiment": "lm/mini", "paper": "p", "table": "t", **column}, "key paper"),
+    }
+    configs = tmp_path / "configs"
+    write_configs(configs, {f"tables/{name}": content for name, (content, _) in wrong.items()})
+    for path in ("tables/quickstart", "lm/quickstart", "lm/mini", "lm/wikitext103"):
+        (configs / path).parent.mkdir(exist_ok=True)
+        shutil.copyfile(experiments.CONFIGS / f"{path}.yaml", configs / f"{path}.yaml")
+    (configs / "tables/brackets.yaml").write_text(f"a: {'[' * 3000}{']' * 3000}")
+    (configs / "tables/cycle.yaml").write_text("columns: &a {x: *a}")
+    (configs / "tables/interpolation.yaml").write_text("title: ${x}")
+    (configs / "tables/folder.yaml").mkdir()
+    monkeypatch.setattr(experiments, "CONFIGS", configs)
+    monkeypatch.setattr(table_command, "print_wide", Console(width=400).print)
+    done = run_here(table_command.main, "--results", tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = {*wrong, "brackets", "cycle", "interpolation", "quickstart", "table"}
+    found = listed(done.stdout.replace("┃", "│"))
+    assert set(found) == names and found["quickstart"][1:] == ["0", "-"]
+    for name, (_, message) in wrong.items():
+        assert found[name][0].startswith("error: ") and message in found[name][0]
+    assert "more than 50 nested" in found["brackets"][0] and "contains itself" in found["cycle"][0]
+    assert found["interpolation"][0].startswith("error: ")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_runs_and_their_order(name):
+    for scale, count in zip(SCALES, TABLES[name], strict=True):
+        if count is None:
+            with pytest.raises(ValueError, match="has no small form: leave --scale mini out"):
+                Table(name, scale)
+            continue
+        table = Table(name, scale)
+        runs = table.runs()
+        assert len(runs) == len(set(runs)) == count
+        for number, one in enumerate(runs):
+            assert set(table.experiment_of(one).needs(one)) <= set(runs[:number])
+        kinds = [table.experiment_of(one).cfg.kind for one in runs]
+        assert "glue" not in kinds[: kinds.count("masked_lm")]  # pretrainings come first
+        for part in (runs[: kinds.count("masked_lm")], runs[kinds.count("masked_lm") :]):
+            assert [one.seed for one in part] == sorted(one.seed for one in part)
+        assert all(canonical(one.method) == one.method for one in runs)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_and_columns_match_the_paper(name):
+    table = Table(name)
+    if table.settings.table is None:
+        assert name in ("tmlr_figure2", "quickstart", "extrapolation")  # without published numbers
+        return
+    paper = OmegaConf.load(experiments.CONFIGS / "paper" / f"{table.settings.paper}.yaml")
+    published = paper.tables[table.settings.table]
+    rows = {(row.attention, row.row) for row in published.rows if row.method}
+    ours = {(cell.attention, cell.row) for cell in table.cells if cell.runs or cell.parts}
+    own = {(row.attention, row.row) for row in table.settings.rows}
+    assert ours - own == rows and not own & rows
+    assert set(published.columns) <= set(table.settings.columns)
+    # Every published value is measured, except in rows that are means of others.
+    for row in published.rows:
+        for column in row["values"] if row.method else ():
+            key = row.attention, row.row, column
+            [cell] = [c for c in table.cells if (c.attention, c.row, c.column) == key]
+            is_dash = row["values"][column] is None
+            assert bool(cell.runs or cell.parts) != is_dash, (name, row.row, column)
+
+
+def test_only_selects_methods():
+    table = Table("tmlr_table5", "mini")
+    [only] = table.runs(only=["ablation_householder_unitary"])
+    assert only.method == "tmlr_type1"
+    assert table.runs(only=["tmlr_type1"]) == [only]
+    with pytest.raises(ValueError, match="the table has no method 'xl': choose from"):
+        table.runs(only=["xl"])
+    with pytest.raises(ValueError, match=r"unknown table 'table5' .did you mean '.*table5'..: `bash "):
+        Table("table5")
+
+
+def test_overrides_apply_to_all_runs():
+    table = Table("tmlr_table1", "mini", ["train.dropout=0.3", "choose.train.lr=[0.5]", "epochs=7"])
+    runs = table.runs(only=["rope"])
+    assert str(runs[0]) == "roberta/mini/linear_rope/train.dropout=0.3/seed-1"
+    assert str(runs[1]) == "glue/mini/linear_rope/epochs=7/task=RTE/train.dropout=0.3/train.lr=0.5/seed-1"
+    assert len(runs) == 1 + 5 * 2 * (1 + 1)
+    assert len(Table("tmlr_table1", "mini", ["choose=null"]).runs(only=["rope"])) == 1 + 5 * 2
+    with pytest.raises(ValueError, match="has no key 'epoch'"):
+        Table("tmlr_table1", "mini", ["epoch=7"])
+    assert {run.seed for run in Table("tmlr_table2", "mini", ["seeds=[7]"]).runs()} == {7}
+
+
+def test_dry_run_prints_commands(tmp_path):
+    words = ["tmlr_table1", "--scale", "mini", "--only", "rope", "--results", tmp_path / "results"]
+    done = run_here(table_command.main, *words, "--dry-run", "grid.task=[RTE]")
+    first, *later = done.stdout.splitlines()
+    assert done.returncode == 0 and first.startswith("fairseq-train data/wikitext_mini_bpe/bin "), done.stderr
+    assert len(later) == 2 * 2  # rates and seeds
+    for line in later:
+        assert line.startswith("# glue/mini/linear_rope/task=RTE/train.lr=")
+        assert line.endswith("/seed-1/checkpoints/checkpoint_best.pt, which does not exist yet")
+    assert not (tmp_path / "results").exists()
+
+
+WORKING = ("ablation_identity_unitary", "ablation_identity_orthogonal")
+FAILING = "ablation_identity_permutation"
+
+
+def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(data_bin, tmp_path):
+    def folder(method):
+        return tmp_path / f"lm/mini/linear_{method}/{CHANGES}/seed-1"
+
+    folder(FAILING).mkdir(parents=True)
+    (folder(FAILING) / "run.json").write_text("{}}")
+    words = ["tmlr_table5", "--scale", "mini", "--jobs", 2, "--gpus", 0, "--results", tmp_path]
+    words += [*SMALL, f"data={data_bin}", "--only", *WORKING]
+    done = run(*words, FAILING)
+    assert done.returncode == 1
+    for method in WORKING:
+        assert json.loads((folder(method) / "run.json").read_text())["updates"] == 4
+        assert f"finished lm/mini/linear_{method}/{CHANGES}/seed-1" in done.stdout
+    assert f"FAILED   lm/mini/linear_{FAILING}/{CHANGES}/seed-1" in done.stdout
+    last = done.stderr.strip().splitlines()[-1]
+    assert f"lm/mini/linear_{FAILING}/{CHANGES}/seed-1: train: " in last and "run.json is damaged" in last
+    assert "| linear | Identity × Unitary |" in done.stdout and "(4 updates)" in done.stdout
+
+    before = (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
+    again = run_here(table_command.main, *words)
+    assert again.returncode == 0 and "started" not in again.stdout, again.stderr
+    assert before == (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
+
+
+@pytest.mark.parametrize("ending", ["finished", "stopped", "seen too late"])
+def test_run_in_use_by_another_process_is_waited_for(ending, data_bin, tmp_path, monkeypatch):
+    """It is started here only if the other process did not finish it."""
+    done, started, lock = set(), [], None
+    monkeypatch.setattr(scheduler, "is_complete", lambda table, run, folder: run.method in done)
+
+    def start(arguments, environment):
+        started.append(arguments[1])
+        if ending == "seen too late" and len(started) == 1:
+            code = "import sys; sys.exit('train: x is in use by another training process')"
+        else:
+            done.add(arguments[1])
+            code = ""
+        command = [sys.executable, "-IS", "-c", code]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+    def sleep(seconds):
+        real_sleep(0.05)
+        if WORKING[1] in done and lock:
+            if ending == "finished":
+                done.add(WORKING[0])
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+    real_sleep = time.sleep
+    monkeypatch.setattr(scheduler, "start_process", start)
+    monkeypatch.setattr(reports, "collect", lambda table, folder: None)
+    monkeypatch.setattr(reports, "show_table", lambda table, summary: None)
+    monkeypatch.setattr(scheduler.time, "sleep", sleep)
+    folder = tmp_path / f"lm/mini/linear_{WORKING[0]}/{CHANGES}/seed-1"
+    folder.mkdir(parents=True)
+    words = ["tmlr_table5", "--scale", "mini", "--gpus", 0, "--results", tmp_path, *SMALL, f"data={data_bin}"]
+    with (folder / "lock").open("w") as file:
+        if ending != "seen too late":
+            fcntl.flock(lock := file, fcntl.LOCK_EX)
+        result = run_here(table_command.main, *words, "--only", *WORKING)
+    assert result.returncode == 0 and "FAILED" not in result.stdout, result.stderr
+    later = [] if ending == "finished" else [WORKING[0]]
+    assert started == [*[WORKING[0]] * (ending == "seen too late"), WORKING[1], *later]
+    waiting = f"waiting  lm/mini/linear_{WORKING[0]}/{CHANGES}/seed-1: in use by another process"
+    assert result.stdout.count(waiting) == (ending != "seen too late")
+
+
+def test_nothing_starts_without_data(tmp_path):
+    done = run_here(
+        table_command.main,
+        "tmlr_figure2",
+        "--scale",
+        "mini",
+        "--results",
+        tmp_path / "results",
+        "data=nowhere",
+    )
+    [sentence] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and "lm/mini skipped: " in sentence and "nowhere lacks dict.txt" in sentence
+    assert "roberta/mini skipped: " in sentence
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,511 @@
+"""Training through scripts/train.sh's program: what a run folder holds, and how a run goes on."""
+
+import fcntl
+import importlib.util
+import itertools
+import json
+import shutil
+import signal
+import socket
+import subprocess
+
+import pytest
+import torch
+from tiny import BIN, REPOSITORY, pretend_gpus, run_here
+
+from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.execution import progress, run_directory, runner
+from fairseq_lrpe.experiments.execution.launch import choose_launch
+from fairseq_lrpe.experiments.reporting.records import read_run
+from fairseq_lrpe.utils.subprocesses import CommandFailed
+
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=2 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 "
+    "train.warmup_updates=4 train.validate_interval_updates=100 "
+    "train.save_interval_updates=100 updates=300"
+).split()
+FREE = ("data", "batch.per_gpu", "evaluations", "train.log_interval")
+VALID = "evaluations.test=null"  # enough where the evaluation is not the matter
+
+
+@pytest.fixture(scope="module")
+def small(data_bin):
+    """Arguments of a tiny run of lm/mini."""
+    return ["lm/mini", "tmlr_type1", "--cpu", *SMALL, f"data={data_bin}"]
+
+
+def folder_in(results, words=SMALL, method="linear_tmlr_type1", experiment="lm/mini"):
+    """The run's folder, a level for each change in the order of their keys."""
+    changes = sorted(word for word in map(str, words) if "=" in word and not word.startswith(FREE))
+    return results.joinpath(experiment, method, *changes, "seed-1")
+
+
+def run(words, *more):
+    return run_here(train.main, *words, *more)
+
+
+def start(words):
+    command = [BIN / "python", "-m", "fairseq_lrpe", "train", *words]
+    return subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
+    )
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("localhost", 0))
+        return listener.getsockname()[1]
+
+
+def entries(folder):
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def running(folder):
+    """The processes that have the folder in their command line, fairseq's among them."""
+    listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
+    return [line for line in listed.splitlines() if str(folder) in line]
+
+
+@pytest.fixture(scope="module")
+def continued(small, tmp_path_factory):
+    """(arguments, folder, output) of a run that was ended after its first checkpoint and started again."""
+    results = tmp_path_factory.mktemp("results")
+    words = [*small, "--results", str(results), "--", "--decoder-layerdrop", "0.1"]
+    folder, process = folder_in(results), start(words)
+    for line in process.stdout:
+        if "100 updates: valid ppl" in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert not running(folder) and not (folder / "evaluation.json").exists()
+    assert entries(folder)[-1]["kind"] in ("valid", "train_inner", "train")
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    return words, folder, done.stdout
+
+
+def test_an_interrupted_run_continues_and_a_finished_one_is_not_repeated(continued):
+    words, folder, said = continued
+    assert said.startswith(f"resuming: {folder}\n") and said.endswith(f"finished: {folder}\n")
+    assert ": starting fairseq-train, " in said and ": evaluating test\n" in said
+    phases = filter(None, map(progress.phase_of, (folder / "train.log").read_text().splitlines()))
+    *phases, last = [phase for phase, _ in itertools.groupby(phases)]
+    assert phases[0] == "starting fairseq-train" and last == "ending fairseq-train"
+    assert "training validating training saving" in " ".join(phases)
+    log = entries(folder)
+    assert [e["num_updates"] for e in log if e["kind"] == "train_inner"] == list(range(10, 301, 10))
+    assert [e["valid_num_updates"] for e in log if e["kind"] == "valid"] == [100, 200, 300]
+    again = run(words)
+    assert again.returncode == 0 and again.stdout == f"already finished: {folder}\n"
+
+
+def test_an_interrupted_evaluation_trains_no_further(continued):
+    words, folder, _ = continued
+    done = (folder / "evaluation.json").read_text()
+    (folder / "evaluation.json").unlink()
+    before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
+    assert run(words).returncode == 0
+    again = json.loads((folder / "evaluation.json").read_text())["evaluations"]
+    for name in ("valid", "test"):
+        assert again[name] == json.loads(done)["evaluations"][name]
+    assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
+
+
+def test_everything_is_in_the_run_folder(continued):
+    _, folder, said = continued
+    command = (folder / "command.sh").read_text().splitlines()[1]
+    assert command in said and command.endswith("--decoder-layerdrop 0.1")
+    told = json.loads((folder / "run.json").read_text())
+    expected = {
+        "experiment": "lm/mini",
+        "kind": "language_modeling",
+        "attention": "linear",
+        "method": "tmlr_type1",
+        "seed": 1,
+        "changes": dict(word.split("=") for word in sorted(SMALL) if not word.startswith(FREE)),
+        "updates": 300,
+        "gpus": 0,
+        "nodes": 1,
+        "cpu": True,
+        "precision": "fp32",
+        "flags": ["--decoder-layerdrop", "0.1"],
+    }
+    assert {key: told[key] for key in expected} == expected
+    assert told["config"]["train"]["decoder_embed_dim"] == 32
+    assert set(told["versions"]) == {"python", "torch", "fairseq", "fairseq_lrpe"}
+    assert set(told["git"]) == {"revision", "dirty"} and told["started"].endswith("+00:00")
+
+    log = entries(folder)
+    assert {e["kind"] for e in log} == {"train_inner", "valid", "train"}
+    assert all(isinstance(e["loss"], float) for e in log if e["kind"] == "train_inner")
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert set(evaluation) == {"evaluations", "finished"}
+    measured = evaluation["evaluations"]
+    assert list(measured) == ["training", "valid", "test"] and measured["training"]["tokens_per_second"] > 0
+    best = min(e["valid_ppl"] for e in log if e["kind"] == "valid")
+    assert measured["valid"]["perplexity"] == pytest.approx(best, rel=2e-3)
+    for name in ("valid", "test"):
+        found = measured[name]
+        assert 2 ** found["loss"] == pytest.approx(found["perplexity"], rel=1e-3) and found["tokens"] > 400
+    checkpoints = {path.name for path in folder.glob("checkpoints/*")}
+    assert {"checkpoint_best.pt", "checkpoint_last.pt"} <= checkpoints
+    assert not list(folder.rglob("*.part"))
+
+
+def test_other_settings_are_refused(continued, capsys):
+    words, folder, _ = continued
+    with pytest.raises(SystemExit) as refused:
+        train.main(words[: words.index("--")])
+    sentence = refused.value.code
+    assert f"{folder} contains a run with other settings (" in sentence and "\n" not in sentence
+    assert "flags was ['--decoder-layerdrop', '0.1'], now []): use the same settings, use another" in sentence
+
+
+def test_another_value_is_another_run_beside(continued, capsys):
+    words, folder, _ = continued
+    train.main([*words[: words.index("--")], "train.lr=1e-3", "--dry-run"])
+    beside = folder.parents[1] / "train.lr=0.001"
+    assert "--lr 0.001" in (said := capsys.readouterr().out) and "/train.lr=0.001/" in said
+    assert not beside.exists()
+
+
+def test_one_more_evaluation_is_measured_without_another_training(continued):
+    words, folder, _ = continued
+    before = (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns
+    cut = words.index("--")
+    done = run([*words[:cut], "evaluations.far={split: test, length: 64}", *words[cut:]])
+    assert done.returncode == 0, done.stderr
+    found = json.loads((folder / "evaluation.json").read_text())["evaluations"]
+    assert found["far"]["settings"]["length"] == 64 and found["far"]["tokens"] == found["test"]["tokens"]
+    assert found["far"]["perplexity"] != found["test"]["perplexity"]
+    assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
+    assert run(words).stdout == f"already finished: {folder}\n"  # what is asked no longer stays on record
+
+
+def test_a_language_model_starts_from_a_checkpoint(continued, small, tmp_path):
+    """Its first loss is what the checkpoint ended with, not one of new parameters."""
+    first = continued[1] / "checkpoints/checkpoint_last.pt"
+    words = [*small, VALID, f"starts_from={first}", "train.log_interval=1", "train.lr=1e-9", "updates=4"]
+    assert run([*words, "--results", tmp_path]).returncode == 0
+    [folder] = (path.parent for path in tmp_path.rglob("run.json"))
+    losses = [[e["loss"] for e in entries(x) if e["kind"] == "train_inner"] for x in (continued[1], folder)]
+    assert losses[1][0] < losses[0][0] - 1
+    assert json.loads((folder / "run.json").read_text())["starts_from"]["path"] == str(first)
+
+
+def test_what_never_trained_may_start_with_other_settings(small, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise CommandFailed("it has ended")
+
+    monkeypatch.setattr(runner, "run_training", fail)
+    for more in ([], ["--", "--dropout", "0.2"]):
+        with pytest.raises(SystemExit, match="it has ended"):
+            train.main([*small, "--results", str(tmp_path), VALID, *more])
+        told = json.loads((folder_in(tmp_path) / "run.json").read_text())
+        assert told["flags"] == more[1:]
+
+
+@pytest.mark.parametrize("change, where", [
+    ([], "configs/lm/wikitext103.yaml, key train.activation_fn: "),
+    (["train.activation_fn=swish"], "train.activation_fn=swish: "),
+])  # fmt: skip
+def test_a_flag_that_fairseq_refuses_is_told_by_where_it_stands(change, where, small, tmp_path, monkeypatch):
+    def fail(*_):
+        raise CommandFailed("usage: x\nfairseq-train: error: argument --activation-fn: invalid choice: 'x'")
+
+    monkeypatch.setattr(runner, "run_training", fail)
+    with pytest.raises(SystemExit, match=f"^train: {where}fairseq-train rejects it"):
+        train.main([*small, "--results", str(tmp_path / "results"), *change])
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("below", ["", "new/results"])
+def test_a_refused_training_removes_only_the_folders_that_it_made(below, small, tmp_path, monkeypatch):
+    def fail(*_):
+        raise CommandFailed("it ended\nfairseq_lrpe: no")
+
+    monkeypatch.setattr(runner, "run_training", fail)
+    mine = tmp_path / "empty/mine"
+    mine.mkdir(parents=True)
+    with pytest.raises(SystemExit, match=r"^train: no$"):
+        train.main([*small, "--results", str(mine / below)])
+    assert list(tmp_path.rglob("*")) == [mine.parent, mine]
+
+
+WRITTEN = "checkpoint_best.pt, checkpoint_last.pt"
+
+
+@pytest.mark.parametrize("name, flags, written", [
+    ("checkpoint_bst.pt", "", f"{WRITTEN}, checkpoint_EPOCH_300.pt"),
+    ("checkpoint_last", "", WRITTEN),
+    ("../checkpoint_last.pt", "", WRITTEN),
+    ("checkpoint_1_100.pt", "", WRITTEN),  # which the one of 300 updates replaces
+    ("checkpoint_1_150.pt", "", WRITTEN),
+    ("checkpoint_1_100.pt", "--keep-interval-updates 3", None),
+    ("checkpoint_1_300.pt", "", None),
+    ("checkpoint2.pt", "", WRITTEN),  # the YAML has no_epoch_checkpoints
+    ("checkpoint_last.pt", "", None),
+    ("checkpoint_last.pt", "--no-last-checkpoints", "checkpoint_best.pt, checkpoint_EPOCH_300.pt"),
+    ("checkpoint_best.pt", "--disable-validation", "checkpoint_last.pt, checkpoint_EPOCH_300.pt"),
+    ("checkpoint_best.pt", "--no-save", "no checkpoint"),
+    ("checkpoint_bst.pt", "--save-interval x", None),  # fairseq-train refuses the flag
+])  # fmt: skip
+def test_a_checkpoint_that_will_not_be_written_is_refused_first(
+    name, flags, written, small, tmp_path, monkeypatch
+):
+    begun = []
+    monkeypatch.setattr(runner, "execute_run", begun.append)
+    words = [*small, "--results", str(tmp_path / "results"), f"evaluate.checkpoint={name}", "--"]
+    if written is None:
+        train.main([*words, *flags.split()])
+        assert begun
+    else:
+        with pytest.raises(SystemExit) as refused:
+            train.main([*words, *flags.split()])
+        assert refused.value.code.startswith(
+            f"train: evaluate.checkpoint={name}: the training writes {written}"
+        )
+        assert not begun
+
+
+def test_epochs_checkpoints_are_those_of_the_interval(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "execute_run", lambda job: None)
+    words = [*small, "--results", str(tmp_path), "train.no_epoch_checkpoints=false", "train.save_interval=2"]
+    train.main([*words, "evaluate.checkpoint=checkpoint4.pt"])
+    for number in (0, 3, 302):
+        with pytest.raises(SystemExit, match=f"{WRITTEN}, checkpoint2.pt, checkpoint_EPOCH_300.pt$"):
+            train.main([*words, f"evaluate.checkpoint=checkpoint{number}.pt"])
+
+
+def test_a_checkpoint_that_is_missing_after_all(continued):
+    """Which epoch an update is of is not known before."""
+    words, folder, _ = continued
+    done = run(["evaluate.checkpoint=checkpoint_99_300.pt", *words])
+    [line] = done.stderr.strip().splitlines()
+    kept = ", ".join(sorted(path.name for path in folder.glob("checkpoints/*")))
+    assert done.returncode == 1 and WRITTEN in kept
+    assert line.endswith(f"checkpoint_99_300.pt does not exist: set evaluate.checkpoint= to one of {kept}")
+
+
+def test_a_choice_is_made_on_validation_and_all_tried_kept(small, tmp_path):
+    words = [*small, "--results", tmp_path, "updates=40", VALID, "train.validate_interval_updates=20"]
+    words = [*words, "train.save_interval_updates=20", "choose.train.lr=[1e-2, 1e-6]"]
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    changes = {word.split("=")[0]: word for word in words if isinstance(word, str) and "=" in word}
+    folder = folder_in(tmp_path, [w for w in changes.values() if not w.startswith("choose")])
+    record = json.loads((folder / "evaluation.json").read_text())
+    assert record["chosen"] == "train.lr=0.01" and set(record["tried"]) == {"train.lr=0.01", "train.lr=1e-06"}
+    scores = {name: found["valid"]["perplexity"] for name, found in record["tried"].items()}
+    assert min(scores, key=scores.get) == record["chosen"]
+    assert record["evaluations"]["valid"]["perplexity"] == min(scores.values())
+    assert (folder / record["checkpoint"]).is_file()
+    [kept] = tmp_path.glob("**/train.lr=*/**/checkpoints/*.pt")
+    own = folder / "checkpoints/checkpoint_best.pt"
+    assert kept.samefile(own) and record["checkpoint"] == "checkpoints/checkpoint_best.pt"
+    moved = shutil.copytree(folder, tmp_path / "moved" / folder.relative_to(tmp_path))
+    assert (moved / record["checkpoint"]).read_bytes() == kept.read_bytes()
+    curve = read_run(moved, tmp_path / "moved").curve
+    assert list(curve) == [20, 40] and curve == read_run(kept.parents[1], tmp_path).curve
+    assert run(words).stdout == f"already finished: {folder}\n"
+    trained = kept.stat().st_mtime_ns
+    more = [word for word in words if not str(word).startswith("choose")]
+    # The first lost before, and is trained again where the one that won is not asked for.
+    done = run([*more, "choose.train.lr=[1e-6, 1e-7]"])
+    assert done.returncode == 0 and done.stdout.count("fairseq-train ") == 2, done.stdout + done.stderr
+    other = json.loads((folder / "evaluation.json").read_text())
+    assert other["chosen"] == "train.lr=1e-06" and (folder / other["checkpoint"]).is_file()
+    found = other["evaluations"]["valid"]["perplexity"]
+    assert found == record["tried"]["train.lr=1e-06"]["valid"]["perplexity"]
+    done = run([*more, "choose.train.lr=[1e-2, 1e-6, 1e-7]"])
+    assert done.returncode == 0 and "fairseq-train " not in done.stdout, done.stdout + done.stderr
+    last = json.loads((folder / "evaluation.json").read_text())
+    assert last["chosen"] == "train.lr=0.01" and len(last["tried"]) == 3
+    assert kept.stat().st_mtime_ns == trained and own.samefile(kept)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_folder_in_use_is_refused(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "LOCK_TIMEOUT", 0)
+    folder = folder_in(tmp_path)
+    folder.mkdir(parents=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit, match="is in use by another training process"):
+            train.main([*small, "--results", str(tmp_path)])
+    assert not (folder / "run.json").exists()
+
+
+def test_two_nodes_without_gpus_train_one_model(small, tmp_path):
+    words = [*small, "--results", str(tmp_path)]
+    words += ["batch.per_gpu=2", "updates=4", "train.log_interval=1", VALID]
+    folder = folder_in(tmp_path, [*SMALL[:-1], "updates=4"])
+    words += ["--gpus", "1", "--nodes", "2", "--rendezvous", f"localhost:{free_port()}"]
+    nodes = [start(words) for _ in range(2)]
+    ends = [(node.communicate(), node.returncode) for node in nodes]
+    assert [code for _, code in ends] == [0, 0], ends
+    inner = [e for e in entries(folder) if e["kind"] == "train_inner"]
+    assert [e["num_updates"] for e in inner] == [1, 2, 3, 4]
+    assert all(e["bsz"] == 4 for e in inner)  # two sequences of each
+    assert (folder / "evaluation.json").exists()
+
+
+def test_a_few_updates_at_the_papers_size(data_bin, tmp_path):
+    flags = (
+        f"{VALID} updates=2 batch.total=2 batch.per_gpu=2 train.log_interval=1 train.warmup_updates=1".split()
+    )
+    words = ["lm/wikitext103", "tmlr_type1", "--cpu", "--results", tmp_path, f"data={data_bin}", *flags]
+    done = run(words)
+    assert done.returncode == 0, done.stderr
+    folder = folder_in(tmp_path, flags, experiment="lm/wikitext103")
+    losses = [e["loss"] for e in entries(folder) if e["kind"] == "train_inner"]
+    assert len(losses) == 2 and losses[1] < losses[0]
+    state = torch.load(folder / "checkpoints/checkpoint_last.pt", weights_only=True)["model"]
+    assert state["decoder.layers.5.fc1.weight"].shape == (2048, 512)
+
+
+@pytest.mark.parametrize("words, message", [
+    (["lm/mini", "base", "data=nowhere"], "nowhere lacks dict.txt, train.bin, train.idx, valid.bin"),
+    (["lm/mini", "base", "--cpu", "--precision", "fp16"], "--precision fp16 needs a GPU"),
+    (["lm/mini", "base", "--cpu", "--gpus", "3"], "8 sequences is not a multiple of 3 GPUs × 8"),
+    (["lm/mini", "base", "--cpu", "--gpus", "1", "--nodes", "2"], "--rendezvous HOST:PORT"),
+    (["lm/mini", "base", "--seed", "0"], "must be a whole number from 1 on, not '0'"),
+    (["lm/mini", "bse"], "unknown method 'bse' (did you mean 'base'?)"),
+])  # fmt: skip
+def test_refused_in_one_sentence(words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as refused:
+        train.main([*words, "--results", str(tmp_path / "results")])
+    said = refused.value.code if isinstance(refused.value.code, str) else capsys.readouterr().err
+    assert message in said and "\n" not in said.strip().splitlines()[-1]
+    assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize("words, message", [
+    (["tmlr_type1", "train.lrpe_core=x"], "unknown lrpe core 'x': choose from unitary"),
+    (["tmlr_type1", "choose.train.lrpe_theta_type=[a, x]"], "unknown lrpe theta type 'x': choose from a"),
+    (["xpos_512", "train.xpos_scale_base=x"], "train.xpos_scale_base is a whole number, not 'x'"),
+    (["tmlr_type1", "train.lrpe_learn_theta=3"], "train.lrpe_learn_theta is true or false, not 3"),
+    (["base", "train.linear_norm=x"], "unknown linear norm 'x'"),
+    (["base", "train.feature_map=x"], "unknown feature map 'x'"),
+])  # fmt: skip
+def test_a_dry_run_refuses_option_values_that_the_encoding_refuses(words, message):
+    done = run_here(train.main, "lm/mini", *words, "--cpu", "--dry-run")
+    assert done.returncode == 1 and done.stdout == "" and message in done.stderr
+
+
+@pytest.mark.parametrize("flag, package", [
+    ("--tensorboard-logdir", "tensorboard"),
+    ("--wandb-project=lrpe", "wandb"),
+])  # fmt: skip
+def test_a_logger_that_is_not_installed_is_refused(flag, package, small, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as refused:
+        train.main([*small, "--results", str(tmp_path / "results"), "--", flag, "x"])
+    name = flag.partition("=")[0]
+    message = f"train: {name} requires {package}: install it with pip install -e '.[{package}]'"
+    assert refused.value.code == message and not (tmp_path / "results").exists()
+
+
+def test_a_dry_run_only_prints(tmp_path, capsys):
+    train.main(["lm/wikitext103", "base", "--gpus", "8", "--dry-run", "--results", str(tmp_path / "results")])
+    printed = capsys.readouterr().out
+    assert printed.startswith("fairseq-train data/wikitext103/bin ") and printed.count("\n") == 1
+    assert "--fp16" in printed and "--distributed-world-size 8" in printed and "--cpu" not in printed
+    assert "--adam-betas '(0.9, 0.98)'" in printed
+    assert not (tmp_path / "results").exists()
+
+
+def test_what_the_gpus_here_cannot_do_is_refused(monkeypatch, tmp_path):
+    def launch(*words):
+        return choose_launch(train.parse(train.make_parser(), ["lm/mini", "base", *words])[0])
+
+    pretend_gpus(monkeypatch, {"Tesla V100": (7, 0)}, built_for=["sm_70"])
+    assert launch().precision == "fp16"
+    with pytest.raises(ValueError, match=r"bf16 needs .* 8\.0, and Tesla V100 .* has 7\.0: use fp16$"):
+        launch("--precision", "bf16")
+    with pytest.raises(ValueError, match="--gpus 2: this machine has 1"):
+        launch("--gpus", "2")
+    pretend_gpus(monkeypatch, {"Tesla V100": (7, 0)}, built_for=["sm_75", "sm_90"])
+    with pytest.raises(SystemExit, match=r"^train: torch .* has no code for Tesla V100 .*--torch cu126"):
+        train.main(["lm/mini", "base", "--results", str(tmp_path / "results")])
+    assert not (tmp_path / "results").exists() and launch("--cpu").cpu and launch("--dry-run")
+
+
+def write_checkpoint(path, updates):
+    """What of fairseq's checkpoint our programs read before a training."""
+    cfg = {"model": {"_name": "linear_lm"}, "task": {"_name": "language_modeling"}}
+    state = {"cfg": cfg, "optimizer_history": [{"num_updates": updates}], "extra_state": {}}
+    torch.save({**state, "model": {"weight": torch.rand(99)}}, path)
+
+
+@pytest.mark.parametrize("part", [0, 1e-3, 0.5, 0.999, 1])
+@pytest.mark.parametrize("cut", ["best", "last"])
+def test_a_checkpoint_cut_short_gives_way_to_the_newest_whole_one(cut, part, tmp_path):
+    before = {"1_6": 6, "1_8": 8, "best": 6, "last": 6}
+    for name, updates in before.items():
+        write_checkpoint(tmp_path / f"checkpoint_{name}.pt", updates)
+    whole = (tmp_path / "checkpoint_1_8.pt").read_bytes()
+    broken = tmp_path / f"checkpoint_{cut}.pt"
+    broken.write_bytes(whole[: min(round(part * len(whole)), len(whole) - 1)])
+    run_directory.repair_checkpoints(tmp_path)
+    kept = {path.name: run_directory.checkpoint_updates(path) for path in tmp_path.iterdir()}
+    updates = {
+        "checkpoint_1_6.pt": 6,
+        "checkpoint_1_8.pt": 8,
+        "checkpoint_best.pt": 6,
+        "checkpoint_last.pt": 6,
+    }
+    assert kept == {**updates, broken.name: 8}
+    assert broken.read_bytes() == whole
+
+
+def test_the_best_checkpoint_stays_when_the_last_one_was_cut_from_it(tmp_path):
+    """fairseq copies the best to the last where an update has no checkpoint of its own."""
+    write_checkpoint(tmp_path / "checkpoint_best.pt", 8)
+    (tmp_path / "checkpoint_last.pt").write_bytes(b"PK")
+    run_directory.repair_checkpoints(tmp_path)
+    paths = tmp_path / "checkpoint_best.pt", tmp_path / "checkpoint_last.pt"
+    assert list(map(run_directory.checkpoint_updates, paths)) == [8, 8]
+
+
+def test_without_a_last_checkpoint_the_newest_whole_one_is_it(tmp_path):
+    """A kill while fairseq saves for the first time."""
+    write_checkpoint(tmp_path / "checkpoint_1_8.pt", 8)
+    run_directory.repair_checkpoints(tmp_path)
+    names = {path.name: run_directory.checkpoint_updates(path) for path in tmp_path.iterdir()}
+    assert names == {"checkpoint_1_8.pt": 8, "checkpoint_last.pt": 8}
+
+
+def test_a_training_starts_anew_where_no_checkpoint_is_whole(tmp_path):
+    for name in ("best", "last"):
+        (tmp_path / f"checkpoint_{name}.pt").write_bytes(b"PK")
+    assert run_directory.completed_updates(tmp_path) == 0
+    run_directory.repair_checkpoints(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+LINE = '2026-01-01 00:00:00 | INFO | train_inner | {"epoch": 1, "loss": "%s", "num_updates": "%s"}\n'
+
+
+def test_repeated_updates_count_once(tmp_path):
+    log = run_directory.Log(tmp_path)
+    for loss, updates in ((9, 10), (8, 20), (7.5, 20)):
+        log.record(LINE % (loss, updates))
+    log = run_directory.Log(tmp_path, completed=20)
+    log.record(LINE % ("nan", 30))
+    log.record("something else\n")
+    found = [(e["num_updates"], e["loss"]) for e in entries(tmp_path)]
+    assert found[:2] == [(10, 9), (20, 7.5)] and found[2][0] == 30
+
+
+def test_what_a_killed_runner_did_not_take_is_in_the_log(tmp_path):
+    """But not what came after the checkpoint from which the training goes on, nor a line cut short."""
+    run_directory.Log(tmp_path).record(LINE % (9, 10))
+    cut = (LINE % (6, 15))[:-9]
+    lines = [LINE % (9, 10), cut, "$ fairseq-train '{}'\n", LINE % (8, 20), LINE % (7, 30), cut]
+    (tmp_path / "train.log").write_text("".join(lines))
+    log = run_directory.Log(tmp_path, completed=20)
+    log.record(LINE % (7, 30))
+    assert [(e["num_updates"], e["loss"]) for e in entries(tmp_path)] == [(10, 9), (20, 8), (30, 7)]

@@ -1,0 +1,171 @@
+"""Wrong calls of our own programs get one sentence, and leave nothing behind.
+
+A row is the program, its words, and a part of the sentence; {data} is a good data folder, {checkpoint} one of
+a language model, {damaged} a file that is no checkpoint, {fine_tuned} fine-tunings, {results} a folder that
+must stay away.
+"""
+
+import io
+import json
+
+import pytest
+import torch
+from tiny import run_here
+
+from fairseq_lrpe.cli import classify, evaluate, finetune, generate, table, train
+from fairseq_lrpe.cli import results as results_command
+from fairseq_lrpe.experiments.inference import evaluate_synthetic, glue_submission
+from fairseq_lrpe.tasks import synthetic_lm
+
+PROGRAMS = {
+    "train": train.main,
+    "table": table.main,
+    "results": results_command.main,
+    "finetune": finetune.main,
+    "glue-submission": glue_submission.main,
+    "generate": generate.main,
+    "classify": classify.main,
+    "evaluate-synthetic": evaluate_synthetic.main,
+    "synthetic_lm": synthetic_lm.main,
+}
+OVERRIDES = [
+    ("updates=null", "field 'updates' is not Optional"),
+    ("updates=???", "updates is a number, such as 400, not a text"),
+    ("updates={{", "updates is a number, such as 400, not a text"),
+    ("updates=[1", "updates is a number, such as 400, not a text"),
+    ("updates=!!python/object:os.system x", "updates is a number, such as 400, not a text"),
+    ("updates=0", "at least 1 is needed"),
+    ("updates=1.5", "could not be converted to Integer"),
+    ("train=null", "field 'train' is not Optional"),
+    ("batch=null", "field 'batch' is not Optional"),
+    ("batch.total=null", "field 'batch.total' is not Optional"),
+    ("batch.total=0", "is not a multiple of one process"),
+    ("batch.per_gpu=-8", "is not a multiple of one process"),
+    ("batch.unit=null", "field 'batch.unit' is not Optional"),
+    ("batch.unit=x", "batch.unit=x: choose from sequences, tokens"),
+    ("data=???", "lacks the key data"),
+    ("data=${{x", "no viable alternative at input"),
+    ("kind=masked_lm", "kind cannot be changed: lm/mini is language_modeling, use another experiment"),
+    ("kind=null", "kind cannot be changed"),
+    ("grid.kind=[masked_lm]", "kind cannot be changed"),
+    ("choose.kind=[masked_lm]", "kind cannot be changed"),
+    ("evaluate.checkpoint=checkpoint_bst.pt", "the training writes checkpoint_best.pt, checkpoint_last.pt"),
+    ("by_method=null", "field 'by_method' is not Optional"),
+    ("evaluations.x={{", "such as {split: test} is needed"),
+    ("grid.train.lr=[]", "grid.train.lr is empty"),
+]
+# What comes before and after a place that cannot be written: by root neither, whom no mode stops.
+OUTPUTS = [
+    ("train", "lm/mini rope --cpu data={data} --results=", "", "cannot be read or written ("),
+    ("table", "quickstart --gpus 0 data={data} --results=", "", "is not a writable folder ("),
+    ("table", "quickstart --results {results} --plot=", "/x.png", "is not a writable folder ("),
+    ("results", "{data} --experiment lm/mini --plot=", "/x.png", "is not a writable folder ("),
+    ("glue-submission", "{fine_tuned} --out=", "/x.zip", "is not a writable folder ("),
+]
+CALLS = [
+    *(
+        ("train", f"lm/mini rope --cpu --results {{results}} data={{data}} {text}", part)
+        for text, part in OVERRIDES
+    ),
+    (
+        "train",
+        "../lm/mini rope",
+        "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash",
+    ),
+    ("train", "lm/mini nosuch", "unknown method 'nosuch': `lrpe methods` lists"),
+    ("train", "lm/mini rope --cpu --results README.md data={data}", "README.md"),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
+        "nosuch does not exist",
+    ),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} train.decoder_attention_heads=0",
+        "train: --decoder-attention-heads must be at least 1, not 0",
+    ),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} train.activation_fn=x",
+        "train: train.activation_fn=x: fairseq-train rejects it",
+    ),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} choose.train.decoder_attention_heads=[3]",
+        "train: the embed dim 128 is not divisible by 3 attention heads",
+    ),
+    ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
+    ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
+    ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
+    ("results", "README.md --table quickstart", "README.md does not exist"),
+    ("table", "quickstart --results {results} --plot README.md/x.png", "README.md is not a writable folder"),
+    ("results", "{data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, .pdf or .svg"),
+    ("finetune", "{damaged} RTE", "(it contains a list)"),
+    ("finetune", "/nowhere.pt RTE", "the checkpoint /nowhere.pt does not exist"),
+    ("finetune", "{checkpoint} RTE", "a <linear|softmax>_roberta_... is needed"),
+    ("glue-submission", "README.md", "has no finished fine-tuning runs"),
+    ("generate", "{damaged}", "(it contains a list)"),
+    ("generate", "tests", "tests is a folder"),
+    ("classify", "/nowhere.pt {data} valid=x", "the checkpoint /nowhere.pt does not exist"),
+    ("classify", "{damaged} {data} valid=x", "(it contains a list)"),
+    ("classify", "{checkpoint} {data} valid=x", "was trained on the task language_modeling"),
+    ("classify", "{checkpoint} {data} valid", "'valid': SPLIT=FILE is required"),
+    ("evaluate-synthetic", "/nowhere.pt x", "the checkpoint /nowhere.pt does not exist"),
+    ("evaluate-synthetic", "{damaged} x", "(it contains a list)"),
+    ("evaluate-synthetic", "{checkpoint} x", "was not trained on the task synthetic_lm"),
+    ("synthetic_lm", "search --first 0", "must be a whole number from 1 on"),
+    ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
+    *(
+        (program, f"{words}{place}{end}", part)
+        for program, words, end, part in OUTPUTS
+        for place in ("README.md", "README.md/far", "/dev/null/x", "/proc/far/x")
+    ),
+    *((program, words, "is empty: a path is needed") for program, words, _, _ in OUTPUTS),
+    ("results", f"{{data}} --experiment lm/mini --plot {'x' * 300}/x.png", "(File name too long)"),
+    ("glue-submission", "{fine_tuned} --out {data}", "is a folder, not a zip file"),
+]
+
+
+@pytest.fixture(scope="module")
+def places(train, data_bin, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("places")
+    done = train("linear_lm_base", folder, "--max-update", 1, "--disable-validation")
+    assert done.returncode == 0, done.stderr
+    torch.save([1, 2], folder / "list.pt")
+    (folder / "glue" / "task=RTE" / "seed-1").mkdir(parents=True)
+    record = {"finished": "2020-01-01", "evaluations": {"valid": {"score": 1.0}}}
+    (folder / "glue" / "task=RTE" / "seed-1" / "evaluation.json").write_text(json.dumps(record))
+    places = {"checkpoint": "checkpoint_last.pt", "damaged": "list.pt", "fine_tuned": "glue"}
+    paths = {name: folder / path for name, path in places.items()}
+    return {**paths, "data": data_bin, "results": folder / "results"}
+
+
+@pytest.mark.parametrize(("program", "words", "message"), CALLS)
+def test_one_sentence(program, words, message, places, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a sentence\n"))  # what translate reads
+    first, *texts = words.split(" updates=!!")  # an override may hold a blank
+    words = [*first.format(**places).split(), *(f"updates=!!{text}" for text in texts)]
+    done = run_here(PROGRAMS[program], *words)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0 and message in last, done.stderr
+    assert "Traceback" not in done.stderr and not places["results"].exists()
+
+
+DAMAGED = ["[]", "null", "5", "x", ""]
+DAMAGED += ['{"kind": "language_modeling"}', '{"kind": "language_modeling", "config": 3}']
+
+
+@pytest.mark.parametrize("content", DAMAGED)
+def test_a_damaged_run_json(content, places, tmp_path):
+    folder = tmp_path / "lm/mini/linear_rope/seed-1"
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(content)
+    (folder / "evaluation.json").write_text("{}")  # as if it had trained
+    for main, words in (
+        (evaluate.main, [folder, 32]),
+        (train.main, ["lm/mini", "rope", "--cpu", "--results", tmp_path, f"data={places['data']}"]),
+    ):
+        done = run_here(main, *words)
+        [line] = done.stderr.strip().splitlines()
+        assert done.returncode == 1 and "run.json is damaged" in line
+        assert (folder / "run.json").read_text() == content

@@ -1,0 +1,56 @@
+"""The commands that prepare data folders."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.experiments.execution import runner
+from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
+from fairseq_lrpe.experiments.spec.kinds import base
+from fairseq_lrpe.utils import files
+from fairseq_lrpe.utils.files import display_path
+
+SQUAD_MINI = "squad --from dev-v2.0.json --cut 2400 500 --pieces 4000 --longest 192 --out data/squad_mini"
+
+
+@pytest.mark.parametrize(
+    ("folder", "words"),
+    [
+        ("data/wikitext_mini/bin", "wikitext_mini"),
+        ("data/multi30k/bin", "multi30k --from FOLDER"),
+        ("data/lra_retrieval_mini/bin", "lra_retrieval_mini --from data/wikitext_mini/text"),
+        ("data/squad_mini/bin", SQUAD_MINI),
+        ("data/glue_mini/RTE/bin", "glue RTE --train-rows 8000 --out data/glue_mini"),
+        ("data/glue/bin", None),
+        ("data/other/bin", None),
+        ("/data/text/bin", None),
+    ],
+)
+def test_the_command_of_a_folder(folder, words):
+    assert prepare_command(Path(folder)) == (words and f"bash data_prep/prepare.sh {words}")
+
+
+@pytest.mark.parametrize("name", experiments())
+def test_each_experiment_has_a_command_that_prepares_its_data(name):
+    experiment = Experiment.load(name)
+    if name.startswith("glue/"):
+        experiment.cfg.task = "RTE"
+    for folder in experiment.kind.folders(experiment.cfg)[:1]:
+        assert prepare_command(display_path(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("questions/squad_mini", SQUAD_MINI), ("classification/imdb", "imdb --vectors glove.840B.300d.txt")],
+)
+def test_missing_data_gets_the_command_that_prepares_it(name, words, tmp_path, monkeypatch):
+    experiment = Experiment.load(name)
+    for module in (files, runner, base, sys.modules[type(experiment.kind).__module__]):
+        monkeypatch.setattr(module, "REPOSITORY", tmp_path)
+    with pytest.raises(ValueError, match=f": `bash data_prep/prepare.sh {words}` prepares it"):
+        runner.data_sizes(experiment.kind, experiment.cfg)
+    (tmp_path / experiment.cfg.data).mkdir(parents=True)
+    with pytest.raises(ValueError, match=f": remove {experiment.cfg.data}, then `bash data_prep"):
+        runner.data_sizes(experiment.kind, experiment.cfg)

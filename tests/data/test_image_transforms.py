@@ -1,0 +1,128 @@
+"""Crops, mirror images, evaluation, standardization and erasing, beside their definitions."""
+
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+from pictures import picture
+from PIL import Image
+from scipy.stats import kstest
+
+from fairseq_lrpe.data import image_transforms
+from fairseq_lrpe.data.image_files import decode
+
+RNG = np.random.default_rng(0)
+NOISE = RNG.integers(0, 256, (60, 80, 3), np.uint8)
+
+
+def uniform(values, limits):
+    """Whether numbers, from 0 to 1 between the limits, look uniform."""
+    low, high = limits
+    return kstest((np.array(values) - low) / (high - low), "uniform").pvalue > 1e-3
+
+
+def test_crops_are_uniform_in_area_ratio_and_place():
+    """Of a square none is drawn again below an area of 0.7, whose sides are shorter than it."""
+    side, rng = 100_000, np.random.default_rng(1)
+    boxes = np.array([image_transforms.random_crop_box(side, side, rng) for _ in range(4000)], float)
+    left, top, right, bottom = boxes.T
+    width, height = right - left, bottom - top
+    area, ratio = width * height / side**2, width / height
+    assert area.min() >= 0.0799 and area.max() <= 1 and ratio.min() > 0.7499 and ratio.max() < 1.3334
+    small = area < 0.7
+    assert uniform(area[small], (0.08, 0.7)) and 0.674 < small.mean() < 0.85
+    assert uniform(np.log(ratio[small]), (math.log(3 / 4), math.log(4 / 3)))
+    assert uniform(left / (side - width + 1), (0, 1)) and uniform(top / (side - height + 1), (0, 1))
+    assert abs(np.corrcoef(area[small], np.log(ratio[small]))[0, 1]) < 0.06
+
+
+@pytest.mark.parametrize(
+    ("size", "box"), [((1000, 9), (494, 0, 506, 9)), ((9, 1000), (0, 494, 9, 506)), ((1, 1), (0, 0, 1, 1))]
+)
+def test_where_no_crop_fits_it_is_the_middle(size, box):
+    assert image_transforms.random_crop_box(*size, np.random.default_rng(0)) == box
+
+
+def test_a_crop_is_cut_out_before_it_is_resized_and_half_are_mirrored():
+    image, mirrored = Image.fromarray(NOISE), 0
+    for seed in range(200):
+        found = image_transforms.random_resized_crop(image, 24, np.random.default_rng(seed))
+        box = image_transforms.random_crop_box(*image.size, np.random.default_rng(seed))
+        alone = Image.fromarray(NOISE[box[1] : box[3], box[0] : box[2]])
+        expected = np.asarray(alone.resize((24, 24), Image.Resampling.BICUBIC))
+        is_mirrored = not np.array_equal(found, expected)
+        assert np.array_equal(found, expected[:, ::-1] if is_mirrored else expected)
+        mirrored += is_mirrored
+    assert 70 < mirrored < 130
+
+
+@pytest.mark.parametrize("size", [(500, 375), (375, 500), (300, 300), (100, 80)])
+def test_the_middle_is_evaluated(size):
+    """Shorter side 256, then 224 x 224."""
+    values = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
+    image = Image.fromarray(values)
+    shorter = min(size)
+    width, height = (256 * side // shorter for side in size)
+    resized = np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
+    top, left = ((side - 224) // 2 for side in (height, width))
+    found = image_transforms.resize_and_center_crop(image, 224)
+    assert np.array_equal(found, resized[top : top + 224, left : left + 224])
+
+
+def test_a_picture_of_the_size_is_evaluated_as_it_is():
+    image = Image.fromarray(NOISE[:32, :32])
+    assert image_transforms.resize_and_center_crop(image, 32) is image
+    smaller = image.resize((27, 27), Image.Resampling.BICUBIC)
+    assert np.array_equal(image_transforms.resize_and_center_crop(image, 24), np.asarray(smaller)[2:26, 2:26])
+
+
+def test_standardized_values():
+    found = image_transforms.normalize(Image.fromarray(NOISE))
+    expected = (NOISE / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
+    assert found.dtype == torch.float32 and found.is_contiguous()
+    np.testing.assert_allclose(found, expected.transpose(2, 0, 1), rtol=0, atol=1e-6)
+
+
+def test_erased_rectangles():
+    """One in four pictures has one; those that are not too long have a uniform area, ratio and place."""
+    side, rng = 100_000, np.random.default_rng(2)
+    boxes = [image_transforms.random_erase_box(side, side, rng) for _ in range(4000)]
+    top, bottom, left, right = np.array([(y.start, y.stop, x.start, x.stop) for y, x in boxes], float).T
+    height, width = bottom - top, right - left
+    area, ratio = height * width / side**2, height / width
+    assert area.min() > 0.0199 and area.max() < 0.3334 and ratio.min() > 0.2999 and ratio.max() < 3.334
+    short = abs(np.log(ratio)) < math.log(2.9)
+    assert uniform(area[short], (0.02, 1 / 3))
+    assert uniform(np.log(ratio[short]), (-math.log(2.9), math.log(2.9)))
+    assert uniform(top / (side - height + 1), (0, 1)) and uniform(left / (side - width + 1), (0, 1))
+    assert max(bottom.max(), right.max()) <= side
+
+
+def test_erasing_is_noise():
+    """Of N(0, 1), another number for each value, in one rectangle; the rest stays."""
+    noise, erased = [], 0
+    for seed in range(400):
+        pixels = torch.full((3, 40, 50), 7.0)
+        image_transforms.random_erase(pixels, np.random.default_rng(seed))
+        changed = (pixels != 7).any(0)
+        erased += bool(changed.any())
+        if changed.any():
+            rows, columns = (torch.nonzero(changed.any(axis)).flatten() for axis in (1, 0))
+            assert changed.sum() == len(rows) * len(columns) and (pixels != 7)[:, changed].all()
+            noise.append(pixels[:, changed].flatten())
+    assert 70 < erased < 130
+    assert kstest(torch.cat(noise)[:20_000].double().numpy(), "norm").pvalue > 1e-3
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "P", "LA", "RGBA"])
+def test_every_picture_is_read_in_rgb(mode):
+    out = io.BytesIO()
+    image = Image.fromarray(NOISE).convert(mode)
+    image.save(out, "JPEG" if mode == "CMYK" else "PNG")
+    found = decode(out.getvalue())
+    assert found.mode == "RGB" and found.size == (80, 60)
+    if mode == "L":
+        assert np.array_equal(np.asarray(found)[..., 1], image)
+    assert np.array_equal(decode(picture(NOISE, "PNG")), NOISE)

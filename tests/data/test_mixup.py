@@ -1,0 +1,86 @@
+"""Mixup and CutMix of a batch, beside their definitions."""
+
+import math
+
+import numpy as np
+import torch
+from scipy.stats import kstest
+
+from fairseq_lrpe.data import mixup as module
+from fairseq_lrpe.data.mixup import cutmix_box, mix, soft_targets
+
+LABELS = torch.tensor([2, 0, 1, 3, 3])
+
+
+def test_soft_targets():
+    """timm's: smoothing / classes off, and 1 - smoothing + smoothing / classes on the label."""
+    found = soft_targets(LABELS, 4, 0.1)
+    expected = torch.full((5, 4), 0.025, dtype=torch.float64)
+    for row, label in enumerate(LABELS):
+        expected[row, label] = 0.925
+    torch.testing.assert_close(found, expected)
+    assert torch.equal(soft_targets(LABELS, 4, 0.0), torch.nn.functional.one_hot(LABELS, 4).double())
+
+
+def mixed(seed):
+    """A batch, what became of it, and the part of a picture that is left as its target says."""
+    pixels = torch.rand(5, 3, 12, 18, generator=torch.Generator().manual_seed(seed))
+    targets = soft_targets(torch.arange(5), 5, 0.0)
+    found, soft = mix(pixels.clone(), targets, np.random.default_rng(seed))
+    left = soft[0, 0].item()
+    torch.testing.assert_close(soft, left * targets + (1 - left) * targets.flip(0))
+    return pixels, found, left
+
+
+def test_pixels_and_targets_by_definition():
+    """Every pixel is λ x + (1 - λ) x', or it is of x' in one box, of a part 1 - λ, and else of x."""
+    kinds = {"mixup": [], "cutmix": []}
+    for seed in range(300):
+        x, found, left = mixed(seed)
+        other = x.flip(0)
+        pasted = (found[:2] == other[:2]).all(1)
+        if ((found[:2] == x[:2]).all(1) | pasted).all():
+            kinds["cutmix"].append(left)
+            box = pasted[0]
+            assert torch.equal(pasted[0], pasted[1]) and left == 1 - box.sum().item() / box.numel()
+            assert box.sum() == box.any(0).sum() * box.any(1).sum()
+            assert torch.equal(found, torch.where(box, other, x))
+        else:
+            kinds["mixup"].append(left)
+            torch.testing.assert_close(found, left * x + (1 - left) * other)
+        assert torch.equal(found[2], x[2])  # with itself
+    assert 110 < len(kinds["cutmix"]) < 190
+
+
+def test_lambdas(monkeypatch):
+    """Of Mixup Beta(0.8, 0.8); of CutMix, before a box is cut off, Beta(1, 1), which is uniform."""
+    drawn, mixup = [], []
+    monkeypatch.setattr(
+        module, "cutmix_box", lambda h, w, left, rng: drawn.append(left) or (slice(0, 1),) * 2
+    )
+    for seed in range(3000):
+        before = len(drawn)
+        targets = soft_targets(torch.arange(2), 2, 0.0)
+        soft = mix(torch.zeros(2, 3, 2, 2), targets, np.random.default_rng(seed))[1]
+        if len(drawn) == before:
+            mixup.append(soft[0, 0].item())
+    assert abs(len(mixup) - 1500) < 140
+    assert kstest(mixup, "beta", args=(0.8, 0.8)).pvalue > 1e-3 > kstest(mixup, "uniform").pvalue
+    assert kstest(drawn, "uniform").pvalue > 1e-3
+
+
+def test_boxes():
+    """Two halves of each side times √(1 - λ), around a uniform pixel, and within the picture."""
+    rng = np.random.default_rng(0)
+    for _ in range(2000):
+        left = rng.uniform()
+        rows, columns = cutmix_box(100, 60, left, rng)
+        for side, found in ((100, rows), (60, columns)):
+            half = int(side * math.sqrt(1 - left)) // 2
+            assert 0 <= found.start <= found.stop <= side and found.stop - found.start <= 2 * half
+            if found.start > 0 and found.stop < side:
+                assert found.stop - found.start == 2 * half
+    starts = [cutmix_box(1000, 1000, 1 - 1e-5, rng) for _ in range(2000)]
+    for axis in (0, 1):
+        middles = np.array([(box[axis].start + box[axis].stop) / 2 for box in starts])
+        assert kstest(middles / 1000, "uniform").pvalue > 1e-3

@@ -1,0 +1,143 @@
+"""RandAugment: each operation beside its definition, the numbers of the levels, and what is drawn."""
+
+import math
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy.stats import chisquare, kstest
+
+from fairseq_lrpe.data import rand_augment as module
+from fairseq_lrpe.data.rand_augment import FILL, OPERATIONS, Operation, rand_augment
+
+VALUES = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
+SLOPE = np.repeat(np.arange(20, 220, dtype=np.uint8)[None, :, None], 120, axis=0).repeat(3, axis=2)
+"""Values that go with x: bicubic places give what the straight line has there."""
+
+NUMBERS = {  # at the levels 0, 9 and 10
+    "Rotate": (0, 27, 30),
+    "Posterize": (4, 1, 0),
+    "Solarize": (256, 26, 0),
+    "SolarizeAdd": (0, 99, 110),
+    **dict.fromkeys(("Color", "Contrast", "Brightness", "Sharpness"), (1, 1.81, 1.9)),
+    **dict.fromkeys(("ShearX", "ShearY"), (0, 0.27, 0.3)),
+    **dict.fromkeys(("TranslateX", "TranslateY"), (0, 0.405, 0.45)),
+}
+
+
+def done(name, level, negative=False, values=VALUES):
+    return np.asarray(OPERATIONS[name](Image.fromarray(values), level, negative)).astype(int)
+
+
+def near(found, expected, atol=1):
+    np.testing.assert_allclose(found, np.clip(expected, 0, 255), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_numbers_of_levels(name):
+    number, signed = OPERATIONS[name].number, OPERATIONS[name].signed
+    if name not in NUMBERS:
+        assert number is None and not signed
+        return
+    assert [number(level) for level in (0, 9, 10)] == pytest.approx(NUMBERS[name])
+    assert signed == (name not in ("Posterize", "Solarize", "SolarizeAdd"))
+    if signed:
+        assert number(-9) == pytest.approx(2 * number(0) - number(9))
+
+
+def test_operations_on_each_value():
+    x = VALUES.astype(int)
+    near(done("Invert", 9), 255 - x, 0)
+    near(done("Posterize", 9), x & 128, 0)
+    near(done("Posterize", 10), 0 * x, 0)
+    near(done("Solarize", 9), np.where(x < 26, x, 255 - x), 0)
+    near(done("SolarizeAdd", 9), np.where(x < 128, x + 99, x), 0)
+    for negative, factor in ((False, 1.81), (True, 0.19)):
+        grey = x @ (0.299, 0.587, 0.114)
+        near(done("Brightness", 9, negative), factor * x, 1)
+        near(done("Color", 9, negative), grey[..., None] + factor * (x - grey[..., None]), 2)
+        near(done("Contrast", 9, negative), grey.mean() + factor * (x - grey.mean()), 2)
+
+
+def test_sharpness():
+    """Away from the mean of the 3 x 3 around, in which the middle has five times the weight of the others."""
+    x = VALUES.astype(float)
+    around = sum(x[1 + i : 29 + i, 1 + j : 39 + j] for i in (-1, 0, 1) for j in (-1, 0, 1))
+    smooth = np.floor((around + 4 * x[1:-1, 1:-1]) / 13 + 0.5)
+    for negative, factor in ((False, 1.81), (True, 0.19)):
+        expected = smooth + factor * (x[1:-1, 1:-1] - smooth)
+        near(done("Sharpness", 9, negative)[1:-1, 1:-1], expected, 2)
+
+
+def test_contrast_of_all_that_there_is():
+    x = 50 + VALUES // 4
+    low, high = x.min((0, 1)), x.max((0, 1))
+    near(done("AutoContrast", 9, values=x), (x.astype(float) - low) * 255 / (high - low), 1)
+    levels = np.array([10, 100, 101, 200], np.uint8)
+    found = done("Equalize", 9, values=levels.repeat(256).reshape(32, 32, 1).repeat(3, axis=2))
+    near([found[found.shape[0] * i // 4, 0, 0] for i in range(4)], [0, 85, 170, 255], 1)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_level_of_every_picture(name):
+    for size in (1, 32):
+        image = Image.fromarray(np.full((size, size, 3), 99, np.uint8))
+        for level in (0, 1e-4, 5, 9.999, 10):
+            for negative in (False, True):
+                assert OPERATIONS[name](image, level, negative).size == (size, size)
+
+
+@pytest.mark.parametrize("negative", [False, True])
+def test_operations_on_places(negative):
+    """The pixel (x, y) is the one at the place that the operation says; outside of the picture is FILL."""
+    sign = -1 if negative else 1
+    y, x = np.mgrid[:120, :200] + 0.5
+    angle = math.radians(27 * sign)
+    from_x = {
+        "ShearX": x + 0.27 * sign * y,
+        "ShearY": x,
+        "TranslateX": x + 0.405 * sign * 200,
+        "TranslateY": x,
+        "Rotate": 100 + math.cos(angle) * (x - 100) - math.sin(angle) * (y - 60),
+    }
+    from_y = {
+        "ShearX": y,
+        "ShearY": y + 0.27 * sign * x,
+        "TranslateX": y,
+        "TranslateY": y + 0.405 * sign * 120,
+        "Rotate": 60 + math.sin(angle) * (x - 100) + math.cos(angle) * (y - 60),
+    }
+    for name, places in from_x.items():
+        found = done(name, 9, negative, SLOPE)
+        rows = from_y[name]
+        within = (places > 3) & (places < 197) & (rows > 3) & (rows < 117)
+        outside = (places < -1) | (places > 201) | (rows < -1) | (rows > 121)
+        assert within.sum() > 5000 and outside.sum() > 500
+        near(found[within], (19.5 + places[within])[:, None].repeat(3, axis=1), 1)
+        assert (found[outside] == FILL).all() and FILL == (124, 116, 104)
+
+
+def test_what_is_drawn(monkeypatch):
+    """Two of 15, each with probability 0.5, half of them negative, at a level from N(9, 0.5) up to 10."""
+    seen = []
+    numbers = {
+        name: Operation(lambda image, value, name=name: seen.append((name, value)) or image, float, True)
+        for name in OPERATIONS
+    }
+    monkeypatch.setattr(module, "OPERATIONS", numbers)
+    rng, counts = np.random.default_rng(3), np.zeros(3)
+    for _ in range(4000):
+        before = len(seen)
+        rand_augment(None, rng)
+        counts[len(seen) - before] += 1
+    assert chisquare(counts, [1000, 2000, 1000]).pvalue > 1e-3
+    each = [sum(name == other for other, _ in seen) for name in OPERATIONS]
+    assert len(each) == 15 and chisquare(each).pvalue > 1e-3
+    levels = np.abs([level for _, level in seen])
+    assert levels.max() == 10 and abs((levels == 10).mean() - 0.0228) < 0.01
+    assert kstest(levels[levels < 10], lambda x: norm(x) / norm(10)).pvalue > 1e-3
+    assert abs(np.mean([level > 0 for _, level in seen]) - 0.5) < 0.04
+
+
+def norm(x):
+    return np.array([0.5 * (1 + math.erf((value - 9) / 0.5 / math.sqrt(2))) for value in np.atleast_1d(x)])

@@ -1,0 +1,253 @@
+"""BERT's word pieces beside transformers' own, the two orders of ids, and windows around answers."""
+
+import json
+import string
+
+import pytest
+from fairseq.data import Dictionary
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import BertTokenizer
+
+from fairseq_lrpe.data import text_codec, word_pieces
+from fairseq_lrpe.data.word_pieces import NUM_SEPARATORS, SPECIALS, WordPieces
+
+CHINESE = "中国北京上海大学的是在一三这那有不人和年月日"
+WORDS = ["the", "The", "norm", "##an", "##ing", "run", "##ner", "é", "##é", "ü", "北京", "##人"]
+# Line separators are types of BERT's own Chinese vocabulary; special types stand among others there.
+TYPES = [
+    "[unused1]",
+    "\u2028",
+    "[UNK]",
+    "[CLS]",
+    *string.punctuation,
+    "[SEP]",
+    "，",
+    "。",
+    "《",
+    "》",
+    "“",
+    "”",
+]
+TYPES = ["[PAD]", *TYPES, *string.digits, *string.ascii_letters, *CHINESE, *WORDS, "[MASK]"]
+TYPES += [f"##{x}" for x in string.ascii_letters + string.digits]
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("bert") / "vocab.txt", TYPES)
+
+
+def write(path, types):
+    path.write_text("".join(f"{name}\n" for name in types), encoding="utf-8")
+    return path
+
+
+LETTERS = st.sampled_from(
+    string.printable + CHINESE + "éüÉÜß，。《》“”…—\u2028\u3000\xa0\u200b\x00\ufffd𠀀龍Ωж"
+)
+TEXTS = st.one_of(
+    st.text(LETTERS, max_size=40),
+    st.lists(
+        st.sampled_from(["The", "norman", "runner's", "running", "北京人", "3.5%", "x" * 101]), max_size=8
+    ).map(" ".join),
+)
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_pieces_are_those_of_transformers(lowercase, vocabulary):
+    ours = WordPieces(vocabulary, lowercase)
+    theirs = BertTokenizer.from_pretrained(str(vocabulary.parent), do_lower_case=lowercase)
+
+    @settings(max_examples=300, deadline=None)
+    @given(TEXTS)
+    def check(text):
+        assert ours.pieces(text) == [SPECIALS.get(piece, piece) for piece in theirs.tokenize(text)]
+
+    check()
+    assert ours.pieces("Running in 北京!") == [
+        *(["run", "##n", "##ing"] if lowercase else ["R", "##u", "##n", "##n", "##ing"]),
+        *("i", "##n", "北", "京", "!"),
+    ]
+    assert ours.pieces("ж é") == ["<unk>", "e" if lowercase else "é"]
+
+
+def test_names_of_special_types_are_text(vocabulary):
+    pieces = WordPieces(vocabulary, lowercase=False).pieces("a [SEP] [UNK] </s> <unk>")
+    assert not set(pieces) & {*SPECIALS, *SPECIALS.values()}
+    assert "".join(pieces).replace("##", "") == "a[SEP][UNK]</s><unk>"
+
+
+def test_the_same_types_have_the_two_ids(vocabulary, tmp_path):
+    names = word_pieces.fairseq_types(vocabulary)
+    write(tmp_path / "dict.txt", [f"{name} 1" for name in names])
+    dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
+    ids = word_pieces.bert_token_ids(vocabulary)
+    theirs = {name: i for i, name in enumerate(TYPES)}
+    # Some versions of transformers read a type that is a blank sign as none.
+    read = BertTokenizer.from_pretrained(str(vocabulary.parent)).get_vocab()
+    theirs.update({name: i for name, i in read.items() if name.strip()})
+    assert len(dictionary) == len(TYPES) == len(ids) and sorted(ids) == list(range(len(TYPES)))
+    berts = {ours: bert for bert, ours in SPECIALS.items()}
+    for number, name in enumerate(dictionary.symbols):
+        assert theirs[berts.get(name, name)] == ids[number]
+    assert [dictionary[i] for i in range(4)] == list(SPECIALS.values())
+
+
+BAD = {
+    "no_unk": ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: BERT's vocab.txt is needed"),
+    "words": (["the", "of"], r"has no \[CLS\], \[PAD\], \[SEP\], \[UNK\]"),
+    "twice": ([*TYPES, "the"], "has 'the' twice, the second time in line"),
+    "of_fairseq": ([*TYPES, "</s>"], "has '</s>' in line"),
+    "blank": ([*TYPES, "", "more"], "has nothing in line"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_vocabularies_that_cannot_be_used(name, tmp_path):
+    types, message = BAD[name]
+    path = write(tmp_path / "vocab.txt", types)
+    for function in (word_pieces.bert_token_ids, lambda path: WordPieces(path, True)):
+        with pytest.raises(ValueError, match=message) as error:
+            function(path)
+        assert "\n" not in str(error.value)
+
+
+def test_files_that_are_no_vocabulary(tmp_path):
+    with pytest.raises(ValueError, match=r"vocab\.txt is missing: BERT's"):
+        word_pieces.bert_token_ids(tmp_path / "vocab.txt")
+    (tmp_path / "vocab.txt").write_bytes(b"[CLS]\n\xff\n")
+    with pytest.raises(ValueError, match="is not UTF-8 text"):
+        word_pieces.bert_token_ids(tmp_path / "vocab.txt")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "《战国无双3》是由哪两个公司合作开发的？",
+        "共有364.6公里，2006年人口为185,525人（amarillo）。",
+        "使用iphone os的人",
+        "In what country is the well-known 19th-century town located?",
+        'He said: "I don\'t know (yet)!" It costs $1,200.50, or 3.5% at 10:30.',
+        'The "first" and the "second" one; Smith\'s and/or Jones\'s.',
+    ],
+)
+def test_text_is_read_back(text, vocabulary, tmp_path):
+    path = write(
+        tmp_path / "vocab.txt", dict.fromkeys([*TYPES, *text, *(f"##{x}" for x in text if x != " ")])
+    )
+    pieces = WordPieces(path, lowercase=False)
+    assert pieces.text(pieces.pieces(text)) == text
+
+
+def test_what_is_unknown_is_told(vocabulary):
+    pieces = WordPieces(vocabulary, lowercase=True)
+    assert pieces.text(pieces.pieces("那ж人")) == "那<unk>人" and pieces.text([]) == ""
+    assert pieces.text(["##an", "##ing", "a"]) == "##aning a"
+
+
+@given(st.integers(1, 60), st.data())
+def test_a_window_has_what_it_is_around(length, data):
+    first = data.draw(st.integers(0, length))
+    last = data.draw(st.integers(first, length))
+    room = data.draw(st.integers(max(last - first, 1), 70))
+    part = word_pieces.window(length, first, last, room)
+    assert 0 <= part.start <= first and last <= part.stop <= length
+    assert part.stop - part.start == min(room, length)
+    before, after = first - part.start, part.stop - last
+    if part.start > 0 and part.stop < length:
+        assert after - before in (0, 1)
+    assert before <= after or part.stop == length
+    assert after <= before + 1 or part.start == 0
+
+
+SOURCE_WORDS = st.lists(
+    st.sampled_from(["norman", "runner", "the", "3.5", "北京", "ж"]), min_size=1, max_size=60
+)
+
+
+@settings(deadline=None)
+@given(SOURCE_WORDS, st.integers(16, 80), st.data())
+def test_a_source_has_its_answer(vocabulary, words, longest, data):
+    pieces = WordPieces(vocabulary, lowercase=True)
+    first = data.draw(st.integers(0, len(words) - 1))
+    last = data.draw(st.integers(first + 1, len(words)))
+    answer, context = " ".join(words[first:last]), " ".join(words)
+    begins = len(" ".join([*words[:first], ""]))
+    assert context[begins:].startswith(answer)
+    room = word_pieces.max_answer_tokens(longest)
+    tokens, answer_cut, windowed = pieces.source(answer, context, longest, room, begins)
+    assert (
+        len(tokens) <= longest and tokens[0] == "<s>" and tokens[-1] == "</s>" and tokens.count("</s>") == 2
+    )
+    middle = tokens.index("</s>")
+    of_answer, of_context = tokens[1:middle], tokens[middle + 1 : -1]
+    assert of_answer == pieces.pieces(answer)[:room] and answer_cut == (len(pieces.pieces(answer)) > room)
+    # The place itself, not another one with the same words.
+    before, whole = len(pieces.pieces(context[:begins])), pieces.pieces(context)
+    start = before - max(longest - NUM_SEPARATORS - 2 * len(of_answer), 0) // 2
+    start = max(min(start, len(whole) - (longest - NUM_SEPARATORS - len(of_answer))), 0)
+    assert of_context == whole[start : start + longest - NUM_SEPARATORS - len(of_answer)]
+    assert start <= before and before + len(of_answer) <= start + len(of_context)
+    assert windowed == (len(of_context) < len(whole))
+    if windowed:
+        assert len(tokens) == longest
+
+
+def test_an_answer_inside_a_word(vocabulary):
+    pieces = WordPieces(vocabulary, lowercase=True)
+    assert pieces.source("orma", "the norman a", 16, 6).tokens == [
+        *("<s>", "o", "##r", "##m", "##a", "</s>"),
+        *("the", "norm", "##an", "a", "</s>"),
+    ]
+    tokens = pieces.source("nerx", "a " * 9 + "runnerx" + " a" * 9, 16, 6).tokens
+    assert len(tokens) == 16 and {"##ner", "##x"} <= set(tokens[tokens.index("</s>") :])
+
+
+def test_an_answer_is_looked_up(vocabulary):
+    pieces = WordPieces(vocabulary, lowercase=False)
+    assert pieces.source("北京", "在北京。", 16, 6) == (
+        ["<s>", "北", "京", "</s>", "在", "北", "京", "。", "</s>"],
+        False,
+        False,
+    )
+    assert pieces.source(" the\n", "a  the the", 16, 6) == pieces.source("the", "a the the", 16, 6, 2)
+    assert [word_pieces.find_answer("a", "a b a b a", near) for near in (0, 1, 3, 6, 9)] == [0, 0, 4, 4, 8]
+    assert word_pieces.find_answer("aa", "aaaa", 1) == 1
+    for answer, message in (
+        ("Paris", r"^the answer 'Paris' is not in its context 'The normans$"),
+        (" ", "the answer is blank"),
+        ("", "the answer is blank"),
+    ):
+        with pytest.raises(ValueError, match=message.removesuffix("$")):
+            pieces.source(answer, "The normans" + " and more" * 9, 16, 6)
+
+
+ABOUT = {
+    "tokenizer": "bert",
+    "lowercase": True,
+    "language": "zh",
+    "longest": 192,
+    "longest_answer": 94,
+    "longest_question": 50,
+    "pieces_of": None,
+}
+
+
+def test_a_prepared_folder(vocabulary, tmp_path):
+    write(tmp_path / "vocab.txt", TYPES)
+    note = tmp_path / "preparation.json"
+    wrong = ("", "{", "[]", '{"source": "en", "target": "de", "tokenizer": "moses", "bpe": "subword_nmt"}')
+    for content in (None, *wrong, json.dumps({**ABOUT, "longest": "192"}), json.dumps({"tokenizer": "bert"})):
+        if content is not None:
+            note.write_text(content)
+        with pytest.raises(ValueError, match=r"preparation\.json is missing or not of BERT's word pieces"):
+            word_pieces.load(tmp_path)
+    note.write_text(json.dumps(ABOUT))
+    assert word_pieces.read_preparation(tmp_path) == ABOUT
+    assert word_pieces.load(tmp_path).pieces("THE") == ["the"]
+    with pytest.raises(ValueError, match=r"preparation\.json is not for translation"):
+        text_codec.load(tmp_path)
+    (tmp_path / "vocab.txt").unlink()
+    with pytest.raises(ValueError, match=r"vocab\.txt is missing"):
+        word_pieces.load(tmp_path)

@@ -1,0 +1,45 @@
+"""Vectors in GloVe's format: those of a vocabulary, and what is no vector."""
+
+import pytest
+
+from data_prep.labelled_words import with_vectors
+from fairseq_lrpe.data import word_vectors
+
+LINES = ["the 0.1 -2e-3 3", "of 4 5 6", ". . . 7 8 9", "at name@domain.com 1 1 1", "été 1 2 3", "of 0 0 0"]
+
+
+def write(folder, lines):
+    (folder / "vectors").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder / "vectors"
+
+
+def test_the_vocabularys_vectors(tmp_path):
+    path, target = write(tmp_path, LINES), tmp_path / "target"
+    assert word_vectors.dimension(path) == 3
+    # Neither the end of a word with blanks nor its beginning is a word; of two lines the first counts.
+    words = ["été", "of", "at", "name@domain.com", ".", "unseen"]
+    found = {word: vector.tolist() for word, vector, _ in word_vectors.read(path, words)}
+    assert found == {"of": [4, 5, 6], "été": [1, 2, 3]}
+    assert with_vectors(words, path, target) == ["été", "of"]
+    assert target.read_text(encoding="utf-8").splitlines() == ["of 4 5 6", "été 1 2 3"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["the 1 2", "of 1"], "line 2 has 1 fields after its word instead of 2, as line 1 has"),
+        (["the 1 2", "a word 1 2", "of 1 2 3"], "line 3 has 3 fields after its word instead of 2"),
+        (["2 2", "the 1 2", "of 1 2"], "line 2 has 2 fields after its word instead of 1"),
+        (["the 1 2", "of 1 two"], "line 2 has 'two', which is no number: a word's vector is needed"),
+        (["the 1 2", "of nan 2"], "line 2 has 'nan', which is no number"),
+        (["the 1 x", "of 1 2"], "line 1 has 'x', which is no number"),
+        (["the"], "line 1 is no word with its vector"),
+        ([], "line 1 is no word with its vector"),
+        (["The 1 2", "OF 1 2"], "has none of the 2 words"),
+    ],
+)
+def test_what_is_no_vector(lines, message, tmp_path):
+    path = write(tmp_path, lines)
+    with pytest.raises(ValueError) as refused:
+        list(word_vectors.read(path, ["of", "the"]))
+    assert str(refused.value).startswith(f"{path} ") and message in str(refused.value)

@@ -1,0 +1,246 @@
+"""Pictures in class folders or in ImageNet's archives, and their files in what is prepared."""
+
+import gzip
+import io
+import json
+import os
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+from fairseq.data.indexed_dataset import MMapIndexedDataset
+from pictures import coloured, picture
+from scipy.io import savemat
+from small_corpora import contents, prepare, refused, write_files, write_tar
+
+from data_prep.corpora import image_folders
+from fairseq_lrpe.data.image_files import decode
+from fairseq_lrpe.utils.files import MAX_BYTES
+
+
+def files(train=4, classes=("ant", "bee", "cow"), **more):
+    """{path: bytes} of a tree, half of them PNG."""
+    counts = {"train": train, **more}
+    return {
+        f"top/{split}/{name}/{i:02}.{kind}": picture(coloured(label, 100 * number + i), kind.upper())
+        for number, (split, count) in enumerate(counts.items())
+        for label, name in enumerate(classes)
+        for i in range(count)
+        for kind in [("jpeg", "png")[i % 2]]
+    }
+
+
+def run(source, out, *more, name="cifar10"):
+    prepare(name, ["--from", source, "--out", out, "--workers", "1", *more])
+    return out / "bin"
+
+
+def prepared(folder, split):
+    """[(the label's name, the file)] of each picture."""
+    about = json.loads((folder / "about.json").read_text())
+    labels = np.load(folder / f"{split}.label.npy")
+    rows = MMapIndexedDataset(str(folder / f"{split}.input0"))
+    assert about["rows"][split] == len(rows) == len(labels)
+    return [(about["labels"][label], bytes(rows[i].tolist())) for i, label in enumerate(labels)]
+
+
+def given(found, split):
+    """The same of a tree, by class and name."""
+    return [(path.split("/")[2], found[path]) for path in sorted(found) if f"/{split}/" in path]
+
+
+def test_files_stay_as_they_are_by_class_and_name(tmp_path, capsys):
+    found = files(valid=1, test=2)
+    folder = run(write_files(tmp_path / "given", found), tmp_path / "out")
+    for split in ("train", "valid", "test"):
+        assert prepared(folder, split) == given(found, split)
+    about = json.loads((folder / "about.json").read_text())
+    assert about["images"] is True and about["labels"] == ["ant", "bee", "cow"] and about["inputs"] == 1
+    assert not (folder / "dict.txt").exists() and not (folder / "unreadable.txt").exists()
+    assert (folder / "source.txt").read_text() == f"{tmp_path / 'given'}\n"
+    printed = capsys.readouterr().out
+    assert "rows: train 12, valid 3, test 6; published: train 45,000" in printed
+    assert "vocabulary" not in printed and "--task image_classification" in printed
+
+
+def test_an_archive_and_any_number_of_workers_make_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_folders, "BLOCK", 2)
+    found = {path.replace("/valid/", "/val/"): content for path, content in files(valid=1).items()}
+    first = contents(run(write_files(tmp_path / "given", found), tmp_path / "one"))
+    shuffled = dict(sorted(found.items(), key=lambda item: hash(item[1])))
+    packed = write_tar(tmp_path / "given.tar.gz", shuffled)
+    plain = tmp_path / "given.tar"
+    plain.write_bytes(gzip.decompress(packed.read_bytes()))
+    for source in (packed, plain):
+        out = tmp_path / source.name.replace(".", "_")
+        other = contents(run(source, out, "--workers", "3"))
+        del other["source.txt"]
+        assert other == {name: content for name, content in first.items() if name != "source.txt"}
+        assert [path.name for path in out.iterdir()] == ["bin"]
+
+
+def test_some_are_held_out_and_the_first_ones_are_taken(tmp_path):
+    """With the classes in turns: 12 training images, the last one for validation, 7 of the others."""
+    found = files(train=4, test=1)
+    folder = run(write_files(tmp_path / "given", found), tmp_path / "out", "--train-rows", "7")
+    turns = sorted(given(found, "train"), key=lambda row: given(found, "train").index(row) % 4)
+    assert [name for name, _ in turns[:4]] == ["ant", "bee", "cow", "ant"]
+    assert prepared(folder, "train") == sorted(turns[:7], key=given(found, "train").index)
+    assert prepared(folder, "valid") == turns[11:] and prepared(folder, "test") == given(found, "test")
+    assert (folder / "source.txt").read_text().endswith("given, 7 training rows\n")
+
+
+def test_what_cannot_be_read_is_left_out_and_named(tmp_path, capsys):
+    found = files(valid=1)
+    bad = {"bee/00.jpeg": b"", "bee/01.png": b"a text", "cow/02.jpeg": None, "cow/03.png": None}
+    for name, content in bad.items():
+        whole = found[f"top/train/{name}"]
+        found[f"top/train/{name}"] = whole[: len(whole) * 9 // 10] if content is None else content
+    gif = io.BytesIO()
+    decode(found["top/train/ant/00.jpeg"]).save(gif, "GIF")
+    found["top/train/ant/99.jpg"] = gif.getvalue()
+    cow = write_files(tmp_path / "given", found) / "top/train/cow"
+    os.mkfifo(cow / "97.jpg")
+    (cow / "98.jpg").symlink_to("/dev/null")  # /dev/zero would fill the memory if it was read
+    (cow / "99.jpg").touch()
+    os.truncate(cow / "99.jpg", MAX_BYTES + 1)
+    folder = run(tmp_path / "given", tmp_path / "out")
+    lines = (folder / "unreadable.txt").read_text().splitlines()
+    named = ["ant/99.jpg", *bad, "cow/97.jpg", "cow/98.jpg", "cow/99.jpg"]
+    assert [line.split(": ")[0] for line in lines] == [f"train/{name}" for name in named]
+    assert "it is no JPEG or PNG file" in lines[0] and "image file is truncated" in lines[3]
+    assert all("is not a regular file" in line for line in lines[-3:-1]) and "exceeds the limit" in lines[-1]
+    kept = {path: content for path, content in found.items() if path[10:] not in (*bad, "ant/99.jpg")}
+    assert prepared(folder, "train") == given(kept, "train")
+    assert f"skipped: 8 unreadable images, see {folder / 'unreadable.txt'}" in capsys.readouterr().out
+
+
+def ilsvrc(folder, valid=6):
+    """ImageNet's archives, small: classes n1, n2 and n3, whose numbers are others, and one above them."""
+    folder.mkdir()
+    inner = {}
+    for label, name in enumerate(("n2", "n3", "n1")):
+        pictures = {f"{name}_{i}.JPEG": picture(coloured(label, i)) for i in range(3)}
+        path = folder / f"{name}.tar.gz"
+        inner[f"{name}.tar"] = gzip.decompress(write_tar(path, pictures).read_bytes())
+        path.unlink()
+    val = {f"ILSVRC2012_val_{i:08}.JPEG": picture(coloured(0, 50 + i)) for i in reversed(range(1, valid + 1))}
+    for name, members in ((image_folders.TRAIN, inner), (image_folders.VALID, val)):
+        packed = write_tar(folder / "packed", members)
+        (folder / name).write_bytes(gzip.decompress(packed.read_bytes()))
+        packed.unlink()
+    kinds = [("ILSVRC2012_ID", object), ("WNID", object), ("num_children", object)]
+    synsets = np.array([(1, "n3", 0), (2, "n1", 0), (3, "n2", 0), (4, "n9", 3)], kinds)
+    meta = io.BytesIO()
+    savemat(meta, {"synsets": synsets})
+    truth = b"1\n2\n3\n3\n2\n1\n"
+    texts = {"meta.mat": meta.getvalue(), "ILSVRC2012_validation_ground_truth.txt": truth}
+    write_tar(folder / image_folders.DEVKIT, {f"devkit/data/{name}": text for name, text in texts.items()})
+    return inner, val
+
+
+def test_imagenets_archives(tmp_path, capsys):
+    inner, val = ilsvrc(tmp_path / "given")
+    folder = run(tmp_path / "given", tmp_path / "out", name="imagenet")
+    expected = []
+    for name in ("n1", "n2", "n3"):
+        with tarfile.open(fileobj=io.BytesIO(inner[f"{name}.tar"])) as archive:
+            expected += [(name, archive.extractfile(f"{name}_{i}.JPEG").read()) for i in range(3)]
+    assert prepared(folder, "train") == expected
+    truth = zip(("n3", "n1", "n2", "n2", "n1", "n3"), [val[name] for name in sorted(val)], strict=True)
+    assert sorted(prepared(folder, "valid")) == sorted(truth)
+    assert "published: train 1,281,167, valid 50,000" in capsys.readouterr().out
+
+
+def cut(name, part=0.7):
+    def change(folder):
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(part * len(content))])
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda x: (x / image_folders.DEVKIT).unlink(),
+            "given lacks ILSVRC2012_devkit_t12.tar.gz: ILSVRC2012_img",
+        ),
+        (lambda x: (x / image_folders.TRAIN).unlink(), "given lacks ILSVRC2012_img_train.tar: "),
+        (cut(image_folders.TRAIN), "ILSVRC2012_img_train.tar is damaged ("),
+        (cut(image_folders.VALID), "ILSVRC2012_img_val.tar is damaged ("),
+        (cut(image_folders.DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is damaged ("),
+        (
+            lambda x: write_tar(x / image_folders.DEVKIT, {"data/meta.mat": b"no"}),
+            "ILSVRC2012_devkit_t12.tar.gz is not the published one (",
+        ),
+        (
+            lambda x: shutil.copyfile(x / image_folders.TRAIN, x / image_folders.VALID),
+            "ILSVRC2012_img_val.tar has 9 images, but ",
+        ),
+        (
+            lambda x: shutil.copyfile(x / image_folders.VALID, x / image_folders.TRAIN),
+            "ILSVRC2012_img_train.tar is no tar archive of a tar archive of each class: it has ILS",
+        ),
+    ],
+)
+def test_bad_archives(change, message, tmp_path):
+    ilsvrc(tmp_path / "given")
+    change(tmp_path / "given")
+    assert message in refused("imagenet", "--from", tmp_path / "given", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def of_one_class(found):
+    return {path: content for path, content in found.items() if "/ant/" in path}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda x: {path.replace("/ant/", "/"): y for path, y in of_one_class(x).items()},
+            "has no training images",
+        ),
+        (of_one_class, "given has training images of ant only: two classes are needed"),
+        (
+            lambda x: {**x, "top/test/dog/0.jpg": b"-"},
+            "given has test images of dog, but no training images",
+        ),
+        (
+            lambda x: dict.fromkeys(x, b"-"),
+            "no image of train is readable, for example train/cow/02.jpeg: it",
+        ),
+        (
+            lambda x: {path: y for path, y in x.items() if path[-6:-4] == "00" or path[-7:-5] == "00"},
+            "given has 3 training images and none in valid: 10 are needed",
+        ),
+    ],
+)
+def test_bad_trees(change, message, tmp_path):
+    source = write_files(tmp_path / "given", change(files()))
+    assert message in refused("cifar10", "--from", source, "--out", tmp_path / "out", "--workers", 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_archive_of_a_tree(tmp_path):
+    packed = write_tar(tmp_path / "given.tar.gz", files())
+    cut(packed.name)(tmp_path)
+    sentence = refused("cifar10", "--from", packed, "--out", tmp_path / "out")
+    assert f"{packed} is damaged (" in sentence and not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
+def test_real_pictures_of_imagenet(published, tmp_path):
+    """71 of different classes, each there as training and as validation picture."""
+    for path in sorted((published / "imagenet-sample").glob("*.JPEG")):
+        label = path.name.split("_")[0]
+        for split in ("train", "val"):
+            (tmp_path / "given" / split / label).mkdir(parents=True)
+            (tmp_path / "given" / split / label / path.name).symlink_to(path)
+    folder = run(tmp_path / "given", tmp_path / "out", name="imagenet")
+    rows = prepared(folder, "train")
+    assert len(rows) == 71 and rows == prepared(folder, "valid")
+    assert min(min(decode(content).size) for _, content in rows) > 100

@@ -1,0 +1,163 @@
+"""ListOps: expressions and their values."""
+
+import json
+from collections import Counter
+from itertools import chain
+from statistics import mean, median, stdev
+
+import pytest
+from small_corpora import classified, contents, prepare, refused
+
+from data_prep.corpora import listops
+
+SYMBOLS = "0 1 2 3 4 5 6 7 8 9 [MIN [MAX [MED [SM ]".split()
+SMALL = ["--depth", 4, "--length", 20, 100, "--rows", 800, 100, 100]
+SPLITS = ("train", "valid", "test")
+
+
+def parsed(symbols):
+    """(value, depth, numbers of arguments) of an expression, read from left to right."""
+    symbol = next(symbols)
+    if symbol.isdecimal():
+        return int(symbol), 1, []
+    arguments = []
+    while (following := next(symbols)) != "]":
+        arguments.append(parsed(chain([following], symbols)))
+    values = [value for value, _, _ in arguments]
+    operator = {"[MIN": min, "[MAX": max, "[MED": lambda x: int(median(x)), "[SM": lambda x: sum(x) % 10}[
+        symbol
+    ]
+    depth = 1 + max(depth for _, depth, _ in arguments)
+    return operator(values), depth, [len(values), *chain(*(numbers for _, _, numbers in arguments))]
+
+
+def checked(symbols, value):
+    """The depth and the numbers of arguments of an expression whose value is the one told."""
+    rest = iter(symbols)
+    found, depth, numbers = parsed(rest)
+    assert found == value and next(rest, None) is None
+    return depth, numbers
+
+
+def test_the_parser():
+    assert parsed(iter("[MED 9 1 [SM 5 6 2 ] 4 ]".split())) == (3, 3, [4, 3])
+    assert parsed(iter("[MAX [MIN 3 8 ] 0 ]".split())) == (3, 3, [2, 2])
+
+
+def test_values_lengths_and_depths_as_in_long_range_arena(tmp_path, capsys):
+    out = tmp_path / "out"
+    prepare("listops", ["--out", out, "--rows", 1000, 20, 30, "--workers", 2])
+    assert (out / "bin" / "dict.txt").read_text() == "".join(f"{symbol} 1\n" for symbol in SYMBOLS)
+    about = json.loads((out / "bin" / "about.json").read_text())
+    rows = {"train": 1000, "valid": 20, "test": 30}
+    assert about == {"inputs": 1, "labels": SYMBOLS[:10], "rows": rows}
+    depths, numbers, labels, lengths = Counter(), Counter(), Counter(), []
+    for split, count in rows.items():
+        found = classified(out / "bin", split)
+        assert len(found) == count
+        for text, label in found:
+            depth, of_one = checked(text.split(), int(label))
+            depths[depth] += 1
+            numbers.update(of_one)
+            labels[label] += 1
+            lengths.append(len(text.split()))
+    assert min(lengths) > 500 and max(lengths) < 2000 and min(lengths) < 520 and max(lengths) > 1900
+    assert max(depths) == 10 and depths[10] > 900
+    assert set(numbers) == set(range(2, 11))
+    assert set(labels) == set(SYMBOLS[:10]) and min(labels.values()) > 50
+    printed = capsys.readouterr().out
+    assert "rows: train 1,000, valid 20, test 30\n" in printed and "vocabulary: 19 types, with" in printed
+    assert f"ready: fairseq-train {out / 'bin'} --task classification" in printed
+
+
+def test_the_small_form_has_each_expression_once(tmp_path):
+    out = tmp_path / "out"
+    prepare("listops", ["--out", out, *SMALL])
+    rows = [row for split in SPLITS for row in classified(out / "bin", split)]
+    assert len({text for text, _ in rows}) == len(rows) == 1000
+    assert all(20 < len(text.split()) < 100 for text, _ in rows)
+    assert max(checked(text.split(), int(label))[0] for text, label in rows) == 4
+    shares = Counter(label for _, label in rows)
+    assert len(shares) == 10 and min(shares.values()) > 40 and max(shares.values()) < 250
+    note = "the generator with --depth 4 --length 20 100 --rows 800 100 100 --seed 1\n"
+    assert (out / "bin" / "source.txt").read_text() == note
+
+
+def test_what_is_drawn_is_distributed_as_said():
+    """Of depth 4: a node's length is 1 with probability 3/4, else 2 and that of 6 nodes on average."""
+    drawn = [row for stream in range(10) for row in listops.expressions(1, 4, 0, 10**6, stream)]
+    expected = 1
+    for _ in range(3):
+        expected = 3 / 4 + 1 / 4 * (2 + 6 * expected)
+    lengths = [len(symbols) for symbols, _ in drawn]
+    assert len(drawn) == 10 * listops.BATCH
+    assert abs(mean(lengths) - expected) < 3 * stdev(lengths) / len(lengths) ** 0.5
+    assert abs(lengths.count(1) / len(drawn) - 0.75) < 3 * (0.75 * 0.25 / len(drawn)) ** 0.5
+    symbols, numbers = Counter(), Counter()
+    for text, value in drawn:
+        text = [SYMBOLS[symbol] for symbol in text]
+        symbols.update(text)
+        numbers.update(checked(text, value)[1])
+    for kind in ([str(digit) for digit in range(10)], SYMBOLS[10:14], range(2, 11)):
+        counts = [(numbers if isinstance(kind, range) else symbols)[x] for x in kind]
+        each = sum(counts) / len(counts)
+        assert all(abs(count - each) < 4 * each**0.5 for count in counts), counts
+
+
+def test_the_same_bytes_however_many_processes(tmp_path):
+    made = {}
+    for name, options in {
+        "one": ["--workers", 1],
+        "three": ["--workers", 3],
+        "again": ["--workers", 3],
+        "other": ["--workers", 1, "--seed", 2],
+    }.items():
+        prepare("listops", ["--out", tmp_path / name, *SMALL, *options])
+        made[name] = contents(tmp_path / name / "bin")
+    assert made["one"] == made["three"] == made["again"]
+    same = {name for name, content in made["one"].items() if made["other"][name] == content}
+    assert same == {"dict.txt", "about.json"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--length", 100, 100], "--length 100 100: no length is between the two"),
+        (["--length", 100, 20], "--length 100 20: no length is between the two"),
+        (
+            ["--depth", 2, "--length", 12, 20],
+            "none has more than 12 and fewer than 20 tokens: change --length",
+        ),
+        (
+            ["--depth", 2, "--length", 3, 5, "--rows", 500, 1, 1],
+            "tokens that is not among the 400 before: ask for fewer --rows",
+        ),
+    ],
+)
+def test_what_cannot_be(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(listops, "MAX_EMPTY", 10)
+    sentence = refused("listops", "--out", tmp_path / "out", "--workers", 1, *options)
+    assert message in sentence
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_published_files(tmp_path):
+    folder, out = tmp_path / "listops-1000", tmp_path / "out"
+    folder.mkdir()
+    texts = {"train": "( ( ( [MAX 3 ) 7 ) ] )\t7", "val": "4\t4", "test": "( ( ( [SM 8 ) 5 ) ] )\t3"}
+    for name, text in texts.items():
+        (folder / f"basic_{name}.tsv").write_text(f"Source\tTarget\r\n{text}\r\n")
+    prepare("listops", ["--out", out, "--from", folder])
+    rows = [row for split in SPLITS for row in classified(out / "bin", split)]
+    assert rows == [("[MAX 3 7 ]", "7"), ("4", "4"), ("[SM 8 5 ]", "3")]
+    assert (out / "bin" / "source.txt").read_text() == f"{folder}\n"
+    sentence = refused("listops", "--out", tmp_path / "other", "--from", folder, "--seed", 1)
+    assert "--seed is for generated data" in sentence
+    for wrong in ("( [FIRST 3 ) ] )\t3", "3", "3\tx", "\t3"):
+        (folder / "basic_val.tsv").write_text(f"Source\tTarget\n{wrong}\n")
+        sentence = refused("listops", "--out", tmp_path / "other", "--from", folder)
+        assert f"{folder / 'basic_val.tsv'} line 2 is no expression of 0 1 2" in sentence
+    (folder / "basic_val.tsv").write_text("3\t3\n")
+    sentence = refused("listops", "--out", tmp_path / "other", "--from", folder)
+    assert "basic_val.tsv does not start with the header Source, tab, Target" in sentence
+    assert not (tmp_path / "other").exists()

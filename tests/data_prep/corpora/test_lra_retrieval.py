@@ -1,0 +1,110 @@
+"""Pairs of documents by bytes: LRA's files, and pieces of WikiText's articles."""
+
+import pytest
+from small_corpora import classified, prepare, refused, write_files
+
+from data_prep.corpora import lra_retrieval
+
+NAMES = {split: f"new_aan_pairs.{name}.tsv" for split, name in lra_retrieval.FILES.items()}
+LINES = [
+    b'1.0\tP1\tP2\ta "paper\tanother',
+    b"0\tP3\tP4\tt\xc3\xa9xt \xff\tb\r",
+    b"0.0\tP1\tP4\t" + b"long" * 1500 + b"\tc",
+]
+
+
+def texts(row):
+    return [bytes(int(value, 16) for value in text.split()) for text in row[:-1]]
+
+
+def write_papers(folder, **changes):
+    contents = {name: b"\n".join([*LINES, b""]) for name in NAMES.values()}
+    return write_files(folder, contents | {NAMES[split]: content for split, content in changes.items()})
+
+
+def test_papers(tmp_path, capsys):
+    prepare("lra_retrieval", ["--from", write_papers(tmp_path / "given"), "--out", tmp_path / "out"])
+    for split in NAMES:
+        rows = classified(tmp_path / "out" / "bin", split)
+        assert [label for *_, label in rows] == ["yes", "no", "no"]
+        assert texts(rows[0]) == [b'a "paper', b"another"]
+        assert texts(rows[1]) == [b"t\xc3\xa9xt \xff", b"b"]
+        assert texts(rows[2]) == [b"long" * 1000, b"c"]
+    published = "published: train 147,086, valid 18,090, test 17,437"
+    assert f"rows: train 3, valid 3, test 3; {published}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (LINES[0] + b"\n1\ta\tb\tc\n", "line 2 has 4 fields instead of 5"),
+        (b"label\tid1\tid2\ttext1\ttext2\n", "line 1 has the label 'label' instead of 0 or 1"),
+        (b"1\ta\tb\t\tc\n", "line 1 has an empty text"),
+    ],
+)
+def test_bad_papers(content, message, tmp_path):
+    folder = write_papers(tmp_path / "given", valid=content)
+    sentence = refused("lra_retrieval", "--from", folder, "--out", tmp_path / "out")
+    assert sentence == f"prepare lra_retrieval: {folder}/new_aan_pairs.eval.tsv {message}"
+    write_papers(folder, valid=b"")
+    assert "has no pairs for valid" in refused("lra_retrieval", "--from", folder, "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def article(name, length):
+    """Of so many bytes, with headings; each place says which it is."""
+    places = [f"{name}{i:07}" for i in range(length // 5)]
+    first, second = " ".join(places[::2]), " ".join(places[1::2])
+    return f" \n = {name} = \n \n {first} \n = no title = \n \n = = History = = \n \n {second} \n"
+
+
+def write_wiki(folder, name="{}.txt"):
+    contents = {
+        name.format(split): "".join(article(f"{split[:2]}{i}", 2000 * i) for i in range(5)).encode()
+        for split in NAMES
+    }
+    return write_files(folder, contents)
+
+
+@pytest.mark.parametrize("name", ["{}.txt", "wiki.{}.tokens"])
+def test_pieces_of_articles(name, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(lra_retrieval, "PAIRS", {"train": 80, "valid": 40, "test": 21})
+    prepare("lra_retrieval_mini", ["--from", write_wiki(tmp_path / "given", name), "--out", tmp_path / "out"])
+    assert "rows: train 80, valid 40, test 20\n" in capsys.readouterr().out
+    for split in NAMES:
+        rows = classified(tmp_path / "out" / "bin", split)
+        whole = (tmp_path / "given" / name.format(split)).read_bytes()
+        pairs = [texts(row) for row in rows]
+        assert len({frozenset(pair) for pair in pairs}) == len(pairs)
+        assert [label for *_, label in rows] == ["no", "yes"] * (len(rows) // 2)
+        for (first, second), (*_, label) in zip(pairs, rows, strict=True):
+            assert len(first) == len(second) == 256 and whole.count(first) == whole.count(second) == 1
+            assert abs(whole.index(first) - whole.index(second)) >= 256
+            names = [
+                {i for i in range(5) if b"%s%d0" % (split[:2].encode(), i) in piece}
+                for piece in (first, second)
+            ]
+            assert (names[0] == names[1]) == (label == "yes") and all(len(found) == 1 for found in names)
+
+
+def test_few_pieces_make_few_pairs(tmp_path, capsys):
+    contents = {f"{split}.txt": (article("a", 300) + article("b", 300)).encode() for split in NAMES}
+    prepare(
+        "lra_retrieval_mini", ["--from", write_files(tmp_path / "given", contents), "--out", tmp_path / "out"]
+    )
+    assert "rows: train 4, valid 4, test 4\n" in capsys.readouterr().out  # of two articles with two pieces
+
+
+def test_text_without_articles(tmp_path):
+    folder = write_wiki(tmp_path / "given")
+    (folder / "valid.txt").write_text(article("alone", 2000))
+    sentence = refused("lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out")
+    assert (
+        f"{folder}/valid.txt has fewer than two articles of two segments: WikiText's text is needed"
+        in sentence
+    )
+    (folder / "valid.txt").unlink()
+    assert "valid.txt is missing" in refused(
+        "lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out"
+    )
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,242 @@
+"""Pathfinder: pictures of two long contours, and whether two discs are the ends of one of them."""
+
+import json
+import math
+from itertools import chain, pairwise
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import ndimage
+from small_corpora import classified, contents, prepare, refused
+
+from data_prep.corpora import pathfinder
+
+SMALL = ["--window", 16, "--contour-length", 4, "--rows", 24, 8, 8]
+SPLITS = ("train", "valid", "test")
+DISC = pathfinder.downsample(pathfinder.disc(14, (3, 3), pathfinder.RADIUS), 7)
+
+
+@pytest.fixture(scope="module")
+def thousand():
+    return [pathfinder.draw(1, 32, 14, index) for index in range(1000)]
+
+
+def discs_in(grey):
+    """The pixels around which all is as bright as in a disc, measured by the brightest such place."""
+    padded = np.pad(grey.astype(float), 3)
+    part = [np.roll(padded, (3 - y, 3 - x), (0, 1)) / DISC[y, x] for y, x in np.argwhere(DISC > 0.2)]
+    like = np.min(part, axis=0)[3:-3, 3:-3]
+    return {tuple(place) for place in np.argwhere(like > 0.85 * like.max())}
+
+
+def ends(contour):
+    """Where a contour begins and ends, not rounded to pixels."""
+    first, last = contour[0], contour[-1]
+    y, x = first.head[0] - 2 * math.sin(first.angle), first.head[1] - 2 * math.cos(first.angle)
+    return (y, x), last.head
+
+
+def pieces(drawing):
+    """How many pieces a drawing has, pixels that touch at a corner being of one."""
+    return ndimage.label(drawing, np.ones((3, 3)))[1]
+
+
+def values_in(folder, split):
+    """(grey values, label) of each row of a prepared split."""
+    return [([*map(int, text.split())], int(name)) for text, name in classified(folder, split)]
+
+
+def test_labels_are_what_the_drawings_show(thousand):
+    """Discs are looked for in the picture; a contour is drawn alone, and is one piece but for its gaps."""
+    agree = 0
+    for picture in thousand:
+        grey = picture.render()
+        alone = [pathfinder.ink(32, contour) for contour in picture.long]
+        for one in alone:
+            dashes = one > 0.25
+            assert pieces(dashes) > 3 and pieces(ndimage.binary_dilation(dashes, np.ones((3, 3)))) == 1
+            assert grey[dashes].min() > 40  # all of it is in the picture
+        discs = discs_in(grey)
+        assert discs == set(picture.discs) and len(discs) == 2
+        owners = []
+        for disc in discs:
+            first, second = ([math.dist(disc, end) for end in ends(contour)] for contour in picture.long)
+            owners.append(int(min(second) < min(first)))
+            assert min(first + second) < 0.75 < sorted(first + second)[1]  # it is at one end and no other
+        if owners[0] == owners[1]:  # they are at both ends
+            assert all(
+                min(math.dist(end, disc) for disc in discs) < 0.75 for end in ends(picture.long[owners[0]])
+            )
+        assert picture.label == (owners[0] == owners[1])
+        by_ink = {int(alone[1][disc] > alone[0][disc]) for disc in discs}
+        agree += picture.label == (len(by_ink) == 1)
+    assert agree >= 995  # where the other contour's ink is stronger at a disc than the weak end of its own
+
+
+def test_half_of_the_labels_are_1_and_nothing_is_in_the_padding(thousand):
+    assert sum(picture.label for picture in thousand) == 500
+    for picture in thousand:
+        paddles = [*chain(*picture.long, *picture.short)]
+        light = pathfinder.ink(32, paddles)
+        light[1:-1, 1:-1] = 0
+        assert light.max() < 0.05  # what Lanczos's filter leaves beside a paddle
+        grey = picture.render()
+        assert grey.shape == (32, 32) and grey.dtype == np.uint8 and grey.max() == 255
+
+
+def test_contours_are_of_paddles_of_the_published_measures(thousand):
+    straight, lengths = [], set()
+    for picture in thousand:
+        assert [len(contour) for contour in picture.long] == [14, 14]
+        assert len(picture.short) <= 5 and {len(contour) for contour in picture.short} <= {4}
+        lengths.add(len(picture.short))
+        first, second = (pathfinder.beginning(contour[0]) for contour in picture.long)
+        assert 6 < math.dist(first, second) < 8
+        assert all(14 <= x < 18 for x in first)
+        for contour in chain(picture.long, picture.short):
+            for before, after in pairwise(contour):
+                gap = math.dist(before.head, pathfinder.beginning(after))
+                turn = abs(math.remainder(after.angle - before.angle, math.tau))
+                assert 0.9 < gap < 3.7 and turn < math.pi / 2
+                straight.append(turn < math.pi / 4 + 0.01)
+        paddles = [*chain(*picture.long)]
+        middles = np.array([np.subtract(x.head, (math.sin(x.angle), math.cos(x.angle))) for x in paddles])
+        far = np.linalg.norm(middles[:, None] - middles, axis=-1) + 9 * np.eye(len(middles))
+        assert far.min() > 1  # none lies on another
+    assert max(lengths) == 5 and np.mean(straight) > 0.7
+
+
+def test_how_contours_turn():
+    """max(cos(min(c Δ, π/2)), 0)² with c = 1, over the pixels of a circle of radius 3."""
+    heads, near, weights = pathfinder.turns(0.0, 100)
+    expected = {head: math.cos(math.atan2(*head)) ** 2 for head in pathfinder.HEADS if head[1] > 0}
+    assert dict(zip(heads, weights, strict=True)) == pytest.approx(expected)
+    assert all(2.5 < math.hypot(*head) < 3.7 for head in pathfinder.HEADS) and len(pathfinder.HEADS) > 16
+    assert [*near[0]] == [100 * y + x for y, x in heads]
+
+
+def test_the_same_bytes_however_many_processes(tmp_path, capsys):
+    made = {}
+    for name, options in {
+        "one": ["--workers", 1],
+        "three": ["--workers", 3],
+        "other": ["--workers", 1, "--seed", 2],
+    }.items():
+        prepare("pathfinder", ["--out", tmp_path / name, *SMALL, *options])
+        made[name] = contents(tmp_path / name / "bin")
+    assert made["one"] == made["three"]
+    assert "rows: train 24, valid 8, test 8\nlabels: 0, 1\n" in capsys.readouterr().out
+    same = {name for name, content in made["one"].items() if made["other"][name] == content}
+    assert same == {
+        "dict.txt",
+        "about.json",
+        *(f"{split}.{x}" for split in SPLITS for x in ("input0.idx", "label.npy")),
+    }
+    about = json.loads(made["one"]["about.json"])
+    assert about == {
+        "inputs": 1,
+        "labels": ["0", "1"],
+        "rows": {"train": 24, "valid": 8, "test": 8},
+        "shape": [16, 16],
+        "pixels": {"mean": 127.5, "std": 127.5},
+    }
+    assert made["one"]["dict.txt"].decode() == "".join(f"{value} 1\n" for value in range(256))
+    rows = {split: values_in(tmp_path / "one" / "bin", split) for split in SPLITS}
+    for i, (values, label) in enumerate(chain(*rows.values())):
+        picture = pathfinder.draw(1, 16, 4, i)
+        assert picture.label == label and [*picture.render().ravel()] == values
+    assert all(2 * sum(label for _, label in part) == len(part) for part in rows.values())
+    note = "the generator with --window 16 --contour-length 4 --rows 24 8 8 --seed 1\n"
+    assert made["one"]["source.txt"].decode() == note
+
+
+def test_contours_that_do_not_fit(tmp_path, monkeypatch):
+    monkeypatch.setattr(pathfinder, "TRIALS_LONG", 200)
+    options = ["--window", 8, "--contour-length", 30, "--out", tmp_path / "out"]
+    sentence = refused("pathfinder", *options)
+    assert "--contour-length 30: in 200 trials no two contours of this length fit into a window" in sentence
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def archive(tmp_path):
+    """Two batches of published pictures, of which 10 comes after 9; and (grey values, label) of each."""
+    folder, rows = tmp_path / "curv_contour_length_14", []
+    (folder / "metadata").mkdir(parents=True)
+    for batch in (9, 10):
+        lines = []
+        (folder / "imgs" / str(batch)).mkdir(parents=True)
+        for i in range(10):
+            grey = np.random.default_rng(len(rows)).integers(256, size=(8, 8), dtype=np.uint8)
+            Image.fromarray(grey).save(folder / "imgs" / str(batch) / f"sample_{i}.png")
+            rows.append((grey.ravel().tolist(), i % 3 % 2))
+            lines.append(f"imgs/{batch} sample_{i}.png {i} {i % 3 % 2} 1.0 14 4 2 0.5 1 1")
+        (folder / "metadata" / f"{batch}.npy").write_text("".join(f"{line}\n" for line in lines))
+    return folder, rows
+
+
+def test_the_published_pictures(archive, tmp_path):
+    folder, rows = archive
+    text = folder / "metadata" / "10.npy"
+    for name, change in {
+        "text": lambda: None,
+        "strings": lambda: np.save(text, np.array([line.split() for line in text.read_text().splitlines()])),
+    }.items():
+        change()
+        prepare("pathfinder", ["--from", folder, "--out", tmp_path / name, "--workers", 2])
+        found = [values_in(tmp_path / name / "bin", split) for split in SPLITS]
+        assert [len(part) for part in found] == [16, 2, 2]
+        assert [*chain(*found)] == rows
+        about = json.loads((tmp_path / name / "bin" / "about.json").read_text())
+        assert about["shape"] == [8, 8]
+    assert (tmp_path / "text" / "bin" / "source.txt").read_text() == f"{folder}\n"
+
+
+def objects(path):
+    np.save(path, np.array([["imgs/10", "sample_0.png", 0, 1]], dtype=object), allow_pickle=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (
+            "imgs/10/sample_5.png",
+            lambda path: path.unlink(),
+            "{} is missing, which {folder}/metadata/10.npy names",
+        ),
+        ("imgs/10/sample_5.png", lambda path: path.write_bytes(b""), "{} is no complete image"),
+        (
+            "imgs/10/sample_5.png",
+            lambda path: path.write_bytes(path.read_bytes()[:60]),
+            "{} is no complete image",
+        ),
+        (
+            "imgs/10/sample_5.png",
+            lambda path: Image.new("L", (9, 9)).save(path),
+            "{} has 9 pixels per side, but the first image has 8",
+        ),
+        ("imgs/9/sample_0.png", lambda path: Image.new("L", (9, 8)).save(path), "{} has 9 x 8 pixels"),
+        ("metadata/9.npy", lambda path: path.write_text("imgs/9 sample_0.png 0\n"), "{} row 1 is no folder"),
+        (
+            "metadata/9.npy",
+            lambda path: path.write_text("imgs/9 sample_0.png 0 2\n"),
+            "{} row 1 is no folder",
+        ),
+        ("metadata/9.npy", lambda path: path.write_bytes(b"\x93NUMPY"), "{} is neither text nor an array of"),
+        ("metadata/9.npy", objects, "{} is neither text nor an array of strings"),
+    ],
+)
+def test_published_pictures_that_cannot_be_used(name, change, message, archive, tmp_path):
+    folder, _ = archive
+    change(folder / name)
+    sentence = refused("pathfinder", "--from", folder, "--out", tmp_path / "out", "--workers", 1)
+    assert message.format(folder / name, folder=folder) in sentence
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--window", "--contour-length", "--seed"])
+def test_what_is_for_generated_pictures(option, archive, tmp_path):
+    sentence = refused("pathfinder", "--from", archive[0], "--out", tmp_path / "out", option, 9)
+    assert f"{option} is for generated data: it cannot be combined with --from" in sentence
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,85 @@
+"""A person's own texts and pairs with labels."""
+
+import pytest
+from small_corpora import classified, prepare, refused, write_files
+
+ONE = {
+    "train.input0.txt": b"a good one\na bad one\n" * 5,
+    "train.label": b"gut\nsehr schlecht\n" * 5,
+    "valid.input0.txt": "a bad idea\r\none good\u2028 one\n".encode(),
+    "valid.label": b"sehr schlecht\r\ngut\n",
+}
+SECOND = {"train.input1.txt": b"who\nwhat\n" * 5, "valid.input1.txt": b"what\nwhat"}
+TEST = {"test.input0.txt": b"one\n", "test.label": b"gut\n"}
+
+
+def run(folder, out, *more):
+    prepare("sentences", ["--from", folder, "--out", out, "--workers", "1", *more])
+    return out / "bin"
+
+
+def test_texts(tmp_path, capsys):
+    folder = run(write_files(tmp_path / "given", ONE), tmp_path / "out")
+    rows = [("a good one", "gut"), ("a bad one", "sehr schlecht")]
+    assert classified(folder, "train") == rows * 5
+    assert classified(folder, "valid") == [("a bad <unk>", "sehr schlecht"), ("one good one", "gut")]
+    printed = capsys.readouterr().out
+    assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht\nvocabulary: 8 types" in printed
+    few = run(write_files(tmp_path / "given", ONE), tmp_path / "few", "--train-rows", "8")
+    assert classified(few, "train") == rows * 4
+
+
+def test_pairs_and_a_test_set(tmp_path):
+    more = {**TEST, "test.input1.txt": b"who\n"}
+    folder = run(write_files(tmp_path / "given", {**ONE, **SECOND, **more}), tmp_path / "out")
+    assert classified(folder, "train")[:2] == [
+        ("a good one", "who", "gut"),
+        ("a bad one", "what", "sehr schlecht"),
+    ]
+    assert classified(folder, "test") == [("one", "who", "gut")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"train.input0.txt": b"a\n" * 9},
+            "train.input0.txt has 9 lines and {}/train.label 10: one label per text",
+        ),
+        ({**SECOND, "valid.input1.txt": b"a\n"}, "valid.input0.txt has 2 lines and {}/valid.input1.txt 1"),
+        (
+            {"valid.label": b"gut\ngood\n"},
+            "valid.label line 2 has the label 'good', which is not in train.label",
+        ),
+        ({"valid.label": b"gut\n \n"}, "valid.label line 2 is empty: each text needs a label"),
+        ({"train.label": b"\n" * 10}, "train.label is empty: text is needed"),
+        ({"train.input0.txt": b""}, "train.input0.txt is empty: text is needed"),
+        ({"valid.input0.txt": b"caf\xe9\n"}, "valid.input0.txt is not UTF-8 text"),
+        ({"valid.label": None}, "valid.label is missing: --from takes a folder with train.input0.txt"),
+        (
+            {"train.input0.txt": None},
+            "train.input0.txt is missing: --from takes a folder with train.input0.txt",
+        ),
+        ({"train.input1.txt": b"a\n" * 10}, "valid.input1.txt is missing"),
+        ({"test.input0.txt": b"a\n"}, "test.label is missing"),
+        ({"train.input0.txt": b"a b\n" * 3, "train.label": b"gut\n" * 3}, "valid.label line 1 has the label"),
+    ],
+)
+def test_what_cannot_be_used(change, message, tmp_path):
+    contents = {name: content for name, content in {**ONE, **change}.items() if content is not None}
+    folder = write_files(tmp_path / "given", contents)
+    sentence = refused("sentences", "--from", folder, "--out", tmp_path / "out")
+    assert message.format(folder) in sentence and sentence.startswith(f"prepare sentences: {folder}/")
+    assert not (tmp_path / "out").exists()
+
+
+def test_glues_own_text_is_such_a_folder(tmp_path):
+    from test_glue import write_tsvs
+
+    source = write_tsvs(tmp_path / "glue", "RTE")
+    prepare("glue_words", ["RTE", "--from", source, "--out", tmp_path / "out", "--workers", "1"])
+    text = tmp_path / "out" / "RTE" / "text"
+    for path in text.glob("test.*"):
+        path.unlink()
+    folder = run(text, tmp_path / "again")
+    assert classified(folder, "train") == classified(tmp_path / "out" / "RTE" / "bin", "train")

@@ -1,0 +1,353 @@
+"""Parallel text, from what a user gives its preparation to what fairseq's task translation reads of it."""
+
+import hashlib
+import json
+import os
+import re
+import tarfile
+from argparse import Namespace
+from functools import partial
+
+import pytest
+import yaml
+from fairseq import tasks
+from fairseq.data import Dictionary, data_utils
+from local_server import Server
+from small_corpora import prepare, refused
+from tiny import REPOSITORY
+
+from data_prep import parallel
+from data_prep.corpora import translation
+from fairseq_lrpe.data import text_codec
+
+multi30k = partial(prepare, "multi30k")
+wmt14 = partial(prepare, "wmt14_en_de")
+
+SIGHTS = [("dog", "Hund"), ("young man", "Junge"), ("child", "Spatz"), ("red-haired boy", "Rotschopf")]
+ACTS = [("runs", "rennt"), ("isn't here", "fehlt heute"), ("costs $1,200.50", "kostet 1.200,50 CHF")]
+PLACES = [
+    ("in the park", "im Park"),
+    ("on a street", "auf der Straße"),
+    ('at "Joe & Co" now', "bei „Joe & Co“ nun"),
+]
+PAIRS = [
+    (f"The {a} {b} {c}.", f"Der {x} {y} {z}.") for a, x in SIGHTS for b, y in ACTS for c, z in PLACES
+]  # 36
+SPLITS = {"train": PAIRS, "valid": PAIRS[::7], "test": PAIRS[::9]}
+# Neither codec changes these.
+SENTENCES = {
+    "en": [
+        "Prices rose by 3.5% to $1,200 (about €1,100).",
+        "The well-known U.S. company's shares fell -- again.",
+        'He said: "I don\'t know!"',
+        "Mr. Smith, aged 81, won't come; she'd better ask 漢字.",
+    ],
+    "de": [
+        "Der 25-jährige Mann sagte: Das weiß ich nicht!",
+        "Das kostet 1.200,50 CHF (am 3. Mai), z. B. in Zürich; ja?",
+        'Sie rief "Hallo" und ging.',
+    ],
+}
+
+
+@pytest.fixture
+def quick(at_once, monkeypatch):
+    """fairseq-preprocess in this process, and a few lines for each of the others at a time."""
+    monkeypatch.setattr(parallel, "LINES", 5)
+
+
+def write_pairs(folder, splits=SPLITS, names=("train", "valid", "test")):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, pairs in zip(names, splits.values(), strict=True):
+        for language, sentences in zip(("en", "de"), zip(*pairs, strict=True), strict=True):
+            (folder / f"{name}.{language}").write_bytes("".join(f"{x}\n" for x in sentences).encode())
+    return folder
+
+
+def flags(source, out, *more, types=60, workers=1):
+    options = ("--from", source, "--out", out, "--bpe-types", types, "--workers", workers, *more)
+    return [str(x) for x in options]
+
+
+def decoded(data, split, language):
+    """The raw text that the tokens of a prepared split stand for."""
+    dictionary = Dictionary.load(str(data / f"dict.{language}.txt"))
+    rows = data_utils.load_indexed_dataset(str(data / f"{split}.en-de.{language}"), dictionary)
+    codec = text_codec.load(data)
+    return [codec.decode(language, dictionary.string(rows[i])) for i in range(len(rows))]
+
+
+def ascii_quotes(text):
+    return re.sub("[„“]", '"', text)
+
+
+@pytest.mark.parametrize("kind", [[], ["--sentencepiece"]], ids=["moses", "sentencepiece"])
+def test_pairs_are_read_back_as_they_were(kind, quick, tmp_path, capsys):
+    source, out = write_pairs(tmp_path / "given"), tmp_path / "out"
+    multi30k(flags(source, out, *kind))
+    last = capsys.readouterr().out.splitlines()[-4:]
+    data = out / "bin"
+    same = (lambda text: text) if kind else ascii_quotes
+    for i, language in enumerate(("en", "de")):
+        for split in ("valid", "test"):
+            assert decoded(data, split, language) == [same(pair[i]) for pair in SPLITS[split]]
+            assert (out / "text" / f"{split}.{language}").read_bytes() == (
+                source / f"{split}.{language}"
+            ).read_bytes()
+    kept = json.loads((data / "pairs.json").read_text())["train"]["kept"]
+    pairs = list(zip(decoded(data, "train", "en"), decoded(data, "train", "de"), strict=True))
+    given = [(same(one), same(other)) for one, other in PAIRS]
+    assert len(pairs) == kept > 20 and [pair for pair in given if pair in pairs] == pairs
+
+    task = tasks.setup_task(Namespace(task="translation", data=str(data), source_lang=None, target_lang=None))
+    sizes = f"en {len(task.source_dictionary)} types, de {len(task.target_dictionary)} types"
+    assert (task.cfg.source_lang, task.cfg.target_lang) == ("en", "de")
+    assert last[0].startswith(f"train: {kept} of 36 pairs kept")
+    assert last[1:] == [
+        "valid: 6 pairs, test: 4 pairs",
+        f"vocabulary: {sizes}",
+        f"ready: fairseq-train {data} --task translation --user-dir fairseq_lrpe ...",
+    ]
+    names = (
+        {"tokenizer": None, "bpe": "sentencepiece"} if kind else {"tokenizer": "moses", "bpe": "subword_nmt"}
+    )
+    preparation = json.loads((data / "preparation.json").read_text())
+    assert preparation == {"source": "en", "target": "de", **names}
+    assert (out / ("sentencepiece.model" if kind else "codes")).is_file()
+
+    # What translates encodes as what prepared did.
+    codec = text_codec.load(data)
+    for i, language in enumerate(("en", "de")):
+        encoded = (out / "pieces" / f"train.{language}").read_text().splitlines()
+        assert [codec.encode(language, pair[i]) for pair in PAIRS] == encoded
+        for line in SENTENCES[language]:
+            assert codec.decode(language, codec.encode(language, line)) == line
+
+
+@pytest.mark.parametrize("kind", [[], ["--sentencepiece"]], ids=["moses", "sentencepiece"])
+def test_any_number_of_workers_gives_the_same_files(kind, quick, tmp_path):
+    source = write_pairs(tmp_path / "given")
+    outs = [tmp_path / str(workers) for workers in (1, 2)]
+    for workers, out in enumerate(outs, 1):
+        multi30k(flags(source, out, *kind, workers=workers))
+    one, two = (
+        {
+            str(path.relative_to(out)): path.read_bytes()
+            for path in out.rglob("*.*")
+            if path.is_file() and path.name not in ("preprocess.log", "source.txt")
+        }
+        for out in outs
+    )
+    assert one == two and len(one) > 20
+
+
+def test_what_moses_changes(quick, tmp_path):
+    multi30k(flags(write_pairs(tmp_path / "given"), tmp_path / "out"))
+    codec = text_codec.load(tmp_path / "out" / "bin")
+    for language, raw, written in (
+        ("de", "„Ja“ – sagte er…", '"Ja" - sagte er...'),
+        ("en", 'A "sign".', 'A "sign."'),
+        ("en", "two\u00a0 blanks,\u2028a soft\u00adhyphen\u200b", "two blanks, a soft hyphen"),
+        ("en", "me@x.org", "me @ x.org"),
+        ("de", "Joe's 5 € da", "Joe 's 5 €da"),
+    ):
+        tokens = codec.encode(language, raw)
+        assert codec.decode(language, tokens) == written
+        assert codec.encode(language, written) == tokens  # so the second time nothing changes
+    assert codec.encode("en", " \t ") == codec.decode("en", "") == ""
+
+
+def test_which_training_pairs_are_kept(quick, tmp_path, capsys):
+    for pair, fate in {
+        ("a b", "c d e"): "kept",
+        ("a b", "c d e f"): "of uneven length",
+        ("c d e f", "a b"): "of uneven length",
+        ("a " * 250, "b " * 250): "kept",
+        ("a " * 251, "b " * 251): "too long",
+        ("a", ""): "empty",
+        ("", ""): "empty",
+    }.items():
+        assert translation.verdict(pair) == fate
+    odd = [("One two three four", "Eins"), ("x " * 300, "y " * 300), ("Nothing", "\t"), ("", "Nichts")]
+    source = write_pairs(tmp_path / "given", {**SPLITS, "train": PAIRS[:1] * 36 + odd, "valid": odd})
+    multi30k(flags(source, tmp_path / "out", types=1000))
+    printed = capsys.readouterr().out
+    assert "train: 36 of 40 pairs kept, 2 empty, 1 of uneven length, 1 too long\nvalid: 4 pairs" in printed
+    assert len(decoded(tmp_path / "out" / "bin", "valid", "en")) == 4
+
+    write_pairs(source, {**SPLITS, "train": odd})
+    message = refused("multi30k", *flags(source, tmp_path / "none"))
+    assert message.endswith(
+        "none of the 4 training pairs can be kept: 2 empty, 1 of uneven length, 1 too long"
+    )
+
+
+def test_what_cannot_be_used(tmp_path, capsys):
+    source, out = write_pairs(tmp_path / "given"), tmp_path / "out"
+
+    def message(*more, name="multi30k"):
+        return refused(name, *flags(source, out, *more))
+
+    (source / "valid.de").write_text("Eins\nZwei")
+    found = message()
+    assert f"{source / 'valid.en'} has 6 lines and {source / 'valid.de'} 2: they must correspond" in found
+    (source / "valid.de").write_text("\n \n")
+    assert "valid.de is empty" in message()
+    (source / "valid.de").write_bytes("Straße".encode("latin-1"))
+    assert "valid.de is not UTF-8 text" in message()
+    (source / "valid.de").unlink()
+    assert (
+        "valid.de is missing: --from takes a folder with train.{en,de} valid|val.{en,de} "
+        "test|test_2016_flickr.{en,de}"
+        in message()
+        and "valid.de is missing" in message(name="wmt14_en_de")
+    )
+    assert "nowhere is not a folder" in message("--from", tmp_path / "nowhere")
+    assert "--from is needed: https://github.com/multi30k" in refused("multi30k", "--out", out)
+    assert not out.exists()
+    with pytest.raises(ValueError, match=r"preparation\.json is missing"):
+        text_codec.load(out)
+
+    write_pairs(source)
+    assert "SentencePiece cannot make 5,000 pieces" in message("--sentencepiece", "--bpe-types", 5000)
+    write_pairs(source, {**SPLITS, "train": [("a b", "c d")]})
+    assert "BPE cannot be learned" in refused("multi30k", *flags(source, tmp_path / "letters"))
+
+
+def test_the_command_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
+    # As Multi30k's files are called, and the last line without an end.
+    source = write_pairs(tmp_path / "given", names=("train", "val", "test_2016_flickr"))
+    path, out = source / "val.de", tmp_path / "out"
+    path.write_bytes(path.read_bytes().removesuffix(b"\n"))
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(text_codec.Moses, "pieces", interrupted)
+        with pytest.raises(SystemExit) as ended:
+            multi30k(flags(source, out))
+    assert ended.value.code == 130 and "run the same command to resume" in capsys.readouterr().err
+    assert not (out / "bin").exists() and not (out / "pieces" / "train.en").exists()
+    before = (out / "codes").stat().st_mtime_ns
+    again = ["--out", str(out), "--bpe-types", "60", "--workers", "1"]
+    multi30k(again)  # with fairseq's own command
+    assert (out / "codes").stat().st_mtime_ns == before
+    printed = capsys.readouterr().out
+    assert "[de] Dictionary:" in printed
+    assert decoded(out / "bin", "valid", "de") == [ascii_quotes(pair[1]) for pair in SPLITS["valid"]]
+
+    for given in (again, flags(source, out)):
+        multi30k(given)
+        once_more = capsys.readouterr().out
+        assert f"already there: {out / 'bin'}" in once_more
+        assert once_more.splitlines()[-4:] == printed.splitlines()[-4:]
+    other = write_pairs(tmp_path / "other")
+    for given in (flags(other, out), flags(source, out, types=70), [*again, "--sentencepiece"]):
+        assert f"was made from {source} in 60 merges of byte pairs" in refused("multi30k", *given)
+    (out / "codes").unlink()
+    with pytest.raises(ValueError, match="codes is missing"):
+        text_codec.load(out / "bin")
+
+
+@pytest.fixture
+def archives(tmp_path, monkeypatch):
+    """A folder with archives as WMT's, of ``SPLITS``, taken for the published ones."""
+    folder, tree = tmp_path / "archives", tmp_path / "tree"
+    folder.mkdir()
+    facts = translation.SOURCES["wmt14_en_de"]
+    train = {name: PAIRS[i * 12 : (i + 1) * 12] for i, name in enumerate(facts["archives"]) if i < 3}
+    for name, of_archive in facts["archives"].items():
+        with tarfile.open(folder / name, "w:gz") as archive:
+            for split, files in of_archive["files"].items():
+                for i, file in enumerate(files.values()):
+                    lines = [pair[i] for pair in train.get(name, SPLITS[split])]
+                    if file.endswith(".sgm"):
+                        lines = [
+                            "<doc>",
+                            *(f'<seg id="{k}"> {x} </seg>' for k, x in enumerate(lines, 1)),
+                            "</doc>",
+                        ]
+                    path = tree / file
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_text("".join(f"{line}\n" for line in lines))
+                    archive.add(path, file)
+        content = (folder / name).read_bytes()
+        monkeypatch.setitem(of_archive, "size", len(content))
+        monkeypatch.setitem(of_archive, "sha256", hashlib.sha256(content).hexdigest())
+    return folder
+
+
+def test_wmt14_from_its_archives(archives, quick, tmp_path, monkeypatch, capsys):
+    outs = {"copied": flags(archives, tmp_path / "copied")}
+    outs["fetched"] = ["--out", str(tmp_path / "fetched"), *outs["copied"][4:]]
+    with Server() as server:
+        for name, facts in translation.SOURCES["wmt14_en_de"]["archives"].items():
+            server.files[name] = (archives / name).read_bytes()
+            monkeypatch.setitem(facts, "mirrors", [server.url("gone"), server.url(name)])
+        for name, given in outs.items():
+            wmt14(given)
+            printed = capsys.readouterr().out
+            assert "types; the papers' are en 40,480, de 42,720\nready: " in printed
+            out = tmp_path / name
+            for split, pairs in SPLITS.items():
+                for i, language in enumerate(("en", "de")):
+                    lines = (out / "text" / f"{split}.{language}").read_text().splitlines()
+                    assert lines == [pair[i] for pair in pairs]
+            assert not (out / "unpacked").exists()
+        assert len(server.asked) == 8
+        wmt14(outs["fetched"])
+        printed = capsys.readouterr().out
+        assert len(server.asked) == 8 and "already there" in printed
+    sizes = re.search(r"vocabulary: en (\d+) types, de (\d+) types", printed)
+    expected = {"en": int(sizes[1]), "de": int(sizes[2])}
+    monkeypatch.setitem(translation.SOURCES["wmt14_en_de"], "vocabulary", expected)
+    wmt14(outs["fetched"])
+    assert "types, as in the papers\n" in capsys.readouterr().out
+
+
+def test_archives_that_cannot_be_used(archives, tmp_path):
+    given = flags(archives, tmp_path / "out")
+    facts = translation.SOURCES["wmt14_en_de"]["archives"]["dev.tgz"]
+    facts["files"]["valid"]["de"] = "dev/other.de"
+    try:
+        assert "dev.tgz has no dev/other.de" in refused("wmt14_en_de", *given)
+    finally:
+        facts["files"]["valid"]["de"] = "dev/newstest2013.de"
+    (archives / "dev.tgz").write_bytes(b"<html>")
+    assert "dev.tgz is not the published dev.tgz" in refused("wmt14_en_de", *given)
+    (archives / "dev.tgz").unlink()
+    assert "dev.tgz is missing: a copy of the published" in refused("wmt14_en_de", *given)
+
+
+def test_wmt14_takes_the_same_text_in_files(quick, tmp_path, capsys):
+    wmt14(flags(write_pairs(tmp_path / "given"), tmp_path / "out", types=20))
+    assert "test: 4 pairs" in capsys.readouterr().out
+
+
+def test_every_archive_has_its_published_facts():
+    source = yaml.safe_load((REPOSITORY / "data_prep" / "sources.yaml").read_text())["wmt14_en_de"]
+    for facts in source["archives"].values():
+        assert re.fullmatch("[0-9a-f]{64}", facts["sha256"]) and facts["size"] > 1e7
+        assert len(facts["mirrors"]) == 2
+
+
+@pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
+def test_real_sentences(published, quick, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(parallel, "LINES", 100)
+    source, out = tmp_path / "given", tmp_path / "out"
+    source.mkdir()
+    for path in (published / "multi30k").iterdir():
+        lines = path.read_bytes().splitlines(keepends=True)
+        (source / path.name).write_bytes(b"".join(lines[:500]))
+    multi30k(flags(source, out, types=2000, workers=2))
+    kept = int(re.search(r"train: (\d+) of 500 pairs kept", capsys.readouterr().out)[1])
+    assert kept > 450
+    codec = text_codec.load(out / "bin")
+    for language in ("en", "de"):
+        raw = (out / "text" / f"test.{language}").read_text().splitlines()
+        tokens = [codec.encode(language, line) for line in raw]
+        back = [codec.decode(language, line) for line in tokens]
+        assert [codec.encode(language, line) for line in back] == tokens
+        assert sum(one == other for one, other in zip(raw, back, strict=True)) > 485
+        assert len(decoded(out / "bin", "train", language)) == kept

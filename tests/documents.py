@@ -1,0 +1,39 @@
+"""Commands and code blocks of README.md, docs/*.md and CONTRIBUTING.md."""
+
+import re
+
+from tiny import REPOSITORY
+
+DOCUMENTS = [REPOSITORY / "README.md", *sorted(REPOSITORY.glob("docs/*.md")), REPOSITORY / "CONTRIBUTING.md"]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"`([^`]+)`")
+PROGRAMS = r"lrpe|bash|python|pip|sudo|sbatch|torchrun|fairseq-[\w-]+|\.venv/bin/\w+|[\w/]+\.sh"
+COMMAND = re.compile(rf"(?:\w+=\S+ +)*(?:{PROGRAMS}) +\S")
+SHELL = ("", "bash", "sh", "shell", "console")
+
+
+def blocks(*languages):
+    """The fenced code blocks in any of these languages, in the order of the documents."""
+    found = (pair for document in DOCUMENTS for pair in BLOCK.findall(document.read_text()))
+    return [text for language, text in found if language in languages]
+
+
+def block(language, part):
+    """The one code block in a language that has this part."""
+    [found] = [text for text in blocks(language) if part in text]
+    return found
+
+
+def commands():
+    """All shell commands, in fenced blocks and inline, on one line each, without comments and duplicates."""
+    found = []
+    for document in DOCUMENTS:
+        text = document.read_text()
+        for match in re.finditer(f"{BLOCK.pattern}|{INLINE.pattern}", text, BLOCK.flags):
+            language, block, inline = match.groups()
+            if inline:
+                lines = [inline.replace("\n", " ")]
+            else:
+                lines = block.replace("\\\n", " ").splitlines() if language in SHELL else []
+            found += [re.sub(r"\s#.*", "", line) for line in lines if COMMAND.match(line)]
+    return list(dict.fromkeys(" ".join(line.split()) for line in found))

@@ -1,0 +1,162 @@
+"""Compares encodings with a PositionIndex with encoding each token at its own offset."""
+
+import pytest
+import torch
+from exact import assert_same, random
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index
+
+OPTIONS = [
+    *((name, {}) for name, cls in ENCODINGS.items() if cls.bidirectional),
+    *(("lrpe", {"core": core, "rotation": "identity"}) for core in ("unitary", "mixed", "permutation")),
+    ("lrpe", {"core": "unitary", "rotation": "fft"}),
+    ("lrpe", {"core": "unitary", "learn_theta": True}),
+    ("shaw", {"k": 2, "values": True, "per_head": True}),
+    ("lfhc", {"k": 1, "per_head": True}),
+    ("deberta", {"k": 2}),
+]
+every = pytest.mark.parametrize(
+    "name, options", OPTIONS, ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x.values()))
+)
+HEADS, WIDTH, ROWS, COLUMNS = 2, 8, 3, 4
+
+
+def build(name, options):
+    torch.manual_seed(0)
+    shared = {"num_heads": HEADS, "head_dim": WIDTH, "causal": False, "layer": 2, "max_positions": 6}
+    encoding = build_encoding(name, **shared, **options).double().eval()
+    with torch.no_grad():
+        for parameter in encoding.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return encoding
+
+
+def inputs():
+    return [random(2, HEADS, ROWS * COLUMNS, WIDTH, seed=i).requires_grad_() for i in range(3)]
+
+
+def test_diagonal_position_index():
+    positions = diagonal_position_index(3, 4)
+    assert positions.query_positions.tolist() == [0, 1, 2, 3, 1, 2, 3, 4, 2, 3, 4, 5]
+    assert positions.max_position == 5
+    some = positions.slice_queries(2, 3)
+    assert some.query_positions.tolist() == [2, 3, 1] and some.key_positions is positions.key_positions
+    assert some.distance_index()[1].tolist() == [5 - 3 + j for j in positions.key_positions.tolist()]
+
+
+def scores_of_single_pairs(encoding, q, k, positions):
+    """Returns scores of each single query with each single key, at their own offsets."""
+    rows = []
+    for i, s in enumerate(positions.query_positions.tolist()):
+        row = []
+        for j, t in enumerate(positions.key_positions.tolist()):
+            # The key is placed at index t, where a bias expects it.
+            keys = torch.zeros(2, HEADS, positions.max_position + 1, WIDTH, dtype=torch.double)
+            keys = torch.cat([keys[:, :, :t], k[:, :, j : j + 1], keys[:, :, t + 1 :]], dim=2)
+            one, all_keys = encoding(q[:, :, i : i + 1], keys, s, 0)
+            score = encoding.scale * (one @ all_keys.mT)
+            if (bias := encoding.bias(one, all_keys, s)) is not None:
+                score = score + bias
+            row.append(score[..., 0, t])
+        rows.append(torch.stack(row, dim=-1))
+    return torch.stack(rows, dim=-2)
+
+
+@every
+def test_scores_match_single_pairs(name, options):
+    encoding, positions = build(name, options), diagonal_position_index(ROWS, COLUMNS)
+    q, k, _ = inputs()
+    expected = scores_of_single_pairs(encoding, q, k, positions)
+    encoded_q, encoded_k = encoding(q, k, positions, positions)
+    found = encoding.scale * (encoded_q @ encoded_k.mT)
+    if encoding.modifies_scores:
+        found = found + encoding.bias_function(encoded_q, encoded_k, positions)(
+            encoded_q, encoded_k, positions
+        )
+    assert_same(found, expected)
+    weights, learned = random(*found.shape, seed=9), [q, k, *encoding.parameters()]
+    gradients = [torch.autograd.grad(x, learned, weights, allow_unused=True) for x in (found, expected)]
+    for one, other in zip(*gradients, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            assert_same(one, other)
+
+
+@every
+def test_softmax_attention_with_position_index(name, options):
+    """Expected values are computed from the scores of single pairs, encoding each token on its own."""
+    encoding, positions = build(name, options), diagonal_position_index(ROWS, COLUMNS)
+    attention, x = SoftmaxAttention(encoding).double().eval(), random(ROWS * COLUMNS, 2, HEADS * WIDTH)
+    attention.position_index = positions
+    q, k, v = (
+        attention._project(projection, [x])
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    weights = scores_of_single_pairs(encoding, q, k, positions).softmax(-1)
+    s = positions.query_positions.tolist()
+    values = [encoding.encode_values(v[:, :, j : j + 1], s[j]) for j in range(len(s))]
+    o = weights @ torch.cat(values, dim=2)
+    if encoding.needs_weights:
+        for i, at in enumerate(s):
+            # Sums the weights of keys that have the same position.
+            by_position = weights.new_zeros(2, HEADS, 1, positions.max_position + 1)
+            index = positions.key_positions.expand(2, HEADS, 1, -1)
+            by_position = by_position.scatter_add(-1, index, weights[:, :, i : i + 1])
+            o[:, :, i : i + 1] += encoding.output_from_weights(by_position, at)
+    o = torch.cat([encoding.decode_output(o[:, :, i : i + 1], s[i]) for i in range(len(s))], dim=2)
+    assert_same(attention(x)[0], attention.out_proj(attention.merge_heads(o)))
+
+
+@pytest.mark.parametrize("norm", ["denominator", "layernorm", "content"])
+@pytest.mark.parametrize(
+    "name", [name for name, cls in ENCODINGS.items() if cls.decomposable and cls.bidirectional]
+)
+def test_linear_attention_with_position_index(name, norm):
+    """Expected values are computed by encoding each row of the grid from its own offset."""
+    encoding, positions = build(name, {}), diagonal_position_index(ROWS, COLUMNS)
+    attention = LinearAttention(encoding, linear_norm=norm).double().eval()
+    x = random(ROWS * COLUMNS, 2, HEADS * WIDTH)
+    attention.position_index = positions
+    q, k, v = (
+        attention._project(projection, [x])
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    q, k = attention.feature_map(q), attention.feature_map(k)
+    rows = [slice(COLUMNS * r, COLUMNS * (r + 1)) for r in range(ROWS)]
+    at_q, at_k = zip(*(encoding(q[:, :, row], k[:, :, row], r, r) for r, row in enumerate(rows)), strict=True)
+    of_q, of_k = torch.cat(at_q, dim=2), torch.cat(at_k, dim=2)
+    of_v = torch.cat([encoding.encode_values(v[:, :, row], r) for r, row in enumerate(rows)], dim=2)
+    weights = of_q @ of_k.mT
+    o = weights @ of_v
+    if norm == "denominator":
+        o = o / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+    o = torch.cat([encoding.decode_output(o[:, :, row], r) for r, row in enumerate(rows)], dim=2)
+    if norm == "layernorm":
+        o = attention._normalize(o)
+    if norm == "content":
+        o = o / (q @ k.mT).sum(-1, keepdim=True)
+    assert_same(attention(x)[0], attention.out_proj(attention.merge_heads(o)))
+
+
+def test_long_biases_in_blocks(monkeypatch):
+    """Above 1,024 tokens, with gradients."""
+    encoding = build("xl", {})
+    attention, x = SoftmaxAttention(encoding).double(), random(33 * 33, 1, HEADS * WIDTH).requires_grad_()
+    attention.position_index = diagonal_position_index(33, 33)
+    found = attention(x)[0]
+    [gradient] = torch.autograd.grad(found, x, random(*found.shape, seed=3))
+    monkeypatch.setattr("fairseq_lrpe.attention.softmax._MAX_BIAS_ELEMENTS", 2**30)
+    whole = attention(x)[0]
+    assert_same(found, whole)
+    assert_same(gradient, torch.autograd.grad(whole, x, random(*found.shape, seed=3))[0])
+
+
+def test_arbitrary_positions():
+    index = torch.tensor([4, 0, 2, 2, 7])
+    positions, encoding = PositionIndex(index, index, 7), build("rope", {})
+    x = random(1, HEADS, 5, WIDTH)
+    found, _ = encoding(x, x, positions, positions)
+    for i, s in enumerate(index.tolist()):
+        assert_same(found[:, :, i : i + 1], encoding(x[:, :, i : i + 1], x[:, :, :1], s, 0)[0])

@@ -1,0 +1,181 @@
+"""Extending a finished run: what it resumes from, and when it starts from scratch."""
+
+import fcntl
+import json
+import shutil
+
+import pytest
+import torch
+from tiny import run_here
+
+from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.execution import extend_run, run_directory
+from fairseq_lrpe.experiments.execution.runner import Job, run_settings
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.warmup_updates=4 "
+    "train.validate_interval_updates=4 train.save_interval_updates=4 train.log_interval=2 "
+    "evaluations.test=null"
+).split()
+SHORT, LONG = "updates=8", "updates=24"
+
+
+@pytest.fixture(scope="module")
+def words(data_bin):
+    return ["lm/mini", "rope", "--cpu", *SMALL, f"data={data_bin}"]
+
+
+def run(words, results, *more):
+    done = run_here(train.main, *words, "--results", results, *more)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def folder_in(results, updates):
+    [folder] = results.rglob(f"{updates}/seed-1")
+    return folder
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def state(folder, name="checkpoint_last.pt"):
+    return torch.load(folder / "checkpoints" / name, weights_only=True)
+
+
+def validations(folder):
+    entries = run_directory.read_lines(folder / "log.jsonl")
+    return {e["valid_num_updates"]: e["valid_loss"] for e in entries if e["kind"] == "valid"}
+
+
+@pytest.fixture(scope="module")
+def extended(words, tmp_path_factory):
+    """Returns (results, the shorter run's files before it was extended, the output)."""
+    results = tmp_path_factory.mktemp("extended")
+    run(words, results, SHORT)
+    files = (path for path in folder_in(results, SHORT).rglob("*") if path.is_file() and path.name != "lock")
+    before = {path: path.read_bytes() for path in files}
+    return results, before, run(words, results, LONG)
+
+
+def test_extended_run_equals_an_uninterrupted_one(extended, words, tmp_path):
+    results, _, output = extended
+    short, long = folder_in(results, SHORT), folder_in(results, LONG)
+    assert f"extending: {long} resumes after the 8 updates of {short}" in output
+    assert read(long, "run.json")["extended"] == {"from": str(short.relative_to(results)), "updates": 8}
+    run(words, tmp_path, LONG)
+    whole = folder_in(tmp_path, LONG)
+    assert "extended" not in read(whole, "run.json")
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        ours, theirs = state(long, name), state(whole, name)
+        assert ours["cfg"]["model"]["dropout"] == 0.1 and ours["cfg"]["optimization"]["max_update"] == 24
+        assert ours["model"].keys() == theirs["model"].keys()
+        assert all(torch.equal(ours["model"][key], theirs["model"][key]) for key in ours["model"])
+    assert validations(long) == validations(whole) and min(validations(long)) == 4
+    ours, theirs = (read(x, "evaluation.json")["evaluations"]["valid"] for x in (long, whole))
+    assert ours == theirs
+
+
+def test_shorter_run_is_unchanged(extended):
+    _, before, _ = extended
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_finished_extended_run_is_not_repeated(extended, words):
+    results, _, _ = extended
+    assert run(words, results, LONG) == [f"already finished: {folder_in(results, LONG)}"]
+
+
+def test_interrupted_extended_run_resumes(extended, words):
+    results, _, _ = extended
+    folder = folder_in(results, LONG)
+    done = (folder / "evaluation.json").read_text()
+    (folder / "evaluation.json").unlink()
+    output = run(words, results, LONG)
+    assert output[0] == f"resuming: {folder}" and not any(line.startswith("extending") for line in output)
+    assert read(folder, "run.json")["extended"]["updates"] == 8
+    assert json.loads(done)["evaluations"]["valid"] == read(folder, "evaluation.json")["evaluations"]["valid"]
+
+
+@pytest.fixture
+def start(extended, words, tmp_path, capsys):
+    """start(*flags): the output of starting a run of 12 updates next to a copy of the shorter one."""
+    short = folder_in(extended[0], SHORT)
+    copied = tmp_path / short.relative_to(extended[0])
+    shutil.copytree(short, copied)
+
+    def start(*more, overrides=(), seed=1, attention="linear"):
+        overrides = [word for word in (*words, "updates=12", *overrides) if "=" in word]
+        experiment = Experiment.load("lm/mini", overrides)
+        [one] = experiment.runs(attention, "rope", [seed])
+        job = Job(experiment, one, tmp_path, more=list(more))
+        job.folder.mkdir(parents=True, exist_ok=True)
+        extend_run.start(job, run_settings(job))
+        return capsys.readouterr().out
+
+    start.short = copied
+    return start
+
+
+def test_new_run_resumes_from_the_shorter_one(start):
+    output = start()
+    assert output.startswith("extending: ") and f"after the 8 updates of {start.short}" in output
+    assert start() == ""  # it is not new any more
+
+
+@pytest.mark.parametrize("other", [
+    {"seed": 2}, {"attention": "softmax"}, {"overrides": ["train.lr=1e-3"]}, {"overrides": ["updates=8"]},
+])  # fmt: skip
+def test_different_run_is_ignored(start, other):
+    assert start(**other) == ""
+
+
+@pytest.mark.parametrize("schedule, depends", [
+    ({"_name": "cosine", "lr_period_updates": -1.0, "max_update": 8}, True),
+    ({"_name": "cosine", "lr_period_updates": 40.0, "max_update": 8}, False),
+    ({"_name": "polynomial_decay", "total_num_update": 8.0}, True),
+    ({"_name": "polynomial_decay", "total_num_update": 100.0}, False),
+    ({"_name": "tri_stage", "max_update": 8.0}, True),
+    ({"_name": "fixed", "warmup_updates": 8}, False),  # set in the YAML
+])  # fmt: skip
+def test_schedule_that_depends_on_the_updates_starts_from_scratch(start, schedule, depends):
+    path = start.short / "checkpoints/checkpoint_last.pt"
+    torch.save(state(start.short) | {"cfg": {**state(start.short)["cfg"], "lr_scheduler": schedule}}, path)
+    message = f"starting from scratch: in {start.short} the learning rate ({schedule['_name']}) depends"
+    assert start().startswith(message if depends else "extending: ")
+
+
+def test_schedules_of_fairseq_have_these_keys():
+    """The test above depends on them."""
+    from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY as known
+
+    keys = {"cosine": "max_update", "tri_stage": "max_update", "polynomial_decay": "total_num_update"}
+    for name, key in keys.items():
+        assert getattr(known[name](), key) == "${optimization.max_update}"
+    assert hasattr(known["cosine"](), "lr_period_updates")
+
+
+def test_different_flags_start_from_scratch_with_a_message(start):
+    message = f"starting from scratch: {start.short} contains a run with other settings (flags was []"
+    assert start("--decoder-layerdrop", "0.1").startswith(message)
+
+
+def test_incomplete_shorter_run(start):
+    last = start.short / "checkpoints/checkpoint_last.pt"
+    whole = last.read_bytes()
+    checkpoint = torch.load(last, weights_only=True)
+    checkpoint["optimizer_history"][-1]["num_updates"] = 6
+    torch.save(checkpoint, last)
+    assert start() == f"starting from scratch: {start.short} ended after 6 of its 8 updates\n"
+    last.unlink()
+    assert start() == f"starting from scratch: {last} does not exist any more\n"
+    last.write_bytes(whole)
+    with (start.short / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert start().startswith(f"starting from scratch: {start.short} is in use")
+    for name, content in (("evaluation.json", "{}"), ("run.json", "[1]")):
+        (start.short / name).write_text(content)
+        assert start() == ""

@@ -1,0 +1,115 @@
+"""Classification: what is measured of a trained model, and the choice of k among an encoding's own."""
+
+import json
+
+import pytest
+from labelled import write_pictures, write_texts
+from tiny import REPOSITORY
+
+from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.kinds.classification import KIND
+from fairseq_lrpe.experiments.spec.table import Table
+
+SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
+SMALL += ["train.encoder_attention_heads=2", "batch.total=8", "batch.per_gpu=8", "train.warmup_updates=1"]
+
+
+def run(folder, data, experiment, attention, method, *changes):
+    words = [experiment, method, "--attention", attention, "--cpu", "--results", str(folder)]
+    train.main([*words, f"data={data}", *SMALL, *changes])
+
+
+def test_a_run_is_measured_by_its_predictions(tmp_path, capsys):
+    data = write_pictures(tmp_path / "data")
+    run(
+        tmp_path / "runs", data, "lra/image_mini", "linear", "tmlr_type1", "updates=4", "train.log_interval=1"
+    )
+    [path] = (tmp_path / "runs").rglob("evaluation.json")
+    measured = json.loads(path.read_text())["evaluations"]["test"]
+    rows = [line.split("\t") for line in (path.parent / "predictions-test.tsv").read_text().splitlines()[1:]]
+    right, up = sum(row[1] == row[2] for row in rows), sum(row[2] == "up" for row in rows)
+    assert measured["rows"] == len(rows) == 24
+    assert measured["accuracy"] == pytest.approx(100 * right / 24)
+    assert measured["majority"] == pytest.approx(100 * max(up, 24 - up) / 24)
+    assert (
+        f"test: accuracy {measured['accuracy']:.2f}, always the most frequent label"
+        in capsys.readouterr().out
+    )
+    speed = json.loads(path.read_text())["evaluations"]["training"]
+    assert speed.keys() == {"rows_per_second"}
+
+
+def test_the_best_k_of_a_methods_own_encoding(tmp_path, capsys):
+    """Shaw's runs try no k of LFHC; a row of Table 5 is a run that Table 1 tried."""
+    data = write_texts(tmp_path / "data")
+    changes = [
+        "updates=3",
+        "train.total_num_update=3",
+        "choose.train.shaw_k=[2,3]",
+        "train.encoder_input_dim=16",
+    ]
+    for method in ("shaw", "xl"):
+        run(tmp_path / "runs", data, "classification/sst2_mini", "softmax", method, *changes)
+    found = {
+        path.parent: json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("evaluation.json")
+    }
+    [chosen] = [record for record in found.values() if "tried" in record]
+    assert set(chosen["tried"]) == {"train.shaw_k=2", "train.shaw_k=3"} and len(found) == 4
+    best = max(x["valid"]["accuracy"] for x in chosen["tried"].values())
+    assert chosen["evaluations"]["valid"]["accuracy"] == best
+    assert f"best of 2: {chosen['chosen']}" in capsys.readouterr().out
+
+
+def test_tables_share_their_runs():
+    one, five = ({str(run) for run in Table(f"lfhc_table{n}").runs()} for n in (1, 5))
+    assert five < one
+    assert any("lfhc" in run and "lfhc_k=16" in run and "snli" in run for run in five)
+    assert not any("sst2" in run and "k=16" in run for run in one)
+
+
+def test_every_setting_of_the_papers():
+    """Table 4 of Qu et al., and Table 9 of LRPE: updates, warm-up, looks, rates, batches, sizes."""
+    for name, *expected in (
+        ("imdb", 4000, 200, 200),
+        ("sst2", 20_000, 1000, 500),
+        ("snli", 80_000, 5000, 5000),
+        ("qnli", 40_000, 4000, 1000),
+        ("qqp", 80_000, 4000, 4000),
+        ("mnli", 120_000, 4000, 4000),
+    ):
+        cfg = Experiment.load(f"classification/{name}").cfg
+        given = cfg.train
+        assert [cfg.updates, given.warmup_updates, given.validate_interval_updates] == expected
+        assert given.total_num_update == cfg.updates and cfg.batch.total == 64 and given.lr == 2e-5
+        assert given.dropout == 0.15 and given.clip_norm == 0.25 and given.encoder_ffn_embed_dim == 2048
+        assert given.pooling == ("max" if name in ("imdb", "sst2") else "first")
+        assert given.embed_path == f"{cfg.data}/vectors.txt"
+    for name, *expected in (
+        ("text", 128, 4, 256, 32, 1e-3, 3136, 25_000),
+        ("listops", 128, 4, 256, 40, 1e-4, 15_000, 96_000),
+        ("retrieval", 64, 4, 64, 20, 1e-3, 45_980, 147_086),
+        ("pathfinder", 32, 4, 128, 200, 5e-4, 250_000, 160_000),
+        ("image", 100, 12, 100, 200, 1e-3, 90_000, 45_000),
+    ):
+        cfg = Experiment.load(f"lra/{name}").cfg
+        width, layers, batch, epochs, rate, updates, rows = expected
+        given = cfg.train
+        assert [given.encoder_embed_dim, given.encoder_layers, given.lr] == [width, layers, rate]
+        assert [cfg.batch.total, cfg.updates] == [batch, updates] and given.encoder_norm == "batch"
+        per_epoch = -(-rows // batch)
+        assert per_epoch * epochs == updates and given.warmup_updates == per_epoch
+        assert given.encoder_ffn_embed_dim == 2 * width
+
+
+def test_without_data_the_file_that_says_what_it_is_is_asked_for():
+    cfg = Experiment.load("lra/listops", ["data=nosuch"]).cfg
+    assert KIND.data(cfg) == [REPOSITORY / "nosuch/about.json"]
+
+
+def test_fairseq_has_no_classifier(tmp_path):
+    data = write_texts(tmp_path / "data")
+    with pytest.raises(SystemExit) as end:
+        run(tmp_path / "runs", data, "classification/sst2_mini", "softmax", "fairseq")
+    assert "fairseq has no classifier of its own: choose a method of this plugin" in str(end.value.code)
+    assert not list((tmp_path / "runs").rglob("run.json"))

@@ -1,0 +1,126 @@
+"""GLUE's measures against their formulas, its tasks, and which evaluations and data each has."""
+
+import math
+import random
+import statistics
+
+import pytest
+from omegaconf import OmegaConf
+
+from fairseq_lrpe.data.glue_tasks import PAPER_TASKS, TASKS
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.kinds import glue
+
+
+def write(path, predicted, target):
+    rows = (f"{i}\t{p}\t{t}" for i, (p, t) in enumerate(zip(predicted, target, strict=True)))
+    path.write_text("\n".join(["index\tprediction\ttarget", *rows]) + "\n")
+    return path
+
+
+@pytest.fixture
+def draw():
+    return random.Random(0)
+
+
+@pytest.mark.parametrize("name", ["CoLA", "MRPC"])
+def test_measures_of_labels(name, draw, tmp_path):
+    target = [draw.randrange(2) for _ in range(200)]
+    predicted = [t if draw.random() < 0.7 else 1 - t for t in target]
+    found = glue.measure(name, write(tmp_path / "p.tsv", predicted, target))
+    counts = {pair: 0 for pair in ((0, 0), (0, 1), (1, 0), (1, 1))}
+    for pair in zip(predicted, target, strict=True):
+        counts[pair] += 1
+    tn, fn, fp, tp = counts.values()
+    accuracy, f1 = (tp + tn) / 200, 2 * tp / (2 * tp + fp + fn)
+    matthews = (tp * tn - fp * fn) / math.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
+    assert found["accuracy"] == pytest.approx(100 * accuracy)
+    assert found["f1"] == pytest.approx(100 * f1)
+    assert found["matthews"] == pytest.approx(100 * matthews)
+    assert found["score"] == found["matthews" if name == "CoLA" else "accuracy"]
+    assert found["rows"] == 200
+    ones = sum(target)
+    assert found["majority"] == (0 if name == "CoLA" else 100 * max(ones, 200 - ones) / 200)
+
+
+def test_measures_of_scores(draw, tmp_path):
+    target = [round(draw.uniform(0, 5), 6) for _ in range(100)]
+    predicted = [round(t + draw.gauss(0, 1), 6) for t in target]
+    found = glue.measure("STS-B", write(tmp_path / "p.tsv", predicted, target))
+    ranks = [[sorted(values).index(x) for x in values] for values in (predicted, target)]
+    assert (
+        found["score"] == found["pearson"] == pytest.approx(100 * statistics.correlation(predicted, target))
+    )
+    assert found["spearman"] == pytest.approx(100 * statistics.correlation(*ranks))
+    assert "majority" not in found  # one answer to all has no correlation
+
+
+def test_three_labels_have_no_f1(tmp_path):
+    names = ["neutral", "entailment", "contradiction"]
+    found = glue.measure("MNLI", write(tmp_path / "p.tsv", names, [names[0], names[0], names[2]]))
+    assert found["accuracy"] == pytest.approx(200 / 3) and "f1" not in found
+
+
+def test_a_result_is_told_beside_the_majoritys():
+    cfg = OmegaConf.create({"task": "RTE"})
+    told = glue.KIND.told(cfg, {"score": 61.234, "majority": 52.7})
+    assert told == "accuracy 61.23, always the most frequent label 52.70"
+    assert glue.KIND.told(cfg, {"tokens_per_second": 9}) is None
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_is_measured_as_its_data_allows(name):
+    task = TASKS[name]
+    assert len(task.labels) == {"STS-B": 0, "MNLI": 3}.get(name, 2)
+    assert task.measure == {"STS-B": "pearson", "CoLA": "matthews"}.get(name, "accuracy")
+    assert bool(task.flags.get("regression_target")) == (not task.labels)
+    tests = set((task.submission or {name: "test"}).values())
+    assert {"train", *task.development, *tests} == set(task.files)
+
+
+def of_tasks(*overrides):
+    """{task: settings} of the runs of one seed."""
+    experiment = Experiment.load("glue/wikibook", overrides)
+    settings = map(experiment.settings, experiment.runs("linear", "rope", [1]))
+    return {cfg.task: cfg for cfg in settings}
+
+
+def test_mnli_alone_has_the_second_evaluation():
+    found = of_tasks()
+    assert set(found) == set(PAPER_TASKS)
+    for name, cfg in found.items():
+        second = {"mismatched": {"split": "valid1"}} if name == "MNLI" else {}
+        assert glue.KIND.evaluations(cfg) == {"valid": {"split": "valid"}, **second}
+        files = {str(path.relative_to(glue.KIND.folder(cfg))) for path in glue.KIND.data(cfg)}
+        assert {"rows.json", "input0/dict.txt", "input0/train.bin", "input0/valid.idx"} <= files
+        assert ("input0/valid1.bin" in files) == (name == "MNLI") and "input0/test.bin" not in files
+
+
+def test_an_evaluation_is_left_out_or_more_are_asked_for():
+    found = of_tasks("evaluations.mismatched=null", "evaluations.seen={split: train}")
+    names = {name: list(glue.KIND.evaluations(cfg)) for name, cfg in found.items()}
+    assert names["MNLI"] == names["RTE"] == ["valid", "seen"]
+
+
+@pytest.mark.parametrize("override, message", [
+    ("evaluations.x={split: test}", "GLUE has no labels of 'test', only of train, valid, valid1"),
+    ("evaluations.x={split: valid2}", "evaluations.x: GLUE has no labels of 'valid2'"),
+    ("choose.train.lr=[1e-3,-1]", "choose.train.lr has -1: learning rates are numbers above 0"),
+    ("choose.train.lr=[fast]", "choose.train.lr has 'fast': learning rates are numbers above 0"),
+    ("choose.train.lr=[]", "choose.train.lr is empty: give at least one value"),
+    ("epochs=0", "epochs=0: at least 1 is needed"),
+])  # fmt: skip
+def test_what_cannot_be_fine_tuned(override, message):
+    with pytest.raises(ValueError) as refused:
+        Experiment.load("glue/mini", [override])
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_updates_are_counted_in_epochs_of_the_task(tmp_path):
+    [cfg] = of_tasks(f"data={tmp_path}", "task=RTE", "batch.total=32").values()
+    with pytest.raises(ValueError) as refused:
+        glue.KIND.updates(cfg)
+    assert "`bash data_prep/prepare.sh glue RTE` prepares" in str(refused.value)
+    (tmp_path / "RTE/bin").mkdir(parents=True)
+    (tmp_path / "RTE/bin/rows.json").write_text('{"train": 65}')
+    assert glue.KIND.updates(cfg) == 3 * 3

@@ -1,0 +1,98 @@
+"""Pictures as an experiment: trained, measured, and the settings of the paper."""
+
+import json
+import math
+import os
+from argparse import Namespace
+
+import pytest
+import torch
+from fairseq.optim.lr_scheduler.cosine_lr_scheduler import CosineLRSchedule, CosineLRScheduleConfig
+from fairseq.optim.sgd import SGD
+from pictures import write_classes
+from tiny import run_here
+
+from fairseq_lrpe.cli import classify, train
+from fairseq_lrpe.experiments.inference import classify_images
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.utils.files import MAX_BYTES
+
+SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
+SMALL += ["train.encoder_attention_heads=2", "train.image_size=8", "batch.total=8", "batch.per_gpu=8"]
+SMALL += ["updates=4", "train.warmup_updates=1", "evaluate.flags.batch_size=7"]
+
+
+def run(folder, data, method, *changes):
+    words = ["imagenet/cifar10_mini", method, "--attention", "linear", "--cpu", "--results", str(folder)]
+    train.main([*words, f"data={data}", *SMALL, *changes])
+
+
+def test_a_run_is_measured(tmp_path, capsys):
+    data = write_classes(tmp_path / "data")
+    run(tmp_path, data, "tmlr_type2", "train.recipe=full", "train.repeats=3")
+    [path] = tmp_path.rglob("evaluation.json")
+    measured = json.loads(path.read_text())["evaluations"]
+    for name in ("valid", "test"):
+        assert 0 <= measured[name]["accuracy"] <= measured[name]["accuracy5"] <= 100
+    width, patches, labels = 16, 4, 3
+    layer = 4 * width**2 + width + 2 * width**2 + 2 * width + 4 * width + 2 * width + 4
+    expected = 3 * 4**2 * width + width + (patches + 1) * width + layer + 2 * width + labels * width + labels
+    assert measured["test"]["parameters"] == pytest.approx(expected / 1e6)
+    assert f"test: accuracy {measured['test']['accuracy']:.2f}" in capsys.readouterr().out
+
+
+def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
+    """As fairseq-validate counts them: a folder of the test set's files, and one file that is no picture."""
+    data = write_classes(tmp_path / "data")
+    run(tmp_path, data, "rope")
+    [checkpoint] = tmp_path.rglob("checkpoint_best.pt")
+    folder = tmp_path / "data.pictures"
+    for file in folder.iterdir():
+        if not file.name.startswith("test"):
+            file.unlink()
+    monkeypatch.setattr(classify_images, "BATCH_SIZE", 7)
+    (folder / "broken.png").write_bytes(b"no picture")
+    (folder / "large.png").touch()
+    os.truncate(folder / "large.png", MAX_BYTES + 1)
+    done = run_here(classify.main, checkpoint, folder, "--cpu")
+    assert "large.png exceeds the limit of 268,435,456 bytes" in done.stderr
+    assert done.returncode == 0 and "broken.png: it is no JPEG or PNG file" in done.stderr
+    head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert head == ["file", "label", "probability"] and len(rows) == 24
+    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
+    right = sum(label == f"class{int(name[4:-4]) % 3}" for name, label, _ in rows)
+    [path] = tmp_path.rglob("evaluation.json")
+    measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
+    assert measured == pytest.approx(100 * right / 24, abs=1e-3)
+    assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
+    for wrong, said in ((tmp_path / "none", "is no folder"), (data, "has no .jpg, .jpeg, .png files")):
+        done = run_here(classify.main, checkpoint, wrong, "--cpu")
+        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_every_setting_of_the_paper():
+    """TMLR's Table 8; epochs of ImageNet's 1,281,167 pictures."""
+    cfg = Experiment.load("imagenet/deit_small").cfg
+    given, epoch = cfg.train, math.ceil(1_281_167 / 1600)
+    assert [cfg.updates, given.warmup_updates] == [300 * epoch, 20 * epoch] and cfg.batch.total == 1600
+    assert given.lr == pytest.approx(5e-4 * 1600 / 512)
+    assert [given.weight_decay, given.adam_betas, given.adam_eps] == [0.05, "(0.9, 0.98)", 1e-8]
+    assert cfg.by_method.rope.linear_norm == cfg.by_method.per.linear_norm == "content"
+
+
+def test_the_rate_goes_up_and_then_down_a_cosine():
+    """From 1e-6 to 1.5625e-3 in 20 epochs, and to 1e-5 in the other 280 (DeiT; by updates, not by epochs)."""
+    cfg = Experiment.load("imagenet/deit_small").cfg
+    keys = ("lr", "warmup_updates", "warmup_init_lr", "min_lr")
+    given = {key: [float(cfg.train[key])] if key == "lr" else float(cfg.train[key]) for key in keys}
+    schedule = CosineLRScheduleConfig(**given, max_update=cfg.updates)
+    sgd = SGD(Namespace(lr=[1.0], momentum=0, weight_decay=0), [torch.zeros(1, requires_grad=True)])
+    scheduler = CosineLRSchedule(schedule, sgd)
+    first, most, least = 1e-6, 1.5625e-3, 1e-5
+    for update in (0, 1, 8_010, 16_019, 16_020, 100_000, 240_299):
+        if update < 16_020:
+            expected = first + (most - first) * update / 16_020
+        else:
+            part = (update - 16_020) / (240_300 - 16_020)
+            expected = least + (most - least) * (1 + math.cos(math.pi * part)) / 2
+        assert scheduler.step_update(update) == pytest.approx(expected, rel=1e-9), update

@@ -1,0 +1,84 @@
+"""Which lengths a trained language model can read: the rule is what the models do."""
+
+import copy
+import functools
+import math
+
+import pytest
+import torch
+from fairseq import checkpoint_utils, options, tasks
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from omegaconf import OmegaConf
+
+import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.experiments.spec.kinds import language_modeling
+from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.positions import POSITIONS
+
+TRAINED, LONGER = 16, 48
+ARCHS = [f"{a}_lm_{name}" for a in ATTENTIONS for name, m in METHODS.items() if a in m.attentions()]
+FLAGS = [{"token_positions": name} for name in ("learned", "sinusoidal", "none", *POSITIONS)]
+FLAGS += [{"encoding": "lrpe", "lrpe_theta_type": kind} for kind in "abc"]
+FLAGS += [{**FLAGS[-1], "lrpe_learn_theta": True}, {**FLAGS[-1], "lrpe_core": "permutation"}]
+FLAGS += [{"decoder_learned_pos": True}, {"no_token_positional_embeddings": True}]
+
+
+@functools.cache
+def settings():
+    """fairseq's settings of everything but the model."""
+    arguments = ["--task", "dummy_lm", "--dict-size", "40", "--arch", "linear_lm"]
+    parser = options.get_training_parser(default_task="dummy_lm")
+    arguments += ["--tokens-per-sample", str(TRAINED)]
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, arguments))
+
+
+def save_checkpoint(path, arch, flags):
+    """A model as it is initialised, in fairseq's file format; its task."""
+    sizes = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 32, "attention_heads": 4}
+    sizes = {f"decoder_{name}": size for name, size in sizes.items()}
+    cfg = copy.deepcopy(settings())
+    cfg.model = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch](**sizes, **flags))
+    cfg.model._name = arch
+    task = tasks.setup_task(cfg.task)
+    model = task.build_model(cfg.model)
+    state = {"cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True), "model": model.state_dict()}
+    state |= {"args": None, "optimizer_history": [{"num_updates": 1}], "extra_state": {}, "task_state": {}}
+    state["optimizer_history"][0] |= {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}}
+    torch.save(state, path)
+    return task
+
+
+@torch.no_grad()
+def reads_longer(path, task):
+    """Whether the checkpoint, built for LONGER, loads, is the same function up to TRAINED and goes on."""
+    tokens = torch.randint(4, 40, (2, LONGER))
+    outputs = []
+    for overrides in ({}, {"max_target_positions": LONGER}):
+        try:
+            [model], _ = checkpoint_utils.load_model_ensemble([path], arg_overrides=overrides, task=task)
+        except (RuntimeError, SystemExit):  # a parameter has another size, told in a sentence or by torch
+            return False
+        outputs.append(model.eval()(tokens[:, :TRAINED])[0])
+    assert model.max_positions() >= LONGER
+    return torch.allclose(*outputs, atol=1e-5) and bool(model(tokens)[0].isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "arch, flags", [(arch, {}) for arch in ARCHS] + [("softmax_lm", flags) for flags in FLAGS]
+)
+def test_the_rule_is_what_the_models_do(arch, flags, tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    task = save_checkpoint(path, arch, flags)
+    limit, reason = language_modeling.longest(torch.load(path, weights_only=True)["cfg"]["model"])
+    assert (limit > TRAINED) == reads_longer(str(path), task), reason
+    assert limit >= TRAINED and reason
+
+
+def test_methods_that_cannot():
+    flags = {"decoder_learned_pos": False, "no_token_positional_embeddings": False, "tokens_per_sample": 512}
+    flags |= {"max_target_positions": None, "token_positions": "sinusoidal", "lrpe_learn_theta": False}
+    flags |= {"lrpe_core": "orthogonal", "lrpe_theta_type": "a", "encoding": "none"}
+    limits = {name: language_modeling.longest(flags | method.flags)[0] for name, method in METHODS.items()}
+    assert [name for name, limit in limits.items() if limit == 512] == ["tupe_a", "tupe_r", "cosformer"]
+    assert [name for name, limit in limits.items() if limit == math.inf] == ["nope"]

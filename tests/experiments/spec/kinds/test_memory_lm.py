@@ -1,0 +1,90 @@
+"""Language models with a memory: what is measured of a trained one, and what cannot be."""
+
+import json
+
+import pytest
+from tiny import run_here
+
+from fairseq_lrpe.cli import train
+
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=16 train.memory_length=16 train.decoder_layers=1 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.validate_interval_updates=4 "
+    "train.save_interval_updates=4 train.log_interval=2 updates=8 train.lr=0.02"
+).split()
+STATE = ["train.memory=state", "train.memory_length=0"]
+
+
+def run(folder, data, attention, method, *changes):
+    words = ["lm/transformer_xl_mini", method, "--attention", attention, "--cpu", "--results", folder]
+    return run_here(train.main, *words, f"data={data}", *SMALL, *changes)
+
+
+def measured(folder):
+    [path] = folder.rglob("evaluation.json")
+    return json.loads(path.read_text())["evaluations"]
+
+
+def test_one_training_is_measured_with_several_memories(data_bin, tmp_path):
+    more = "evaluations.far={split: test, segment: 8, memory: 40, clamp: 20, same_length: true, streams: 2}"
+    done = run(tmp_path, data_bin, "softmax", "xl", more)
+    assert done.returncode == 0, done.stderr
+    found = measured(tmp_path)
+    assert set(found) == {"training", "test_m0", "test_m64", "test_m256", "far"}
+    [log] = tmp_path.rglob("eval-far.log")
+    command = log.read_text().splitlines()[0]
+    flags = "memory hidden, memory-length 40, tokens-per-sample 8, streams 2, clamp-length 20, same-length"
+    for flag in flags.split(", "):
+        assert f"--{flag}" in command
+    none, some, all_, far = (found[x]["perplexity"] for x in ("test_m0", "test_m64", "test_m256", "far"))
+    assert len({none, some, far}) == 3 and all(1 < x < 100 for x in (none, some, far))
+    assert some == all_  # a stream of this text has fewer than 64 tokens
+    assert found["test_m0"]["tokens"] == found["test_m256"]["tokens"]
+    # However many streams there are, all tokens but the first of the split are predicted.
+    assert found["far"]["tokens"] == found["test_m0"]["tokens"]
+
+
+def test_the_papers_form_with_its_adaptive_softmax(data_bin, tmp_path):
+    cutoffs = ["train.adaptive_softmax_cutoff=10,20,30", "train.adaptive_input_cutoff=10,20,30"]
+    words = ["lm/transformer_xl", "lfhc", "--attention", "softmax", "--cpu", "--results", tmp_path]
+    changes = [*SMALL, "train.decoder_embed_dim=82", "train.decoder_attention_heads=2", "train.lr=5e-3"]
+    changes += [
+        *cutoffs,
+        "updates=40",
+        "train.validate_interval_updates=20",
+        "train.save_interval_updates=20",
+    ]
+    changes += ["evaluate.flags.streams=2"]
+    done = run_here(train.main, *words, f"data={data_bin}", *changes)
+    assert done.returncode == 0, done.stderr
+    found = measured(tmp_path)
+    assert found["test_m150"]["tokens"] == found["test_m640"]["tokens"]
+    assert max(found[name]["perplexity"] for name in ("test_m150", "test_m640")) < 40  # words
+
+
+def test_what_was_trained_with_running_sums_is_measured_with_them(data_bin, tmp_path):
+    done = run(tmp_path, data_bin, "linear", "tmlr_type1", *STATE)
+    assert done.returncode == 0, done.stderr
+    assert set(measured(tmp_path)) == {"training", "test_state"}
+    [log] = tmp_path.rglob("eval-test_state.log")
+    assert "--memory state --memory-length 0" in log.read_text()
+
+
+@pytest.mark.parametrize("attention, method, change, message", [
+    ("softmax", "rope", "evaluations.x={split: test, clamp: 9}", "give evaluations.x.clamp=0"),
+    ("linear", "rope", "evaluations.x={split: test, same_length: true}", "evaluations.x.same_length=false"),
+    ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: a whole number from 0 on or state"),
+    ("softmax", "xl", "evaluations.x={split: test, segment: 0}", "segment: a whole number from 1 on"),
+    ("softmax", "xl", "evaluations.x={split: test, length: 9}", "key evaluations.x.length is unknown"),
+    ("softmax", "xl", "train.memory=state", "--memory state needs the running sums of linear attention"),
+    ("linear", "rope", "train.memory=state", "--memory state is of unlimited length"),
+    ("softmax", "xl", "train.token_positions=learned", "pass --token-positions none"),
+    ("softmax", "fairseq", "updates=1", "the method fairseq has no memory"),
+    ("softmax", "xl", "train.tokens_per_sample=5000", "and a segment of 5,000 needs 5,001"),
+    ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: a batch has streams"),
+])  # fmt: skip
+def test_refused_in_one_sentence(attention, method, change, message, data_bin, tmp_path):
+    done = run(tmp_path / "results", data_bin, attention, method, change)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode != 0 and message in last and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "results").exists()

@@ -1,0 +1,63 @@
+"""A kind of experiment is one file and a YAML: CONTRIBUTING's, trained by its table."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from documents import block
+from omegaconf import OmegaConf
+from tiny import REPOSITORY, preprocess
+
+SMALL = {  # changes of CONTRIBUTING's experiment
+    "batch": {"total": 8, "per_gpu": 8},
+    "updates": 12,
+    "train": {
+        **{"encoder_layers": 1, "encoder_embed_dim": 16, "encoder_ffn_embed_dim": 16},
+        **{"encoder_attention_heads": 2, "max_positions": 32, "lr_scheduler": "fixed", "warmup_updates": 0},
+        **{"validate_interval_updates": 4, "num_workers": 0, "data_buffer_size": 0, "log_interval": 4},
+    },
+    "evaluate": {"flags": {"batch_size": 8}},
+    "choose": {"train.lr": [1e-2, 1e-8]},
+    "seeds": [1],
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    place = tmp_path_factory.mktemp("place")
+    for name in ("fairseq_lrpe", "configs"):
+        shutil.copytree(REPOSITORY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (place / "fairseq_lrpe/experiments/spec/kinds/lines.py").write_text(block("python", "class Lines(Kind)"))
+    (place / "configs/lines").mkdir()
+    shown = OmegaConf.create(block("yaml", "kind: lines"))
+    OmegaConf.save(OmegaConf.merge(shown, SMALL), place / "configs/lines/own.yaml")
+    (place / "configs/tables/lines.yaml").write_text(block("yaml", "experiment: lines/own"))
+    for split, count in (("train", 64), ("valid", 16), ("test", 16)):
+        lines = [" ".join(f"{'ab'[i % 2]}{(i * j) % 7}" for j in range(1, 5)) for i in range(count)]
+        (place / f"{split}.input0").write_text("\n".join(lines) + "\n")
+        (place / f"{split}.label").write_text("".join(f"{'ab'[i % 2]}\n" for i in range(count)))
+    for part in ("input0", "label"):
+        prefixes = [x for s in ("train", "valid", "test") for x in (f"--{s}pref", place / f"{s}.{part}")]
+        preprocess("--only-source", *prefixes, "--destdir", place / "data/lines" / part)
+    return place
+
+
+def test_its_table_is_trained_chosen_shown_and_drawn(place):
+    module = ["-m", "fairseq_lrpe", "table", "lines", "--only", "shaw", "--gpus", "0"]
+    done = subprocess.run(
+        [sys.executable, *module, "--plot", "lines.png"],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = place / "results/lines/own/softmax_shaw/train.shaw_k=4/seed-1/evaluation.json"
+    record = json.loads(record.read_text())
+    scores = {name: found["valid"]["accuracy"] for name, found in record["tried"].items()}
+    assert set(scores) == {"train.lr=0.01", "train.lr=1e-08"} and scores[record["chosen"]] == 100
+    assert "| softmax | Shaw, k = 4 | 100.00 (1) | " in done.stdout
+    assert (place / "lines.png").read_bytes().startswith(b"\x89PNG")

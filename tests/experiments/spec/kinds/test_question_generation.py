@@ -1,0 +1,89 @@
+"""Question generation as an experiment: trained, measured by ROUGE-L, sizes of the paper's models."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from asked import write_questions
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from omegaconf import OmegaConf
+
+import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.cli import train
+from fairseq_lrpe.data.rouge import rouge_l
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.table import Table
+
+SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
+SMALL += ["train.encoder_attention_heads=2", "train.decoder_layers=1", "train.decoder_ffn_embed_dim=16"]
+SMALL += ["train.decoder_attention_heads=2", "updates=4", "train.warmup_updates=1"]
+
+
+def run(folder, data, *changes):
+    words = ["questions/squad_mini", "xl", "--attention", "softmax", "--cpu", "--results", str(folder)]
+    train.main([*words, f"data={data / 'bin'}", *SMALL, *changes])
+
+
+def test_a_run_is_measured_by_its_questions(tmp_path, capsys):
+    data = write_questions(tmp_path / "squad")
+    run(tmp_path / "runs", data, "train.validate_interval_updates=2")
+    [path] = (tmp_path / "runs").rglob("evaluation.json")
+    measured = json.loads(path.read_text())["evaluations"]["valid"]
+    head, *rows = (path.parent / "questions-valid.tsv").read_text().splitlines()
+    assert head == "answer\tquestion\tgenerated" and len(rows) == measured["questions"] == 10
+    answers, questions, generated = zip(*(row.split("\t") for row in rows), strict=True)
+    assert list(questions) == (data / "text/valid.question").read_text().splitlines()
+    assert list(answers) == (data / "text/valid.answer").read_text().splitlines()
+    assert measured["rouge_l"] == pytest.approx(rouge_l(list(generated), list(questions), "en"))
+    assert f"valid: rouge_l {measured['rouge_l']:.2f}" in capsys.readouterr().out
+    log = [json.loads(line) for line in (path.parent / "log.jsonl").read_text().splitlines()]
+    assert any("valid_rouge_l" in entry for entry in log)
+
+
+def test_data_that_is_missing(tmp_path):
+    data = write_questions(tmp_path / "squad")
+    (data / "bin/vocab.txt").unlink()
+    with pytest.raises(SystemExit, match=r"vocab\.txt"):
+        run(tmp_path / "runs", data)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name, types", [("squad", 28_996), ("cmrc2018", 21_128)])
+def test_sizes_are_the_papers(name, types):
+    """BERT base without its pooler, three layers of a decoder, and what copying needs."""
+    cfg = Experiment.load(f"questions/{name}").cfg
+    flags = OmegaConf.structured(MODEL_DATACLASS_REGISTRY["softmax_question_generator_t5"]())
+    for key, value in cfg.train.items():
+        if key in flags and key != "encoder":
+            flags[key] = value
+    dictionary = Dictionary()
+    for i in range(types - dictionary.nspecial):
+        dictionary.add_symbol(str(i))
+    task = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
+    model = ARCH_MODEL_REGISTRY["softmax_question_generator_t5"].build_model(flags, task)
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768
+    encoder = types * 768 + 512 * 768 + 2 * 768 + 2 * 768 + 12 * (layer + 2 * 2 * 768)
+    decoder = 3 * (layer + 4 * (768 * 768 + 768) + 3 * 2 * 768 + 32 * 12)
+    copying = 2 * (768 * 768 + 768) + 768 + 1
+    unused = 2 * 768  # fairseq's rows of positions before the first
+    assert sum(p.numel() for p in model.parameters()) == encoder + decoder + copying + unused
+    assert encoder == {"squad": 107_719_680, "cmrc2018": 101_677_056}[name]  # BertModel's, without its pooler
+
+
+def test_tables_share_their_runs():
+    two, six = ({str(run) for run in Table(f"lfhc_table{n}").runs()} for n in (2, 6))
+    assert six < two and any("cmrc2018" in run and "lfhc_k=2" in run for run in six)
+
+
+@pytest.mark.parametrize(
+    "name, updates, warmup, look", [("squad", 30_000, 4000, 2000), ("cmrc2018", 4500, 600, 300)]
+)
+def test_every_setting_of_the_paper(name, updates, warmup, look):
+    """Table 4 of Qu et al. and what its Appendix A.3 says of the search."""
+    cfg = Experiment.load(f"questions/{name}").cfg
+    given, search = cfg.train, cfg.evaluate.flags
+    assert [cfg.updates, given.warmup_updates, given.validate_interval_updates] == [updates, warmup, look]
+    assert given.total_num_update == updates and cfg.batch.total == 32 and given.lr == 2e-5
+    assert given.dropout == 0.1 and given.clip_norm == 0.25 and given.decoder_ffn_embed_dim == 3072
+    assert [search.beam, search.lenpen, search.no_repeat_ngram_size] == [5, 0.6, 3]

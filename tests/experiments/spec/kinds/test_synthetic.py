@@ -1,0 +1,159 @@
+"""RoPER's experiments: what is measured of a trained model, and how its answers are made."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from tiny import BIN, REPOSITORY
+
+from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.inference import evaluate_synthetic
+from fairseq_lrpe.experiments.reporting.records import read_run
+from fairseq_lrpe.tasks.synthetic_lm import SyntheticLMConfig, SyntheticLMTask
+
+SMALL = ["train.decoder_layers=1", "train.decoder_embed_dim=32", "train.decoder_ffn_embed_dim=64"]
+SMALL += ["train.validate_interval_updates=3", "train.save_interval_updates=3", "updates=3"]
+
+
+def run(folder, experiment, attention, method, *changes):
+    words = [experiment, method, "--attention", attention, "--cpu", "--results", str(folder)]
+    train.main([*words, *SMALL, *changes])
+    [path] = folder.rglob("evaluation.json")
+    return path.parent, json.loads(path.read_text())["evaluations"]["test"]
+
+
+@pytest.mark.parametrize("attention, method", [("softmax", "roper"), ("linear", "tmlr_type2")])
+def test_problems_are_trained_and_solved(attention, method, tmp_path):
+    folder, measured = run(tmp_path, "roper/index_mini", attention, method, "train.letters=2")
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert math.log(2) * log[-1]["train_loss"] == pytest.approx(measured["loss"], rel=0.5)
+    [valid] = [entry for entry in log if entry["kind"] == "valid"]
+    assert read_run(folder, tmp_path).curve == {3: pytest.approx(math.log(2) * valid["valid_loss"])}
+    assert measured["problems"] == 128 and 0 <= measured["accuracy"] <= 100
+    answers = json.loads((folder / "problems-test.json").read_text())["answers"]
+    right = sum(a["right"].rpartition("==")[2] == a["given"].rpartition("==")[2] for a in answers)
+    assert right == measured["correct"] and len(answers) == 128
+    assert answers[0]["question"].startswith("?s='") and answers[0]["question"].endswith("]==")
+
+
+def test_search_has_a_floor(tmp_path):
+    changes = ["train.first=8", "train.copied=8", "train.between=1", "train.tokens_per_sample=40"]
+    _, measured = run(tmp_path, "roper/search_mini", "softmax", "rope", *changes)
+    assert measured.keys() == {"settings", "loss", "floor"}
+    assert 0.3 < measured["floor"] < math.log(5) < measured["loss"] < 3
+
+
+def killed(words, results, updates, whom):
+    """Starts a run, and kills the runner, its training or both when so many updates are saved."""
+    command = [str(BIN / "python"), "-m", "fairseq_lrpe", "train", *words, "--results", str(results)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    while max(map(saved, results.rglob("checkpoint_*_*.pt")), default=0) < updates:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    [training] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    if "runner" in whom:
+        process.kill()
+    if "training" in whom:
+        os.killpg(int(training), signal.SIGKILL)
+    process.communicate()
+    assert not list(results.rglob("evaluation.json"))
+
+
+def saved(checkpoint):
+    """The updates of checkpoint_EPOCH_UPDATES.pt."""
+    return int(checkpoint.stem.rpartition("_")[2])
+
+
+def test_a_run_that_is_killed_ends_as_an_uninterrupted_one(tmp_path):
+    """The runner alone, then both are killed, and two checkpoints are cut as fairseq's copying leaves them.
+
+    Examples made after that are those that come next. tests/experiments/kill_often.py kills at all moments.
+    """
+    changes = ["updates=40", "train.first=8", "train.copied=8", "train.tokens_per_sample=40"]
+    changes += ["evaluate.flags.batch_size=64"]
+    whole, measured = run(tmp_path / "whole", "roper/search_mini", "softmax", "roper", *changes)
+
+    words = ["roper/search_mini", "roper", "--attention", "softmax", "--cpu", *SMALL, *changes]
+    killed(words, tmp_path / "killed", 9, {"runner"})
+    killed(words, tmp_path / "killed", 21, {"runner", "training"})
+    [last] = (tmp_path / "killed").rglob("checkpoint_last.pt")
+    for path, part in ((last, 0.9), (last.with_name("checkpoint_best.pt"), 0)):
+        path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
+
+    folder, again = run(tmp_path / "killed", "roper/search_mini", "softmax", "roper", *changes)
+    assert again == measured
+    for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
+        one, other = (torch.load(x / "checkpoints" / name, weights_only=True) for x in (whole, folder))
+        assert one["model"].keys() == other["model"].keys()
+        for key, tensor in one["model"].items():
+            assert torch.equal(tensor, other["model"][key]), (name, key)
+    one, other = (without_times(x / "log.jsonl") for x in (whole, folder))
+    assert one == other
+
+
+def without_times(log):
+    """The entries of a log as far as they do not tell of time."""
+    times = {
+        x for name in ("wps", "ups", "wall", "train_wall") for x in (name, f"train_{name}", f"valid_{name}")
+    }
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    return [{key: value for key, value in entry.items() if key not in times} for entry in entries]
+
+
+class Told(torch.nn.Module):
+    """Seems to be a model that says what a function makes of the tokens so far."""
+
+    def __init__(self, says, types):
+        super().__init__()
+        self.says, self.types, self.place = says, types, torch.nn.Parameter(torch.zeros(()))
+
+    def decoder(self, tokens, incremental_state=None):
+        ends = range(1, tokens.size(1) + 1) if incremental_state is None else [tokens.size(1)]
+        said = torch.tensor([[self.says(row[:end]) for end in ends] for row in tokens.tolist()])
+        return torch.nn.functional.one_hot(said, self.types).float(), None
+
+    def forward(self, tokens):
+        return self.decoder(tokens)
+
+
+def test_one_that_knows_the_answers_gets_all_of_them():
+    sizes = {"problem": "addition", "digits": 3, "tokens_per_sample": 128, "seed": 1}
+    task = SyntheticLMTask(SyntheticLMConfig(**sizes))
+
+    def says(tokens):
+        """The next character of the true sequence."""
+        text = task.decode(tokens)
+        question = text[: text.find("; ") + 2]
+        if len(question) < 2:
+            return task.encode("0").item()
+        x, y = map(int, question[3:-2].split("+"))
+        whole = "".join(task.problem.of(x, y))
+        return task.encode(whole[len(text)] if len(text) < len(whole) else "#").item()
+
+    found = evaluate_synthetic.evaluate(Told(says, len(task.dictionary)), task)
+    assert found["measured"] == {"correct": 128, "problems": 128, "accuracy": 100.0}
+    assert all(row["given"] == row["right"] for row in found["answers"])
+
+    silent = evaluate_synthetic.evaluate(
+        Told(lambda tokens: task.encode("#").item(), len(task.dictionary)), task
+    )
+    assert silent["measured"]["correct"] == 0 and 0 < silent["measured"]["accuracy"] < 10
+    assert {row["given"] for row in silent["answers"]} == {"#"}
+
+
+@pytest.mark.parametrize("change, message", [
+    ("train.problem=sums", "unknown problem 'sums': choose from addition, index, search"),
+    ("train.copied=64", "--copied 64 must not exceed --first 48"),
+    ("train.between=0", "--between must be at least 1, not 0"),
+    ("train.tokens_per_sample=64", "--tokens-per-sample 64 is too short for search"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_a_folder_is_made(change, message, tmp_path):
+    with pytest.raises(SystemExit) as refused:
+        train.main(["roper/search", "rope", "--attention", "softmax", "--results", str(tmp_path), change])
+    assert message in str(refused.value) and not list(tmp_path.iterdir())

@@ -1,0 +1,120 @@
+"""Translation as an experiment: what fairseq prints, BLEU, tiny models trained and evaluated."""
+
+import itertools
+import shutil
+
+import pytest
+import sacrebleu
+from fairseq_cli import generate
+from omegaconf import OmegaConf
+from tiny import REPOSITORY, run_command, run_here, train_here
+
+from fairseq_lrpe.cli import results as results_command
+from fairseq_lrpe.data import text_codec
+from fairseq_lrpe.experiments.execution.launch import Launch, train_command
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.kinds import translation
+
+
+def test_hypotheses_and_targets_are_found():
+    printed = (
+        "S-1\ta b\nT-1\tx y\nH-1\t-0.25\tx@@ z\nD-1\t-0.25\tx@@ z\nP-1\t-0.1 -0.2\nH-1\t-2.0\tsecond\n"
+        "H-0\t-1.2e-05\tone\n2026-01-01 | INFO | x | T-0 no line of its own\nT-0\t1 2\nH-12\t0.0\t\n"
+    )
+    assert translation.found_in(printed) == {"H": {1: "x@@ z", 0: "one", 12: ""}, "T": {1: "x y", 0: "1 2"}}
+
+
+def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
+    codec = text_codec.load(corpus / "bin")
+    references = (corpus / "text/test.de").read_text().splitlines()
+    said = [line.replace("Hund", "Katze", 1) for line in references]
+    log = tmp_path / "log"
+    lines = [
+        f"T-{i}\t{codec.encode('de', r)}\nH-{i}\t-0.5\t{codec.encode('de', h)}"
+        for i, (r, h) in enumerate(zip(references, said, strict=True))
+    ]
+    log.write_text("\n".join(reversed(lines)) + "\n")
+    found = translation.bleu(log, corpus / "bin", "test", "de")
+    raw = [codec.decode("de", codec.encode("de", line)) for line in said]
+    assert found["sacrebleu"] == sacrebleu.corpus_bleu(raw, [references]).score < 100
+    assert "tok:13a" in found["sacrebleu_signature"] and "tok:none" in found["bleu_signature"]
+    assert 0 < found["bleu"] < 100 and found["sentences"] == 20
+    log.write_text("\n".join(lines[1:]) + "\n")
+    with pytest.raises(ValueError, match="has 19 translations for the 20 lines"):
+        translation.bleu(log, corpus / "bin", "test", "de")
+
+
+def test_a_model_is_trained_and_evaluated(translating):
+    run, said = translating
+    assert run.parts[-1] == "seed-1" and "mt/multi30k/linear_iclr_type4/" in str(run)
+    assert "test: sacrebleu " in said
+    evaluations = OmegaConf.load(run / "evaluation.json").evaluations
+    assert "valid" not in evaluations  # null leaves it out
+    assert evaluations.test.sentences == 20 and 0 <= evaluations.test.sacrebleu <= 100
+
+
+def test_fairseqs_own_model_stands_beside_ours(train_translation, small_translation, tmp_path):
+    run, _ = train_translation(tmp_path, "fairseq", "--attention", "softmax")
+    assert "mt/multi30k/softmax_fairseq/" in str(run)
+    assert "--arch transformer " in (run / "command.sh").read_text()
+    found = OmegaConf.load(run / "evaluation.json").evaluations.test.sacrebleu
+    words = [tmp_path, "--table", "iclr_table4", "--scale", "mini", *small_translation]
+    shown = run_here(results_command.main, *words)
+    assert shown.returncode == 0, shown.stderr
+    row = next(line for line in shown.stdout.splitlines() if line.startswith("| softmax | fairseq |"))
+    assert row.endswith(f"| - | {found:.2f} (1) |")  # the paper has none
+    assert "wmt14_en_de_test: sacrebleu, signature nrefs:1|case:mixed|eff:no|tok:13a" in shown.stdout
+    words = [
+        "python",
+        "-m",
+        "fairseq_lrpe",
+        "generate",
+        run / "checkpoints/checkpoint_best.pt",
+    ]
+    asked = run_command(*words, "--cpu", text="A cat .\n")
+    assert asked.returncode == 0 and len(asked.stdout.splitlines()) == 1, asked.stderr
+
+
+def test_another_dictionary_than_the_checkpoints(corpus, tmp_path):
+    arch = ["--arch", "softmax_transformer_base", "--encoder-layers", 1, "--decoder-layers", 1]
+    for part in ("encoder", "decoder"):
+        arch += [f"--{part}-embed-dim", 16, f"--{part}-ffn-embed-dim", 16, f"--{part}-attention-heads", 2]
+    shared = [corpus / "bin", "--user-dir", "fairseq_lrpe", "--task", "translation", "--cpu"]
+    training = [*shared, *arch, "-s", "en", "-t", "de", "--max-tokens", 300, "--max-update", 1]
+    training += ["--optimizer", "adam", "--data-buffer-size", 0, "--save-dir", tmp_path]
+    done = train_here(*training)
+    assert done.returncode == 0, done.stderr
+    longer = tmp_path / "longer"
+    shutil.copytree(corpus / "bin", longer)
+    with (longer / "dict.de.txt").open("a") as types:
+        types.writelines(f"more{i} 1\n" for i in range(16))
+    words = [longer, *shared[1:], "--path", tmp_path / "checkpoint_last.pt", "-s", "en", "-t", "de"]
+    done = run_here(generate.cli_main, *words)
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and last.startswith("fairseq_lrpe: ")
+    assert "types of the target language and the model" in last
+
+
+def test_languages_that_the_data_has_not(corpus, tmp_path):
+    words = [corpus / "bin", "--user-dir", "fairseq_lrpe", "--task", "translation", "--source-lang", "fr"]
+    words += ["--target-lang", "de", "--arch", "linear_transformer_base", "--max-tokens", 100, "--cpu"]
+    done = train_here(*words, "--save-dir", tmp_path / "save")
+    last = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1 and "dict.fr.txt" in last and "give its languages" in last
+
+
+@pytest.mark.parametrize("gpus, update_freq", [(0, 8), (1, 8), (8, 1)])
+def test_batches_are_counted_in_tokens(gpus, update_freq):
+    experiment = Experiment.load("mt/wmt14_en_de")
+    [run] = experiment.runs("linear", "iclr_type4", [1])
+
+    def command(gpus):
+        return train_command(Job(experiment, run, REPOSITORY / "results", Launch(gpus, cpu=not gpus)))
+
+    given = dict(itertools.pairwise(words := command(gpus)))
+    assert given["--max-tokens"] == "4400" and given["--update-freq"] == str(update_freq)
+    assert "--batch-size" not in words and given["--arch"] == "linear_transformer_iclr_type4"
+    message = "total batch of 35200 tokens is not a multiple of 3 GPUs × 4400 tokens"
+    with pytest.raises(ValueError, match=message):
+        command(3)

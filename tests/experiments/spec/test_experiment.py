@@ -1,0 +1,404 @@
+"""From an experiment's YAML to commands, and whether these say what the papers' tables say."""
+
+import pytest
+import torch
+from fairseq import optim, options, tasks
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.optim import lr_scheduler
+from fairseq.tasks.language_modeling import LanguageModelingTask
+
+import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.experiments.execution.launch import Launch, train_command
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec import experiment as experiments
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.run import Run, as_text, as_value
+from fairseq_lrpe.methods import METHODS, canonical, check_method
+from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
+from fairseq_lrpe.utils.files import REPOSITORY
+
+
+def command(experiment="lm/wikitext103", method="tmlr_type1", attention="linear", overrides=(), **launch):
+    found = Experiment.load(experiment, overrides)
+    check_method(method, attention)
+    [run] = found.runs(attention, method, [1])
+    launch = Launch(**{"gpus": 0, "cpu": not launch.get("gpus"), **launch})
+    return train_command(Job(found, run, REPOSITORY / "results", launch))
+
+
+def flags(words):
+    """{flag: value, or True} of a command."""
+    found = {}
+    for word, after in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            found[word] = True if after.startswith("--") else after
+    return found
+
+
+PAPER = {
+    "--task": "language_modeling",
+    "--arch": "linear_lm_tmlr_type1",
+    "--decoder-layers": "6",
+    "--decoder-embed-dim": "512",
+    "--decoder-attention-heads": "8",
+    "--decoder-ffn-embed-dim": "2048",
+    "--activation-fn": "relu",
+    "--tokens-per-sample": "512",
+    "--max-update": "50000",
+    "--warmup-updates": "4000",
+    "--lr": "0.0005",
+    "--lr-scheduler": "inverse_sqrt",
+    "--optimizer": "adam",
+    "--adam-eps": "1e-08",
+    "--adam-betas": "(0.9, 0.98)",
+    "--weight-decay": "0.01",
+    "--clip-norm": "0.0",
+    "--dropout": "0.1",
+    "--attention-dropout": "0.0",
+    # not the papers'
+    "--user-dir": "fairseq_lrpe",
+    "--sample-break-mode": "none",
+    "--share-decoder-input-output-embed": True,
+    "--warmup-init-lr": "1e-07",
+    "--batch-size": "8",
+    "--update-freq": "2",
+    "--required-batch-size-multiple": "1",
+    "--seed": "1",
+    "--save-dir": "results/{experiment}/linear_tmlr_type1/seed-1/checkpoints",
+    "--validate-interval-updates": "1000",
+    "--validate-interval": "100000",
+    "--save-interval-updates": "1000",
+    "--save-interval": "100000",
+    "--keep-interval-updates": "1",
+    "--no-epoch-checkpoints": True,
+    "--log-interval": "100",
+    "--log-format": "json",
+    "--distributed-world-size": "8",
+    "--fp16": True,
+}
+
+
+@pytest.mark.parametrize("experiment", ["lm/wikitext103", "lm/books"])
+def test_the_papers_configuration(experiment):
+    words = command(experiment, gpus=8, precision="fp16")
+    assert words[:2] == ["fairseq-train", f"data/{experiment[3:]}/bin"]
+    save_dir = PAPER["--save-dir"].format(experiment=experiment)
+    assert flags(words) == {**PAPER, "--save-dir": save_dir}
+    assert Experiment.load(experiment).cfg.seeds == [1, 2, 3, 4, 5]
+
+
+def test_type8_alone_clips_its_gradients():
+    assert flags(command(method="iclr_type8"))["--clip-norm"] == "1.0"
+    overridden = command(method="iclr_type8", overrides=["train.clip_norm=0.5"])
+    assert flags(overridden)["--clip-norm"] == "0.5"
+
+
+@pytest.mark.parametrize(
+    "gpus, nodes, expected", [(0, 1, 16), (1, 1, 16), (2, 1, 8), (4, 1, 4), (8, 1, 2), (8, 2, 1)]
+)
+def test_every_number_of_gpus_makes_the_papers_batch(gpus, nodes, expected):
+    words = command(gpus=gpus, nodes=nodes, rendezvous="first:29500")
+    found = flags(words)
+    assert found["--update-freq"] == str(expected)
+    processes = int(found["--distributed-world-size"])
+    sequences = int(found["--batch-size"]) * int(found["--update-freq"]) * processes
+    assert processes == max(gpus, 1) * nodes and sequences == 128
+    assert sequences * int(found["--tokens-per-sample"]) == 65_536
+    assert ("--cpu" in found) == (gpus == 0)
+    if nodes > 1:
+        assert (
+            words[:11]
+            == (
+                "torchrun --nnodes 2 --rdzv_backend c10d --rdzv_endpoint first:29500 --nproc_per_node 8 -m "
+                "fairseq_cli.train"
+            ).split()
+        )
+
+
+@pytest.mark.parametrize("gpus, nodes, overrides, numbers", [
+    (3, 1, [], "128 sequences is not a multiple of 3 GPUs × 8 sequences (batch.per_gpu) = 24"),
+    (8, 4, [], "32 GPUs × 8 sequences (batch.per_gpu) = 256"),
+    (0, 1, ["batch.per_gpu=3"], "one process × 3 sequences (batch.per_gpu) = 3"),
+    (0, 1, ["batch.per_gpu=0"], "(batch.per_gpu) = 0"),
+])  # fmt: skip
+def test_a_batch_that_does_not_divide(gpus, nodes, overrides, numbers):
+    with pytest.raises(ValueError) as refused:
+        command(gpus=gpus, nodes=nodes, overrides=overrides)
+    assert numbers in str(refused.value)
+
+
+@pytest.mark.parametrize("override, message", [
+    ("train.nosuch=1", "no key 'train.nosuch': an override is key=value with a key of configs/lm/"),
+    ("updatse=1", "has no key 'updatse' (did you mean 'updates'?): an override is key=value with a key of"),
+    ("train.dropuot=1", "has no key 'train.dropuot' (did you mean 'dropout'?)"),
+    ("train.lrpe_coer=x", "has no key 'train.lrpe_coer' (did you mean 'lrpe_core'?)"),
+    ("batch.totl=8", "'batch.totl' (did you mean 'total'?): choose from total, per_gpu, unit"),
+    (f"seeds={'[' * 3000}", "seeds: more than 50 nested lists or mappings"),
+    ("seeds=&a [*a]", "seeds: the value of the anchor &a contains itself"),
+    ("updates", "an override is key=value"),
+    ("updates.x=1", "has no key 'updates.x'"),
+    ("updates=many", "updates is a number, such as 50000, not a text"),
+    ("updates=0", "updates=0: at least 1 is needed"),
+    ("seeds=1", "seeds is a list"),
+    ("batch=8", "batch is a section, override one of its keys: total, per_gpu"),
+    ("train.shaw_kk=3", "no key 'train.shaw_kk'"),
+    ("evaluations.far={split: test, lenght: 9}", "far.lenght is unknown (did you mean 'length'?): choose"),
+    ("evaluations.far={length: 9}", "evaluations.far lacks a split"),
+    ("grid.train.lr=[]", "grid.train.lr is empty"),
+    ("choose.train.lrr=[1]", "no key 'train.lrr'"),
+])  # fmt: skip
+def test_wrong_overrides(override, message):
+    with pytest.raises(ValueError) as refused:
+        Experiment.load("lm/wikitext103", [override])
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_overrides_arrive():
+    words = command(overrides=["train.lr=1e-3", "updates=7", "train.share_decoder_input_output_embed=false"])
+    found = flags(words)
+    assert found["--lr"] == "0.001" and found["--max-update"] == "7"
+    assert "--share-decoder-input-output-embed" not in found
+    [run] = Experiment.load("lm/mini").runs("linear", "base", [1], {"train.tokens_per_sample": 64})
+    evaluate = Experiment.load("lm/mini").settings(run).evaluate
+    assert evaluate.flags.tokens_per_sample == 64
+
+
+@pytest.mark.parametrize("experiment, method, attention, message", [
+    ("lm/wikitext", "base", "linear", "'lm/wikitext' (did you mean 'lm/wikitext103'?): `bash "),
+    ("lm/mini", "bsae", "linear", "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
+    ("lm/mini", "t5", "linear", "'t5' does not exist in linear attention: `lrpe methods` lists"),
+    ("lm/mini", "fairseq", "linear", "'fairseq' does not exist in linear attention: `lrpe methods` lists"),
+    ("lm/mini", "base", "cosine", "unknown attention 'cosine': choose from linear, softmax"),
+])  # fmt: skip
+def test_what_does_not_exist(experiment, method, attention, message):
+    with pytest.raises(ValueError) as refused:
+        command(experiment, method, attention)
+    assert message in str(refused.value)
+
+
+def test_methods_with_the_same_flags_are_one_run():
+    assert canonical("ablation_householder_unitary") == "tmlr_type1"
+    assert canonical("iclr_type2") == "tmlr_type2"
+    assert canonical("iclr_type1") == "iclr_type1"
+    assert all(canonical(canonical(name)) == canonical(name) for name in METHODS)
+
+
+# --- a run and its changes ----------------------------------------------------------------------------
+
+
+def runs(overrides=(), experiment="lm/mini", method="shaw", **more):
+    return Experiment.load(experiment, overrides).runs("softmax", method, [1], **more)
+
+
+def test_changes_are_in_the_folders_name():
+    [run] = runs(["train.shaw_k=4", "train.lr=1e-3", "data=elsewhere", "batch.per_gpu=4"])
+    assert str(run) == "lm/mini/softmax_shaw/train.lr=0.001/train.shaw_k=4/seed-1"
+    said = {**vars(run), "changes": dict(run.changes)}
+    assert Run.of(said) == run
+    [slashed] = runs(["train.adam_betas=a/b"])
+    assert str(slashed) == "lm/mini/softmax_shaw/train.adam_betas=a%2Fb/seed-1"
+
+
+@pytest.mark.parametrize("value", [True, None, 3, 1e-5, 0.25, "a text", [1, 2.5], "a/b"])
+def test_a_value_is_the_same_after_its_text(value):
+    assert as_value(as_text(value)) == value
+
+
+def test_a_change_to_what_is_there_is_none():
+    assert runs(["train.lr=5e-3", "updates=400"]) == runs()
+    assert runs(changes={"updates": 400, "train.shaw_k": 4}) == runs(["train.shaw_k=4"])
+    # iclr_type8 has a clipping of its own: here it gets everybody's.
+    [run] = runs(["train.clip_norm=0.0"], method="iclr_type8")
+    assert run.changes == (("train.clip_norm", "0"),)
+    assert not Experiment.load("lm/mini").settings(run).by_method.iclr_type8
+
+
+def test_a_change_arrives_in_the_command_and_in_the_paper_rows_way():
+    words = flags(command("lm/mini", "shaw", "softmax", ["train.shaw_k=4"]))
+    assert words["--shaw-k"] == "4"
+    with pytest.raises(ValueError, match="data makes no other run of lm/mini"):
+        runs(changes={"data": "x"})
+
+
+def test_a_grid_has_a_run_for_each_of_its_values():
+    grid = ["grid.train.shaw_k=[4, 16]", "grid.train.lr=[0.005, 0.01]"]
+    assert [run.changes for run in runs(grid)] == [
+        (("train.lr", "0.005"), ("train.shaw_k", "4")),
+        (("train.lr", "0.01"), ("train.shaw_k", "4")),
+        (("train.lr", "0.005"), ("train.shaw_k", "16")),
+        (("train.lr", "0.01"), ("train.shaw_k", "16")),
+    ]
+    [one] = runs([*grid, "train.shaw_k=16", "train.lr=0.005"])
+    assert one in runs(grid)
+
+
+def test_what_is_chosen_are_runs_with_a_change():
+    experiment = Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]"])
+    [run] = experiment.runs("softmax", "shaw", [1])
+    assert [str(trial) for trial in experiment.trials(run)] == [
+        "lm/mini/softmax_shaw/train.shaw_k=4/seed-1",
+        "lm/mini/softmax_shaw/train.shaw_k=8/seed-1",
+    ]
+    trials = experiment.trials(run)
+    assert experiment.needs(run) == trials and not experiment.trials(trials[0])
+    assert not Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]", "choose=null"]).trials(run)
+
+
+def test_fine_tuning_needs_its_pretraining():
+    experiment = Experiment.load("glue/mini")
+    cells = experiment.runs("linear", "rope", [2])
+    assert [dict(run.changes)["task"] for run in cells] == ["SST-2", "CoLA", "MRPC", "RTE", "STS-B"]
+    *trials, pretraining = experiment.needs(cells[3])
+    assert str(pretraining) == "roberta/mini/linear_rope/seed-1"
+    assert [str(trial) for trial in trials] == [
+        f"glue/mini/linear_rope/task=RTE/train.lr={rate}/seed-2" for rate in ("0.0003", "0.001")
+    ]
+    assert experiment.needs(trials[0]) == [pretraining]
+
+
+def test_a_run_is_found_under_each_name_of_its_method(tmp_path):
+    run = Run("mt/multi30k", "linear", canonical("iclr_type4"), 1)
+    own, other = (tmp_path / f"mt/multi30k/linear_{name}/seed-1" for name in ("tmlr_type3", "iclr_type4"))
+    assert run.folder(tmp_path) == own
+    other.mkdir(parents=True)
+    assert run.folder(tmp_path) == other
+    own.mkdir(parents=True)
+    assert run.folder(tmp_path) == own
+
+
+# --- a person's own YAML ------------------------------------------------------------------------------
+
+ALIAS_BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
+ALIAS_BOMB += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30))
+ALIAS_CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 99))
+
+
+@pytest.mark.parametrize("text, message", [
+    ("kidn: x", "key kidn is unknown (did you mean 'kind'?): choose from kind, source"),
+    ("batch: {totl: 3}", "key batch.totl is unknown (did you mean 'total'?): choose from total, per_gpu"),
+    ("updates: many", "key updates has to be a whole number"),
+    ("batch: 3", "key batch has to be made of total, per_gpu, unit"),
+    ("train: [1]", "key train has to be keys with values"),
+    ("choose: {train.lr: 3}", "key choose.train.lr has to be a list"),
+    ("kind: langauge", "key kind: unknown kind 'langauge': choose from classification, glue, image_"),
+    ("defaults: lm/nowhere", "key defaults: there is no lm/nowhere to build on"),
+    ("a: [", "is not YAML: "),
+    ("- a", "has no keys with values"),
+    ("a: &a [*a]", "lm/own.yaml: the value of the anchor &a contains itself"),
+    (f"a: {'[' * 3000}{']' * 3000}", "lm/own.yaml: more than 50 nested lists or mappings"),
+    (ALIAS_BOMB, "lm/own.yaml: more than 100,000 values, with aliases expanded"),
+    (ALIAS_CHAIN, "lm/own.yaml: more than 50 nested lists or mappings"),
+    ("evaluations: {far: {spilt: test}}", "key evaluations.far.spilt is unknown"),
+    ("evaluations: {training: {split: test}}", "key evaluations.training: another name is needed"),
+    ("epochs: 3", "key epochs is unknown"),
+])  # fmt: skip
+def test_a_slip_in_a_yaml_gets_one_sentence_with_file_and_key(text, message, tmp_path, monkeypatch):
+    (tmp_path / "lm").mkdir()
+    monkeypatch.setattr(experiments, "CONFIGS", tmp_path)
+    if "kind:" not in text and "defaults" not in text and text[0] not in "a-":
+        text += "\nkind: language_modeling"
+    (tmp_path / "lm/own.yaml").write_text(text)
+    with pytest.raises(ValueError) as refused:
+        Experiment.load("lm/own")
+    assert "lm/own.yaml" in str(refused.value) and message in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_folder_is_no_experiment(tmp_path, monkeypatch):
+    (tmp_path / "lm/own.yaml").mkdir(parents=True)
+    monkeypatch.setattr(experiments, "CONFIGS", tmp_path)
+    assert experiments.experiments() == []
+
+
+def test_what_a_yaml_lacks_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(experiments, "CONFIGS", tmp_path)
+    (tmp_path / "own.yaml").write_text("kind: language_modeling\ndata: x\nbatch: {total: 8}")
+    with pytest.raises(ValueError, match=r"own\.yaml lacks the key batch\.per_gpu"):
+        Experiment.load("own")
+    # fairseq would train without end
+    (tmp_path / "own2.yaml").write_text("kind: language_modeling\ndata: x\nbatch: {total: 8, per_gpu: 8}")
+    with pytest.raises(ValueError, match=r"own2\.yaml lacks the key updates"):
+        Experiment.load("own2")
+
+
+def test_an_option_of_another_encoding_is_refused():
+    with pytest.raises(ValueError, match="is an option of the encoding shaw, and rope has rope"):
+        runs(["train.shaw_k=4"], method="rope")
+
+
+def test_a_setting_that_a_kind_would_not_read_is_refused():
+    with pytest.raises(ValueError, match="glue/mini has no key 'updates'"):
+        Experiment.load("glue/mini", ["updates=5"])
+
+
+# --- the real model at the papers' size -------------------------------------------------------------
+
+
+def parsed(data_bin, experiment, *launch, **kwargs):
+    """fairseq's own reading of the composed command."""
+    words = command(experiment, *launch, overrides=[f"data={data_bin}"], **kwargs)
+    parser = options.get_training_parser()
+    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, words[1:]))
+
+
+def dictionary(size):
+    found = Dictionary()
+    for i in range(size - len(found)):
+        found.add_symbol(f"w{i}")
+    return found
+
+
+LAYER = 4 * (512 * 512 + 512) + (512 * 2048 + 2048) + (2048 * 512 + 512) + 2 * 2 * 512
+BODY = 6 * LAYER + 2 * 512  # and the last LayerNorm
+
+
+@pytest.mark.parametrize("experiment, attention, method, vocabulary, own", [
+    ("lm/wikitext103", "linear", "base", 267_744, 0),
+    ("lm/wikitext103", "linear", "tmlr_type1", 267_744, 6 * (64 + 2 * 512)),
+    ("lm/wikitext103", "softmax", "base", 267_744, 0),
+    ("lm/books", "linear", "tmlr_type3", 50_264, 6 * 2 * 512),
+])  # fmt: skip
+def test_parameters_at_the_papers_size(data_bin, experiment, attention, method, vocabulary, own):
+    """Embeddings, six layers of four projections and a feed-forward, and what the method adds: an angle
+    for each of a head's 64 features, and the LayerNorm of linear attention."""
+    cfg = parsed(data_bin, experiment, method, attention)
+    task = LanguageModelingTask(cfg.task, dictionary(vocabulary))
+    with torch.device("meta"):
+        model = tasks.FairseqTask.build_model(task, cfg.model)
+    assert sum(p.numel() for p in model.parameters()) == vocabulary * 512 + BODY + own
+    assert vocabulary * 512 + BODY == {267_744: 156_000_256, 50_264: 44_650_496}[vocabulary]
+
+
+def test_parameters_of_ropers_language_model(data_bin):
+    """24 layers of 768 and a tied embedding of 32,000 pieces: the page says 200 million."""
+    cfg = parsed(data_bin, "roper/wikipedia", "roper", "softmax")
+    task = LanguageModelingTask(cfg.task, dictionary(32_008))
+    with torch.device("meta"):
+        model = tasks.FairseqTask.build_model(task, cfg.model)
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    assert sum(p.numel() for p in model.parameters()) == 24 * layer + 2 * 768 + 32_008 * 768 == 194_692_608
+
+
+def test_parameters_of_transformer_xl(data_bin):
+    """16 layers of 410, and of 267,744 words an embedding, which is the adaptive softmax too: 151 million."""
+    cfg = parsed(data_bin, "lm/transformer_xl", "xl", "softmax")
+    task = MemoryLMTask(cfg.task, dictionary(267_744))
+    with torch.device("meta"):
+        model = tasks.FairseqTask.build_model(task, cfg.model)
+    position = 410 * 410 + 2 * 410  # W_r, u, v
+    layer = 4 * (410 * 410 + 410) + position + (410 * 2100 + 2100) + (2100 * 410 + 410) + 2 * 2 * 410
+    clusters = 4 * 410 * 410 + 3 * 410  # fairseq's projection of each, and what the first one knows of others
+    count = sum(p.numel() for p in model.parameters())
+    assert count == 267_744 * 410 + 16 * layer + clusters == 151_554_430
+
+
+def test_learning_rate_at_given_updates(data_bin):
+    cfg = parsed(data_bin, "lm/wikitext103", "tmlr_type1", "linear")
+    optimizer = optim.build_optimizer(cfg.optimizer, [torch.nn.Parameter(torch.zeros(1))])
+    schedule = lr_scheduler.build_lr_scheduler(cfg.lr_scheduler, optimizer)
+    rates = {1: 1e-7 + (5e-4 - 1e-7) / 4000, 4000: 5e-4, 16000: 2.5e-4, 50000: 5e-4 * (4000 / 50000) ** 0.5}
+    for update, rate in rates.items():
+        assert schedule.step_update(update) == pytest.approx(rate, rel=1e-6)
+    group = optimizer.optimizer.param_groups[0]
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.9, 0.98), 1e-8, 0.01)

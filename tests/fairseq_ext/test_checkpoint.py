@@ -1,0 +1,101 @@
+"""Truncated checkpoints of killed trainings."""
+
+import shutil
+
+import pytest
+import torch
+from fairseq import checkpoint_utils
+
+from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable
+
+PLACES = (0.0, 0.001, 0.5, 0.999)
+
+
+def cut(path, place):
+    """Truncates a file to a part of its size, like a killed copy."""
+    content = path.read_bytes()
+    path.write_bytes(content[: int(place * len(content))])
+
+
+def save(path, updates):
+    torch.save({"model": {"w": torch.ones(999)}, "optimizer_history": [{"num_updates": updates}]}, path)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_newest_readable(place, tmp_path):
+    assert newest_readable(tmp_path) is None
+    for name, updates in (("checkpoint9", 9), ("checkpoint_best", 5), ("checkpoint_last", 10)):
+        save(tmp_path / f"{name}.pt", updates)
+    save(tmp_path / "other.pt", 99)
+    assert newest_readable(tmp_path) == tmp_path / "checkpoint_last.pt"
+    cut(tmp_path / "checkpoint_last.pt", place)
+    assert newest_readable(tmp_path) == tmp_path / "checkpoint9.pt"
+    for path in tmp_path.glob("checkpoint*"):
+        cut(path, place)
+    assert newest_readable(tmp_path) is None
+
+
+UPDATES = ["--save-interval-updates", 2, "--disable-validation", "--dropout", 0.1]
+
+
+@pytest.fixture(scope="module")
+def four(train, tmp_path_factory):
+    """A training with checkpoints of two and four updates; checkpoint_last.pt is a copy."""
+    folder = tmp_path_factory.mktemp("four")
+    assert train("linear_lm_tmlr_type1", folder, *UPDATES, "--max-update", 4).returncode == 0
+    assert {"checkpoint_1_2.pt", "checkpoint_1_4.pt", "checkpoint_last.pt"} <= set(_names(folder))
+    return folder
+
+
+def _names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_training_continues_from_newest_readable(place, four, train, tmp_path):
+    folder = tmp_path / "save"
+    shutil.copytree(four, folder)
+    cut(folder / "checkpoint_last.pt", place)
+    done = train("linear_lm_tmlr_type1", folder, *UPDATES, "--max-update", 6)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint_last.pt is not a readable checkpoint of fairseq" in done.stderr
+    assert f"continuing from {folder / 'checkpoint_1_4.pt'}" in done.stderr
+
+    whole = tmp_path / "whole"
+    shutil.copytree(four, whole)
+    done = train("linear_lm_tmlr_type1", whole, *UPDATES, "--max-update", 6)
+    assert done.returncode == 0 and "continuing" not in done.stderr
+    states = [torch.load(at / "checkpoint_last.pt", weights_only=True) for at in (folder, whole)]
+    ours, theirs = (state["model"] for state in states)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert [state["optimizer_history"][-1]["num_updates"] for state in states] == [6, 6]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_folder_without_readable_checkpoint(place, four, train, tmp_path):
+    shutil.copytree(four, tmp_path / "save")
+    for path in (tmp_path / "save").iterdir():
+        cut(path, place)
+    before = _names(tmp_path / "save")
+    done = train("linear_lm_tmlr_type1", tmp_path / "save", *UPDATES, "--max-update", 6)
+    [line] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and line.endswith("its folder has no other: remove it to start afresh")
+    assert _names(tmp_path / "save") == before
+
+
+def test_kill_while_copying_leaves_no_truncated_checkpoint(train, monkeypatch, tmp_path):
+    """fairseq writes the first file of a checkpoint atomically, and copies it to the others."""
+
+    def killed(source, target):
+        with open(source, "rb") as whole, open(target, "wb") as start:
+            start.write(whole.read(999))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "copyfile", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train("linear_lm_base", tmp_path, *UPDATES, "--max-update", 2)
+    assert "checkpoint_1_2.pt" in _names(tmp_path) and "checkpoint_last.pt" not in _names(tmp_path)
+    monkeypatch.undo()
+    assert train("linear_lm_base", tmp_path, *UPDATES, "--max-update", 4).returncode == 0
+    for name in ("checkpoint_1_4.pt", "checkpoint_last.pt"):
+        checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / name))

@@ -1,0 +1,65 @@
+"""A user's plugin adds an encoding with one class and one METHODS row."""
+
+import pytest
+from tiny import PLUGIN, REPOSITORY, run_command, train_flags
+
+MINE = """
+import sys
+sys.path.insert(0, {repository!r})
+
+import torch
+from torch import nn
+from fairseq_lrpe.encodings import Encoding, register_encoding
+from fairseq_lrpe.methods import METHODS, Method
+
+
+@register_encoding("distance", slope="how fast a head forgets, at first")
+class Distance(Encoding):
+    decomposable = False
+
+    def __init__(self, *, slope=0.5, **shared):
+        super().__init__(**shared)
+        self.slope = nn.Parameter(torch.full((self.num_heads, 1, 1), slope))
+
+    def bias(self, q, k, q_offset=0):
+        i = torch.arange(q_offset, q_offset + q.size(-2))[:, None]
+        return -self.slope * (i - torch.arange(k.size(-2))).abs()
+
+
+METHODS["distance"] = Method({{"encoding": "distance", "distance_slope": 0.25}}, "nobody's")
+import fairseq_lrpe.models
+"""
+
+
+@pytest.fixture
+def plugin(tmp_path):
+    folder = tmp_path / "my_plugin"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(MINE.format(repository=str(REPOSITORY)))
+    return folder
+
+
+def test_new_encoding_trains_and_evaluates_with_its_flag(plugin, data_bin, tmp_path):
+    flags = train_flags(data_bin, "softmax_lm_distance", tmp_path / "save", "--max-update", 3)
+    flags[flags.index(PLUGIN)] = plugin
+    trained = run_command("fairseq-train", *flags, "--distance-slope", 0.75)
+    assert trained.returncode == 0, trained.stderr
+    assert "'distance_slope': 0.75" in trained.stdout
+    path = ["--path", tmp_path / "save/checkpoint_last.pt", "--tokens-per-sample", 32, "--batch-size", 4]
+    evaluated = run_command("fairseq-eval-lm", data_bin, "--user-dir", plugin, *path, "--cpu")
+    assert evaluated.returncode == 0 and "Perplexity" in evaluated.stderr, evaluated.stderr
+
+
+@pytest.mark.parametrize(
+    "arch, flags, message",
+    [
+        ("linear_lm_distance", [], "linear_lm has no method 'distance': `lrpe methods` lists"),
+        ("linear_lm", ["--encoding", "distance"], "use softmax attention, or one of "),
+    ],
+)
+def test_additive_encoding_is_rejected_in_linear_attention(arch, flags, message, plugin, data_bin, tmp_path):
+    arguments = train_flags(data_bin, arch, tmp_path / "save", *flags)
+    arguments[arguments.index(PLUGIN)] = plugin
+    done = run_command("fairseq-train", *arguments)
+    assert done.returncode != 0 and message in done.stderr.strip().splitlines()[-1]
+    assert "Traceback" not in done.stderr and not (tmp_path / "save").exists()

@@ -1,0 +1,343 @@
+"""Compares linear attention with its definition as loops over queries and keys."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lrpe.ops import LinearState, linear_attention
+
+BACKENDS = ("reference", "chunk")
+B, H, D, DV = 2, 2, 3, 4
+CHUNK = 4
+
+
+def definition(q, k, v, *, causal, normalize, log_decay=None, padding=None, kv=None, k_sum=None, eps=1e-6):
+    """o_i = Σ_j γ^(i-j) (q_i·k_j) v_j [/ max(Σ_j γ^(i-j) q_i·k_j, eps)], and the state after it.
+
+    When causal the last query stands at the last key. The state stands one position before the first key,
+    and ends at the last one.
+    """
+    batch, heads, queries = q.shape[:3]
+    keys = k.size(2)
+    places = range(keys - queries, keys) if causal else range(queries)
+    gamma = q.new_ones(heads) if log_decay is None else log_decay.exp()
+    out, new_kv, new_k = [], [], []
+    for b, h in itertools.product(range(batch), range(heads)):
+        seen = [j for j in range(keys) if padding is None or not padding[b, j]]
+        for row, i in enumerate(places):
+            top, bottom = q.new_zeros(v.size(-1)), q.new_zeros(())
+            if kv is not None:
+                weight = gamma[h] ** (i + 1) if causal else 1
+                top = top + weight * (q[b, h, row] @ kv[b, h])
+                bottom = bottom + weight * q[b, h, row].dot(k_sum[b, h])
+            for j in seen:
+                if causal and j > i:
+                    continue
+                weight = gamma[h] ** (i - j) if causal else 1
+                score = weight * q[b, h, row].dot(k[b, h, j])
+                top, bottom = top + score * v[b, h, j], bottom + score
+            out.append(top / (bottom if bottom > eps else eps) if normalize else top)
+        fade = gamma[h] ** keys if causal else 1
+        kv_bh = q.new_zeros(q.size(-1), v.size(-1)) if kv is None else fade * kv[b, h]
+        k_bh = q.new_zeros(q.size(-1)) if k_sum is None else fade * k_sum[b, h]
+        for j in seen:
+            key = (gamma[h] ** (keys - 1 - j) if causal else 1) * k[b, h, j]
+            kv_bh, k_bh = kv_bh + torch.outer(key, v[b, h, j]), k_bh + key
+        new_kv.append(kv_bh)
+        new_k.append(k_bh)
+    return (
+        torch.stack(out).reshape(batch, heads, queries, -1),
+        torch.stack(new_kv).unflatten(0, (batch, heads)),
+        torch.stack(new_k).unflatten(0, (batch, heads)),
+    )
+
+
+def package(q, k, v, *, padding=None, kv=None, k_sum=None, **kwargs):
+    """Calls the package's function with the signature of :func:`definition`."""
+    state = None if kv is None else (kv, k_sum)
+    out, state = linear_attention(q, k, v, key_padding_mask=padding, state=state, return_state=True, **kwargs)
+    return out, *state
+
+
+def random_inputs(seed, queries, keys, decay=False, state=False, signed=False):
+    """Returns float64 tensors by argument name; q and k are positive unless ``signed``."""
+    g = torch.Generator().manual_seed(seed)
+    draw = torch.randn if signed else torch.rand
+    inputs = {
+        "q": draw(B, H, queries, D, generator=g, dtype=torch.float64),
+        "k": draw(B, H, keys, D, generator=g, dtype=torch.float64),
+        "v": torch.randn(B, H, keys, DV, generator=g, dtype=torch.float64),
+    }
+    if decay:
+        inputs["log_decay"] = -torch.rand(H, generator=g, dtype=torch.float64)
+    if state:
+        inputs["kv"] = torch.randn(B, H, D, DV, generator=g, dtype=torch.float64)
+        inputs["k_sum"] = torch.rand(B, H, D, generator=g, dtype=torch.float64)
+    return inputs
+
+
+def random_padding(seed, keys):
+    return torch.rand(B, keys, generator=torch.Generator().manual_seed(seed)) < 0.4
+
+
+def outputs_and_gradients(function, inputs, **kwargs):
+    """Returns all results, and the gradients of a random weighted sum of them."""
+    leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
+    outputs = function(**leaves, **kwargs)
+    g = torch.Generator().manual_seed(7)
+    loss = sum((o * torch.randn(o.shape, generator=g, dtype=o.dtype)).sum() for o in outputs)
+    gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+    return outputs, dict(zip(leaves, gradients, strict=True))
+
+
+def assert_same(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("state", [False, True], ids=["fresh", "state"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("decay", [False, True], ids=["plain", "decay"])
+@pytest.mark.parametrize("normalize", [False, True], ids=["sum", "normalized"])
+@pytest.mark.parametrize(
+    ("queries", "keys"),
+    [
+        *((n, n) for n in (1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 1)),
+        *((1, 6), (CHUNK + 1, CHUNK + 2), (2 * CHUNK + 1, 3 * CHUNK + 2), (2, 3 * CHUNK)),
+    ],
+)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_causal_matches_definition(backend, queries, keys, normalize, decay, padded, state):
+    inputs = random_inputs(queries, queries, keys, decay, state)
+    shared = dict(causal=True, normalize=normalize, padding=random_padding(keys, keys) if padded else None)
+    expected = outputs_and_gradients(definition, inputs, **shared)
+    actual = outputs_and_gradients(package, inputs, backend=backend, chunk_size=CHUNK, **shared)
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("state", [False, True], ids=["fresh", "state"])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+@pytest.mark.parametrize("normalize", [False, True], ids=["sum", "normalized"])
+@pytest.mark.parametrize(("queries", "keys"), [(1, 6), (6, 1), (7, 7), (3, 2 * CHUNK + 1)])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bidirectional_matches_definition(backend, queries, keys, normalize, padded, state):
+    inputs = random_inputs(queries, queries, keys, state=state)
+    shared = dict(causal=False, normalize=normalize, padding=random_padding(keys, keys) if padded else None)
+    expected = outputs_and_gradients(definition, inputs, **shared)
+    actual = outputs_and_gradients(package, inputs, backend=backend, chunk_size=CHUNK, **shared)
+    assert_same(actual, expected)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 5, 64, 1000])
+def test_result_does_not_depend_on_chunk_size(chunk_size):
+    inputs = random_inputs(0, 150, 150, decay=True)
+    shared = dict(causal=True, normalize=True)
+    expected = linear_attention(**inputs, backend="reference", **shared)
+    assert_same(linear_attention(**inputs, chunk_size=chunk_size, **shared), expected)
+    assert_same(linear_attention(**inputs, **shared), expected)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("eps", [1e-6, 0.3])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_small_and_negative_denominators_are_clamped_at_eps(backend, eps, causal):
+    inputs = random_inputs(3, 11, 11, signed=True)
+    inputs["q"][:, :, 3:7] *= eps * 1e-3
+    denominator = inputs["q"] @ inputs["k"].transpose(-1, -2)
+    denominator = (denominator.tril() if causal else denominator).sum(-1)
+    assert (denominator < 0).any() and (denominator > eps).any()
+    assert ((denominator > 0) & (denominator < eps)).any()
+
+    shared = dict(causal=causal, normalize=True, eps=eps)
+    expected = outputs_and_gradients(definition, inputs, **shared)
+    actual = outputs_and_gradients(package, inputs, backend=backend, chunk_size=CHUNK, **shared)
+    assert torch.isfinite(actual[0][0]).all()
+    for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
+        assert_same(ours / theirs.abs().max(), theirs / theirs.abs().max())
+
+
+@pytest.mark.parametrize("decay", [False, True], ids=["plain", "decay"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fewer_queries_than_keys_are_the_last_positions(backend, decay):
+    inputs, options = random_inputs(6, 11, 11, decay, state=True), dict(causal=True, normalize=True)
+    out, *state = package(**inputs, backend=backend, chunk_size=CHUNK, **options)
+    for start in range(7):
+        last = {**inputs, "q": inputs["q"][:, :, start:]}
+        actual = package(**last, backend=backend, chunk_size=CHUNK, **options)
+        assert_same(actual, (out[:, :, start:], *state))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True)
+@given(data=st.data())
+def test_segments_match_full_sequence(data):
+    length = data.draw(st.integers(2, 30), "length")
+    cuts = sorted(data.draw(st.sets(st.integers(1, length - 1)), "cuts"))
+    decay, padded, normalize = (data.draw(st.booleans(), name) for name in "dpn")
+    inputs = random_inputs(data.draw(st.integers(0, 1000), "seed"), length, length, decay)
+    padding = random_padding(length, length) if padded else None
+    shared = dict(
+        causal=True,
+        normalize=normalize,
+        log_decay=inputs.pop("log_decay", None),
+        chunk_size=data.draw(st.integers(1, 9), "chunk size"),
+        backend=data.draw(st.sampled_from(BACKENDS), "backend"),
+    )
+    whole = package(**inputs, padding=padding, **shared)
+
+    pieces, state = [], {}
+    for start, stop in itertools.pairwise([0, *cuts, length]):
+        segment = {name: x[:, :, start:stop] for name, x in inputs.items()}
+        mask = None if padding is None else padding[:, start:stop]
+        piece, kv, k_sum = package(**segment, padding=mask, **state, **shared)
+        pieces.append(piece)
+        state = {"kv": kv, "k_sum": k_sum}
+    assert_same((torch.cat(pieces, dim=2), *state.values()), whole)
+
+
+@pytest.mark.parametrize("decay", [False, True], ids=["plain", "decay"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_state_size_is_constant_while_decoding(backend, decay):
+    inputs = random_inputs(5, 9, 9, decay)
+    log_decay = inputs.pop("log_decay", None)
+    shared = dict(causal=True, normalize=True, log_decay=log_decay, backend=backend)
+    whole, state = linear_attention(**inputs, **shared), None
+    for i in range(9):
+        token = {name: x[:, :, i : i + 1] for name, x in inputs.items()}
+        out, state = linear_attention(**token, **shared, state=state, return_state=True)
+        assert_same(out, whole[:, :, i : i + 1])
+        assert isinstance(state, LinearState)
+        assert (state.kv.shape, state.k_sum.shape) == ((B, H, D, DV), (B, H, D))
+
+
+@pytest.mark.parametrize("normalize", [False, True], ids=["sum", "normalized"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bidirectional_state_acts_as_more_keys(backend, normalize):
+    inputs, shared = random_inputs(1, 5, 9), dict(causal=False, normalize=normalize)
+    q, k, v = inputs.values()
+    _, state = linear_attention(q, k[:, :, :4], v[:, :, :4], return_state=True, backend=backend, **shared)
+    later = linear_attention(q, k[:, :, 4:], v[:, :, 4:], state=state, backend=backend, **shared)
+    assert_same(later, definition(q, k, v, **shared)[0])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_padded_keys_have_no_effect(backend):
+    inputs, padding = random_inputs(2, 10, 10), random_padding(2, 10)
+    changed = {name: x.clone() for name, x in inputs.items()}
+    for name in ("k", "v"):
+        changed[name].masked_fill_(padding[:, None, :, None], 1e4)
+    shared = dict(causal=True, normalize=True, padding=padding, backend=backend, chunk_size=CHUNK)
+    assert_same(package(**changed, **shared), package(**inputs, **shared))
+    assert not torch.allclose(
+        package(**changed, **{**shared, "padding": None})[0], package(**inputs, **shared)[0]
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_half_precision_is_summed_and_returned_in_float32(backend, causal, dtype):
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (10 * torch.rand(1, 2, 300, 8, generator=g).to(dtype) for _ in range(3))
+    log_decay = torch.tensor([-0.01, -0.3], dtype=dtype) if causal else None
+    shared = dict(causal=causal, normalize=False, backend=backend)
+    out, state = linear_attention(q, k, v, log_decay=log_decay, return_state=True, **shared)
+    assert {x.dtype for x in (out, *state)} == {torch.float32}
+
+    scores = q.double() @ k.double().transpose(-1, -2)
+    if causal:
+        distance = torch.arange(300)[:, None] - torch.arange(300)
+        scores = (scores * torch.exp(log_decay.double()[:, None, None] * distance)).tril()
+    expected = scores @ v.double()
+    assert expected.max() > torch.finfo(torch.float16).max
+    torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast_keeps_sums_in_float32(backend, causal, dtype):
+    q, k, v = (10 * torch.rand(1, 2, 300, 8) for _ in range(3))
+    shared = dict(causal=causal, normalize=False, return_state=True, backend=backend)
+    expected = linear_attention(q, k, v, **shared)
+    with torch.autocast("cpu", dtype=dtype):
+        actual = linear_attention(q, k, v, **shared)
+    assert_same(actual, expected, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_full_precision_dtype_is_preserved(backend, dtype):
+    q, k, v = (torch.rand(1, 1, 5, 2, dtype=dtype) for _ in range(3))
+    out, state = linear_attention(q, k, v, causal=True, normalize=True, return_state=True, backend=backend)
+    assert {x.dtype for x in (out, *state)} == {dtype}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_strong_decay_on_a_long_sequence(dtype):
+    g = torch.Generator().manual_seed(0)
+    n = 5000
+    q, k, v = (torch.rand(1, 2, n, 3, generator=g).to(dtype).requires_grad_() for _ in range(3))
+    log_decay = torch.tensor([-10.0, -700.0], dtype=dtype, requires_grad=True)
+    out, state = linear_attention(
+        q, k, v, causal=True, normalize=True, log_decay=log_decay, return_state=True
+    )
+    (out.sum() + sum(x.sum() for x in state)).backward()
+    for x in (out, *state, *(leaf.grad for leaf in (q, k, v, log_decay))):
+        assert torch.isfinite(x).all()
+
+    top, bottom = 0, 0  # weights more than eight positions back are below e^-80
+    for back in range(8):
+        past = [torch.cat([x.new_zeros(1, 2, back, 3), x[:, :, : n - back]], dim=2) for x in (k, v)]
+        score = (q * past[0]).sum(-1) * torch.exp(log_decay * back)[:, None]
+        top, bottom = top + score[..., None] * past[1], bottom + score
+    expected = top / bottom[..., None]
+    assert_same(out, expected, 1e-10 if dtype == torch.float64 else 1e-5)
+
+
+class Numels(TorchDispatchMode):
+    """Records the number of elements of each tensor that is created, also in the backward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.made = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.made += [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
+        return result
+
+
+def numels(n, backend, **kwargs):
+    q, k, v = (torch.rand(1, 1, n, 8, requires_grad=True) for _ in range(3))
+    with Numels() as numels:
+        linear_attention(q, k, v, backend=backend, normalize=True, **kwargs).sum().backward()
+    return numels.made
+
+
+@pytest.mark.parametrize("decay", [None, torch.tensor([-0.1])], ids=["plain", "decay"])
+def test_chunk_memory_is_linear(decay):
+    n = 4096
+    made = numels(n, "chunk", causal=True, log_decay=decay)
+    assert max(made) <= 64 * n  # n²/64
+    assert sum(numels(2 * n, "chunk", causal=True, log_decay=decay)) <= 2.5 * sum(made)
+    assert max(numels(n, "chunk", causal=False)) <= 64 * n
+    assert max(numels(512, "reference", causal=True, log_decay=decay)) == 512**2
+
+
+@pytest.mark.parametrize(
+    ("keys", "options", "message"),
+    [
+        (3, {"causal": True, "backend": "magic"}, "'magic'.*auto, reference, chunk"),
+        (2, {"causal": True}, "as many keys as queries, got 2 and 3.*`state`"),
+        (2, {"causal": True, "backend": "reference"}, "as many keys as queries, got 2 and 3.*`state`"),
+        (3, {"causal": False, "log_decay": torch.zeros(1)}, "causal=True"),
+    ],
+)
+def test_errors_name_valid_choices(keys, options, message):
+    q, k = torch.rand(1, 1, 3, 2), torch.rand(1, 1, keys, 2)
+    with pytest.raises(ValueError, match=message):
+        linear_attention(q, k, k, normalize=True, **options)

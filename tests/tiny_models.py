@@ -1,0 +1,62 @@
+"""Tiny models of every family, for tests of architectures."""
+
+from types import SimpleNamespace
+
+from fairseq.data import Dictionary
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
+from omegaconf import OmegaConf
+
+import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.methods import METHODS
+
+SIZES = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 48, "attention_heads": 4}
+BOS, PAD, EOS, UNK = range(4)
+
+
+def architectures(family, bidirectional=False):
+    """All architectures of a family, or those of methods that can look ahead."""
+    return [
+        f"{attention}_{family}_{name}"
+        for name, method in METHODS.items()
+        for attention in method.attentions()
+        if ENCODINGS[method.encoding].bidirectional or not bidirectional
+    ]
+
+
+def check_registered(family):
+    """Asserts that the architectures of a family are those of METHODS; yields each method and its flags."""
+    registered = [
+        arch for arch in ARCH_MODEL_REGISTRY if arch.startswith((f"linear_{family}", f"softmax_{family}"))
+    ]
+    assert sorted(registered) == sorted([*architectures(family), f"linear_{family}", f"softmax_{family}"])
+    for name, method in METHODS.items():
+        for attention in method.attentions():
+            config = MODEL_DATACLASS_REGISTRY[f"{attention}_{family}_{name}"]()
+            assert config.attention == attention
+            assert {flag: getattr(config, flag) for flag in method.flags} == method.flags
+            yield method, config
+
+
+def dictionary_of(types=24, prefix="w"):
+    """A dictionary with so many types, including the four special ones."""
+    dictionary = Dictionary()
+    for i in range(types - 4):
+        dictionary.add_symbol(f"{prefix}{i}")
+    return dictionary
+
+
+def task_of(dictionary=None, target=None, **attributes):
+    """A stand-in for a task of these dictionaries."""
+    dictionary = dictionary or dictionary_of()
+    return SimpleNamespace(source_dictionary=dictionary, target_dictionary=target or dictionary, **attributes)
+
+
+def build_model(arch, task, **flags):
+    """A model of an architecture, of the tiny sizes unless ``flags`` has others."""
+    config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]())
+    sizes = {f"{part}_{name}": x for part in ("encoder", "decoder") for name, x in SIZES.items()}
+    for name, value in {**sizes, **flags}.items():
+        if name in flags or name in config:
+            setattr(config, name, value)
+    return ARCH_MODEL_REGISTRY[arch].build_model(OmegaConf.create({"model": config}).model, task)

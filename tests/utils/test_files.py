@@ -1,0 +1,89 @@
+"""Files are read with limits, and appear whole or not at all, also when the disk is full."""
+
+import os
+import resource
+from contextlib import contextmanager
+
+import pytest
+from matplotlib.figure import Figure
+from tiny import REPOSITORY, run_here, write_run
+
+from fairseq_lrpe.cli import results
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.utils.files import read_file, save_figure, write_atomic
+
+
+def test_only_regular_files_up_to_a_limit_are_read(tmp_path):
+    (tmp_path / "file").write_bytes(b"content")
+    assert read_file(tmp_path / "file", 7) == b"content"
+    with pytest.raises(ValueError, match="file exceeds the limit of 6 bytes"):
+        read_file(tmp_path / "file", 6)
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    for name in ("pipe", "device", "."):
+        with pytest.raises(ValueError, match="is not a regular file"):
+            read_file(tmp_path / name)
+
+
+def test_a_pipe_in_the_place_of_what_a_data_folder_says(tmp_path):
+    os.mkfifo(tmp_path / layout.METADATA)
+    with pytest.raises(ValueError, match=r"about\.json is missing or damaged"):
+        layout.read_metadata(tmp_path)
+
+
+@contextmanager
+def full_disk(size=2000):
+    """Make every write beyond ``size`` bytes of a file fail, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".pdf", ".svg"])
+def test_failed_save_keeps_the_existing_figure(suffix, tmp_path):
+    figure, path = Figure(), tmp_path / f"plot{suffix}"
+    figure.subplots().plot([1, 2, 3])
+    save_figure(figure, path)
+    before = path.read_bytes()
+    with full_disk(), pytest.raises(OSError) as error:
+        save_figure(figure, path, dpi=300)
+    assert error.value.filename == str(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+    with full_disk(), pytest.raises(OSError):
+        save_figure(figure, tmp_path / "new" / "folder" / path.name)
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_failed_write_keeps_the_existing_file(tmp_path):
+    path = tmp_path / "report.html"
+    write_atomic(path, "first")
+    with full_disk(), pytest.raises(OSError) as error:
+        write_atomic(path, "x" * 9000)
+    assert error.value.filename == str(path)
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_plot_that_cannot_be_saved_keeps_the_last_one(tmp_path):
+    write_run(tmp_path / "lm/x/linear_rope/seed-1", {100: 20, 200: 10}, 10, 200)
+    path = tmp_path / "plot.png"
+    words = tmp_path, "--experiment", "lm/x", "--plot", path
+    assert run_here(results.main, *words).returncode == 0
+    before = path.read_bytes()
+    with full_disk():
+        done = run_here(results.main, *words)
+    assert done.returncode == 1 and f"{path} cannot be read or written (" in done.stderr
+    assert path.read_bytes() == before and not list(tmp_path.glob("*.part"))
+
+
+def test_only_save_figure_writes_figures():
+    """Every plot goes through the helper that keeps the existing file if a write fails."""
+    code = [
+        path
+        for name in ("fairseq_lrpe", "data_prep", "scripts")
+        for path in (REPOSITORY / name).rglob("*.py")
+    ]
+    found = [path for path in code if any(call in path.read_text() for call in (".savefig(", ".imsave("))]
+    assert found == [REPOSITORY / "fairseq_lrpe" / "utils" / "files.py"]

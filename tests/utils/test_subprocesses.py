@@ -1,0 +1,87 @@
+"""Commands of this environment as subprocesses."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from tiny import BIN, REPOSITORY
+
+from fairseq_lrpe.utils import subprocesses
+
+
+def test_a_failing_command_is_named_with_the_end_of_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(BIN / "python"))  # a process of its own, no fork
+    with pytest.raises(
+        subprocesses.CommandFailed, match=r"(?s)^fairseq-train failed with exit code 2; end of .*log:.*--arch"
+    ):
+        subprocesses.run_command(["fairseq-train", "--arch"], tmp_path / "log")
+    assert "tensorboardX" not in (tmp_path / "log").read_text()
+
+
+def test_each_line_is_given_on_and_all_is_logged(tmp_path):
+    lines = []
+    program = "print(1); print(2); import os; os.write(1, b'no end \\xff')"
+    subprocesses.run_command(["python", "-c", program], tmp_path / "log", lines.append)
+    assert lines == ["1\n", "2\n", "no end \ufffd\n"]
+    assert (tmp_path / "log").read_bytes().endswith(b"\n1\n2\nno end \xff")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
+def test_a_command_ends_with_its_program_that_is_killed_and_all_it_printed_is_logged(tmp_path):
+    sleeps = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    ours = f"""
+from pathlib import Path
+from fairseq_lrpe.utils.subprocesses import run_command
+log = Path({str(tmp_path / "log")!r})
+run_command(["python", "-c", {sleeps!r}], log, lambda line: print(line, flush=True))
+"""
+    with subprocess.Popen([sys.executable, "-c", ours], stdout=subprocess.PIPE, text=True) as process:
+        command = int(process.stdout.readline())
+        process.send_signal(signal.SIGKILL)
+    while alive(command):
+        time.sleep(0.01)
+    assert (tmp_path / "log").read_text().endswith(f"\n{command}\n")
+
+
+WORKER = """
+import os, time
+def work(_=None):
+    print(os.getpid(), flush=True)
+    time.sleep(600)
+"""
+POOL = "from worker import work; from data_prep.parallel import ordered_map; list(ordered_map(work, [1], 1))"
+FORK = "def cli_main():\n    import os\n    if os.fork() == 0: work()\n    os.wait()\n"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
+@pytest.mark.parametrize("words", [["-c", POOL], ["-m", "data_prep.preprocess"]])
+def test_worker_processes_end_with_their_parent_that_is_killed(words, tmp_path):
+    (tmp_path / "worker.py").write_text(WORKER)
+    (tmp_path / "fairseq_cli").mkdir()  # instead of fairseq's, which takes seconds to import
+    (tmp_path / "fairseq_cli/__init__.py").touch()
+    (tmp_path / "fairseq_cli/preprocess.py").write_text(WORKER + FORK)
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    given = {"stdout": subprocess.PIPE, "text": True, "env": {**os.environ, "PYTHONPATH": path}}
+    with subprocess.Popen([BIN / "python", *words], **given) as process:
+        worker = int(process.stdout.readline())
+        process.kill()
+    while alive(worker):
+        time.sleep(0.01)
+
+
+def alive(pid):
+    """Whether a process runs; one that nobody waits for is a zombie."""
+    try:
+        os.kill(pid, 0)
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+def test_flags_are_written_as_fairseq_takes_them():
+    flags = {"max_update": 5, "cpu": True, "x": None, "y": False, "lr": 0.1}
+    assert subprocesses.as_flags(flags) == ["--max-update", "5", "--cpu", "--lr", "0.1"]
