@@ -4,8 +4,6 @@ from functools import partial
 from itertools import count
 
 import torch
-from fairseq import utils
-from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
@@ -16,7 +14,6 @@ from fairseq_lrpe.attention import SelfAttention, build_attention
 from fairseq_lrpe.config import part_config
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 
-ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 UNLIMITED = 10**9
 """More positions than any text has."""
 

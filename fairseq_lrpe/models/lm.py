@@ -1,13 +1,14 @@
 """Decoder-only language models: fairseq's ``transformer_lm`` with our self-attention."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II
 from torch import nn
 
-from fairseq_lrpe.config import PositionConfig, check_part, check_range, flag
+from fairseq_lrpe.config import PositionConfig, check_part, flag
 from fairseq_lrpe.models.encoder_decoder import Decoder
 from fairseq_lrpe.models.memory import build_memory
 from fairseq_lrpe.models.register import register_family
@@ -33,11 +34,7 @@ class LMConfig(PositionConfig, TransformerLanguageModelConfig):
 class LanguageModel(TransformerLanguageModel):
     """A decoder with the attention and positions of its :class:`LMConfig`."""
 
-    @staticmethod
-    def check(args):
-        """Raises a ValueError for invalid flags."""
-        check_range("init_std", args.init_std, 0)
-        check_part(args, "decoder")
+    check = staticmethod(partial(check_part, part="decoder"))
 
     @classmethod
     def build_model(cls, args, task):

@@ -1,14 +1,14 @@
 """Registration of one architecture per method of the METHODS table."""
 
 from argparse import BooleanOptionalAction
-from dataclasses import field, fields, make_dataclass
+from dataclasses import fields
 from textwrap import shorten
 
 from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
-from fairseq_lrpe.config import check_options
+from fairseq_lrpe.config import check_options, with_defaults
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
 from fairseq_lrpe.models import memory
 from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
@@ -37,12 +37,7 @@ def register_family(family: str, model_cls: type, config_cls: type) -> None:
 
 
 def _register(family, arch, model_cls, config_cls, flags, source):
-    base = {f.name: f for f in fields(config_cls)}
-    defaults = [
-        (flag, base[flag].type, field(default=value, metadata=base[flag].metadata))
-        for flag, value in flags.items()
-    ]
-    config = make_dataclass(f"{config_cls.__name__}_{arch}", defaults, bases=(config_cls,))
+    config = with_defaults(config_cls, **flags)
 
     def add_args(parser):
         # fairseq's own flag for a boolean that is on by default turns it off under the same name.

@@ -121,6 +121,15 @@ class MemoryLMTask(LanguageModelingTask):
             check_flags(args)
         return super().setup_task(args, **kwargs)
 
+    @staticmethod
+    def check_arguments(args):
+        """Raises a ValueError for invalid arguments of one of fairseq's commands."""
+        check_flags(args)
+        needed, purpose = ("eos", "to generate") if hasattr(args, "beam") else ("none", "to read streams")
+        if args.sample_break_mode != needed:
+            mode = args.sample_break_mode
+            raise ValueError(f"--sample-break-mode {mode}: memory_lm needs {needed} {purpose}")
+
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         """Loads the streams of a split, or with --sample-break-mode eos its lines, for generation."""
         if self.args.sample_break_mode == "eos":
@@ -179,26 +188,6 @@ def batch_streams(streams: int, limit: int | None, processes: int) -> int:
         raise ValueError(f"--streams {streams} is not divisible by the number of processes, {processes}")
     share = streams // processes
     return max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
-
-
-def check_arguments(args, splits: list[str]) -> None:
-    """Raises a ValueError for arguments of a command that do not fit together or to the data."""
-    check_flags(args)
-    generating = hasattr(args, "beam")
-    if args.sample_break_mode != ("eos" if generating else "none"):
-        needed = "eos to generate" if generating else "none to read streams"
-        raise ValueError(f"--sample-break-mode {args.sample_break_mode}: memory_lm needs {needed}")
-    if generating:
-        return
-    folders = args.data.split(os.pathsep)
-    for split in splits:
-        for folder in folders if split == getattr(args, "train_subset", None) else folders[:1]:
-            check_text(len(read_tokens(Path(folder, split))), args.streams, args.tokens_per_sample, split)
-    if hasattr(args, "update_freq"):
-        processes = max(1, args.distributed_world_size)
-        limit = max_streams(args.batch_size, args.max_tokens, args.tokens_per_sample)
-        size = batch_streams(args.streams, limit, processes)
-        check_update(args.streams, size, processes, args.update_freq)
 
 
 def check_flags(args) -> None:

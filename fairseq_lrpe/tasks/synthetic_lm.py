@@ -34,7 +34,6 @@ class SyntheticLMConfig(FairseqDataclass):
     seed: int = II("common.seed")
     # fairseq's language models read these from their task.
     add_bos_token: bool = flag(False, "not used")
-    # fairseq's parser does not support "int | None".
     max_target_positions: Optional[int] = flag(None, "maximum sequence length of the model")  # noqa: UP045
 
 
@@ -90,8 +89,6 @@ class SyntheticLMTask(FairseqTask):
         return "".join(self.dictionary[token] for token in tokens)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        if split not in SEQUENCES:
-            raise SystemExit(f"fairseq_lrpe: unknown split {split!r}: choose from {', '.join(SEQUENCES)}")
         source = f"train {self.cfg.seed}" if split == "train" else split
         self.datasets[split] = GeneratedDataset(self, SEQUENCES[split], source, fixed=split != "train")
 

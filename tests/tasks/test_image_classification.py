@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 from broken import broken, cut, drop, relabel
+from commands import assert_rejected, assert_resumes, assert_same_weights, state_of, train_in_two_processes
 from fairseq import optim
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import JsonProgressBar
 from fairseq_cli import validate
 from omegaconf import OmegaConf
 from pictures import MeanColour, coloured, picture, write_classes
-from tiny import PLUGIN, REPOSITORY, run_command, run_here, train_here
+from tiny import PLUGIN, REPOSITORY, run_here, train_here
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
 from fairseq_lrpe.data.image_files import decode
@@ -239,10 +240,6 @@ def train(folder, save, *flags):
     return train_here(folder, *TRAIN, "--save-dir", save, *flags)
 
 
-def weights(save):
-    return torch.load(save / "checkpoint_last.pt", weights_only=True)["model"]
-
-
 @pytest.mark.parametrize(
     "flags", ["", "--recipe plain --mixing none --repeats 1", "--fp16 --fp16-no-flatten-grads"]
 )
@@ -260,13 +257,12 @@ def test_training_and_validation(flags, folder, tmp_path, monkeypatch):
 
 def test_resumed_training_is_identical(folder, tmp_path):
     """In the middle of an epoch, with worker processes too."""
-    for name, updates in (("whole", [10]), ("parts", [6, 10])):
-        for upto in updates:
-            more = ["--num-workers", "2"] if upto == 10 and name == "parts" else []
-            done = train(folder, tmp_path / name, "--max-update", upto, "--disable-validation", *more)
-            assert done.returncode == 0, done.stderr
-    whole, parts = (weights(tmp_path / name) for name in ("whole", "parts"))
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+    def run(save, *flags):
+        workers = ["--num-workers", 2] if save.name == "parts" else []
+        return train(folder, save, "--disable-validation", *workers, *flags)
+
+    assert_resumes(run, tmp_path, (6, 10))
 
 
 def test_two_processes_equal_one(folder, tmp_path):
@@ -280,17 +276,9 @@ def test_two_processes_equal_one(folder, tmp_path):
     common += ["--best-checkpoint-metric", "accuracy"]
     done = train(folder, tmp_path / "one", *common, "--update-freq", 2)
     assert done.returncode == 0, done.stderr
-    more = "--distributed-world-size 2 --distributed-init-method env:// --distributed-rank -1"
-    more += " --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp"
-    words = [*TRAIN, *common, *more.split(), "--save-dir", tmp_path / "two", "--user-dir", plugin]
-    start = ["torchrun", "--standalone", "--nproc_per_node", 2, "-m", "fairseq_cli.train"]
-    done = run_command(*start, folder, *words)
-    assert done.returncode == 0, done.stderr
-    one, two = (weights(tmp_path / name) for name in ("one", "two"))
-    for key in one:
-        torch.testing.assert_close(two[key], one[key], rtol=1e-4, atol=1e-5)
-    files = [tmp_path / name / "checkpoint_last.pt" for name in ("one", "two")]
-    one, two = (torch.load(file, weights_only=True)["extra_state"]["val_loss"] for file in files)
+    train_in_two_processes(folder, *TRAIN, *common, "--save-dir", tmp_path / "two", "--user-dir", plugin)
+    assert_same_weights(tmp_path / "two", tmp_path / "one", 1e-4, 1e-5)
+    one, two = (state_of(tmp_path / name)["extra_state"]["val_loss"] for name in ("one", "two"))
     assert one == two > 50
 
 
@@ -305,36 +293,22 @@ def test_classification_rejects_image_files(folder):
         check_labeled(folder, "train")
 
 
-@pytest.mark.parametrize(
-    ("change", "flags", "message"),
-    [
-        (drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
-        (
-            drop("train.input0.idx"),
-            "",
-            "lacks train.input0.idx: prepare it again; its splits are train, valid",
-        ),
-        (cut("train.input0.bin"), "", "it is truncated"),
-        (cut("train.input0.idx"), "", "train.input0.idx is damaged"),
-        (cut("valid.label.npy"), "", "valid.label.npy is damaged"),
-        (relabel([0] * 24), "", "25 rows and 24 labels"),
-        (relabel([0] * 24 + [3]), "", "or labels other than the 3 of about.json"),
-        (no_pictures, "", "contains no image files: bash data_prep/prepare.sh imagenet creates such"),
-        (
-            None,
-            "--arch linear_vit_rope --image-size 33",
-            "--image-size 33 is not divisible by --patch-size 16",
-        ),
-        (None, "--arch linear_lm_rope", "the task image_classification is for the vit architectures"),
-        (None, "--image-size 0", "--image-size must be at least 1, not 0"),
-        (None, "--repeats 0", "--repeats must be at least 1, not 0"),
-        (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),
-        (None, "--recipe none", "recipe"),
-        (None, "--mixing mixup", "mixing"),
-    ],
-)
+@pytest.mark.parametrize(("change", "flags", "message"), [
+    (drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
+    (drop("train.input0.idx"), "", "train.input0 lacks .bin or .idx"),
+    (cut("train.input0.bin"), "", "it is empty, truncated"),
+    (cut("train.input0.idx"), "", "train.input0.idx is damaged"),
+    (cut("valid.label.npy"), "", "valid.label.npy is damaged"),
+    (relabel([0] * 24), "", "25 rows and 24 labels"),
+    (relabel([0] * 24 + [3]), "", "or labels other than the 3 of about.json"),
+    (no_pictures, "", "contains tokens: pass --task classification"),
+    (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
+    (None, "--arch linear_lm_rope", "the task image_classification is for the vit architectures"),
+    (None, "--repeats 0", "--repeats must be at least 1, not 0"),
+    (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),
+    (None, "--recipe none", "recipe"),
+    (None, "--mixing mixup", "mixing"),
+])  # fmt: skip
 def test_invalid_input(change, flags, message, folder, tmp_path):
-    done = train(broken(folder, tmp_path, change), tmp_path / "save", *flags.split())
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("fairseq_lrpe: ") and message in last, done.stderr
-    assert not (tmp_path / "save").exists()
+    data = broken(folder, tmp_path, change)
+    assert_rejected(train(data, tmp_path / "save", *flags.split()), message, tmp_path / "save")
