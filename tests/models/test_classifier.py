@@ -38,7 +38,7 @@ def batch(lengths, types=24, seed=0):
     return tokens.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], PAD)
 
 
-def moved(norm):
+def randomize(norm):
     """Sets statistics and parameters of a norm to other values than the initial ones."""
     for i, tensor in enumerate((norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data)):
         tensor.copy_(0.5 + torch.rand(tensor.shape, generator=torch.Generator().manual_seed(i)))
@@ -56,7 +56,7 @@ def test_padding_does_not_change_predictions(arch, norm):
         model = build(arch, pooling=pooling, encoder_norm=norm)
         for module in model.modules():
             if isinstance(module, TokenBatchNorm):
-                moved(module)
+                randomize(module)
         tokens = batch([5, 9, 2])
         expected = torch.cat([model(row[row != PAD][None]) for row in tokens])
         assert_same(model(tokens), expected)
@@ -104,7 +104,7 @@ def test_batch_norm_formula():
 
 def test_batch_norm_of_one_token_uses_running_statistics():
     norm, x = TokenBatchNorm(4).double(), random(1, 1, 4)
-    moved(norm)
+    randomize(norm)
     before = norm.running_mean.clone()
     assert_same(norm(x), norm.eval()(x))
     assert torch.equal(norm.running_mean, before)
@@ -158,7 +158,7 @@ def test_joined_pairs_have_segment_embeddings():
 
 
 @torch.no_grad()
-def test_pixels_are_standardized():
+def test_pixels_are_normalized():
     inputs = build("linear_classifier_rope", types=260, pixels=GREY).encoder.embed_tokens
     values = torch.tensor([[0, 122, 255]])
     numbers = (values.double()[..., None] - 122.6) / 61
@@ -196,11 +196,10 @@ def test_parameters_of_long_range_arena(task):
     assert counts == [base, type1 or base + layers * (width // heads + 2 * width)]
 
 
-def glove(path, words=("w0", "w1", "a b"), width=16, line=None):
-    numbers = {word: [round(i + 0.5 * j, 3) for j in range(width)] for i, word in enumerate(words)}
-    lines = [" ".join([word, *map(str, vector)]) for word, vector in numbers.items()]
-    path.write_text("\n".join([*lines, *([line] if line else [])]) + "\n")
-    return numbers
+def write_vectors(path, width=16):
+    vectors = {word: [i + 0.5 * j for j in range(width)] for i, word in enumerate(("w0", "w1", "a b"))}
+    path.write_text("".join(" ".join([word, *map(str, vector)]) + "\n" for word, vector in vectors.items()))
+    return vectors
 
 
 def test_word_vectors_are_copied(tmp_path):
@@ -210,35 +209,19 @@ def test_word_vectors_are_copied(tmp_path):
         dictionary.add_symbol(word)
     embedding = model.encoder.embed_tokens.embedding
     before = embedding.weight.clone()
-    numbers = glove(tmp_path / "v.txt")
+    vectors = write_vectors(tmp_path / "v.txt")
     model.load_word_vectors(dictionary, tmp_path / "v.txt")
     for word in ("w0", "a b"):
-        assert embedding.weight[dictionary.index(word)].tolist() == numbers[word]
+        assert embedding.weight[dictionary.index(word)].tolist() == vectors[word]
     others = [i for i in range(24) if i not in (dictionary.index("w0"), dictionary.index("a b"))]
     assert torch.equal(embedding.weight[others], before[others])
 
 
-@pytest.mark.parametrize(
-    "how, message",
-    [
-        ({"width": 15}, "has vectors of dimension 15 and the embeddings 16: pass --encoder-input-dim 15"),
-        ({"line": "w5 1 2"}, "line 4 has 2 fields after its word instead of 16"),
-        ({"line": "w5" + " x" * 16}, "line 4 has 'x', which is no number"),
-        ({"line": "w5" + " nan" * 16}, "line 4 has 'nan', which is no number"),
-        ({"line": "w5" + " 1" * 17}, "line 4 has 17 fields after its word instead of 16"),
-        ({"words": ("no", "such")}, "has none of the 20 words"),
-        ({"words": ()}, "line 1 is no word with its vector"),
-    ],
-)
-def test_invalid_word_vectors(how, message, tmp_path):
-    model = build("linear_classifier_rope")
-    glove(tmp_path / "v.txt", **how)
+@pytest.mark.parametrize("flags, width, message", [
+    ({}, 15, "has vectors of dimension 15 and the embeddings 16: pass --encoder-input-dim 15"),
+    ({"types": 260, "pixels": GREY}, 16, "has no embeddings: omit it"),
+])  # fmt: skip
+def test_unsuitable_word_vectors(flags, width, message, tmp_path):
+    write_vectors(tmp_path / "v.txt", width)
     with pytest.raises(ValueError, match=message):
-        model.load_word_vectors(dictionary_of(24), tmp_path / "v.txt")
-
-
-def test_linear_pixels_have_no_word_vectors(tmp_path):
-    glove(tmp_path / "v.txt")
-    model = build("linear_classifier_rope", types=260, pixels=GREY)
-    with pytest.raises(ValueError, match="has no embeddings: omit it"):
-        model.load_word_vectors(Dictionary(), tmp_path / "v.txt")
+        build("linear_classifier_rope", **flags).load_word_vectors(dictionary_of(24), tmp_path / "v.txt")
