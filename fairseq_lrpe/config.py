@@ -20,7 +20,10 @@ TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two
 
 
 def flag(default, help: str) -> Field:
-    """Returns a dataclass field that fairseq turns into a command-line flag."""
+    """Returns a dataclass field that fairseq turns into a command-line flag.
+
+    fairseq's parser does not support ``str | None``: the type of an optional flag is ``Optional[str]``.
+    """
     return field(default=default, metadata={"help": help})
 
 
@@ -148,13 +151,7 @@ def check_options(cfg, given) -> None:
 
 
 def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> Encoding:
-    """Builds the encoding that the flags select.
-
-    Args:
-        cfg: the flags.
-        embed_dim: width of the model.
-        num_heads: number of attention heads.
-        **shared: the other arguments of :class:`fairseq_lrpe.encodings.Encoding`, such as ``causal``.
+    """Builds the encoding that the flags select, with ``shared`` arguments such as ``causal``.
 
     Raises:
         ValueError: if the flags are invalid or cannot be combined.

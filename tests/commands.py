@@ -2,7 +2,7 @@
 
 import torch
 from fairseq_cli import eval_lm, generate, interactive, validate
-from tiny import run_command
+from tiny import PLUGIN, run_command, train_here
 
 EVALUATIONS = {
     "fairseq-eval-lm": eval_lm.cli_main,
@@ -16,6 +16,17 @@ def sizes(part, layers=1, width=16, heads=2, ffn=None):
     """Returns the flags of a small encoder or decoder."""
     values = {"layers": layers, "embed-dim": width, "ffn-embed-dim": ffn or width, "attention-heads": heads}
     return [word for name, value in values.items() for word in (f"--{part}-{name}", value)]
+
+
+SHORT_TRAINING = (
+    f"--user-dir {PLUGIN} --optimizer adam --lr 0.01 --batch-size 8 --cpu --num-workers 0 "
+    "--data-buffer-size 0 --required-batch-size-multiple 1 --no-epoch-checkpoints"
+).split()
+
+
+def train(data, arch, save, *flags):
+    """Runs fairseq-train in this process for a short training; later flags win."""
+    return train_here(data, *SHORT_TRAINING, "--arch", arch, "--save-dir", save, *flags)
 
 
 def train_in_two_processes(*flags):

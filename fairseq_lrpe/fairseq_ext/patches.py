@@ -31,12 +31,7 @@ from fairseq_lrpe.utils.files import atomic_file
 def apply(
     check_command_line: Callable[[list[str]], None], check_arguments: Callable[[Namespace], None]
 ) -> None:
-    """Patches fairseq.
-
-    Args:
-        check_command_line: raises a ValueError for a command line of fairseq that is not to be parsed.
-        check_arguments: raises a ValueError for invalid arguments of one of fairseq's commands.
-    """
+    """Patches fairseq, with functions that raise a ValueError for an invalid command line or arguments."""
     # fairseq evaluates strings in a checkpoint's settings as Python code.
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("fairseq", "fairseq_cli"):
@@ -127,7 +122,7 @@ def _split_of(task, dataset):
 def _keep_all_samples(
     filter_indices_by_size, self, indices, dataset, max_positions=None, ignore_invalid_inputs=False
 ):
-    """Rejects an evaluation that would skip samples, by default or --skip-invalid-size-inputs-valid-test."""
+    """Rejects an evaluation that would skip samples, even with --skip-invalid-size-inputs-valid-test."""
     if not _is_evaluated(self, dataset):
         return filter_indices_by_size(self, indices, dataset, max_positions, ignore_invalid_inputs)
     kept, skipped = dataset.filter_indices_by_size(indices, max_positions)

@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.data import layout, word_vectors
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.models.encoder_decoder import Encoder, EncoderLayer, segment_ids
+from fairseq_lrpe.models.encoder_decoder import Encoder, EncoderLayer, add_token_positions, segment_ids
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.tasks.classification import is_joined
 
 NORMS = ("batch", "layer")
@@ -40,7 +39,6 @@ class ClassifierConfig(with_defaults(LayerConfig, **DEFAULTS, dropout=0.0, atten
         II("model.encoder_embed_dim"),
         "embedding dimension of the tokens; projected if it differs from --encoder-embed-dim",
     )
-    # fairseq's parser does not support "str | None".
     embed_path: Optional[str] = flag(None, "file of initial word vectors in GloVe's format")  # noqa: UP045
     pixels: str = flag(
         "linear",
@@ -94,11 +92,8 @@ class Inputs(nn.Module):
     """Embedding of tokens (B, L) -> (B, L, E), a replacement for fairseq's.
 
     Token embeddings are projected if they have another dimension. With --pixels linear, values of pixels are
-    normalize and projected instead. Joined pairs of texts also have segment embeddings.
-
-    Args:
-        args: the flags of :class:`ClassifierConfig`.
-        task: the task, whose data folder has the mean and standard deviation of pixels.
+    normalized by the statistics of the data folder and projected instead. Joined pairs of texts also have
+    segment embeddings.
     """
 
     def __init__(self, args, task: FairseqTask):
@@ -150,14 +145,7 @@ class ClassifierEncoder(Encoder):
 
 
 class ClassifierModel(BaseFairseqModel):
-    """Classifier of the pooled encoder output, or of [a, b, a − b, a ∗ b] for separate pairs of texts.
-
-    Args:
-        encoder: the encoder.
-        pooling: "mean", "max" or "first".
-        apart: whether inputs are separate pairs of texts.
-        classes: number of classes.
-    """
+    """Classifier of the pooled encoder output, or of [a, b, a − b, a ∗ b] for pairs of texts ``apart``."""
 
     def __init__(self, encoder, pooling: str, apart: bool, classes: int):
         super().__init__()
@@ -218,11 +206,7 @@ class ClassifierModel(BaseFairseqModel):
 
     @torch.no_grad()
     def load_word_vectors(self, dictionary, path: Path) -> None:
-        """Copies word vectors into the embeddings of their words.
-
-        Args:
-            dictionary: fairseq's dictionary of the words.
-            path: file of vectors in GloVe's format.
+        """Copies the vectors of a file in GloVe's format into the embeddings of their words.
 
         Raises:
             ValueError: if the file is invalid, has another dimension or none of the words, or if the model

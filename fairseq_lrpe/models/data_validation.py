@@ -49,13 +49,7 @@ def check_source_length(folder: Path, limit: int) -> None:
 
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:
-    """Raises a ValueError if a split of inputs with labels is damaged or of another task.
-
-    Args:
-        folder: the data folder.
-        split: name of the split.
-        images: whether the task reads image files (image_classification) or tokens (classification).
-    """
+    """Raises a ValueError if a split of inputs with labels is damaged, or not of image files or tokens."""
     about = layout.read_metadata(folder)
     if bool(about.get("images")) != images:
         content, task = ("tokens", "classification") if images else ("image files", "image_classification")

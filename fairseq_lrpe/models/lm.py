@@ -9,10 +9,9 @@ from omegaconf import II
 from torch import nn
 
 from fairseq_lrpe.config import PositionConfig, check_part, flag
-from fairseq_lrpe.models.encoder_decoder import Decoder
+from fairseq_lrpe.models.encoder_decoder import Decoder, add_token_positions
 from fairseq_lrpe.models.memory import build_memory
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
 from fairseq_lrpe.utils.cli import exit_on_error
 

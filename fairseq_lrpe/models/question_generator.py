@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.data import bert_weights, word_pieces
-from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, segment_ids
+from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions, segment_ids
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 
 EPSILON = 1e-6
 """Added to probabilities before the logarithm, as in the loss of the authors of LFHC and GCDF."""

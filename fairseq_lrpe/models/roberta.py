@@ -13,9 +13,8 @@ from omegaconf import open_dict
 
 from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
-from fairseq_lrpe.models.encoder_decoder import Encoder
+from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.utils.files import REPOSITORY
 
 

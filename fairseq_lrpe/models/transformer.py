@@ -9,9 +9,8 @@ from omegaconf import II
 from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.methods import ATTENTIONS
-from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder
+from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 
 ENCODING_IN = ("encoder", "decoder", "both")
 BASE_SIZES = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8}

@@ -62,11 +62,6 @@ class ViTModel(BaseFairseqModel):
     """Classifier of the normalized mean of image patches (OpenNLPLab/im, classification/models/lrpe).
 
     The position table has one unused row, as in that code: the paper's parameter counts include it.
-
-    Args:
-        args: the flags of :class:`ViTConfig`.
-        image_size: side length of the images in pixels.
-        classes: number of classes.
     """
 
     def __init__(self, args, image_size: int, classes: int):

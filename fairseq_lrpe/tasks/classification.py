@@ -15,7 +15,7 @@ from fairseq.tasks import register_task
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.tasks.labeled_batches import LabeledDataset, LabeledTask
+from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 from fairseq_lrpe.utils.cli import exit_on_error
 
 POOLINGS = ("mean", "max", "first")
@@ -28,7 +28,6 @@ POOL = 4096
 class ClassificationConfig(FairseqDataclass):
     """Flags of the task."""
 
-    # fairseq's parser does not support "str | None".
     data: Optional[str] = flag(None, "data folder that data_prep wrote")  # noqa: UP045
     pooling: str = flag(
         "mean",

@@ -22,7 +22,7 @@ from fairseq_lrpe.data.image_transforms import (
 from fairseq_lrpe.data.mixup import mix, soft_targets
 from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.tasks.labeled_batches import LabeledDataset, LabeledTask
+from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
@@ -34,7 +34,6 @@ ORDER, IMAGE, BATCH = range(3)
 class ImageClassificationConfig(FairseqDataclass):
     """Flags of the task."""
 
-    # fairseq's parser does not support "str | None".
     data: Optional[str] = flag(None, "data folder that data_prep wrote")  # noqa: UP045
     image_size: int = flag(224, "side length of the model's input in pixels")
     recipe: str = flag(

@@ -12,7 +12,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
 from fairseq_lrpe.config import flag
-from fairseq_lrpe.tasks.sequence_batches import SequenceDataset
+from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.tasks.synthetic_problems import PROBLEMS, build_problem
 from fairseq_lrpe.utils.cli import exit_on_error, min_int
 
@@ -38,13 +38,9 @@ class SyntheticLMConfig(FairseqDataclass):
 
 
 class GeneratedDataset(SequenceDataset):
-    """Sequences of a problem, each determined by ``source``, epoch and index alone.
+    """``count`` sequences of a problem, each determined by ``source``, epoch and index alone.
 
-    Args:
-        task: the task.
-        count: number of sequences.
-        source: start of the random seeds.
-        fixed: whether all epochs have the same sequences.
+    All epochs have the same sequences if ``fixed``.
     """
 
     can_reuse_epoch_itr_across_epochs = False  # reused workers would remain in their first epoch

@@ -3,6 +3,7 @@
 import io
 import re
 
+import commands
 import pytest
 from commands import assert_error, sizes
 from fairseq_cli import eval_lm, generate, interactive, validate
@@ -135,9 +136,7 @@ def test_shards_of_an_evaluation(checkpoint, data, caplog):
 
 
 def train_encoder(data, arch, folder, *flags):
-    words = [data, "--user-dir", PLUGIN, "--arch", arch, "--optimizer", "adam", "--max-update", 1, "--cpu"]
-    words += ["--num-workers", 0, "--save-dir", folder, "--no-epoch-checkpoints", "--batch-size", 4]
-    done = train_here(*words, "--data-buffer-size", 0, *sizes("encoder"), *flags)
+    done = commands.train(data, arch, folder, "--max-update", 1, *sizes("encoder"), *flags)
     assert done.returncode == 0, done.stderr
 
 

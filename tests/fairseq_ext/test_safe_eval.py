@@ -7,12 +7,13 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import commands
 import pytest
 import torch
 from commands import EVALUATIONS, sizes
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
 from fairseq_cli import eval_lm
-from tiny import PLUGIN, run_command, run_here, train_here
+from tiny import PLUGIN, run_command, run_here
 
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.inference import evaluate_synthetic
@@ -21,10 +22,7 @@ from fairseq_lrpe.models import RobertaModel
 
 LM = ("linear_lm_base", "transformer_lm")
 ROBERTA = ("softmax_roberta_base", "roberta")
-TINY_ROBERTA = (
-    "--task masked_lm --criterion masked_lm --tokens-per-sample 32 --batch-size 4 --optimizer adam --cpu "
-    "--max-update 1 --num-workers 0 --disable-validation"
-).split()
+TINY_ROBERTA = "--task masked_lm --criterion masked_lm --tokens-per-sample 32".split() + sizes("encoder")
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +30,11 @@ def checkpoints(train, data_bin, tmp_path_factory):
     """{architecture: a checkpoint} of our models and fairseq's."""
     folder, found = tmp_path_factory.mktemp("checkpoints"), {}
     for arch in (*LM, *ROBERTA):
+        one = ["--max-update", 1, "--disable-validation"]
         if arch in LM:
-            done = train(arch, folder / arch, "--max-update", 1, "--disable-validation")
+            done = train(arch, folder / arch, *one)
         else:
-            words = [*TINY_ROBERTA, *sizes("encoder"), "--arch", arch, "--save-dir", folder / arch]
-            done = train_here(data_bin, *words)
+            done = commands.train(data_bin, arch, folder / arch, *TINY_ROBERTA, *one)
         assert done.returncode == 0, done.stderr
         found[arch] = folder / arch / "checkpoint_last.pt"
     return found
@@ -69,7 +67,7 @@ def assert_rejected(done, mark):
 
 
 def words_of(command, checkpoint, data):
-    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32]
+    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32, "--num-workers", 0]
     if command != "fairseq-eval-lm":
         words += ["--task", "language_modeling", "--sample-break-mode", "eos"]
         words += ["--required-batch-size-multiple", 1]

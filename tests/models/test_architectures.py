@@ -143,7 +143,7 @@ SEARCHED = ["linear_lm_base", "linear_lm_iclr_type4", "linear_lm_tmlr_type1", "s
 def test_beam_search_equals_search_without_state(arch):
     torch.manual_seed(1)
     model, dictionary = build(arch)
-    for parameter in model.parameters():  # a random model is nearly uniform: sharpen its choices
+    for parameter in model.parameters():  # random models are nearly uniform
         parameter.mul_(2)
     prefix = torch.randint(4, 24, (3, 5))
     sample = {"net_input": {"src_tokens": prefix, "src_lengths": torch.full((3,), 5)}}
@@ -173,7 +173,7 @@ def test_linear_state_has_constant_size(arch):
 
 @torch.no_grad()
 def test_padding_does_not_change_outputs():
-    """Rows of a padded batch give what they give alone."""
+    """A padded row has the same outputs as without padding."""
     for arch in ("linear_lm_tmlr_type2", "linear_lm_rope", "softmax_lm_rope"):
         model, dictionary = build(arch)
         tokens = torch.randint(4, 24, (2, 25))
@@ -185,7 +185,7 @@ def test_padding_does_not_change_outputs():
 @pytest.mark.parametrize("positions", ["learned", "none", *POSITIONS])
 @torch.no_grad()
 def test_token_positions(positions):
-    """Each kind is in the model, decodes step by step, and gives padded rows what they give alone."""
+    """Each kind supports padding and decoding step by step, and makes the order of tokens matter."""
     model, dictionary = build("softmax_lm", token_positions=positions, decoder_layers=1)
     tokens = torch.randint(4, 24, (3, 30))
     tokens[1, 20:] = dictionary.pad()
@@ -194,12 +194,12 @@ def test_token_positions(positions):
     torch.testing.assert_close(model(tokens[1:2, :20])[0][0], whole[1, :20], rtol=0, atol=1e-10)
     rows = torch.tensor([0, 2])
     for step in range(1, 31):
-        if step == 17:  # as a search reorders
+        if step == 17:  # like beam search
             model.decoder.reorder_incremental_state_scripting(state, torch.tensor([1, 0]))
             rows = rows.flip(0)
         out = model(tokens[rows, :step], incremental_state=state)[0]
         torch.testing.assert_close(out[:, 0], whole[rows, step - 1], rtol=0, atol=1e-10)
-    # One layer without an encoding knows the order of its keys by the tokens' positions alone.
+    # Without an encoding, one layer depends on the order of its keys only through the token positions.
     swapped = tokens[:1, [1, 0, *range(2, 30)]]
     same = torch.allclose(model(swapped)[0][0, 2:], whole[0, 2:], rtol=0, atol=1e-10)
     assert same == (positions == "none")

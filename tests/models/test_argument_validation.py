@@ -21,7 +21,7 @@ def checkpoint(train, tmp_path_factory):
 
 def evaluation_flags(command, data, checkpoint):
     """Returns arguments that a command accepts."""
-    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32]
+    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32, "--num-workers", 0]
     words += ["--task", "language_modeling"] if command != "fairseq-eval-lm" else []
     return words + (["--batch-size", 4] if command != "fairseq-interactive" else [])
 

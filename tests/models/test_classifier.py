@@ -17,7 +17,7 @@ GREY = {"mean": 122.6, "std": 61.0}
 
 
 def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, longest=64, **flags):
-    """A float64 model in evaluation mode, with a dictionary of so many types."""
+    """A float64 model in evaluation mode, with a dictionary of ``types`` types."""
     task = task_of(
         dictionary_of(types),
         about={"pixels": pixels} if pixels else {},
@@ -32,14 +32,14 @@ def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, lon
 
 
 def batch(lengths, types=24, seed=0):
-    """Random tokens of these lengths, padded at the right."""
+    """Random tokens of these lengths, padded on the right."""
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(4, types, (len(lengths), max(lengths)), generator=draw)
     return tokens.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], PAD)
 
 
 def randomize(norm):
-    """Sets statistics and parameters of a norm to other values than the initial ones."""
+    """Replaces the initial statistics and parameters of a norm."""
     for i, tensor in enumerate((norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data)):
         tensor.copy_(0.5 + torch.rand(tensor.shape, generator=torch.Generator().manual_seed(i)))
 
@@ -66,7 +66,7 @@ def test_padding_does_not_change_predictions(arch, norm):
 
 @pytest.mark.parametrize("arch", ["linear_classifier_tmlr_type1", "softmax_classifier_xl"])
 def test_padding_does_not_change_training(arch):
-    """Neither outputs nor gradients nor BatchNorm's statistics."""
+    """Outputs, gradients and BatchNorm's statistics are unchanged."""
     found = []
     for padding in (0, 5):
         model = build(arch).train()
@@ -174,7 +174,7 @@ def test_token_embeddings_are_projected():
     assert_same(inputs(tokens), expected)
 
 
-LRA = {  # the sizes and parameters of specs: (width, layers, heads, vocabulary, labels, how, Base, Type1)
+LRA = {  # (width, layers, heads, vocabulary, labels, arguments, parameters of Base, of Type1)
     "text": (128, 4, 8, 135, 2, {}, 547_714, 548_802),
     "listops": (128, 4, 8, 18, 10, {}, 533_770, None),
     "retrieval": (64, 4, 8, 98, 2, {"pairs": "apart"}, 156_866, None),
@@ -185,7 +185,7 @@ LRA = {  # the sizes and parameters of specs: (width, layers, heads, vocabulary,
 
 @pytest.mark.parametrize("task", LRA)
 def test_parameters_of_long_range_arena(task):
-    """With the usual vocabularies; a layer of Type1 has d/heads angles and a LayerNorm more."""
+    """A layer of Type1 additionally has d/heads angles and a LayerNorm."""
     width, layers, heads, types, labels, how, base, type1 = LRA[task]
     sizes = {"encoder_layers": layers, "encoder_embed_dim": width, "encoder_ffn_embed_dim": 2 * width}
     sizes |= {"encoder_attention_heads": heads}

@@ -36,17 +36,9 @@ def checkpoint(request, trained):
     return trained / request.param / "checkpoint_last.pt"
 
 
-def test_checkpoint_loads_safely_and_contains_its_method(trained):
-    state = state_of(trained / "linear_lm_tmlr_type1")
-    model = state["cfg"]["model"]
-    assert model["encoding"] == "lrpe" and model["lrpe_core"] == "unitary"
-    assert model["lrpe_learn_theta"] is True and model["linear_norm"] == "layernorm"
-    assert state["model"]["decoder.layers.0.self_attn.encoding.theta"].shape == (8,)
-
-
 def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, trained):
     shared = [data_bin, "--user-dir", PLUGIN, "--path", checkpoint, "--cpu"]
-    flags = ["--batch-size", 8, "--tokens-per-sample", 32]  # a batch pads
+    flags = ["--batch-size", 8, "--tokens-per-sample", 32]  # batches have padding
     done = run("fairseq-eval-lm", checkpoint, *shared, *flags)
     assert done.returncode == 0, done.stderr
     loss = float(done.stderr.rsplit("Loss (base 2): ", 1)[1].split(",")[0])
@@ -127,7 +119,7 @@ def test_every_flag_has_help():
 
 
 def test_resuming_with_another_method(trained, train, tmp_path):
-    # base and nope have the same parameters: only the fingerprint tells them apart.
+    # Models with elu and relu have the same parameters: only the fingerprint differs.
     assert train("linear_lm_base", tmp_path / "base", "--max-update", 1).returncode == 0
     before = (tmp_path / "base/checkpoint_last.pt").read_bytes()
     other = train("linear_lm", tmp_path / "base", "--feature-map", "relu", "--max-update", 2)
@@ -160,7 +152,7 @@ import_user_module(Namespace(user_dir={str(PLUGIN)!r}))
 @pytest.mark.parametrize("before", ["", NAMED])
 @pytest.mark.parametrize("more", [[], ["--user-dir", PLUGIN]])
 def test_other_programs_keep_their_command_line(before, more):
-    """A program that imports the plugin may have flags like fairseq's."""
+    """Programs that import the plugin may have flags with the same names as fairseq's."""
     done = run_command(BIN / "python" if before else "python", "-c", before + PROGRAM, *FOREIGN, *more)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"{[str(x) for x in (*FOREIGN, *more)]} True\n")

@@ -59,7 +59,7 @@ def test_segments_with_full_memory_equal_one_pass(arch, memory, length):
 
 
 FAR = {arch: 1e-10 for arch in SHIFTABLE if "ablation" not in arch}
-# Learned angles are larger here, and float64 has none between 1,000,000 and 1,000,000.0000000001.
+# Learned angles are larger here, and float64 has no value between 1,000,000 and 1,000,000.0000000001.
 FAR |= {arch: 1e-9 for arch in FAR if METHODS[arch.removeprefix("linear_lm_")].flags.get("lrpe_learn_theta")}
 
 
@@ -105,7 +105,7 @@ def test_init_std():
 @pytest.mark.parametrize("arch", ["softmax_lm_rope", "linear_lm_tmlr_type1"])
 @torch.no_grad()
 def test_receptive_field_of_memory(arch):
-    """Changing each word shows the positions that depend on it: the keys of keys."""
+    """Changing a word changes exactly the outputs that attend to it, directly or through other positions."""
     length, memory, tokens = 4, 3, words(batch=1)
     decoder = build(arch, memory_length=memory, length=length)
 

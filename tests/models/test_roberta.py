@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 import torch
-from commands import assert_error, assert_rejected, sizes, state_of
+from commands import SHORT_TRAINING, assert_error, assert_rejected, sizes, state_of
 from documents import block
 from fairseq import options
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
@@ -89,7 +89,7 @@ def test_layers_have_the_requested_attention(arch, flags):
 @torch.no_grad()
 def test_padding_does_not_change_outputs(arch, flags):
     model = build(arch, **flags)
-    model.encoder.sentence_encoder.embed_tokens.weight[PAD] = 1  # whatever padding is
+    model.encoder.sentence_encoder.embed_tokens.weight[PAD] = 1  # instead of 0
     tokens, lengths = padded_batch()
     for features_only in (True, False):
         together = model(tokens, features_only=features_only)[0]
@@ -147,13 +147,10 @@ def test_softmax_base_equals_fairseqs_roberta():
             torch.testing.assert_close(found[row, :length], expected[row, :length], rtol=0, atol=1e-5)
 
 
-# Trained models, by fairseq's commands.
+# Models trained with fairseq's commands.
 
 ARCH = "linear_roberta_tmlr_type1"
-TINY = (
-    f"--user-dir {PLUGIN} --optimizer adam --lr 0.005 --num-workers 0 --data-buffer-size 0 --cpu "
-    "--no-epoch-checkpoints --required-batch-size-multiple 1"
-).split() + sizes("encoder", layers=2, width=32, heads=4, ffn=64)
+TINY = [*SHORT_TRAINING, "--lr", 0.005, *sizes("encoder", layers=2, width=32, heads=4, ffn=64)]
 PRETRAINING = "--task masked_lm --criterion masked_lm --tokens-per-sample 64 --batch-size 8".split()
 FINETUNING = (
     "--task sentence_prediction --criterion sentence_prediction --batch-size 10 --max-positions 64 "
@@ -217,7 +214,7 @@ def data(tmp_path_factory):
 
 
 def sentence_of(good, draw):
-    """Four words, ``good`` of which are good."""
+    """A sentence of four words, ``good`` of which are "good" and the others "bad"."""
     words = ["good"] * good + ["bad"] * (4 - good)
     draw.shuffle(words)
     return "the " + " ".join(words)

@@ -48,7 +48,7 @@ def encodings(model):
     ("vit", 1, [False]),
 ])  # fmt: skip
 def test_one_module_per_part(family, modules, special, method):
-    """Parameters count once, and only RoBERTa treats the first token separately."""
+    """Parameters are counted once, and only RoBERTa treats the first token separately."""
     model = build(family, method)
     found = encodings(model)
     single = list(dict.fromkeys(found))

@@ -69,7 +69,7 @@ def test_sum_positions_are_symmetric():
 
 
 def test_drop_path():
-    """In training, each image keeps a branch or not; kept branches are rescaled."""
+    """In training, a branch is dropped for whole images, and rescaled otherwise."""
     layer = build("linear_vit_rope", drop_path=0.25).layers[0].train()
     x, residual = torch.ones(4, 4000, 2), torch.zeros(4, 4000, 2)
     found = layer.residual_connection(x, residual)

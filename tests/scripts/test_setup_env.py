@@ -320,4 +320,4 @@ def test_help_before_the_first_setup_installs_nothing(machine, script):
     assert done.returncode == 0 and not done.stderr and not (machine.root / ".venv").exists()
     shown = done.stdout.splitlines()
     assert f"# {shown[0]}" == path.read_text().splitlines()[1]
-    assert shown[-1] == "It lists its options once 'bash scripts/setup_env.sh' has made the environment."
+    assert shown[-1] == "Run 'bash scripts/setup_env.sh' first to list the options."

@@ -3,6 +3,7 @@
 import json
 import re
 
+import commands
 import numpy as np
 import pytest
 import torch
@@ -11,7 +12,7 @@ from commands import assert_error, assert_resumes
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled import WORDS, write_pictures, write_texts
-from tiny import PLUGIN, run_command, run_here, train_here
+from tiny import PLUGIN, run_command, run_here
 
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.inference import metrics
@@ -129,17 +130,11 @@ def test_a_batch(folders):
     assert "target" not in dataset.collater([dataset[i] for i in range(4)])
 
 
-TRAIN = (
-    f"--user-dir {PLUGIN} --task classification --criterion label_smoothed_cross_entropy --report-accuracy "
-    "--optimizer adam --lr 0.01 --batch-size 8 --max-update 6 --cpu --num-workers 0 --data-buffer-size 0 "
-    "--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-layers 1 --encoder-attention-heads 2 "
-    "--required-batch-size-multiple 1 --no-epoch-checkpoints"
-)
+TASK = "--task classification --criterion label_smoothed_cross_entropy --report-accuracy --max-update 6"
 
 
 def train(data, save, arch="linear_classifier_rope", *more):
-    flags = [data, *TRAIN.split(), "--arch", arch, "--save-dir", save, *more]
-    return train_here(*flags)
+    return commands.train(data, arch, save, *TASK.split(), *commands.sizes("encoder"), *more)
 
 
 @pytest.mark.parametrize("kind, flags", [
@@ -150,7 +145,7 @@ def train(data, save, arch="linear_classifier_rope", *more):
     ("pictures", "--pixels embedding --token-positions learned"),
 ])  # fmt: skip
 def test_commands(kind, flags, folders, tmp_path):
-    """The accuracy of fairseq-validate is that of the predictions."""
+    """fairseq-validate reports the accuracy of the predictions."""
     done = train(folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split())
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
@@ -204,7 +199,7 @@ def reshape(folder):
     ("two", None, "--max-positions 4 --pairs joined", "--max-positions must be at least 5, not 4"),
     ("pictures", None, "--pooling first", "--pixels linear has no <s>: pass --pixels embedding"),
     ("one", None, "--task language_modeling", "the task language_modeling is for the lm architectures"),
-    ("one", None, "--embed-path nosuch.txt", "nosuch.txt cannot be read or written (No such file"),
+    ("one", None, "--embed-path nosuch.txt", "nosuch.txt is missing: a file of word vectors"),
 ])  # fmt: skip
 def test_invalid_input(kind, change, flags, message, folders, tmp_path):
     data = broken(folders / kind, tmp_path, change)

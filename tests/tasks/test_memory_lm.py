@@ -259,7 +259,7 @@ def test_invalid_arguments(more, message, data_bin, tmp_path):
 
 def test_fairseqs_model_is_rejected(data_bin, tmp_path):
     words = flags(tmp_path / "save", data_bin, arch="transformer_lm")
-    place = words.index("--token-positions")  # which it has not
+    place = words.index("--token-positions")  # not a flag of this model
     del words[place : place + 2]
     message = "memory_lm is for --arch linear_lm_... and softmax_lm_..., not for transformer_lm"
     assert_error(train_here(*words), message)

@@ -4,13 +4,14 @@ import json
 import re
 import shutil
 
+import commands
 import pytest
 import torch
 from asked import write_questions
 from broken import broken, drop
 from commands import assert_error, assert_rejected, state_of
 from pictures import write_classes
-from tiny import PLUGIN, run_command, train_here
+from tiny import PLUGIN, run_command
 from transformers import BertConfig, BertModel
 
 from fairseq_lrpe.data import word_pieces
@@ -23,17 +24,14 @@ def corpus(tmp_path_factory):
     return write_questions(tmp_path_factory.mktemp("questions") / "squad")
 
 
-SIZES = "--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-layers 1 --encoder-attention-heads 2 "
-TRAIN = (
-    f"--user-dir {PLUGIN} --task question_generation --criterion cross_entropy --optimizer adam --lr 0.01 "
-    "--batch-size 8 --max-update 6 --cpu --num-workers 0 --data-buffer-size 0 --no-epoch-checkpoints "
-    "--decoder-layers 1 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --max-source-positions 40 "
-    "--required-batch-size-multiple 1 --log-format json "
-)
+TASK = (
+    "--task question_generation --criterion cross_entropy --max-update 6 --decoder-layers 1 "
+    "--decoder-ffn-embed-dim 16 --decoder-attention-heads 2 --max-source-positions 40"
+).split()
 
 
-def train(data, save, arch="softmax_question_generator_gcdf", *more, sizes=SIZES):
-    return train_here(data, *TRAIN.split(), *sizes.split(), "--arch", arch, "--save-dir", save, *more)
+def train(data, save, arch="softmax_question_generator_gcdf", *more):
+    return commands.train(data, arch, save, *TASK, *commands.sizes("encoder"), *more)
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +47,7 @@ SEARCH = "--beam 5 --lenpen 0.6 --no-repeat-ngram-size 3 --max-len-a 0 --max-len
 
 @pytest.mark.parametrize("arch", ["softmax_question_generator_lfhc", "linear_question_generator_tmlr_type1"])
 def test_commands(arch, corpus, tmp_path):
-    """The ROUGE-L of fairseq-validate is that of greedy search, and no trigram is repeated."""
+    """fairseq-validate reports the ROUGE-L of greedy search, and beam search repeats no trigram."""
     done = train(corpus / "bin", tmp_path, arch)
     assert done.returncode == 0, done.stderr
     shared = [corpus / "bin", "--user-dir", PLUGIN, "--task", "question_generation", "--cpu"]
@@ -88,7 +86,7 @@ def test_training_from_bert_saves_a_standalone_checkpoint(corpus, tmp_path):
     bert = tmp_path / "bert"
     save_bert(bert, types)
     data = write_questions(tmp_path / "data", "--bert", str(bert)) / "bin"
-    still = ["--encoder", bert, "--lr", 0, "--max-update", 1]  # so that the weights stay
+    still = ["--encoder", bert, "--lr", 0, "--max-update", 1]  # keeps the weights
     done = train(data, tmp_path / "save", "softmax_question_generator_xl", *still)
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
@@ -123,7 +121,7 @@ def other_facts(folder):
 
 
 @pytest.mark.parametrize("change, flags, message", [
-    (drop("vocab.txt"), "", "is missing or not of BERT's word pieces"),
+    (drop("vocab.txt"), "", "vocab.txt is missing: BERT's vocab.txt is needed"),
     (drop("train.source-question.source.idx"), "", "source lacks .bin or .idx"),
     (other_facts, "", "is missing or not of BERT's word pieces"),
     (None, "--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),
@@ -140,7 +138,7 @@ def test_invalid_input(change, flags, message, corpus, tmp_path):
 
 @pytest.mark.parametrize("pieces", ["90", "60"])
 def test_checkpoint_of_another_vocabulary(pieces, trained, tmp_path):
-    """Of the same size with one other type, and smaller."""
+    """Of the same size with one other type, or of another size."""
     other = write_questions(tmp_path / "other", "--pieces", pieces) / "bin"
     if pieces == "90":
         for name in ("vocab.txt", "dict.source.txt", "dict.question.txt"):

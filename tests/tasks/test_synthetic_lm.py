@@ -87,15 +87,9 @@ def test_resumed_training_is_identical(tmp_path):
     assert_resumes(run, tmp_path, (3, 6))
 
 
-@pytest.mark.parametrize("flags, message", [
-    (("--problem", "sums"), "unknown problem 'sums': choose from addition, index, search"),
-    (("--between", 0), "--between must be at least 1, not 0"),
-    (("--copied", 9), "--copied 9 must not exceed --first 8"),
-    (("--tokens-per-sample", 17), "too short for search with first 8, copied 8, between 1: pass at least 18"),
-])  # fmt: skip
-def test_invalid_flags(flags, message, tmp_path):
-    done = train("softmax_lm_rope", tmp_path / "save", *flags)
-    assert_error(done, message)
+def test_invalid_flags(tmp_path):
+    done = train("softmax_lm_rope", tmp_path / "save", "--copied", 9)
+    assert_error(done, "--copied 9 must not exceed --first 8")
     assert not list(tmp_path.glob("save/*.pt"))
 
 

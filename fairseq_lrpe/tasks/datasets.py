@@ -1,4 +1,4 @@
-"""Base classes of tasks and datasets of inputs with labels, as data_prep writes them."""
+"""Base classes of datasets and tasks."""
 
 from pathlib import Path
 
@@ -9,6 +9,32 @@ from fairseq.tasks import FairseqTask
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.cli import exit_on_error
+
+
+class SequenceDataset(FairseqDataset):
+    """Sequences (index, tokens) with one token followed by at most ``length`` predicted tokens."""
+
+    length: int
+
+    def num_tokens(self, index):
+        return self.length
+
+    size = num_tokens
+
+    def collater(self, samples):
+        """Returns a language modeling batch of sequences of equal length."""
+        if not samples:
+            return {}
+        tokens = torch.stack([sequence for _, sequence in samples])
+        source, target = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        lengths = torch.full((len(samples),), source.size(1))
+        return {
+            "id": torch.tensor([int(index) for index, _ in samples]),
+            "nsentences": len(samples),
+            "ntokens": target.numel(),
+            "net_input": {"src_tokens": source, "src_lengths": lengths},
+            "target": target,
+        }
 
 
 class LabeledDataset(FairseqDataset):
@@ -42,12 +68,7 @@ class LabeledDataset(FairseqDataset):
 
 
 class LabeledTask(FairseqTask):
-    """Classification of the rows of a data folder.
-
-    Attributes:
-        about: description of the data folder, see :func:`fairseq_lrpe.data.layout.read_metadata`.
-        labels: names of the labels.
-    """
+    """Classification of the rows of a data folder with the metadata ``about`` and the names ``labels``."""
 
     target_dictionary = None  # the criterion must not take a label for padding
 
