@@ -134,7 +134,7 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
             f"encoding {cfg.encoding!r} works on the score matrix, which linear attention never forms: "
             f"use softmax attention, or one of {', '.join(decomposable)}"
         )
-    if embed_dim % num_heads:
+    if num_heads < 1 or embed_dim % num_heads:
         raise ValueError(f"the embed dim {embed_dim} is not divisible by {num_heads} attention heads")
 
 

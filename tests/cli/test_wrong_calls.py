@@ -82,7 +82,7 @@ CALLS = [
     (
         "train",
         "lm/mini rope --cpu --results {results} data={data} train.decoder_attention_heads=0",
-        "train: --decoder-attention-heads must be at least 1, not 0",
+        "train: the embed dim 128 is not divisible by 0 attention heads",
     ),
     (
         "train",
