@@ -31,9 +31,7 @@ DEFAULTS = {f"encoder_{name}": size for name, size in LRA_SIZES.items()}
 class ClassifierConfig(with_defaults(LayerConfig, **DEFAULTS, dropout=0.0, attention_dropout=0.0)):
     """Flags of a classifier; the defaults are those of the smaller tasks of Long-Range Arena."""
 
-    encoder_normalize_before: bool = flag(
-        True, "normalize before each block and at the end instead of after each block"
-    )
+    encoder_normalize_before: bool = flag(True, "normalize before each block and at the end")
     encoder_norm: str = flag("batch", f"type of normalization: {', '.join(NORMS)}")
     encoder_input_dim: int = flag(
         II("model.encoder_embed_dim"),

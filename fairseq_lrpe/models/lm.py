@@ -20,9 +20,7 @@ from fairseq_lrpe.utils.cli import exit_on_error
 class LMConfig(PositionConfig, TransformerLanguageModelConfig):
     """Flags of fairseq's language model; pre-norm by default, with one width for input and output."""
 
-    decoder_normalize_before: bool = flag(
-        True, "apply layernorm before each decoder block, as in all published runs"
-    )
+    decoder_normalize_before: bool = flag(True, "apply layernorm before each decoder block")
     decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     init_std: float = flag(

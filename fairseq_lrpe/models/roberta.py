@@ -25,7 +25,7 @@ class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     The authors' public models (OpenNLPLab/fairseq-evo) combine learned positions with every encoding, too.
     """
 
-    encoder_normalize_before: bool = flag(False, "apply layernorm before each block instead of after it")
+    encoder_normalize_before: bool = flag(False, "apply layernorm before each block")
     layernorm_embedding: bool = flag(True, "apply layernorm to the embeddings")
     pooler_activation_fn: ACTIVATIONS = flag("tanh", "activation function of the classification heads")  # noqa: RUF009
     pooler_dropout: float = flag(0.0, "dropout probability in the classification heads")
@@ -33,9 +33,7 @@ class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     untie_weights_roberta: bool = flag(False, "do not share input and output embeddings")
     max_positions: Optional[int] = flag(None, "maximum sequence length (default: the task's)")  # noqa: UP045
     load_checkpoint_heads: bool = flag(False, "load the classification heads of a checkpoint")
-    spectral_norm_classification_head: bool = flag(
-        False, "apply spectral normalization to the classification heads"
-    )
+    spectral_norm_classification_head: bool = flag(False, "apply spectral norm to the classification heads")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
 
 

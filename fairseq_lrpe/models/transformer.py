@@ -37,16 +37,12 @@ class TransformerMTConfig(
     tupe_cls: bool = flag(
         False, "reset the positional scores of the first token in TUPE, as if each source began with <s>"
     )
-    encoder_normalize_before: bool = flag(
-        False, "apply layernorm before each encoder block instead of after it"
-    )
+    encoder_normalize_before: bool = flag(False, "apply layernorm before each encoder block")
     decoder_layers: int = flag(6, "decoder layers")
     decoder_embed_dim: int = flag(512, "decoder embedding dimension")
     decoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the decoder's feed-forward layers")
     decoder_attention_heads: int = flag(8, "decoder attention heads")
-    decoder_normalize_before: bool = flag(
-        False, "apply layernorm before each decoder block instead of after it"
-    )
+    decoder_normalize_before: bool = flag(False, "apply layernorm before each decoder block")
     decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     share_decoder_input_output_embed: bool = flag(False, "share the decoder's input and output embeddings")
