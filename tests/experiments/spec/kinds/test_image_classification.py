@@ -65,7 +65,7 @@ def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
     measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
     assert measured == pytest.approx(100 * right / 24, abs=1e-3)
     assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
-    for wrong, said in ((tmp_path / "none", "is no folder"), (data, "has no .jpg, .jpeg, .png files")):
+    for wrong, said in ((tmp_path / "none", "is not a folder"), (data, "has no .jpg, .jpeg, .png files")):
         done = run_here(classify.main, checkpoint, wrong, "--cpu")
         assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
 
