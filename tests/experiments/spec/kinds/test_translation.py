@@ -97,14 +97,6 @@ def test_another_dictionary_than_the_checkpoints(corpus, tmp_path):
     assert last.endswith("pass the flags and data of its training")
 
 
-def test_languages_that_the_data_has_not(corpus, tmp_path):
-    words = [corpus / "bin", "--user-dir", "fairseq_lrpe", "--task", "translation", "--source-lang", "fr"]
-    words += ["--target-lang", "de", "--arch", "linear_transformer_base", "--max-tokens", 100, "--cpu"]
-    done = train_here(*words, "--save-dir", tmp_path / "save")
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and "dict.fr.txt" in last and "pass its languages" in last
-
-
 @pytest.mark.parametrize("gpus, update_freq", [(0, 8), (1, 8), (8, 1)])
 def test_batches_are_counted_in_tokens(gpus, update_freq):
     experiment = Experiment.load("mt/wmt14_en_de")
