@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_error("evaluate"):
         lengths = sorted(set(args.lengths))
         job = load_job(args.run, lengths)
-        trained = language_modeling.trained_length(language_modeling.model_of(job))
+        trained = language_modeling.trained_length(language_modeling.model_flags(job))
         measured = evaluate_lengths(job, lengths)
         print_table(measured, trained, job)
         if args.plot:

@@ -14,7 +14,7 @@ from transformers import BertConfig, BertModel
 
 from fairseq_lrpe.data import word_pieces
 from fairseq_lrpe.data.rouge import rouge_l
-from fairseq_lrpe.experiments.spec.kinds.translation import found_in
+from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_commands(arch, corpus, tmp_path):
     for name, search in (("greedy", greedy), ("best", SEARCH)):
         out = run_command("fairseq-generate", *shared, "--gen-subset", "valid", *search)
         assert out.returncode == 0, out.stderr
-        found[name] = found_in(out.stdout)["H"]
+        found[name] = parse_hypotheses(out.stdout)["H"]
     pieces = word_pieces.load(corpus / "bin")
     questions = (corpus / "text/valid.question").read_text().splitlines()
     generated = [pieces.text(found["greedy"][i].split()) for i in range(len(questions))]

@@ -12,7 +12,7 @@ from rich.progress import track
 from fairseq_lrpe.experiments.execution import runner
 from fairseq_lrpe.experiments.execution.run_directory import locked, read_json
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.experiment import Experiment, build_config
 from fairseq_lrpe.experiments.spec.kinds import KINDS, language_modeling
 from fairseq_lrpe.experiments.spec.run import Run
 
@@ -30,7 +30,7 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
         raise ValueError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
     try:
         run, kind = Run.of(settings), KINDS[settings["kind"]]
-        cfg = OmegaConf.merge(kind.settings, settings["config"])
+        cfg = build_config(kind, OmegaConf.create(settings["config"]))
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or remove the folder") from None
     if settings["kind"] != "language_modeling":

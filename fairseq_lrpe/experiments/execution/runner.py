@@ -222,7 +222,7 @@ def run_primary(job: Job) -> None:
     record = {"evaluations": {}, **read_json(job.folder / "evaluation.json")}
     write_json(job.folder / "evaluation.json", {**record, "finished": run_directory.timestamp()})
     for name, measured in record["evaluations"].items():
-        if text := job.kind.told(job.cfg, measured):
+        if text := job.kind.describe(job.cfg, measured):
             print(f"{name}: {text}")
     print(f"finished: {job.folder}")
 
@@ -254,7 +254,7 @@ def run_training(job: Job, command: list[str], log: Log) -> None:
     # fairseq would train a finished model for one more update.
     if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
         locks = [job.lock.fileno()] if job.lock else []
-        with show_training(str(job.run), job.updates, log, job.kind.watched(job)) as record:
+        with show_training(str(job.run), job.updates, log, job.kind.validation_metric(job)) as record:
             run_command(command, log.path, record, cwd=REPOSITORY, pass_fds=locks)
 
 

@@ -15,7 +15,7 @@ from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import IN_USE, is_locked
 from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, is_finished, was_discarded
-from fairseq_lrpe.experiments.spec.experiment import is_free, own
+from fairseq_lrpe.experiments.spec.experiment import applicable_overrides, is_free
 from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.utils.subprocesses import die_with_parent
@@ -132,7 +132,11 @@ def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tu
 def train_arguments(table: Table, run: Run, results: Path) -> list[str]:
     """Returns the arguments of ``lrpe train`` that execute a run of the table."""
     arguments = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
-    free = [text for text in own(run.experiment, table.overrides) if is_free(text.partition("=")[0])]
+    free = [
+        text
+        for text in applicable_overrides(run.experiment, table.overrides)
+        if is_free(text.partition("=")[0])
+    ]
     initial = Job(table.experiment_of(run), run, results).starts_from
     free += [f"starts_from={initial}"] if initial else []
     return [*arguments, *(f"{key}={value}" for key, value in run.changes), *free]

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from fairseq_lrpe.data import text_codec
-from fairseq_lrpe.experiments.spec.kinds.translation import found_in
+from fairseq_lrpe.experiments.spec.kinds.translation import read_hypotheses
 from fairseq_lrpe.utils.files import REPOSITORY
 from fairseq_lrpe.utils.subprocesses import as_flags, run_command
 
@@ -37,5 +37,4 @@ def generate(lines: list[str], checkpoint: Path, data: Path, **flags: object) ->
         flags |= {"user_dir": "fairseq_lrpe", "path": checkpoint, "input": text}
         flags |= {"batch_size": 32, "buffer_size": 1024}
         run_command(list(map(str, ["fairseq-interactive", data, *as_flags(flags)])), log, cwd=REPOSITORY)
-        hypotheses = found_in(log.read_text())["H"]
-    return [hypotheses[n] for n in range(len(lines))]
+        return read_hypotheses(log, len(lines))[0]

@@ -8,7 +8,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
 from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.run import as_text, run_folders
-from fairseq_lrpe.utils.yaml_loader import parse
+from fairseq_lrpe.experiments.spec.table import read_paper
 
 RUN = ["experiment", "attention", "method", "changes", "seed"]
 """The columns that identify a run."""
@@ -116,15 +116,13 @@ def published() -> pd.DataFrame:
     """
     lines = []
     for path in sorted((experiments.CONFIGS / "paper").glob("*.yaml")):
-        for name, table in parse(path.read_text(encoding="utf-8"))["tables"].items():
-            for row in table["rows"]:
-                changes = sorted((row.get("changes") or {}).items())
-                text = ", ".join(f"{key}={as_text(value)}" for key, value in changes)
-                key = [path.stem, name, row["row"], row.get("attention"), row.get("method"), text]
-                for column, value in row["values"].items():
-                    about = table["columns"][column]
-                    mean, std = (value["mean"], value["std"]) if isinstance(value, dict) else (value, None)
-                    if mean is not None:  # a dash in the paper
-                        lines.append([*key, column, about["metric"], about["better"], mean, std])
+        for name, table in read_paper(path).tables.items():
+            for row in table.rows:
+                changes = ", ".join(f"{key}={as_text(value)}" for key, value in sorted(row.changes.items()))
+                key = [path.stem, name, row.row, row.attention, row.method, changes]
+                for column in row.values:
+                    about, number = table.columns[column], row.published(column)
+                    if number:  # otherwise a dash in the paper
+                        lines.append([*key, column, about.metric, about.better, *number])
     frame = pd.DataFrame(lines, columns=[*PUBLISHED, "mean", "std"])
     return frame.astype({"mean": "float64", "std": "float64"})
