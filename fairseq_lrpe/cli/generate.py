@@ -6,12 +6,9 @@ that contains the answer; long texts are truncated around the answer, with a war
   echo "A dog runs." | lrpe generate results/mt/multi30k/linear_base/seed-1/checkpoints/checkpoint_best.pt
 """
 
-from fairseq_lrpe.experiments.inference.generate_questions import TASK, generate_questions
-from fairseq_lrpe.experiments.inference.translate import translate
+from fairseq_lrpe.experiments.inference.generate import GENERATORS
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
-
-GENERATORS = {"translation": translate, TASK: generate_questions}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -14,7 +14,7 @@ from tiny import run_command, run_here
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import evaluate, train
-from fairseq_lrpe.experiments.execution.length_evaluation import evaluate_lengths, load_job
+from fairseq_lrpe.cli.evaluate import evaluate_lengths, load_job
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 updates=4 train.tokens_per_sample=32 train.decoder_layers=2 "

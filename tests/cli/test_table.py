@@ -104,12 +104,15 @@ def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
     column = {"columns": {"t": {"evaluation": "test"}}}
     rows = {"rows": [{"row": "a", "attention": "linear", "method": "base"}]}
     wrong = {
-        "typo": ({"titel": "x"}, "key titel is unknown (did you mean 'title'?)"),
+        "typo": ({"titel": "x"}, "titel: unknown key (did you mean 'title'?)"),
         "experiment": (
             {"title": "x", "experiment": "lm/own", **column, **rows},
-            "is 'lm/own', no experiment",
+            "experiment: unknown experiment 'lm/own'",
         ),
-        "paper": ({"title": "x", "experiment": "lm/mini", "paper": "p", "table": "t", **column}, "key paper"),
+        "paper": (
+            {"title": "x", "experiment": "lm/mini", "paper": "p", "table": "t", **column},
+            "paper: there is no",
+        ),
     }
     configs = tmp_path / "configs"
     write_configs(configs, {f"tables/{name}": content for name, (content, _) in wrong.items()})
@@ -137,7 +140,7 @@ def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
 def test_runs_and_their_order(name):
     for scale, count in zip(SCALES, TABLES[name], strict=True):
         if count is None:
-            with pytest.raises(ValueError, match="has no small form: leave --scale mini out"):
+            with pytest.raises(ValueError, match="has no small configuration: omit --scale mini"):
                 Table(name, scale)
             continue
         table = Table(name, scale)

@@ -1,7 +1,6 @@
 """Training through scripts/train.sh's program: what a run folder holds, and how a run goes on."""
 
 import fcntl
-import importlib.util
 import itertools
 import json
 import shutil
@@ -393,19 +392,6 @@ def test_refused_in_one_sentence(words, message, tmp_path, capsys):
 def test_a_dry_run_refuses_option_values_that_the_encoding_refuses(words, message):
     done = run_here(train.main, "lm/mini", *words, "--cpu", "--dry-run")
     assert done.returncode == 1 and done.stdout == "" and message in done.stderr
-
-
-@pytest.mark.parametrize("flag, package", [
-    ("--tensorboard-logdir", "tensorboard"),
-    ("--wandb-project=lrpe", "wandb"),
-])  # fmt: skip
-def test_a_logger_that_is_not_installed_is_refused(flag, package, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit) as refused:
-        train.main([*small, "--results", str(tmp_path / "results"), "--", flag, "x"])
-    name = flag.partition("=")[0]
-    message = f"train: {name} requires {package}: install it with pip install -e '.[{package}]'"
-    assert refused.value.code == message and not (tmp_path / "results").exists()
 
 
 def test_a_dry_run_only_prints(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Launch settings of a training (GPUs, nodes, precision) and its fairseq-train command."""
 
 import argparse
-import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from fairseq_lrpe.utils.gpus import check_architectures, check_bf16, gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 PRECISIONS = ("fp16", "fp32", "bf16")
-TRACKERS = {"--tensorboard-logdir": "tensorboard", "--wandb-project": "wandb"}  # {flag: package}
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
 
 
@@ -149,14 +147,6 @@ def check_checkpoint(job, command: list[str]) -> None:
         written += [f"checkpoint_EPOCH_{n}.pt" for n in updates[-1:]]
         names = "no checkpoint" if flags.no_save or not written else ", ".join(written)
         raise ValueError(f"evaluate.checkpoint={name}: the training writes {names}")
-
-
-def check_trackers(command: list[str]) -> None:
-    """Raises ValueError if fairseq-train would log with a package that is not installed."""
-    for flag, package in TRACKERS.items():
-        is_set = any(argument.partition("=")[0] == flag for argument in command)
-        if is_set and importlib.util.find_spec(package) is None:
-            raise ValueError(f"{flag} requires {package}: install it with pip install -e '.[{package}]'")
 
 
 def visible_gpus() -> list[str]:

@@ -27,7 +27,6 @@ from fairseq_lrpe.experiments.execution import extend_run, run_directory
 from fairseq_lrpe.experiments.execution.launch import (
     Launch,
     check_checkpoint,
-    check_trackers,
     train_command,
     update_freq,
 )
@@ -128,7 +127,7 @@ class Job:
             raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
         update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         data_sizes(self.kind, self.cfg)
-        check_trackers(command := train_command(self))
+        command = train_command(self)
         if self.kind.evaluations(self.cfg) and not self.trials() and not self.checkpoint.exists():
             check_checkpoint(self, command)
 

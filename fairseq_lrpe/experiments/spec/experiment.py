@@ -194,7 +194,8 @@ class Experiment:
         """Raises ValueError if a value and the one that it replaces have different types."""
         section, name = self._locate(key)
         old = None if OmegaConf.is_missing(section, name) else section.get(name)
-        if isinstance(old, DictConfig) and value is not None:
+        is_omitted = value is None and key.startswith(("choose", "evaluations."))
+        if isinstance(old, DictConfig) and not is_omitted:
             raise ValueError(f"{key} is a section: override one of its keys, {', '.join(old)}")
         if None not in (old, value) and type_name(old) != type_name(value):
             raise ValueError(f"{key} is {type_name(old)}, such as {old}, not {type_name(value)}: {value}")

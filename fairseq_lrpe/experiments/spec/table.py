@@ -21,27 +21,16 @@ Attention = Literal[ATTENTIONS]
 
 
 class Column(Model):
-    """What measures a column.
+    """What measures a column: an evaluation of an experiment, or other columns."""
 
-    Args:
-        experiment: the experiment at full scale; like ``mini`` and ``metric``, it defaults to the table's.
-        mini: the experiment of the small configuration.
-        evaluation: evaluation of the experiment, or "training" for the speed.
-        metric: metric of the evaluation; the default is the first one of the kind.
-        changes: changes of the column's runs, such as a task.
-        attention: restricts the column to rows of this attention.
-        average: columns of which this one is the average; it has no runs of its own.
-        best: columns of which this one is the best for each seed; it has no runs of its own.
-    """
-
-    experiment: str | None = None
-    mini: str | None = None
-    evaluation: str | None = None
-    metric: str | None = None
-    changes: dict[str, Any] = {}
-    attention: Attention | None = None
-    average: list[str] = []
-    best: list[str] = []
+    experiment: str | None = None  # like mini and metric, the default is the table's
+    mini: str | None = None  # the experiment of the small configuration
+    evaluation: str | None = None  # "training" for the speed
+    metric: str | None = None  # default: the first one of the kind
+    changes: dict[str, Any] = {}  # of the column's runs, such as a task
+    attention: Attention | None = None  # restricts the column to rows of this attention
+    average: list[str] = []  # columns of which this one is the average
+    best: list[str] = []  # columns of which this one is the best for each seed
 
     @property
     def parts(self) -> list[str]:
@@ -53,20 +42,27 @@ class Column(Model):
         return self.mini if scale == "mini" else self.experiment
 
 
-class MeanStd(Model):
-    """A published mean with its standard deviation."""
+class Number(Model):
+    """A published number: the mean, or {mean, std}."""
 
     mean: FiniteFloat
-    std: FiniteFloat
+    std: FiniteFloat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def from_number(cls, content: object) -> object:
+        return {"mean": content} if isinstance(content, int | float) else content
 
 
-class TableRow(Model):
-    """A row; without a method or an attention, it is not run."""
+class Row(Model):
+    """A published row; without a method or an attention, it is not run."""
 
     row: str
     attention: Attention | None = None
     method: str | None = None
     changes: dict[str, Any] = {}
+    columns: list[str] | None = None  # default: all columns
+    values: dict[str, Number | None] = {}  # null is a dash, which is not run
 
     @field_validator("method")
     @classmethod
@@ -76,69 +72,43 @@ class TableRow(Model):
         return method
 
     def published(self, column: str) -> tuple[float, float | None] | None:
-        """Returns the published mean and standard deviation, if any."""
-        return None
+        """Returns the published mean and standard deviation (or None), if any."""
+        number = self.values.get(column)
+        return number and (number.mean, number.std)
+
+    def shows(self, name: str, column: Column) -> bool:
+        """Whether a column is for this row."""
+        return name in (self.columns or (name,)) and column.attention in (None, self.attention)
 
     def has_runs(self, name: str, column: Column) -> bool:
-        """Whether the row's runs measure a column."""
-        attentions = (None, self.attention)
-        return bool(self.method and self.attention) and not column.parts and column.attention in attentions
+        """Whether the row's own runs measure a column."""
+        is_dash = self.values.get(name, 0) is None
+        is_run = self.method and self.attention and not column.parts and not is_dash
+        return bool(is_run) and self.shows(name, column)
 
 
-class PaperRow(TableRow):
-    """A published row; ``values`` are {column: number, its mean and std, or null for a dash}."""
-
-    values: dict[str, FiniteFloat | MeanStd | None]
-
-    def published(self, column: str) -> tuple[float, float | None] | None:
-        value = self.values.get(column)
-        if isinstance(value, MeanStd):
-            return value.mean, value.std
-        return None if value is None else (value, None)
-
-    def has_runs(self, name: str, column: Column) -> bool:
-        """Whether the row's runs measure a column; a dash in the paper is not run."""
-        return super().has_runs(name, column) and self.values.get(name, 0) is not None
-
-
-class OwnRow(TableRow):
-    """A row without published numbers, for all columns or for those in ``columns``."""
+class OwnRow(Row):
+    """A row without published numbers."""
 
     attention: Attention
     method: str
-    columns: list[str] | None = None
-
-    def has_runs(self, name: str, column: Column) -> bool:
-        return super().has_runs(name, column) and name in (self.columns or (name,))
 
 
 class TableSettings(Model):
-    """The keys of a table's YAML file.
-
-    Args:
-        title: title of the table.
-        paper: file in configs/paper.
-        table: table in that file; its rows come first.
-        baseline: method with which the others of the same attention are compared.
-        experiment, mini, metric: defaults of the columns.
-        columns: {name: what measures it}.
-        rows: additional rows.
-        seeds, mini_seeds: replace the experiments' seeds.
-        drop_worst: excludes the worst of three or more seeds.
-    """
+    """The keys of a table's YAML file."""
 
     title: str
-    paper: str | None = None
-    table: str | None = None
-    baseline: str | None = None
+    paper: str | None = None  # a file in configs/paper
+    table: str | None = None  # a table in that file, whose rows come first
+    baseline: str | None = None  # method with which the others of the same attention are compared
     experiment: str | None = None
     mini: str | None = None
     metric: str | None = None
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     rows: list[OwnRow] = []
-    seeds: list[int] | None = None
+    seeds: list[int] | None = None  # default: those of the experiments
     mini_seeds: list[int] | None = None
-    drop_worst: bool = False
+    drop_worst: bool = False  # excludes the worst of three or more seeds
 
     @model_validator(mode="after")
     def complete(self) -> "TableSettings":
@@ -159,6 +129,8 @@ class TableSettings(Model):
                 message = "missing: name an experiment, such as lm/mini, here or for all columns"
                 raise error_at(f"columns.{name}.experiment", message)
         for i, row in enumerate(self.rows):
+            if row.values:
+                raise error_at(f"rows[{i}].values", "only rows of configs/paper have values")
             for name in row.columns or ():
                 if name not in self.columns:
                     message = f"unknown column {name!r}{choices(name, self.columns)}"
@@ -175,7 +147,7 @@ class PaperTable(Model):
     shows: str = ""
     note: str | None = None
     columns: dict[str, PaperColumn] = {}
-    rows: list[PaperRow] = []
+    rows: list[Row] = []
 
 
 class Paper(Model):
@@ -362,9 +334,7 @@ class Table(TableSpec):
         for row in self.rows:
             for name in columns:
                 column = self.columns.get(name, Column())
-                if name not in (getattr(row, "columns", None) or (name,)):
-                    continue
-                if column.attention not in (None, row.attention):
+                if not row.shows(name, column):
                     continue
                 cell = Cell(row.attention or "", row.row, name, row.method, row.published(name))
                 cell.drop_worst = self.settings.drop_worst

@@ -1,8 +1,8 @@
 """Language models with a memory of previous segments, evaluated with memories of any length."""
 
-from typing import Annotated, Literal
+from typing import Any
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import NonNegativeInt, PositiveInt, field_validator
 
 from fairseq_lrpe.experiments.spec.kinds.base import Evaluation, TrainingSettings
 from fairseq_lrpe.experiments.spec.kinds.language_modeling import (
@@ -29,11 +29,18 @@ class MemoryEvaluation(Evaluation):
         same_length: lets each position see the same number of positions.
     """
 
-    memory: Annotated[NonNegativeInt | Literal["state"], Field(union_mode="left_to_right")] = 0
+    memory: Any = 0
     segment: PositiveInt = 1
     streams: PositiveInt = 1
     clamp: NonNegativeInt = 0
     same_length: bool = False
+
+    @field_validator("memory")
+    @classmethod
+    def check_memory(cls, memory: object) -> object:
+        if memory != STATE and not (isinstance(memory, int) and memory >= 0):
+            raise ValueError(f"must be a non-negative integer or state, not {memory!r}")
+        return memory
 
 
 class MemorySettings(TrainingSettings):
