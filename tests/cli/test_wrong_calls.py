@@ -18,6 +18,7 @@ from fairseq_lrpe.experiments.inference import evaluate_synthetic, glue_submissi
 from fairseq_lrpe.tasks import synthetic_lm
 
 PROGRAMS = {
+    "evaluate": evaluate.main,
     "train": train.main,
     "table": table.main,
     "results": results_command.main,
@@ -92,7 +93,12 @@ CALLS = [
         "lm/mini rope --cpu --results {results} data={data} choose.train.decoder_attention_heads=[3]",
         "train: the embed dim 128 is not divisible by 3 attention heads",
     ),
-    ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
+    ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt, train.bin"),
+    ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
+    ("train", "lm/mini base --results {results} --cpu --gpus 3", "is not a multiple of 3 GPUs × 8"),
+    ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
+    ("train", "lm/mini base --results {results} --seed 0", "must be a whole number from 1 on, not '0'"),
+    ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "README.md --table quickstart", "README.md does not exist"),

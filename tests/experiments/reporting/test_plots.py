@@ -76,9 +76,7 @@ def test_ticks_are_integers(tmp_path):
 
 @pytest.mark.parametrize("points", [{40: 900.0}, {40: 900.0, 60: 800.0}, {400: 11.0}])
 def test_lines_with_one_or_two_points_are_visible(tmp_path, points):
-    for i, method in enumerate(
-        ("base", "rope", "per", "spe", "nope")
-    ):  # markers of long lines differ in position
+    for i, method in enumerate(("base", "rope", "per", "spe", "nope")):
         many = {40 * k: 1000 / k + i for k in range(1, 11)}
         write_run(tmp_path / f"lm/x/linear_{method}/seed-1", many, 10, 400)
     write_run(tmp_path / "lm/x/linear_tmlr_type1/seed-1", points, None, 400)
