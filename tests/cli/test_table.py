@@ -283,16 +283,9 @@ def test_run_in_use_by_another_process_is_waited_for(ending, data_bin, tmp_path,
 
 
 def test_nothing_starts_without_data(tmp_path):
-    done = run_here(
-        table_command.main,
-        "tmlr_figure2",
-        "--scale",
-        "mini",
-        "--results",
-        tmp_path / "results",
-        "data=nowhere",
-    )
-    [sentence] = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and "lm/mini skipped: " in sentence and "nowhere lacks dict.txt" in sentence
-    assert "roberta/mini skipped: " in sentence
+    words = ["tmlr_figure2", "--scale", "mini", "--results", tmp_path / "results", "data=nowhere"]
+    done = run_here(table_command.main, *words)
+    [line] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and "lm/mini skipped: " in line and "nowhere lacks dict.txt" in line
+    assert "roberta/mini skipped: " in line
     assert not (tmp_path / "results").exists()

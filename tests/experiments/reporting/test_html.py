@@ -168,10 +168,7 @@ def test_report_contains_tables_and_runs(runs):
     settings = [row for rows in shown.tables if rows[0] == ["key", "value"] for row in rows]
     assert ["config.updates", "100"] in settings and ["evaluations.valid.perplexity", "101"] in settings
     assert Counter(tag for tag, _ in shown.tags)["details"] == 8
-    assert (
-        "The table broken cannot be shown: " in text
-        and "columns: dictionary should have at least 1 item" in text
-    )
+    assert "The table broken cannot be shown: " in text and "columns: dictionary should have" in text
 
 
 def test_files_are_escaped_and_nothing_is_fetched(runs):

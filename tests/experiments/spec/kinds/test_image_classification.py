@@ -1,4 +1,4 @@
-"""Pictures as an experiment: trained, measured, and the settings of the paper."""
+"""Image classification: training, evaluation, `lrpe classify`, and the settings of the paper."""
 
 import json
 import math
@@ -27,7 +27,7 @@ def run(folder, data, method, *changes):
     train.main([*words, f"data={data}", *SMALL, *changes])
 
 
-def test_a_run_is_measured(tmp_path, capsys):
+def test_evaluation(tmp_path, capsys):
     data = write_classes(tmp_path / "data")
     run(tmp_path, data, "tmlr_type2", "train.recipe=full", "train.repeats=3")
     [path] = tmp_path.rglob("evaluation.json")
@@ -41,8 +41,8 @@ def test_a_run_is_measured(tmp_path, capsys):
     assert f"test: accuracy {measured['test']['accuracy']:.2f}" in capsys.readouterr().out
 
 
-def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
-    """As fairseq-validate counts them: a folder of the test set's files, and one file that is no picture."""
+def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
+    """The folder has the test set's files, a file that is not an image, and one that is too large."""
     data = write_classes(tmp_path / "data")
     run(tmp_path, data, "rope")
     [checkpoint] = tmp_path.rglob("checkpoint_best.pt")
@@ -51,7 +51,7 @@ def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
         if not file.name.startswith("test"):
             file.unlink()
     monkeypatch.setattr(classify_images, "BATCH_SIZE", 7)
-    (folder / "broken.png").write_bytes(b"no picture")
+    (folder / "broken.png").write_bytes(b"no image")
     (folder / "large.png").touch()
     os.truncate(folder / "large.png", MAX_BYTES + 1)
     done = run_here(classify.main, checkpoint, folder, "--cpu")
@@ -65,13 +65,13 @@ def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
     measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
     assert measured == pytest.approx(100 * right / 24, abs=1e-3)
     assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
-    for wrong, said in ((tmp_path / "none", "is no folder"), (data, "has no .jpg, .jpeg, .png files")):
+    for wrong, said in ((tmp_path / "none", "is not a folder"), (data, "has no .jpg, .jpeg, .png files")):
         done = run_here(classify.main, checkpoint, wrong, "--cpu")
         assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_every_setting_of_the_paper():
-    """TMLR's Table 8; epochs of ImageNet's 1,281,167 pictures."""
+def test_settings_match_the_paper():
+    """TMLR's Table 8; epochs of ImageNet's 1,281,167 images."""
     cfg = Experiment.load("imagenet/deit_small").cfg
     given, epoch = cfg.train, math.ceil(1_281_167 / 1600)
     assert [cfg.updates, given.warmup_updates] == [300 * epoch, 20 * epoch] and cfg.batch.total == 1600
@@ -80,7 +80,7 @@ def test_every_setting_of_the_paper():
     assert cfg.by_method.rope.linear_norm == cfg.by_method.per.linear_norm == "content"
 
 
-def test_the_rate_goes_up_and_then_down_a_cosine():
+def test_learning_rate_schedule():
     """From 1e-6 to 1.5625e-3 in 20 epochs, and to 1e-5 in the other 280 (DeiT; by updates, not by epochs)."""
     cfg = Experiment.load("imagenet/deit_small").cfg
     keys = ("lr", "warmup_updates", "warmup_init_lr", "min_lr")
