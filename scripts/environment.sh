@@ -1,6 +1,6 @@
-# Sourced by the other scripts: sets up if need be, and puts this repository on the path of Python.
+# Sourced by the other scripts: sets up the environment if necessary and adds the repository to PYTHONPATH.
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-# Who asks for help before the first setup gets the script's own comment, and not an installation.
+# --help before the first setup prints the header of the script instead of installing.
 ready=${VIRTUAL_ENV:-$root/.venv}/.fairseq-lrpe-ready
 if [[ " $* " == *" --help "* || " $* " == *" -h "* ]] && [ ! -e "$ready" ]; then
   while IFS= read -r line && [[ $line == "#"* ]]; do

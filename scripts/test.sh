@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests; arguments go on to pytest, with paths relative to the repository root:
+# Runs the tests; arguments are passed to pytest, with paths relative to the repository root:
 #   bash scripts/test.sh tests/ops -k chunk
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"

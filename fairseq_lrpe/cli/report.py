@@ -1,4 +1,4 @@
-"""Write an HTML report of a results folder: tables beside the papers', curves, and the state of every run.
+"""Write an HTML report of a results folder: tables with published numbers, curves, and the states of runs.
 
 The report is a single file that opens without a network connection. It needs the extra `report`.
 

@@ -337,9 +337,8 @@ def test_invalid_arguments(place, done, tmp_path):
     given = ("--experiment", "glue/mini", "--cpu", "--results", tmp_path / "r", f"data={place}/data/glue")
     assert "GLUE has no task 'RTA': choose from CoLA, SST-2" in error_of(checkpoint, "RTA", *given)
     assert "nothing.pt does not exist" in error_of(tmp_path / "nothing.pt", "RTE", *given)
-    assert "choose.train.lr: list should have at least 1 item" in error_of(
-        checkpoint, "RTE", *given, "choose.train.lr=[]"
-    )
+    empty = error_of(checkpoint, "RTE", *given, "choose.train.lr=[]")
+    assert "choose.train.lr: list should have at least 1 item" in empty
     lacking = error_of(checkpoint, "RTE", "CoLA", *given)
     assert "data/glue lacks CoLA/bin/rows.json, CoLA/bin/input0/dict.txt" in lacking
     assert "`bash data_prep/prepare.sh` lists the corpora" in lacking

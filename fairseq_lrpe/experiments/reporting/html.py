@@ -1,4 +1,4 @@
-"""Writes an HTML report of a results folder: tables beside the papers', curves, and the state of every run.
+"""Writes an HTML report of a results folder: tables with published numbers, curves, and the states of runs.
 
 The page is one file that needs no network. Its layout is in ``report.html.jinja``.
 """

@@ -122,7 +122,7 @@ def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
 
 
 def wrap(row: str, notes: Collection[str] = ()) -> str:
-    """Wraps the name of a row for a legend beside a plot."""
+    """Wraps the name of a row for the legend."""
     text = row + (f" ({', '.join(notes)})" if notes else "")
     whole_words = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.fill(text, 32, subsequent_indent="    ", **whole_words)

@@ -1,4 +1,4 @@
-"""A paper's table beside the published numbers, and the list of all runs of an experiment, as text."""
+"""Tables with published and measured numbers, and lists of all runs of an experiment, as text."""
 
 import sys
 from collections.abc import Iterator

@@ -384,8 +384,8 @@ def test_plot_has_one_line_per_method(runs, tmp_path):
     band = linear.collections[-1].get_paths()[0].vertices
     assert band[:, 1].min() == 100 and band[:, 1].max() == 208
     assert len(softmax.lines) == 2 and linear.get_yscale() == "log"
-    looks = {(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in linear.lines}
-    assert len(looks) == 4
+    styles = {(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in linear.lines}
+    assert len(styles) == 4
 
 
 # --- errors -----------------------------------------------------------------------------------------
@@ -614,8 +614,8 @@ def test_special_characters_are_escaped(capsys):
     renderers.show(parts, "markdown")
     assert "| x\\|y | **1 & 2** |" in capsys.readouterr().out
     renderers.show(parts, "latex")
-    said = capsys.readouterr().out
-    assert r"x|y & \textbf{1 \& 2} \\" in said and r"50\%\_\{\$\} & $<$ \\" in said
+    output = capsys.readouterr().out
+    assert r"x|y & \textbf{1 \& 2} \\" in output and r"50\%\_\{\$\} & $<$ \\" in output
 
 
 @pytest.mark.parametrize("better, values, expected", [

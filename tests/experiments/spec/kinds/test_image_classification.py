@@ -65,9 +65,9 @@ def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
     measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
     assert measured == pytest.approx(100 * right / 24, abs=1e-3)
     assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
-    for wrong, said in ((tmp_path / "none", "is not a folder"), (data, "has no .jpg, .jpeg, .png files")):
+    for wrong, message in ((tmp_path / "none", "is not a folder"), (data, "has no .jpg, .jpeg, .png files")):
         done = run_here(classify.main, checkpoint, wrong, "--cpu")
-        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+        assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_settings_match_the_paper():
