@@ -175,7 +175,7 @@ ROWS = {
     PREPARE + "lra_retrieval_mini *": Row(refused="is not a folder"),
     PREPARE + "lra_image *": MISSING,
     PREPARE + "wikipedia": MISSING,
-    PREPARE + "glue*": MISSING,
+    PREPARE + "glue*": Row("--from missing --out prepared_glue", refused="missing"),
     # single runs
     "bash scripts/train.sh *": Row("--dry-run"),
     "bash scripts/train.sh glue/wikibook *": Row("--dry-run", refused="does not exist"),

@@ -79,7 +79,7 @@ def test_other_dictionary_is_rejected(corpus, tmp_path):
         arch += [f"--{part}-embed-dim", 16, f"--{part}-ffn-embed-dim", 16, f"--{part}-attention-heads", 2]
     shared = [corpus / "bin", "--user-dir", "fairseq_lrpe", "--task", "translation", "--cpu"]
     training = [*shared, *arch, "-s", "en", "-t", "de", "--max-tokens", 300, "--max-update", 1]
-    training += ["--optimizer", "adam", "--data-buffer-size", 0, "--save-dir", tmp_path]
+    training += ["--optimizer", "adam", "--data-buffer-size", 0, "--num-workers", 0, "--save-dir", tmp_path]
     done = train_here(*training)
     assert done.returncode == 0, done.stderr
     longer = tmp_path / "longer"
@@ -90,7 +90,8 @@ def test_other_dictionary_is_rejected(corpus, tmp_path):
     done = run_here(generate.cli_main, *words)
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and last.startswith("fairseq_lrpe: ")
-    assert "types of the target language and the model" in last
+    assert "size mismatch for decoder.embed_tokens.weight" in last
+    assert last.endswith("pass the flags and data of its training")
 
 
 def test_missing_languages_are_rejected(corpus, tmp_path):
@@ -98,7 +99,7 @@ def test_missing_languages_are_rejected(corpus, tmp_path):
     words += ["--target-lang", "de", "--arch", "linear_transformer_base", "--max-tokens", 100, "--cpu"]
     done = train_here(*words, "--save-dir", tmp_path / "save")
     last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and "dict.fr.txt" in last and "give its languages" in last
+    assert done.returncode == 1 and "dict.fr.txt" in last and "pass its languages" in last
 
 
 @pytest.mark.parametrize("gpus, update_freq", [(0, 8), (1, 8), (8, 1)])
