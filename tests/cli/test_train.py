@@ -153,15 +153,6 @@ def test_contents_of_the_run_folder(continued):
     assert not list(folder.rglob("*.part"))
 
 
-def test_other_settings_are_rejected(continued):
-    words, folder, _ = continued
-    with pytest.raises(SystemExit) as error:
-        train.main(words[: words.index("--")])
-    message = error.value.code
-    assert f"{folder} contains a run with other settings (" in message and "\n" not in message
-    assert "flags was ['--decoder-layerdrop', '0.1'], now []): use the same settings, use another" in message
-
-
 def test_dry_run_with_another_value_is_another_run(continued, capsys):
     words, folder, _ = continued
     train.main([*words[: words.index("--")], "train.lr=1e-3", "--dry-run"])

@@ -66,11 +66,7 @@ CALLS = [
         ("train", f"lm/mini rope --cpu --results {{results}} data={{data}} {text}", part)
         for text, part in OVERRIDES
     ),
-    (
-        "train",
-        "../lm/mini rope",
-        "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash",
-    ),
+    ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash"),
     ("train", "lm/mini nosuch", "unknown method 'nosuch': `lrpe methods` lists"),
     ("train", "lm/mini rope --cpu --results README.md data={data}", "README.md"),
     (

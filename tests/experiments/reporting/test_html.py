@@ -197,16 +197,6 @@ def test_report_is_reproducible(runs):
     assert lasting(made(runs)) == lasting(made(runs))
 
 
-def test_damaged_run_is_marked(runs):
-    (runs / "lm/big/linear_base/seed-2/log.jsonl").write_text("x\n{}\n")
-    shown = Page(made(runs))
-    rows = {row[0]: row[1] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
-    message = rows["lm/big/linear_base/seed-2"]
-    assert message.startswith("damaged: ") and "log.jsonl is damaged (line 1" in message
-    rows = shown.table("attention", "method", "valid (paper)", "valid (measured)")
-    assert [row[3] for row in rows if row[1] == "base"] == ["101.00 (1 of 2)"]
-
-
 def test_unexpected_values_are_shown(runs):
     """A truncated log, values of unexpected types, and text that is not UTF-8."""
     folder = runs / "lm/big/linear_tmlr_type1/seed-2"
@@ -228,11 +218,16 @@ def test_unexpected_values_are_shown(runs):
     assert row[1] == "stopped at 60 of 100" and row[2].startswith("train.log ends: \ufffd\ufffd half a line")
 
 
-def test_all_runs_of_a_row_damaged(runs):
+def test_damaged_runs(runs):
+    (runs / "lm/big/linear_base/seed-2/log.jsonl").write_text("x\n{}\n")
     (runs / "lm/big/linear_rope/seed-1/run.json").write_text("3")
     shown = Page(made(runs))
+    states = {row[0]: row[1] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
+    assert states["lm/big/linear_base/seed-2"].startswith("damaged: ")
+    assert "log.jsonl is damaged (line 1" in states["lm/big/linear_base/seed-2"]
     rows = shown.table("attention", "method", "valid (paper)", "valid (measured)")
-    assert ["linear", "rope", "9.50", "damaged"] in rows and "“damaged”: the files" in shown.text()
+    assert [row[3] for row in rows] == ["101.00 (1 of 2)", "damaged", "91.00 (1 of 2)"]
+    assert "“damaged”: the files" in shown.text()
     for path in runs.rglob("run.json"):
         path.write_text("3")
     shown = Page(made(runs))
@@ -284,29 +279,11 @@ def test_plot_of_columns_of_the_same_runs(runs, step, scale):
     drawn = {table.name: interactive_plots.column_figure(table, summary) for table, summary in found}
     assert drawn.keys() == {"some", "over"} and drawn["some"] is None
     assert [trace.meta for trace in drawn["over"].data] == ["softmax base", "softmax rope"]
-    [trace, _], axis = drawn["over"].data, drawn["over"].layout.yaxis
+    [trace, other], axis = drawn["over"].data, drawn["over"].layout.yaxis
+    assert drawn["over"].layout.showlegend  # plotly hides the legend of a single line by default
+    assert trace.line.color != other.line.color and trace.marker.symbol != other.marker.symbol
     assert list(trace.x) == ["m 1", "m 2", "m 3"] and list(trace.y) == [10, 10 + step, 10 + 2 * step]
     assert axis.type == scale
-
-
-def test_rows_of_the_same_method_have_different_styles(runs, configs):
-    rows = [
-        {"row": f"k={k}", "attention": "softmax", "method": "shaw", "changes": {"train.shaw_k": k}}
-        for k in (2, 4, 8, 16)
-    ]
-    columns = {f"m_{n}": {"evaluation": f"m_{n}"} for n in (1, 2, 3)}
-    table = {"title": "By k", "experiment": "lm/blocks", "metric": "perplexity", "columns": columns}
-    write_configs(configs, {"tables/by_k": {**table, "rows": rows}})
-    measured = {f"m_{n}": {"perplexity": 10 * n} for n in (1, 2, 3)}
-    for k in (2, 4, 8, 16):
-        folder = runs / f"lm/blocks/softmax_shaw/train.shaw_k={k}/seed-1"
-        write_run(folder, {100: 50})
-        (folder / "evaluation.json").write_text(json.dumps({"evaluations": measured, "finished": "x"}))
-        [found] = [found for found in html.scan(runs).tables if found[0].name == "by_k"]
-        figure = interactive_plots.column_figure(*found)
-        assert figure.layout.showlegend  # plotly hides the legend of a single line by default
-    styles = {(line.line.color, line.marker.symbol) for line in figure.data}
-    assert len(styles) == len({color for color, _ in styles}) == len({marker for _, marker in styles}) == 4
 
 
 @pytest.mark.parametrize("points", [{10: 500}, {8: 600, 10: 500}, {50_000: 500}])

@@ -11,7 +11,7 @@ import subprocess
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
-from tiny import BIN, run_command, write_configs, write_run
+from tiny import BIN, write_configs, write_run
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
@@ -412,13 +412,6 @@ def test_overrides_of_existing_runs_are_suggested(configs, tmp_path):
     message = error_of(folder, "--table", "some_table9")
     assert message.endswith("the existing runs add updates=10 or train.lr=0.1 updates=20")
     assert "add updates=10" in error_of(folder, "--table", "some_table9", "updates=30")
-
-
-def test_command_prints_one_line(tmp_path):
-    done = run_command("python", "-m", "fairseq_lrpe", "results", tmp_path, "--table", "none")
-    assert done.returncode == 1 and not done.stdout
-    [line] = done.stderr.strip().splitlines()
-    assert line.startswith("results: unknown table 'none': `bash scripts/table.sh` lists")
 
 
 COLUMN = {"columns": {"a": {"experiment": "lm/big", "evaluation": "valid"}}}
