@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def write_report(results, out) -> None:
-    """Writes the html_path and prints what it contains."""
+    """Writes the report and prints what it contains."""
     from fairseq_lrpe.experiments.reporting import html
 
     with output_folder(out.parent):

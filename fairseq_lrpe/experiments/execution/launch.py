@@ -72,9 +72,7 @@ def choose_launch(args: argparse.Namespace) -> Launch:
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
     """Returns the number of batches that each process accumulates for one update with the total batch."""
     total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
-    if unit not in BATCH_FLAGS:
-        raise ValueError(f"batch.unit={unit}: choose from {', '.join(BATCH_FLAGS)}")
-    if min(total, per_gpu) < 1 or total % (per_gpu * processes):
+    if total % (per_gpu * processes):
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"
         raise ValueError(
             f"the total batch of {total} {unit} is not a multiple of {where} × {per_gpu} {unit} "

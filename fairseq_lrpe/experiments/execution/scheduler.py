@@ -132,11 +132,8 @@ def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tu
 def train_arguments(table: Table, run: Run, results: Path) -> list[str]:
     """Returns the arguments of ``lrpe train`` that execute a run of the table."""
     arguments = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
-    free = [
-        text
-        for text in applicable_overrides(run.experiment, table.overrides)
-        if is_free(text.partition("=")[0])
-    ]
+    overrides = applicable_overrides(run.experiment, table.overrides)
+    free = [text for text in overrides if is_free(text.partition("=")[0])]
     initial = Job(table.experiment_of(run), run, results).starts_from
     free += [f"starts_from={initial}"] if initial else []
     return [*arguments, *(f"{key}={value}" for key, value in run.changes), *free]

@@ -42,29 +42,9 @@ def load_results(results: str | Path) -> pd.DataFrame:
         results = fairseq_lrpe.load_results("results")
         results.query("metric == 'perplexity'").groupby(["experiment", "method"])["value"].mean()
     """
-    return measurements(read_runs(results))
-
-
-def load_curves(results: str | Path) -> pd.DataFrame:
-    """Loads the validation curves of every run below a results folder, one validation per line.
-
-    Returns:
-        A DataFrame with the columns experiment, attention, method, changes, seed (the run), kind, is_measured
-        (whether the run has evaluations), folder, updates and value. ``KINDS[kind].curve`` says what the
-        value is.
-    """
-    return curves(read_runs(results))
-
-
-def read_runs(results: str | Path) -> list[RunRecord]:
-    """Reads all run folders below a results folder.
-
-    Raises:
-        ValueError: there is no such folder.
-    """
     results = Path(results).absolute()
     check_folder(results)
-    return [read_run(folder, results) for folder in run_folders(results)]
+    return measurements(read_run(folder, results) for folder in run_folders(results))
 
 
 def check_folder(results: Path) -> None:
@@ -85,7 +65,11 @@ def measurements(records: Iterable[RunRecord]) -> pd.DataFrame:
 
 
 def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Returns the DataFrame of :func:`load_curves` for these runs."""
+    """Returns the validation curves of runs, one validation per line.
+
+    The columns are experiment, attention, method, changes, seed (the run), kind, is_measured (whether the run
+    has evaluations), folder, updates and value. ``KINDS[kind].curve`` says what the value is.
+    """
     columns = [*RUN, "kind", "is_measured", "folder"]
     lines = []
     for record in records:

@@ -121,10 +121,8 @@ class TableSettings(Model):
                 setattr(column, key, getattr(self, key))
             for part in column.parts:
                 if part not in measured:
-                    key = "average" if column.average else "best"
-                    raise error_at(
-                        f"columns.{name}.{key}", f"unknown column {part!r}{choices(part, measured)}"
-                    )
+                    key = f"columns.{name}.{'average' if column.average else 'best'}"
+                    raise error_at(key, f"unknown column {part!r}{choices(part, measured)}")
             if not (column.parts or column.experiment or column.mini):
                 message = "missing: name an experiment, such as lm/mini, here or for all columns"
                 raise error_at(f"columns.{name}.experiment", message)
@@ -228,9 +226,7 @@ class TableSpec:
             raise self._error("rows", "missing: give rows, or a paper and its table")
         names = [(row.attention, row.row) for row in self.rows]
         if duplicate := next((name for i, name in enumerate(names) if name in names[:i]), None):
-            raise self._error(
-                "rows", f"{' '.join(map(str, duplicate))} is not unique: rename one of the rows"
-            )
+            raise self._error("rows", f"{' '.join(map(str, duplicate))} is not unique: rename a row")
         methods = dict.fromkeys(row.method for row in self.rows if row.method)
         base = self.settings.baseline
         if base is not None and base not in methods:

@@ -79,10 +79,8 @@ class MemoryLM(LanguageModeling):
             "clamp_length": evaluation.get("clamp", 0),
             "same_length": evaluation.get("same_length", False),
         }
-        context, (limit, reason) = (
-            flags["memory_length"] + flags["tokens_per_sample"],
-            max_length(model_flags(job)),
-        )
+        context = flags["memory_length"] + flags["tokens_per_sample"]
+        limit, reason = max_length(model_flags(job))
         if context > limit:
             raise ValueError(f"this model reads at most {limit:,} tokens, not {context:,}: {reason}")
         return perplexity(self.run_evaluation(job, name, "fairseq-eval-lm", "gen_subset", **flags))
