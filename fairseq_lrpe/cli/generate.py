@@ -13,7 +13,7 @@ from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser,
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe generate", __doc__, "CHECKPOINT [options] < TEXT")
-    parser.add_argument("checkpoint", type=abs_path, help="of a translation or question generation model")
+    parser.add_argument("checkpoint", type=abs_path, help="a translation or question generation model")
     parser.add_argument("--beam", type=min_int(1), default=5, help="beam size (default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)

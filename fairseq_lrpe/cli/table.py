@@ -49,7 +49,7 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--scale", choices=SCALES, default="full", help="default: full, as in the paper")
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="run only these methods")
     parser.add_argument("--jobs", type=min_int(1), default=1, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--gpus", type=min_int(0), help="of each job (default: an equal share of all)")
+    parser.add_argument("--gpus", type=min_int(0), help="GPUs per job (default: an equal share)")
     add_results_flag(parser)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot the validation curves")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")

@@ -105,14 +105,8 @@ def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
     rows = {"rows": [{"row": "a", "attention": "linear", "method": "base"}]}
     wrong = {
         "typo": ({"titel": "x"}, "titel: unknown key (did you mean 'title'?)"),
-        "experiment": (
-            {"title": "x", "experiment": "lm/own", **column, **rows},
-            "experiment: unknown experiment 'lm/own'",
-        ),
-        "paper": (
-            {"title": "x", "experiment": "lm/mini", "paper": "p", "table": "t", **column},
-            "paper: there is no",
-        ),
+        "experiment": ({"title": "x", "experiment": "lm/own", **column, **rows}, "unknown experiment"),
+        "paper": ({"title": "x", "experiment": "lm/mini", "paper": "p", **column}, "paper: there is no"),
     }
     configs = tmp_path / "configs"
     write_configs(configs, {f"tables/{name}": content for name, (content, _) in wrong.items()})

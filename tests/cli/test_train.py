@@ -198,7 +198,7 @@ def test_run_that_never_trained_accepts_other_settings(small, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("change, where", [
-    ([], "configs/lm/wikitext103.yaml, key train.activation_fn: "),
+    ([], "configs/lm/wikitext103.yaml: train.activation_fn: "),
     (["train.activation_fn=swish"], "train.activation_fn=swish: "),
 ])  # fmt: skip
 def test_error_names_the_source_of_a_rejected_flag(change, where, small, tmp_path, monkeypatch):
@@ -340,10 +340,9 @@ def test_two_nodes_without_gpus_train_one_model(small, tmp_path):
     assert (folder / "evaluation.json").exists()
 
 
-def test_a_few_updates_at_the_papers_size(data_bin, tmp_path):
-    flags = (
-        f"{VALID} updates=2 batch.total=2 batch.per_gpu=2 train.log_interval=1 train.warmup_updates=1".split()
-    )
+def test_training_at_the_papers_size(data_bin, tmp_path):
+    flags = [VALID, *"updates=2 batch.total=2 batch.per_gpu=2 train.log_interval=1".split()]
+    flags.append("train.warmup_updates=1")
     words = ["lm/wikitext103", "tmlr_type1", "--cpu", "--results", tmp_path, f"data={data_bin}", *flags]
     done = run(words)
     assert done.returncode == 0, done.stderr

@@ -52,7 +52,12 @@ OVERRIDES = [
     ("by_method=null", "by_method is a section: override one of its keys"),
     ("evaluations.x={{", "evaluations.x: input should be a valid dictionary"),
     ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
+    ("starts_from=nosuch", "nosuch does not exist"),
+    ("train.decoder_attention_heads=0", "train: --decoder-attention-heads must be at least 1, not 0"),
+    ("train.activation_fn=x", "train: train.activation_fn=x: fairseq-train rejects it"),
+    ("choose.train.decoder_attention_heads=[3]", "the embed dim 128 is not divisible by 3 attention heads"),
 ]
+TRAIN = "lm/mini rope --cpu --results {results} data={data}"
 # What comes before and after a path that even root cannot write to.
 OUTPUTS = [
     ("train", "lm/mini rope --cpu data={data} --results=", "", "cannot be read or written ("),
@@ -62,33 +67,10 @@ OUTPUTS = [
     ("glue-submission", "{fine_tuned} --out=", "/x.zip", "is not a writable folder ("),
 ]
 CALLS = [
-    *(
-        ("train", f"lm/mini rope --cpu --results {{results}} data={{data}} {text}", part)
-        for text, part in OVERRIDES
-    ),
+    *(("train", f"{TRAIN} {text}", part) for text, part in OVERRIDES),
     ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash"),
     ("train", "lm/mini nosuch", "unknown method 'nosuch': `lrpe methods` lists"),
     ("train", "lm/mini rope --cpu --results README.md data={data}", "README.md"),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
-        "nosuch does not exist",
-    ),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} train.decoder_attention_heads=0",
-        "train: --decoder-attention-heads must be at least 1, not 0",
-    ),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} train.activation_fn=x",
-        "train: train.activation_fn=x: fairseq-train rejects it",
-    ),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} choose.train.decoder_attention_heads=[3]",
-        "train: the embed dim 128 is not divisible by 3 attention heads",
-    ),
     ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt, train.bin"),
     ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
     ("train", "lm/mini base --results {results} --cpu --gpus 3", "is not a multiple of 3 GPUs × 8"),

@@ -14,9 +14,8 @@ from fairseq_lrpe.utils import subprocesses
 
 def test_error_of_a_failing_command(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(BIN / "python"))  # a new process instead of a fork
-    with pytest.raises(
-        subprocesses.CommandFailed, match=r"(?s)^fairseq-train failed with exit code 2; end of .*log:.*--arch"
-    ):
+    message = r"(?s)^fairseq-train failed with exit code 2; end of .*log:.*--arch"
+    with pytest.raises(subprocesses.CommandFailed, match=message):
         subprocesses.run_command(["fairseq-train", "--arch"], tmp_path / "log")
     assert "tensorboardX" not in (tmp_path / "log").read_text()
 

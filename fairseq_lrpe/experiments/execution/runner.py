@@ -267,7 +267,7 @@ def explain_failure(job: Job, error: CommandFailed) -> Exception:
     if not match or OmegaConf.select(job.cfg, key) is None:
         return error
     reason, changes = str(error)[match.start() :].splitlines()[0], dict(job.run.changes)
-    source = f"{display_path(job.experiment.file_of(key))}, key {key}"
+    source = f"{display_path(job.experiment.file_of(key))}: {key}"
     source = f"{key}={changes[key]}" if key in changes else source
     return TrainingRejected(f"{source}: fairseq-train rejects it ({reason})")
 

@@ -339,9 +339,8 @@ def test_output_path_is_a_folder(runs):
 def test_without_plotly(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     done = run_here(report.main, runs)
-    assert done.stderr.splitlines()[-1].startswith(
-        "report: the package plotly is missing; install it with: pip install"
-    )
+    message = "report: the package plotly is missing; install it with: pip install"
+    assert done.stderr.splitlines()[-1].startswith(message)
     assert not (runs / "report.html").exists()
 
 

@@ -392,9 +392,8 @@ def test_plot_has_one_line_per_method(runs, tmp_path):
 
 
 def test_missing_tables_and_runs(runs, tmp_path):
-    assert "unknown table 'table1': choose from some_figure, some_table9" in error_of(
-        runs, "--table", "table1"
-    )
+    unknown = error_of(runs, "--table", "table1")
+    assert "unknown table 'table1': choose from some_figure, some_table9" in unknown
     assert "does not exist" in error_of(tmp_path / "none", "--table", "some_table9")
     empty = tmp_path / "empty"
     (empty / "lm/small").mkdir(parents=True)

@@ -46,9 +46,8 @@ def test_metrics_of_scores(draw):
     predicted = [round(t + draw.gauss(0, 1), 6) for t in target]
     found = measure("STS-B", predicted, target)
     ranks = [[sorted(values).index(x) for x in values] for values in (predicted, target)]
-    assert (
-        found["score"] == found["pearson"] == pytest.approx(100 * statistics.correlation(predicted, target))
-    )
+    pearson = 100 * statistics.correlation(predicted, target)
+    assert found["score"] == found["pearson"] == pytest.approx(pearson)
     assert found["spearman"] == pytest.approx(100 * statistics.correlation(*ranks))
     assert "majority" not in found  # a constant has no correlation
 

@@ -22,10 +22,8 @@ def test_hypotheses_and_targets_are_found():
         "S-1\ta b\nT-1\tx y\nH-1\t-0.25\tx@@ z\nD-1\t-0.25\tx@@ z\nP-1\t-0.1 -0.2\nH-1\t-2.0\tsecond\n"
         "H-0\t-1.2e-05\tone\n2026-01-01 | INFO | x | T-0 no line of its own\nT-0\t1 2\nH-12\t0.0\t\n"
     )
-    assert translation.parse_hypotheses(printed) == {
-        "H": {1: "x@@ z", 0: "one", 12: ""},
-        "T": {1: "x y", 0: "1 2"},
-    }
+    found = translation.parse_hypotheses(printed)
+    assert found == {"H": {1: "x@@ z", 0: "one", 12: ""}, "T": {1: "x y", 0: "1 2"}}
 
 
 def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
