@@ -21,8 +21,8 @@ class Launch:
     """The processes of a training.
 
     Args:
-        gpus: the number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
-        rendezvous: the HOST:PORT at which the nodes connect.
+        gpus: number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
+        rendezvous: HOST:PORT at which the nodes connect.
     """
 
     gpus: int = 0

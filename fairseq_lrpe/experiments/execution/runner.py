@@ -133,11 +133,7 @@ class Job:
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    """Returns {file: bytes} of a run's data, by which changed data is detected.
-
-    Raises:
-        ValueError: a file is missing.
-    """
+    """Returns {file: bytes} of a run's data, which detect changes; ValueError if a file is missing."""
     folder, files = REPOSITORY / cfg.data, kind.data(cfg)
     names = {os.path.relpath(path, folder): path for path in files}
     if absent := [name for name, path in names.items() if not path.is_file()]:

@@ -31,11 +31,7 @@ def translate(sentences: list[str], checkpoint: Path, settings: dict, **flags: o
 def generate_questions(lines: list[str], checkpoint: Path, settings: dict, **flags: object) -> list[str]:
     """Returns a question for each line, which has an answer, a tab and a text that contains the answer.
 
-    Long texts are truncated around the answer, with a warning.
-
-    Args:
-        settings: those of the checkpoint's task.
-        flags: further flags of fairseq-interactive.
+    Long texts are truncated around the answer, with a warning. The arguments are those of ``translate``.
 
     Raises:
         ValueError: a line has another format, or its text does not contain the answer.

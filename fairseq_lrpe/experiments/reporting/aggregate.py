@@ -28,16 +28,12 @@ def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         table: the table.
-        results: measurements as ``load_results`` returns them, of any runs.
+        results: measurements of any runs, as ``load_results`` returns them.
 
     Returns:
-        A DataFrame with the columns of ``results`` and
-
-        - cell: the position in ``table.cells``
-        - is_measured: whether the run has this value; a diverged run has it, and it is NaN
-
-        Every planned seed of a cell with runs has a line. A cell that averages other cells, or takes the best
-        of them for each seed, has a line for each seed that all of them have measured.
+        A DataFrame with the columns of ``results``, ``cell`` (the position in ``table.cells``) and
+        ``is_measured`` (whether the run has the value; NaN if it diverged). Every planned seed of a cell with
+        runs has a line. A cell that combines others has a line for each seed that all of them measured.
     """
     planned = pd.DataFrame(
         [

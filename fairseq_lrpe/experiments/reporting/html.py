@@ -102,11 +102,7 @@ class Report:
 
 
 def scan(results: Path) -> Report:
-    """Reads all runs below a results folder, and finds the tables that they belong to.
-
-    Raises:
-        ValueError: there is no run.
-    """
+    """Reads all runs below a results folder and finds their tables; ValueError if there is no run."""
     folders = run_folders(results)
     if not folders:
         missing = "no folder such as lm/mini/linear_base/seed-1 with a run.json"

@@ -40,11 +40,7 @@ def error_at(key: str, message: str) -> PydanticCustomError:
 
 
 def validate(model: type[ModelType], content: object) -> ModelType:
-    """Returns the content of a YAML file as a model.
-
-    Raises:
-        InvalidKey: the content does not match the model; the message describes the first error.
-    """
+    """Returns the content of a YAML file as a model; InvalidKey describes the first error."""
     try:
         return model.model_validate(content)
     except ValidationError as errors:

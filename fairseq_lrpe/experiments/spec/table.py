@@ -207,11 +207,7 @@ def read_paper(path: Path) -> Paper:
 
 
 class TableSpec:
-    """A table's YAML file with the published table that it refers to, without its experiments.
-
-    Raises:
-        ValueError: a file is invalid.
-    """
+    """A table's YAML file with its published table, without experiments; ValueError if it is invalid."""
 
     def __init__(self, name: str):
         if name not in tables():
@@ -377,13 +373,10 @@ class Table(TableSpec):
         return None if base is None or cell.method == self.settings.baseline else base
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
-        """Returns all runs without duplicates, each after the runs it needs.
+        """Returns all runs, or those of the methods ``only``, without duplicates, after the runs they need.
 
         Runs of other experiments that the table's runs start from come first, then all methods of the first
         seed.
-
-        Args:
-            only: restricts the runs to these methods.
         """
         pairs = ((cell.method, canonical(cell.method)) for cell in self.cells if cell.runs)
         methods = dict.fromkeys(method for pair in pairs for method in pair)

@@ -92,11 +92,7 @@ def model_flags(job) -> dict:
 
 
 def check_length(job, split: str, length: int) -> int:
-    """Returns the number of tokens of a split.
-
-    Raises:
-        ValueError: the job's model cannot read blocks of ``length`` tokens, or the split is too short.
-    """
+    """Returns the number of tokens of a split; ValueError if it, or the model, is too short for a block."""
     from fairseq.data.indexed_dataset import make_dataset  # takes seconds
 
     limit, reason = max_length(model_flags(job))

@@ -30,16 +30,10 @@ class Translation(Kind):
 
 
 def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
-    """Returns sacreBLEU and BLEU with their signatures, and the number of sentences.
+    """Returns sacreBLEU and BLEU of fairseq-generate's log with signatures, and the number of sentences.
 
     sacreBLEU compares raw text with the raw reference; BLEU compares the tokenized words of both, as papers
     did before sacreBLEU.
-
-    Args:
-        log: output of fairseq-generate.
-        data: folder of binarized data.
-        split: evaluated split.
-        language: target language.
     """
     import sacrebleu  # takes seconds
 
@@ -61,11 +55,7 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
 
 
 def read_hypotheses(log: Path, count: int) -> tuple[list[str], list[str]]:
-    """Returns the tokenized hypotheses, and the targets if fairseq-generate wrote the log, by sentence.
-
-    Raises:
-        ValueError: the log does not have hypotheses for exactly ``count`` sentences.
-    """
+    """Returns tokenized hypotheses, and targets if logged; ValueError if not of ``count`` sentences."""
     found = parse_hypotheses(log.read_text())
     if sorted(found["H"]) != list(range(count)):
         raise ValueError(f"{log} has {len(found['H'])} hypotheses for {count} sentences")
