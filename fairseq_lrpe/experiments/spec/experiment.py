@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
@@ -10,6 +11,7 @@ from types import MappingProxyType
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.spec.run import Run, as_text, as_value
@@ -315,7 +317,9 @@ class Experiment:
 
 def _contains(content, key):
     """Whether a YAML file has a key such as "train.lr"."""
-    return OmegaConf.select(OmegaConf.create(content), key) is not None
+    with suppress(OmegaConfBaseException):  # raised for some keys with brackets
+        return OmegaConf.select(OmegaConf.create(content), key) is not None
+    return False
 
 
 def _converted(flag, value, kind):
