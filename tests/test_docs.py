@@ -213,7 +213,10 @@ ROWS = {
             "CHECKPOINT": f"results/imagenet/deit_small/linear_tmlr_type1/seed-1/{BEST}",
             "FOLDER_OF_PICTURES": "given/pictures",
         },
-        after=("bash scripts/train.sh imagenet/deit_small",),
+        after=(
+            PREPARE + "imagenet --from FOLDER",
+            "bash scripts/train.sh imagenet/deit_small",
+        ),
     ),
     # tables
     "bash scripts/table.sh": Row(),

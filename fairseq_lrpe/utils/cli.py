@@ -73,11 +73,7 @@ def is_closed_pipe(stream: IO) -> bool:
 
 
 def new_parser(prog: str, description: str, arguments: str) -> argparse.ArgumentParser:
-    """Returns a parser whose help shows the description with its line breaks.
-
-    Args:
-        arguments: the usage without the program's name.
-    """
+    """Returns a parser with an unwrapped description and a usage of ``arguments``."""
     formatter = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog, f"%(prog)s {arguments}", description, formatter_class=formatter)
 

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 
 from fairseq_lrpe.data import word_pieces
 from fairseq_lrpe.data.rouge import rouge_l
-from fairseq_lrpe.experiments.spec.kinds.translation import found_in
+from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_commands(arch, corpus, tmp_path):
     for name, search in (("greedy", greedy), ("best", SEARCH)):
         out = run_command("fairseq-generate", *shared, "--gen-subset", "valid", *search)
         assert out.returncode == 0, out.stderr
-        found[name] = found_in(out.stdout)["H"]
+        found[name] = parse_hypotheses(out.stdout)["H"]
     pieces = word_pieces.load(corpus / "bin")
     questions = (corpus / "text/valid.question").read_text().splitlines()
     generated = [pieces.text(found["greedy"][i].split()) for i in range(len(questions))]
@@ -163,7 +163,7 @@ def test_generation_from_standard_input(trained):
     assert asked.returncode == 0 and len(asked.stdout.split("\n")) == 3, asked.stderr
     assert asked.stderr.startswith("line 2: the text is too long and was truncated around the answer")
     for line, message in (
-        ("Anna lived", "generate: line 1 has no tab"),
+        ("Anna lived", "generate: line 1: expected an answer, a tab"),
         ("Anna\tBob lived", "line 1: the answer 'Anna' is not in its context 'Bob lived'"),
     ):
         asked = run_command(*words, text=f"{line}\n")
