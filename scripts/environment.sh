@@ -1,12 +1,6 @@
-<<<<<<< HEAD
 # Sourced by the other scripts: sets up the environment if necessary and adds this repository to PYTHONPATH.
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # Before the first setup, --help prints the comment at the top of the script and installs nothing.
-=======
-# Sourced by the other scripts: sets up the environment if necessary and adds the repository to PYTHONPATH.
-root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-# --help before the first setup prints the header of the script instead of installing.
->>>>>>> rd-experiments
 ready=${VIRTUAL_ENV:-$root/.venv}/.fairseq-lrpe-ready
 if [[ " $* " == *" --help "* || " $* " == *" -h "* ]] && [ ! -e "$ready" ]; then
   while IFS= read -r line && [[ $line == "#"* ]]; do

@@ -1,9 +1,5 @@
 #!/usr/bin/env bash
-<<<<<<< HEAD
 # Runs the measurements that need a GPU and writes one report; needs torch and installs nothing:
-=======
-# Runs all measurements that need a GPU and writes a report; requires torch and installs nothing:
->>>>>>> rd-experiments
 #   bash scripts/gpu_check.sh --minutes 8 --out results/gpu_check
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,9 +1,5 @@
 #!/usr/bin/env bash
-<<<<<<< HEAD
 # Runs everything in a table and shows it next to the paper's; without arguments, lists the tables:
-=======
-# Runs a table and compares it with the published numbers; without arguments, lists the tables:
->>>>>>> rd-experiments
 #   bash scripts/table.sh tmlr_table2 --scale mini --jobs 2
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"

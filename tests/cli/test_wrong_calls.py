@@ -76,6 +76,21 @@ CALLS = [
     ("train", "lm/mini base --results {results} --cpu --gpus 3", "is not a multiple of 3 GPUs × 8"),
     ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
     ("train", "lm/mini base --results {results} --seed 0", "must be a whole number from 1 on, not '0'"),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
+        "nosuch does not exist",
+    ),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} train.decoder_attention_heads=0",
+        "train: the embed dim 128 is not divisible by 0 attention heads",
+    ),
+    (
+        "train",
+        "lm/mini rope --cpu --results {results} data={data} train.activation_fn=x",
+        "train: train.activation_fn=x: fairseq-train rejects it",
+    ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
