@@ -53,7 +53,7 @@ OVERRIDES = [
     ("evaluations.x={{", "evaluations.x: input should be a valid dictionary"),
     ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
     ("starts_from=nosuch", "nosuch does not exist"),
-    ("train.decoder_attention_heads=0", "train: --decoder-attention-heads must be at least 1, not 0"),
+    ("train.decoder_attention_heads=0", "train: the embed dim 128 is not divisible by 0 attention heads"),
     ("train.activation_fn=x", "train: train.activation_fn=x: fairseq-train rejects it"),
     ("choose.train.decoder_attention_heads=[3]", "the embed dim 128 is not divisible by 3 attention heads"),
 ]

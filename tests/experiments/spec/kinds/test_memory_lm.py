@@ -71,7 +71,7 @@ def test_evaluation_with_running_sums(data_bin, tmp_path):
     ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: must be a non-negative"),
     ("softmax", "xl", "evaluations.x={split: test, segment: 0}", "segment: input should be greater than 0"),
     ("softmax", "xl", "evaluations.x={split: test, length: 9}", "evaluations.x.length: unknown key"),
-    ("softmax", "xl", "train.memory=state", "--memory state needs the running sums of linear attention"),
+    ("softmax", "xl", "train.memory=state", "--memory state is of unlimited length"),
     ("linear", "rope", "train.memory=state", "--memory state is of unlimited length"),
     ("softmax", "xl", "train.token_positions=learned", "pass --token-positions none"),
     ("softmax", "fairseq", "updates=1", "the method fairseq has no memory"),
