@@ -12,7 +12,8 @@ import torch
 from exact import assert_same
 from largest import Largest
 
-from fairseq_lrpe.attention import build_attention
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import ENCODINGS, Encoding
 from fairseq_lrpe.methods import METHODS, Method
@@ -94,7 +95,7 @@ def input_features(encoding, length):
     if encoding.left_context is None:
         return None
     like = next(encoding.parameters())
-    return encoding.input_features(torch.randn(encoding.left_context + length, 1, E).to(like))
+    return encoding.input_features(torch.randn(1, encoding.left_context + length, E).to(like))
 
 
 def scores(encoding, q, k, q_offset, features):
@@ -164,6 +165,41 @@ def test_more_keys_than_queries(case):
     """The queries are the last positions of the keys, as with a memory."""
     module, x = build(case), tokens()
     assert_same(module(x[6:], x)[0], module(x)[0][6:])
+
+
+@every_case()
+def test_plain_module_matches_fairseq_adapter(case):
+    """Modules without fairseq have the same parameters, outputs, gradients and decoding steps."""
+    adapter, x, memory = build(case), tokens(), tokens(4)
+    if case.attention == "linear":
+        flags = {name: value for name, value in case.flags if name in ("linear_norm", "feature_map")}
+        plain = LinearAttention(adapter.encoding, **flags)
+    else:
+        plain = SoftmaxAttention(adapter.encoding)
+    plain = plain.to(torch.float64).eval()
+    plain.load_state_dict(adapter.state_dict())
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[1, 6:] = padding[2, :2] = True
+    adapter.memory, leaves = memory, [x.requires_grad_(), *adapter.encoding.parameters()]
+    outputs = (
+        adapter(x, key_padding_mask=padding)[0],
+        plain(x.transpose(0, 1), memory=memory.transpose(0, 1), key_padding_mask=padding).transpose(0, 1),
+    )
+    w = tokens().masked_fill(padding.T[..., None], 0.0)
+    results = []
+    for out in outputs:
+        gradients = torch.autograd.grad((out * w).sum(), leaves, materialize_grads=True)
+        results.append((out[~padding.T], *gradients))
+    assert_same(*results)
+    if not case.causal:
+        return
+    adapter.memory, incremental_state, state = None, {}, None
+    for part in x.detach().split([4, 1, 4]):
+        expected, _ = adapter(part, incremental_state=incremental_state)
+        out, state = plain(part.transpose(0, 1), state=state, return_state=True)
+        assert_same(out.transpose(0, 1), expected)
+        adapter.reorder_incremental_state(incremental_state, torch.tensor([2, 0, 0]))
+        state = plain.reorder_state(state, torch.tensor([2, 0, 0]))
 
 
 @every_case()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
-from fairseq_lrpe.attention import SelfAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
 from fairseq_lrpe.benchmarks import shared
 from fairseq_lrpe.benchmarks.speed import training_config
 from fairseq_lrpe.encodings.xl import sinusoids
@@ -89,14 +89,14 @@ def long_evaluation(method: str, args: Namespace) -> tuple[list[float], list[int
     return times, sizes
 
 
-class PlainXL(SelfAttention):
+class PlainXL(FairseqSelfAttention):
     """Computes softmax((q_i + u)·k_j + (q_i + v)·W_r R_{i−j}) v_j as in Dai et al. 2019 (Eq. 5, App. B).
 
     One product projects memory and segment to queries, keys and values. The position scores are shifted by
     padding them with a column and reshaping.
     """
 
-    def __init__(self, ours: SelfAttention):
+    def __init__(self, ours: FairseqSelfAttention):
         super().__init__(ours.encoding)
         self.to(ours.out_proj.weight).load_state_dict(ours.state_dict())
 

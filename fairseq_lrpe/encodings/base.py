@@ -135,7 +135,7 @@ class Encoding(nn.Module):
         """Returns the features of the layer's inputs that the scores depend on.
 
         Args:
-            x: inputs (left_context + n, B, E), 0 at padding and before the start of a sequence.
+            x: inputs (B, left_context + n, E), 0 at padding and before the start of a sequence.
 
         Returns:
             (B, H, n, ...); the caller sets features at padding to 0.

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention, build_attention
+from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.tasks.memory_lm import Segment
 

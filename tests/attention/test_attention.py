@@ -11,7 +11,12 @@ from fairseq.modules import MultiheadAttention
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention, build_attention
+from fairseq_lrpe.attention.fairseq_adapter import (
+    FairseqLinearAttention,
+    FairseqSelfAttention,
+    FairseqSoftmaxAttention,
+    build_attention,
+)
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register_encoding
 
@@ -102,7 +107,9 @@ def build(attention, name, causal=True, dtype=torch.float64, heads=H, d=D, **kwa
         max_positions=20,
         **OPTIONS[name],
     )
-    module = {"linear": LinearAttention, "softmax": SoftmaxAttention}[attention](encoding, **kwargs)
+    module = {"linear": FairseqLinearAttention, "softmax": FairseqSoftmaxAttention}[attention](
+        encoding, **kwargs
+    )
     with torch.no_grad():
         for key, parameter in module.named_parameters():
             if "proj" not in key:
@@ -402,7 +409,7 @@ def test_linear_attention_rejects_a_bias():
 def fairseq_and_ours(causal, embed_dim=E, heads=H, **kwargs):
     theirs = MultiheadAttention(embed_dim, heads, self_attention=True, **kwargs)
     encoding = build_encoding("none", num_heads=heads, head_dim=embed_dim // heads, causal=causal)
-    return theirs, SoftmaxAttention(encoding, **kwargs)
+    return theirs, FairseqSoftmaxAttention(encoding, **kwargs)
 
 
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
@@ -458,7 +465,7 @@ def test_decoding_without_encoding_matches_fairseq():
 def test_initialization_matches_fairseq(attention):
     theirs, _ = fairseq_and_ours(True, 256, 4)
     encoding = build_encoding("none", num_heads=4, head_dim=64, causal=True)
-    ours = {"linear": LinearAttention, "softmax": SoftmaxAttention}[attention](encoding)
+    ours = {"linear": FairseqLinearAttention, "softmax": FairseqSoftmaxAttention}[attention](encoding)
     ours, theirs = ours.state_dict(), theirs.state_dict()
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
     for key, start in theirs.items():
@@ -523,7 +530,7 @@ def test_denominator_near_zero_stays_in_float16_range(linear_norm, monkeypatch):
     x = 3 * torch.randn(1000, 2, H * 16).half()
     merged = []
     monkeypatch.setattr(
-        module, "merge_heads", lambda o: merged.append(o) or SelfAttention.merge_heads(module, o)
+        module, "merge_heads", lambda o: merged.append(o) or FairseqSelfAttention.merge_heads(module, o)
     )
     assert module(x)[0].isfinite().all()
     half = merged.pop()
@@ -544,14 +551,14 @@ def test_build_attention_from_flags():
     cfg = PositionConfig(attention="linear", encoding="lrpe", linear_norm="content", feature_map="relu")
     cfg.lrpe_core = "mixed"
     linear = build_attention(cfg, causal=True, **sizes)
-    assert isinstance(linear, LinearAttention) and linear.linear_norm == "content"
+    assert isinstance(linear, FairseqLinearAttention) and linear.linear_norm == "content"
     assert linear.causal and linear.encoding.core == "mixed"
     assert (linear.encoding.layer, linear.encoding.max_positions) == (2, 33)
     assert linear.feature_map(torch.tensor([-1.0, 2.0])).tolist() == [0, 2]
 
     softmax = PositionConfig(attention="softmax", encoding="distance_bias")
     module = build_attention(softmax, causal=False, **sizes)
-    assert isinstance(module, SoftmaxAttention) and module.dropout == 0.25 and not module.causal
+    assert isinstance(module, FairseqSoftmaxAttention) and module.dropout == 0.25 and not module.causal
     assert isinstance(module.encoding, DistanceBias)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from exact import assert_same
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, build_encoding
 
 H, D, B = 2, 4, 2
@@ -49,7 +49,7 @@ every_module = pytest.mark.parametrize(("name", "options", "norm", "causal"), [*
 def build(name, options, norm, causal=True):
     """Returns softmax attention if ``norm`` is None, else linear attention; all parameters are random."""
     encoding = build_encoding(name, num_heads=H, head_dim=D, causal=causal, layer=2, **options)
-    module = LinearAttention(encoding, norm) if norm else SoftmaxAttention(encoding)
+    module = FairseqLinearAttention(encoding, norm) if norm else FairseqSoftmaxAttention(encoding)
     with torch.no_grad():
         for parameter in module.parameters():
             # Near 1, encoded denominators are rarely close to 0, where rounding errors dominate.

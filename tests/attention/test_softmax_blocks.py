@@ -7,7 +7,8 @@ import torch
 from exact import assert_same
 from largest import Largest
 
-from fairseq_lrpe.attention import SoftmaxAttention, softmax
+from fairseq_lrpe.attention import softmax
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 
 H, D, B, L = 1, 4, 2, 1100
@@ -27,7 +28,7 @@ def build(name, causal, dropout=0.0):
     encoding = build_encoding(
         name.removesuffix("_values"), num_heads=H, head_dim=D, causal=causal, layer=3, **OPTIONS[name]
     )
-    module = SoftmaxAttention(encoding, dropout)
+    module = FairseqSoftmaxAttention(encoding, dropout)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -43,7 +44,9 @@ def rows(monkeypatch):
 
         def counted(q, k, v, key_padding_mask, offset, *functions):
             seen.append((offset, q.size(2), k.size(2)))
-            return SoftmaxAttention._attend_block(module, q, k, v, key_padding_mask, offset, *functions)
+            return FairseqSoftmaxAttention._attend_block(
+                module, q, k, v, key_padding_mask, offset, *functions
+            )
 
         monkeypatch.setattr(module, "_attend_block", counted)
         monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", 2**40)

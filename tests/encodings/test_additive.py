@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from largest import Largest
 
-from fairseq_lrpe.attention import SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.encodings.shaw import level
 
@@ -290,7 +290,7 @@ def test_lfhc_in_layer_1_is_shaw():
 
 
 def attention(name, causal=True, dropout=0.0, **options):
-    module = SoftmaxAttention(build(name, causal, **options), dropout).double()
+    module = FairseqSoftmaxAttention(build(name, causal, **options), dropout).double()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -582,7 +582,7 @@ def test_memory_is_bounded_by_the_scores(name, causal):
 
 @both_ways
 def test_memory_of_shaw_values_is_bounded_by_the_scores(causal):
-    module = SoftmaxAttention(build("shaw", causal, d=16, values=True)).double()
+    module = FairseqSoftmaxAttention(build("shaw", causal, d=16, values=True)).double()
     with Largest() as largest:
         module(random(256, 2, H * 16))[0].sum().backward()
     assert largest.numel <= 2.5 * 2 * H * 256 * 256

@@ -7,7 +7,8 @@ import torch
 from exact import assert_same, random
 from largest import Largest
 
-from fairseq_lrpe.attention import SoftmaxAttention, softmax
+from fairseq_lrpe.attention import softmax
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings import build_encoding
 
@@ -23,7 +24,7 @@ def build(positions=64, dtype=torch.float64):
 
 
 def attention(positions=64):
-    module = SoftmaxAttention(build(positions)).double().eval()
+    module = FairseqSoftmaxAttention(build(positions)).double().eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from largest import Largest
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.ops import linear_attention
 
@@ -187,7 +187,11 @@ def test_per_decay_rates(heads):
 def attention(kind, name, causal=True, dtype=torch.float64, norm="denominator", **options):
     encoding = build(name, causal, **options)
     feature_map = "relu" if name == "cosformer" else "elu"
-    module = LinearAttention(encoding, norm, feature_map) if kind == "linear" else SoftmaxAttention(encoding)
+    module = (
+        FairseqLinearAttention(encoding, norm, feature_map)
+        if kind == "linear"
+        else FairseqSoftmaxAttention(encoding)
+    )
     with torch.no_grad():
         for key, parameter in module.named_parameters():
             if "proj" in key:

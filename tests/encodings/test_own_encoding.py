@@ -13,7 +13,7 @@ from documents import block
 from test_contract import Case
 from tiny import BIN, REPOSITORY, train_flags
 
-from fairseq_lrpe.attention import build_attention
+from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE

@@ -6,7 +6,8 @@ import pytest
 import torch
 from exact import assert_same, random
 
-from fairseq_lrpe.attention import SoftmaxAttention, softmax
+from fairseq_lrpe.attention import softmax
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.ops import reflections
@@ -17,7 +18,7 @@ E = H * D
 
 def attention(dtype=torch.float64):
     """Returns softmax attention whose parameters are all random."""
-    module = SoftmaxAttention(build_encoding("path", num_heads=H, head_dim=D, causal=True))
+    module = FairseqSoftmaxAttention(build_encoding("path", num_heads=H, head_dim=D, causal=True))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=0.5)
@@ -114,15 +115,15 @@ def test_cached_keys_include_all_reflections():
     module, x, state = attention(), random(9, 1, E), {}
     for part in x.split([4, 1, 4]):
         module(part, incremental_state=state)
-    saved = module._get_input_buffer(state)
+    saved = module._get_input_buffer(state)["state"]
     keys, matrices = module.k_proj(x[:, 0]).unflatten(-1, (H, D)), reflections_of(module.encoding, x[:, 0])
     for h in range(H):
         for j in range(9):
             key = keys[j, h]
             for s in range(j + 1, 9):
                 key = matrices[s][h] @ key
-            assert_same(saved["state"]["k"][0, h, j], key)
-    assert saved["state"]["k"].shape == (1, H, 9, D) and saved["input_context"].equal(x[-2:].transpose(0, 1))
+            assert_same(saved.past["k"][0, h, j], key)
+    assert saved.past["k"].shape == (1, H, 9, D) and saved.context.equal(x[-2:].transpose(0, 1))
 
 
 def test_window_hides_keys_but_not_reflections():
@@ -138,7 +139,7 @@ def test_half_precision_caches_keys_in_float32(dtype):
     module, x, state = attention(dtype), random(200, B, E).to(dtype), {}
     pieces = torch.cat([module(part, incremental_state=state)[0] for part in x.split(1)])
     assert pieces.dtype == dtype
-    assert module._get_input_buffer(state)["state"]["k"].dtype == torch.float32
+    assert module._get_input_buffer(state)["state"].past["k"].dtype == torch.float32
     whole, _ = module(x)
     assert (pieces - whole).float().norm() / whole.float().norm() < 2 * torch.finfo(dtype).eps
 
@@ -173,7 +174,7 @@ def test_parameters():
         "beta.weight": (8, 512),
         "beta.bias": (8,),
     }
-    steps = encoding.input_features(torch.randn(2 + 7, 3, 512))
+    steps = encoding.input_features(torch.randn(3, 2 + 7, 512))
     assert steps.shape == (3, 8, 7, 64) and (steps.norm(dim=-1) ** 2 < 2).all()
 
 

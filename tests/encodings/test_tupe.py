@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from exact import assert_same, random
 from pairs import SHAPES, D, H, build, check_pairs
 
-from fairseq_lrpe.attention import SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
 from fairseq_lrpe.ops.position_index import PositionIndex
@@ -69,7 +69,7 @@ def test_position_index(options):
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_attention_to_a_padded_sentence(options, causal):
     """Softmax of the formula's scores, and the weighted mean of the values."""
-    module, x = SoftmaxAttention(build("tupe", causal, **options, **SIZE)).double(), random(6, 2, E)
+    module, x = FairseqSoftmaxAttention(build("tupe", causal, **options, **SIZE)).double(), random(6, 2, E)
     q, k, v = (
         projection(x).unflatten(-1, (H, D)).permute(1, 2, 0, 3)
         for projection in (module.q_proj, module.k_proj, module.v_proj)
