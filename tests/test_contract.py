@@ -3,6 +3,7 @@
 ``bash scripts/test.sh --encoding NAME`` runs them for one encoding. Its formula needs a separate test.
 """
 
+import copy
 import inspect
 import itertools
 from typing import NamedTuple
@@ -11,6 +12,7 @@ import pytest
 import torch
 from exact import assert_same
 from largest import Largest
+from pairs import all_scores
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
@@ -98,17 +100,6 @@ def input_features(encoding, length):
     return encoding.input_features(torch.randn(1, encoding.left_context + length, E).to(like))
 
 
-def scores(encoding, q, k, q_offset, features):
-    """Returns the scaled scores of softmax attention including bias; the keys are at positions 0, 1, .."""
-    q, k = encoding(q, k, q_offset, 0)
-    whole = encoding.score_function(q, k, q_offset, input_features=features)
-    if whole is not None:
-        return whole(q, k, q_offset)
-    bias = encoding.bias(q, k, q_offset)
-    found = encoding.scale * q @ k.mT
-    return found if bias is None else found + bias
-
-
 @every_case()
 def test_right_padding_has_no_effect(case):
     check_padding(case, "right")
@@ -133,6 +124,21 @@ def check_padding(case, side):
         assert_same(out[place, b], module(x[place, b : b + 1])[0][:, 0])
     assert out.isfinite().all()  # the next layer also reads the output at padding
     assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
+
+
+def encode(encoding, q, k, q_offset, k_offset):
+    """Returns everything that an encoding computes from q, k, v and outputs at given positions."""
+    values = encoding.encode_values(k, k_offset), encoding.decode_output(q, q_offset)
+    return [*encoding(q, k, q_offset, k_offset), *values]
+
+
+@every_case()
+def test_single_positions_match_full_sequence(case):
+    encoding, (q, k) = build(case).encoding, torch.randn(2, 2, H, 5, D, dtype=torch.float64)
+    for q_offset, k_offset in ((0, 0), (9, 2), (300, 290)):
+        whole = encode(encoding, q, k, q_offset, k_offset)
+        steps = [encode(encoding, q[:, :, [i]], k[:, :, [i]], q_offset + i, k_offset + i) for i in range(5)]
+        assert_same([torch.cat(parts, dim=2) for parts in zip(*steps, strict=True)], whole, 1e-12)
 
 
 @every_causal
@@ -244,10 +250,15 @@ def test_half_precision(case, dtype):
         out, _ = module(x, incremental_state=state if case.causal else None)
         assert out.dtype == dtype and out.isfinite().all()
     q, k = (torch.randn(1, H, L, D).to(dtype) for _ in range(2))
+    if module.encoding.decomposable:
+        exact = encode(copy.deepcopy(module.encoding).double(), q.double(), k.double(), 30, 0)
+        for ours, theirs in zip(encode(module.encoding, q, k, 30, 0), exact, strict=True):
+            assert ours.dtype == dtype
+            assert (ours - theirs).norm() / theirs.norm() < 2 * torch.finfo(dtype).eps
     steps = input_features(module.encoding, L)
-    found = scores(module.encoding, q, k, 0, steps)
+    found = all_scores(module.encoding, q, k, features=steps)
     exact = None if steps is None else steps.double()
-    expected = scores(module.encoding.double(), q.double(), k.double(), 0, exact)
+    expected = all_scores(module.encoding.double(), q.double(), k.double(), features=exact)
     seen = torch.ones(L, L, dtype=torch.bool).tril() if case.causal else ...
     error = (found - expected)[..., seen].norm() / expected[..., seen].norm()
     assert error < 8 * torch.finfo(dtype).eps
@@ -260,10 +271,11 @@ def test_far_positions_in_float32(case):
     q, k = torch.randn(1, H, 4, D), torch.randn(1, H, FAR + 4, D)
     with torch.no_grad():
         steps = input_features(encoding, FAR + 4)
-        far = scores(encoding, q, k, FAR, steps)
+        far = all_scores(encoding, q, k, FAR, features=steps)
         assert far.isfinite().all()
         if encoding.relative:
-            near = scores(encoding, q, k[:, :, -8:], 4, None if steps is None else steps[:, :, -8:])
+            last = None if steps is None else steps[:, :, -8:]
+            near = all_scores(encoding, q, k[:, :, -8:], 4, features=last)
             seen = torch.ones(4, 8, dtype=torch.bool).tril(4) if case.causal else ...
             assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
 

@@ -21,6 +21,8 @@ OPTIONS = {
     "gcdf": {},
     "deberta": {"k": 40},
     "per": {},
+    "cope": {"positions": 20},
+    "path": {},
 }
 
 
@@ -74,9 +76,12 @@ def run(module, x, padding, w):
 
 def cases():
     for name, causal in itertools.product(OPTIONS, (True, False)):
-        if (name, causal) == ("per", False):
-            continue  # has no bias; tested separately
-        yield name, causal, name in ("shaw_values", "xl", "per") or not causal
+        if causal or name not in (
+            "per",
+            "cope",
+            "path",
+        ):  # the last two are causal; per has no bias otherwise
+            yield name, causal, name in ("shaw_values", "xl", "per", "cope", "path") or not causal
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,7 @@ def test_minimum_block_size(rows, name):
     assert_same(blocks, whole)
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "deberta", "per"])
+@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "deberta", "per", "cope", "path"])
 def test_long_prompt_after_short_prompt(rows, name):
     """Blocks in the second of two calls have an offset."""
     module = build(name, True)
@@ -212,7 +217,7 @@ def test_backward_uses_the_same_dropout_mask(rows, name, causal):
     assert module(x)[0].equal(module(x)[0])
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "gcdf"])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("gcdf", "cope", "path")])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_memory_is_bounded_by_a_block(rows, name, causal):
     module = build(name, causal)

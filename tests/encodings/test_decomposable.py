@@ -1,6 +1,5 @@
 """Compares PermuteFormer, RoPER, cosFormer and SPE with loops over their formulas."""
 
-import copy
 import io
 import itertools
 import math
@@ -11,13 +10,13 @@ from exact import assert_same, random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from largest import Largest
+from pairs import D, H, by_pairs, products
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.ops import linear_attention
 
-H, D, M = 2, 4, 40
-E = H * D
+M, E = 40, H * D
 NAMES = ("per", "roper", "cosformer", "spe")
 every_encoding = pytest.mark.parametrize("name", NAMES)
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
@@ -98,33 +97,6 @@ def spe(encoding, q, k, i, j, h):
 SCORES = {"per": per, "roper": roper, "cosformer": cosformer, "spe": spe}
 
 
-def scores(encoding, q, k, q_offset=0, k_offset=0):
-    q, k = encoding(q, k, q_offset, k_offset)
-    return q @ k.transpose(-1, -2)
-
-
-def definition(name, encoding, q, k, q_offset=0, k_offset=0):
-    return torch.stack(
-        [
-            torch.stack(
-                [
-                    torch.stack(
-                        [
-                            SCORES[name](encoding, q[:, h, i], k[:, h, j], q_offset + i, k_offset + j, h)
-                            for j in range(k.size(2))
-                        ],
-                        dim=-1,
-                    )
-                    for i in range(q.size(2))
-                ],
-                dim=-2,
-            )
-            for h in range(q.size(1))
-        ],
-        dim=1,
-    )
-
-
 @every_encoding
 @pytest.mark.parametrize(("q_offset", "k_offset"), [(0, 0), (7, 2), (5, 5), (0, 30)])
 @pytest.mark.parametrize("d", [4, 6])
@@ -135,10 +107,10 @@ def test_scores_and_gradients_match_formula(name, q_offset, k_offset, d):
         random(2, H, 4, d, seed=2).requires_grad_(),
         *encoding.parameters(),
     ]
-    results = []
+    offsets, results = (q_offset, k_offset), []
     for out in (
-        scores(encoding, *leaves[:2], q_offset, k_offset),
-        definition(name, encoding, *leaves[:2], q_offset, k_offset),
+        products(encoding, *leaves[:2], *offsets),
+        by_pairs(SCORES[name], encoding, *leaves[:2], *offsets, causal=False),
     ):
         results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
     assert_same(*results)
@@ -147,7 +119,7 @@ def test_scores_and_gradients_match_formula(name, q_offset, k_offset, d):
 @pytest.mark.parametrize(
     ("queries", "keys", "q_offset"), [(6, 6, 0), (1, 9, 8), (3, 8, 5)], ids=["whole", "step", "steps"]
 )
-def test_per_in_softmax_attention_multiplies_the_scores(queries, keys, q_offset):
+def test_per_in_softmax_attention_multiplies_the_products(queries, keys, q_offset):
     encoding = build("per")
     leaves = [
         random(2, H, queries, D, seed=1).requires_grad_(),
@@ -166,7 +138,8 @@ def test_per_in_softmax_attention_multiplies_the_scores(queries, keys, q_offset)
     q, k = encoding(*leaves, q_offset, 0)
     ours = encoding.score_function(q, k, q_offset)(q, k, q_offset)
     results = []
-    for out in (ours * (fade > 0), definition("per", encoding, *leaves, q_offset) * fade / math.sqrt(D)):
+    plain = by_pairs(per, encoding, *leaves, q_offset, causal=False)
+    for out in (ours * (fade > 0), plain * fade / math.sqrt(D)):
         results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
     assert_same(*results)
 
@@ -256,36 +229,6 @@ def test_attention_matches_definition(kind, name, causal, padded):
     assert_same(*results)
 
 
-@every_kind
-@every_encoding
-@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
-def test_incremental_decoding_matches_full_sequence(kind, name, cuts, padded):
-    module = attention(kind, name)
-    x = random(7, 2, E, seed=1)
-    padding = torch.zeros(2, 7, dtype=torch.bool)
-    padding[1, :2] = padded
-    whole, _ = module(x, key_padding_mask=padding if padded else None)
-    state, pieces = {}, []
-    for start, stop in itertools.pairwise([0, *cuts, 7]):
-        mask = padding[:, start:stop] if padding[:, start:stop].any() else None
-        pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
-    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
-
-
-@every_encoding
-@pytest.mark.parametrize("norm", ["layernorm", "content"])
-def test_long_sequences_decode_like_full_sequence(name, norm):
-    """150 positions are three chunks of linear attention."""
-    module = attention("linear", name, norm=norm)
-    x = random(150, 1, E, seed=1)
-    whole, _ = module(x)
-    state, pieces = {}, []
-    for start, stop in itertools.pairwise([0, 67, 68, 69, 140, 150]):
-        pieces.append(module(x[start:stop], incremental_state=state)[0])
-    assert_same(torch.cat(pieces), whole)
-
-
 # PermuteFormer at far positions.
 
 
@@ -347,7 +290,7 @@ def test_spe_scores_match_expectation_on_average():
     encoding, q, k = training_spe()
     encoding.requires_grad_(False)
     with torch.no_grad():
-        draws = torch.stack([scores(encoding, q, k, 9, 4) for _ in range(3000)])
+        draws = torch.stack([products(encoding, q, k, 9, 4) for _ in range(3000)])
     expected = torch.zeros(H, 3, 3, dtype=torch.float64)
     for h, i, j, n in itertools.product(range(H), range(3), range(3), range(D)):
         gate = 1 / (1 + math.exp(-encoding.gate[h, n]))
@@ -362,12 +305,12 @@ def test_spe_scores_match_expectation_on_average():
 
 def test_spe_noise_in_training_and_evaluation():
     encoding, q, k = training_spe()
-    first, second = scores(encoding, q, k), scores(encoding, q, k)
+    first, second = products(encoding, q, k), products(encoding, q, k)
     assert not torch.allclose(first, second)
     torch.manual_seed(5)
-    first = scores(encoding, q, k)
+    first = products(encoding, q, k)
     torch.manual_seed(5)
-    assert first.equal(scores(encoding, q, k))
+    assert first.equal(products(encoding, q, k))
     # q and k and all sentences of a batch share the noise.
     with torch.no_grad():
         encoding.offsets.zero_()
@@ -376,13 +319,13 @@ def test_spe_noise_in_training_and_evaluation():
     ours, _ = encoding(q.expand(3, -1, -1, -1), k.expand(3, -1, -1, -1))
     assert_same(ours, ours[:1].expand(3, -1, -1, -1))
     encoding.eval()
-    assert scores(encoding, q, k).equal(scores(encoding, q, k))
+    assert products(encoding, q, k).equal(products(encoding, q, k))
     assert encoding.noise.std() > 0.7 and encoding.noise.shape == (3, H, D, D)
 
 
 def test_all_spe_parameters_get_gradients():
     encoding, q, k = training_spe()
-    scores(encoding, q, k, 3, 0).pow(2).sum().backward()
+    products(encoding, q, k, 3, 0).pow(2).sum().backward()
     for name in ("freqs", "offsets", "gains", "gate"):
         gradient = getattr(encoding, name).grad
         assert torch.isfinite(gradient).all() and (gradient != 0).all()
@@ -396,7 +339,7 @@ def test_spe_evaluation_noise_differs_between_layers():
     file.seek(0)
     again.load_state_dict(torch.load(file, weights_only=True))
     q, k = random(1, H, 9, D, seed=1), random(1, H, 9, D, seed=2)
-    assert scores(first, q, k, 3, 1).equal(scores(again, q, k, 3, 1))
+    assert products(first, q, k, 3, 1).equal(products(again, q, k, 3, 1))
 
 
 def test_building_spe_does_not_advance_the_global_generator():
@@ -412,49 +355,6 @@ def test_building_spe_does_not_advance_the_global_generator():
 # Shared properties.
 
 
-positions = {
-    "queries": st.integers(1, 6),
-    "keys": st.integers(1, 6),
-    "k_offset": st.integers(0, 300),
-    "gap": st.integers(0, 10),
-    "moved": st.integers(1, 5),
-    "seed": st.integers(0, 10**6),
-}
-
-
-@every_encoding
-@quick
-@given(**positions)
-def test_scores_depend_only_on_distance(name, queries, keys, k_offset, gap, moved, seed):
-    encoding, d = build(name, d=6), 6
-    if name == "per":  # a single cycle: no shift below 6 is the identity
-        encoding.permutation.copy_(torch.arange(d).roll(1).expand(H, -1))
-    q, k = random(1, H, queries, d, seed=seed), random(1, H, keys, d, seed=seed + 1)
-    q_offset = k_offset + keys + gap
-    before = scores(encoding, q, k, q_offset, k_offset)
-    if name != "spe":  # for which this holds only in expectation over the noise
-        assert_same(scores(encoding, q, k, q_offset + 100 * moved, k_offset + 100 * moved), before)
-    assert (scores(encoding, q, k, q_offset + moved, k_offset) - before).abs().max() > 1e-6
-    assert (scores(encoding, q, k, q_offset, k_offset + moved) - before).abs().max() > 1e-6
-
-
-@every_encoding
-@quick
-@given(**positions)
-def test_single_positions_match_full_sequence(name, queries, keys, k_offset, gap, moved, seed):
-    encoding, q_offset = build(name), k_offset + gap
-    q, k = random(1, H, queries, D, seed=seed), random(1, H, keys, D, seed=seed + 1)
-    whole = encoding(q, k, q_offset, k_offset)
-    q_steps, k_steps = (
-        [
-            encoding(x[:, :, i : i + 1], x[:, :, i : i + 1], q_offset + i, k_offset + i)[which]
-            for i in range(x.size(2))
-        ]
-        for which, x in enumerate((q, k))
-    )
-    assert_same((torch.cat(q_steps, dim=2), torch.cat(k_steps, dim=2)), whole, 1e-12)
-
-
 @quick
 @given(offset=st.integers(0, 500), length=st.integers(1, 6), seed=st.integers(0, 10**6))
 def test_roper_rotates_values_back(offset, length, seed):
@@ -463,42 +363,6 @@ def test_roper_rotates_values_back(offset, length, seed):
     expected = torch.stack([rotated(v[:, :, i], offset + i) for i in range(length)], dim=2)
     assert_same(turned_values, expected)
     assert_same(encoding.decode_output(turned_values, offset), v, 1e-12)
-
-
-@every_encoding
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_dtype_is_preserved(name, dtype):
-    encoding = build(name, d=6).to(dtype)
-    x = random(1, H, 5, 6, seed=1).to(dtype)
-    exact = copy.deepcopy(encoding).double()
-    pairs = [
-        *zip(encoding(x, x, 30, 0), exact(x.double(), x.double(), 30, 0), strict=True),
-        (encoding.encode_values(x, 30), exact.encode_values(x.double(), 30)),
-        (encoding.decode_output(x, 30), exact.decode_output(x.double(), 30)),
-    ]
-    if name == "per":
-        scores = (
-            one.score_function(x, x)(x.to(y), x.to(y))
-            for one, y in ((encoding, dtype), (exact, torch.double))
-        )
-        pairs.append((next(scores).tril().to(dtype), next(scores).tril()))
-    for ours, theirs in pairs:
-        assert ours.dtype == dtype
-        error = (ours.double() - theirs).norm() / theirs.norm()
-        assert error < 2 * torch.finfo(dtype).eps
-
-
-@every_kind
-@every_encoding
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_attention_in_half_precision(kind, name, dtype):
-    module = attention(kind, name, dtype=dtype, norm="content")
-    x, state = random(7, 2, E).to(dtype), {}
-    whole, _ = module(x)
-    assert whole.dtype == dtype and torch.isfinite(whole).all()
-    for i in range(7):
-        out, _ = module(x[i : i + 1], incremental_state=state)
-        assert out.dtype == dtype and torch.isfinite(out).all()
 
 
 @every_encoding
@@ -544,9 +408,9 @@ def test_per_has_one_permutation_per_head():
     for p in saved.permutation:
         assert p.sort().values.equal(torch.arange(16))
     q, k = random(1, 4, 9, 16, seed=1), random(1, 4, 9, 16, seed=2)
-    assert not torch.allclose(scores(saved, q, k), scores(other, q, k))
+    assert not torch.allclose(products(saved, q, k), products(other, q, k))
     other.load_state_dict(saved.state_dict())
-    assert scores(saved, q, k, 3, 1).equal(scores(other, q, k, 3, 1))
+    assert products(saved, q, k, 3, 1).equal(products(other, q, k, 3, 1))
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,7 @@ import pytest
 import torch
 from exact import assert_same, random
 
-from fairseq_lrpe.attention import softmax
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
-from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.ops import reflections
 
@@ -79,36 +77,6 @@ def test_attention_and_gradients_match_definition(monkeypatch, span, rows):
     assert_same(*results)
 
 
-@pytest.mark.parametrize("length", [50, 1100])
-def test_blocks_of_queries_match_full_sequence(monkeypatch, length):
-    """Blocks of a long sequence are recomputed in the backward pass."""
-    module, x = attention(), random(length, B, E).requires_grad_()
-    padding = torch.zeros(B, length, dtype=torch.bool)
-    padding[0, :7] = padding[1, 30] = True
-    w, results = random(length, B, E, seed=2)[~padding.T], []
-    for rows in (2**40, 16 if length == 50 else 250):
-        monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", rows)
-        monkeypatch.setattr(softmax, "_MAX_BIAS_ELEMENTS", 2**40)
-        out = module(x, key_padding_mask=padding)[0][~padding.T]
-        results.append((out, *torch.autograd.grad((out * w).sum(), [x, *module.parameters()])))
-    assert_same(*results)
-
-
-@torch.no_grad()
-def test_incremental_pieces_match_full_sequence():
-    module, x, state = attention(), random(300, B, E), {}
-    padding = torch.zeros(B, 300, dtype=torch.bool)
-    padding[1, :20] = True
-    whole, _ = module(x, key_padding_mask=padding)
-    pieces = [
-        module(x[:30], key_padding_mask=padding[:, :30], incremental_state=state)[0],
-        module(x[30:31], incremental_state=state)[0],
-        module(x[31:298], incremental_state=state)[0],
-        *(module(x[i : i + 1], incremental_state=state)[0] for i in (298, 299)),
-    ]
-    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
-
-
 @torch.no_grad()
 def test_cached_keys_include_all_reflections():
     """The state has one vector per key and the last two inputs."""
@@ -176,11 +144,3 @@ def test_parameters():
     }
     steps = encoding.input_features(torch.randn(3, 2 + 7, 512))
     assert steps.shape == (3, 8, 7, 64) and (steps.norm(dim=-1) ** 2 < 2).all()
-
-
-def test_invalid_arguments_are_rejected():
-    with pytest.raises(ValueError, match=r"^encoding 'path' works only in causal attention"):
-        build_encoding("path", num_heads=H, head_dim=D, causal=False)
-    cfg = PositionConfig(encoding="path", attention="linear")
-    with pytest.raises(ValueError, match=r"^encoding 'path' works on the score matrix, .*: use softmax"):
-        encoding_from_config(cfg, embed_dim=E, num_heads=H, causal=True)

@@ -91,7 +91,7 @@ def test_softmax_attention_with_position_index(name, options):
     attention, x = FairseqSoftmaxAttention(encoding).double().eval(), random(ROWS * COLUMNS, 2, HEADS * WIDTH)
     attention.position_index = positions
     q, k, v = (
-        attention._project(projection, [x])
+        attention.split_heads(projection(x))
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     weights = scores_of_single_pairs(encoding, q, k, positions).softmax(-1)
@@ -120,7 +120,7 @@ def test_linear_attention_with_position_index(name, norm):
     x = random(ROWS * COLUMNS, 2, HEADS * WIDTH)
     attention.position_index = positions
     q, k, v = (
-        attention._project(projection, [x])
+        attention.split_heads(projection(x))
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     q, k = attention.feature_map(q), attention.feature_map(k)
