@@ -56,9 +56,7 @@ class AbsolutePosition(nn.Module):
         """
         raise NotImplementedError
 
-    def mask_padding(
-        self, positions: Tensor, tokens: Tensor, limit: int | None = None
-    ) -> tuple[Tensor, int]:
+    def mask_padding(self, positions: Tensor, tokens: Tensor, limit: int | None = None) -> tuple[Tensor, int]:
         """Returns the positions with 0 at padding, and the largest of them.
 
         Raises:

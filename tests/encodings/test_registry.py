@@ -1,7 +1,5 @@
 """Registry of encodings."""
 
-import inspect
-
 import pytest
 import torch
 
@@ -82,10 +80,3 @@ def test_lrpe_options():
 def test_errors_list_the_choices(name, options, message):
     with pytest.raises(ValueError, match=message):
         build_encoding(name, **SHARED, **options)
-
-
-@pytest.mark.parametrize("cls", ENCODINGS.values(), ids=ENCODINGS.keys())
-def test_method_signatures_match_base_class(cls):
-    for name in ("forward", "bias", "bias_function", "output_from_weights", "encode_values", "decode_output"):
-        ours, theirs = (inspect.signature(getattr(c, name)).parameters for c in (cls, Encoding))
-        assert ours == theirs

@@ -113,14 +113,6 @@ def test_floater_converges_to_the_solution_with_order_4(inner_p, inner_t, soluti
         assert 12 < coarse / fine < 24
 
 
-def test_floater_is_accurate_at_its_default_step():
-    module = build("floater")
-    ode(module, 1.0, 0.0)
-    for k, p in enumerate(ask(module, *range(21)).tolist()):
-        expected = [math.asinh(math.exp(0.1 * k) * math.sinh(p0)) for p0 in module.start.tolist()]
-        assert p == pytest.approx(expected, abs=1e-6)
-
-
 @pytest.mark.parametrize("width", [8, 7])
 def test_recurrent_is_initially_nearly_sinusoidal(width):
     module = build("recurrent", width)
@@ -231,16 +223,6 @@ def test_cached_table_is_never_stale(name, change):
     with torch.no_grad():
         assert ask(module, 5).equal(expected)
     assert not expected.equal(before)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_cached_table_follows_the_dtype(name):
-    module = with_random_weights(name).float().eval()
-    with torch.no_grad():
-        ask(module, 5)
-        module.double()
-        table = ask(module, 5)
-    assert ask(module, 5).equal(table)
 
 
 @pytest.mark.parametrize("name", NAMES)
