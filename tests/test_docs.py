@@ -79,10 +79,7 @@ BLOCKS = {
     '"words": Row(': "test_docs.py",
 }
 
-RUN, RESULTS = (
-    "bash scripts/train.sh lm/mini rope",
-    "lrpe results ",
-)
+RUN, RESULTS = ("bash scripts/train.sh lm/mini rope", "lrpe results ")
 PREPARE, FEW = "bash data_prep/prepare.sh ", "--rows 9 3 3 --workers 1"
 CUT = "--cut 9 3 --pieces 60 --workers 1"
 RUN_PATH = 'import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name="__main__")'
@@ -191,8 +188,7 @@ ROWS = {
     "sbatch *": Row("--dry-run"),
     # what is done with a trained model
     "bash scripts/extrapolate.sh *": Row(
-        replaced={"RUN": "results/lm/mini/linear_rope/seed-1", "512 1024 2048 4096 8192": "512"},
-        after=(RUN,),
+        replaced={"RUN": "results/lm/mini/linear_rope/seed-1", "512 1024 2048 4096 8192": "512"}, after=(RUN,)
     ),
     "bash scripts/translate.sh *": Row(
         "--cpu --beam 2",

@@ -57,7 +57,7 @@ def measure(files: list[bytes], rounds: int, batch_size: int, size: int) -> Coun
             image = timed("decoding", decode, files[index % len(files)])
             image = timed("crop, resizing, mirror image", random_resized_crop, image, size, rng)
             image = timed("RandAugment", rand_augment, image, rng)
-            pixels.append(timed("standardizing", normalize, image))
+            pixels.append(timed("normalizing", normalize, image))
             timed("erasing", random_erase, pixels[-1], rng)
         pixels = timed("stacking", torch.stack, pixels)
         targets = soft_targets(torch.arange(batch_size) % CLASSES, CLASSES, SMOOTHING)

@@ -466,8 +466,7 @@ def test_linear_attention_in_half_precision_on_2048_tokens(name, causal, dtype, 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("attention", "name", "causal", "kwargs"),
-    [named(case) for case in KINDS if case[2]],
+    ("attention", "name", "causal", "kwargs"), [named(case) for case in KINDS if case[2]]
 )
 def test_half_precision_step_by_step(attention, name, causal, kwargs, dtype):
     module = build(attention, name, causal, dtype, **kwargs)

@@ -16,14 +16,7 @@ from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.encodings.shaw import level
 
-ENCODINGS = {
-    "t5": {},
-    "shaw": {"k": 3},
-    "lfhc": {"k": 2},
-    "xl": {},
-    "gcdf": {},
-    "deberta": {"k": 3},
-}
+ENCODINGS = {"t5": {}, "shaw": {"k": 3}, "lfhc": {"k": 2}, "xl": {}, "gcdf": {}, "deberta": {"k": 3}}
 every_encoding = pytest.mark.parametrize("name", ENCODINGS)
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 

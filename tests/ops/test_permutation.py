@@ -6,11 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from fairseq_lrpe.ops.permutation import (
-    odd_even_permutation,
-    permutation_powers,
-    permute_features,
-)
+from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 
 quick = settings(max_examples=50, deadline=None, derandomize=True)
 permutations = st.integers(1, 9).flatmap(lambda d: st.permutations(range(d)))
