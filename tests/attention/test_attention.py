@@ -148,81 +148,47 @@ every_causal_kind = pytest.mark.parametrize(
 )
 
 
-def product_matrix(name, encoding, i, j):
-    """Returns M with q̃_i·k̃_j = qᵢᵀ M kⱼ."""
-    if name == "rope":
-        m = torch.zeros(D, D, dtype=torch.float64)
-        for t in range(D // 2):
-            angle = (j - i) * 10000 ** (-2 * t / D)
-            cos, sin = math.cos(angle), math.sin(angle)
-            m[2 * t : 2 * t + 2, 2 * t : 2 * t + 2] = torch.tensor([[cos, -sin], [sin, cos]], dtype=m.dtype)
-        return m
-    if name == "type1":
-        v = encoding.v
-        p = torch.eye(D) - 2 * torch.outer(v, v) / v.dot(v)
-        return p.T @ torch.diag(torch.cos((j - i) * encoding.theta)) @ p
-    if name == "type2":
-        v = encoding.v
-        p = torch.eye(D) - 2 * torch.outer(v, v) / v.dot(v)
-        cos, sin = torch.cos((j - i) * encoding.theta), torch.sin((j - i) * encoding.theta)
-        rotations = [torch.stack([c, -s, s, c]).reshape(2, 2) for c, s in zip(cos, sin, strict=True)]
-        return p.T @ torch.block_diag(*rotations) @ p
-    if name == "type7":
-        eye = torch.eye(D, dtype=torch.float64)
-        p, step = eye[[0, 2, 1, 3]], eye[encoding.permutation]
-        power = torch.linalg.matrix_power
-        return p.T @ power(step, i).T @ power(step, j) @ p
-    return torch.eye(D, dtype=torch.float64)
-
-
 def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
-    """Computes (L, B, E) -> (L, B, E) from the module's weights and the formulas only."""
-    causal, encoding = module.causal, module.encoding
-    length, batch, _ = x.shape
-    products = [[product_matrix(name, encoding, i, j) for j in range(length)] for i in range(length)]
-    out = {}
-    for b, h in itertools.product(range(batch), range(H)):
-        rows = slice(h * D, (h + 1) * D)
-        q, k, v = (
-            x[:, b] @ p.weight[rows].T + p.bias[rows] for p in (module.q_proj, module.k_proj, module.v_proj)
-        )
-        for i in range(length):
-            top, bottom, content = 0, 0, 0
-            for j in range(length):
-                if (causal and j > i) or (padding is not None and padding[b, j]):
-                    continue
-                if norm is None:
-                    score = q[i] @ products[i][j] @ k[j] / math.sqrt(D)
-                    if name == "distance_bias":
-                        score = score + encoding.weight[h, 20 + i - j]
-                    weight, plain = torch.exp(score), 0
-                else:
-                    phi_q, phi_k = PHI[feature_map](q[i]), PHI[feature_map](k[j])
-                    decay = torch.exp(encoding.log_decay[h] * (i - j)) if name == "decaying" else 1
-                    weight = decay * (phi_q @ products[i][j] @ phi_k)
-                    plain = decay * (phi_q @ phi_k)
-                value = v[j]
-                if name == "rotating_values":
-                    cos, sin = math.cos(0.3 * (j - i)), math.sin(0.3 * (j - i))
-                    matrix = torch.tensor([[cos, -sin], [sin, cos]], dtype=v.dtype)
-                    value = torch.cat([matrix @ v[j, 2 * t : 2 * t + 2] for t in range(D // 2)])
-                top, bottom, content = top + weight * value, bottom + weight, content + plain
-            if norm in (None, "denominator"):
-                top = top / (bottom if norm is None or bottom > 1e-6 else 1e-6)
-            elif norm == "content":
-                top = top / content.clamp(min=1e-6)
-            out[i, b, h] = top
-    o = torch.stack(
-        [
-            torch.stack([torch.cat([out[i, b, h] for h in range(H)]) for b in range(batch)])
-            for i in range(length)
-        ]
+    """Computes (L, B, E) -> (L, B, E) from the module's weights, encoded q and k, and the formulas."""
+    causal, encoding, (length, batch, _) = module.causal, module.encoding, x.shape
+    q, k, v = (
+        (x @ p.weight.T + p.bias).unflatten(-1, (H, D)).permute(1, 2, 0, 3)
+        for p in (module.q_proj, module.k_proj, module.v_proj)
     )
+    if norm is not None:
+        q, k = PHI[feature_map](q), PHI[feature_map](k)
+    encoded_q, encoded_k = encoding(q, k)
+    rows = torch.zeros(length, batch, E, dtype=x.dtype)
+    for b, h, i in itertools.product(range(batch), range(H), range(length)):
+        top, bottom, content = 0, 0, 0
+        for j in range(length):
+            if (causal and j > i) or (padding is not None and padding[b, j]):
+                continue
+            weight, plain = encoded_q[b, h, i] @ encoded_k[b, h, j], q[b, h, i] @ k[b, h, j]
+            if norm is None:
+                weight = weight / math.sqrt(D)
+                weight = torch.exp(
+                    weight + (encoding.weight[h, 20 + i - j] if name == "distance_bias" else 0)
+                )
+            elif name == "decaying":
+                decay = torch.exp(encoding.log_decay[h] * (i - j))
+                weight, plain = decay * weight, decay * plain
+            value = v[b, h, j]
+            if name == "rotating_values":
+                cos, sin = math.cos(0.3 * (j - i)), math.sin(0.3 * (j - i))
+                matrix = torch.tensor([[cos, -sin], [sin, cos]], dtype=v.dtype)
+                value = torch.cat([matrix @ v[b, h, j, 2 * t : 2 * t + 2] for t in range(D // 2)])
+            top, bottom, content = top + weight * value, bottom + weight, content + plain
+        if norm in (None, "denominator"):
+            top = top / (bottom if norm is None or bottom > 1e-6 else 1e-6)
+        elif norm == "content":
+            top = top / content.clamp(min=1e-6)
+        rows[i, b, h * D : (h + 1) * D] = top
     if norm == "layernorm":
-        o = o - o.mean(-1, keepdim=True)
-        o = o / torch.sqrt((o**2).mean(-1, keepdim=True) + 1e-5)
-        o = o * module.norm.weight + module.norm.bias
-    return o @ module.out_proj.weight.T + module.out_proj.bias
+        rows = rows - rows.mean(-1, keepdim=True)
+        rows = rows / torch.sqrt((rows**2).mean(-1, keepdim=True) + 1e-5)
+        rows = rows * module.norm.weight + module.norm.bias
+    return rows @ module.out_proj.weight.T + module.out_proj.bias
 
 
 @every_kind

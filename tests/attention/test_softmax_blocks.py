@@ -112,20 +112,6 @@ def test_no_blocks_without_bias(rows):
     assert seen == [(0, L, L)]
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_full_sequence_matches_definition(causal):
-    module = build("t5", causal)
-    x, padding = input_and_padding(True)
-    encoding = module.encoding
-    projections = module.q_proj, module.k_proj, module.v_proj
-    q, k, v = (p(x).reshape(L, B, H, D).permute(1, 2, 0, 3) for p in projections)
-    i = torch.arange(L)
-    hidden = padding[:, None, None] | ((i > i[:, None]) if causal else torch.zeros(L, L, dtype=torch.bool))
-    scores = (q @ k.mT / D**0.5 + encoding.bias(q, k)).masked_fill(hidden, -1e30)
-    expected = module.out_proj((scores.softmax(-1) @ v).permute(2, 0, 1, 3).flatten(2))
-    assert_same(module(x, key_padding_mask=padding)[0][~padding.T], expected[~padding.T])
-
-
 @pytest.mark.parametrize("name", OPTIONS)
 def test_short_causal_sequences_use_blocks_without_recomputation(rows, monkeypatch, name):
     """Each block sees only keys up to its last query; nothing is recomputed in the backward pass."""

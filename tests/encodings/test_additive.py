@@ -10,7 +10,7 @@ import torch
 from exact import assert_same, random
 from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
 from largest import Largest
-from pairs import SHAPES, D, H, by_pairs, check_pairs, scores
+from pairs import SHAPES, D, H, check_pairs, scores
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
@@ -240,63 +240,27 @@ def attention(name, causal=True, dropout=0.0, **options):
     return module
 
 
-def attention_definition(module, name, x, padding=None):
-    """(L, B, E) -> (L, B, E): o_i = Σ_j a_ij (v_j + R^V_ij), survey Eqs. 4-6, from the module's weights."""
-    encoding = module.encoding
-    length, batch, _ = x.shape
-    q, k, v = (
-        (x @ p.weight.T + p.bias).reshape(length, batch, H, D).permute(1, 2, 0, 3)
-        for p in (module.q_proj, module.k_proj, module.v_proj)
+@pytest.mark.parametrize("options", [{}, {"k": 9}, {"per_head": True}], ids=str)
+@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
+def test_shaw_values_and_gradients_match_survey(options, causal, queries, keys, q_offset):
+    """Σ_j a_ij w'_{clip(i−j, k)} of survey Eq. 5."""
+    encoding, leaf = (
+        build("shaw", causal, values=True, **options),
+        random(2, H, queries, keys).requires_grad_(),
     )
-    score = by_pairs(SCORES[name], encoding, q, k)
-    out = [[0] * batch for _ in range(length)]
-    for i, b in itertools.product(range(length), range(batch)):
-        heads = []
-        for h in range(H):
-            seen = [
-                j
-                for j in range(length)
-                if not (encoding.causal and j > i) and (padding is None or not padding[b, j])
-            ]
-            weights = torch.exp(torch.stack([score[b, h, i, j] for j in seen]))
-            weights = weights / weights.sum()
-            total = 0
-            for weight, j in zip(weights, seen, strict=True):
-                value = v[b, h, j]
-                if encoding.needs_weights:
-                    value = value + vector(encoding, encoding.w_v, clip(i - j, encoding.k), h)
-                total = total + weight * value
-            heads.append(total)
-        out[i][b] = torch.cat(heads)
-    return torch.stack([torch.stack(row) for row in out]) @ module.out_proj.weight.T + module.out_proj.bias
+    weights = leaf.tril(q_offset) if causal else leaf
 
+    def row(h, i):
+        levels = [clip(q_offset + i - j, encoding.k) for j in range(keys)]
+        return sum(
+            weights[:, h, i, j, None] * vector(encoding, encoding.w_v, x, h) for j, x in enumerate(levels)
+        )
 
-ATTENTIONS = [
-    *((name, {}) for name in ENCODINGS),
-    ("shaw", {"values": True}),
-    ("shaw", {"values": True, "k": 9}),
-    ("shaw", {"values": True, "per_head": True}),
-]
-every_attention = pytest.mark.parametrize(
-    ("name", "options"), [pytest.param(*a, id="-".join([a[0], *map(str, a[1].values())])) for a in ATTENTIONS]
-)
-
-
-@every_attention
-@both_ways
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_softmax_attention_matches_definition(name, options, causal, padded):
-    module = attention(name, causal, **options)
-    x = random(6, 2, H * D, seed=1).requires_grad_()
-    padding = None
-    if padded:
-        padding = torch.zeros(2, 6, dtype=torch.bool)
-        padding[1, 4:] = True
-    leaves = [x, *module.parameters()]
+    heads = [torch.stack([row(h, i) for i in range(queries)], dim=1) for h in range(H)]
     results = []
-    for out in (module(x, key_padding_mask=padding)[0], attention_definition(module, name, x, padding)):
-        out = out if padding is None else out[~padding.T]
-        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
+    for out in (encoding.output_from_weights(weights, q_offset), torch.stack(heads, dim=1)):
+        gradients = torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), [leaf, encoding.w_v.weight])
+        results.append((out, *gradients))
     assert_same(*results)
 
 
