@@ -4,6 +4,8 @@ fairseq's conventions are confined to this module: inputs (L, B, E), and one dic
 for all layers.
 """
 
+from typing import NamedTuple
+
 import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from torch import Tensor
@@ -17,6 +19,20 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 
 # Strong decays produce denormal weights, which make attention on a CPU twice as slow as zeros do.
 torch.set_flush_denormal(True)
+
+
+class DecodingState(NamedTuple):
+    """What a layer stores in fairseq's incremental state.
+
+    Attributes:
+        attention: state of the attention module.
+        segment_position: number of queries since the segment began.
+        segment_inputs: (B, n, E), inputs that the next segment sees as its memory.
+    """
+
+    attention: AttentionState | None = None
+    segment_position: int = 0
+    segment_inputs: Tensor | None = None
 
 
 class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
@@ -77,12 +93,11 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         """
         if incremental_state is None:
             incremental_state = self.prefix_state
-        saved = self._get_input_buffer(incremental_state) or self._initial_buffer(self.carried_state)
-        if 0 < self.segment_length == saved["segment_position"]:
+        saved = self._get_input_buffer(incremental_state) or DecodingState(self.carried_state)
+        if 0 < self.segment_length == saved.segment_position:
             saved = self._next_segment(saved)
-        state, memory = saved["state"], self.memory
-        if state is None and saved["segment_inputs"] is not None:
-            memory = saved["segment_inputs"].transpose(0, 1)
+        state, position, inputs = saved
+        memory = inputs.transpose(0, 1) if state is None and inputs is not None else self.memory
         if key is not None and len(key) != len(query):
             earlier = len(key) - len(query)
             if earlier < 0:
@@ -105,11 +120,7 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         if self.carry_state:
             self.carried_state = self.restart_positions(state)
         else:
-            saved = {
-                "state": state,
-                "segment_position": saved["segment_position"] + len(query),
-                "segment_inputs": self._append_inputs(saved["segment_inputs"], query),
-            }
+            saved = DecodingState(state, position + len(query), self._append_inputs(inputs, query))
             self.set_incremental_state(incremental_state, "attention", saved)
         return out, None
 
@@ -121,17 +132,10 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         """Concatenates the heads: (B, H, L, d) -> (L, B, H·d)."""
         return o.permute(2, 0, 1, 3).flatten(2)
 
-    def _initial_buffer(self, state=None, segment_inputs=None):
-        return {
-            "state": state,
-            "segment_position": 0,  # queries read since the segment began
-            "segment_inputs": segment_inputs,  # (B, n, E), the memory of the next segment
-        }
-
     def _next_segment(self, saved):
         if self.memory_length is None:
-            return self._initial_buffer(self.restart_positions(saved["state"]))
-        return self._initial_buffer(segment_inputs=saved["segment_inputs"][:, -self.memory_length :])
+            return DecodingState(self.restart_positions(saved.attention))
+        return DecodingState(segment_inputs=saved.segment_inputs[:, -self.memory_length :])
 
     def _append_inputs(self, inputs, query):
         """Returns the inputs of a segment and its memory, (B, n, E), if the next segment needs them."""
@@ -147,9 +151,9 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         """Lets batch row i continue from what was row ``new_order[i]``, for beam search."""
         saved = self._get_input_buffer(incremental_state)
         if saved is not None:
-            saved = {**saved, "state": self.reorder_state(saved["state"], new_order)}
-            if saved["segment_inputs"] is not None:
-                saved["segment_inputs"] = saved["segment_inputs"].index_select(0, new_order)
+            state, position, inputs = saved
+            inputs = None if inputs is None else inputs.index_select(0, new_order)
+            saved = DecodingState(self.reorder_state(state, new_order), position, inputs)
             self.set_incremental_state(incremental_state, "attention", saved)
 
 

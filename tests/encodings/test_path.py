@@ -83,7 +83,7 @@ def test_cached_keys_include_all_reflections():
     module, x, state = attention(), random(9, 1, E), {}
     for part in x.split([4, 1, 4]):
         module(part, incremental_state=state)
-    saved = module._get_input_buffer(state)["state"]
+    saved = module._get_input_buffer(state).attention
     keys, matrices = module.k_proj(x[:, 0]).unflatten(-1, (H, D)), reflections_of(module.encoding, x[:, 0])
     for h in range(H):
         for j in range(9):
@@ -107,7 +107,7 @@ def test_half_precision_caches_keys_in_float32(dtype):
     module, x, state = attention(dtype), random(200, B, E).to(dtype), {}
     pieces = torch.cat([module(part, incremental_state=state)[0] for part in x.split(1)])
     assert pieces.dtype == dtype
-    assert module._get_input_buffer(state)["state"].past["k"].dtype == torch.float32
+    assert module._get_input_buffer(state).attention.past["k"].dtype == torch.float32
     whole, _ = module(x)
     assert (pieces - whole).float().norm() / whole.float().norm() < 2 * torch.finfo(dtype).eps
 

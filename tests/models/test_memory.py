@@ -289,5 +289,5 @@ def test_decoding_memory_has_bounded_size():
     decoder, tokens, state = build("softmax_lm_rope", memory_length=7), words(200, 1), {}
     for step in range(200):
         decoder(tokens[:, : step + 1], incremental_state=state)
-    largest = max(x.size(1) for saved in state.values() for x in [saved["segment_inputs"]])
+    largest = max(x.size(1) for saved in state.values() for x in [saved.segment_inputs])
     assert largest <= 7 + 5
