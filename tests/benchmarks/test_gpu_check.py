@@ -331,10 +331,10 @@ def test_exactness_on_a_gpu():
 def test_training_halves_the_batch_until_it_fits(small, fake_gpu, capability):
     from fairseq_lrpe.benchmarks import speed
 
-    asked = []
+    calls = []
 
     def training_step(arch, args, **flags):
-        asked.append((args.batch_size, args.layers, args.vocab_size, flags))
+        calls.append((args.batch_size, args.layers, args.vocab_size, flags))
         if args.batch_size > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
         if arch == "transformer_lm":
@@ -352,8 +352,8 @@ def test_training_halves_the_batch_until_it_fits(small, fake_gpu, capability):
     found = [(row["model"], row["precision"], row["tokens a step"]) for row in part.tables[0].rows]
     assert found == [("linear_lm_rope", precision, "4 × 512") for precision in precisions]
     assert part.tables[0].rows[0]["memory, GiB"] == 2
-    assert asked[0][:3] == (8, 6, 267744) and asked[0][3]["fp16"] is True
-    assert asked[0][3]["share_decoder_input_output_embed"] is True and asked[0][3]["adam_eps"] == 1e-8
+    assert calls[0][:3] == (8, 6, 267744) and calls[0][3]["fp16"] is True
+    assert calls[0][3]["share_decoder_input_output_embed"] is True and calls[0][3]["adam_eps"] == 1e-8
     assert "fp16: out of memory with 8 sequences per step." in part.remarks
     assert "fp16: transformer_lm is skipped: RuntimeError: this one fails." in part.remarks
     assert ("bf16 is skipped: it needs compute capability 8.0." in part.remarks) is (capability < (8, 0))

@@ -23,7 +23,7 @@ quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **options):
-    """Returns an encoding in evaluation mode whose parameters are all random."""
+    """Repowers an encoding in evaluation mode whose parameters are all random."""
     encoding = build_encoding(
         name, num_heads=heads, head_dim=d, causal=causal, layer=layer, max_positions=M, **options
     )
@@ -34,7 +34,7 @@ def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **optio
 
 
 def permuted(encoding, h):
-    """Returns the matrix P of head h: (P x)_a = x_π(a)."""
+    """Repowers the matrix P of head h: (P x)_a = x_π(a)."""
     p = torch.zeros(encoding.head_dim, encoding.head_dim, dtype=torch.float64)
     for a in range(encoding.head_dim):
         p[a, encoding.permutation[h, a]] = 1
@@ -160,14 +160,14 @@ def test_per_decay_is_finite_where_the_published_quotient_overflows(length, dtyp
 
     for h in range(H):
         p = permuted(encoding, h)
-        turns = [torch.eye(8, dtype=torch.float64)]
-        while len(turns) == 1 or not turns[-1].equal(turns[0]):
-            turns.append(p @ turns[-1])
-        turns = torch.stack(turns[:-1])
+        powers = [torch.eye(8, dtype=torch.float64)]
+        while len(powers) == 1 or not powers[-1].equal(powers[0]):
+            powers.append(p @ powers[-1])
+        powers = torch.stack(powers[:-1])
         for i in (length // 2, length - 7, length - 1):
             j = torch.arange(i + 1)
-            key = torch.einsum("jab,jb->ja", turns[j % len(turns)], k[0, h, : i + 1].double())
-            weight = (key @ (turns[i % len(turns)] @ q[0, h, i].double())) * rate(encoding, h) ** (i - j)
+            key = torch.einsum("jab,jb->ja", powers[j % len(powers)], k[0, h, : i + 1].double())
+            weight = (key @ (powers[i % len(powers)] @ q[0, h, i].double())) * rate(encoding, h) ** (i - j)
             expected = weight @ v[0, h, : i + 1].double() / weight.sum()
             bound = 1e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
             torch.testing.assert_close(ours[0, h, i].double(), expected, rtol=bound, atol=bound)

@@ -19,8 +19,8 @@ CHUNK = 4
 def definition(q, k, v, *, causal, normalize, log_decay=None, padding=None, kv=None, k_sum=None, eps=1e-6):
     """o_i = Σ_j γ^(i-j) (q_i·k_j) v_j [/ max(Σ_j γ^(i-j) q_i·k_j, eps)], and the state after it.
 
-    When causal the last query stands at the last key. The state stands one position before the first key,
-    and ends at the last one.
+    If causal, the last query is at the position of the last key. The given state is at the position before
+    the first key, and the returned one at the last key.
     """
     batch, heads, queries = q.shape[:3]
     keys = k.size(2)
@@ -42,9 +42,9 @@ def definition(q, k, v, *, causal, normalize, log_decay=None, padding=None, kv=N
                 score = weight * q[b, h, row].dot(k[b, h, j])
                 top, bottom = top + score * v[b, h, j], bottom + score
             out.append(top / (bottom if bottom > eps else eps) if normalize else top)
-        fade = gamma[h] ** keys if causal else 1
-        kv_bh = q.new_zeros(q.size(-1), v.size(-1)) if kv is None else fade * kv[b, h]
-        k_bh = q.new_zeros(q.size(-1)) if k_sum is None else fade * k_sum[b, h]
+        decay = gamma[h] ** keys if causal else 1
+        kv_bh = q.new_zeros(q.size(-1), v.size(-1)) if kv is None else decay * kv[b, h]
+        k_bh = q.new_zeros(q.size(-1)) if k_sum is None else decay * k_sum[b, h]
         for j in seen:
             key = (gamma[h] ** (keys - 1 - j) if causal else 1) * k[b, h, j]
             kv_bh, k_bh = kv_bh + torch.outer(key, v[b, h, j]), k_bh + key
