@@ -14,7 +14,7 @@ from fairseq_lrpe.benchmarks import attention, exactness, gpu_check, machine
 from fairseq_lrpe.benchmarks.attention import IMPLEMENTATIONS, Implementation
 from fairseq_lrpe.benchmarks.gpu_report import Deadline, Part
 from fairseq_lrpe.benchmarks.shared import format_cell
-from fairseq_lrpe.ops.linear_attention.dispatch import BACKENDS
+from fairseq_lrpe.ops.linear_attention import BACKENDS
 
 SMALL = {
     attention: {"TOKENS": 64},
