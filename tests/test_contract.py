@@ -166,11 +166,50 @@ def test_reordering_incremental_state(case):
     assert_same(module(token, incremental_state=state)[0], expected[-1:])
 
 
+def norms(case):
+    """Returns the case's normalization, and "content" if the module supports it."""
+    norm = getattr(build(case), "linear_norm", None)
+    return (norm, "content") if norm == "denominator" else (norm,)
+
+
+MORE_KEYS = [(1, 7), (6, 7), (75, 140), (135, 140)]
+"""(queries, keys); the last two are split into blocks in both attentions."""
+
+
 @every_case()
-def test_more_keys_than_queries(case):
-    """The queries are the last positions of the keys, as with a memory."""
-    module, x = build(case), tokens()
-    assert_same(module(x[6:], x)[0], module(x)[0][6:])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_more_keys_than_queries(case, padded):
+    """The queries are the last positions of the keys, as with a memory; compares outputs and gradients."""
+    for norm, (queries, keys) in itertools.product(norms(case), MORE_KEYS):
+        module, x = build(case), tokens(keys).requires_grad_()
+        module.linear_norm = norm
+        padding, w = None, tokens(queries)
+        if padded:
+            padding = torch.zeros(B, keys, dtype=torch.bool)
+            padding[0, 1:3] = padding[1, -1:] = True
+            w[padding.T[keys - queries :]] = 0  # the output at padding is arbitrary
+        whole, _ = module(x, key_padding_mask=padding)
+        last, _ = module(x[keys - queries :], x, x, key_padding_mask=padding)
+        leaves, results = [x, *module.parameters()], []
+        for out in (last, whole[keys - queries :]):
+            gradients = torch.autograd.grad((out * w).sum(), leaves, materialize_grads=True)
+            results.append((out * (w != 0), *gradients))
+        assert_same(*results)
+
+
+@every_causal
+def test_more_keys_than_queries_with_incremental_state(case):
+    """Positions that were only keys are part of the state as well."""
+    for norm in norms(case):
+        module, x, state = build(case), tokens(), {}
+        module.linear_norm = norm
+        padding = torch.zeros(B, L, dtype=torch.bool)
+        padding[0, 1:3] = padding[1, -1:] = True
+        whole, _ = module(x, key_padding_mask=padding)
+        for start, query, stop in ((0, 0, 2), (2, 4, 6), (6, 6, 7), (7, 8, 9)):
+            mask = padding[:, start:stop]
+            out, _ = module(x[query:stop], x[start:stop], key_padding_mask=mask, incremental_state=state)
+            assert_same(out[~padding.T[query:stop]], whole[query:stop][~padding.T[query:stop]])
 
 
 @every_case()

@@ -319,18 +319,11 @@ def test_each_layer_has_its_own_state(attention):
         assert_same(token, expected[i : i + 1])
 
 
-@pytest.mark.parametrize(
-    ("attention", "name"),
-    [
-        *itertools.product(("linear", "softmax"), ("none", "rope", "type1", "type7", "rotating_values")),
-        ("softmax", "distance_bias"),
-    ],
-)
-def test_token_order_matters_with_an_encoding_only(attention, name):
-    module = build(attention, name, causal=False)
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_token_order_has_no_effect_without_an_encoding(attention):
+    module = build(attention, "none", causal=False)
     x, order = torch.randn(L, B, E, dtype=torch.float64), torch.tensor([3, 1, 5, 0, 2, 6, 4])
-    difference = (module(x[order])[0] - module(x)[0][order]).abs().max()
-    assert difference < 1e-10 if name == "none" else difference > 1e-3
+    assert_same(module(x[order])[0], module(x)[0][order])
 
 
 def test_linear_attention_rejects_a_bias():
@@ -430,19 +423,6 @@ def test_linear_attention_in_half_precision_on_2048_tokens(name, causal, dtype, 
     assert error < 4 * torch.finfo(dtype).eps
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("attention", "name", "causal", "kwargs"), [named(case) for case in KINDS if case[2]]
-)
-def test_half_precision_step_by_step(attention, name, causal, kwargs, dtype):
-    module = build(attention, name, causal, dtype, **kwargs)
-    x = torch.randn(L, B, E).to(dtype)
-    state = {}
-    for i in range(L):
-        out, _ = module(x[i : i + 1], incremental_state=state)
-        assert out.dtype == dtype and torch.isfinite(out).all()
-
-
 @pytest.mark.parametrize("linear_norm", ["denominator", "content"])
 def test_denominator_near_zero_stays_in_float16_range(linear_norm, monkeypatch):
     """All heads of a token whose output exceeds float16 are scaled together; other tokens are unchanged."""
@@ -503,3 +483,10 @@ def test_invalid_flags_are_rejected(flags, message):
             max_positions=9,
             dropout=0.0,
         )
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_fewer_keys_than_queries_are_rejected(attention):
+    x = torch.randn(5, B, E, dtype=torch.float64)
+    with pytest.raises(ValueError, match=r"^expected at least as many keys as queries, got 4 and 5$"):
+        build(attention, "rope")(x, x[1:])
