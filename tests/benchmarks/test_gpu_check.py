@@ -69,7 +69,7 @@ def test_the_command(small, tmp_path):
 
     assert all(row["rate"] > 0 for row in rows(parts["Machine"]))
     [tests] = rows(parts["Tests"])
-    assert (tests["passed"], tests["failed"], tests["errors"], tests["skipped"]) == (4, 0, 0, 0)
+    assert tests["passed"] and (tests["failed"], tests["errors"], tests["skipped"]) == (0, 0, 0)
     assert len(rows(parts["Exactness"], 0)) == 8
     assert "8 of 8 comparisons of linear attention are within their bound" in remarks(parts["Exactness"])
     encodings = rows(parts["Exactness"], 1)

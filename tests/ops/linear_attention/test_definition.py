@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest import Largest
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.ops import linear_attention
@@ -232,31 +232,17 @@ def test_strong_decay_on_a_long_sequence(dtype):
     assert_same(out, expected, 1e-10 if dtype == torch.float64 else 1e-5)
 
 
-class Numels(TorchDispatchMode):
-    """Records the number of elements of each tensor that is created, also in the backward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.made += [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        return result
-
-
-def numels(n, backend, **kwargs):
-    q, k, v = (torch.rand(1, 1, n, 8, requires_grad=True) for _ in range(3))
-    with Numels() as numels:
-        linear_attention(q, k, v, backend=backend, normalize=True, **kwargs).sum().backward()
-    return numels.made
-
-
 @pytest.mark.parametrize("decay", [None, torch.tensor([-0.1])], ids=["plain", "decay"])
 def test_chunk_memory_is_linear(decay):
-    n = 4096
-    made = numels(n, "chunk", causal=True, log_decay=decay)
-    assert max(made) <= 64 * n  # n²/64
-    assert sum(numels(2 * n, "chunk", causal=True, log_decay=decay)) <= 2.5 * sum(made)
-    assert max(numels(n, "chunk", causal=False)) <= 64 * n
-    assert max(numels(512, "reference", causal=True, log_decay=decay)) == 512**2
+    def measure(n, backend, **options):
+        q, k, v = (torch.rand(1, 1, n, 8, requires_grad=True) for _ in range(3))
+        with Largest() as largest:
+            linear_attention(q, k, v, backend=backend, normalize=True, **options).sum().backward()
+        return largest
+
+    n, causal = 4096, {"causal": True, "log_decay": decay}
+    once, twice = measure(n, "chunk", **causal), measure(2 * n, "chunk", **causal)
+    assert once.numel <= 64 * n  # n²/64
+    assert twice.total <= 2.5 * once.total
+    assert measure(n, "chunk", causal=False).numel <= 64 * n
+    assert measure(512, "reference", **causal).numel == 512**2
