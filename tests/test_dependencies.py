@@ -1,4 +1,4 @@
-"""Imports: setup.py declares exactly the packages in use, and dependencies between ours point one way."""
+"""Imports: setup.py declares exactly the packages in use, and our packages depend on each other one way."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from tiny import BIN, PLUGIN, REPOSITORY, run_command
 
 from fairseq_lrpe.encodings import ENCODINGS
 
-PACKAGES = {  # of modules that are not called like their package
+PACKAGES = {  # of modules whose package has another name
     "fairseq": "fairseq-fixed",
     "fairseq_cli": "fairseq-fixed",
     "fla": "fla-core",
@@ -27,13 +27,13 @@ OURS = {"fairseq_lrpe", "data_prep", *(path.stem for path in (REPOSITORY / "test
 
 
 def imports(path):
-    """The full names of what a file imports, inside functions too: "fairseq_lrpe.ops.linear_attention"."""
+    """Returns the full names that a file imports, also inside functions: "fairseq_lrpe.ops.FEATURE_MAPS"."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: relative imports are not looked into"
+            assert not node.level, f"{path}: relative imports are not supported"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
@@ -69,7 +69,7 @@ def package_imports():
 
 
 def declared():
-    """{"install" and each extra: names of packages} of setup.py."""
+    """Returns {"install" or an extra: names of packages} of setup.py."""
     [setup] = [
         node
         for node in ast.walk(ast.parse((REPOSITORY / "setup.py").read_text()))
@@ -81,14 +81,14 @@ def declared():
     return {name: {re.match(r"[\w-]+", line)[0] for line in lines} for name, lines in lists.items()}
 
 
-def test_setup_declares_what_is_imported_and_nothing_else():
+def test_setup_declares_exactly_the_imported_packages():
     lists = declared()
     extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"]
     assert packages(files("fairseq_lrpe", "data_prep")) == (lists["install"] - {"tensorboardX"}) | extras
     assert packages(files("tests")) - lists["install"] - lists["gpu"] == lists["test"] - COMMANDS
 
 
-def test_one_version_of_each_is_pinned():
+def test_every_package_is_pinned_once():
     pins = re.findall(r"^([\w-]+)==\S+$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
     assert len(pins) == len(set(pins))
     lists = declared()
@@ -152,8 +152,8 @@ def test_core_runs_where_only_torch_is_installed():
     assert done.stdout.strip() == str(len(ENCODINGS))
 
 
-def test_experiments_and_data_preparation_run_commands():
-    """They import neither models nor each other; only experiments/inference loads models."""
+def test_experiments_and_data_preparation_do_not_import_models():
+    """Neither imports models or the other; only experiments/inference loads models."""
     for file, used in package_imports()["experiments"].items():
         allowed = {"models"} if file.startswith("fairseq_lrpe/experiments/inference/") else set()
         assert not used & {"models", "attention", "benchmarks", "cli", "data_prep"} - allowed, file
@@ -172,7 +172,7 @@ def test_only_commands_and_the_public_functions_import_experiments():
 
 
 def test_packages_have_no_cycles():
-    """But for the package itself, whose public functions import what they need when they are called."""
+    """Except for the package itself, whose public functions import others when they are called."""
     arrows = {
         package: set().union(*imported.values())
         for package, imported in package_imports().items()
