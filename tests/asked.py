@@ -1,4 +1,4 @@
-"""Small questions in SQuAD's layout, prepared as data_prep prepares them."""
+"""A small data set of questions in SQuAD's format, prepared by data_prep."""
 
 import json
 
@@ -8,7 +8,7 @@ PLACES = "Rome Paris Oslo Lima Cairo Delhi".split()
 
 
 def write_questions(out, *options):
-    """Prepares questions of six paragraphs, of which 20 are for training and 10 for validation."""
+    """Prepares questions about six paragraphs, 20 for training and 10 for validation."""
     paragraphs = []
     for i, place in enumerate(PLACES):
         context = f"In {1000 + i} Anna and {i} others lived in {place}, far away from home."

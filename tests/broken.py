@@ -1,4 +1,4 @@
-"""What tests do to a prepared folder that commands then have to refuse."""
+"""Ways to damage a prepared data folder, which commands must then reject."""
 
 import shutil
 
@@ -6,7 +6,7 @@ import numpy as np
 
 
 def broken(folder, root, change):
-    """A copy of a folder in which ``change`` has done something to it; the folder itself if that is None."""
+    """Returns a copy of a folder after applying ``change``, or the folder itself if ``change`` is None."""
     if change is None:
         return folder
     copy = root / "broken"
@@ -16,12 +16,12 @@ def broken(folder, root, change):
 
 
 def drop(name):
-    """Removes a file."""
+    """Returns a function that removes a file."""
     return lambda folder: (folder / name).unlink()
 
 
 def cut(name):
-    """Leaves the first half of a file."""
+    """Returns a function that truncates a file to its first half."""
 
     def change(folder):
         content = (folder / name).read_bytes()
@@ -31,5 +31,5 @@ def cut(name):
 
 
 def relabel(values):
-    """Gives the training set other labels."""
+    """Returns a function that replaces the labels of the training set."""
     return lambda folder: np.save(folder / "train.label.npy", np.array(values))

@@ -9,7 +9,7 @@ from forks import Forks
 
 @pytest.fixture(scope="session", autouse=True)
 def forks():
-    """Commands that tests and our programs start are forks, but for those of ``tiny.BIN``."""
+    """Runs commands that tests and our programs start as forks, except those in ``tiny.BIN``."""
     if sys.platform != "linux":
         yield
         return
@@ -20,15 +20,15 @@ def forks():
 
 
 def pytest_addoption(parser):
-    parser.addoption("--encoding", metavar="NAME", help="only what every encoding has to hold, of this one")
+    parser.addoption("--encoding", metavar="NAME", help="run only the contract tests of this encoding")
 
 
 def pytest_configure(config):
-    if asked := config.getoption("--encoding"):
+    if name := config.getoption("--encoding"):
         from fairseq_lrpe.encodings import ENCODINGS
 
-        if asked not in ENCODINGS:
-            raise pytest.UsageError(f"unknown encoding {asked!r}: choose from {', '.join(ENCODINGS)}")
+        if name not in ENCODINGS:
+            raise pytest.UsageError(f"unknown encoding {name!r}: choose from {', '.join(ENCODINGS)}")
 
 
 def pytest_ignore_collect(collection_path, config):
@@ -37,13 +37,13 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
-    if asked := config.getoption("--encoding"):
-        items[:] = [x for x in items if x.callspec.params["case"].encoding == asked]
+    if name := config.getoption("--encoding"):
+        items[:] = [x for x in items if x.callspec.params["case"].encoding == name]
 
 
 @pytest.fixture(autouse=True)
 def seed():
-    """Every test draws the same numbers each time, alone or among others."""
+    """Every test draws the same random numbers, alone or among others."""
     torch.manual_seed(0)
 
 
@@ -64,7 +64,7 @@ def data_bin(text_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train(data_bin):
-    """train(arch, save_dir, *flags): fairseq-train of a tiny language model, in this process."""
+    """Returns ``train(arch, save_dir, *flags)``, which trains a tiny language model in this process."""
 
     def train(arch, save_dir, *flags, data=data_bin):
         return tiny.train_here(*tiny.train_flags(data, arch, save_dir, *flags))

@@ -13,19 +13,19 @@ SHELL = ("", "bash", "sh", "shell", "console")
 
 
 def blocks(*languages):
-    """The fenced code blocks in any of these languages, in the order of the documents."""
+    """Returns the fenced code blocks in any of these languages, in the order of the documents."""
     found = (pair for document in DOCUMENTS for pair in BLOCK.findall(document.read_text()))
     return [text for language, text in found if language in languages]
 
 
 def block(language, part):
-    """The one code block in a language that has this part."""
+    """Returns the only code block in a language that contains ``part``."""
     [found] = [text for text in blocks(language) if part in text]
     return found
 
 
 def commands():
-    """All shell commands, in fenced blocks and inline, on one line each, without comments and duplicates."""
+    """Returns all shell commands, fenced and inline, one line each, without comments and duplicates."""
     found = []
     for document in DOCUMENTS:
         text = document.read_text()

@@ -1,8 +1,9 @@
-"""Commands forked from one process that has imported fairseq: to start one of its own takes seconds.
+"""Runs commands as forks of a server process that has imported fairseq, which saves seconds per command.
 
-``Forks.bin`` is like the environment's folder of programs. Its fairseq commands, and its ``python`` for code
-or a program of ours, ask the server for a fork, which gets their words, environment, folder and open files,
-and runs the command's main function; they pass signals on and end as it ends. All else is the real program.
+``Forks.bin`` replaces the environment's folder of programs. Its fairseq commands, and its ``python`` for code
+and for our programs, are clients that request a fork from the server. The fork gets their arguments,
+environment, working directory and open files, and runs the command's main function. Clients forward signals
+and exit with the fork's exit code. All other programs are links to the real ones.
 """
 
 import gc
@@ -33,9 +34,9 @@ files = [int(x) for x in os.listdir("/proc/self/fd")]
 files = [x for x in sorted(files) if os.path.exists(f"/proc/self/fd/{{x}}")]  # not the listing's own
 server = socket.socket(socket.AF_UNIX)
 server.connect(f"{{here}}/server")
-told = json.dumps([here, name, sys.argv, os.getcwd(), dict(os.environ)]).encode()
-socket.send_fds(server, [len(told).to_bytes(4, "big")], files)
-server.sendall(told)
+request = json.dumps([here, name, sys.argv, os.getcwd(), dict(os.environ)]).encode()
+socket.send_fds(server, [len(request).to_bytes(4, "big")], files)
+server.sendall(request)
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) is not signal.SIG_IGN:
         signal.signal(number, lambda number, frame: server.send(bytes([number])))
@@ -47,23 +48,23 @@ sys.exit(code)
 """
 
 
-LATER = ("torch._dynamo", "matplotlib.figure", "rich.progress", "scipy.stats", "sacrebleu")
-"""What optimizers, pictures and measures import when they are made, in seconds: a fork has it already."""
+SLOW_IMPORTS = ("torch._dynamo", "matplotlib.figure", "rich.progress", "scipy.stats", "sacrebleu")
+"""Slow imports that fairseq's optimizers, plots and metrics make late; the server makes them in advance."""
 
 
 class Forks:
-    """The folder and its server, which imports fairseq when it is first asked and ends with these tests."""
+    """The folder of programs and its server, which imports fairseq at the first request."""
 
     def __init__(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="forks-")  # a socket's path has to be short
+        self.folder = tempfile.TemporaryDirectory(prefix="forks-")  # paths of sockets must be short
         self.bin = Path(self.folder.name)
         for program in BIN.iterdir():
-            mine = self.bin / program.name
+            link = self.bin / program.name
             if program.name == "python" or program.name.startswith("fairseq-"):
-                mine.write_text(CLIENT.format(python=str(BIN / "python")))
-                mine.chmod(0o755)
+                link.write_text(CLIENT.format(python=str(BIN / "python")))
+                link.chmod(0o755)
             else:
-                mine.symlink_to(program)
+                link.symlink_to(program)
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind(str(self.bin / "server"))
             listening.listen(64)
@@ -82,7 +83,7 @@ class Forks:
 
 
 def serve(listening):
-    """Forks for each who asks until its stdin is closed; in a fork, it returns what that has to call."""
+    """Serves requests until stdin is closed; in a fork, returns the function to call."""
     signal.signal(signal.SIGCHLD, reap)
     while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
         connection, _ = listening.accept()
@@ -90,44 +91,44 @@ def serve(listening):
             import_fairseq()
         if os.fork() == 0:
             listening.close()
-            return watch(connection)
+            return supervise(connection)
         connection.close()
     return lambda: None
 
 
 def reap(number, frame):
-    """Takes note of the ends of those that watch."""
+    """Collects the exit codes of finished supervisors."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def import_fairseq():
-    """Imports fairseq, which sets up logging and says what it misses, and what its commands import later."""
+    """Imports fairseq and ``SLOW_IMPORTS``, without their log messages."""
     logging.disable()
-    for name in ("fairseq", *LATER):
+    for name in ("fairseq", *SLOW_IMPORTS):
         importlib.import_module(name)
     logging.disable(logging.NOTSET)
-    gc.freeze()  # a collection would write to all that the forks share
+    gc.freeze()  # a collection would write to memory that the forks share
 
 
-def watch(connection):
-    """Forks the command, passes signals on and tells its exit code; returns what the fork has to call."""
+def supervise(connection):
+    """Forks the command, forwards signals and sends the exit code; in the fork, returns the main function."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     length, files, _, _ = socket.recv_fds(connection, 4, 253)
     with connection.makefile("rb") as stream:
-        told = stream.read(int.from_bytes(length, "big"))
+        request = stream.read(int.from_bytes(length, "big"))
     process = os.fork()
     if process == 0:
         connection.close()
-        return become(files, *json.loads(told))
+        return set_up(files, *json.loads(request))
     for file in files:
         os.close(file)
     ended = os.pidfd_open(process)
     while ended not in select.select([connection, ended], [], [])[0]:
         numbers = connection.recv(16)
-        if not numbers:  # who asked was killed
+        if not numbers:  # the client was killed
             os.killpg(0, signal.SIGKILL)
         for number in numbers:
             os.kill(process, number)
@@ -136,8 +137,8 @@ def watch(connection):
     os._exit(0)
 
 
-def become(files, here, name, words, folder, environment):
-    """Makes this process what a new one would be; returns the command's main function."""
+def set_up(files, here, name, arguments, folder, environment):
+    """Makes this process equivalent to a new one, and returns the command's main function."""
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)
@@ -146,24 +147,24 @@ def become(files, here, name, words, folder, environment):
     os.environ.update(environment)
     sys.executable = f"{here}/python"
     paths = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
-    first = {"-m": folder, "-c": ""}[words[0]] if name == "python" else str(BIN)
+    first = {"-m": folder, "-c": ""}[arguments[0]] if name == "python" else str(BIN)
     sys.path[:1] = [first, *paths]
     if "PYTHONUNBUFFERED" in environment:
         sys.stdout.reconfigure(line_buffering=True)
     if environment.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
-    if name in ("python", "fairseq-train"):  # the other commands leave logging to what they import
+    if name in ("python", "fairseq-train"):  # the imports of other commands configure logging
         logging.root.handlers.clear()
         logging.root.setLevel(logging.WARNING)
     if "OMP_NUM_THREADS" in environment:
         sys.modules["torch"].set_num_threads(int(environment["OMP_NUM_THREADS"]))
     if name == "python":
-        kind, what, *words = words
-        sys.argv = [kind, *words]
+        kind, code, *arguments = arguments
+        sys.argv = [kind, *arguments]
         if kind == "-c":
-            return partial(exec, what, vars(sys.modules["__main__"]))
-        return partial(runpy.run_module, what, run_name="__main__", alter_sys=True)
-    sys.argv = [str(BIN / name), *words]
+            return partial(exec, code, vars(sys.modules["__main__"]))
+        return partial(runpy.run_module, code, run_name="__main__", alter_sys=True)
+    sys.argv = [str(BIN / name), *arguments]
     return importlib.import_module("fairseq_cli." + name.removeprefix("fairseq-").replace("-", "_")).cli_main
 
 

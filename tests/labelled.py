@@ -1,4 +1,4 @@
-"""Small folders of inputs with labels, as data_prep writes them, for tests to share."""
+"""Shared by tests: small folders of labelled inputs, in the format of data_prep."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ TYPES = len(WORDS) + SPECIALS
 
 
 def texts(count, seed=0, longest=9, inputs=1, labels=2):
-    """Rows of random words whose label is the parity of how often the first word comes."""
+    """Yields rows of random words; the label is the parity of the number of first words."""
     draw = np.random.default_rng(seed)
     for _ in range(count):
         row = [draw.integers(SPECIALS, TYPES, draw.integers(1, longest)) for _ in range(inputs)]
@@ -17,7 +17,7 @@ def texts(count, seed=0, longest=9, inputs=1, labels=2):
 
 
 def write_texts(folder, splits=("train", "valid", "test"), count=24, **how):
-    """A folder of texts, or of pairs with ``inputs`` = 2."""
+    """Writes a folder of texts, or of pairs of texts with ``inputs`` = 2."""
     folder.mkdir()
     rows = {
         split: write_split(folder, split, texts(count, seed, **how), TYPES)
@@ -28,7 +28,7 @@ def write_texts(folder, splits=("train", "valid", "test"), count=24, **how):
 
 
 def write_pictures(folder, size=4, count=24):
-    """A folder of grey pictures whose label is whether the upper half is brighter."""
+    """Writes a folder of gray images; the label is whether the upper half is brighter."""
     folder.mkdir()
     draw = np.random.default_rng(0)
     rows = {}

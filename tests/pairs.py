@@ -25,23 +25,38 @@ def build(name, causal=True, **options):
     return encoding.double()
 
 
-def scores(encoding, q, k, q_offset=0):
-    """Returns scale·q̃k̃ᵀ + bias, and 0 at masked keys."""
-    q, k = encoding(q, k, q_offset, 0)
+def all_scores(encoding, q, k, q_offset=0, k_offset=0, features=None):
+    """Returns the scaled scores of softmax attention; entries of keys after their query are arbitrary."""
+    q, k = encoding(q, k, q_offset, k_offset)
+    score_function = encoding.score_function(q, k, q_offset, input_features=features)
+    if score_function is not None:
+        return score_function(q, k, q_offset)
     out, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, q_offset)
-    out = out if bias is None else out + bias
+    return out if bias is None else out + bias
+
+
+def scores(encoding, q, k, q_offset=0):
+    """Returns the scaled scores of softmax attention, and 0 at masked keys."""
+    out = all_scores(encoding, q, k, q_offset)
     if encoding.causal:
         i = torch.arange(q_offset, q_offset + q.size(2))[:, None]
         out = out.masked_fill(torch.arange(k.size(2)) > i, 0.0)
     return out
 
 
-def by_pairs(score, encoding, q, k, q_offset=0):
-    """Computes the scores from ``score(encoding, q_i, k_j, i, j, h)``, which returns (B,)."""
+def products(encoding, q, k, q_offset=0, k_offset=0):
+    """Returns q̃k̃ᵀ of all pairs, without scale and mask."""
+    q, k = encoding(q, k, q_offset, k_offset)
+    return q @ k.mT
+
+
+def by_pairs(score, encoding, q, k, q_offset=0, k_offset=0, causal=None):
+    """Computes a matrix from ``score(encoding, q_i, k_j, i, j, h)``, which returns (B,); 0 at masked keys."""
+    causal = encoding.causal if causal is None else causal
 
     def row(i, h):
-        seen = i + 1 if encoding.causal else k.size(2)
-        found = [score(encoding, q[:, h, i - q_offset], k[:, h, j], i, j, h) for j in range(k.size(2))[:seen]]
+        seen = range(k.size(2))[: i + 1 if causal else None]
+        found = [score(encoding, q[:, h, i - q_offset], k[:, h, j], i, j + k_offset, h) for j in seen]
         return torch.stack(found + [0 * found[0]] * (k.size(2) - len(found)), dim=-1)
 
     rows = range(q_offset, q_offset + q.size(2))

@@ -1,4 +1,4 @@
-"""Small folders of pictures with classes, as files and as data_prep writes them, for tests to share."""
+"""Shared by tests: small folders of images with classes, as files and in the format of data_prep."""
 
 import io
 from argparse import Namespace
@@ -13,14 +13,14 @@ from data_prep.labelled import write_metadata
 
 
 def picture(values, kind="JPEG"):
-    """The file of a picture, of its values (height, width, 3)."""
+    """Returns the content of an image file with these values (height, width, 3)."""
     out = io.BytesIO()
     Image.fromarray(np.asarray(values, np.uint8)).save(out, kind)
     return out.getvalue()
 
 
 def coloured(label, index, width=20, height=16):
-    """The values of a picture that is mostly of its class's colour."""
+    """Returns the values of an image that has mostly the color of its class."""
     draw = np.random.default_rng([label, index])
     values = draw.integers(0, 80, (height, width, 3))
     values[..., label % 3] += 150
@@ -28,7 +28,7 @@ def coloured(label, index, width=20, height=16):
 
 
 def write_classes(folder, count=24, classes=3, splits=("train", "valid", "test")):
-    """A folder of pictures as data_prep writes it."""
+    """Writes a folder of images in the format of data_prep."""
     source = folder.with_name(f"{folder.name}.pictures")
     folder.mkdir(parents=True)
     source.mkdir()
@@ -47,7 +47,7 @@ def write_classes(folder, count=24, classes=3, splits=("train", "valid", "test")
 
 @register_model("mean_colour")
 class MeanColour(BaseFairseqModel):
-    """Stands in for a model of pictures: the mean colour of each of 2 x 2 parts, and a linear layer."""
+    """A simple image classifier: the mean color of each of 2 x 2 parts, and a linear layer."""
 
     def __init__(self, classes):
         super().__init__()

@@ -3,6 +3,7 @@
 ``bash scripts/test.sh --encoding NAME`` runs them for one encoding. Its formula needs a separate test.
 """
 
+import copy
 import inspect
 import itertools
 from typing import NamedTuple
@@ -11,8 +12,10 @@ import pytest
 import torch
 from exact import assert_same
 from largest import Largest
+from pairs import all_scores
 
-from fairseq_lrpe.attention import build_attention
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import PositionConfig
 from fairseq_lrpe.encodings import ENCODINGS, Encoding
 from fairseq_lrpe.methods import METHODS, Method
@@ -94,18 +97,7 @@ def input_features(encoding, length):
     if encoding.left_context is None:
         return None
     like = next(encoding.parameters())
-    return encoding.input_features(torch.randn(encoding.left_context + length, 1, E).to(like))
-
-
-def scores(encoding, q, k, q_offset, features):
-    """Returns the scaled scores of softmax attention including bias; the keys are at positions 0, 1, .."""
-    q, k = encoding(q, k, q_offset, 0)
-    whole = encoding.score_function(q, k, q_offset, input_features=features)
-    if whole is not None:
-        return whole(q, k, q_offset)
-    bias = encoding.bias(q, k, q_offset)
-    found = encoding.scale * q @ k.mT
-    return found if bias is None else found + bias
+    return encoding.input_features(torch.randn(1, encoding.left_context + length, E).to(like))
 
 
 @every_case()
@@ -134,6 +126,21 @@ def check_padding(case, side):
     assert torch.autograd.grad(out.sum(), x)[0].isfinite().all()
 
 
+def encode(encoding, q, k, q_offset, k_offset):
+    """Returns everything that an encoding computes from q, k, v and outputs at given positions."""
+    values = encoding.encode_values(k, k_offset), encoding.decode_output(q, q_offset)
+    return [*encoding(q, k, q_offset, k_offset), *values]
+
+
+@every_case()
+def test_single_positions_match_full_sequence(case):
+    encoding, (q, k) = build(case).encoding, torch.randn(2, 2, H, 5, D, dtype=torch.float64)
+    for q_offset, k_offset in ((0, 0), (9, 2), (300, 290)):
+        whole = encode(encoding, q, k, q_offset, k_offset)
+        steps = [encode(encoding, q[:, :, [i]], k[:, :, [i]], q_offset + i, k_offset + i) for i in range(5)]
+        assert_same([torch.cat(parts, dim=2) for parts in zip(*steps, strict=True)], whole, 1e-12)
+
+
 @every_causal
 def test_incremental_decoding_matches_full_sequence(case):
     module, x = build(case), tokens()
@@ -159,11 +166,85 @@ def test_reordering_incremental_state(case):
     assert_same(module(token, incremental_state=state)[0], expected[-1:])
 
 
+def norms(case):
+    """Returns the case's normalization, and "content" if the module supports it."""
+    norm = getattr(build(case), "linear_norm", None)
+    return (norm, "content") if norm == "denominator" else (norm,)
+
+
+MORE_KEYS = [(1, 7), (6, 7), (75, 140), (135, 140)]
+"""(queries, keys); the last two are split into blocks in both attentions."""
+
+
 @every_case()
-def test_more_keys_than_queries(case):
-    """The queries are the last positions of the keys, as with a memory."""
-    module, x = build(case), tokens()
-    assert_same(module(x[6:], x)[0], module(x)[0][6:])
+@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
+def test_more_keys_than_queries(case, padded):
+    """The queries are the last positions of the keys, as with a memory; compares outputs and gradients."""
+    for norm, (queries, keys) in itertools.product(norms(case), MORE_KEYS):
+        module, x = build(case), tokens(keys).requires_grad_()
+        module.linear_norm = norm
+        padding, w = None, tokens(queries)
+        if padded:
+            padding = torch.zeros(B, keys, dtype=torch.bool)
+            padding[0, 1:3] = padding[1, -1:] = True
+            w[padding.T[keys - queries :]] = 0  # the output at padding is arbitrary
+        whole, _ = module(x, key_padding_mask=padding)
+        last, _ = module(x[keys - queries :], x, x, key_padding_mask=padding)
+        leaves, results = [x, *module.parameters()], []
+        for out in (last, whole[keys - queries :]):
+            gradients = torch.autograd.grad((out * w).sum(), leaves, materialize_grads=True)
+            results.append((out * (w != 0), *gradients))
+        assert_same(*results)
+
+
+@every_causal
+def test_more_keys_than_queries_with_incremental_state(case):
+    """Positions that were only keys are part of the state as well."""
+    for norm in norms(case):
+        module, x, state = build(case), tokens(), {}
+        module.linear_norm = norm
+        padding = torch.zeros(B, L, dtype=torch.bool)
+        padding[0, 1:3] = padding[1, -1:] = True
+        whole, _ = module(x, key_padding_mask=padding)
+        for start, query, stop in ((0, 0, 2), (2, 4, 6), (6, 6, 7), (7, 8, 9)):
+            mask = padding[:, start:stop]
+            out, _ = module(x[query:stop], x[start:stop], key_padding_mask=mask, incremental_state=state)
+            assert_same(out[~padding.T[query:stop]], whole[query:stop][~padding.T[query:stop]])
+
+
+@every_case()
+def test_plain_module_matches_fairseq_adapter(case):
+    """Modules without fairseq have the same parameters, outputs, gradients and decoding steps."""
+    adapter, x, memory = build(case), tokens(), tokens(4)
+    if case.attention == "linear":
+        flags = {name: value for name, value in case.flags if name in ("linear_norm", "feature_map")}
+        plain = LinearAttention(adapter.encoding, **flags)
+    else:
+        plain = SoftmaxAttention(adapter.encoding)
+    plain = plain.to(torch.float64).eval()
+    plain.load_state_dict(adapter.state_dict())
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[1, 6:] = padding[2, :2] = True
+    adapter.memory, leaves = memory, [x.requires_grad_(), *adapter.encoding.parameters()]
+    outputs = (
+        adapter(x, key_padding_mask=padding)[0],
+        plain(x.transpose(0, 1), memory=memory.transpose(0, 1), key_padding_mask=padding).transpose(0, 1),
+    )
+    w = tokens().masked_fill(padding.T[..., None], 0.0)
+    results = []
+    for out in outputs:
+        gradients = torch.autograd.grad((out * w).sum(), leaves, materialize_grads=True)
+        results.append((out[~padding.T], *gradients))
+    assert_same(*results)
+    if not case.causal:
+        return
+    adapter.memory, incremental_state, state = None, {}, None
+    for part in x.detach().split([4, 1, 4]):
+        expected, _ = adapter(part, incremental_state=incremental_state)
+        out, state = plain(part.transpose(0, 1), state=state, return_state=True)
+        assert_same(out.transpose(0, 1), expected)
+        adapter.reorder_incremental_state(incremental_state, torch.tensor([2, 0, 0]))
+        state = plain.reorder_state(state, torch.tensor([2, 0, 0]))
 
 
 @every_case()
@@ -208,10 +289,15 @@ def test_half_precision(case, dtype):
         out, _ = module(x, incremental_state=state if case.causal else None)
         assert out.dtype == dtype and out.isfinite().all()
     q, k = (torch.randn(1, H, L, D).to(dtype) for _ in range(2))
+    if module.encoding.decomposable:
+        exact = encode(copy.deepcopy(module.encoding).double(), q.double(), k.double(), 30, 0)
+        for ours, theirs in zip(encode(module.encoding, q, k, 30, 0), exact, strict=True):
+            assert ours.dtype == dtype
+            assert (ours - theirs).norm() / theirs.norm() < 2 * torch.finfo(dtype).eps
     steps = input_features(module.encoding, L)
-    found = scores(module.encoding, q, k, 0, steps)
+    found = all_scores(module.encoding, q, k, features=steps)
     exact = None if steps is None else steps.double()
-    expected = scores(module.encoding.double(), q.double(), k.double(), 0, exact)
+    expected = all_scores(module.encoding.double(), q.double(), k.double(), features=exact)
     seen = torch.ones(L, L, dtype=torch.bool).tril() if case.causal else ...
     error = (found - expected)[..., seen].norm() / expected[..., seen].norm()
     assert error < 8 * torch.finfo(dtype).eps
@@ -224,10 +310,11 @@ def test_far_positions_in_float32(case):
     q, k = torch.randn(1, H, 4, D), torch.randn(1, H, FAR + 4, D)
     with torch.no_grad():
         steps = input_features(encoding, FAR + 4)
-        far = scores(encoding, q, k, FAR, steps)
+        far = all_scores(encoding, q, k, FAR, features=steps)
         assert far.isfinite().all()
         if encoding.relative:
-            near = scores(encoding, q, k[:, :, -8:], 4, None if steps is None else steps[:, :, -8:])
+            last = None if steps is None else steps[:, :, -8:]
+            near = all_scores(encoding, q, k[:, :, -8:], 4, features=last)
             seen = torch.ones(4, 8, dtype=torch.bool).tril(4) if case.causal else ...
             assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
 

@@ -1,4 +1,4 @@
-"""Imports: setup.py declares exactly the packages in use, and dependencies between ours point one way."""
+"""Imports: setup.py declares exactly the packages in use, and our packages depend on each other one way."""
 
 import ast
 import re
@@ -7,9 +7,11 @@ from collections import defaultdict
 from graphlib import TopologicalSorter
 
 import pytest
-from tiny import PLUGIN, REPOSITORY
+from tiny import BIN, PLUGIN, REPOSITORY, run_command
 
-PACKAGES = {  # of modules that are not called like their package
+from fairseq_lrpe.encodings import ENCODINGS
+
+PACKAGES = {  # of modules whose package has another name
     "fairseq": "fairseq-fixed",
     "fairseq_cli": "fairseq-fixed",
     "fla": "fla-core",
@@ -26,13 +28,13 @@ OURS = {"fairseq_lrpe", "data_prep", *(path.stem for path in (REPOSITORY / "test
 
 
 def imports(path):
-    """The full names of what a file imports, inside functions too: "fairseq_lrpe.ops.linear_attention"."""
+    """Returns the full names that a file imports, also inside functions: "fairseq_lrpe.ops.FEATURE_MAPS"."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{path}: relative imports are not looked into"
+            assert not node.level, f"{path}: relative imports are not supported"
             names |= {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
@@ -41,10 +43,14 @@ def files(*folders):
     return [path for folder in folders for path in sorted((REPOSITORY / folder).rglob("*.py"))]
 
 
-def packages(*folders):
-    """Returns the third-party packages that are imported."""
-    modules = {name.split(".")[0] for path in files(*folders) for name in imports(path)}
-    return {PACKAGES.get(module, module) for module in modules - OURS - sys.stdlib_module_names}
+def third_party_modules(paths):
+    """Returns the top-level modules that files import, except ours and the standard library's."""
+    return {name.split(".")[0] for path in paths for name in imports(path)} - OURS - sys.stdlib_module_names
+
+
+def packages(paths):
+    """Returns the third-party packages that files import."""
+    return {PACKAGES.get(module, module) for module in third_party_modules(paths)}
 
 
 def package_of(name):
@@ -64,7 +70,7 @@ def package_imports():
 
 
 def declared():
-    """{"install" and each extra: names of packages} of setup.py."""
+    """Returns {"install" or an extra: names of packages} of setup.py."""
     [setup] = [
         node
         for node in ast.walk(ast.parse((REPOSITORY / "setup.py").read_text()))
@@ -76,14 +82,14 @@ def declared():
     return {name: {re.match(r"[\w-]+", line)[0] for line in lines} for name, lines in lists.items()}
 
 
-def test_setup_declares_what_is_imported_and_nothing_else():
+def test_setup_declares_exactly_the_imported_packages():
     lists = declared()
     extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"]
-    assert packages("fairseq_lrpe", "data_prep") == (lists["install"] - {"tensorboardX"}) | extras
-    assert packages("tests") - lists["install"] - lists["gpu"] == lists["test"] - COMMANDS
+    assert packages(files("fairseq_lrpe", "data_prep")) == (lists["install"] - {"tensorboardX"}) | extras
+    assert packages(files("tests")) - lists["install"] - lists["gpu"] == lists["test"] - COMMANDS
 
 
-def test_one_version_of_each_is_pinned():
+def test_every_package_is_pinned_once():
     pins = re.findall(r"^([\w-]+)==\S+$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
     assert len(pins) == len(set(pins))
     lists = declared()
@@ -92,24 +98,63 @@ def test_one_version_of_each_is_pinned():
 
 
 @pytest.mark.parametrize(
-    ("package", "allowed"), [("ops", set()), ("encodings", {"ops", "utils"}), ("positions", {"ops"})]
+    ("package", "allowed"),
+    [
+        ("ops", set()),
+        ("encodings", {"ops", "utils"}),
+        ("positions", {"ops"}),
+        ("attention", {"ops", "encodings", "methods"}),
+    ],
 )
-def test_formulas_import_torch_only(package, allowed):
-    foreign = packages(PLUGIN / package)
-    assert foreign - ({"fla-core"} if package == "ops" else set()) == {"torch"}
-    for file, used in package_imports()[package].items():
-        assert used <= allowed, file
-    shared = {
-        name
-        for path in files(PLUGIN / package)
-        for name in imports(path)
-        if name.startswith("fairseq_lrpe.utils.")
-    }
-    assert shared <= {"fairseq_lrpe.utils.suggest.choices"}
+def test_core_imports_torch_only(package, allowed):
+    """Except for the GPU kernels of flash-linear-attention and the adapter for fairseq."""
+    paths = [path for path in files(PLUGIN / package) if path.name != "fairseq_adapter.py"]
+    assert packages(paths) - ({"fla-core"} if package == "ops" else set()) == {"torch"}
+    names = {name for path in paths for name in imports(path)}
+    assert {package_of(name) for name in names} - {None, package} <= allowed
+    utils = {name for name in names if name.startswith("fairseq_lrpe.utils.")}
+    assert utils <= {"fairseq_lrpe.utils.suggest.choices"}
 
 
-def test_experiments_and_data_preparation_run_commands():
-    """They import neither models nor each other; only experiments/inference loads models."""
+WITHOUT_OTHER_PACKAGES = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1:]:
+            raise ModuleNotFoundError(f"{name} is not installed")
+
+sys.meta_path.insert(0, Missing())
+
+import torch
+from fairseq_lrpe import ops, positions
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+
+for name, cls in ENCODINGS.items():
+    for attention in (LinearAttention, SoftmaxAttention)[not cls.decomposable :]:
+        module = attention(build_encoding(name, num_heads=2, head_dim=8, causal=True))
+        x = torch.randn(3, 5, 16, requires_grad=True)
+        out, state = module(x, return_state=True)
+        out.sum().backward()
+        assert out.shape == x.shape and x.grad.isfinite().all()
+        assert module(x[:, :1], state=state).shape == (3, 1, 16)
+print(*set(sys.argv[1:]) & set(sys.modules), len(ENCODINGS))
+"""
+
+
+def test_core_runs_where_only_torch_is_installed():
+    """Both attentions are built, trained and decode without fairseq, omegaconf, numpy and the others."""
+    missing = third_party_modules(files("fairseq_lrpe", "data_prep")) - {"torch"}
+    assert {"fairseq", "numpy", "omegaconf"} <= missing
+    done = run_command(BIN / "python", "-c", WITHOUT_OTHER_PACKAGES, *sorted(missing))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(len(ENCODINGS))
+
+
+def test_experiments_and_data_preparation_do_not_import_models():
+    """Neither imports models or the other; only experiments/inference loads models."""
     for file, used in package_imports()["experiments"].items():
         allowed = {"models"} if file.startswith("fairseq_lrpe/experiments/inference/") else set()
         assert not used & {"models", "attention", "benchmarks", "cli", "data_prep"} - allowed, file
@@ -128,7 +173,7 @@ def test_only_commands_and_the_public_functions_import_experiments():
 
 
 def test_packages_have_no_cycles():
-    """But for the package itself, whose public functions import what they need when they are called."""
+    """Except for the package itself, whose public functions import others when they are called."""
     arrows = {
         package: set().union(*imported.values())
         for package, imported in package_imports().items()

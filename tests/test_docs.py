@@ -1,6 +1,6 @@
 """Runs every command of README.md, docs/*.md and CONTRIBUTING.md, and loads their code blocks.
 
-Commands run in a shell, in a copy of the repository; ROWS says how each is made small. README's encodings are
+Commands run in a shell, in a copy of the repository; ROWS makes each of them small. README's encodings are
 tested in encodings/test_own_encoding.py, CONTRIBUTING's kind and table in experiments/kinds/test_new_kind.py.
 """
 
@@ -26,10 +26,14 @@ from tiny import REPOSITORY, write_text
 
 
 class Row(NamedTuple):
-    """How a command is run: with more arguments, with parts replaced, and after other commands.
+    """Describes how a command is run.
 
-    ``refused``: with what message it fails once its options are parsed, where running it would take too much.
-    ``checked``: the function that checks it, instead of running it.
+    Attributes:
+        more: additional arguments.
+        replaced: {part of the command: replacement}.
+        after: prefixes of commands that must run before.
+        refused: expected error message, for commands that would take too long if they succeeded.
+        checked: a function that checks the command instead of running it.
     """
 
     more: str = ""
@@ -64,7 +68,7 @@ ONCE = "--max-update 1 --cpu --num-workers 0 --data-buffer-size 0 --no-epoch-che
 ONCE += "--required-batch-size-multiple 1 "
 SPEED = "--layers 1 --length 8 --batch-size 1 --vocab-size 99 --rounds 1 --attention linear"
 BLOCKS = {
-    # Code blocks, by a part of each, and what loads or runs them.
+    # {part of a code block: test file that loads or runs it}
     '@register_encoding("forget"': "encodings/test_own_encoding.py",
     '@register_encoding("distance"': "encodings/test_own_encoding.py",
     '"forget": Method(': "encodings/test_own_encoding.py",
@@ -79,10 +83,7 @@ BLOCKS = {
     '"words": Row(': "test_docs.py",
 }
 
-RUN, RESULTS = (
-    "bash scripts/train.sh lm/mini rope",
-    "lrpe results ",
-)
+RUN, RESULTS = ("bash scripts/train.sh lm/mini rope", "lrpe results ")
 PREPARE, FEW = "bash data_prep/prepare.sh ", "--rows 9 3 3 --workers 1"
 CUT = "--cut 9 3 --pieces 60 --workers 1"
 RUN_PATH = 'import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name="__main__")'
@@ -91,7 +92,7 @@ LM, BEST = "results/lm/mini/linear_rope/seed-1", "checkpoints/checkpoint_best.pt
 MISSING = Row("--from missing", refused="missing")
 
 ROWS = {
-    # The first row of the longest beginning that a command has; without "*" it is the whole command.
+    # {command, or prefix followed by "*": row}; the longest matching prefix applies
     "sudo apt install *": Row(checked=check_apt),
     "pip install *": Row(checked=check_pip),
     "bash scripts/setup_env.sh": Row("--dry-run"),
@@ -128,7 +129,7 @@ ROWS = {
         },
         after=("fairseq-preprocess",),
     ),
-    # what lists and shows
+    # commands that print or plot
     "lrpe methods": Row(),
     "lrpe methods --flags": Row(),
     "lrpe synthetic *": Row(),
@@ -136,7 +137,7 @@ ROWS = {
     "lrpe report *": Row(after=(RUN,)),
     RESULTS + "results --experiment *": Row(after=(RUN,)),
     RESULTS + "results --table *": Row(after=(RUN,), refused="no run of"),
-    # measurements
+    # benchmarks
     "lrpe bench linear-attention*": Row("--help"),
     "lrpe bench speed": Row(SPEED + " --methods rope"),
     "lrpe bench speed --attention softmax *": Row(SPEED.replace("linear", "softmax"), {" …": ""}),
@@ -155,7 +156,7 @@ ROWS = {
     "lrpe bench images": Row("--rounds 1 --batch-size 2 --image-size 16"),
     "lrpe bench figures": Row("--out README.md", refused="not a writable folder"),
     "lrpe bench zero-padding": Row("--out README.md", refused="not a writable folder"),
-    # preparations
+    # data preparation
     "bash data_prep/prepare.sh": Row(),
     PREPARE + "NAME*": Row(FEW, {"NAME": "listops"}),
     PREPARE + "listops *": Row(FEW),
@@ -189,10 +190,9 @@ ROWS = {
         replaced={"--gpus 8": "--cpu"}, after=(PREPARE + "imagenet",)
     ),
     "sbatch *": Row("--dry-run"),
-    # what is done with a trained model
+    # use of trained models
     "bash scripts/extrapolate.sh *": Row(
-        replaced={"RUN": "results/lm/mini/linear_rope/seed-1", "512 1024 2048 4096 8192": "512"},
-        after=(RUN,),
+        replaced={"RUN": "results/lm/mini/linear_rope/seed-1", "512 1024 2048 4096 8192": "512"}, after=(RUN,)
     ),
     "bash scripts/translate.sh *": Row(
         "--cpu --beam 2",
@@ -324,14 +324,14 @@ COMMANDS = commands()
 
 
 def row_of(command):
-    """The pattern in ROWS that covers a command: the whole of it, or the longest beginning of it."""
+    """Returns the pattern in ROWS that covers a command: the command itself, or its longest prefix."""
     beginnings = [x for x in ROWS if x.endswith("*") and command.startswith(x[:-1])]
     return command if command in ROWS else max(beginnings, key=len, default=None)
 
 
 @pytest.fixture(scope="module")
 def shell():
-    """shell(line): what a line does in the clone; each is run once."""
+    """Returns ``shell(line)``, which runs a line in the clone; each line is run only once."""
     with tempfile.TemporaryDirectory(prefix="docs-") as folder:  # a short path, as in forks.py
         write_clone(Path(folder))
         write_data(Path(folder))
@@ -349,7 +349,7 @@ def shell():
 
 
 def run(command, shell):
-    """Runs a command as its row says, after those that it needs."""
+    """Runs a command as its row describes, after the commands that it depends on."""
     row = ROWS[row_of(command)]
     for beginning in row.after:
         found = [x for x in COMMANDS if x.startswith(beginning)]

@@ -1,4 +1,4 @@
-"""A fork does what a process of its own does."""
+"""Commands that run as forks behave like separate processes."""
 
 import os
 import select
@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from tiny import BIN, run_command
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there are no forks")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks are only used on Linux")
 
-TELL = """
+REPORT = """
 import os, sys
 print(sys.argv, os.getcwd(), sorted(os.environ), sys.path, sys.stdin.read(), __name__)
 print("to stderr", file=sys.stderr)
@@ -26,20 +26,20 @@ def start(program, *arguments, **settings):
 
 
 @pytest.mark.parametrize("words", [["3"], ["a sentence", "ä\n"]])
-def test_it_has_the_words_the_folder_and_the_environment(words):
+def test_arguments_folder_and_environment(words):
     fork, process = (
-        run_command(python, "-c", TELL, *words, text="ö") for python in ("python", BIN / "python")
+        run_command(python, "-c", REPORT, *words, text="ö") for python in ("python", BIN / "python")
     )
     assert (fork.returncode, fork.stdout, fork.stderr) == (process.returncode, process.stdout, process.stderr)
     assert fork.returncode and fork.stdout.endswith("ö __main__\n")
 
 
-def test_a_traceback_is_an_exit_code(tmp_path):
+def test_traceback_and_exit_code(tmp_path):
     done = run_command("fairseq-eval-lm", tmp_path, "--path", tmp_path / "none.pt")
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(("FileNotFoundError", "OSError"))
 
 
-def test_signals_are_passed_on():
+def test_signals_are_forwarded():
     waits = "import signal, sys, time\n{}\nprint('here', flush=True)\ntime.sleep(10_000)"
     answers = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended') or 0)"
     for program, code in ((waits.format(""), -signal.SIGTERM), (waits.format(answers), 1)):
@@ -49,7 +49,7 @@ def test_signals_are_passed_on():
             assert fork.wait() == code
 
 
-def test_it_ends_with_the_one_who_is_killed_and_holds_its_files_till_then():
+def test_killing_the_client_ends_the_fork_and_closes_its_files():
     reading, writing = os.pipe()
     with start("input('here\\n')", pass_fds=[writing]) as fork:
         os.close(writing)
@@ -60,7 +60,7 @@ def test_it_ends_with_the_one_who_is_killed_and_holds_its_files_till_then():
     os.close(reading)
 
 
-def test_fairseqs_preprocessing_writes_the_same_files(text_folder, tmp_path):
+def test_preprocessing_writes_the_same_files(text_folder, tmp_path):
     written = []
     for number, command in enumerate(("fairseq-preprocess", BIN / "fairseq-preprocess")):
         folder = tmp_path / str(number)

@@ -1,4 +1,4 @@
-"""A tiny language model's flags, its text, fairseq's commands, a run's record: for tests to share."""
+"""Shared by tests: a tiny language model's flags and text, fairseq's commands, and records of runs."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 PLUGIN = REPOSITORY / "fairseq_lrpe"
-BIN = Path(sys.executable).parent  # whatever conftest.py makes of sys.executable later
+BIN = Path(sys.executable).parent  # before conftest.py replaces sys.executable
 FLAGS = (
     "--task language_modeling --decoder-layers 2 --decoder-embed-dim 32 --decoder-ffn-embed-dim 64 "
     "--decoder-attention-heads 4 --tokens-per-sample 32 --batch-size 4 --optimizer adam --lr 0.01 "
@@ -25,14 +25,13 @@ FLAGS = (
 
 
 def run_command(name, *arguments, text=None):
-    """A command (fairseq-train, ...), run in the repository; BIN / name is a process of its own, no fork."""
-    program = Path(sys.executable).parent / name
-    words = [program, *map(str, arguments)]
-    return subprocess.run(words, cwd=REPOSITORY, input=text, capture_output=True, text=True)
+    """Runs a command such as fairseq-train in the repository; ``BIN / name`` is not a fork."""
+    command = [Path(sys.executable).parent / name, *map(str, arguments)]
+    return subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True, text=True)
 
 
 def run_here(main, *arguments):
-    """Runs a program's ``main`` in this process, without the seconds of a start; returns like run_command."""
+    """Like :func:`run_command`, but calls a program's ``main`` in this process, which starts faster."""
     words, before = list(map(str, arguments)), os.environ.copy()
     logger, fairseq = logging.getLogger(main.__module__), logging.getLogger("fairseq")
     handlers, disabled, level, code = list(logger.handlers), logging.root.manager.disable, fairseq.level, 0
@@ -50,7 +49,7 @@ def run_here(main, *arguments):
                 if isinstance(code, str):
                     print(code, file=err)
                     code = 1
-    finally:  # a test that fails must not change those after it
+    finally:  # a failing test must not affect later ones
         for handler in set(logger.handlers) - set(handlers):  # fairseq-preprocess writes a log
             logger.removeHandler(handler)
             handler.close()
@@ -62,7 +61,7 @@ def run_here(main, *arguments):
 
 
 def preprocess(*arguments):
-    """fairseq-preprocess."""
+    """Runs fairseq-preprocess."""
     from fairseq_cli.preprocess import cli_main
 
     done = run_here(cli_main, *arguments)
@@ -70,7 +69,7 @@ def preprocess(*arguments):
 
 
 def train_here(*flags):
-    """fairseq-train in this process; its log is not in what is returned."""
+    """Runs fairseq-train in this process; the result does not include its log."""
     from fairseq_cli.train import cli_main
 
     import fairseq_lrpe.models  # noqa: F401  (fairseq imports them only if it is the first to import the plugin)
@@ -79,12 +78,12 @@ def train_here(*flags):
 
 
 def train_flags(data, arch, save_dir, *flags):
-    """fairseq-train's arguments for the tiny model; later flags win."""
+    """Returns arguments of fairseq-train for the tiny model; later flags take precedence."""
     return [data, "--user-dir", PLUGIN, *FLAGS, "--arch", arch, "--save-dir", save_dir, *flags]
 
 
 def write_configs(folder, files):
-    """YAML files {name: content} below a folder, which stands in for configs; returns it."""
+    """Writes YAML files {name: content} into a folder that replaces configs, and returns it."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(content, folder / f"{name}.yaml")
@@ -92,7 +91,7 @@ def write_configs(folder, files):
 
 
 def write_run(folder, curve, valid=None, updates=100):
-    """A run folder with the validations {updates: perplexity}, finished if ``valid`` is given."""
+    """Writes a run folder with validations {updates: perplexity}; it is finished if ``valid`` is given."""
     folder.mkdir(parents=True)
     settings = {"kind": "language_modeling", "updates": updates, "config": {"updates": updates}}
     (folder / "run.json").write_text(json.dumps(settings))
@@ -106,12 +105,12 @@ def write_run(folder, curve, valid=None, updates=100):
 
 
 def pretend_gpus(monkeypatch, cards, built_for):
-    """Lets torch tell of ``cards`` {name: capability}, and of the architectures that it is built for."""
+    """Makes torch report ``cards`` {name: capability}, and the architectures that it is built for."""
     names, capabilities = list(cards), list(cards.values())
-    told = {"is_available": lambda: True, "device_count": lambda: len(cards)}
-    told |= {"get_arch_list": lambda: built_for, "get_device_name": lambda i: names[_index(i)]}
-    told |= {"get_device_capability": lambda i: capabilities[_index(i)]}
-    for name, function in told.items():
+    fakes = {"is_available": lambda: True, "device_count": lambda: len(cards)}
+    fakes |= {"get_arch_list": lambda: built_for, "get_device_name": lambda i: names[_index(i)]}
+    fakes |= {"get_device_capability": lambda i: capabilities[_index(i)]}
+    for name, function in fakes.items():
         monkeypatch.setattr(torch.cuda, name, function)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
@@ -121,7 +120,7 @@ def _index(device):
 
 
 def write_text(folder):
-    """Sentences with something to learn: each word is one of four that may follow the last."""
+    """Writes learnable sentences: each word is one of four possible successors of the previous one."""
     draw = random.Random(0)
     for split, sentences in (("train", 200), ("valid", 40), ("test", 40)):
         lines = []
@@ -134,7 +133,7 @@ def write_text(folder):
 
 
 def write_byte_pairs(folder):
-    """Byte pairs in GPT-2's form: 256 bytes and four merges."""
+    """Writes byte pairs in GPT-2's format: 256 bytes and four merges."""
     from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "th")]

@@ -15,7 +15,7 @@ BOS, PAD, EOS, UNK = range(4)
 
 
 def architectures(family, bidirectional=False):
-    """All architectures of a family, or those of methods that can look ahead."""
+    """Returns all architectures of a family, or only those of bidirectional methods."""
     return [
         f"{attention}_{family}_{name}"
         for name, method in METHODS.items()
@@ -25,7 +25,7 @@ def architectures(family, bidirectional=False):
 
 
 def check_registered(family):
-    """Asserts that the architectures of a family are those of METHODS; yields each method and its flags."""
+    """Asserts that a family's architectures are those of METHODS; yields each method and its config."""
     registered = [
         arch for arch in ARCH_MODEL_REGISTRY if arch.startswith((f"linear_{family}", f"softmax_{family}"))
     ]
@@ -39,7 +39,7 @@ def check_registered(family):
 
 
 def dictionary_of(types=24, prefix="w"):
-    """A dictionary with so many types, including the four special ones."""
+    """Returns a dictionary with ``types`` symbols, including the four special ones."""
     dictionary = Dictionary()
     for i in range(types - 4):
         dictionary.add_symbol(f"{prefix}{i}")
@@ -47,13 +47,13 @@ def dictionary_of(types=24, prefix="w"):
 
 
 def task_of(dictionary=None, target=None, **attributes):
-    """A stand-in for a task of these dictionaries."""
+    """Returns a substitute for a task with these dictionaries."""
     dictionary = dictionary or dictionary_of()
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=target or dictionary, **attributes)
 
 
 def build_model(arch, task, **flags):
-    """A model of an architecture, of the tiny sizes unless ``flags`` has others."""
+    """Builds a model of an architecture, with tiny sizes unless ``flags`` overrides them."""
     config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]())
     sizes = {f"{part}_{name}": x for part in ("encoder", "decoder") for name, x in SIZES.items()}
     for name, value in {**sizes, **flags}.items():

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
@@ -58,7 +58,7 @@ class LinearAttention(SelfAttention):
         # Attention itself is recomputed as well, which is cheap if it is not causal.
         self._recompute_encoding = not encoding.causal and type(encoding).forward is not Encoding.forward
 
-    def attend(self, q, k, v, key_padding_mask, state, q_offset, k_offset, return_state, input_features):
+    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
         q, k = self.feature_map(q), self.feature_map(k)
         backend = "auto" if self.backend == "fla" and not self.training else self.backend
 
@@ -70,11 +70,11 @@ class LinearAttention(SelfAttention):
 
         def encode_and_attend(q, k, v):
             encoded = *self.encoding(q, k, q_offset, k_offset), self.encoding.encode_values(v, k_offset)
-            o, sums = attend(*encoded, self.linear_norm == "denominator", state["sums"])
+            o, sums = attend(*encoded, self.linear_norm == "denominator", past["sums"])
             o = self.encoding.decode_output(o, q_offset)
             return o if self.norm is None else self._normalize(o), sums
 
-        state, content = state or {"sums": None, "content": None}, None
+        past, content = past or {"sums": None, "content": None}, None
         if self._recompute_encoding and k.size(2) > _MIN_CHECKPOINT_KEYS and k.requires_grad:
             o, sums = checkpoint(encode_and_attend, q, k, v, use_reentrant=False)
         else:
@@ -82,21 +82,21 @@ class LinearAttention(SelfAttention):
         if self.linear_norm == "content":
             # The sum of the weights is the same attention applied to values that are all one.
             ones = v.new_ones(*v.shape[:-1], 1)
-            denominator, content = attend(q, k, ones, False, state["content"])
+            denominator, content = attend(q, k, ones, False, past["content"])
             o = o / denominator.clamp(min=1e-6)
         if self.norm is None and v.dtype == torch.float16:
             o = _limit_magnitude(o)
         return o, {"sums": sums, "content": content}
 
     @torch.no_grad()
-    def shift_state(self, state: dict, shift: int) -> dict:
-        kv, k_sum = state["sums"]
+    def restart_positions(self, state: AttentionState) -> AttentionState:
+        shift, (kv, k_sum) = state.length, state.past["sums"]
         kv = self.encoding.shift_values(self.encoding.shift_keys(kv.mT, shift).mT, shift)
         k_sum = self.encoding.shift_keys(k_sum[..., None, :], shift).squeeze(-2)
-        return {**state, "sums": LinearState(kv, k_sum)}
+        return AttentionState({**state.past, "sums": LinearState(kv, k_sum)})
 
     def _normalize(self, o):
-        return self.norm(self.merge_heads(o)).unflatten(-1, (self.num_heads, -1)).permute(1, 2, 0, 3)
+        return self.split_heads(self.norm(self.merge_heads(o)))
 
 
 def _limit_magnitude(o):

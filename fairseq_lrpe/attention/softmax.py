@@ -7,8 +7,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.ops.position_index import PositionIndex
 
 _CAUSAL_BLOCK_SIZE = 128
 """Number of queries in a block if scores are biased and causal."""
@@ -48,15 +49,15 @@ class SoftmaxAttention(SelfAttention):
     window = 0
     """Number of keys that a query sees, including its own; 0 means no limit."""
 
-    def attend(self, q, k, v, key_padding_mask, state, q_offset, k_offset, return_state, input_features):
+    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
         q, k = self.encoding(q, k, q_offset, k_offset)
         v = self.encoding.encode_values(v, k_offset)
-        if state is not None:
-            order, past_mask = state["order"], state["key_padding_mask"]
+        if past is not None:
+            order, past_mask = past["order"], past["key_padding_mask"]
             if order is not None and past_mask is not None:
                 past_mask = past_mask.index_select(0, order)
             key_padding_mask = _concat_masks(past_mask, key_padding_mask, k_offset, k)
-            k, v = _append(state["k"], order, k), _append(state["v"], order, v)
+            k, v = _append(past["k"], order, k), _append(past["v"], order, v)
 
         length, outputs = q.size(2), []
         block_size, recompute = length, length > 1024 and torch.is_grad_enabled()
@@ -75,10 +76,10 @@ class SoftmaxAttention(SelfAttention):
             block = q[:, :, start : start + block_size]
             num_keys = q_offset + start + block.size(2) if self.causal else k.size(2)
             mask = None if key_padding_mask is None else key_padding_mask[:, :num_keys]
-            if self.position_index is None:
-                offset = q_offset + start
-            else:
+            if isinstance(q_offset, PositionIndex):
                 offset = q_offset.slice_queries(start, block.size(2))
+            else:
+                offset = q_offset + start
             arguments = block, k[:, :, :num_keys], v[:, :, :num_keys], mask, offset
             arguments += bias_function, score_function
             if block_size < length and recompute:
@@ -87,14 +88,16 @@ class SoftmaxAttention(SelfAttention):
                 outputs.append(self._attend_block(*arguments))
         o = torch.cat(outputs[::-1], dim=2) if len(outputs) > 1 else outputs[0]
         cached_keys = self.encoding.cached_keys(k, score_function) if return_state else k
-        state = {"k": cached_keys, "v": v, "key_padding_mask": key_padding_mask, "order": None}
-        return self.encoding.decode_output(o, q_offset), state
+        past = {"k": cached_keys, "v": v, "key_padding_mask": key_padding_mask, "order": None}
+        return self.encoding.decode_output(o, q_offset), past
 
-    def reorder_state(self, state: dict, order: Tensor) -> dict:
+    def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
         """Records the order; rows are copied once, when the next keys and values are appended."""
-        if state["order"] is not None:
-            order = state["order"].index_select(0, order)
-        return {**state, "order": order}
+        past, length, context = state
+        context = None if context is None else context.index_select(0, order)
+        if past["order"] is not None:
+            order = past["order"].index_select(0, order)
+        return AttentionState({**past, "order": order}, length, context)
 
     def _attend_block(self, q, k, v, key_padding_mask, offset, bias_function, score_function):
         """Computes attention of the queries at positions ``offset`` and following to the keys at 0, 1, .."""

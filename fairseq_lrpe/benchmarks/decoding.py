@@ -5,7 +5,6 @@ model. Each search runs as many steps as the longest source of its batch has tok
 same work. Linear attention is in encoder and decoder.
 """
 
-import statistics
 from argparse import Namespace
 from pathlib import Path
 
@@ -88,20 +87,17 @@ def check_test_split(folder: Path) -> None:
 def show(results: dict[str, list], args: Namespace) -> None:
     """Prints the speed of each model."""
     data = f"{args.data.resolve()}, test" if args.data else f"{args.length} random tokens"
-    rows = []
-    for name, batches in results.items():
-        pairs = [(ours, fairseqs) for ours, fairseqs, _ in batches]
-        relative = statistics.median(fairseqs / ours for ours, fairseqs in pairs)
-        ours, fairseqs, sentences = (sum(x) for x in zip(*batches, strict=True))
-        speeds = f"{sentences / ours:.2f}", f"{sentences / fairseqs:.2f}"
-        rows.append([name, *speeds, f"{relative:.2f}", shared.ratio_range(pairs)])
-    shared.print_table(
-        ["model", "sentences/s", "fairseq's", "relative", "spread"],
-        rows,
-        title=f"{data}: {args.layers} + {args.layers} layers, beam {args.beam}, batch {args.batch_size}, "
+    table = shared.Table(
+        f"{data}: {args.layers} + {args.layers} layers, beam {args.beam}, batch {args.batch_size}, "
         f"{len(next(iter(results.values())))} interleaved batches",
-        caption="relative: median over the batches of fairseq's time / the model's; spread: their range",
+        "relative: median over the batches of fairseq's time / the model's; spread: their range",
     )
+    for name, batches in results.items():
+        relative, spread = shared.ratios((ours, fairseqs) for ours, fairseqs, _ in batches)
+        ours, fairseqs, sentences = (sum(x) for x in zip(*batches, strict=True))
+        speeds = {"sentences/s": sentences / ours, "fairseq's": sentences / fairseqs}
+        table.rows.append({"model": name, **speeds, "relative": relative, "spread": spread})
+    table.print()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -110,7 +110,7 @@ def _outputs(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor
     q, k = encoding(q, k)
     features = None
     if encoding.left_context is not None:
-        inputs = F.pad(v.permute(2, 0, 1, 3).flatten(2), (0, 0, 0, 0, encoding.left_context, 0))
+        inputs = F.pad(v.transpose(1, 2).flatten(2), (0, 0, encoding.left_context, 0))
         features = encoding.input_features(inputs)
     scores = encoding.score_function(q, k, input_features=features)
     outputs += [encoding.log_decay, encoding.bias(q, k) if scores is None else scores(q, k)]

@@ -1,12 +1,12 @@
 """A report of several parts, written after each part as Markdown and as JSON."""
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from fairseq_lrpe.benchmarks.shared import Table
 from fairseq_lrpe.utils.files import write_atomic
 
 
@@ -29,24 +29,6 @@ class Deadline:
             if number >= least and not self.left():
                 return
             yield number
-
-
-@dataclass
-class Table:
-    """A table of rows {column with its unit: value}, all with the same columns."""
-
-    title: str
-    caption: str
-    rows: list[dict] = field(default_factory=list)
-
-    def markdown(self) -> str:
-        columns = [name for name in self.rows[0] if any(row[name] is not None for row in self.rows)]
-        text = {column for column in columns if any(isinstance(row[column], str) for row in self.rows)}
-        lines = [columns, [":--" if column in text else "--:" for column in columns]]
-        lines += [[format_cell(row[column]) for column in columns] for row in self.rows]
-        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        title = self.title and f"**{self.title}**"
-        return "\n\n".join(text for text in (title, table, self.caption) if text)
 
 
 @dataclass
@@ -94,18 +76,3 @@ class Report:
         write_atomic(folder / "gpu_check.md", self.markdown())
         content = {"complete": not self.missing, **asdict(self)}
         write_atomic(folder / "gpu_check.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-
-
-def format_cell(value: object) -> str:
-    """Formats a value: numbers with three digits and thousands separators, None as a dash."""
-    if value is None:
-        return "-"
-    if isinstance(value, int):
-        return f"{value:,}"
-    if not isinstance(value, float):
-        return str(value).replace("|", r"\|")
-    if value == 0 or not math.isfinite(value):
-        return f"{value:g}"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.1e}"

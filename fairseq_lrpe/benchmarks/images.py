@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from rich.progress import track
 
-from fairseq_lrpe.benchmarks.shared import BenchmarkParser, measuring, print_table
+from fairseq_lrpe.benchmarks.shared import BenchmarkParser, Table, measuring
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.data.image_transforms import normalize, random_erase, random_resized_crop
 from fairseq_lrpe.data.mixup import mix, soft_targets
@@ -57,21 +57,12 @@ def measure(files: list[bytes], rounds: int, batch_size: int, size: int) -> Coun
             image = timed("decoding", decode, files[index % len(files)])
             image = timed("crop, resizing, mirror image", random_resized_crop, image, size, rng)
             image = timed("RandAugment", rand_augment, image, rng)
-            pixels.append(timed("standardizing", normalize, image))
+            pixels.append(timed("normalizing", normalize, image))
             timed("erasing", random_erase, pixels[-1], rng)
         pixels = timed("stacking", torch.stack, pixels)
         targets = soft_targets(torch.arange(batch_size) % CLASSES, CLASSES, SMOOTHING)
         timed("Mixup or CutMix", mix, pixels, targets, rng)
     return times
-
-
-def show(times: Counter, count: int, title: str) -> None:
-    """Prints the CPU time of each step and of all steps of ``count`` images."""
-    rows, total = [], times.total()
-    for name, seconds in [*times.items(), ("whole", total)]:
-        rate = f"{count / seconds:,.0f}" if seconds else ""
-        rows.append([name, f"{1000 * seconds / count:.2f}", f"{seconds / total:.0%}", rate])
-    print_table(["part", "ms per image", "of the whole", "images/s per core"], rows, title=title)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -97,4 +88,9 @@ def main(arguments: list[str] | None = None) -> None:
         kilobytes = sum(map(len, files)) / len(files) / 1000
         sizes = f"{kilobytes:,.0f} KB, to {args.image_size} x {args.image_size}"
         times = measure(files, args.rounds, args.batch_size, args.image_size)
-        show(times, count, f"{source}, {sizes}: {count:,} in one thread")
+        table, total = Table(f"{source}, {sizes}: {count:,} in one thread"), times.total()
+        for name, seconds in [*times.items(), ("whole", total)]:
+            row = {"part": name, "ms per image": f"{1000 * seconds / count:.2f}"}
+            rate = count / seconds if seconds else None
+            table.rows.append(row | {"of the whole": f"{seconds / total:.0%}", "images/s per core": rate})
+        table.print()

@@ -79,63 +79,56 @@ def print_attention(results: dict, args: Namespace) -> None:
     def cell(name, length):
         row = results[name].get(length)
         if row is None:
-            return "-"
+            return None
         low, median, high = (1000 * f(row["seconds"]) for f in (min, statistics.median, max))
         relative = median / 1000 / statistics.median(results["chunk"][length]["seconds"])
         ratio = "" if name == "chunk" else f" {relative:.1f}×"
         qkv = 3 * 4 * max(attention.TOKENS, length) * args.heads * args.width
         return f"{median:,.0f} ms{ratio}\n({low:,.0f}-{high:,.0f})\n{row['extra'] / qkv:.1f} qkv"
 
-    rows = [[f"{n:,} × {batch_size(n)}", *(cell(name, n) for name in results)] for n in results["chunk"]]
-    exponents = fit_exponents(results)
-    for index, quantity in enumerate(("time", "memory")):
-        cells = (f"{exponents[name][index]:.2f}" if name in exponents else "-" for name in results)
-        rows.append([f"exponent of {quantity}", *cells])
-    shared.print_table(
-        ["length × batch", *results],
-        rows,
-        text_columns=0,
-        show_lines=True,
-        title=f"Forward + backward, {args.heads} heads × {args.width}, float32, {shared.DEVICE}",
-        caption=f"ms: median of {args.rounds} interleaved rounds (minimum-maximum); ×: relative to chunk; "
+    table = shared.Table(
+        f"Forward + backward, {args.heads} heads × {args.width}, float32, {shared.DEVICE}",
+        f"ms: median of {args.rounds} interleaved rounds (minimum-maximum); ×: relative to chunk; "
         "qkv: peak memory beyond q, k, v and all gradients, in multiples of q, k and v together",
     )
+    for length in results["chunk"]:
+        row = {"length × batch": f"{length:,} × {batch_size(length)}"}
+        table.rows.append(row | {name: cell(name, length) for name in results})
+    exponents = fit_exponents(results)
+    for index, quantity in enumerate(("time", "memory")):
+        row = {"length × batch": f"exponent of {quantity}"}
+        table.rows.append(row | {name: exponents.get(name, (None, None))[index] for name in results})
+    table.print()
     length, row = max(results["chunk"].items())
     print_wide(f"Peak memory of the process at {length:,} tokens, chunk: {row['total'] / 2**30:.2f} GiB")
 
 
 def print_decoding(results: dict[str, dict], positions: list[int]) -> None:
     """Prints the time of decoding steps."""
-    rows = []
+    steps = attention.DECODING_STEPS * DECODING_ROUNDS
+    table = shared.Table("One decoding step, batch 1", f"median of {steps} interleaved steps")
     for n in positions:
-        cells = [f"{n:,}"]
-        for times, size in (by_prefix[n] for by_prefix in results.values()):
-            cells += f"{1e6 * statistics.median(times):,.0f}", f"{size / 1024:,.0f}"
-        rows.append(cells)
-    shared.print_table(
-        ["tokens before", *(f"{name}, {unit}" for name in results for unit in ("µs", "state KiB"))],
-        rows,
-        text_columns=0,
-        title="One decoding step, batch 1",
-        caption=f"median of {attention.DECODING_STEPS * DECODING_ROUNDS} interleaved steps",
-    )
+        row = {"tokens before": n}
+        for name, (times, size) in ((name, by_prefix[n]) for name, by_prefix in results.items()):
+            row |= {f"{name}, µs": 1e6 * statistics.median(times), f"{name}, state KiB": size / 1024}
+        table.rows.append(row)
+    table.print()
 
 
 def print_models(results: dict[int, list], args: Namespace) -> None:
     """Prints the training speed of whole models."""
-    rows = []
+    table = shared.Table(
+        f"Training steps of *_lm_base, {args.layers} × 512, vocabulary {args.vocab_size:,}",
+        f"tokens/s: median of {args.rounds} interleaved rounds; spread: range of the rounds' ratios",
+    )
     for length, rounds in results.items():
         batch = batch_size(length)
         linear, softmax = (length * batch / statistics.median(x) for x in zip(*rounds, strict=True))
-        cells = f"{linear:,.0f}", f"{softmax:,.0f}", f"{linear / softmax:.2f}", shared.ratio_range(rounds)
-        rows.append([f"{length:,} × {batch}", *cells])
-    shared.print_table(
-        ["length × batch", "linear tokens/s", "softmax tokens/s", "linear / softmax", "spread"],
-        rows,
-        text_columns=0,
-        title=f"Training steps of *_lm_base, {args.layers} × 512, vocabulary {args.vocab_size:,}",
-        caption=f"tokens/s: median of {args.rounds} interleaved rounds; spread: range of the rounds' ratios",
-    )
+        row = {"length × batch": f"{length:,} × {batch}"}
+        row |= {"linear tokens/s": linear, "softmax tokens/s": softmax}
+        row |= {"linear / softmax": linear / softmax, "spread": shared.ratios(rounds)[1]}
+        table.rows.append(row)
+    table.print()
 
 
 def plot(results: dict, path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's models only if it is the first to import it)
-from fairseq_lrpe.attention import SelfAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
 from fairseq_lrpe.benchmarks import shared
 from fairseq_lrpe.benchmarks.speed import training_config
 from fairseq_lrpe.encodings.xl import sinusoids
@@ -89,14 +89,14 @@ def long_evaluation(method: str, args: Namespace) -> tuple[list[float], list[int
     return times, sizes
 
 
-class PlainXL(SelfAttention):
+class PlainXL(FairseqSelfAttention):
     """Computes softmax((q_i + u)·k_j + (q_i + v)·W_r R_{i−j}) v_j as in Dai et al. 2019 (Eq. 5, App. B).
 
     One product projects memory and segment to queries, keys and values. The position scores are shifted by
     padding them with a column and reshaping.
     """
 
-    def __init__(self, ours: SelfAttention):
+    def __init__(self, ours: FairseqSelfAttention):
         super().__init__(ours.encoding)
         self.to(ours.out_proj.weight).load_state_dict(ours.state_dict())
 
@@ -145,53 +145,45 @@ def training_times(args: Namespace) -> list[tuple[float, float]]:
 
 def measure_evaluation(args: Namespace, selected: dict[str, list[str]], sizes: str) -> None:
     """Measures and prints evaluation with and without a memory."""
-    rows, models = [], [(attention, method) for attention, names in selected.items() for method in names]
-    for attention, method in models:
+    table = shared.Table(
+        f"evaluation: {sizes}, {args.rounds} interleaved rounds",
+        "medians of a segment's seconds with a memory / without; spread: range of the rounds' ratios",
+    )
+    for attention, method in [(attention, name) for attention, names in selected.items() for name in names]:
         times = evaluation_times(attention, method, args)
         speed = args.streams * args.length / statistics.median(times["none"])
-        cells = [architecture(attention, "lm", method), f"{speed:,.0f}"]
+        row = {"model": architecture(attention, "lm", method), "tokens/s without": speed}
         for name in ("hidden", "state"):
-            if name in times:
-                rounds = list(zip(times["none"], times[name], strict=True))
-                cells += [f"{statistics.median(b / a for a, b in rounds):.2f}", shared.ratio_range(rounds)]
-            else:
-                cells += ["-", "-"]
-        rows.append(cells)
-    shared.print_table(
-        ["model", "tokens/s without", "hidden / without", "spread", "state / without", "spread"],
-        rows,
-        title=f"evaluation: {sizes}, {args.rounds} interleaved rounds",
-        caption="medians of a segment's seconds with a memory / without; spread: range of the rounds' ratios",
-    )
+            pairs = zip(times["none"], times[name], strict=True) if name in times else None
+            row[f"{name} / without"], row[f"{name}: spread"] = shared.ratios(pairs) if pairs else (None, None)
+        table.rows.append(row)
+    table.print()
 
 
 def measure_many_segments(args: Namespace, methods: list[str], sizes: str) -> None:
     """Measures and prints the first and the last segments with running sums."""
-    rows = []
+    table = shared.Table(
+        f"milliseconds of a segment with running sums: {sizes}, of {args.segments:,} segments",
+        f"medians of the first and the last {min(EDGE, args.segments)} segments",
+    )
     for method in methods:
         times, memory = long_evaluation(method, args)
         first, last = (1000 * statistics.median(part) for part in (times[:EDGE], times[-EDGE:]))
         size = " to ".join(f"{n:,}" for n in sorted({min(memory), max(memory)}))
-        rows.append([f"linear_lm_{method}", f"{first:.1f}", f"{last:.1f}", f"{last / first:.2f}", size])
-    shared.print_table(
-        ["model", "first", "last", "last / first", "kept, bytes"],
-        rows,
-        title=f"milliseconds of a segment with running sums: {sizes}, of {args.segments:,} segments",
-        caption=f"medians of the first and the last {min(EDGE, args.segments)} segments",
-    )
+        row = {"first": first, "last": last, "last / first": last / first, "kept, bytes": size}
+        table.rows.append({"model": f"linear_lm_{method}", **row})
+    if methods:
+        table.print()
 
 
 def measure_training(args: Namespace, sizes: str) -> None:
     """Measures and prints training steps of Transformer-XL."""
     pairs = training_times(args)
     ours, plain = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
-    ratio = statistics.median(b / a for a, b in pairs)
-    shared.print_table(
-        ["ours", "Transformer-XL's formula written plainly", "times as fast", "spread"],
-        [[f"{ours:,.0f}", f"{plain:,.0f}", f"{ratio:.2f}", shared.ratio_range(pairs)]],
-        text_columns=0,
-        title=f"milliseconds of a training step with a memory: {sizes}",
-    )
+    ratio, spread = shared.ratios(pairs)
+    row = {"ours": ours, "Transformer-XL's formula written plainly": plain}
+    row |= {"times as fast": ratio, "spread": spread}
+    shared.Table(f"milliseconds of a training step with a memory: {sizes}", rows=[row]).print()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,12 +1,15 @@
 """Timing, memory, command-line options, and tables shared by the benchmarks."""
 
 import logging
+import math
+import statistics
 import sys
 import warnings
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -121,24 +124,59 @@ def resident_memory(field: str) -> int:
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(field)))
 
 
-def ratio_range(pairs: Iterable[tuple[float, float]]) -> str:
-    """Returns the smallest and largest b / a of pairs (a, b) of times in the same round."""
-    ratios = [b / a for a, b in pairs]
-    return f"{min(ratios):.2f}-{max(ratios):.2f}"
+def ratios(pairs: Iterable[tuple[float, float]]) -> tuple[float, str]:
+    """Returns the median and the range of b / a, for pairs (a, b) of times in the same round."""
+    values = [b / a for a, b in pairs]
+    return statistics.median(values), f"{min(values):.2f}-{max(values):.2f}"
 
 
-def print_table(
-    columns: Sequence[str], rows: Iterable[Iterable[str]], text_columns: int = 1, **options
-) -> None:
-    """Prints a table whose first columns contain text and the others numbers.
+@dataclass
+class Table:
+    """A table of rows {column with its unit: value}, all with the same columns."""
 
-    Args:
-        options: passed to ``rich.table.Table``, such as ``title`` and ``caption``.
-    """
-    from rich.table import Column, Table  # the GPU check works without rich
+    title: str = ""
+    caption: str = ""
+    rows: list[dict] = field(default_factory=list)
 
-    sides = ["left" if index < text_columns else "right" for index, _ in enumerate(columns)]
-    table = Table(*(Column(name, justify=side) for name, side in zip(columns, sides, strict=True)), **options)
-    for row in rows:
-        table.add_row(*row)
-    print_wide(table)
+    def cells(self) -> tuple[dict[str, str], list[list[str]]]:
+        """Returns {column: "left" for text or "right"} of all columns with values, and the formatted rows."""
+        names = [name for name in self.rows[0] if any(row[name] is not None for row in self.rows)]
+        sides = {
+            name: "left" if any(isinstance(row[name], str) for row in self.rows) else "right"
+            for name in names
+        }
+        return sides, [[format_cell(row[name]) for name in names] for row in self.rows]
+
+    def markdown(self) -> str:
+        """Returns the table in Markdown."""
+        sides, rows = self.cells()
+        lines = [sides, [":--" if side == "left" else "--:" for side in sides.values()], *rows]
+        table = "\n".join("| " + " | ".join(x.replace("|", r"\|") for x in line) + " |" for line in lines)
+        return "\n\n".join(text for text in (self.title and f"**{self.title}**", table, self.caption) if text)
+
+    def print(self) -> None:
+        """Prints the table."""
+        from rich.table import Column, Table  # the GPU check works without rich
+
+        sides, rows = self.cells()
+        columns = (Column(name, justify=side) for name, side in sides.items())
+        lines = any("\n" in cell for row in rows for cell in row)
+        table = Table(*columns, title=self.title, caption=self.caption, show_lines=lines)
+        for row in rows:
+            table.add_row(*row)
+        print_wide(table)
+
+
+def format_cell(value: object) -> str:
+    """Formats a value: numbers with three digits and thousands separators, None as a dash."""
+    if value is None:
+        return "-"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if not isinstance(value, float):
+        return str(value)
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.1e}"

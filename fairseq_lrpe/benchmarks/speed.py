@@ -209,7 +209,8 @@ def peak_memory(arch: str, args: Namespace) -> int:
 
 def measure(attention: str, methods: list[str], args: Namespace) -> None:
     """Measures methods in one attention at ``args.length``, and prints a table."""
-    baseline, archs = FAMILIES[args.family].baseline, {}
+    family, archs = FAMILIES[args.family], {}
+    baseline = family.baseline
     base = architecture(baseline or attention, args.family, "base")
     for method in methods:
         if method == "base" and not baseline:
@@ -217,39 +218,30 @@ def measure(attention: str, methods: list[str], args: Namespace) -> None:
             archs[f"base, {other}"] = architecture(other, args.family, method)
         else:
             archs[method] = architecture(attention, args.family, method)
-    times = {name: compare(arch, base, args) for name, arch in archs.items()}
-    columns = published_speeds()
-    if baseline:
-        models = {"": base, **archs}
-        memory = {name: shared.in_new_process(peak_memory, arch, args) for name, arch in models.items()}
-        columns = {
-            "MiB": {(attention, name): f"{size / 2**20:,.0f}" for name, size in memory.items()},
-            "relative": {(attention, name): f"{size / memory['']:.2f}" for name, size in memory.items()},
-        }
-    show(attention, times, columns, args)
-
-
-def show(attention: str, results: dict[str, list], columns: dict[str, dict], args: Namespace) -> None:
-    """Prints the speed of each method, and further columns {name: {(attention, method): value}}."""
-    family, rows = FAMILIES[args.family], []
-    base = f"the base of {family.baseline} attention" if family.baseline else "base"
     inputs = f"{args.length:,} tokens, vocabulary {args.vocab_size}"
     if family.images:
         inputs = f"{args.length:,} × {args.length:,} pixels"
-    for method, times in results.items():
-        own, reference = (statistics.median(x) for x in zip(*times, strict=True))
-        values = [column.get((attention, method), "") for column in columns.values()]
-        values = [value if isinstance(value, str) else f"{value:.2f}" for value in values]
-        cells = f"{1000 * own:,.1f}", f"{reference / own:.2f}", shared.ratio_range(times)
-        rows.append([method, *cells, *values])
-    shared.print_table(
-        ["method", "ms a step", "relative", "spread", *columns],
-        rows,
-        title=f"{args.family}, {attention} attention: {args.layers} layers, "
-        f"{args.batch_size} × {inputs}, {args.rounds} interleaved rounds",
-        caption=f"relative: median of {base} / median of method; spread: range of the rounds' ratios"
-        + ("; memory is relative to the same base" if family.baseline else ""),
+    reference = f"the base of {baseline} attention" if baseline else "base"
+    table = shared.Table(
+        f"{args.family}, {attention} attention: {args.layers} layers, {args.batch_size} × {inputs}, "
+        f"{args.rounds} interleaved rounds",
+        f"relative: median of {reference} / median of method; spread: range of the rounds' ratios"
+        + ("; memory is relative to the same base" if baseline else ""),
     )
+    base_memory = shared.in_new_process(peak_memory, base, args) if baseline else 0
+    for name, arch in archs.items():
+        times = compare(arch, base, args)
+        own, others = (statistics.median(x) for x in zip(*times, strict=True))
+        row = {"method": name, "ms a step": 1000 * own, "relative": others / own}
+        row["spread"] = shared.ratios(times)[1]
+        if baseline:
+            memory = shared.in_new_process(peak_memory, arch, args)
+            row |= {"MiB": memory / 2**20, "relative memory": memory / base_memory}
+        else:
+            row |= {paper: speeds.get((attention, name)) for paper, speeds in published_speeds().items()}
+        table.rows.append(row)
+    if archs:
+        table.print()
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -19,8 +19,7 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import r2_score
 from torch import Tensor
 
-from fairseq_lrpe.benchmarks import gpu_report
-from fairseq_lrpe.benchmarks.shared import BenchmarkParser, measuring, print_table
+from fairseq_lrpe.benchmarks.shared import BenchmarkParser, Table, measuring
 from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.files import output_folder, save_figure, write_atomic
 
@@ -96,16 +95,6 @@ def measure_all() -> dict[tuple[str, str], list[tuple[float, float]]]:
     return results
 
 
-def table_rows(results: dict) -> list[dict[str, str]]:
-    """Returns the rows of the table, {column: cell}."""
-    columns = [f"{depth} layer{'s' * (depth > 1)}" for depth in DEPTHS]
-    return [
-        {"input": grid, "padding": padding}
-        | {name: f"{mean:.3f} ± {std:.3f}" for name, (mean, std) in zip(columns, values, strict=True)}
-        for (grid, padding), values in results.items()
-    ]
-
-
 def plot(results: dict, path: Path) -> None:
     """Plots R² over the depth, one panel per grid and one line per padding."""
     from matplotlib.figure import Figure
@@ -135,9 +124,13 @@ def main(arguments: list[str] | None = None) -> None:
     folder = parser.parse_args(arguments).out
     with measuring(parser.prog), output_folder(folder):
         results = measure_all()
-        title = f"R² of the position on held-out noise: mean ± deviation of {STACKS} random stacks"
-        rows = table_rows(results)
-        print_table(list(rows[0]), [row.values() for row in rows], text_columns=2, title=title)
+        table = Table(f"R² of the position on held-out noise: mean ± deviation of {STACKS} random stacks")
+        for (grid, padding), values in results.items():
+            row = {"input": grid, "padding": padding}
+            for depth, (mean, std) in zip(DEPTHS, values, strict=True):
+                row[f"{depth} layer{'s' * (depth > 1)}"] = f"{mean:.3f} ± {std:.3f}"
+            table.rows.append(row)
+        table.print()
         plot(results, folder / "zero_padding.png")
-        write_atomic(folder / "zero_padding.md", gpu_report.Table(title, "", rows).markdown() + "\n")
+        write_atomic(folder / "zero_padding.md", table.markdown() + "\n")
         print(folder / "zero_padding.png")

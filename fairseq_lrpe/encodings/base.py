@@ -55,6 +55,9 @@ class Encoding(nn.Module):
     uses_distance_table = False
     """Class attribute: looks values up by distance, and supports ``clamp_length``."""
 
+    multiplicative_decay = False
+    """Class attribute: softmax attention multiplies scores by the decay instead of adding its logarithm."""
+
     clamp_length = 0
     """Distances above it are treated as equal to it in an evaluation; 0 means no limit."""
 
@@ -84,9 +87,9 @@ class Encoding(nn.Module):
         """Logarithm of the decay, at most 0, or None; only for causal attention.
 
         With shape (H,), pairs are weighted by exp(log_decay·(i−j)). Linear attention multiplies its sums by
-        it; softmax attention adds log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), unless
-        :meth:`bias` is overridden. With shape (H, d), or (1, d) for all heads, each feature decays on its
-        own: in both attentions q_i·k_j becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
+        it; softmax attention adds log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), or
+        multiplies them if ``multiplicative_decay``. With shape (H, d), or (1, d) for all heads, each feature
+        decays on its own: in both attentions q_i·k_j becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
         """
         return None
 
@@ -109,7 +112,7 @@ class Encoding(nn.Module):
         if type(self).bias_function is not Encoding.bias_function:
             return self.bias_function(q, k, q_offset)(q, k, q_offset)
         decay = self.log_decay
-        if decay is None or decay.dim() > 1:
+        if decay is None or decay.dim() > 1 or self.multiplicative_decay:
             return None
         distance = torch.arange(q_offset + q.size(-2) - 1, -1, -1, device=q.device)
         return expand_distances((decay.to(q.device)[:, None] * distance).to(q.dtype), q.size(-2), k.size(-2))
@@ -135,7 +138,7 @@ class Encoding(nn.Module):
         """Returns the features of the layer's inputs that the scores depend on.
 
         Args:
-            x: inputs (left_context + n, B, E), 0 at padding and before the start of a sequence.
+            x: inputs (B, left_context + n, E), 0 at padding and before the start of a sequence.
 
         Returns:
             (B, H, n, ...); the caller sets features at padding to 0.
@@ -165,14 +168,9 @@ class Encoding(nn.Module):
             input_features: the :meth:`input_features` of the new keys, which are the last ones.
         """
         decay = self.log_decay
-        return None if decay is None or decay.dim() == 1 else self.decayed_scores(decay, q, k)
-
-    def decayed_scores(self, log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[..., Tensor]:
-        """Returns the :meth:`score_function` that weights products by exp(log_decay·(i−j)).
-
-        ``log_decay`` is (H, d) or (1, d), per feature, or (H, 1), per head.
-        """
-        products = decayed_products(log_decay, q, k)
+        if decay is None or (decay.dim() == 1 and not self.multiplicative_decay):
+            return None
+        products = decayed_products(decay if decay.dim() > 1 else decay[:, None], q, k)
         return lambda q, k, q_offset=0: products(self.scale * q, k, q_offset)
 
     def cached_keys(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:

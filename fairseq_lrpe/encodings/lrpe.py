@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, check_choice, position_tables, register_encoding
-from fairseq_lrpe.ops.householder import householder
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
+from fairseq_lrpe.ops.reflections import householder
 from fairseq_lrpe.ops.rotation import (
     THETA_TYPES,
     cached_phases,

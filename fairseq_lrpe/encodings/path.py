@@ -45,6 +45,7 @@ class PaTH(Encoding):
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns √β_s w_s, (B, H, n, d)."""
+        x = x.transpose(0, 1).contiguous()  # the convolution shifts along the first dimension
         w, length = self.w_out(self.w_in(x)), len(x) - self.left_context
         w = F.silu(sum(w[t : t + length] * row for t, row in enumerate(self.convolution)))
         w = F.normalize(w.unflatten(-1, (self.num_heads, -1)).to(_at_least_float32(w)), dim=-1)

@@ -1,7 +1,5 @@
 """PermuteFormer's encoding (PER)."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,6 +17,8 @@ class PER(Encoding):
     which exceeds float32 after about 700 positions. Here r is the ``log_decay`` of linear attention, O(L d);
     in softmax attention the scores are multiplied by r^(i−j) ≤ 1, O(L² d).
     """
+
+    multiplicative_decay = True
 
     def __init__(self, **shared):
         super().__init__(**shared)
@@ -41,20 +41,3 @@ class PER(Encoding):
 
     def _powers(self, x, offset):
         return permutation_powers(self.permutation, offset, x.size(-2))
-
-    @property
-    def modifies_scores(self) -> bool:
-        return self.causal
-
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor | None:
-        return None  # the decay multiplies the scores
-
-    def score_function(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_offset: int = 0,
-        key_padding_mask: Tensor | None = None,
-        input_features: Tensor | None = None,
-    ) -> Callable[..., Tensor] | None:
-        return self.decayed_scores(self.log_decay[:, None], q, k) if self.causal else None

@@ -11,7 +11,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from fairseq.utils import make_positions
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention import SelfAttention, build_attention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention, build_attention
 from fairseq_lrpe.config import part_config
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -166,7 +166,7 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         if incremental_state is None or incremental_state or tokens.size(1) == 1:
             return extract(tokens, encoder_out, incremental_state, *rest, **kwargs)
         # With a state, fairseq would read the last token alone: only attention receives it.
-        attentions = [module for module in self.modules() if isinstance(module, SelfAttention)]
+        attentions = [module for module in self.modules() if isinstance(module, FairseqSelfAttention)]
         for attention in attentions:
             attention.prefix_state = incremental_state
         try:

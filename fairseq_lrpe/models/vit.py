@@ -8,7 +8,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention import build_attention
+from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import LayerConfig, check_part, check_range, flag, with_defaults
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.models.encoder_decoder import EncoderLayer

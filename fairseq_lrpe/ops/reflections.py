@@ -1,4 +1,4 @@
-"""Scores of queries with keys that are reflected by every position between them."""
+"""Householder reflections, and scores of queries with keys that every position between them reflects."""
 
 import torch
 import torch.nn.functional as F
@@ -9,6 +9,12 @@ _BLOCK_SIZE = 32
 
 _MERGED_BLOCKS = 4
 """Number of blocks that are merged, so that there are as few d × d products as with blocks of 128 keys."""
+
+
+def householder(x: Tensor, v: Tensor) -> Tensor:
+    """Returns (I − 2 v vᵀ / vᵀv) x for every row x of (..., d) (LRPE TMLR Eq. 73); v (d,) is non-zero."""
+    v = v.to(x.dtype)
+    return x - (x @ v).unsqueeze(-1) * (v * (2 / v.dot(v)))
 
 
 class ReflectedKeys:

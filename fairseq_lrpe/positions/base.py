@@ -56,10 +56,19 @@ class AbsolutePosition(nn.Module):
         """
         raise NotImplementedError
 
-    def mask_padding(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, int]:
-        """Returns the positions with 0 at padding, and the largest of them."""
+    def mask_padding(self, positions: Tensor, tokens: Tensor, limit: int | None = None) -> tuple[Tensor, int]:
+        """Returns the positions with 0 at padding, and the largest of them.
+
+        Raises:
+            ValueError: if a position is not below ``limit``.
+        """
         positions = torch.where(tokens == self.padding_idx, 0, positions).clamp(min=0)
-        return positions, int(positions.max()) if positions.numel() else 0
+        last = int(positions.max()) if positions.numel() else 0
+        if limit is not None and last >= limit:
+            raise ValueError(
+                f"{self.name} positions support at most {limit} tokens, not a sequence of {last + 1}"
+            )
+        return positions, last
 
 
 def register_position(name: str) -> Callable[[type[AbsolutePosition]], type[AbsolutePosition]]:

@@ -32,12 +32,8 @@ class Hierarchical(AbsolutePosition):
         self.weight = nn.Parameter(torch.randn(self.max_positions, self.embed_dim) * self.embed_dim**-0.5)
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        positions, last = self.mask_padding(positions, tokens)
         n = self.max_positions
-        if last >= n * n:
-            raise ValueError(
-                f"hierarchical positions support at most {n}² = {n * n} tokens, not a sequence of {last + 1}"
-            )
+        positions, last = self.mask_padding(positions, tokens, limit=n * n)
         embedding = F.embedding(positions % n, self.weight)
         if last >= n:
             blocks = F.embedding(positions // n, self.weight) - self.weight[0]

@@ -25,10 +25,5 @@ class Multiplicative(AbsolutePosition):
         self.weight = nn.Parameter(1 + 0.02 * torch.randn(self.max_positions, self.embed_dim))
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        positions, last = self.mask_padding(positions, tokens)
-        if last >= self.max_positions:
-            raise ValueError(
-                f"multiplicative positions support at most {self.max_positions} tokens, "
-                f"not a sequence of {last + 1}"
-            )
+        positions, _ = self.mask_padding(positions, tokens, limit=self.max_positions)
         return x * F.embedding(positions, self.weight).to(x.dtype)

@@ -7,7 +7,8 @@ import torch
 from exact import assert_same
 from largest import Largest
 
-from fairseq_lrpe.attention import SoftmaxAttention, softmax
+from fairseq_lrpe.attention import softmax
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 
 H, D, B, L = 1, 4, 2, 1100
@@ -20,6 +21,8 @@ OPTIONS = {
     "gcdf": {},
     "deberta": {"k": 40},
     "per": {},
+    "cope": {"positions": 20},
+    "path": {},
 }
 
 
@@ -27,7 +30,7 @@ def build(name, causal, dropout=0.0):
     encoding = build_encoding(
         name.removesuffix("_values"), num_heads=H, head_dim=D, causal=causal, layer=3, **OPTIONS[name]
     )
-    module = SoftmaxAttention(encoding, dropout)
+    module = FairseqSoftmaxAttention(encoding, dropout)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -43,7 +46,9 @@ def rows(monkeypatch):
 
         def counted(q, k, v, key_padding_mask, offset, *functions):
             seen.append((offset, q.size(2), k.size(2)))
-            return SoftmaxAttention._attend_block(module, q, k, v, key_padding_mask, offset, *functions)
+            return FairseqSoftmaxAttention._attend_block(
+                module, q, k, v, key_padding_mask, offset, *functions
+            )
 
         monkeypatch.setattr(module, "_attend_block", counted)
         monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", 2**40)
@@ -71,9 +76,12 @@ def run(module, x, padding, w):
 
 def cases():
     for name, causal in itertools.product(OPTIONS, (True, False)):
-        if (name, causal) == ("per", False):
-            continue  # has no bias; tested separately
-        yield name, causal, name in ("shaw_values", "xl", "per") or not causal
+        if causal or name not in (
+            "per",
+            "cope",
+            "path",
+        ):  # the last two are causal; per has no bias otherwise
+            yield name, causal, name in ("shaw_values", "xl", "per", "cope", "path") or not causal
 
 
 @pytest.mark.parametrize(
@@ -102,20 +110,6 @@ def test_no_blocks_without_bias(rows):
     seen = rows(module, 250)
     module(input_and_padding(False)[0])
     assert seen == [(0, L, L)]
-
-
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_full_sequence_matches_definition(causal):
-    module = build("t5", causal)
-    x, padding = input_and_padding(True)
-    encoding = module.encoding
-    projections = module.q_proj, module.k_proj, module.v_proj
-    q, k, v = (p(x).reshape(L, B, H, D).permute(1, 2, 0, 3) for p in projections)
-    i = torch.arange(L)
-    hidden = padding[:, None, None] | ((i > i[:, None]) if causal else torch.zeros(L, L, dtype=torch.bool))
-    scores = (q @ k.mT / D**0.5 + encoding.bias(q, k)).masked_fill(hidden, -1e30)
-    expected = module.out_proj((scores.softmax(-1) @ v).permute(2, 0, 1, 3).flatten(2))
-    assert_same(module(x, key_padding_mask=padding)[0][~padding.T], expected[~padding.T])
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -161,7 +155,7 @@ def test_minimum_block_size(rows, name):
     assert_same(blocks, whole)
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "deberta", "per"])
+@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "deberta", "per", "cope", "path"])
 def test_long_prompt_after_short_prompt(rows, name):
     """Blocks in the second of two calls have an offset."""
     module = build(name, True)
@@ -209,7 +203,7 @@ def test_backward_uses_the_same_dropout_mask(rows, name, causal):
     assert module(x)[0].equal(module(x)[0])
 
 
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "gcdf"])
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name not in ("gcdf", "cope", "path")])
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 def test_memory_is_bounded_by_a_block(rows, name, causal):
     module = build(name, causal)

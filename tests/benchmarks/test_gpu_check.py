@@ -12,15 +12,16 @@ from tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.benchmarks import attention, exactness, gpu_check, machine
 from fairseq_lrpe.benchmarks.attention import IMPLEMENTATIONS, Implementation
-from fairseq_lrpe.benchmarks.gpu_report import Deadline, Part, format_cell
-from fairseq_lrpe.ops.linear_attention.dispatch import BACKENDS
+from fairseq_lrpe.benchmarks.gpu_report import Deadline, Part
+from fairseq_lrpe.benchmarks.shared import format_cell
+from fairseq_lrpe.ops.linear_attention import BACKENDS
 
 SMALL = {
     attention: {"TOKENS": 64},
     machine: {"COPY_BYTES": 2**20, "MATRIX_SIZE": 64},
     exactness: {"LENGTHS": (5,)},
     gpu_check: {
-        "TESTS": "tests/ops/test_householder.py",
+        "TESTS": "tests/ops/test_feature_maps.py",
         "CPU_SIZES": {"layers": 1, "vocab_size": 100, "batch_size": 1},
         "MODELS": [("linear", "rope"), ("softmax", "fairseq")],
         "TRAINING_ROUNDS": 1,
@@ -68,7 +69,7 @@ def test_the_command(small, tmp_path):
 
     assert all(row["rate"] > 0 for row in rows(parts["Machine"]))
     [tests] = rows(parts["Tests"])
-    assert (tests["passed"], tests["failed"], tests["errors"], tests["skipped"]) == (4, 0, 0, 0)
+    assert tests["passed"] and (tests["failed"], tests["errors"], tests["skipped"]) == (0, 0, 0)
     assert len(rows(parts["Exactness"], 0)) == 8
     assert "8 of 8 comparisons of linear attention are within their bound" in remarks(parts["Exactness"])
     encodings = rows(parts["Exactness"], 1)
@@ -230,14 +231,13 @@ def test_wrong_numbers_are_detected():
 
 def test_a_column_without_values_is_hidden():
     part = Part("One")
-    part.table().extend([{"name": "a", "ms": 1234.5, "MiB": None}, {"name": "b", "ms": None, "MiB": None}])
-    assert part.markdown() == "## One\n\n| name | ms |\n| :-- | --: |\n| a | 1,234 |\n| b | - |"
+    part.table().extend([{"name": "a|b", "ms": 1234.5, "MiB": None}, {"name": "c", "ms": None, "MiB": None}])
+    assert part.markdown() == "## One\n\n| name | ms |\n| :-- | --: |\n| a\\|b | 1,234 |\n| c | - |"
 
 
 def test_format_cell():
-    values = (None, 12345, 12345.6, 99.96, 0.012345, 0.00012345, 0.0, float("nan"), "a | b")
-    cells = " ".join(map(format_cell, values))
-    assert cells == r"- 12,345 12,346 100 0.0123 1.2e-04 0 nan a \| b"
+    values = (None, 12345, 12345.6, 99.96, 0.012345, 0.00012345, 0.0, float("nan"), "text")
+    assert " ".join(map(format_cell, values)) == "- 12,345 12,346 100 0.0123 1.2e-04 0 nan text"
 
 
 @pytest.fixture
@@ -331,10 +331,10 @@ def test_exactness_on_a_gpu():
 def test_training_halves_the_batch_until_it_fits(small, fake_gpu, capability):
     from fairseq_lrpe.benchmarks import speed
 
-    asked = []
+    calls = []
 
     def training_step(arch, args, **flags):
-        asked.append((args.batch_size, args.layers, args.vocab_size, flags))
+        calls.append((args.batch_size, args.layers, args.vocab_size, flags))
         if args.batch_size > 4:
             raise torch.OutOfMemoryError("CUDA out of memory")
         if arch == "transformer_lm":
@@ -352,8 +352,8 @@ def test_training_halves_the_batch_until_it_fits(small, fake_gpu, capability):
     found = [(row["model"], row["precision"], row["tokens a step"]) for row in part.tables[0].rows]
     assert found == [("linear_lm_rope", precision, "4 × 512") for precision in precisions]
     assert part.tables[0].rows[0]["memory, GiB"] == 2
-    assert asked[0][:3] == (8, 6, 267744) and asked[0][3]["fp16"] is True
-    assert asked[0][3]["share_decoder_input_output_embed"] is True and asked[0][3]["adam_eps"] == 1e-8
+    assert calls[0][:3] == (8, 6, 267744) and calls[0][3]["fp16"] is True
+    assert calls[0][3]["share_decoder_input_output_embed"] is True and calls[0][3]["adam_eps"] == 1e-8
     assert "fp16: out of memory with 8 sequences per step." in part.remarks
     assert "fp16: transformer_lm is skipped: RuntimeError: this one fails." in part.remarks
     assert ("bf16 is skipped: it needs compute capability 8.0." in part.remarks) is (capability < (8, 0))

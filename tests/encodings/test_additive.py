@@ -1,7 +1,6 @@
 """Compares encodings that add a bias to the scores with loops over their papers' equations."""
 
 import copy
-import io
 import itertools
 import math
 
@@ -10,26 +9,16 @@ import pytest
 import torch
 from exact import assert_same, random
 from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from largest import Largest
+from pairs import SHAPES, D, H, check_pairs, scores
 
-from fairseq_lrpe.attention import SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.encodings.shaw import level
 
-H, D = 2, 4
-ENCODINGS = {
-    "t5": {},
-    "shaw": {"k": 3},
-    "lfhc": {"k": 2},
-    "xl": {},
-    "gcdf": {},
-    "deberta": {"k": 3},
-}
+ENCODINGS = {"t5": {}, "shaw": {"k": 3}, "lfhc": {"k": 2}, "xl": {}, "gcdf": {}, "deberta": {"k": 3}}
 every_encoding = pytest.mark.parametrize("name", ENCODINGS)
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 
 def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **options):
@@ -41,16 +30,6 @@ def build(name, causal=True, heads=H, d=D, layer=1, dtype=torch.float64, **optio
         for parameter in encoding.parameters():
             parameter.normal_()
     return encoding.to(dtype)
-
-
-def scores(encoding, q, k, q_offset=0):
-    """Returns scale·q̃k̃ᵀ + bias, and 0 at masked keys."""
-    q, k = encoding(q, k, q_offset, 0)
-    out = encoding.scale * (q @ k.transpose(-1, -2)) + encoding.bias(q, k, q_offset)
-    if encoding.causal:
-        i = torch.arange(q_offset, q_offset + q.size(2))[:, None]
-        out = out.masked_fill(torch.arange(k.size(2)) > i, 0.0)
-    return out
 
 
 def t5_bucket(distance, causal, buckets, max_distance):
@@ -162,27 +141,6 @@ SCORES = {
 }
 
 
-def definition(name, encoding, q, k, q_offset=0):
-    rows = []
-    for i in range(q_offset, q_offset + q.size(2)):
-        row = []
-        for j in range(k.size(2)):
-            hidden = encoding.causal and j > i
-            row.append(
-                torch.stack(
-                    [
-                        torch.zeros(q.size(0), dtype=q.dtype)
-                        if hidden
-                        else SCORES[name](encoding, q[:, h, i - q_offset], k[:, h, j], i, j, h)
-                        for h in range(q.size(1))
-                    ],
-                    dim=1,
-                )
-            )
-        rows.append(torch.stack(row, dim=-1))
-    return torch.stack(rows, dim=-2)
-
-
 def cases():
     """Returns (encoding, layer, options), with and without clipped distances."""
     yield "t5", 1, {}
@@ -202,24 +160,9 @@ def cases():
     ("name", "layer", "options"),
     [pytest.param(*case, id="-".join(map(str, (*case[:2], *case[2].values())))) for case in cases()],
 )
-@pytest.mark.parametrize(
-    ("causal", "queries", "keys", "q_offset"),
-    [(True, 6, 6, 0), (True, 1, 9, 8), (True, 3, 8, 5), (False, 6, 6, 0), (False, 2, 9, 3), (False, 3, 5, 2)],
-)
+@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
 def test_scores_and_gradients_match_paper(name, layer, options, causal, queries, keys, q_offset):
-    encoding = build(name, causal, layer=layer, **options)
-    leaves = [
-        random(2, H, queries, D, seed=1).requires_grad_(),
-        random(2, H, keys, D, seed=2).requires_grad_(),
-        *encoding.parameters(),
-    ]
-    results = []
-    for out in (
-        scores(encoding, *leaves[:2], q_offset),
-        definition(name, encoding, *leaves[:2], q_offset),
-    ):
-        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
-    assert_same(*results)
+    check_pairs(SCORES[name], build(name, causal, layer=layer, **options), queries, keys, q_offset)
 
 
 def test_lambda_scales_the_table():
@@ -290,90 +233,35 @@ def test_lfhc_in_layer_1_is_shaw():
 
 
 def attention(name, causal=True, dropout=0.0, **options):
-    module = SoftmaxAttention(build(name, causal, **options), dropout).double()
+    module = FairseqSoftmaxAttention(build(name, causal, **options), dropout).double()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
     return module
 
 
-def attention_definition(module, name, x, padding=None):
-    """(L, B, E) -> (L, B, E): o_i = Σ_j a_ij (v_j + R^V_ij), survey Eqs. 4-6, from the module's weights."""
-    encoding = module.encoding
-    length, batch, _ = x.shape
-    q, k, v = (
-        (x @ p.weight.T + p.bias).reshape(length, batch, H, D).permute(1, 2, 0, 3)
-        for p in (module.q_proj, module.k_proj, module.v_proj)
+@pytest.mark.parametrize("options", [{}, {"k": 9}, {"per_head": True}], ids=str)
+@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
+def test_shaw_values_and_gradients_match_survey(options, causal, queries, keys, q_offset):
+    """Σ_j a_ij w'_{clip(i−j, k)} of survey Eq. 5."""
+    encoding, leaf = (
+        build("shaw", causal, values=True, **options),
+        random(2, H, queries, keys).requires_grad_(),
     )
-    score = definition(name, encoding, q, k)
-    out = [[0] * batch for _ in range(length)]
-    for i, b in itertools.product(range(length), range(batch)):
-        heads = []
-        for h in range(H):
-            seen = [
-                j
-                for j in range(length)
-                if not (encoding.causal and j > i) and (padding is None or not padding[b, j])
-            ]
-            weights = torch.exp(torch.stack([score[b, h, i, j] for j in seen]))
-            weights = weights / weights.sum()
-            total = 0
-            for weight, j in zip(weights, seen, strict=True):
-                value = v[b, h, j]
-                if encoding.needs_weights:
-                    value = value + vector(encoding, encoding.w_v, clip(i - j, encoding.k), h)
-                total = total + weight * value
-            heads.append(total)
-        out[i][b] = torch.cat(heads)
-    return torch.stack([torch.stack(row) for row in out]) @ module.out_proj.weight.T + module.out_proj.bias
+    weights = leaf.tril(q_offset) if causal else leaf
 
+    def row(h, i):
+        levels = [clip(q_offset + i - j, encoding.k) for j in range(keys)]
+        return sum(
+            weights[:, h, i, j, None] * vector(encoding, encoding.w_v, x, h) for j, x in enumerate(levels)
+        )
 
-ATTENTIONS = [
-    *((name, {}) for name in ENCODINGS),
-    ("shaw", {"values": True}),
-    ("shaw", {"values": True, "k": 9}),
-    ("shaw", {"values": True, "per_head": True}),
-]
-every_attention = pytest.mark.parametrize(
-    ("name", "options"), [pytest.param(*a, id="-".join([a[0], *map(str, a[1].values())])) for a in ATTENTIONS]
-)
-
-
-@every_attention
-@both_ways
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_softmax_attention_matches_definition(name, options, causal, padded):
-    module = attention(name, causal, **options)
-    x = random(6, 2, H * D, seed=1).requires_grad_()
-    padding = None
-    if padded:
-        padding = torch.zeros(2, 6, dtype=torch.bool)
-        padding[1, 4:] = True
-    leaves = [x, *module.parameters()]
+    heads = [torch.stack([row(h, i) for i in range(queries)], dim=1) for h in range(H)]
     results = []
-    for out in (module(x, key_padding_mask=padding)[0], attention_definition(module, name, x, padding)):
-        out = out if padding is None else out[~padding.T]
-        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
+    for out in (encoding.output_from_weights(weights, q_offset), torch.stack(heads, dim=1)):
+        gradients = torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), [leaf, encoding.w_v.weight])
+        results.append((out, *gradients))
     assert_same(*results)
-
-
-@every_attention
-@both_ways
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_does_not_affect_other_tokens(name, options, causal, side):
-    """Left padding also moves the sentence, which has no effect; output at padding must be finite."""
-    module = attention(name, causal, **options)
-    x = random(7, 2, H * D, seed=1).requires_grad_()
-    padding = torch.zeros(2, 7, dtype=torch.bool)
-    place = slice(0, 4) if side == "right" else slice(3, 7)
-    padding[1] = True
-    padding[1, place] = False
-    out, _ = module(x, key_padding_mask=padding)
-    assert_same(out[place, 1], module(x[place, 1:])[0][:, 0])
-    assert_same(out[:, 0], module(x[:, :1])[0][:, 0])
-    assert torch.isfinite(out).all()
-    for gradient in torch.autograd.grad(out.sum(), [x, *module.parameters()]):
-        assert torch.isfinite(gradient).all()
 
 
 @pytest.mark.parametrize(("name", "prior"), [("xl", sinusoid), ("gcdf", gaussian)])
@@ -398,22 +286,6 @@ def test_xl_matches_fairseqs_relative_attention(name, prior):
     r = torch.stack([prior(x, H * D) for x in range(length - 1, -length, -1)])[:, None]
     x = random(length, 2, H * D, seed=1)
     assert_same(ours(x)[0], theirs(x, x, x, r)[0])
-
-
-@every_attention
-@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
-def test_incremental_decoding_matches_full_sequence(name, options, cuts, padded):
-    module = attention(name, **options)
-    x = random(7, 2, H * D, seed=1)
-    padding = torch.zeros(2, 7, dtype=torch.bool)
-    padding[1, :2] = padded
-    whole, _ = module(x, key_padding_mask=padding if padded else None)
-    state, pieces = {}, []
-    for start, stop in itertools.pairwise([0, *cuts, 7]):
-        mask = padding[:, start:stop] if padding[:, start:stop].any() else None
-        pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
-    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
 
 
 def test_shaw_values_use_the_dropped_out_weights():
@@ -486,52 +358,6 @@ def test_xl_lacks_these_properties(heads, d):
 
 @every_encoding
 @both_ways
-@quick
-@given(
-    q_offset=st.integers(0, 4),
-    queries=st.integers(1, 5),
-    keys=st.integers(1, 6),
-    moved=st.integers(1, 2),
-    layer=st.integers(1, 2),
-    seed=st.integers(0, 10**6),
-)
-def test_scores_depend_only_on_distance(name, causal, q_offset, queries, keys, moved, layer, seed):
-    options = {"t5": {"max_distance": 30}}.get(name, {"k": 32} if "k" in ENCODINGS[name] else {})
-    encoding = build(name, causal, layer=layer, **options)
-    keys = q_offset + queries if causal else keys
-    q, k = random(1, H, queries, D, seed=seed), random(1, H, keys, D, seed=seed + 1)
-    before = scores(encoding, q, k, q_offset)
-    # Both shifted: as many additional keys precede them.
-    longer = torch.cat([random(1, H, 2 * moved, D, seed=seed + 2), k], dim=2)
-    after = scores(encoding, q, longer, q_offset + 2 * moved)
-    assert_same(after[..., 2 * moved :], before)
-    # Only the queries.
-    after = scores(encoding, q, longer if causal else k, q_offset + 2 * moved)[..., :keys]
-    assert (after - before).abs().max() > 1e-6
-
-
-@every_encoding
-@both_ways
-@quick
-@given(
-    length=st.integers(2, 90),
-    start=st.integers(0, 88),
-    queries=st.integers(1, 90),
-    seed=st.integers(0, 10**6),
-)
-def test_bias_function_of_a_block_matches_full_bias(name, causal, length, start, queries, seed):
-    encoding = build(name, causal, layer=2)
-    q, k = random(1, H, length, D, seed=seed), random(1, H, length, D, seed=seed + 1)
-    start = min(start, length - 1)
-    stop = min(length, start + queries)
-    keys = stop if causal else length
-    whole = scores(encoding, q, k)
-    part = scores(encoding, q[:, :, start:stop], k[:, :, :keys], start)
-    assert_same(part, whole[:, :, start:stop, :keys], 1e-12)
-
-
-@every_encoding
-@both_ways
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_dtype_is_preserved(name, causal, dtype):
     encoding = build(name, causal).to(dtype)
@@ -542,18 +368,6 @@ def test_half_precision_dtype_is_preserved(name, causal, dtype):
     exact = copy.deepcopy(encoding).double().bias(q.double(), k.double())
     error = (bias.double() - exact)[..., visible].norm() / exact[..., visible].norm()
     assert error < 2 * torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@every_attention
-def test_half_precision_step_by_step(name, options, dtype):
-    module, state = attention(name, **options).to(dtype), {}
-    x = random(7, 2, H * D).to(dtype)
-    whole, _ = module(x)
-    assert whole.dtype == dtype and torch.isfinite(whole).all()
-    for i in range(7):
-        out, _ = module(x[i : i + 1], incremental_state=state)
-        assert out.dtype == dtype and torch.isfinite(out).all()
 
 
 @every_encoding
@@ -569,20 +383,12 @@ def test_training_after_inference_mode(name):
         assert torch.isfinite(parameter.grad).all()
 
 
-@every_encoding
+@pytest.mark.parametrize("name", [*ENCODINGS, "shaw values"])
 @both_ways
 def test_memory_is_bounded_by_the_scores(name, causal):
-    length, d = 256, 16
-    encoding = build(name, causal, d=d, **({"k": 64} if "k" in ENCODINGS[name] else {}))
-    leaves = [random(2, H, length, d, seed=s).requires_grad_() for s in (1, 2)]
-    with Largest() as largest:
-        scores(encoding, *leaves).sum().backward()
-    assert largest.numel <= 2.5 * 2 * H * length * length
-
-
-@both_ways
-def test_memory_of_shaw_values_is_bounded_by_the_scores(causal):
-    module = SoftmaxAttention(build("shaw", causal, d=16, values=True)).double()
+    name, *values = name.split()
+    options = {"values": True} if values else {"k": 64} if "k" in ENCODINGS[name] else {}
+    module = FairseqSoftmaxAttention(build(name, causal, d=16, **options)).double()
     with Largest() as largest:
         module(random(256, 2, H * 16))[0].sum().backward()
     assert largest.numel <= 2.5 * 2 * H * 256 * 256
@@ -605,6 +411,7 @@ def test_state_dict(name):
     assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == NAMES[name]
     assert set(dict(encoding.named_parameters())) == set(NAMES[name])
     assert not encoding.decomposable and encoding.log_decay is None
+    assert math.isclose(encoding.scale, (3 * D if name == "deberta" else D) ** -0.5)
     for parameter in encoding.parameters():
         assert 0 < parameter.abs().max() < 3
 
@@ -637,24 +444,6 @@ def test_shaw_values_have_separate_vectors():
         "w_v.weight": (7, D),
     }
     assert encoding.needs_weights and not build("shaw").needs_weights
-
-
-@every_encoding
-def test_loaded_state_dict_gives_the_same_scores(name):
-    saved, other = build(name), build(name)
-    q, k = random(1, H, 9, D, seed=1), random(1, H, 9, D, seed=2)
-    assert not torch.allclose(scores(saved, q, k), scores(other, q, k))
-    file = io.BytesIO()
-    torch.save(saved.state_dict(), file)
-    file.seek(0)
-    other.load_state_dict(torch.load(file, weights_only=True))
-    assert scores(saved, q, k).equal(scores(other, q, k))
-
-
-def test_scales():
-    for name in ENCODINGS:
-        expected = 1 / math.sqrt(3 * D if name == "deberta" else D)
-        assert math.isclose(build(name).scale, expected)
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,7 @@ import torch
 from exact import assert_same, random
 from largest import Largest
 
-from fairseq_lrpe.attention import SoftmaxAttention, softmax
-from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 
 H, D, B = 2, 4, 2
@@ -23,7 +22,7 @@ def build(positions=64, dtype=torch.float64):
 
 
 def attention(positions=64):
-    module = SoftmaxAttention(build(positions)).double().eval()
+    module = FairseqSoftmaxAttention(build(positions)).double().eval()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()
@@ -95,36 +94,6 @@ def test_initial_embeddings_have_no_effect():
     assert_same(scores(encoding.double(), q, k), q @ k.mT / D**0.5)
 
 
-@pytest.mark.parametrize("length", [50, 1100])
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_blocks_of_queries_match_full_sequence(monkeypatch, length, padded):
-    """Blocks of a long sequence are recomputed in the backward pass."""
-    module, x = attention(20), random(length, B, H * D).requires_grad_()
-    padding = torch.zeros(B, length, dtype=torch.bool)
-    padding[0, :7] = padding[1, 30] = padded
-    w, results = random(length, B, H * D, seed=2)[~padding.T], []
-    for rows in (2**40, 16 if length == 50 else 250):
-        monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", rows)
-        monkeypatch.setattr(softmax, "_MAX_BIAS_ELEMENTS", 2**40)
-        out = module(x, key_padding_mask=padding if padded else None)[0][~padding.T]
-        results.append((out, *torch.autograd.grad((out * w).sum(), [x, *module.parameters()])))
-    assert_same(*results)
-
-
-def test_incremental_pieces_match_full_sequence():
-    module, x, state = attention(5), random(300, B, H * D), {}
-    padding = torch.zeros(B, 300, dtype=torch.bool)
-    padding[1, :20] = True
-    with torch.no_grad():
-        whole, _ = module(x, key_padding_mask=padding)
-        pieces = [
-            module(x[:30], key_padding_mask=padding[:, :30], incremental_state=state)[0],
-            module(x[30:298], incremental_state=state)[0],
-            *(module(x[i : i + 1], incremental_state=state)[0] for i in (298, 299)),
-        ]
-    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
-
-
 def test_window_does_not_change_positions():
     """Positions of keys inside the window do not depend on keys before it."""
     module, x = attention(30), random(40, B, H * D)
@@ -160,8 +129,3 @@ def test_memory_is_bounded_by_the_scores():
 def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match=r"^cope needs at least 2 positions, not 1$"):
         build(positions=1)
-    with pytest.raises(ValueError, match=r"^encoding 'cope' works only in causal attention"):
-        build_encoding("cope", num_heads=H, head_dim=D, causal=False)
-    cfg = PositionConfig(encoding="cope", attention="linear")
-    with pytest.raises(ValueError, match=r"^encoding 'cope' works on the score matrix, .*: use softmax"):
-        encoding_from_config(cfg, embed_dim=H * D, num_heads=H, causal=True)

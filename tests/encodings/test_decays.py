@@ -32,8 +32,8 @@ def alibi(q, k, distance, head, encoding):
 
 
 def xpos(q, k, distance, head, encoding):
-    fade = [zeta ** (distance / encoding.scale_base) for zeta in ZETA]
-    return sum(f * x for f, x in zip(fade, rotated(q, k, distance, LADDER), strict=True)), 0
+    decay = [zeta ** (distance / encoding.scale_base) for zeta in ZETA]
+    return sum(f * x for f, x in zip(decay, rotated(q, k, distance, LADDER), strict=True)), 0
 
 
 def retnet(q, k, distance, head, encoding):

@@ -7,7 +7,7 @@ import torch
 from exact import assert_same, random
 from pairs import SHAPES, D, H, build, check_pairs, scores
 
-from fairseq_lrpe.attention import SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding, fire
 from fairseq_lrpe.ops.position_index import PositionIndex
 
@@ -61,7 +61,7 @@ def test_normalizer_uses_query_positions_of_position_index():
 
 def test_long_sequences_with_recomputation(monkeypatch):
     """Above 1,024 positions softmax attention computes the bias in blocks and recomputes it for gradients."""
-    attention = SoftmaxAttention(fire_of(threshold=900)).double()
+    attention = FairseqSoftmaxAttention(fire_of(threshold=900)).double()
     x = random(1100, 1, H * D).requires_grad_()
     w, leaves = random(1100, 1, H * D, seed=1), [x, *attention.parameters()]
     found = torch.autograd.grad((attention(x)[0] * w).sum(), leaves)

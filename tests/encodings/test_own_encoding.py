@@ -13,9 +13,7 @@ from documents import block
 from test_contract import Case
 from tiny import BIN, REPOSITORY, train_flags
 
-from fairseq_lrpe.attention import build_attention
-from fairseq_lrpe.config import PositionConfig
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register_encoding
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
 
@@ -157,35 +155,3 @@ def test_naive_xpos_passes_at_small_positions(register):
     register(NaiveXPos)
     test_contract.test_incremental_decoding_matches_full_sequence(case())
     test_contract.check_padding(case(), "left")
-
-
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_decay_weights_pairs_in_both_attentions(attention, register):
-    """Softmax: exp(score + log_decay (i - j)); linear: weights multiplied by exp(log_decay (i - j))."""
-    register(Decaying)
-    module = test_contract.build(case(attention))
-    x, heads = test_contract.tokens(), (test_contract.H, test_contract.D)
-    projections = (module.q_proj, module.k_proj, module.v_proj)
-    q, k, v = (projection(x).unflatten(-1, heads).permute(1, 2, 0, 3) for projection in projections)
-    i = torch.arange(len(x))
-    decay = torch.exp(module.encoding.log_decay[:, None, None] * (i[:, None] - i)).double().tril()
-    if attention == "softmax":
-        weights = (q @ k.mT / heads[1] ** 0.5).exp()
-    else:
-        weights = module.feature_map(q) @ module.feature_map(k).mT
-    weights = weights * decay
-    o = weights / weights.sum(-1, keepdim=True) @ v
-    expected = module.out_proj(o.permute(2, 0, 1, 3).flatten(2))
-    torch.testing.assert_close(module(x)[0], expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_decay_in_bidirectional_attention_is_rejected(attention, register):
-    register(Decaying)
-    cfg = PositionConfig()
-    cfg.encoding, cfg.attention = "own", attention
-    message = "'own' decays with the distance into the past, which requires causal attention"
-    with pytest.raises(ValueError, match=message):
-        build_attention(cfg, dropout=0.0, embed_dim=8, num_heads=2, causal=False, layer=1, max_positions=9)
-    with pytest.raises(ValueError, match=message):
-        build_encoding("own", num_heads=2, head_dim=4, causal=False)

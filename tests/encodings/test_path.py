@@ -6,8 +6,7 @@ import pytest
 import torch
 from exact import assert_same, random
 
-from fairseq_lrpe.attention import SoftmaxAttention, softmax
-from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.ops import reflections
 
@@ -17,7 +16,7 @@ E = H * D
 
 def attention(dtype=torch.float64):
     """Returns softmax attention whose parameters are all random."""
-    module = SoftmaxAttention(build_encoding("path", num_heads=H, head_dim=D, causal=True))
+    module = FairseqSoftmaxAttention(build_encoding("path", num_heads=H, head_dim=D, causal=True))
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_(std=0.5)
@@ -78,51 +77,21 @@ def test_attention_and_gradients_match_definition(monkeypatch, span, rows):
     assert_same(*results)
 
 
-@pytest.mark.parametrize("length", [50, 1100])
-def test_blocks_of_queries_match_full_sequence(monkeypatch, length):
-    """Blocks of a long sequence are recomputed in the backward pass."""
-    module, x = attention(), random(length, B, E).requires_grad_()
-    padding = torch.zeros(B, length, dtype=torch.bool)
-    padding[0, :7] = padding[1, 30] = True
-    w, results = random(length, B, E, seed=2)[~padding.T], []
-    for rows in (2**40, 16 if length == 50 else 250):
-        monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", rows)
-        monkeypatch.setattr(softmax, "_MAX_BIAS_ELEMENTS", 2**40)
-        out = module(x, key_padding_mask=padding)[0][~padding.T]
-        results.append((out, *torch.autograd.grad((out * w).sum(), [x, *module.parameters()])))
-    assert_same(*results)
-
-
-@torch.no_grad()
-def test_incremental_pieces_match_full_sequence():
-    module, x, state = attention(), random(300, B, E), {}
-    padding = torch.zeros(B, 300, dtype=torch.bool)
-    padding[1, :20] = True
-    whole, _ = module(x, key_padding_mask=padding)
-    pieces = [
-        module(x[:30], key_padding_mask=padding[:, :30], incremental_state=state)[0],
-        module(x[30:31], incremental_state=state)[0],
-        module(x[31:298], incremental_state=state)[0],
-        *(module(x[i : i + 1], incremental_state=state)[0] for i in (298, 299)),
-    ]
-    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
-
-
 @torch.no_grad()
 def test_cached_keys_include_all_reflections():
     """The state has one vector per key and the last two inputs."""
     module, x, state = attention(), random(9, 1, E), {}
     for part in x.split([4, 1, 4]):
         module(part, incremental_state=state)
-    saved = module._get_input_buffer(state)
+    saved = module._get_input_buffer(state).attention
     keys, matrices = module.k_proj(x[:, 0]).unflatten(-1, (H, D)), reflections_of(module.encoding, x[:, 0])
     for h in range(H):
         for j in range(9):
             key = keys[j, h]
             for s in range(j + 1, 9):
                 key = matrices[s][h] @ key
-            assert_same(saved["state"]["k"][0, h, j], key)
-    assert saved["state"]["k"].shape == (1, H, 9, D) and saved["input_context"].equal(x[-2:].transpose(0, 1))
+            assert_same(saved.past["k"][0, h, j], key)
+    assert saved.past["k"].shape == (1, H, 9, D) and saved.context.equal(x[-2:].transpose(0, 1))
 
 
 def test_window_hides_keys_but_not_reflections():
@@ -138,7 +107,7 @@ def test_half_precision_caches_keys_in_float32(dtype):
     module, x, state = attention(dtype), random(200, B, E).to(dtype), {}
     pieces = torch.cat([module(part, incremental_state=state)[0] for part in x.split(1)])
     assert pieces.dtype == dtype
-    assert module._get_input_buffer(state)["state"]["k"].dtype == torch.float32
+    assert module._get_input_buffer(state).attention.past["k"].dtype == torch.float32
     whole, _ = module(x)
     assert (pieces - whole).float().norm() / whole.float().norm() < 2 * torch.finfo(dtype).eps
 
@@ -173,13 +142,5 @@ def test_parameters():
         "beta.weight": (8, 512),
         "beta.bias": (8,),
     }
-    steps = encoding.input_features(torch.randn(2 + 7, 3, 512))
+    steps = encoding.input_features(torch.randn(3, 2 + 7, 512))
     assert steps.shape == (3, 8, 7, 64) and (steps.norm(dim=-1) ** 2 < 2).all()
-
-
-def test_invalid_arguments_are_rejected():
-    with pytest.raises(ValueError, match=r"^encoding 'path' works only in causal attention"):
-        build_encoding("path", num_heads=H, head_dim=D, causal=False)
-    cfg = PositionConfig(encoding="path", attention="linear")
-    with pytest.raises(ValueError, match=r"^encoding 'path' works on the score matrix, .*: use softmax"):
-        encoding_from_config(cfg, embed_dim=E, num_heads=H, causal=True)

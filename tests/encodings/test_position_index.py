@@ -4,7 +4,7 @@ import pytest
 import torch
 from exact import assert_same, random
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, build_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index
 
@@ -88,10 +88,10 @@ def test_scores_match_single_pairs(name, options):
 def test_softmax_attention_with_position_index(name, options):
     """Expected values are computed from the scores of single pairs, encoding each token on its own."""
     encoding, positions = build(name, options), diagonal_position_index(ROWS, COLUMNS)
-    attention, x = SoftmaxAttention(encoding).double().eval(), random(ROWS * COLUMNS, 2, HEADS * WIDTH)
+    attention, x = FairseqSoftmaxAttention(encoding).double().eval(), random(ROWS * COLUMNS, 2, HEADS * WIDTH)
     attention.position_index = positions
     q, k, v = (
-        attention._project(projection, [x])
+        attention.split_heads(projection(x))
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     weights = scores_of_single_pairs(encoding, q, k, positions).softmax(-1)
@@ -116,11 +116,11 @@ def test_softmax_attention_with_position_index(name, options):
 def test_linear_attention_with_position_index(name, norm):
     """Expected values are computed by encoding each row of the grid from its own offset."""
     encoding, positions = build(name, {}), diagonal_position_index(ROWS, COLUMNS)
-    attention = LinearAttention(encoding, linear_norm=norm).double().eval()
+    attention = FairseqLinearAttention(encoding, linear_norm=norm).double().eval()
     x = random(ROWS * COLUMNS, 2, HEADS * WIDTH)
     attention.position_index = positions
     q, k, v = (
-        attention._project(projection, [x])
+        attention.split_heads(projection(x))
         for projection in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
     q, k = attention.feature_map(q), attention.feature_map(k)
@@ -143,7 +143,10 @@ def test_linear_attention_with_position_index(name, norm):
 def test_long_biases_in_blocks(monkeypatch):
     """Above 1,024 tokens, with gradients."""
     encoding = build("xl", {})
-    attention, x = SoftmaxAttention(encoding).double(), random(33 * 33, 1, HEADS * WIDTH).requires_grad_()
+    attention, x = (
+        FairseqSoftmaxAttention(encoding).double(),
+        random(33 * 33, 1, HEADS * WIDTH).requires_grad_(),
+    )
     attention.position_index = diagonal_position_index(33, 33)
     found = attention(x)[0]
     [gradient] = torch.autograd.grad(found, x, random(*found.shape, seed=3))

@@ -1,17 +1,9 @@
 """Registry of encodings."""
 
-import inspect
-
 import pytest
 import torch
 
-from fairseq_lrpe.encodings import (
-    ENCODINGS,
-    Encoding,
-    build_encoding,
-    encoding_options,
-    register_encoding,
-)
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options, register_encoding
 
 SHARED = {"num_heads": 2, "head_dim": 6, "causal": True}
 
@@ -82,10 +74,3 @@ def test_lrpe_options():
 def test_errors_list_the_choices(name, options, message):
     with pytest.raises(ValueError, match=message):
         build_encoding(name, **SHARED, **options)
-
-
-@pytest.mark.parametrize("cls", ENCODINGS.values(), ids=ENCODINGS.keys())
-def test_method_signatures_match_base_class(cls):
-    for name in ("forward", "bias", "bias_function", "output_from_weights", "encode_values", "decode_output"):
-        ours, theirs = (inspect.signature(getattr(c, name)).parameters for c in (cls, Encoding))
-        assert ours == theirs

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from exact import assert_same, random
 from pairs import SHAPES, D, H, build, check_pairs
 
-from fairseq_lrpe.attention import SoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
 from fairseq_lrpe.ops.position_index import PositionIndex
@@ -63,29 +62,6 @@ def test_position_index(options):
     for i, j, h in itertools.product(range(6), range(6), range(H)):
         expected = tupe(encoding, q[:, h, i], k[:, h, j], int(index[i]), int(index[j]), h)
         assert_same(found[:, h, i, j], expected)
-
-
-@pytest.mark.parametrize("options", KINDS)
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-def test_attention_to_a_padded_sentence(options, causal):
-    """Softmax of the formula's scores, and the weighted mean of the values."""
-    module, x = SoftmaxAttention(build("tupe", causal, **options, **SIZE)).double(), random(6, 2, E)
-    q, k, v = (
-        projection(x).unflatten(-1, (H, D)).permute(1, 2, 0, 3)
-        for projection in (module.q_proj, module.k_proj, module.v_proj)
-    )
-    padding = torch.zeros(2, 6, dtype=torch.bool)
-    padding[1, 4:] = True
-    found, _ = module(x, key_padding_mask=padding)
-    for b, i in itertools.product(range(2), range(6)):
-        if padding[b, i]:
-            continue
-        seen = [j for j in range(6) if not padding[b, j] and not (causal and j > i)]
-        heads = []
-        for h in range(H):
-            row = [tupe(module.encoding, q[b, h, i], k[b, h, j], i, j, h) for j in seen]
-            heads.append(torch.stack(row).softmax(0) @ v[b, h, seen])
-        assert_same(found[i, b], module.out_proj(torch.cat(heads)))
 
 
 def test_cls_is_off_in_causal_attention():

@@ -7,6 +7,7 @@ import torch
 from exact import assert_same
 from tiny_models import build_model, dictionary_of
 
+from fairseq_lrpe.attention import AttentionState
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.tasks.memory_lm import MemoryLMConfig, MemoryLMTask, Segment
@@ -75,10 +76,10 @@ def test_running_sums_at_distant_positions(arch):
         k_sum = encoding(k, k, offset, offset)[1]
         return k_sum.mT @ encoding.encode_values(v, offset), k_sum.sum(-2)
 
-    near, shifted = sums(0), {"sums": sums(far)}
+    near, moved = sums(0), AttentionState({"sums": sums(far)})
     for _ in range(1000):
-        shifted = attention.shift_state(shifted, far // 1000)
-    assert_same(tuple(shifted["sums"]), near, FAR[arch])
+        moved = attention.restart_positions(moved._replace(length=far // 1000))
+    assert_same(tuple(moved.past["sums"]), near, FAR[arch])
 
 
 @pytest.mark.parametrize("arch", ["softmax_lm_xl", "linear_lm_tmlr_type1", "linear_lm_per"])
@@ -271,4 +272,4 @@ def test_decoding_memory_has_bounded_size():
     decoder, tokens, state = build("softmax_lm_rope", memory_length=7), words(200, 1), {}
     for step in range(200):
         decoder(tokens[:, : step + 1], incremental_state=state)
-    assert max(saved["segment_inputs"].size(1) for saved in state.values()) <= 7 + 5
+    assert max(saved.segment_inputs.size(1) for saved in state.values()) <= 7 + 5

@@ -16,8 +16,7 @@ from fairseq_cli import preprocess
 from tiny import PLUGIN, run_command, train_here, write_byte_pairs, write_text
 from tiny_models import PAD, SIZES, architectures, build_model, check_registered, task_of
 
-from fairseq_lrpe.attention.linear import LinearAttention
-from fairseq_lrpe.attention.softmax import SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
@@ -77,7 +76,7 @@ def test_causal_encodings_are_rejected(arch):
 def test_layers_have_the_requested_attention(arch, flags):
     model = build(arch, **flags)
     name = arch.rsplit("roberta_", 1)[1]
-    attention = LinearAttention if arch.startswith("linear") else SoftmaxAttention
+    attention = FairseqLinearAttention if arch.startswith("linear") else FairseqSoftmaxAttention
     for number, layer in enumerate(model.encoder.sentence_encoder.layers, 1):
         encoding = layer.self_attn.encoding
         assert type(layer.self_attn) is attention and type(encoding) is ENCODINGS[METHODS[name].encoding]

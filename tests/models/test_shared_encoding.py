@@ -11,7 +11,7 @@ from fairseq_cli import eval_lm
 from tiny import run_here
 from tiny_models import build_model, task_of
 
-from fairseq_lrpe.attention import SelfAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention
 
 BOTH = ("encoder", "decoder")
 PARTS = {"lm": ("decoder",), "transformer": BOTH, "question_generator": BOTH}
@@ -35,7 +35,7 @@ def build(family, method, **flags):
 
 def encodings(model):
     """The TUPE encodings of all layers."""
-    found = [x.encoding for x in model.modules() if isinstance(x, SelfAttention)]
+    found = [x.encoding for x in model.modules() if isinstance(x, FairseqSelfAttention)]
     return [encoding for encoding in found if encoding.name == "tupe"]
 
 

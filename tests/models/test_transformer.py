@@ -8,7 +8,7 @@ from fairseq.models.transformer import TransformerConfig, TransformerEncoderBase
 from fairseq.sequence_generator import SequenceGenerator
 from tiny_models import EOS, PAD, SIZES, architectures, build_model, dictionary_of, task_of
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
@@ -112,7 +112,7 @@ def test_encoder_output_is_copied_only_if_needed():
 def test_parts_have_the_requested_attention(arch, flags):
     model = build(arch, **flags)
     attention, _, name = arch.split("_", 2)
-    kinds = {"linear": LinearAttention, "softmax": SoftmaxAttention}
+    kinds = {"linear": FairseqLinearAttention, "softmax": FairseqSoftmaxAttention}
     wanted = {"encoder": attention, "decoder": flags.get("decoder_attention", "softmax")}
     where = flags.get("encoding_in", "both" if attention == "softmax" else "encoder")
     for part, kind in wanted.items():

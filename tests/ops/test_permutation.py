@@ -6,22 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from fairseq_lrpe.ops.permutation import (
-    odd_even_permutation,
-    permutation_powers,
-    permute_features,
-)
+from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 
 quick = settings(max_examples=50, deadline=None, derandomize=True)
 permutations = st.integers(1, 9).flatmap(lambda d: st.permutations(range(d)))
-
-
-def composed(permutation, count):
-    """Returns π^0, π^1, ... as lists."""
-    powers = [list(range(len(permutation)))]
-    for _ in range(count):
-        powers.append([permutation[i] for i in powers[-1]])
-    return powers
 
 
 def along_the_cycle(permutation, i, s):
@@ -33,14 +21,7 @@ def along_the_cycle(permutation, i, s):
 
 
 @quick
-@given(permutation=permutations, offset=st.integers(0, 40), length=st.integers(1, 70))
-def test_powers_by_repeated_composition(permutation, offset, length):
-    powers = permutation_powers(torch.tensor(permutation), offset, length)
-    assert powers.tolist() == composed(permutation, offset + length - 1)[offset:]
-
-
-@quick
-@given(permutation=permutations, offset=st.integers(0, 10**6), length=st.integers(1, 20))
+@given(permutation=permutations, offset=st.integers(0, 10**6), length=st.integers(1, 70))
 def test_powers_at_any_offset(permutation, offset, length):
     powers = permutation_powers(torch.tensor(permutation), offset, length)
     assert powers.tolist() == [

@@ -6,7 +6,7 @@ from exact import assert_same, random
 from largest import Largest
 
 from fairseq_lrpe.ops import reflections
-from fairseq_lrpe.ops.reflections import ReflectedKeys
+from fairseq_lrpe.ops.reflections import ReflectedKeys, householder
 
 B, H, D = 2, 2, 6
 
@@ -90,3 +90,20 @@ def test_memory_is_bounded_by_keys_and_scores():
     with Largest() as largest:
         ReflectedKeys(k, 0.3 * u).scores(q[:, :, 900:], 900).sum().backward()
     assert largest.numel <= B * H * 128 * 1024  # padded to whole blocks
+
+
+def householder_matrix(v):
+    return torch.eye(len(v), dtype=v.dtype) - 2 * torch.outer(v, v) / v.dot(v)
+
+
+@pytest.mark.parametrize("length", ["any", "one"])
+def test_householder_matches_explicit_matrix(length):
+    v = torch.randn(5, dtype=torch.float64)
+    v = v / v.norm() if length == "one" else 3 * v
+    x, w = (torch.randn(2, 3, 4, 5, dtype=torch.float64) for _ in range(2))
+    results = []
+    for function in (householder, lambda x, v: x @ householder_matrix(v).T):
+        leaves = [x.clone().requires_grad_(), v.clone().requires_grad_()]
+        out = function(*leaves)
+        results.append((out, *torch.autograd.grad((out * w).sum(), leaves)))
+    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)

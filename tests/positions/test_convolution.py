@@ -36,9 +36,7 @@ def test_matches_definition(padded, causal, size, monkeypatch):
     x = torch.randn(2, 7, E, dtype=torch.float64, requires_grad=True)
     tokens = torch.full((2, 7), 3)
     tokens[1, padded] = PAD
-    expected = torch.stack(
-        [loops(x[b], module.weight, tokens[b] != PAD, causal) for b in range(2)],
-    )
+    expected = torch.stack([loops(x[b], module.weight, tokens[b] != PAD, causal) for b in range(2)])
     out = module(x, torch.arange(7).expand(2, 7), tokens)
     mixed = torch.randn(2, 7, E, dtype=torch.float64)
     results = [(y, *torch.autograd.grad((y * mixed).sum(), (x, module.weight))) for y in (out, expected)]

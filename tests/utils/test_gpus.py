@@ -8,7 +8,7 @@ import tiny
 import torch
 from fairseq import options
 
-from fairseq_lrpe.attention import LinearAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention
 from fairseq_lrpe.benchmarks import decoding, gpu_check, linear_attention, speed
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.models import argument_validation
@@ -104,12 +104,12 @@ def test_gpus_with_kernels(capability, installed, missing, monkeypatch, no_cache
 
 def test_a_model_trained_with_kernels_runs_without_them():
     encoding = build_encoding("rope", num_heads=2, head_dim=8, causal=True)
-    trained = LinearAttention(encoding, backend="fla")
+    trained = FairseqLinearAttention(encoding, backend="fla")
     x = torch.randn(5, 3, 16)
     message = r"^backend 'fla' needs a CUDA GPU \(the device is cpu\): use backend 'chunk'$"
     with pytest.raises(ValueError, match=message):
         trained(x)
-    plain = LinearAttention(encoding, backend="chunk").eval()
+    plain = FairseqLinearAttention(encoding, backend="chunk").eval()
     plain.load_state_dict(trained.state_dict())
     assert torch.equal(trained.eval()(x)[0], plain(x)[0])
 

@@ -139,18 +139,6 @@ def test_100_000_tokens(decay):
         assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
-def test_batch_elements_are_independent():
-    g = torch.Generator().manual_seed(0)
-    leaves = {name: torch.rand(5, 2, 130, 4, generator=g, dtype=torch.float64) for name in "qkv"}
-    options = {"causal": True, "normalize": True, "padding": None, "log_decay": torch.tensor([-0.1, -1.0])}
-    together = linear_attention(**leaves, **{**without_padding(options), "backend": "chunk"})
-    for b in range(5):
-        alone = linear_attention(
-            **{name: x[b : b + 1] for name, x in leaves.items()}, **without_padding(options), backend="chunk"
-        )
-        assert_same(together[b : b + 1], alone, 1e-13)
-
-
 def without_padding(options):
     return {name: x for name, x in options.items() if name != "padding"}
 
@@ -216,6 +204,7 @@ STATE = torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 4)
             r"^key_padding_mask must have shape \(2, 5\)",
         ),
         ({"key_padding_mask": torch.zeros(2, 5)}, "^key_padding_mask must be bool"),
+        ({"q": torch.cat([Q, Q], dim=2)}, "as many keys as queries, got 5 and 10.*`state`"),
         ({"chunk_size": 0}, "^chunk_size must be at least 1, not 0"),
         ({"backend": "magic"}, "'magic'.*auto, reference, chunk, fla"),
         ({"backend": "fla"}, "^backend 'fla' "),

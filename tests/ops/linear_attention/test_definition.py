@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
+from largest import Largest
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lrpe.ops import LinearState, linear_attention
+from fairseq_lrpe.ops import linear_attention
 
 BACKENDS = ("reference", "chunk")
 B, H, D, DV = 2, 2, 3, 4
@@ -19,8 +19,8 @@ CHUNK = 4
 def definition(q, k, v, *, causal, normalize, log_decay=None, padding=None, kv=None, k_sum=None, eps=1e-6):
     """o_i = Σ_j γ^(i-j) (q_i·k_j) v_j [/ max(Σ_j γ^(i-j) q_i·k_j, eps)], and the state after it.
 
-    When causal the last query stands at the last key. The state stands one position before the first key,
-    and ends at the last one.
+    If causal, the last query is at the position of the last key. The given state is at the position before
+    the first key, and the returned one at the last key.
     """
     batch, heads, queries = q.shape[:3]
     keys = k.size(2)
@@ -42,9 +42,9 @@ def definition(q, k, v, *, causal, normalize, log_decay=None, padding=None, kv=N
                 score = weight * q[b, h, row].dot(k[b, h, j])
                 top, bottom = top + score * v[b, h, j], bottom + score
             out.append(top / (bottom if bottom > eps else eps) if normalize else top)
-        fade = gamma[h] ** keys if causal else 1
-        kv_bh = q.new_zeros(q.size(-1), v.size(-1)) if kv is None else fade * kv[b, h]
-        k_bh = q.new_zeros(q.size(-1)) if k_sum is None else fade * k_sum[b, h]
+        decay = gamma[h] ** keys if causal else 1
+        kv_bh = q.new_zeros(q.size(-1), v.size(-1)) if kv is None else decay * kv[b, h]
+        k_bh = q.new_zeros(q.size(-1)) if k_sum is None else decay * k_sum[b, h]
         for j in seen:
             key = (gamma[h] ** (keys - 1 - j) if causal else 1) * k[b, h, j]
             kv_bh, k_bh = kv_bh + torch.outer(key, v[b, h, j]), k_bh + key
@@ -132,15 +132,6 @@ def test_bidirectional_matches_definition(backend, queries, keys, normalize, pad
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("chunk_size", [1, 5, 64, 1000])
-def test_result_does_not_depend_on_chunk_size(chunk_size):
-    inputs = random_inputs(0, 150, 150, decay=True)
-    shared = dict(causal=True, normalize=True)
-    expected = linear_attention(**inputs, backend="reference", **shared)
-    assert_same(linear_attention(**inputs, chunk_size=chunk_size, **shared), expected)
-    assert_same(linear_attention(**inputs, **shared), expected)
-
-
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 @pytest.mark.parametrize("eps", [1e-6, 0.3])
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -158,17 +149,6 @@ def test_small_and_negative_denominators_are_clamped_at_eps(backend, eps, causal
     assert torch.isfinite(actual[0][0]).all()
     for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
         assert_same(ours / theirs.abs().max(), theirs / theirs.abs().max())
-
-
-@pytest.mark.parametrize("decay", [False, True], ids=["plain", "decay"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_fewer_queries_than_keys_are_the_last_positions(backend, decay):
-    inputs, options = random_inputs(6, 11, 11, decay, state=True), dict(causal=True, normalize=True)
-    out, *state = package(**inputs, backend=backend, chunk_size=CHUNK, **options)
-    for start in range(7):
-        last = {**inputs, "q": inputs["q"][:, :, start:]}
-        actual = package(**last, backend=backend, chunk_size=CHUNK, **options)
-        assert_same(actual, (out[:, :, start:], *state))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
@@ -196,44 +176,6 @@ def test_segments_match_full_sequence(data):
         pieces.append(piece)
         state = {"kv": kv, "k_sum": k_sum}
     assert_same((torch.cat(pieces, dim=2), *state.values()), whole)
-
-
-@pytest.mark.parametrize("decay", [False, True], ids=["plain", "decay"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_state_size_is_constant_while_decoding(backend, decay):
-    inputs = random_inputs(5, 9, 9, decay)
-    log_decay = inputs.pop("log_decay", None)
-    shared = dict(causal=True, normalize=True, log_decay=log_decay, backend=backend)
-    whole, state = linear_attention(**inputs, **shared), None
-    for i in range(9):
-        token = {name: x[:, :, i : i + 1] for name, x in inputs.items()}
-        out, state = linear_attention(**token, **shared, state=state, return_state=True)
-        assert_same(out, whole[:, :, i : i + 1])
-        assert isinstance(state, LinearState)
-        assert (state.kv.shape, state.k_sum.shape) == ((B, H, D, DV), (B, H, D))
-
-
-@pytest.mark.parametrize("normalize", [False, True], ids=["sum", "normalized"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_bidirectional_state_acts_as_more_keys(backend, normalize):
-    inputs, shared = random_inputs(1, 5, 9), dict(causal=False, normalize=normalize)
-    q, k, v = inputs.values()
-    _, state = linear_attention(q, k[:, :, :4], v[:, :, :4], return_state=True, backend=backend, **shared)
-    later = linear_attention(q, k[:, :, 4:], v[:, :, 4:], state=state, backend=backend, **shared)
-    assert_same(later, definition(q, k, v, **shared)[0])
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_padded_keys_have_no_effect(backend):
-    inputs, padding = random_inputs(2, 10, 10), random_padding(2, 10)
-    changed = {name: x.clone() for name, x in inputs.items()}
-    for name in ("k", "v"):
-        changed[name].masked_fill_(padding[:, None, :, None], 1e4)
-    shared = dict(causal=True, normalize=True, padding=padding, backend=backend, chunk_size=CHUNK)
-    assert_same(package(**changed, **shared), package(**inputs, **shared))
-    assert not torch.allclose(
-        package(**changed, **{**shared, "padding": None})[0], package(**inputs, **shared)[0]
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -269,14 +211,6 @@ def test_autocast_keeps_sums_in_float32(backend, causal, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_full_precision_dtype_is_preserved(backend, dtype):
-    q, k, v = (torch.rand(1, 1, 5, 2, dtype=dtype) for _ in range(3))
-    out, state = linear_attention(q, k, v, causal=True, normalize=True, return_state=True, backend=backend)
-    assert {x.dtype for x in (out, *state)} == {dtype}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_strong_decay_on_a_long_sequence(dtype):
     g = torch.Generator().manual_seed(0)
     n = 5000
@@ -298,46 +232,17 @@ def test_strong_decay_on_a_long_sequence(dtype):
     assert_same(out, expected, 1e-10 if dtype == torch.float64 else 1e-5)
 
 
-class Numels(TorchDispatchMode):
-    """Records the number of elements of each tensor that is created, also in the backward pass."""
-
-    def __init__(self):
-        super().__init__()
-        self.made = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        self.made += [x.numel() for x in tree_leaves(result) if isinstance(x, torch.Tensor)]
-        return result
-
-
-def numels(n, backend, **kwargs):
-    q, k, v = (torch.rand(1, 1, n, 8, requires_grad=True) for _ in range(3))
-    with Numels() as numels:
-        linear_attention(q, k, v, backend=backend, normalize=True, **kwargs).sum().backward()
-    return numels.made
-
-
 @pytest.mark.parametrize("decay", [None, torch.tensor([-0.1])], ids=["plain", "decay"])
 def test_chunk_memory_is_linear(decay):
-    n = 4096
-    made = numels(n, "chunk", causal=True, log_decay=decay)
-    assert max(made) <= 64 * n  # n²/64
-    assert sum(numels(2 * n, "chunk", causal=True, log_decay=decay)) <= 2.5 * sum(made)
-    assert max(numels(n, "chunk", causal=False)) <= 64 * n
-    assert max(numels(512, "reference", causal=True, log_decay=decay)) == 512**2
+    def measure(n, backend, **options):
+        q, k, v = (torch.rand(1, 1, n, 8, requires_grad=True) for _ in range(3))
+        with Largest() as largest:
+            linear_attention(q, k, v, backend=backend, normalize=True, **options).sum().backward()
+        return largest
 
-
-@pytest.mark.parametrize(
-    ("keys", "options", "message"),
-    [
-        (3, {"causal": True, "backend": "magic"}, "'magic'.*auto, reference, chunk"),
-        (2, {"causal": True}, "as many keys as queries, got 2 and 3.*`state`"),
-        (2, {"causal": True, "backend": "reference"}, "as many keys as queries, got 2 and 3.*`state`"),
-        (3, {"causal": False, "log_decay": torch.zeros(1)}, "causal=True"),
-    ],
-)
-def test_errors_name_valid_choices(keys, options, message):
-    q, k = torch.rand(1, 1, 3, 2), torch.rand(1, 1, keys, 2)
-    with pytest.raises(ValueError, match=message):
-        linear_attention(q, k, k, normalize=True, **options)
+    n, causal = 4096, {"causal": True, "log_decay": decay}
+    once, twice = measure(n, "chunk", **causal), measure(2 * n, "chunk", **causal)
+    assert once.numel <= 64 * n  # n²/64
+    assert twice.total <= 2.5 * once.total
+    assert measure(n, "chunk", causal=False).numel <= 64 * n
+    assert measure(512, "reference", **causal).numel == 512**2

@@ -4,7 +4,7 @@ import pytest
 import torch
 from largest import Largest
 
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 
 H, D, L = 2, 16, 2048
@@ -42,16 +42,18 @@ def stored_elements(module):
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_bidirectional_linear_attention_stores_no_more_than_softmax(name, norm):
     """The input, q, k, v, the output, and one element per head of a token."""
-    expected = stored_elements(build(SoftmaxAttention, "none"))
+    expected = stored_elements(build(FairseqSoftmaxAttention, "none"))
     assert expected == pytest.approx(5 * L * H * D + L * H, rel=0.01)
     norm_keeps = L * H * D if (name, norm) == ("none", "layernorm") else 0
-    assert stored_elements(build(LinearAttention, name, linear_norm=norm)) <= 1.01 * expected + norm_keeps
+    assert (
+        stored_elements(build(FairseqLinearAttention, name, linear_norm=norm)) <= 1.01 * expected + norm_keeps
+    )
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_softmax_attention_with_wider_keys_uses_flash_kernel(causal, training):
-    module = build(SoftmaxAttention, "lrpe", causal)
+    module = build(FairseqSoftmaxAttention, "lrpe", causal)
     with Largest() as largest, torch.set_grad_enabled(training):
         out = module(torch.randn(L, 1, H * D))[0]
         if training:
@@ -60,7 +62,7 @@ def test_softmax_attention_with_wider_keys_uses_flash_kernel(causal, training):
 
 
 def test_recomputed_noise_is_identical(monkeypatch):
-    module = build(LinearAttention, "spe").double()
+    module = build(FairseqLinearAttention, "spe").double()
     x = torch.randn(20, 1, H * D, dtype=torch.float64, requires_grad=True)
     results = []
     for longer_than in (20, 19):
