@@ -14,7 +14,7 @@ from itertools import islice, repeat
 from pathlib import Path
 
 from data_prep.binarize import SPLITS
-from data_prep.labelled import SPECIALS, UNKNOWN, Labelled, TrainRows, write_dictionary, write_split
+from data_prep.labelled import UNKNOWN, Labelled, TrainRows, write_dictionary, write_split
 from data_prep.parallel import map_lines
 from data_prep.penn_treebank import tokenize_penn
 from data_prep.progress import progress
@@ -27,7 +27,7 @@ MIN_COUNT = 4  # occurrences in the training set
 
 
 class LabelledWords(TrainRows, Labelled):
-    """A corpus of labelled texts; ``inputs`` is the result of ``rows``, or None before the download."""
+    """A corpus of labelled texts; ``inputs`` is the result of ``rows``, or None if OUT/text exists."""
 
     def add_options(self, parser: ArgumentParser) -> None:
         super().add_options(parser)
@@ -44,11 +44,11 @@ class LabelledWords(TrainRows, Labelled):
             word_vectors.dimension(args.vectors)
 
     def check(self, args):
-        super().check(args)
         self.check_vectors(args)
-        if args.source is None or (args.out / "text").is_dir():
+        if (args.out / "text").is_dir():
             return None
-        print(f"Checking {args.source}", flush=True)
+        if args.source:
+            print(f"Checking {args.source}", flush=True)
         return self.rows(args)
 
     def rows(self, args: Namespace) -> dict[str, Iterable[tuple]]:
@@ -57,7 +57,7 @@ class LabelledWords(TrainRows, Labelled):
 
     def write_text(self, args, inputs, folder):
         """Writes SPLIT.input0.txt, SPLIT.input1.txt of pairs, and SPLIT.label, one row per line."""
-        for split, rows in (inputs or self.rows(args)).items():
+        for split, rows in inputs.items():
             *texts, labels = zip(*islice(rows, args.train_rows if split == "train" else None), strict=True)
             for i, column in enumerate(texts):
                 write_lines(folder / f"{split}.input{i}.txt", (" ".join(text.split()) for text in column))
@@ -69,8 +69,7 @@ class LabelledWords(TrainRows, Labelled):
         try:
             labels = label_names(text)
             for path in sorted(text.glob("*.input?.txt")):
-                if not (words := path.with_suffix("")).exists():
-                    map_lines(tokenize_penn, path, words, args.workers)
+                map_lines(tokenize_penn, path, path.with_suffix(""), args.workers)
             with folder_with_source(args.out / "bin", source) as part:
                 words = vocabulary(text)
                 if args.vectors:
@@ -143,7 +142,7 @@ def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
 
 def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> None:
     """Writes OUT/bin from the tokens and labels in the folder ``text``."""
-    numbers, rows = {word: i for i, word in enumerate(words, SPECIALS)}, {}
+    numbers, rows = {word: i for i, word in enumerate(words)}, {}
 
     def encoded(path):
         with path.open(encoding="utf-8", newline="\n") as lines:
@@ -154,7 +153,7 @@ def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> 
         file = text / f"{split}.label"
         label = map(labels.index, read_lines(file)) if file.is_file() else repeat(-1)
         columns = zip(*map(encoded, sorted(text.glob(f"{split}.input?"))), label, strict=False)
-        rows[split] = write_split(folder, split, columns, len(words) + SPECIALS)
+        rows[split] = write_split(folder, split, columns, len(words))
     write_dictionary(folder, words, labels, rows)
 
 

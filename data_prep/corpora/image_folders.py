@@ -66,8 +66,6 @@ ImageFiles = dict[str, list[ImageFile]]
 class ClassFolders(TrainRows, Labelled):
     """Images in class folders; ``inputs``: {split: image files, sorted by class and name}."""
 
-    needs_from = True
-    published = "nothing"
     metavar = "FILE_OR_FOLDER"
     accepts = "{train,valid,test}/CLASS/*.jpg, .JPEG or .png, or a tar archive of it"
     task = "image_classification"
@@ -81,7 +79,6 @@ class ClassFolders(TrainRows, Labelled):
         return in_class_folders(source)
 
     def check(self, args):
-        super().check(args)
         if not (args.source.is_dir() or args.source.is_file()):
             raise ValueError(f"{args.source} is missing: --from takes a folder with {self.accepts}")
         return select(self.find(args.source), args)
@@ -152,14 +149,13 @@ def ilsvrc_train(archive: Path) -> list[ImageFile]:
     for name, begin, size in files_of_tar(archive):
         label, file = Path(name).parts[-2:] if "/" in name else ("", name)
         if not label.endswith(".tar"):
-            raise ValueError(f"{archive} is no tar archive of a tar archive of each class: it has {name}")
+            raise ValueError(f"{archive} is not a tar archive of one tar archive per class: it has {name}")
         images.append(ImageFile(label.removesuffix(".tar"), file, archive, begin, size))
     return images
 
 
 def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     """Returns the validation images; the n-th by name has the n-th class in the devkit."""
-
     from scipy.io import loadmat  # takes seconds to import
 
     files = {match[1]: content for match, content in files_in(devkit, TRUTH)}
@@ -172,13 +168,9 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
         raise ValueError(f"{devkit} is not the published one ({error!r}): download it again") from None
     images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
     if len(images) != len(labels):
-        raise ValueError(
-            f"{archive} has {len(images):,} images, but {devkit.name} has labels of {len(labels):,}"
-        )
-    return [
-        ImageFile(label, name, archive, begin, size)
-        for label, (name, begin, size) in zip(labels, images, strict=True)
-    ]
+        raise ValueError(f"{archive} has {len(images):,} images, but {devkit} has labels of {len(labels):,}")
+    pairs = zip(labels, images, strict=True)
+    return [ImageFile(label, name, archive, begin, size) for label, (name, begin, size) in pairs]
 
 
 def select(images: ImageFiles, args: Namespace) -> ImageFiles:
@@ -208,7 +200,7 @@ def readable(images: ImageFiles, args: Namespace) -> Iterator[tuple[str, list[Im
     if args.source.is_dir():
         yield from images.items()
         return
-    with uncompressed_tar(args.source, args.out / "pictures.tar.part") as archive:
+    with uncompressed_tar(args.source, args.out / "images.tar.part") as archive:
         for split, rows in images.items():
             yield split, [image._replace(path=archive) for image in rows]
 

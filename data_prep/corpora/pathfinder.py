@@ -22,8 +22,8 @@ from scipy.ndimage import binary_dilation
 
 from data_prep.binarize import SPLITS
 from data_prep.generated import Generated
-from data_prep.labelled import as_types
 from data_prep.parallel import ordered_map
+from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.files import read_file
 
 LENGTH = 2  # of a paddle, in pixels
@@ -116,7 +116,7 @@ class Pathfinder(Generated):
         blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
         for block in ordered_map(function, blocks, workers):
             for grey, label in block:
-                yield as_types(grey.ravel()), label
+                yield grey.ravel(), label
 
 
 def generate_block(seed: int, window: int, length: int, indices: range) -> list[tuple[np.ndarray, int]]:
@@ -322,7 +322,7 @@ def published(folder: Path) -> list[tuple[Path, int]]:
     for file in sorted(files, key=lambda path: int(path.stem)):
         for number, fields in enumerate(metadata(file), 1):
             if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise ValueError(f"{file} row {number} is no folder, file, number and label 0 or 1")
+                raise ValueError(f"{file} row {number} is not a folder, file, number and label 0 or 1")
             path = folder / fields[0] / fields[1]
             if not path.is_file():
                 raise ValueError(f"{path} is missing, which {file} names")
@@ -348,10 +348,9 @@ def metadata(path: Path) -> list[list[str]]:
 def read(path: Path) -> np.ndarray:
     """Returns the grayscale values of a square image."""
     try:
-        with Image.open(path) as image:
-            grey = np.asarray(image.convert("L"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        raise ValueError(f"{path} is no complete image") from None
+        grey = np.asarray(decode(read_file(path), "L"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a complete image ({error})") from None
     if grey.shape[0] != grey.shape[1]:
         raise ValueError(f"{path} has {grey.shape[1]} x {grey.shape[0]} pixels: a square image is needed")
     return grey

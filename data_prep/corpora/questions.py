@@ -7,7 +7,6 @@ source, and questions to 49.
 """
 
 import json
-import os
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -20,7 +19,7 @@ import torch
 from data_prep import bert_vocabulary
 from data_prep.binarize import SPLITS
 from data_prep.corpus import Corpus
-from data_prep.fetch import SOURCES, fetch, mismatch
+from data_prep.fetch import fetch, mismatch
 from data_prep.labelled import print_rows, token_file
 from data_prep.labelled_words import read_lines, write_lines
 from data_prep.progress import progress
@@ -74,11 +73,11 @@ class Questions(Corpus):
     """SQuAD or CMRC 2018, or one file in their format."""
 
     task = "question_generation --source-lang source --target-lang question"
+    published = "the published files"
     metavar = "FILE_OR_FOLDER"
 
     def __init__(self, name: str):
         super().__init__(name)
-        self.facts = SOURCES[name]
         self.versions = self.facts["versions"]
 
     @property
@@ -108,7 +107,7 @@ class Questions(Corpus):
             raise ValueError("--cut requires --from with the file to split")
         if args.cut and args.version:
             raise ValueError("--version selects published files: it cannot be combined with --cut")
-        parts = [os.path.realpath(args.source) if args.source else "the published files"]
+        parts = [super().source(args)]
         if args.cut:
             parts.append(f"{' '.join(map(str, args.cut))} questions")
         elif len(self.versions) > 1:
@@ -127,24 +126,17 @@ class Questions(Corpus):
         return str(Path(name).resolve()) if Path(name).exists() else name
 
     def check(self, args):
-        wanted = not (args.out / "text").is_dir()
-        rows = self.rows(args) if wanted and args.source else None
-        if wanted and not args.source and (page := self.versions[self.version(args)].get("page")):
-            raise ValueError(
-                f"--from is needed: {page} has the files, but neither sizes nor checksums to "
-                "verify a download"
-            )
-        vocabulary = None if args.pieces else bert_vocabulary.published(self.bert(args))
-        return Inputs(self.rows(args) if wanted and not args.source else rows, vocabulary)
+        rows = None if (args.out / "text").is_dir() else self.rows(args)
+        return Inputs(rows, None if args.pieces else bert_vocabulary.published(self.bert(args)))
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
         """Returns {split: rows} from the files in --from or from downloaded ones."""
         if args.cut:
             return split_paragraphs(args.source, args.cut)
         if args.source and not args.source.is_dir():
-            single = "is one file: --cut TRAIN VALID says how many questions each set has"
-            missing = f"is missing: --from takes {self.accepts}"
-            raise ValueError(f"{args.source} {single if args.source.is_file() else missing}")
+            raise ValueError(f"{args.source} is not a folder: --from takes {self.accepts}")
+        if not args.source and (page := self.versions[self.version(args)].get("page")):
+            raise ValueError(f"--from is required: a folder with the files of {page}")
         found = {}
         for split, file in self.versions[self.version(args)]["files"].items():
             name, path = file["name"], (args.source or args.out) / file["name"]
@@ -211,11 +203,9 @@ class Questions(Corpus):
         rows = {split: of_split["rows"] for split, of_split in counts.items()}
         published = {} if args.cut else self.versions[self.version(args)]["rows"]
         print_rows(rows, published)
+        text = "{}: truncated {contexts:,} contexts, {answers:,} answers and {questions:,} questions"
         for split, cut in counts.items():
-            print(
-                f"{split}: truncated {cut['contexts']:,} contexts, {cut['answers']:,} answers and "
-                f"{cut['questions']:,} questions"
-            )
+            print(text.format(split, **cut))
         super().report(args)
 
 
@@ -248,7 +238,7 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
 def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]:
     """Splits a file into whole paragraphs, with at most as many questions as ``wanted`` per split."""
     if not path.is_file():
-        raise ValueError(f"{path} is no file: --cut requires a single JSON file of questions")
+        raise ValueError(f"{path} is not a file: --cut requires a single JSON file of questions")
     groups = list(paragraphs(path, known=False).values())
     if sum(wanted) > (there := sum(map(len, groups))):
         asked = " + ".join(f"{count:,}" for count in wanted)
@@ -259,10 +249,8 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
             rows += groups[taken]
             taken += 1
         if not rows:
-            raise ValueError(
-                f"{path}: paragraph {taken + 1} has {len(groups[taken])} questions: --cut asks for {most} at "
-                f"most for {split}, and a paragraph stays whole"
-            )
+            number = f"paragraph {taken + 1} has {len(groups[taken])} questions"
+            raise ValueError(f"{path}: {number}: --cut asks for {most} at most for {split}")
     return found
 
 

@@ -19,7 +19,6 @@ from tqdm import tqdm
 from data_prep import fetch
 from data_prep.binarize import SPLITS, concatenate, preprocess
 from data_prep.corpus import Corpus
-from data_prep.fetch import SOURCES
 from data_prep.parallel import map_lines
 from data_prep.validation import check_text, folder_with_source
 from fairseq_lrpe.data import text_codec
@@ -37,12 +36,14 @@ class Translation(Corpus):
     """Sentence pairs; ``inputs``: {split: [{language: path}]}, or None if OUT/text exists."""
 
     task = "translation"
-    published = "the published archives"
 
     def __init__(self, name: str):
         super().__init__(name)
-        self.facts = SOURCES[name]
         self.archives = self.facts.get("archives", {})
+
+    @property
+    def published(self):
+        return "the published archives" if self.archives else None
 
     @property
     def accepts(self):
@@ -50,18 +51,11 @@ class Translation(Corpus):
         return f"{text}, or copies of {archives} (default: download them)" if archives else text
 
     def add_options(self, parser):
-        parser.add_argument(
-            "--bpe-types",
-            type=min_int(1),
-            default=self.facts["bpe_types"],
-            metavar="N",
-            help="joint BPE merges, or joint SentencePiece vocabulary size (default: %(default)s)",
-        )
-        parser.add_argument(
-            "--sentencepiece",
-            action="store_true",
-            help="use SentencePiece instead of Moses tokenization and BPE",
-        )
+        types = self.facts["bpe_types"]
+        text = "joint BPE merges, or joint SentencePiece vocabulary size (default: %(default)s)"
+        parser.add_argument("--bpe-types", type=min_int(1), default=types, metavar="N", help=text)
+        text = "use SentencePiece instead of Moses tokenization and BPE"
+        parser.add_argument("--sentencepiece", action="store_true", help=text)
 
     def source(self, args):
         return f"{super().source(args)} in {args.bpe_types} {codec_of(args).unit}"
@@ -69,11 +63,6 @@ class Translation(Corpus):
     def check(self, args):
         if (args.out / "text").is_dir():
             return None
-        if not args.source and not self.archives:
-            raise ValueError(
-                f"--from is needed: {self.facts['page']} has the files, but neither sizes nor checksums "
-                "to verify a download"
-            )
         archived = not args.source or any((args.source / name).is_file() for name in self.archives)
         splits = in_archives(self.archives, args.source, args.out) if archived else in_folder(args.source)
         check_sides(splits)
@@ -92,9 +81,8 @@ class Translation(Corpus):
         def step(function_of, before, after):
             for split, language in product(SPLITS, LANGUAGES):
                 target = out / after / f"{split}.{language}"
-                if not target.exists():
-                    target.parent.mkdir(exist_ok=True)
-                    map_lines(function_of(language), out / before / target.name, target, args.workers)
+                target.parent.mkdir(exist_ok=True)
+                map_lines(function_of(language), out / before / target.name, target, args.workers)
 
         step(lambda language: partial(codec.words, language), "text", "words")
         if not codec.path.is_file():
@@ -180,9 +168,7 @@ def check_sides(splits: dict[str, list]) -> None:
         counts = {path: check_text(path, f"--from takes a folder with {wanted}") for path in paths.values()}
         if len(set(counts.values())) > 1:
             (one, first), (other, second) = counts.items()
-            raise ValueError(
-                f"{one} has {first:,} lines and {other} {second:,}: they must correspond line by line"
-            )
+            raise ValueError(f"{one} has {first:,} lines, but {other} has {second:,}")
 
 
 def verdict(pair: tuple[str, str]) -> str:

@@ -25,7 +25,7 @@ CORPORA = {
     "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
     "wikipedia": Row("wikipedia:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
     "glue": Row("glue:Glue", "GLUE tasks in GPT-2 BPE", "downloaded", "data/{name}/TASK/bin"),
-    "glue_words": Row("glue_words:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),
+    "glue_words": Row("glue:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),
     "imdb": Row("imdb:ByWords", "IMDB reviews in words", "downloaded"),
     "snli": Row("nli:Snli", "SNLI sentence pairs in words", "downloaded"),
     "sentences": Row("sentences:Sentences", "your own labelled texts in words", "needs --from"),

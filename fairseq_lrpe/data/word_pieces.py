@@ -6,6 +6,7 @@ A source is ``<s> answer </s> context </s>`` in fairseq's types, BERT's [CLS], [
 import json
 import re
 import unicodedata
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,15 +19,8 @@ SPECIALS = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
 """BERT's names of fairseq's four special types, in fairseq's order."""
 NUM_SEPARATORS = 3
 """Number of tokens of a source that belong neither to the answer nor to the context."""
-FACTS = {
-    "tokenizer": str,
-    "lowercase": bool,
-    "language": str,
-    "longest": int,
-    "longest_answer": int,
-    "longest_question": int,
-}
-"""Keys of PREPARATION, besides ``pieces_of``: the published vocabulary, or None if it was learned."""
+ANSWER_TOKENS = 100
+"""Maximum number of tokens of an answer in a source."""
 
 
 def read_types(vocabulary: Path) -> list[str]:
@@ -44,14 +38,9 @@ def read_types(vocabulary: Path) -> list[str]:
         raise ValueError(f"{vocabulary} is not UTF-8 text ({error}): BERT's {VOCABULARY} is needed") from None
     if lacking := [name for name in SPECIALS if name not in types]:
         raise ValueError(f"{vocabulary} has no {', '.join(lacking)}: BERT's {VOCABULARY} is needed")
-    seen = set()
-    for number, name in enumerate(types, 1):
-        if name in seen:
-            raise ValueError(f"{vocabulary} has {name!r} twice, the second time in line {number}")
-        if not name or name in SPECIALS.values():
-            what = repr(name) if name else "nothing"
-            raise ValueError(f"{vocabulary} has {what} in line {number}, which fairseq has no type for")
-        seen.add(name)
+    for name, count in Counter(types).items():
+        if count > 1 or not name or name in SPECIALS.values():
+            raise ValueError(f"{vocabulary} has {name!r}, or has it twice: fairseq has no such type")
     return types
 
 
@@ -133,7 +122,7 @@ class WordPieces:
 
 def max_answer_tokens(longest: int) -> int:
     """Returns the maximum number of answer tokens in a source: 100, but at most half of the source."""
-    return min(100, (longest - NUM_SEPARATORS) // 2)
+    return min(ANSWER_TOKENS, (longest - NUM_SEPARATORS) // 2)
 
 
 def normalize_spaces(text: str) -> str:
@@ -195,15 +184,11 @@ def read_preparation(data: Path) -> dict:
     note = data / PREPARATION
     try:
         found = json.loads(read_file(note))
-        fine = found["tokenizer"] == "bert" and all(type(found[key]) is kind for key, kind in FACTS.items())
+        if found["tokenizer"] == "bert" and "longest" in found:
+            return found
     except (OSError, ValueError, LookupError, TypeError):
-        fine = False
-    if not fine:
-        raise ValueError(
-            f"{note} is missing or not of BERT's word pieces: a folder that data_prep/prepare.sh made for "
-            "question generation is needed"
-        )
-    return found
+        pass
+    raise ValueError(f"{note} is missing or not for question generation: data_prep/prepare.sh writes it")
 
 
 def load(data: Path) -> WordPieces:

@@ -40,10 +40,8 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
             shown.update(len(line))
             fields = line.rstrip().split(b" ")
             if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
-                raise ValueError(
-                    f"{path} line {number} has {len(fields) - 1} fields after its word instead of {size}, "
-                    "as line 1 has"
-                )
+                found = f"{len(fields) - 1} fields after its word instead of {size}"
+                raise ValueError(f"{path} line {number} has {found}, as line 1 has")
             word = b" ".join(fields[:-size])
             if word in missing:
                 missing.remove(word)
