@@ -243,4 +243,6 @@ def _archive_errors(path):
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # caused by the disk, not by the archive
-        raise FetchError(f"{path} is no complete zip or tar archive ({error}): download it again") from None
+        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile adds one line per format
+        message = f"{path} is not a complete zip or tar archive ({reason}): download it again"
+        raise FetchError(message) from None

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from itertools import islice, repeat
 from pathlib import Path
 
-from data_prep.binarize import SPLITS
+from data_prep.binarize import splits_in
 from data_prep.labelled import UNKNOWN, Labelled, TrainRows, write_dictionary, write_split
 from data_prep.parallel import map_lines
 from data_prep.penn_treebank import tokenize_penn
@@ -108,7 +108,7 @@ def label_names(text: Path) -> list[str]:
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:
         raise ValueError(f"the training set has the label {names[0]!r} alone: two labels or more are needed")
-    for split in splits_in(text):
+    for split in splits_in(text, ".input0.txt"):
         file = text / f"{split}.label"
         if file.is_file() and (unknown := set(read_lines(file)) - set(names)):
             raise ValueError(
@@ -149,15 +149,9 @@ def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> 
             for line in lines:
                 yield [numbers.get(word, UNKNOWN) for word in line.split()]
 
-    for split in splits_in(text):
+    for split in splits_in(text, ".input0.txt"):
         file = text / f"{split}.label"
         label = map(labels.index, read_lines(file)) if file.is_file() else repeat(-1)
         columns = zip(*map(encoded, sorted(text.glob(f"{split}.input?"))), label, strict=False)
         rows[split] = write_split(folder, split, columns, len(words))
     write_dictionary(folder, words, labels, rows)
-
-
-def splits_in(text: Path) -> list[str]:
-    """Returns the splits in the folder: train, valid, optionally valid1, test, optionally test1."""
-    names = {path.name.split(".")[0] for path in text.glob("*.input0.txt")}
-    return [split for kind in SPLITS for split in sorted(names) if split.rstrip("1") == kind]

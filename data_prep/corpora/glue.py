@@ -41,7 +41,7 @@ class Tasks(TrainRows):
         for name in tasks:
             if name not in self.tasks:
                 raise ValueError(f"{name} has no labels: choose from {', '.join(self.tasks)}")
-        shared = {**vars(args), "most": {"train": args.train_rows}}  # rows per split; all without a number
+        shared = {**vars(args), "limits": {"train": args.train_rows}}  # rows per split
         return [Namespace(**{**shared, "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
 
     def download(self, args: Namespace) -> Path:
@@ -64,7 +64,7 @@ class Tasks(TrainRows):
             if not (folder / file).is_file():
                 raise ValueError(f"{folder / file} is missing: {' '.join(files.values())} are needed")
         for split, file in files.items():
-            if not sum(1 for _ in rows(folder / file, args.task, split, args.most.get(split))):
+            if not sum(1 for _ in rows(folder / file, args.task, split, args.limits.get(split))):
                 raise ValueError(f"{folder / file} has no rows")
         return folder
 
@@ -72,7 +72,7 @@ class Tasks(TrainRows):
         """Writes SPLIT.input0.txt etc. and SPLIT.label, one row per line, rows.json and labels.txt."""
         counts = {}
         for split, file in args.task.files.items():
-            values = zip(*rows(inputs / file, args.task, split, args.most.get(split)), strict=True)
+            values = zip(*rows(inputs / file, args.task, split, args.limits.get(split)), strict=True)
             for column, texts in zip(columns(args.task, split), values, strict=True):
                 write_lines(folder / f"{split}.{column}{'' if column == 'label' else '.txt'}", texts)
             counts[split] = len(texts)
@@ -115,7 +115,7 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
         print(f"{name}: {', '.join(f'{split} {counts[split]:,}' for split in args.task.files)} rows{same}")
         for split in args.task.files:
             if counts[split] != expected[split]:
-                why = " (--train-rows)" if counts[split] == args.most.get(split) else ""
+                why = " (--train-rows)" if counts[split] == args.limits.get(split) else ""
                 print(f"{name} {split}: {counts[split]:,} rows{why}, published: {expected[split]:,}")
         classes = len(args.task.labels) or "1 --regression-target"
         flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."
@@ -156,8 +156,8 @@ def lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, text.removesuffix("\n").removesuffix("\r").replace("\r", " ").split("\t")
 
 
-def rows(path: Path, task: Task, split: str, most: int | None = None) -> Iterator[list]:
-    """Yields the sentences and label of the first ``most`` rows; raises ValueError for an invalid line."""
+def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator[list]:
+    """Yields the sentences and label of the first ``limit`` rows; raises ValueError for an invalid line."""
     numbered, labelled = lines(path), split in task.labelled
     header = task.header if labelled and task.header else next(numbered, (1, [""]))[1]
     names = [*task.sentences, task.label] if labelled else task.sentences
@@ -165,7 +165,7 @@ def rows(path: Path, task: Task, split: str, most: int | None = None) -> Iterato
         if name not in header:
             raise ValueError(f"{path} line 1 names no column {name}: {excerpt(header)}")
     columns_used = [header.index(name) for name in names]
-    for number, fields in islice(numbered, most):
+    for number, fields in islice(numbered, limit):
         where = f"{path} line {number}"
         if len(fields) != len(header):
             raise ValueError(f"{where} has {len(fields)} fields instead of {len(header)}: {excerpt(fields)}")

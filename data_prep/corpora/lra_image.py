@@ -70,7 +70,7 @@ class Cifar10(Labelled):
 
     def splits(self, args, inputs):
         for split, rows in inputs.items():
-            yield split, ((grey, self.labels.index(name)) for grey, name in rows), len(rows)
+            yield split, ((grayscale, self.labels.index(name)) for grayscale, name in rows), len(rows)
 
     def metadata(self, args: Namespace) -> dict:
         return {"shape": [args.size, args.size], "pixels": {"mean": 122.6, "std": 61.0}}
@@ -85,7 +85,7 @@ def read_splits(source, size: int) -> tuple[Rows, Rows]:
         else:
             split, name, file = match.group(2, 3, 4)
             image = from_file(content, f"{source}: {split}/{name}/{file}")
-            files[split][name].append((file, grey(image, size)))
+            files[split][name].append((file, resize(image, size)))
     if not batches:
         return interleave(files["train"]), interleave(files["test"])
     test = batches.pop("test_batch", [])
@@ -102,8 +102,8 @@ def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[objec
     return [(values, name) for _, name, values in sorted(ranked, key=itemgetter(0, 1))]
 
 
-def grey(image: Image.Image, size: int) -> np.ndarray:
-    """Returns the values of a grayscale image, row by row."""
+def resize(image: Image.Image, size: int) -> np.ndarray:
+    """Returns the values of a grayscale image, downscaled to ``size``, row by row."""
     return np.asarray(image if size == WIDTH else image.resize((size, size), Image.Resampling.BOX)).ravel()
 
 
@@ -138,4 +138,4 @@ def from_batch(content: bytes, where: str, size: int) -> Rows:
     except Exception as error:  # a malformed file can raise any exception
         raise ValueError(f"{where} is not a batch of CIFAR-10 ({error}): download it again") from None
     images = (Image.fromarray(np.ascontiguousarray(rows)) for rows in progress(planes, where, "images"))
-    return [(grey(image.convert("L"), size), label) for image, label in zip(images, labels, strict=True)]
+    return [(resize(image.convert("L"), size), label) for image, label in zip(images, labels, strict=True)]

@@ -100,14 +100,14 @@ def articles(path: Path) -> list[list[bytes]]:
     return found
 
 
-def sample_pairs(found: list[list[bytes]], most: int) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yields at most ``most`` fixed random pairs of segments; every second pair is from one article."""
+def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yields at most ``limit`` fixed random pairs of segments; every second pair is from one article."""
     sizes = [len(segments) for segments in found]
-    of_one = sum(size * (size - 1) // 2 for size in sizes)
-    of_two = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+    same = sum(size * (size - 1) // 2 for size in sizes)
+    different = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
     places = [(i, j) for i, size in enumerate(sizes) for j in range(size)]
     draw, seen = random.Random(1), set()
-    for n in range(2 * min(most // 2, of_one, of_two)):
+    for n in range(2 * min(limit // 2, same, different)):
         label = n % 2
         while True:
             first = draw.choice(places)

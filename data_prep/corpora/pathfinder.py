@@ -115,8 +115,8 @@ class Pathfinder(Generated):
         """Yields the rows that a function computes from blocks of items."""
         blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
         for block in ordered_map(function, blocks, workers):
-            for grey, label in block:
-                yield grey.ravel(), label
+            for values, label in block:
+                yield values.ravel(), label
 
 
 def generate_block(seed: int, window: int, length: int, indices: range) -> list[tuple[np.ndarray, int]]:
@@ -348,20 +348,20 @@ def metadata(path: Path) -> list[list[str]]:
 def read(path: Path) -> np.ndarray:
     """Returns the grayscale values of a square image."""
     try:
-        grey = np.asarray(decode(read_file(path), "L"))
+        values = np.asarray(decode(read_file(path), "L"))
     except ValueError as error:
         raise ValueError(f"{path} is not a complete image ({error})") from None
-    if grey.shape[0] != grey.shape[1]:
-        raise ValueError(f"{path} has {grey.shape[1]} x {grey.shape[0]} pixels: a square image is needed")
-    return grey
+    if values.shape[0] != values.shape[1]:
+        raise ValueError(f"{path} has {values.shape[1]} x {values.shape[0]} pixels: a square image is needed")
+    return values
 
 
 def pixels(window: int, rows: list[tuple[Path, int]]) -> list[tuple[np.ndarray, int]]:
     """Returns (grayscale values, label) of published images of ``window`` x ``window`` pixels."""
     found = []
     for path, label in rows:
-        grey = read(path)
-        if len(grey) != window:
-            raise ValueError(f"{path} has {len(grey)} pixels per side, but the first image has {window}")
-        found.append((grey, label))
+        values = read(path)
+        if len(values) != window:
+            raise ValueError(f"{path} has {len(values)} pixels per side, but the first image has {window}")
+        found.append((values, label))
     return found

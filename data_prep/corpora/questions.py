@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from data_prep import bert_vocabulary
-from data_prep.binarize import SPLITS
+from data_prep.binarize import splits_in
 from data_prep.corpus import Corpus
 from data_prep.fetch import fetch, mismatch
 from data_prep.labelled import print_rows, token_file
@@ -92,7 +92,7 @@ class Questions(Corpus):
             parser.add_argument("--version", choices=self.versions, help=text)
         else:
             parser.set_defaults(version=None)
-        text = "split the single file --from into whole paragraphs with at most so many questions"
+        text = "split the single file --from into whole paragraphs with at most these numbers of questions"
         parser.add_argument("--cut", nargs=2, type=min_int(1), metavar=("TRAIN", "VALID"), help=text)
         kind = parser.add_mutually_exclusive_group()
         text = f"a folder with BERT's vocab.txt, or a model on the hub (default: {self.facts['bert']})"
@@ -189,7 +189,8 @@ class Questions(Corpus):
         }
         (folder / PREPARATION).write_text(json.dumps(about) + "\n", encoding="utf-8")
         pieces, ids = load(folder), {x: i for i, x in enumerate([*SPECIALS.values(), *types])}
-        counts = {split: write_split(text, folder, split, pieces, ids, about) for split in splits_in(text)}
+        splits = splits_in(text, ".question")
+        counts = {split: write_split(text, folder, split, pieces, ids, about) for split in splits}
         (folder / ROWS).write_text(json.dumps(counts, indent=1) + "\n")
 
     def vocabulary(self, data):
@@ -200,18 +201,13 @@ class Questions(Corpus):
     def report(self, args):
         """Prints the number of rows, how many were truncated, the vocabulary, and how to train."""
         counts = json.loads((args.out / "bin" / ROWS).read_text())
-        rows = {split: of_split["rows"] for split, of_split in counts.items()}
+        rows = {split: count["rows"] for split, count in counts.items()}
         published = {} if args.cut else self.versions[self.version(args)]["rows"]
         print_rows(rows, published)
         text = "{}: truncated {contexts:,} contexts, {answers:,} answers and {questions:,} questions"
         for split, cut in counts.items():
             print(text.format(split, **cut))
         super().report(args)
-
-
-def splits_in(text: Path) -> list[str]:
-    """Returns the splits of a text folder in order."""
-    return [split for split in SPLITS if (text / f"{split}.question").is_file()]
 
 
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
@@ -227,7 +223,7 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
         for file, tokens in zip(files, (source.tokens, [*kept, "</s>"]), strict=True):
             file.add_item(torch.tensor([ids[token] for token in tokens]))
         counts["rows"] += 1
-        counts["contexts"] += source.windowed
+        counts["contexts"] += source.context_cut
         counts["answers"] += source.answer_cut
         counts["questions"] += len(kept) < len(question)
     for file, prefix in zip(files, prefixes, strict=True):
@@ -240,9 +236,9 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
     if not path.is_file():
         raise ValueError(f"{path} is not a file: --cut requires a single JSON file of questions")
     groups = list(paragraphs(path, known=False).values())
-    if sum(wanted) > (there := sum(map(len, groups))):
+    if sum(wanted) > (total := sum(map(len, groups))):
         asked = " + ".join(f"{count:,}" for count in wanted)
-        raise ValueError(f"{path} has {there:,} questions with an answer: --cut asks for {asked}")
+        raise ValueError(f"{path} has {total:,} questions with an answer: --cut asks for {asked}")
     found, taken = {"train": [], "valid": []}, 0
     for (split, rows), most in zip(found.items(), wanted, strict=True):
         while taken < len(groups) and len(rows) + len(groups[taken]) <= most:
@@ -250,7 +246,7 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
             taken += 1
         if not rows:
             number = f"paragraph {taken + 1} has {len(groups[taken])} questions"
-            raise ValueError(f"{path}: {number}: --cut asks for {most} at most for {split}")
+            raise ValueError(f"{path}: {number}: --cut allows {most} for {split}")
     return found
 
 
@@ -276,8 +272,8 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
             begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)
         except ValueError as error:
             if not known:
-                there = shorten(context[start : start + len(text)])
-                raise ValueError(f"{where}: {error}; at answer_start, {start}, is {there!r}") from None
+                excerpt = shorten(context[start : start + len(text)])
+                raise ValueError(f"{where}: {error}; at answer_start, {start}, is {excerpt!r}") from None
             counts["left out"] += 1
             continue
         counts["moved"] += context[start : start + len(text)] != text
@@ -300,8 +296,8 @@ def asked_in(path: Path) -> Iterator[tuple[str, str, object]]:
     # A file may consist of the list of articles only.
     articles = found if isinstance(found, list) else fields(found, str(path), data=list)[0]
     for i, article in enumerate(progress(articles, path.name, "articles"), 1):
-        [of_article] = fields(article, f"{path}: article {i}", paragraphs=list)
-        for k, paragraph in enumerate(of_article, 1):
+        [article_paragraphs] = fields(article, f"{path}: article {i}", paragraphs=list)
+        for k, paragraph in enumerate(article_paragraphs, 1):
             where = f"{path}: article {i}, paragraph {k}"
             context, asked = fields(paragraph, where, context=str, qas=list)
             for n, question in enumerate(asked, 1):

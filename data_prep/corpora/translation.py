@@ -144,9 +144,6 @@ def in_archives(archives: dict, source: Path | None, out: Path) -> dict[str, lis
         fetch.unpack(archive, folder)
         for split, files in facts["files"].items():
             paths = {language: folder / file for language, file in files.items()}
-            for path in paths.values():
-                if not path.is_file():
-                    raise ValueError(f"{archive} has no {path.relative_to(folder)}: download it again")
             splits[split].append({language: plain(path) for language, path in paths.items()})
     return splits
 
@@ -173,12 +170,12 @@ def check_sides(splits: dict[str, list]) -> None:
 
 def verdict(pair: tuple[str, str]) -> str:
     """Returns whether a tokenized training pair is kept or why it is removed."""
-    least, most = sorted(len(side.split()) for side in pair)
-    if not least:
+    shorter, longer = sorted(len(side.split()) for side in pair)
+    if not shorter:
         return "empty"
-    if most > MAX_TOKENS:
+    if longer > MAX_TOKENS:
         return "too long"
-    return "of uneven length" if most > MAX_RATIO * least else "kept"
+    return "of uneven length" if longer > MAX_RATIO * shorter else "kept"
 
 
 def clean(folder: Path, target: Path) -> None:

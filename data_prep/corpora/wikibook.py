@@ -205,6 +205,6 @@ def check_shards(folders: list[Path]) -> None:
                 dataset[len(dataset) - 1]
             except Exception:  # fairseq raises various exceptions
                 raise ValueError(
-                    f"{prefix}.bin and .idx are no complete fairseq binaries: download them again "
+                    f"{prefix}.bin and .idx are not complete fairseq binaries: download them again "
                     "(without git lfs, git only creates small pointer files)"
                 ) from None

@@ -67,7 +67,7 @@ def _readable(name: str) -> Iterator[None]:
     logging.set_verbosity_error()
     try:
         yield
-    except (OSError, RuntimeError, SafetensorError) as error:
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"--encoder {name} is not a readable BERT ({reason})") from None
 

@@ -100,5 +100,5 @@ def random_erase_box(height: int, width: int, rng: np.random.Generator) -> tuple
 def random_erase(pixels: Tensor, rng: np.random.Generator) -> None:
     """Fills, with probability ERASE_PROBABILITY, a rectangle of normalized ``pixels`` with N(0, 1) noise."""
     if rng.random() < ERASE_PROBABILITY and (box := random_erase_box(*pixels.shape[1:], rng)):
-        place = pixels[:, *box]
-        place.copy_(torch.from_numpy(rng.standard_normal(tuple(place.shape), np.float32)))
+        region = pixels[:, *box]
+        region.copy_(torch.from_numpy(rng.standard_normal(tuple(region.shape), np.float32)))

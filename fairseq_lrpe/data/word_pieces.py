@@ -36,8 +36,8 @@ def read_types(vocabulary: Path) -> list[str]:
         types = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{vocabulary} is not UTF-8 text ({error}): BERT's {VOCABULARY} is needed") from None
-    if lacking := [name for name in SPECIALS if name not in types]:
-        raise ValueError(f"{vocabulary} has no {', '.join(lacking)}: BERT's {VOCABULARY} is needed")
+    if missing := [name for name in SPECIALS if name not in types]:
+        raise ValueError(f"{vocabulary} has no {', '.join(missing)}: BERT's {VOCABULARY} is needed")
     for name, count in Counter(types).items():
         if count > 1 or not name or name in SPECIALS.values():
             raise ValueError(f"{vocabulary} has {name!r}, or has it twice: fairseq has no such type")
@@ -60,7 +60,7 @@ class Source(NamedTuple):
 
     tokens: list[str]
     answer_cut: bool
-    windowed: bool
+    context_cut: bool
 
 
 class WordPieces:
@@ -106,8 +106,8 @@ class WordPieces:
         if begins is None:
             answer, context = normalize_spaces(answer), normalize_spaces(context)
             begins = find_answer(answer, context)
-        of_answer, (pieces, offsets) = self.pieces(answer), self._encoded(context)
-        kept = of_answer[:longest_answer]
+        answer_pieces, (pieces, offsets) = self.pieces(answer), self._encoded(context)
+        kept = answer_pieces[:longest_answer]
         first = sum(end <= begins for _, end in offsets)
         last = sum(start < begins + len(answer) for start, _ in offsets)
         part = window(
@@ -115,7 +115,7 @@ class WordPieces:
         )
         return Source(
             ["<s>", *kept, "</s>", *pieces[part], "</s>"],
-            len(kept) < len(of_answer),
+            len(kept) < len(answer_pieces),
             part.stop - part.start < len(pieces),
         )
 
@@ -138,13 +138,13 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
     """
     if not answer.strip():
         raise ValueError("the answer is blank: a part of its context is needed")
-    places, place = [], context.find(answer)
-    while place >= 0:
-        places.append(place)
-        place = context.find(answer, place + 1)
-    if not places:
+    positions, position = [], context.find(answer)
+    while position >= 0:
+        positions.append(position)
+        position = context.find(answer, position + 1)
+    if not positions:
         raise ValueError(f"the answer {shorten(answer)!r} is not in its context {shorten(context)!r}")
-    return min(places, key=lambda place: abs(place - near))
+    return min(positions, key=lambda position: abs(position - near))
 
 
 def shorten(text: str) -> str:

@@ -33,7 +33,7 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
         ValueError: If a line has no vector of the expected dimension, or no word has a vector.
     """
     size, missing = dimension(path), {word.encode() for word in words}
-    wanted = len(missing)
+    count = len(missing)
     bar = {"desc": f"reading {path.name}", "unit": "B", "unit_scale": True, "disable": None, "delay": DELAY}
     with path.open("rb") as file, tqdm(total=path.stat().st_size, leave=False, **bar) as shown:
         for number, line in enumerate(iterate_lines(file), 1):
@@ -46,8 +46,8 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
             if word in missing:
                 missing.remove(word)
                 yield word.decode(), _numbers(fields[-size:], path, number), line
-    if len(missing) == wanted:
-        raise ValueError(f"{path} has none of the {wanted:,} words: other vectors are needed")
+    if len(missing) == count:
+        raise ValueError(f"{path} has none of the {count:,} words: other vectors are needed")
 
 
 def _numbers(fields, path, line):

@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 
 def build(folder, **flags):
-    """Returns a question generator with BERT's dictionary, its flags with this --encoder, and the dictionary."""
+    """Returns a question generator with BERT's dictionary, its flags and the dictionary."""
     dictionary = dictionary_of(4)
     for name in TYPES:
         if name not in word_pieces.SPECIALS:

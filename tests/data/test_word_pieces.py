@@ -176,7 +176,7 @@ def test_sources_contain_their_answer(vocabulary, words, longest, data):
     begins = len(" ".join([*words[:first], ""]))
     assert context[begins:].startswith(answer)
     room = word_pieces.max_answer_tokens(longest)
-    tokens, answer_cut, windowed = pieces.source(answer, context, longest, room, begins)
+    tokens, answer_cut, context_cut = pieces.source(answer, context, longest, room, begins)
     assert (
         len(tokens) <= longest and tokens[0] == "<s>" and tokens[-1] == "</s>" and tokens.count("</s>") == 2
     )
@@ -189,8 +189,8 @@ def test_sources_contain_their_answer(vocabulary, words, longest, data):
     start = max(min(start, len(whole) - (longest - NUM_SEPARATORS - len(of_answer))), 0)
     assert of_context == whole[start : start + longest - NUM_SEPARATORS - len(of_answer)]
     assert start <= before and before + len(of_answer) <= start + len(of_context)
-    assert windowed == (len(of_context) < len(whole))
-    if windowed:
+    assert context_cut == (len(of_context) < len(whole))
+    if context_cut:
         assert len(tokens) == longest
 
 

@@ -85,8 +85,8 @@ CALLS = [
     ("imdb --from {reviews} --vectors {vectors}", "{vectors} has none of the 3 words"),
     ("imdb --vectors=", "argument --vectors: is empty: a path is needed"),
     ("lra_text --from {text}", "{text} has none of the files that are needed (see --help)"),
-    ("lra_text --from {archive}", "{archive} is no complete zip or tar archive"),
-    ("lra_image --from {archive}", "{archive} is no complete zip or tar archive"),
+    ("lra_text --from {archive}", "{archive} is not a complete zip or tar archive"),
+    ("lra_image --from {archive}", "{archive} is not a complete zip or tar archive"),
     ("lra_image --from {pictures} --size 33", "--size 33 is more than the 32 pixels"),
     (
         "lra_image --from {pictures}",
@@ -130,7 +130,7 @@ CALLS = [
     ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles of two segments"),
     ("imagenet", "--from is required: ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and"),
     ("cifar10", "--from is required: {{train,valid,test}}/CLASS/*.jpg, .JPEG or .png, or a tar"),
-    ("cifar10 --from {archive}", "{archive} is no complete zip or tar archive"),
+    ("cifar10 --from {archive}", "{archive} is not a complete zip or tar archive"),
     (
         "listops --from {text}",
         "{text}/basic_train.tsv is missing: --from takes a folder with basic_train.tsv",

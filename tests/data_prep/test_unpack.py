@@ -103,6 +103,6 @@ def test_damaged_archives_leave_nothing(write, damage, tmp_path):
     content = random.Random(0).randbytes(100_000)
     archive = write(tmp_path / "archive", {"one.txt": content, "two.txt": content[::-1]})
     archive.write_bytes(damage(archive.read_bytes()))
-    with pytest.raises(fetch.FetchError, match="is no complete zip or tar archive"):
+    with pytest.raises(fetch.FetchError, match="is not a complete zip or tar archive"):
         fetch.unpack(archive, tmp_path / "folder")
     assert list(tmp_path.iterdir()) == [archive]

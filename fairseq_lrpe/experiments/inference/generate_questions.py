@@ -40,6 +40,6 @@ def tokenize(number: int, line: str, pieces: word_pieces.WordPieces, facts: dict
         source = pieces.source(answer.strip(), text, facts["longest"], facts["longest_answer"])
     except ValueError as error:
         raise ValueError(f"line {number}: {error}") from None
-    if source.windowed:
+    if source.context_cut:
         print(f"line {number}: the text is too long and was truncated around the answer", file=sys.stderr)
     return source.tokens

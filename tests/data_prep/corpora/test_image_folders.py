@@ -169,9 +169,9 @@ def cut(name, part=0.7):
             "given lacks ILSVRC2012_devkit_t12.tar.gz: ILSVRC2012_img",
         ),
         (lambda x: (x / image_folders.TRAIN).unlink(), "given lacks ILSVRC2012_img_train.tar: "),
-        (cut(image_folders.TRAIN), "ILSVRC2012_img_train.tar is no complete zip or tar archive ("),
-        (cut(image_folders.VALID), "ILSVRC2012_img_val.tar is no complete zip or tar archive ("),
-        (cut(image_folders.DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is no complete zip or tar archive ("),
+        (cut(image_folders.TRAIN), "ILSVRC2012_img_train.tar is not a complete zip or tar archive ("),
+        (cut(image_folders.VALID), "ILSVRC2012_img_val.tar is not a complete zip or tar archive ("),
+        (cut(image_folders.DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is not a complete zip or tar archive ("),
         (
             lambda x: write_tar(x / image_folders.DEVKIT, {"data/meta.mat": b"no"}),
             "ILSVRC2012_devkit_t12.tar.gz is not the published one (",
@@ -229,7 +229,7 @@ def test_damaged_archives_of_class_folders_are_errors(tmp_path):
     packed = write_tar(tmp_path / "given.tar.gz", files())
     cut(packed.name)(tmp_path)
     sentence = error_of("cifar10", "--from", packed, "--out", tmp_path / "out")
-    assert f"{packed} is no complete zip or tar archive (" in sentence and not (tmp_path / "out").exists()
+    assert f"{packed} is not a complete zip or tar archive (" in sentence and not (tmp_path / "out").exists()
 
 
 def test_real_images_of_imagenet(published, tmp_path):

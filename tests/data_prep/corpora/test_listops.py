@@ -66,7 +66,9 @@ def test_expressions_are_those_of_long_range_arena(tmp_path, capsys):
     assert set(numbers) == set(range(2, 11))
     assert set(labels) == set(SYMBOLS[:10]) and min(labels.values()) > 50
     printed = capsys.readouterr().out
-    assert "rows: train 1,000, valid 20, test 30\n" in printed and "vocabulary: 19 types, with" in printed
+    assert (
+        "rows: train 1,000, valid 20, test 30\n" in printed and "vocabulary: 19 types, including" in printed
+    )
     assert f"ready: fairseq-train {out / 'bin'} --task classification" in printed
 
 
