@@ -203,9 +203,9 @@ def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tup
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
     """Yields (path, offset, size) of each file in a tar archive, including those of nested tar archives.
 
-    Offsets refer to the uncompressed archive. Raises FetchError if the archive is damaged.
+    The archive must not be compressed. Raises FetchError if it is damaged.
     """
-    with _archive_errors(archive), tarfile.open(archive) as opened:
+    with _archive_errors(archive), tarfile.open(archive, "r:") as opened:
         for member in progress(opened.getmembers(), f"listing {archive.name}", "files"):
             if not member.isfile():
                 continue
@@ -215,24 +215,6 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
             with tarfile.open(fileobj=opened.extractfile(member)) as nested:
                 for file in filter(tarfile.TarInfo.isfile, nested):
                     yield f"{member.name}/{file.name}", member.offset_data + file.offset_data, file.size
-
-
-@contextlib.contextmanager
-def uncompressed_tar(archive: Path, copy: Path) -> Iterator[Path]:
-    """Yields an uncompressed tar archive: ``archive`` itself, or a temporary decompressed ``copy``."""
-    try:
-        tarfile.open(archive, "r:").close()
-        yield archive
-        return
-    except tarfile.ReadError:
-        pass
-    try:
-        with tarfile.open(archive) as packed, copy.open("wb") as plain:
-            packed.fileobj.seek(0)
-            shutil.copyfileobj(packed.fileobj, plain, CHUNK)
-        yield copy
-    finally:
-        copy.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

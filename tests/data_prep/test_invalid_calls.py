@@ -108,10 +108,7 @@ CALLS = [
         "squad --version du --pieces 60",
         "--from is required: a folder with the files of https://github.com/xinyadu/nqg",
     ),
-    (
-        "squad --from {questions} --bert {nowhere}",
-        "vocab.txt of {nowhere} could not be downloaded from",
-    ),
+    ("squad --from {questions} --bert {nowhere}", "vocab.txt of {nowhere} could not be downloaded from"),
     ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing: BERT's vocab.txt"),
     ("squad --from {questions} --pieces 9", "--pieces 9 is too few: the training text has"),
     (

@@ -15,6 +15,7 @@ from scipy.io import savemat
 from small_corpora import contents, error_of, prepare, write_files, write_tar
 
 from data_prep.corpora import image_folders
+from data_prep.corpora.image_folders import DEVKIT, TRAIN, VALID
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.files import MAX_BYTES
 
@@ -126,7 +127,7 @@ def ilsvrc(folder, valid=6):
         inner[f"{name}.tar"] = gzip.decompress(write_tar(path, pictures).read_bytes())
         path.unlink()
     val = {f"ILSVRC2012_val_{i:08}.JPEG": picture(coloured(0, 50 + i)) for i in reversed(range(1, valid + 1))}
-    for name, members in ((image_folders.TRAIN, inner), (image_folders.VALID, val)):
+    for name, members in ((TRAIN, inner), (VALID, val)):
         packed = write_tar(folder / "packed", members)
         (folder / name).write_bytes(gzip.decompress(packed.read_bytes()))
         packed.unlink()
@@ -136,7 +137,7 @@ def ilsvrc(folder, valid=6):
     savemat(meta, {"synsets": synsets})
     truth = b"1\n2\n3\n3\n2\n1\n"
     texts = {"meta.mat": meta.getvalue(), "ILSVRC2012_validation_ground_truth.txt": truth}
-    write_tar(folder / image_folders.DEVKIT, {f"devkit/data/{name}": text for name, text in texts.items()})
+    write_tar(folder / DEVKIT, {f"devkit/data/{name}": text for name, text in texts.items()})
     return inner, val
 
 
@@ -164,25 +165,19 @@ def cut(name, part=0.7):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda x: (x / DEVKIT).unlink(), "given lacks ILSVRC2012_devkit_t12.tar.gz: "),
+        (lambda x: (x / TRAIN).unlink(), "given lacks ILSVRC2012_img_train.tar: "),
+        (cut(TRAIN), "ILSVRC2012_img_train.tar is not a complete zip or tar archive ("),
+        (cut(VALID), "ILSVRC2012_img_val.tar is not a complete zip or tar archive ("),
+        (cut(DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is not a complete zip or tar archive ("),
         (
-            lambda x: (x / image_folders.DEVKIT).unlink(),
-            "given lacks ILSVRC2012_devkit_t12.tar.gz: ILSVRC2012_img",
+            lambda x: write_tar(x / DEVKIT, {"data/meta.mat": b"no"}),
+            "devkit_t12.tar.gz is not the published one (",
         ),
-        (lambda x: (x / image_folders.TRAIN).unlink(), "given lacks ILSVRC2012_img_train.tar: "),
-        (cut(image_folders.TRAIN), "ILSVRC2012_img_train.tar is not a complete zip or tar archive ("),
-        (cut(image_folders.VALID), "ILSVRC2012_img_val.tar is not a complete zip or tar archive ("),
-        (cut(image_folders.DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is not a complete zip or tar archive ("),
+        (lambda x: shutil.copyfile(x / TRAIN, x / VALID), "ILSVRC2012_img_val.tar has 9 images, but "),
         (
-            lambda x: write_tar(x / image_folders.DEVKIT, {"data/meta.mat": b"no"}),
-            "ILSVRC2012_devkit_t12.tar.gz is not the published one (",
-        ),
-        (
-            lambda x: shutil.copyfile(x / image_folders.TRAIN, x / image_folders.VALID),
-            "ILSVRC2012_img_val.tar has 9 images, but ",
-        ),
-        (
-            lambda x: shutil.copyfile(x / image_folders.VALID, x / image_folders.TRAIN),
-            "ILSVRC2012_img_train.tar is not a tar archive of one tar archive per class: it has ILS",
+            lambda x: shutil.copyfile(x / VALID, x / TRAIN),
+            "ILSVRC2012_img_train.tar is not a tar archive of one",
         ),
     ],
 )
@@ -193,22 +188,16 @@ def test_invalid_archives_are_errors(change, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def of_one_class(found):
+def one_class(found):
     return {path: content for path, content in found.items() if "/ant/" in path}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda x: {path.replace("/ant/", "/"): y for path, y in of_one_class(x).items()},
-            "has no training images",
-        ),
-        (of_one_class, "given has training images of ant only: two classes are needed"),
-        (
-            lambda x: {**x, "top/test/dog/0.jpg": b"-"},
-            "given has test images of dog, but no training images",
-        ),
+        (lambda x: {x_.replace("/ant/", "/"): y for x_, y in one_class(x).items()}, "has no training images"),
+        (one_class, "given has training images of ant only: two classes are needed"),
+        (lambda x: {**x, "top/test/dog/0.jpg": b"-"}, "given has test images of dog, but no training images"),
         (
             lambda x: dict.fromkeys(x, b"-"),
             "no image of train is readable, for example train/cow/02.jpeg: it",

@@ -46,10 +46,3 @@ def test_books_in_bpe_decode_to_the_text(published, tmp_path):
         encoded = (tmp_path / f"{split}.bpe").read_text().splitlines()
         decoded = [encoder.decode(map(int, line.split())) for line in encoded]
         assert decoded == [line.strip() for line in text.splitlines()]
-
-
-def test_the_mask_completes_the_vocabulary_of_the_papers(published, tmp_path):
-    gpt2_bpe.provide(tmp_path, published / "gpt2_bpe")
-    dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
-    assert dictionary.add_symbol("<mask>") == 50_264
-    assert len(dictionary) == 50_265 == gpt2_bpe.FACTS["vocabulary_with_mask"]

@@ -1,14 +1,13 @@
 """Questions and answers, from SQuAD's format to what fairseq's tasks read."""
 
 import hashlib
-import http.server
 import json
 import os
 import random
 import subprocess
-import threading
 from argparse import Namespace
 
+import local_server
 import pytest
 from fairseq import tasks
 from fairseq.data import Dictionary, data_utils
@@ -223,15 +222,15 @@ def test_invalid_vocabularies_are_errors(file, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
+class Hub(local_server.Mirrors):
     """Answers requests for the files of models as the Hugging Face hub does."""
 
     def do_GET(self):
         name, _, file = self.path.strip("/").partition("/resolve/main/")
-        content = self.server.models.get(name, {}).get(file)
+        content = self.server.files.get(name, {}).get(file)
         self.send_response(200 if content is not None else 404)
         if content is None:
-            known = name in self.server.models
+            known = name in self.server.files
             self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
         self.send_header("X-Repo-Commit", "0" * 40)
         self.send_header("ETag", f'"{hashlib.sha256(content or b"").hexdigest()}"')
@@ -242,26 +241,24 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def hub(tmp_path):
     """{name of a model: {file: bytes}} of a hub, and a function that runs a process with this hub."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        server.models, url = {}, f"http://127.0.0.1:{server.server_address[1]}"
+    with local_server.Server(Hub) as server:
 
         def run(*words, offline="0"):
             # huggingface_hub reads these variables when it is imported.
-            changed = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": offline}
+            changed = {
+                "HF_ENDPOINT": server.url("").removesuffix("/"),
+                "HF_HOME": str(tmp_path / "home"),
+                "HF_HUB_OFFLINE": offline,
+            }
             changed["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
             words = [BIN / "python", *map(str, words)]
             return subprocess.run(words, env={**os.environ, **changed}, capture_output=True, text=True)
 
-        yield server.models, run
-        server.shutdown()
+        yield server.files, run
 
 
 ASK = """
@@ -296,7 +293,7 @@ def test_vocabulary_from_the_hub(hub, file, tmp_path):
     # As if the hub were unreachable, but without half a minute of retries.
     done = run("-c", ASK, "some/third", "bert-base-cased", offline="1")
     third, kept = (x for x in done.stdout.splitlines() if not x.startswith("Downloading"))
-    assert "cannot find the requested file in the local cache" in third
+    assert "An error happened while trying to locate" in third
     assert kept == "False" and not done.stderr
     for sentence in (other, none, wrong, third):
         assert sentence.endswith("with --bert FOLDER, or learn word pieces with --pieces N")

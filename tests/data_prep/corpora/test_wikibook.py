@@ -214,7 +214,7 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\n"
         ("train.bin", lambda content: content[:-100], "train.bin and .idx are not complete fairseq binaries"),
         ("train.bin", lambda _: POINTER, "train.bin and .idx are not complete fairseq binaries"),
         ("train.idx", lambda _: POINTER, "git lfs"),
-        ("train.idx", None, "train.idx is missing"),
+        ("train.idx", None, "train.bin and .idx are not complete fairseq binaries"),
         ("dict.txt", lambda _: b"the 1\n", "dict.txt is not the published dict.txt"),
     ],
 )
