@@ -23,7 +23,7 @@ class Vocabulary(NamedTuple):
 
 
 def published(name: str) -> Vocabulary:
-    """Returns the vocabulary of a folder or of a model on the hub; raises ValueError if there is none."""
+    """Returns the vocabulary of a folder or of a model on the hub."""
     if Path(name).exists():
         path, config = Path(name) / VOCABULARY, Path(name) / CONFIG
     else:
@@ -59,8 +59,8 @@ def from_hub(name: str, file: str, required: bool = True) -> Path | None:
 def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> None:
     """Learns at most ``count`` word pieces and writes the vocabulary to ``target``.
 
-    It contains every character that occurs twice. The result is deterministic: "##x" pieces are passed as
-    special tokens because the trainer would number them in the order of a randomly seeded hash table.
+    It contains every character that occurs twice. "##x" pieces are passed as special tokens because the
+    trainer would number them in a random order.
     """
     from tokenizers import BertWordPieceTokenizer
 

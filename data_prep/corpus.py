@@ -1,4 +1,4 @@
-"""Base class of corpora; each is a subclass in its own module and a row in fairseq_lrpe/data/corpora.py."""
+"""Base class of corpora, each of which is a row in fairseq_lrpe/data/corpora.py."""
 
 import os
 import re
@@ -86,6 +86,11 @@ class Corpus:
             print(f"vocabulary: {vocabulary}")
         data = os.pathsep.join(map(str, shards))
         print(f"ready: fairseq-train {data} --task {self.task} --user-dir fairseq_lrpe ...")
+
+
+def add_number(parser: ArgumentParser, flag: str, text: str, minimum: int = 1, **options) -> None:
+    """Adds an option that takes a whole number."""
+    parser.add_argument(flag, type=min_int(minimum), metavar="N", help=text, **options)
 
 
 def prepare(corpus: Corpus, arguments: list[str]) -> None:

@@ -148,7 +148,7 @@ def _open(url, start):
 
 
 def _response_range(response):
-    """Returns the response's first byte, since servers may ignore the range, and the file size or None."""
+    """Returns the first byte of a response and the file size, or None if it is unknown."""
     if span := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "")):
         return int(span[1]), None if span[2] == "*" else int(span[2])
     length = response.headers.get("Content-Length")
@@ -201,7 +201,7 @@ def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tup
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, offset, size) of each file in a tar archive, including those of nested tar archives.
+    """Yields (path, offset, size) of each file in a tar archive and in nested ones.
 
     The archive must not be compressed. Raises FetchError if it is damaged.
     """

@@ -11,7 +11,7 @@ from fairseq_lrpe.utils.cli import min_int
 
 
 class Generated(Labelled):
-    """A corpus that is generated or read from published files; ``inputs``: {split: rows} of the latter.
+    """A corpus that is generated, or read from published files, ``inputs``: {split: rows}.
 
     The same options give the same bytes on every machine and with any number of processes.
     """

@@ -37,7 +37,7 @@ def write_texts(
     split: Callable[[int, int], str],
     text: Callable[[str], str] = "{}\n".format,
 ) -> None:
-    """Writes train.txt, valid.txt and test.txt: row i of n becomes ``text(row)`` in ``split(i, n)``."""
+    """Writes train.txt, valid.txt and test.txt; row i of n belongs to ``split(i, n)``."""
     count = len(rows)
     if count != facts["rows"]:
         print(f"{facts['dataset']} has {count:,} rows, expected {facts['rows']:,}", flush=True)

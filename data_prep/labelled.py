@@ -10,11 +10,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, add_number
 from data_prep.progress import progress
 from data_prep.validation import folder_with_source
 from fairseq_lrpe.data.layout import METADATA
-from fairseq_lrpe.utils.cli import min_int
 
 MAX_LABELS_SHOWN = 20
 SPECIALS = 4
@@ -65,8 +64,7 @@ class TrainRows(Corpus):
 
     def add_options(self, parser: ArgumentParser) -> None:
         super().add_options(parser)
-        text = "use only the first N rows of each training set"
-        parser.add_argument("--train-rows", type=min_int(1), metavar="N", help=text)
+        add_number(parser, "--train-rows", "use only the first N rows of each training set")
 
     def source(self, args):
         return super().source(args) + (f", {args.train_rows} training rows" if args.train_rows else "")
@@ -127,7 +125,7 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
 
 
 def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata):
-    """Writes dict.txt with the ``types`` after the special ones, and the metadata as ``write_metadata``."""
+    """Writes dict.txt and, as ``write_metadata``, the metadata."""
     (folder / "dict.txt").write_text("".join(f"{name} 1\n" for name in types), encoding="utf-8")
     write_metadata(folder, labels, rows, **metadata)
 

@@ -103,7 +103,7 @@ def label_names(text: Path) -> list[str]:
     """Returns the sorted labels of the training set.
 
     Raises:
-        ValueError: If there are fewer than two, or another split has a label that is not among them.
+        ValueError: If there are fewer than two, or another split has other labels.
     """
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:

@@ -62,7 +62,7 @@ def find_books(folder: Path) -> dict[str, list[Path]]:
 
 
 def split_books(books: list[Path]) -> dict[str, list[Path]]:
-    """Splits books: 1%, at least one, for valid and for test each, selected by a hash of the file name."""
+    """Splits books by a hash of the file name: 1%, at least one, each for valid and test."""
     ordered = sorted(books, key=lambda book: hashlib.sha256(book.name.encode()).hexdigest())
     share = max(1, len(books) // 100)
     parts = {"valid": ordered[:share], "test": ordered[share : 2 * share], "train": ordered[2 * share :]}

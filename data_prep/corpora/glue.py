@@ -157,7 +157,7 @@ def lines(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator[list]:
-    """Yields the sentences and label of the first ``limit`` rows; raises ValueError for an invalid line."""
+    """Yields the sentences and label of the first ``limit`` rows."""
     numbered, labelled = lines(path), split in task.labelled
     header = task.header if labelled and task.header else next(numbered, (1, [""]))[1]
     names = [*task.sentences, task.label] if labelled else task.sentences

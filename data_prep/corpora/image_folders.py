@@ -192,7 +192,7 @@ def select(images: ImageFiles, args: Namespace) -> ImageFiles:
 def write_images(
     folder: Path, split: str, images: list[ImageFile], labels: list[str], workers: int, unreadable: list[str]
 ) -> int:
-    """Writes the files of a split, appends skipped images to ``unreadable``, and returns the row count."""
+    """Writes a split, appends skipped images to ``unreadable``, and returns its row count."""
     prefix, numbers = folder / f"{split}.input0", {label: i for i, label in enumerate(labels)}
     bar = progress(None, f"writing {split}", "images", total=len(images))
     files, kept = dataset_builder(prefix, np.uint8), []

@@ -14,11 +14,11 @@ from operator import itemgetter
 import numpy as np
 from PIL import Image
 
+from data_prep.corpus import add_number
 from data_prep.fetch import files_in
 from data_prep.labelled import Labelled
 from data_prep.progress import progress
 from fairseq_lrpe.data.image_files import decode
-from fairseq_lrpe.utils.cli import min_int
 
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 WIDTH = 32
@@ -45,7 +45,7 @@ class Cifar10(Labelled):
 
     def add_options(self, parser):
         text = "width and height in pixels, downscaled by averaging (default: %(default)s)"
-        parser.add_argument("--size", type=min_int(1), default=WIDTH, metavar="N", help=text)
+        add_number(parser, "--size", text, default=WIDTH)
 
     def source(self, args):
         if args.size > WIDTH:
@@ -93,7 +93,7 @@ def read_splits(source, size: int) -> tuple[Rows, Rows]:
 
 
 def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[object, str]]:
-    """Interleaves the images of all classes: the first by name of every class, then the second, etc."""
+    """Interleaves images: the first by name of every class, then the second, etc."""
     ranked = [
         (rank, name, values)
         for name, part in classes.items()
@@ -128,7 +128,7 @@ class _Arrays(pickle.Unpickler):
 
 
 def from_batch(content: bytes, where: str, size: int) -> Rows:
-    """Returns the images of a pickled batch with ``data``, rows of red, green and blue, and ``labels``."""
+    """Returns the images of a pickled batch with ``data`` and ``labels``."""
     try:
         batch = _Arrays(io.BytesIO(content), encoding="bytes").load()
         data, labels = np.asarray(batch[b"data"]), [CLASSES[label] for label in batch[b"labels"]]

@@ -69,7 +69,7 @@ class Segments(Papers):
 
 
 def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yields (text, text, label) of each line of an LRA file; raises ValueError for an invalid line."""
+    """Yields (text, text, label) of each line of an LRA file."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: --from takes a folder with {Papers.accepts}")
     with path.open("rb") as lines:

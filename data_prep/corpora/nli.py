@@ -75,7 +75,7 @@ def cut(args: Namespace) -> dict[str, list[tuple]]:
 
 
 def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
-    """Returns (premise, hypothesis, label) of each labelled pair; raises ValueError for an invalid line."""
+    """Returns (premise, hypothesis, label) of each labelled pair."""
     rows, undecided = [], 0
     for number, line in enumerate(lines, 1):
         where = f"{name} line {number}"

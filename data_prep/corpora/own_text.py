@@ -14,11 +14,10 @@ from pathlib import Path
 import sentencepiece
 
 from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, add_number
 from data_prep.parallel import map_files
 from data_prep.validation import check_text, folder_with_source
 from fairseq_lrpe.data.text_codec import learn_pieces, sample
-from fairseq_lrpe.utils.cli import min_int
 
 MODEL = "spm.model"
 
@@ -32,7 +31,7 @@ class OwnText(Corpus):
 
     def add_options(self, parser):
         text = "maximum vocabulary size (default: %(default)s)"
-        parser.add_argument("--sentencepiece", type=min_int(1), default=self.pieces, metavar="N", help=text)
+        add_number(parser, "--sentencepiece", text, default=self.pieces)
 
     def source(self, args):
         return f"{super().source(args)} in {args.sentencepiece} sentence pieces"

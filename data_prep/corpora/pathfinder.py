@@ -218,7 +218,7 @@ def step(point: Point, angle: float, distance: float) -> Point:
 
 @cache
 def shift(angle: float, distance: float) -> Point:
-    """Returns an offset in whole pixels; sines are rounded first because machines differ in the last bits."""
+    """Returns an offset in whole pixels; sines are rounded because machines differ."""
     y, x = (round(round(distance * part, 6)) for part in (math.sin(angle), math.cos(angle)))
     return y, x
 
@@ -243,7 +243,7 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
 
     Returns:
         Heads relative to the pivot; memory offsets from the pivot, in rows of length ``width``, of these
-        pixels (first row) and of their neighbors at distance MARGIN (other rows); and the heads' weights.
+        pixels (first row) and of their neighbors at distance MARGIN; and the heads' weights.
     """
     weights = {}
     for head in HEADS:

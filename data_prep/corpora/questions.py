@@ -18,7 +18,7 @@ import torch
 
 from data_prep import bert_vocabulary
 from data_prep.binarize import splits_in
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, add_number
 from data_prep.fetch import fetch, mismatch
 from data_prep.labelled import print_rows, token_file
 from data_prep.labelled_words import read_lines, write_lines
@@ -98,9 +98,9 @@ class Questions(Corpus):
         text = f"a folder with BERT's vocab.txt, or a model on the hub (default: {self.facts['bert']})"
         kind.add_argument("--bert", metavar="NAME_OR_FOLDER", help=text)
         text = "learn N word pieces from the training text instead"
-        kind.add_argument("--pieces", type=min_int(1), metavar="N", help=text)
+        add_number(kind, "--pieces", text)
         text = "maximum number of tokens of a source (default: %(default)s)"
-        parser.add_argument("--longest", type=min_int(MIN_LENGTH), default=LONGEST, metavar="N", help=text)
+        add_number(parser, "--longest", text, MIN_LENGTH, default=LONGEST)
 
     def source(self, args):
         if args.cut and not args.source:
@@ -257,8 +257,7 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
 
     Args:
         path: File in SQuAD's format.
-        known: Whether it is a verified published file: questions whose answer is not in the context are then
-            skipped instead of raising ValueError.
+        known: Whether to skip questions whose answer is not in the context, as in published files.
     """
     found, counts = {}, Counter()
     for where, context, asked in asked_in(path):
@@ -306,7 +305,7 @@ def asked_in(path: Path) -> Iterator[tuple[str, str, object]]:
 
 
 def fields(found: object, where: str, **kinds: type) -> list:
-    """Returns the values of the given keys; raises ValueError if one is missing or has another type."""
+    """Returns the values of the given keys, which must have the given types."""
     for key, kind in kinds.items():
         if not isinstance(found, dict) or not isinstance(found.get(key), kind):
             raise ValueError(f"{where} lacks {key!r} of SQuAD's format: {LAYOUT} is needed")

@@ -18,12 +18,11 @@ from tqdm import tqdm
 
 from data_prep import fetch
 from data_prep.binarize import SPLITS, concatenate, preprocess
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, add_number
 from data_prep.parallel import map_lines
 from data_prep.validation import check_text, folder_with_source
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.layout import vocabulary_size
-from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.files import atomic_folder
 
 LANGUAGES = ("en", "de")  # source, target
@@ -51,9 +50,8 @@ class Translation(Corpus):
         return f"{text}, or copies of {archives} (default: download them)" if archives else text
 
     def add_options(self, parser):
-        types = self.facts["bpe_types"]
         text = "joint BPE merges, or joint SentencePiece vocabulary size (default: %(default)s)"
-        parser.add_argument("--bpe-types", type=min_int(1), default=types, metavar="N", help=text)
+        add_number(parser, "--bpe-types", text, default=self.facts["bpe_types"])
         text = "use SentencePiece instead of Moses tokenization and BPE"
         parser.add_argument("--sentencepiece", action="store_true", help=text)
 
@@ -179,7 +177,7 @@ def verdict(pair: tuple[str, str]) -> str:
 
 
 def clean(folder: Path, target: Path) -> None:
-    """Writes the training pairs that are kept, and pairs.json with their counts, to ``target`` atomically."""
+    """Writes the kept training pairs, and their counts in pairs.json, atomically."""
     if target.is_dir():
         return
     counts = Counter()

@@ -18,9 +18,9 @@ from tqdm import tqdm
 
 from data_prep import gpt2_bpe, validation
 from data_prep.binarize import concatenate, split_files
+from data_prep.corpus import add_number
 from data_prep.fetch import FetchError, fetch
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.utils.cli import min_int
 
 LATER = "try again later, or give a copy to --from"
 SHARD = r"bin-shard(\d+)-8"  # names of the published folders
@@ -41,7 +41,7 @@ class WikiBook(gpt2_bpe.BytePairCorpus):
 
     def add_options(self, parser):
         text = "number of equal shards of the training text, one per epoch (default: 1)"
-        parser.add_argument("--shards", type=min_int(1), metavar="N", help=text)
+        add_number(parser, "--shards", text)
         super().add_options(parser)
 
     def source(self, args):

@@ -122,7 +122,7 @@ class MiniCharacters(Mini):
 
 
 def split_characters(line: str) -> str:
-    """Returns the characters of a line separated by spaces, with ▁ for a space and <unk> kept whole."""
+    """Separates characters by spaces, with ▁ for a space and <unk> kept whole."""
     return " ▁ ".join(word if word == "<unk>" else " ".join(word) for word in line.split())
 
 

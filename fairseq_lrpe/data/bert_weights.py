@@ -60,7 +60,7 @@ def check(args, vocabulary: Path) -> None:
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Converts the errors that transformers raises for unreadable files to a ValueError of one line."""
+    """Converts the errors of unreadable files to a ValueError of one line."""
     from safetensors import SafetensorError
     from transformers.utils import logging
 
@@ -73,7 +73,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def load_bert(name: str):
-    """Returns transformers' BertModel; raises a ValueError if weights cannot be read or are missing."""
+    """Returns transformers' BertModel; raises a ValueError if weights are missing."""
     from transformers import BertModel
 
     with _readable(name):

@@ -65,7 +65,7 @@ MINI = {
 
 
 def data_folder(name: str) -> str:
-    """Returns the data folder of a corpus or small version, with the placeholder TASK if it has tasks."""
+    """Returns the data folder, with the placeholder TASK if the corpus has tasks."""
     return CORPORA[MINI.get(name, name).split()[0]].folder.format(name=name)
 
 

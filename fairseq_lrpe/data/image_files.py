@@ -5,7 +5,7 @@ import io
 from PIL import Image, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG")
-"""Accepted formats, whatever a file's name says: Pillow would start external programs for some others."""
+"""Accepted formats; for some others, Pillow would start external programs."""
 
 
 def decode(content: bytes, mode: str = "RGB") -> Image.Image:

@@ -42,7 +42,7 @@ def questions(splits: Iterable[str]) -> list[str]:
 
 
 def classified(splits: Iterable[str], inputs: int) -> list[str]:
-    """Returns the files of labelled texts with ``inputs`` texts per row, for the task ``classification``."""
+    """Returns the files of labelled texts, ``inputs`` per row, for ``classification``."""
     return ["dict.txt", *labelled(splits, inputs)]
 
 

@@ -136,7 +136,7 @@ class SentencePiece(TextCodec):
 
 
 def learn_pieces(types: int, option: str, lines: Iterable[str], **settings) -> bytes:
-    """Trains SentencePiece with ``types`` pieces; on failure, raises ValueError that names the ``option``."""
+    """Returns a SentencePiece model; an error names the ``option`` for ``types``."""
     model = io.BytesIO()
     files = {"sentence_iterator": iter(lines), "model_writer": model}
     try:

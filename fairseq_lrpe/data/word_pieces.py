@@ -153,7 +153,7 @@ def shorten(text: str) -> str:
 
 
 def window(length: int, first: int, last: int, room: int) -> slice:
-    """Returns a slice of ``room`` of ``length`` items, centered around ``first``..``last`` if possible."""
+    """Returns a slice of ``room`` items, centered around ``first``..``last`` if possible."""
     start = first - max(room - (last - first), 0) // 2
     start = max(min(start, length - room), 0)
     return slice(start, min(start + room, length))
