@@ -25,7 +25,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def splits_in(folder: Path, ending: str) -> list[str]:
-    """Returns the splits with a file of this ending: train, valid, valid1, test, test1, if they exist."""
+    """Returns the splits, including valid1 and test1, that have a file of this ending."""
     names = sorted(path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
     return [name for split in SPLITS for name in names if name.rstrip("1") == split]
 

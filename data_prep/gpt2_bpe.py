@@ -64,7 +64,7 @@ def provide(folder: Path, source: Path | None = None) -> None:
 
 
 def published(path: Path) -> bytes:
-    """Returns the content of a copy of a published file; raises FetchError if it differs.
+    """Returns the content of a verified copy of a published file.
 
     A dict.txt with additional madeupwords at its end, as in other fairseq releases (51,196 lines), is
     accepted and truncated.

@@ -108,7 +108,7 @@ def resize(image: Image.Image, size: int) -> np.ndarray:
 
 
 def from_file(content: bytes, where: str) -> Image.Image:
-    """Decodes an image in grayscale; raises ValueError if it is damaged or has another size."""
+    """Decodes a grayscale image of the expected size."""
     try:
         image = decode(content, "L")
     except ValueError as error:

@@ -73,7 +73,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def load_bert(name: str):
-    """Returns transformers' BertModel; raises a ValueError if weights are missing."""
+    """Returns transformers' BertModel."""
     from transformers import BertModel
 
     with _readable(name):

@@ -159,7 +159,7 @@ def sample(text: Path) -> Iterator[str]:
 
 
 def load(data: Path) -> TextCodec:
-    """Returns the codec of a prepared corpus from its OUT/bin."""
+    """Returns the codec of an OUT/bin."""
     note = data / PREPARATION
     if not note.is_file():
         raise ValueError(

@@ -180,7 +180,7 @@ def restore_spaces(words: str) -> str:
 
 
 def read_preparation(data: Path) -> dict:
-    """Reads PREPARATION of a prepared OUT/bin; raises ValueError if it does not use word pieces."""
+    """Reads PREPARATION of an OUT/bin with word pieces."""
     note = data / PREPARATION
     try:
         found = json.loads(read_file(note))
@@ -192,5 +192,5 @@ def read_preparation(data: Path) -> dict:
 
 
 def load(data: Path) -> WordPieces:
-    """Returns the tokenizer of a prepared OUT/bin; raises ValueError if it has none."""
+    """Returns the tokenizer of a prepared OUT/bin."""
     return WordPieces(data / VOCABULARY, read_preparation(data)["lowercase"])

@@ -51,7 +51,7 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
 
 
 def _numbers(fields, path, line):
-    """Parses a vector; raises ValueError for a field that is no finite number."""
+    """Parses a vector of finite numbers."""
     try:
         vector = np.array(fields, dtype="S").astype(np.float32)
     except ValueError:
