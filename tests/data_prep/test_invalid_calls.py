@@ -126,7 +126,7 @@ CALLS = [
     ("lra_retrieval_mini", "--from is required: WikiText's train, valid and test"),
     ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles of two segments"),
     ("imagenet", "--from is required: ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and"),
-    ("cifar10", "--from is required: {{train,valid,test}}/CLASS/*.jpg, .JPEG or .png, or a tar"),
+    ("cifar10", "--from is required: {{train,valid,test}}/CLASS/*.jpg, .JPEG or .png, or an archive"),
     ("cifar10 --from {archive}", "{archive} is not a complete zip or tar archive"),
     (
         "listops --from {text}",
