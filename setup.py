@@ -27,6 +27,7 @@ setup(
         "markupsafe",
         "matplotlib",
         "pandas",
+        "pydantic>=2",
         "rich",
         "tqdm",
         "pyyaml",

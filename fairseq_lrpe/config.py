@@ -3,23 +3,27 @@
 ``lrpe methods --flags`` prints their help; fairseq-train --help does not show the flags of models.
 """
 
-import re
 from argparse import Namespace
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from math import inf
 
-from fairseq.dataclass import FairseqDataclass
+from fairseq import utils
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.positions import POSITIONS
 
+ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two are implemented by fairseq
 
 
 def flag(default, help: str) -> Field:
-    """Returns a dataclass field that fairseq turns into a command-line flag."""
+    """Returns a dataclass field that fairseq turns into a command-line flag.
+
+    fairseq's parser does not support ``str | None``: the type of an optional flag is ``Optional[str]``.
+    """
     return field(default=default, metadata={"help": help})
 
 
@@ -61,6 +65,30 @@ PositionConfig = make_dataclass(
     namespace={"__doc__": "Flags of attention and positions; encoding options are --<encoding>-<option>."},
 )
 PositionConfig.__module__ = __name__
+
+
+@dataclass
+class LayerConfig(PositionConfig):
+    """Flags shared by the models with an encoder; the defaults are BERT base."""
+
+    encoder_layers: int = flag(12, "encoder layers")
+    encoder_embed_dim: int = flag(768, "encoder embedding dimension")
+    encoder_ffn_embed_dim: int = flag(3072, "embedding dimension of the encoder's feed-forward layers")
+    encoder_attention_heads: int = flag(12, "encoder attention heads")
+    activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
+    dropout: float = flag(0.1, "dropout probability")
+    attention_dropout: float = flag(0.1, "dropout probability of softmax attention weights")
+    activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
+
+
+def with_defaults(config: type, **defaults) -> type:
+    """Returns a subclass of a dataclass of flags with other default values."""
+    known = {f.name: f for f in fields(config)}
+    changed = [
+        (name, known[name].type, field(default=value, metadata=known[name].metadata))
+        for name, value in defaults.items()
+    ]
+    return make_dataclass(config.__name__, changed, bases=(config,))
 
 
 PLACEMENT_FLAGS = ("encoder_attention", "decoder_attention", "encoding_in", "image_positions")
@@ -106,10 +134,8 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
             f"encoding {cfg.encoding!r} works on the score matrix, which linear attention never forms: "
             f"use softmax attention, or one of {', '.join(decomposable)}"
         )
-    if embed_dim % num_heads:
+    if num_heads < 1 or embed_dim % num_heads:
         raise ValueError(f"the embed dim {embed_dim} is not divisible by {num_heads} attention heads")
-    if cfg.token_positions == "complex_order" and embed_dim % 2:
-        raise ValueError(f"complex_order needs an even embed_dim, not {embed_dim}")
 
 
 def check_options(cfg, given) -> None:
@@ -125,13 +151,7 @@ def check_options(cfg, given) -> None:
 
 
 def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> Encoding:
-    """Builds the encoding that the flags select.
-
-    Args:
-        cfg: the flags.
-        embed_dim: width of the model.
-        num_heads: number of attention heads.
-        **shared: the other arguments of :class:`fairseq_lrpe.encodings.Encoding`, such as ``causal``.
+    """Builds the encoding that the flags select, with ``shared`` arguments such as ``causal``.
 
     Raises:
         ValueError: if the flags are invalid or cannot be combined.
@@ -143,28 +163,15 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
     return build_encoding(cfg.encoding, **shared)
 
 
-def check_range(name: str, value, minimum: float, maximum: float = inf) -> None:
-    """Raises a ValueError if the value of a flag is a number outside ``minimum``..``maximum``."""
-    # fairseq leaves the values of some numeric flags as strings.
-    if re.fullmatch(r"-?[\d.]+", str(value)) and not minimum <= float(value) <= maximum:
+def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:
+    """Raises a ValueError if the value of a flag is outside ``minimum``..``maximum``."""
+    if not minimum <= value <= maximum:
         allowed = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
         raise ValueError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
 
 
-SIZE_LIMITS = (
-    *((size, 1, inf) for size in ("layers", "embed_dim", "ffn_embed_dim", "attention_heads")),
-    *((size, 1, inf) for size in ("input_dim", "output_dim", "max_positions")),
-    *((size, 1, inf) for size in ("max_source_positions", "max_target_positions")),
-    *((rate, 0, 1) for rate in ("dropout", "attention_dropout", "activation_dropout", "layerdrop")),
-)
-"""(name, minimum, maximum) of size and dropout flags, with or without the prefix encoder_ or decoder_."""
-
-
 def check_part(cfg, part: str) -> None:
     """Raises a ValueError if the flags are invalid for the layers of a model's "encoder" or "decoder"."""
-    for name, minimum, maximum in SIZE_LIMITS:
-        for flag_name in (f"{part}_{name}", name):
-            check_range(flag_name, getattr(cfg, flag_name, None), minimum, maximum)
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
     encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal)

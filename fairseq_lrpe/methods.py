@@ -116,10 +116,15 @@ def check_method(method: str, attention: str) -> None:
     """Raises a ValueError if the method does not exist, or not in this kind of attention."""
     if attention not in ATTENTIONS:
         raise ValueError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
-    if method not in METHODS and method != "fairseq":
-        raise ValueError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
+    check_method_name(method)
     if attention not in (METHODS[method].attentions() if method in METHODS else ("softmax",)):
         raise ValueError(f"the method {method!r} does not exist in {attention} attention: {LISTING}")
+
+
+def check_method_name(method: str) -> None:
+    """Raises a ValueError if the method does not exist; does not import torch."""
+    if method not in METHODS and method != "fairseq":
+        raise ValueError(f"unknown method {method!r}{choices(method, [*METHODS, 'fairseq'], LISTING)}")
 
 
 def aliases(method: str) -> list[str]:

@@ -1,12 +1,12 @@
-# Sourced by the other scripts: sets up if need be, and puts this repository on the path of Python.
+# Sourced by the other scripts: sets up the environment if necessary and adds this repository to PYTHONPATH.
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-# Who asks for help before the first setup gets the script's own comment, and not an installation.
+# Before the first setup, --help prints the comment at the top of the script and installs nothing.
 ready=${VIRTUAL_ENV:-$root/.venv}/.fairseq-lrpe-ready
 if [[ " $* " == *" --help "* || " $* " == *" -h "* ]] && [ ! -e "$ready" ]; then
   while IFS= read -r line && [[ $line == "#"* ]]; do
     [[ $line == "#!"* ]] || echo "${line#\# }"
   done <"$0"
-  echo "It lists its options once 'bash scripts/setup_env.sh' has made the environment."
+  echo "Run 'bash scripts/setup_env.sh' first to list the options."
   exit 0
 fi
 bash "$root/scripts/setup_env.sh" >&2

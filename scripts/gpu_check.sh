@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures what only a GPU can tell and writes one report; needs torch, and sets up nothing:
+# Runs the measurements that need a GPU and writes one report; needs torch and installs nothing:
 #   bash scripts/gpu_check.sh --minutes 8 --out results/gpu_check
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Does every run of a table and shows it beside the paper's; without arguments lists the tables:
+# Runs everything in a table and shows it next to the paper's; without arguments, lists the tables:
 #   bash scripts/table.sh tmlr_table2 --scale mini --jobs 2
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"

@@ -16,6 +16,7 @@ PACKAGES = {  # of modules that are not called like their package
     "PIL": "pillow",
     "rouge_score": "rouge-score",
     "hydra": "hydra-core",
+    "pydantic_core": "pydantic",
     "sklearn": "scikit-learn",
     "subword_nmt": "subword-nmt",
     "yaml": "pyyaml",

@@ -175,7 +175,7 @@ ROWS = {
     PREPARE + "lra_retrieval_mini *": Row(refused="is not a folder"),
     PREPARE + "lra_image *": MISSING,
     PREPARE + "wikipedia": MISSING,
-    PREPARE + "glue*": MISSING,
+    PREPARE + "glue*": Row("--from missing --out prepared_glue", refused="missing"),
     # single runs
     "bash scripts/train.sh *": Row("--dry-run"),
     "bash scripts/train.sh glue/wikibook *": Row("--dry-run", refused="does not exist"),
@@ -213,7 +213,10 @@ ROWS = {
             "CHECKPOINT": f"results/imagenet/deit_small/linear_tmlr_type1/seed-1/{BEST}",
             "FOLDER_OF_PICTURES": "given/pictures",
         },
-        after=("bash scripts/train.sh imagenet/deit_small",),
+        after=(
+            PREPARE + "imagenet --from FOLDER",
+            "bash scripts/train.sh imagenet/deit_small",
+        ),
     ),
     # tables
     "bash scripts/table.sh": Row(),

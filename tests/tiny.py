@@ -32,10 +32,11 @@ def run_command(name, *arguments, text=None):
 
 
 def run_here(main, *arguments):
-    """What ``run_command`` returns, of a program's ``main`` in this process: a start takes seconds."""
+    """Runs a program's ``main`` in this process, without the seconds of a start; returns like run_command."""
     words, before = list(map(str, arguments)), os.environ.copy()
-    logger = logging.getLogger(main.__module__)
-    handlers, disabled, code = list(logger.handlers), logging.root.manager.disable, 0
+    logger, fairseq = logging.getLogger(main.__module__), logging.getLogger("fairseq")
+    handlers, disabled, level, code = list(logger.handlers), logging.root.manager.disable, fairseq.level, 0
+    fairseq.setLevel(logging.NOTSET)  # as in a new process; data_prep and kinds/glue.py raise it
     try:
         with (
             patch.object(sys, "argv", [main.__module__, *words]),
@@ -54,6 +55,7 @@ def run_here(main, *arguments):
             logger.removeHandler(handler)
             handler.close()
         logging.disable(disabled)
+        fairseq.setLevel(level)
         os.environ.clear()
         os.environ.update(before)
     return subprocess.CompletedProcess(words, code or 0, out.getvalue(), err.getvalue())

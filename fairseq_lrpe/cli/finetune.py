@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
 def make_parser() -> ArgumentParser:
     usage = "CHECKPOINT TASK [TASK ...] [options] [KEY=VALUE ...]"
     parser = new_parser("lrpe finetune", __doc__, usage)
-    parser.add_argument("checkpoint", type=abs_path, help="of a RoBERTa, such as checkpoint_best.pt")
+    parser.add_argument("checkpoint", type=abs_path, help="a RoBERTa, such as checkpoint_best.pt")
     parser.add_argument("tasks", nargs="+", metavar="TASK", help=", ".join(TASKS))
     parser.add_argument("--experiment", default="glue/wikibook", help="default: %(default)s")
     parser.add_argument("--seeds", nargs="+", type=min_int(1), help="default: those of the experiment")

@@ -6,17 +6,14 @@ that contains the answer; long texts are truncated around the answer, with a war
   echo "A dog runs." | lrpe generate results/mt/multi30k/linear_base/seed-1/checkpoints/checkpoint_best.pt
 """
 
-from fairseq_lrpe.experiments.inference.generate_questions import TASK, generate_questions
-from fairseq_lrpe.experiments.inference.translate import translate
+from fairseq_lrpe.experiments.inference.generate import GENERATORS
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
-
-GENERATORS = {"translation": translate, TASK: generate_questions}
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe generate", __doc__, "CHECKPOINT [options] < TEXT")
-    parser.add_argument("checkpoint", type=abs_path, help="of a translation or question generation model")
+    parser.add_argument("checkpoint", type=abs_path, help="a translation or question generation model")
     parser.add_argument("--beam", type=min_int(1), default=5, help="beam size (default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Write an HTML report of a results folder: tables beside the papers', curves, and the state of every run.
+"""Write an HTML report of a results folder: tables with published numbers, curves, and the states of runs.
 
 The report is a single file that opens without a network connection. It needs the extra `report`.
 
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def write_report(results, out) -> None:
-    """Writes the html_path and prints what it contains."""
+    """Writes the report and prints what it contains."""
     from fairseq_lrpe.experiments.reporting import html
 
     with output_folder(out.parent):

@@ -36,7 +36,7 @@ def parser() -> ArgumentParser:
     shown = parser.add_mutually_exclusive_group(required=True)
     shown.add_argument("--table", help="the name of a file in configs/tables")
     shown.add_argument("--experiment", help="an experiment, such as lm/mini, of which all runs are shown")
-    parser.add_argument("--scale", choices=SCALES, help="of the table (default: full)")
+    parser.add_argument("--scale", choices=SCALES, help="scale of the table (default: full)")
     forms = ("markdown", "latex", "csv")
     text = "default: a table on a terminal, and Markdown elsewhere"
     parser.add_argument("--format", choices=forms, help=text)

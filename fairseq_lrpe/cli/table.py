@@ -19,7 +19,7 @@ from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.run import Run, finished_runs
-from fairseq_lrpe.experiments.spec.table import SCALES, Table, outline, tables
+from fairseq_lrpe.experiments.spec.table import SCALES, Table, TableSpec, tables
 from fairseq_lrpe.utils.cli import error_message, exit_on_error, image_path, min_int, new_parser, print_wide
 from fairseq_lrpe.utils.files import output_folder
 
@@ -49,7 +49,7 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--scale", choices=SCALES, default="full", help="default: full, as in the paper")
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="run only these methods")
     parser.add_argument("--jobs", type=min_int(1), default=1, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--gpus", type=min_int(0), help="of each job (default: an equal share of all)")
+    parser.add_argument("--gpus", type=min_int(0), help="GPUs per job (default: an equal share)")
     add_results_flag(parser)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot the validation curves")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
@@ -103,8 +103,9 @@ def print_tables(results: Path) -> None:
 
     for name in tables():
         try:
-            title, cells = outline(name)
-            listing.add_row(name, Text(title), *(count(cells[scale]) for scale in SCALES))
+            table = TableSpec(name)
+            counts = (count(table.outline(scale)) for scale in SCALES)
+            listing.add_row(name, Text(table.settings.title), *counts)
         except (ValueError, OmegaConfBaseException) as error:
             listing.add_row(name, Text(f"error: {error_message(error)}", "red"), "-", "-")
     print_wide(listing)

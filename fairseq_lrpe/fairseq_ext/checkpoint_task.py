@@ -24,22 +24,17 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
     parser has the task's flags, a second call makes the saved settings of our tasks their defaults. Explicit
     flags take precedence.
 
-    Args:
-        parser: The parser of one of fairseq's commands.
-        words: The command line, or None for that of this process.
-
     Raises:
-        ValueError: A checkpoint cannot be read or is of a task for another kind of model, or the checkpoints
-            differ in what would be restored.
+        ValueError: if a checkpoint cannot be read or is of a task for another kind of model, or if the
+            checkpoints differ in what would be restored.
     """
     args, _ = parser.parse_known_args(words, Namespace(task=None))
     if not getattr(args, "path", None):
         return
     shard = getattr(args, "checkpoint_suffix", ""), 0, getattr(args, "checkpoint_shard_count", 1)
     paths = [get_maybe_sharded_checkpoint_filename(path, *shard) for path in args.path.split(os.pathsep)]
-    tasks = [
-        read_checkpoint(Path(path), "pass one that fairseq-train wrote")["cfg"]["task"] for path in paths
-    ]
+    remedy = "pass one that fairseq-train wrote"
+    tasks = [read_checkpoint(Path(path), remedy)["cfg"]["task"] for path in paths]
     names = sorted({str(task.get("_name")) for task in tasks})
     for path, task in zip(paths, tasks, strict=True):
         family = FAMILIES.get(args.task)
@@ -62,6 +57,7 @@ def _is_ours(task):
 
 
 def _restore_settings(parser, words, args, tasks):
+    """Makes the settings of ``tasks`` defaults, except those that explicit flags replace."""
     known = vars(parser.parse_known_args(words)[0])
     flags = {
         f.name

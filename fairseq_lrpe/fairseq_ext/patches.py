@@ -4,7 +4,6 @@ Patches that reject input act only in fairseq's own commands: other programs tha
 fairseq's behavior.
 """
 
-import codecs
 import os
 import shutil
 import sys
@@ -32,22 +31,17 @@ from fairseq_lrpe.utils.files import atomic_file
 def apply(
     check_command_line: Callable[[list[str]], None], check_arguments: Callable[[Namespace], None]
 ) -> None:
-    """Patches fairseq.
-
-    Args:
-        check_command_line: raises a ValueError for a command line of fairseq that is not to be parsed.
-        check_arguments: raises a ValueError for invalid arguments of one of fairseq's commands.
-    """
-    # fairseq evaluates strings of a checkpoint's settings: opening a file could run code.
+    """Patches fairseq, with functions that raise a ValueError for an invalid command line or arguments."""
+    # fairseq evaluates strings in a checkpoint's settings as Python code.
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("fairseq", "fairseq_cli"):
             vars(module)["eval"] = literal
-    # fairseq copies checkpoints in place: a killed training leaves a truncated file.
+    # fairseq copies checkpoints in place, so a killed training leaves a truncated file.
     if file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
         file_io.PathManager.copy = staticmethod(_copy_atomically)
-    # fairseq compares the unfilled end of its buffer: --no-repeat-ngram-size would block nothing.
+    # fairseq also compares the unfilled end of its buffer, so --no-repeat-ngram-size blocks nothing.
     _wrap(NGramRepeatBlock, "_no_repeat_ngram", _block_generated_ngrams)
-    # fairseq trains on a TPU with --bf16, and evaluates a checkpoint without the task that it was trained on.
+    # fairseq selects a TPU for --bf16, and evaluates checkpoints without the task of their training.
     _wrap(options, "parse_args_and_arch", partial(_parse, check_command_line, check_arguments))
     # fairseq skips samples of an evaluation in several ways, most of them silently.
     _wrap(FairseqTask, "filter_indices_by_size", _keep_all_samples)
@@ -110,16 +104,9 @@ def _parse(
     if ours:
         with exit_on_error("fairseq_lrpe"):
             check_arguments(args)
-        if hasattr(
-            args, "buffer_size"
-        ):  # fairseq-interactive; in the locale C.UTF-8 it accepts invalid bytes
-            codecs.register_error("fairseq_lrpe.exit", _exit_not_utf8)
-            decode_stdin("fairseq_lrpe.exit")
+        if hasattr(args, "buffer_size"):  # fairseq-interactive
+            decode_stdin()  # in the locale C.UTF-8, Python accepts invalid bytes
     return parsed
-
-
-def _exit_not_utf8(error):
-    raise SystemExit(f"fairseq_lrpe: the text is not UTF-8 ({error}): convert it first")
 
 
 def _is_evaluated(task, dataset):
@@ -135,7 +122,7 @@ def _split_of(task, dataset):
 def _keep_all_samples(
     filter_indices_by_size, self, indices, dataset, max_positions=None, ignore_invalid_inputs=False
 ):
-    """Rejects an evaluation that would skip samples, by default or --skip-invalid-size-inputs-valid-test."""
+    """Rejects an evaluation that would skip samples, even with --skip-invalid-size-inputs-valid-test."""
     if not _is_evaluated(self, dataset):
         return filter_indices_by_size(self, indices, dataset, max_positions, ignore_invalid_inputs)
     kept, skipped = dataset.filter_indices_by_size(indices, max_positions)
@@ -178,7 +165,7 @@ def _check_not_shortened(task, split):
 
 
 def _record_training_split(get_train_iterator, self, *args, **kwargs):
-    """Tells the task which split is trained on: its samples may be skipped."""
+    """Stores in the task which split it trains on: fairseq may skip samples of this split."""
     self.task.training_split = self.cfg.dataset.train_subset
     return get_train_iterator(self, *args, **kwargs)
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.tasks import TASK_REGISTRY
 
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
 from fairseq_lrpe.models.data_validation import check_data
 from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
-from fairseq_lrpe.tasks import FAMILIES, classification, image_classification, memory_lm
+from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.gpus import check_architectures, check_bf16
 from fairseq_lrpe.utils.suggest import choices
 
@@ -24,11 +25,7 @@ def check_command_line(words: list[str]) -> None:
     """Raises a ValueError for an unknown method in --arch: fairseq's parser would list every architecture."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--arch", "-a", default="")
-    check_arch(parser.parse_known_args(list(map(str, words)))[0].arch)
-
-
-def check_arch(arch: str) -> None:
-    """Raises a ValueError for ``<linear|softmax>_<family>_<method>`` if there is no such method."""
+    arch = parser.parse_known_args(list(map(str, words)))[0].arch
     attention, _, rest = arch.partition("_")
     family = max((name for name in FAMILIES.values() if rest.startswith(f"{name}_")), key=len, default=None)
     if attention in ATTENTIONS and family and arch not in ARCH_MODEL_REGISTRY:
@@ -57,14 +54,10 @@ def check_arguments(args) -> None:
         splits += [] if args.disable_validation else args.valid_subset.split(",")
     if hasattr(args, "data"):
         check_data(args, splits)
-    if task == "memory_lm":
-        if training and args.arch.partition("_")[0] not in ATTENTIONS:
-            raise ValueError(f"memory_lm is for --arch linear_lm_... and softmax_lm_..., not for {args.arch}")
-        memory_lm.check_arguments(args, splits)
-    if task == "classification":
-        classification.check_arguments(args, training)
-    if task == "image_classification":
-        image_classification.check_arguments(args)
+    if task == "memory_lm" and training and args.arch.partition("_")[0] not in ATTENTIONS:
+        raise ValueError(f"memory_lm is for --arch linear_lm_... and softmax_lm_..., not for {args.arch}")
+    if hasattr(TASK_REGISTRY.get(task), "check_arguments"):
+        TASK_REGISTRY[task].check_arguments(args)
     if training:
         check_block_length(args)
         check_restored_checkpoint(args)

@@ -12,34 +12,31 @@ from fairseq.tasks import FairseqTask
 from omegaconf import II, open_dict
 from torch import Tensor, nn
 
-from fairseq_lrpe.config import PositionConfig, check_part, check_range, flag
-from fairseq_lrpe.data import word_vectors
+from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
+from fairseq_lrpe.data import layout, word_vectors
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.models.encoder_decoder import ACTIVATIONS, Encoder, EncoderLayer, segment_ids
+from fairseq_lrpe.models.encoder_decoder import Encoder, EncoderLayer, add_token_positions, segment_ids
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
+from fairseq_lrpe.tasks.classification import is_joined
 
 NORMS = ("batch", "layer")
 PIXELS = ("linear", "embedding")
 
 
+LRA_SIZES = {"layers": 4, "embed_dim": 128, "ffn_embed_dim": 256, "attention_heads": 8}
+DEFAULTS = {f"encoder_{name}": size for name, size in LRA_SIZES.items()}
+
+
 @dataclass
-class ClassifierConfig(PositionConfig):
+class ClassifierConfig(with_defaults(LayerConfig, **DEFAULTS, dropout=0.0, attention_dropout=0.0)):
     """Flags of a classifier; the defaults are those of the smaller tasks of Long-Range Arena."""
 
-    encoder_layers: int = flag(4, "encoder layers")
-    encoder_embed_dim: int = flag(128, "encoder embedding dimension")
-    encoder_ffn_embed_dim: int = flag(256, "embedding dimension of the feed-forward layers")
-    encoder_attention_heads: int = flag(8, "attention heads")
-    encoder_normalize_before: bool = flag(
-        True, "normalize before each block and at the end instead of after each block"
-    )
+    encoder_normalize_before: bool = flag(True, "normalize before each block and at the end")
     encoder_norm: str = flag("batch", f"type of normalization: {', '.join(NORMS)}")
     encoder_input_dim: int = flag(
         II("model.encoder_embed_dim"),
         "embedding dimension of the tokens; projected if it differs from --encoder-embed-dim",
     )
-    # fairseq's parser does not support "str | None".
     embed_path: Optional[str] = flag(None, "file of initial word vectors in GloVe's format")  # noqa: UP045
     pixels: str = flag(
         "linear",
@@ -47,10 +44,6 @@ class ClassifierConfig(PositionConfig):
     )
     layernorm_embedding: bool = flag(False, "apply layernorm to the embeddings")
     no_scale_embedding: bool = flag(False, "do not multiply embeddings by the square root of their dimension")
-    activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
-    dropout: float = flag(0.0, "dropout probability")
-    attention_dropout: float = flag(0.0, "dropout probability of softmax attention weights")
-    activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
 
 
 class TokenBatchNorm(nn.BatchNorm1d):
@@ -97,11 +90,8 @@ class Inputs(nn.Module):
     """Embedding of tokens (B, L) -> (B, L, E), a replacement for fairseq's.
 
     Token embeddings are projected if they have another dimension. With --pixels linear, values of pixels are
-    normalize and projected instead. Joined pairs of texts also have segment embeddings.
-
-    Args:
-        args: the flags of :class:`ClassifierConfig`.
-        task: the task, whose data folder has the mean and standard deviation of pixels.
+    normalized by the statistics of the data folder and projected instead. Joined pairs of texts also have
+    segment embeddings.
     """
 
     def __init__(self, args, task: FairseqTask):
@@ -153,14 +143,7 @@ class ClassifierEncoder(Encoder):
 
 
 class ClassifierModel(BaseFairseqModel):
-    """Classifier of the pooled encoder output, or of [a, b, a − b, a ∗ b] for separate pairs of texts.
-
-    Args:
-        encoder: the encoder.
-        pooling: "mean", "max" or "first".
-        apart: whether inputs are separate pairs of texts.
-        classes: number of classes.
-    """
+    """Classifier of the pooled encoder output, or of [a, b, a − b, a ∗ b] for pairs of texts ``apart``."""
 
     def __init__(self, encoder, pooling: str, apart: bool, classes: int):
         super().__init__()
@@ -175,8 +158,17 @@ class ClassifierModel(BaseFairseqModel):
         """Raises a ValueError for invalid flags."""
         check_choice("encoder norm", args.encoder_norm, NORMS)
         check_choice("pixels", args.pixels, PIXELS)
-        check_range("encoder_input_dim", args.encoder_input_dim, 1)
         check_part(args, "encoder")
+
+    @staticmethod
+    def check_data(cfg, args):
+        """Raises a ValueError if a special token would be taken for a pixel."""
+        about = layout.read_metadata(Path(args.data))
+        has_specials = args.pooling == "first" or is_joined(about, args.pairs)
+        if "pixels" in about and cfg.pixels == "linear" and has_specials:
+            raise ValueError(
+                "--pixels linear has no <s>: pass --pixels embedding, --pooling mean or --pairs apart"
+            )
 
     @classmethod
     def build_model(cls, args, task):
@@ -212,11 +204,7 @@ class ClassifierModel(BaseFairseqModel):
 
     @torch.no_grad()
     def load_word_vectors(self, dictionary, path: Path) -> None:
-        """Copies word vectors into the embeddings of their words.
-
-        Args:
-            dictionary: fairseq's dictionary of the words.
-            path: file of vectors in GloVe's format.
+        """Copies the vectors of a file in GloVe's format into the embeddings of their words.
 
         Raises:
             ValueError: if the file is invalid, has another dimension or none of the words, or if the model

@@ -1,144 +1,102 @@
-"""Validation of data folders: missing files, and damaged files that would give wrong numbers."""
+"""Validation of data folders: damaged files, and data that would silently give wrong numbers."""
 
 import os
-from functools import partial
 from math import prod
 from pathlib import Path
 
 import numpy as np
 from fairseq.data.indexed_dataset import MMapIndexedDataset, infer_dataset_impl
 
-from fairseq_lrpe.data import layout, word_pieces
+from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.tasks import FAMILIES
 
-REMEDIES = {
-    **dict.fromkeys(
-        ("language_modeling", "memory_lm", "masked_lm"),
-        "run fairseq-preprocess --only-source --trainpref ... --validpref ... on the text first",
-    ),
-    "sentence_prediction": "bash data_prep/prepare.sh glue creates such folders of GLUE's tasks",
-    "translation": "run fairseq-preprocess -s {source} -t {target} on the text first, or pass its languages",
-    "question_generation": "bash data_prep/prepare.sh squad creates such a folder, cmrc2018 a Chinese one",
-}
-"""{task: how to create its data folder}"""
 PREPARE_AGAIN = "prepare it again"
-PREPROCESS_AGAIN = "run fairseq-preprocess on the text again"
 
 
 def check_data(args, splits: list[str]) -> None:
-    """Raises a ValueError if data folders lack files of ``splits``, or if these files are damaged.
+    """Raises a ValueError if a data folder does not exist, or if files of ``splits`` are damaged.
 
-    Folders after the first are shards of the training set.
+    Folders after the first are shards of the training set. Missing files are left to fairseq.
     """
-    if args.task in ("classification", "image_classification"):
-        for split in splits:
-            check_labeled(Path(args.data), split, images=args.task == "image_classification")
-    if args.task not in REMEDIES:
+    if args.task not in FAMILIES:  # the task of another plugin
         return
-    languages = {"source": getattr(args, "source_lang", None), "target": getattr(args, "target_lang", None)}
-    files = {
-        "sentence_prediction": layout.sentences,
-        "translation": partial(layout.translation, **languages),
-        "question_generation": layout.questions,
-    }.get(args.task, layout.text)
-    if args.task == "translation" and not all(languages.values()):
-        return  # fairseq infers them
-    ends = (*layout.SUFFIXES, ".txt")
     for folder in map(Path, args.data.split(os.pathsep)):
         if not folder.is_dir():
             command = prepare_command(folder)
             remedy = f"`{command}` prepares it" if command else "pass one that fairseq-preprocess wrote"
             raise ValueError(f"the data folder {str(folder)!r} does not exist: {remedy}")
-        names = [name for name in files(splits) if name.endswith(ends)]
-        if missing := [name for name in names if not (folder / name).is_file()]:
-            remedy = REMEDIES[args.task].format(**languages)
-            raise ValueError(
-                f"the data folder {str(folder)!r} is not binarized, {', '.join(missing)} missing: {remedy}"
-            )
-        for name in names:
-            if name.endswith(".idx"):
-                check_binary((folder / name).with_suffix(""))
-        if args.task == "question_generation":
-            word_pieces.load(folder)
-            if not args.skip_invalid_size_inputs_valid_test:
-                check_source_length(folder, args.max_source_positions)
-        splits, ends = splits[:1], layout.SUFFIXES
+        for split in splits:
+            if args.task in ("classification", "image_classification"):
+                check_labeled(folder, split, images=args.task == "image_classification")
+            files = [*folder.glob(f"{split}.*"), *folder.glob(f"input*/{split}.*")]
+            for prefix in sorted({path.with_suffix("") for path in files if path.suffix in layout.SUFFIXES}):
+                check_binary(prefix)
+        if args.task == "question_generation" and not args.skip_invalid_size_inputs_valid_test:
+            check_source_length(folder, args.max_source_positions)
+        splits = splits[:1]
 
 
 def check_source_length(folder: Path, limit: int) -> None:
     """Raises a ValueError if a source is longer than ``limit`` tokens: fairseq would skip it in training."""
     indices = [MMapIndexedDataset.Index(str(path)) for path in folder.glob("*.source.idx")]
-    longest = max(index.sizes.max() for index in indices)
+    longest = max((index.sizes.max() for index in indices), default=0)
     if longest > limit:
-        command = prepare_command(folder) or ""
-        option = "" if "--longest" in command else f" --longest {limit}"
-        how = f"by `{command}{option}`" if command else f"with{option}"
         raise ValueError(
-            f"{folder} has a source of {longest} tokens, more than --max-source-positions {limit}: remove "
-            f"{folder.parent} and prepare it {how}, or pass --max-source-positions {longest}"
+            f"{folder} has a source of {longest} tokens, more than --max-source-positions {limit}: pass "
+            f"--max-source-positions {longest}, or prepare it with --longest {limit}"
         )
 
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:
-    """Raises a ValueError if a split of inputs with labels is incomplete, damaged or of another task.
-
-    Args:
-        folder: the data folder.
-        split: name of the split.
-        images: whether the task reads image files (image_classification) or tokens (classification).
-    """
+    """Raises a ValueError if a split of inputs with labels is damaged, or not of image files or tokens."""
     about = layout.read_metadata(folder)
-    if about.get("images") and not images:
-        raise ValueError(f"{folder} contains image files: pass --task image_classification")
-    if images and not about.get("images"):
-        raise ValueError(
-            f"{folder} contains no image files: bash data_prep/prepare.sh imagenet creates such a folder, "
-            "and cifar10 a small one"
-        )
-    names = layout.labelled([split]) if images else layout.classified([split], about["inputs"])
-    if missing := [name for name in names if not (folder / name).is_file()]:
-        splits = ", ".join(about["rows"])
-        raise ValueError(f"{folder} lacks {', '.join(missing)}: {PREPARE_AGAIN}; its splits are {splits}")
+    if bool(about.get("images")) != images:
+        content, task = ("tokens", "classification") if images else ("image files", "image_classification")
+        raise ValueError(f"{folder} contains {content}: pass --task {task}")
+    path = folder / f"{split}.label.npy"
     try:
-        labels = np.load(folder / f"{split}.label.npy", mmap_mode="r")
+        labels = np.load(path, mmap_mode="r")
     except (ValueError, EOFError) as error:
-        raise ValueError(f"{folder / split}.label.npy is damaged ({error}): {PREPARE_AGAIN}") from None
-    if not len(labels) or labels.min() < 0 or labels.max() >= len(about["labels"]):
+        raise ValueError(f"{path} is damaged ({error}): {PREPARE_AGAIN}") from None
+    if labels.min() < 0 or labels.max() >= len(about["labels"]):
         known = f"the {len(about['labels'])} of {layout.METADATA}"
-        raise ValueError(f"{folder / split}.label.npy has rows without a label, or labels other than {known}")
-    size = prod(about["shape"]) if "shape" in about else None
+        raise ValueError(f"{path} has rows without a label, or labels other than {known}")
     for number in range(about["inputs"]):
         prefix = folder / f"{split}.input{number}"
-        check_binary(prefix)
-        index = MMapIndexedDataset.Index(f"{prefix}.idx")
-        sizes = index.sizes  # a view into a file that is closed with the index
+        sizes = check_binary(prefix)
         if len(sizes) != len(labels):
             raise ValueError(f"{prefix} has {len(sizes):,} rows and {len(labels):,} labels: {PREPARE_AGAIN}")
-        if size and (sizes != size).any():
-            row = int((sizes != size).argmax())
+        wrong = sizes != prod(about["shape"]) if "shape" in about else np.zeros(len(sizes), bool)
+        if wrong.any():
             raise ValueError(
-                f"{prefix}: row {row:,} has {sizes[row]:,} pixels instead of {size:,}: {PREPARE_AGAIN}"
+                f"{prefix}: row {wrong.argmax():,} has {sizes[wrong.argmax()]:,} pixels instead of "
+                f"{prod(about['shape']):,}: {PREPARE_AGAIN}"
             )
 
 
-def check_binary(prefix: Path) -> None:
-    """Raises a ValueError if a binarized text is empty, damaged, or does not belong to its index."""
+def check_binary(prefix: Path) -> np.ndarray | None:
+    """Returns the sizes of the rows of a binarized text, or None for fairseq's older formats.
+
+    Raises:
+        ValueError: if the text is empty or damaged, or does not belong to its index.
+    """
     binary, index = (prefix.with_name(prefix.name + end) for end in layout.SUFFIXES)
+    again = "run fairseq-preprocess on the text again"
     kind = infer_dataset_impl(str(prefix))
     if kind is None:
-        raise ValueError(f"{index} is not an index of fairseq's binarized text: {PREPROCESS_AGAIN}")
+        raise ValueError(f"{prefix} lacks .bin or .idx, or is not fairseq's binarized text: {again}")
     if kind != "mmap":
-        return  # fairseq's older formats
+        return None
     try:
         about = MMapIndexedDataset.Index(str(index))
     except Exception as error:  # struct, numpy and a dict of types raise different ones
-        raise ValueError(f"{index} is damaged ({error}): {PREPROCESS_AGAIN}") from None
-    tokens = int(about.sizes.sum(dtype=np.int64))
-    size = tokens * np.dtype(about.dtype).itemsize
-    if not tokens:
-        raise ValueError(f"{binary} contains no tokens: {PREPROCESS_AGAIN}")
-    if binary.stat().st_size != size:
+        raise ValueError(f"{index} is damaged ({error}): {again}") from None
+    sizes = about.sizes.copy()  # the original is a view into a file that is closed with the index
+    expected = int(sizes.sum(dtype=np.int64)) * np.dtype(about.dtype).itemsize
+    if not expected or binary.stat().st_size != expected:
         raise ValueError(
-            f"{binary} has {binary.stat().st_size:,} bytes instead of the {size:,} of its index: it is "
-            f"truncated, or of another text: {PREPROCESS_AGAIN}"
+            f"{binary} has {binary.stat().st_size:,} bytes instead of the {expected:,} of its index: it is "
+            f"empty, truncated, or of another text: {again}"
         )
+    return sizes

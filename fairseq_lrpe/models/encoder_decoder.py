@@ -1,22 +1,21 @@
-"""fairseq's Transformer encoder and decoder with our self-attention."""
+"""fairseq's Transformer encoder and decoder with our self-attention and token positions."""
 
 from functools import partial
 from itertools import count
 
 import torch
-from fairseq import utils
-from fairseq.dataclass import ChoiceEnum
 from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
+from fairseq.utils import make_positions
 from torch import Tensor, nn
 
 from fairseq_lrpe.attention import SelfAttention, build_attention
 from fairseq_lrpe.config import part_config
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
+from fairseq_lrpe.positions import POSITIONS, build_position
 
-ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 UNLIMITED = 10**9
 """More positions than any text has."""
 
@@ -68,12 +67,7 @@ class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
 class CustomLayers:
     """Mixin for encoders and decoders of fairseq that are made of our layers.
 
-    Args:
-        args: all flags of the model.
-        cfg: fairseq's TransformerConfig of these flags, which lacks ours.
-        dictionary: fairseq's dictionary of the tokens.
-        embed_tokens: the token embedding.
-        **kwargs: other arguments of fairseq's class.
+    ``args`` are all flags of the model, and ``cfg`` is fairseq's TransformerConfig of them, which lacks ours.
     """
 
     part: str
@@ -196,3 +190,48 @@ class Decoder(CustomLayers, TransformerDecoderBase):
     def buffered_future_mask(self, tensor):
         """Returns None: causal attention needs no mask, and linear attention avoids (L, L) tensors."""
         return None
+
+
+def add_token_positions(module, args, max_positions):
+    """Replaces the position embeddings of an encoder or decoder, unless ``args`` select fairseq's own."""
+    if args.token_positions in POSITIONS:
+        position = build_position(
+            args.token_positions,
+            embed_dim=module.embed_tokens.embedding_dim,
+            vocab_size=len(module.dictionary),
+            max_positions=max_positions,
+            padding_idx=module.padding_idx,
+            causal=module.part == "decoder",
+        )
+        module.embed_positions = TokenPositions(position, module.embed_tokens, module.embed_scale)
+
+
+class TokenPositions(nn.Module):
+    """Replacement for fairseq's ``embed_positions``, whose output is added to the scaled embeddings.
+
+    Positions that are not additive (see ``position.additive``) transform the embeddings themselves, which
+    this module looks up again and scales.
+    """
+
+    max_positions = int(1e5)
+
+    def __init__(self, position, embed_tokens, scale):
+        super().__init__()
+        self.position = position
+        self.embed_tokens = embed_tokens
+        self.scale = scale
+
+    def forward(self, tokens, incremental_state=None):
+        """Returns (B, L, E) for (B, L) tokens, or (B, 1, E) for the last one while decoding."""
+        positions = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
+        if incremental_state is not None:  # fairseq passes all tokens so far, reordered by its search
+            last = self.position.left_context + 1
+            return self._offsets(tokens[:, -last:], positions[:, -last:])[:, -1:]
+        return self._offsets(tokens, positions)
+
+    def _offsets(self, tokens, positions):
+        if self.position.additive:
+            like = next(self.position.parameters())
+            return self.position(like.new_zeros(*tokens.shape, self.position.embed_dim), positions, tokens)
+        x = self.scale * self.embed_tokens(tokens)
+        return self.position(x, positions, tokens) - x

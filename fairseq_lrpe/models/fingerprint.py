@@ -14,9 +14,6 @@ class MethodFingerprint(nn.Module):
     Several methods have the same parameters, so loading one into another would go unnoticed. The flags are
     stored as JSON in an integer buffer, which checkpoint averaging keeps; "version" in its name excludes it
     from fairseq's exponential moving average.
-
-    Args:
-        cfg: the model's flags.
     """
 
     def __init__(self, cfg):

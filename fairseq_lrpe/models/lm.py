@@ -1,17 +1,17 @@
 """Decoder-only language models: fairseq's ``transformer_lm`` with our self-attention."""
 
 from dataclasses import dataclass
+from functools import partial
 
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II
 from torch import nn
 
-from fairseq_lrpe.config import PositionConfig, check_part, check_range, flag
-from fairseq_lrpe.models.encoder_decoder import Decoder
+from fairseq_lrpe.config import PositionConfig, check_part, flag
+from fairseq_lrpe.models.encoder_decoder import Decoder, add_token_positions
 from fairseq_lrpe.models.memory import build_memory
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
 from fairseq_lrpe.utils.cli import exit_on_error
 
@@ -20,9 +20,7 @@ from fairseq_lrpe.utils.cli import exit_on_error
 class LMConfig(PositionConfig, TransformerLanguageModelConfig):
     """Flags of fairseq's language model; pre-norm by default, with one width for input and output."""
 
-    decoder_normalize_before: bool = flag(
-        True, "apply layernorm before each decoder block, as in all published runs"
-    )
+    decoder_normalize_before: bool = flag(True, "apply layernorm before each decoder block")
     decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     init_std: float = flag(
@@ -33,11 +31,7 @@ class LMConfig(PositionConfig, TransformerLanguageModelConfig):
 class LanguageModel(TransformerLanguageModel):
     """A decoder with the attention and positions of its :class:`LMConfig`."""
 
-    @staticmethod
-    def check(args):
-        """Raises a ValueError for invalid flags."""
-        check_range("init_std", args.init_std, 0)
-        check_part(args, "decoder")
+    check = staticmethod(partial(check_part, part="decoder"))
 
     @classmethod
     def build_model(cls, args, task):

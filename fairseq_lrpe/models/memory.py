@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention, build_attention
+from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.tasks.memory_lm import Segment
 
@@ -94,18 +94,8 @@ def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
     return StateMemory(decoder.layers) if state else Memory(decoder.layers, task.memory_length)
 
 
-def check_flags(cfg, task) -> None:
-    """Raises a ValueError if a model with these flags does not support the memory, before it is built."""
-    sizes = {"embed_dim": cfg.decoder_embed_dim, "num_heads": cfg.decoder_attention_heads}
-    with torch.random.fork_rng(devices=[]):
-        attention = build_attention(cfg, dropout=0.0, causal=True, layer=1, max_positions=2, **sizes)
-    check_memory(attention, cfg, task)
-
-
 def check_memory(attention: SelfAttention, cfg, task) -> None:
     """Raises a ValueError if a decoder with this attention and these flags does not support the memory."""
-    if not (task.memory_length or task.memory == "state"):
-        return
     positions, encoding = cfg.token_positions, attention.encoding
     if positions != "none" and not (positions == "sinusoidal" and cfg.no_token_positional_embeddings):
         raise ValueError(

@@ -10,11 +10,10 @@ from fairseq.models.transformer import Embedding, TransformerConfig, Transformer
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
-from fairseq_lrpe.config import PositionConfig, check_part, flag
+from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.data import bert_weights, word_pieces
-from fairseq_lrpe.models.encoder_decoder import ACTIVATIONS, Decoder, Encoder, segment_ids
+from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions, segment_ids
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 
 EPSILON = 1e-6
 """Added to probabilities before the logarithm, as in the loss of the authors of LFHC and GCDF."""
@@ -23,29 +22,20 @@ BERT_EPSILON = 1e-12
 
 
 @dataclass
-class QuestionGeneratorConfig(PositionConfig):
+class QuestionGeneratorConfig(with_defaults(LayerConfig, token_positions="none")):
     """Flags of a question generator; the defaults are those of Table 2 of the paper on LFHC and GCDF.
 
     The flags of attention and positions apply to the decoder; the encoder is BERT.
     """
 
-    token_positions: str = flag("none", "absolute position embeddings of the decoder's tokens")
     encoder: str = flag(
         bert_weights.SCRATCH,
         "pretrained BERT to initialize the encoder and embeddings from: its name on the Hugging Face Hub, or "
         f"its folder ({bert_weights.SCRATCH}: random initialization)",
     )
-    encoder_layers: int = flag(12, "encoder layers")
-    encoder_embed_dim: int = flag(768, "embedding dimension of encoder and decoder")
-    encoder_ffn_embed_dim: int = flag(3072, "embedding dimension of the encoder's feed-forward layers")
-    encoder_attention_heads: int = flag(12, "encoder attention heads")
     decoder_layers: int = flag(3, "decoder layers")
     decoder_ffn_embed_dim: int = flag(3072, "embedding dimension of the decoder's feed-forward layers")
     decoder_attention_heads: int = flag(12, "decoder attention heads")
-    activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
-    dropout: float = flag(0.1, "dropout probability")
-    attention_dropout: float = flag(0.1, "dropout probability of softmax attention weights")
-    activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
     max_source_positions: int = flag(512, "maximum source length")
     max_target_positions: int = flag(64, "maximum question length")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")

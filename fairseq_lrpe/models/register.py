@@ -1,16 +1,15 @@
 """Registration of one architecture per method of the METHODS table."""
 
 from argparse import BooleanOptionalAction
-from dataclasses import field, fields, make_dataclass
+from dataclasses import fields
 from textwrap import shorten
 
 from fairseq import models
 from hydra.core.config_store import ConfigNode, ConfigStore
 from omegaconf import OmegaConf
 
-from fairseq_lrpe.config import check_options
+from fairseq_lrpe.config import check_options, with_defaults
 from fairseq_lrpe.methods import ATTENTIONS, METHODS
-from fairseq_lrpe.models import memory
 from fairseq_lrpe.models.argument_validation import check_machine, check_shared_encoding, check_task
 from fairseq_lrpe.utils.cli import exit_on_error
 
@@ -21,11 +20,8 @@ def register_family(family: str, model_cls: type, config_cls: type) -> None:
     Each architecture is a model with its own default flags, so that fairseq-train's --arch and
     fairseq-hydra-train's model._name are equivalent and checkpoints contain every flag of their method.
 
-    Args:
-        family: name of the family.
-        model_cls: a model of fairseq. ``model_cls.check(cfg)`` raises a ValueError for invalid flags. The
-            optional ``model_cls.check_data(cfg, args)`` raises one if they do not fit the task or its data.
-        config_cls: dataclass of the model's flags.
+    ``model_cls.check(cfg)`` raises a ValueError for invalid flags, and the optional
+    ``model_cls.check_data(cfg, args)`` for flags that do not fit the task or its data.
     """
     for attention in ATTENTIONS:
         plain = {"attention": attention}
@@ -37,12 +33,7 @@ def register_family(family: str, model_cls: type, config_cls: type) -> None:
 
 
 def _register(family, arch, model_cls, config_cls, flags, source):
-    base = {f.name: f for f in fields(config_cls)}
-    defaults = [
-        (flag, base[flag].type, field(default=value, metadata=base[flag].metadata))
-        for flag, value in flags.items()
-    ]
-    config = make_dataclass(f"{config_cls.__name__}_{arch}", defaults, bases=(config_cls,))
+    config = with_defaults(config_cls, **flags)
 
     def add_args(parser):
         # fairseq's own flag for a boolean that is on by default turns it off under the same name.
@@ -79,8 +70,6 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             cfg = config.from_namespace(args)
             model_cls.check(cfg)
             check_options(cfg, vars(args))
-            if args.task == "memory_lm":
-                memory.check_flags(cfg, args)
             if hasattr(model_cls, "check_data"):
                 model_cls.check_data(cfg, args)
             check_shared_encoding(args, cfg)

@@ -11,39 +11,29 @@ from fairseq.models.transformer import TransformerConfig
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import open_dict
 
-from fairseq_lrpe.config import PositionConfig, check_part, flag
+from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
-from fairseq_lrpe.models.encoder_decoder import ACTIVATIONS, Encoder
+from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
 @dataclass
-class RobertaConfig(PositionConfig):
-    """Flags of fairseq's RoBERTa; the defaults are RoBERTa base."""
+class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
+    """Flags of fairseq's RoBERTa; the defaults are RoBERTa base.
 
-    # As in RoBERTa; the authors' public models (OpenNLPLab/fairseq-evo) combine them with every encoding.
-    token_positions: str = flag("learned", "absolute position embeddings of the tokens")
-    encoder_layers: int = flag(12, "encoder layers")
-    encoder_embed_dim: int = flag(768, "encoder embedding dimension")
-    encoder_ffn_embed_dim: int = flag(3072, "embedding dimension of the feed-forward layers")
-    encoder_attention_heads: int = flag(12, "attention heads")
-    encoder_normalize_before: bool = flag(False, "apply layernorm before each block instead of after it")
+    The authors' public models (OpenNLPLab/fairseq-evo) combine learned positions with every encoding, too.
+    """
+
+    encoder_normalize_before: bool = flag(False, "apply layernorm before each block")
     layernorm_embedding: bool = flag(True, "apply layernorm to the embeddings")
-    activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
     pooler_activation_fn: ACTIVATIONS = flag("tanh", "activation function of the classification heads")  # noqa: RUF009
-    dropout: float = flag(0.1, "dropout probability")
-    attention_dropout: float = flag(0.1, "dropout probability of softmax attention weights")
-    activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
     pooler_dropout: float = flag(0.0, "dropout probability in the classification heads")
     encoder_layerdrop: float = flag(0.0, "probability of dropping a layer in training")
     untie_weights_roberta: bool = flag(False, "do not share input and output embeddings")
     max_positions: Optional[int] = flag(None, "maximum sequence length (default: the task's)")  # noqa: UP045
     load_checkpoint_heads: bool = flag(False, "load the classification heads of a checkpoint")
-    spectral_norm_classification_head: bool = flag(
-        False, "apply spectral normalization to the classification heads"
-    )
+    spectral_norm_classification_head: bool = flag(False, "apply spectral norm to the classification heads")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
 
 

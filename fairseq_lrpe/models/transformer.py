@@ -6,18 +6,21 @@ from typing import Optional
 from fairseq.models.transformer import TransformerConfig, TransformerModelBase
 from omegaconf import II
 
-from fairseq_lrpe.config import PositionConfig, check_part, flag
+from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.methods import ATTENTIONS
-from fairseq_lrpe.models.encoder_decoder import ACTIVATIONS, Decoder, Encoder
+from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.models.token_positions import add_token_positions
 
 ENCODING_IN = ("encoder", "decoder", "both")
+BASE_SIZES = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8}
+DEFAULTS = {f"encoder_{name}": size for name, size in BASE_SIZES.items()}
 
 
 @dataclass
-class TransformerMTConfig(PositionConfig):
+class TransformerMTConfig(
+    with_defaults(LayerConfig, **DEFAULTS, activation_fn="relu", attention_dropout=0.0)
+):
     """Flags of fairseq's ``transformer``; the defaults are the base Transformer."""
 
     encoder_attention: Optional[str] = flag(  # noqa: UP045  (fairseq's parser does not support X | None)
@@ -34,28 +37,16 @@ class TransformerMTConfig(PositionConfig):
     tupe_cls: bool = flag(
         False, "reset the positional scores of the first token in TUPE, as if each source began with <s>"
     )
-    encoder_layers: int = flag(6, "encoder layers")
-    encoder_embed_dim: int = flag(512, "encoder embedding dimension")
-    encoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the encoder's feed-forward layers")
-    encoder_attention_heads: int = flag(8, "encoder attention heads")
-    encoder_normalize_before: bool = flag(
-        False, "apply layernorm before each encoder block instead of after it"
-    )
+    encoder_normalize_before: bool = flag(False, "apply layernorm before each encoder block")
     decoder_layers: int = flag(6, "decoder layers")
     decoder_embed_dim: int = flag(512, "decoder embedding dimension")
     decoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the decoder's feed-forward layers")
     decoder_attention_heads: int = flag(8, "decoder attention heads")
-    decoder_normalize_before: bool = flag(
-        False, "apply layernorm before each decoder block instead of after it"
-    )
+    decoder_normalize_before: bool = flag(False, "apply layernorm before each decoder block")
     decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
     share_decoder_input_output_embed: bool = flag(False, "share the decoder's input and output embeddings")
     share_all_embeddings: bool = flag(False, "share all embeddings; needs one dictionary for both languages")
-    activation_fn: ACTIVATIONS = flag("relu", "activation function of the feed-forward layers")  # noqa: RUF009
-    dropout: float = flag(0.1, "dropout probability")
-    attention_dropout: float = flag(0.0, "dropout probability of softmax attention weights")
-    activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
     max_source_positions: int = flag(1024, "maximum source length")
     max_target_positions: int = flag(1024, "maximum target length")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")

@@ -9,9 +9,9 @@ from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
 from fairseq_lrpe.attention import build_attention
-from fairseq_lrpe.config import PositionConfig, check_part, check_range, flag
+from fairseq_lrpe.config import LayerConfig, check_part, check_range, flag, with_defaults
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.models.encoder_decoder import ACTIVATIONS, EncoderLayer
+from fairseq_lrpe.models.encoder_decoder import EncoderLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.ops.position_index import diagonal_position_index
@@ -24,8 +24,11 @@ MAX_DROP_PATH = 0.99
 """Residual branches are divided by 1 - drop path."""
 
 
+DEIT_SMALL = {"encoder_embed_dim": 384, "encoder_ffn_embed_dim": 1536, "encoder_attention_heads": 6}
+
+
 @dataclass
-class ViTConfig(PositionConfig):
+class ViTConfig(with_defaults(LayerConfig, **DEIT_SMALL, dropout=0.0, attention_dropout=0.0)):
     """Flags of a vision transformer; the defaults are DeiT-small, as in Table 3 of the LRPE paper (TMLR)."""
 
     token_positions: str = flag(
@@ -36,15 +39,7 @@ class ViTConfig(PositionConfig):
     )
     tupe_cls: bool = flag(False, "reset the positional scores of the first patch in TUPE, as if it were <s>")
     patch_size: int = flag(16, "side length of a patch in pixels")
-    encoder_layers: int = flag(12, "encoder layers")
-    encoder_embed_dim: int = flag(384, "encoder embedding dimension")
-    encoder_ffn_embed_dim: int = flag(1536, "embedding dimension of the feed-forward layers")
-    encoder_attention_heads: int = flag(6, "attention heads")
-    activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
     drop_path: float = flag(0.1, "probability of dropping a residual branch for an image in training")
-    dropout: float = flag(0.0, "dropout probability")
-    attention_dropout: float = flag(0.0, "dropout probability of softmax attention weights")
-    activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
 
 
 class PatchLayer(EncoderLayer):
@@ -67,11 +62,6 @@ class ViTModel(BaseFairseqModel):
     """Classifier of the normalized mean of image patches (OpenNLPLab/im, classification/models/lrpe).
 
     The position table has one unused row, as in that code: the paper's parameter counts include it.
-
-    Args:
-        args: the flags of :class:`ViTConfig`.
-        image_size: side length of the images in pixels.
-        classes: number of classes.
     """
 
     def __init__(self, args, image_size: int, classes: int):

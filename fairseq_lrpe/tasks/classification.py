@@ -6,15 +6,16 @@ from typing import Optional
 
 import numpy as np
 import torch
-from fairseq.data import Dictionary, FairseqDataset
+from fairseq.data import Dictionary
 from fairseq.data.data_utils import collate_tokens
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.encodings import check_choice
+from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 from fairseq_lrpe.utils.cli import exit_on_error
 
 POOLINGS = ("mean", "max", "first")
@@ -27,7 +28,6 @@ POOL = 4096
 class ClassificationConfig(FairseqDataclass):
     """Flags of the task."""
 
-    # fairseq's parser does not support "str | None".
     data: Optional[str] = flag(None, "data folder that data_prep wrote")  # noqa: UP045
     pooling: str = flag(
         "mean",
@@ -40,22 +40,6 @@ class ClassificationConfig(FairseqDataclass):
         "whose vectors are compared (apart)",
     )
     max_positions: int = flag(512, "maximum input length; longer inputs are truncated")
-
-
-def check_arguments(args, training: bool) -> None:
-    """Raises a ValueError for invalid flags of the task, or if the file of word vectors does not exist."""
-    check_choice("pooling", args.pooling, POOLINGS)
-    check_choice("pairs", args.pairs, PAIRS)
-    about = layout.read_metadata(Path(args.data))
-    joined = is_joined(about, args.pairs)
-    check_range("max_positions", args.max_positions, 5 if joined else 1 + (args.pooling == "first"))
-    linear_pixels = "pixels" in about and getattr(args, "pixels", "linear") == "linear"
-    if linear_pixels and (joined or args.pooling == "first"):
-        raise ValueError(
-            "--pixels linear has no <s>: pass --pixels embedding, --pooling mean or --pairs apart"
-        )
-    if training and getattr(args, "embed_path", None) and not Path(args.embed_path).is_file():
-        raise ValueError(f"--embed-path {args.embed_path}: the file does not exist")
 
 
 def is_joined(about: dict, pairs: str) -> bool:
@@ -72,32 +56,22 @@ def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
     return first, second
 
 
-class LabeledDataset(FairseqDataset):
+class TextDataset(LabeledDataset):
     """The rows of a split as (index, input token sequences, label); unknown labels are -1."""
 
-    can_reuse_epoch_itr_across_epochs = False  # each epoch has other batches
-
     def __init__(self, task, split: str):
-        prefix, self.shuffle = Path(task.cfg.data, split), split == "train"
-        self.cfg, self.dictionary, self.joined = task.cfg, task.dictionary, task.joined
-        self.labels = np.load(f"{prefix}.label.npy", mmap_mode="r")
-        self.texts = [MMapIndexedDataset(f"{prefix}.input{i}") for i in range(task.about["inputs"])]
+        super().__init__(task, split)
+        self.shuffle, self.dictionary, self.joined = split == "train", task.dictionary, task.joined
+        self.texts = [MMapIndexedDataset(f"{self.prefix}.input{i}") for i in range(task.about["inputs"])]
         lengths = [np.maximum(text.sizes.astype(np.int64), 1) for text in self.texts]
-        sizes = (
-            sum(lengths) + 3 if self.joined else np.maximum.reduce(lengths) + (self.cfg.pooling == "first")
-        )
+        begin = self.cfg.pooling == "first"
+        sizes = sum(lengths) + 3 if self.joined else np.maximum.reduce(lengths) + begin
         self.sizes = np.minimum(sizes, self.cfg.max_positions)
-
-    def __len__(self):
-        return len(self.labels)
 
     def num_tokens(self, index):
         return self.sizes[index]
 
-    def size(self, index):
-        return self.sizes[index]
-
-    num_tokens_vec = num_tokens
+    size = num_tokens_vec = num_tokens
 
     def ordered_indices(self):
         """Returns all rows sorted by length; for training, random pools of rows that are sorted by length.
@@ -125,48 +99,39 @@ class LabeledDataset(FairseqDataset):
             return [torch.cat([begin, text[: limit - 1]]) for text in texts]
         return [text[:limit] for text in texts]
 
-    def collater(self, samples):
-        """Returns a batch; separate pairs have "second" tokens, and rows of unknown label no target."""
-        if not samples:
-            return {}
-        indices, inputs, labels = zip(*samples, strict=True)
-        net_input = {}
+    def net_input(self, inputs):
+        """Returns the padded tokens and their lengths; the second texts of separate pairs are "second"."""
+        batch = {}
         for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
-            net_input[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
-            net_input[f"{name}_lengths"] = torch.tensor([len(text) for text in texts])
-        return {
-            "id": torch.tensor(indices),
-            "nsentences": len(samples),
-            "ntokens": len(samples),  # fairseq divides losses and gradients by it
-            "net_input": net_input,
-            **({} if min(labels) < 0 else {"target": torch.tensor(labels)}),
-        }
+            batch[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
+            batch[f"{name}_lengths"] = torch.tensor([len(text) for text in texts])
+        return batch
 
 
 @register_task("classification", dataclass=ClassificationConfig)
-class ClassificationTask(FairseqTask):
+class ClassificationTask(LabeledTask):
     """Classification of one pooled vector, or of the two of a separate pair.
 
     Attributes:
-        about: description of the data folder, see :func:`fairseq_lrpe.data.layout.read_metadata`.
-        labels: names of the labels.
         joined: whether inputs are pairs of texts that are read as one.
         apart: whether inputs are pairs of separate texts.
     """
 
-    target_dictionary = None  # the criterion must not take a label for padding
-
     def __init__(self, cfg, **_):
         super().__init__(cfg)
-        with exit_on_error("fairseq_lrpe"):
-            self.about = layout.read_metadata(Path(cfg.data))
-        self.labels = self.about["labels"]
         self.joined = is_joined(self.about, cfg.pairs)
         self.apart = self.about["inputs"] > 1 and not self.joined
         self.dictionary = Dictionary.load(str(Path(cfg.data, "dict.txt")))
 
+    @staticmethod
+    def check_arguments(cfg):
+        check_choice("pooling", cfg.pooling, POOLINGS)
+        check_choice("pairs", cfg.pairs, PAIRS)
+        joined = is_joined(layout.read_metadata(Path(cfg.data)), cfg.pairs)
+        check_range("max_positions", cfg.max_positions, 5 if joined else 1 + (cfg.pooling == "first"))
+
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        self.datasets[split] = LabeledDataset(self, split)
+        self.datasets[split] = TextDataset(self, split)
 
     def build_model(self, cfg, from_checkpoint=False):
         """Returns the model; a new one is initialized from the word vectors of --embed-path."""

@@ -1,21 +1,17 @@
 """Classification of image files, with the data augmentation of DeiT."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Optional
 
 import numpy as np
-import torch
-from fairseq.data import FairseqDataset
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from fairseq.dataclass import FairseqDataclass
-from fairseq.tasks import FairseqTask, register_task
+from fairseq.tasks import register_task
 from omegaconf import II
 from PIL.Image import Image
 from torch.utils.data import default_collate
 
 from fairseq_lrpe.config import check_range, flag
-from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.data.image_transforms import (
     normalize,
@@ -26,7 +22,7 @@ from fairseq_lrpe.data.image_transforms import (
 from fairseq_lrpe.data.mixup import mix, soft_targets
 from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
@@ -38,7 +34,6 @@ ORDER, IMAGE, BATCH = range(3)
 class ImageClassificationConfig(FairseqDataclass):
     """Flags of the task."""
 
-    # fairseq's parser does not support "str | None".
     data: Optional[str] = flag(None, "data folder that data_prep wrote")  # noqa: UP045
     image_size: int = flag(224, "side length of the model's input in pixels")
     recipe: str = flag(
@@ -54,38 +49,23 @@ class ImageClassificationConfig(FairseqDataclass):
     seed: int = II("common.seed")
 
 
-def check_arguments(args) -> None:
-    """Raises a ValueError for invalid flags of the task."""
-    check_choice("recipe", args.recipe, RECIPES)
-    check_choice("mixing", args.mixing, MIXINGS)
-    check_range("smoothing", args.smoothing, 0, 1)
-    check_range("image_size", args.image_size, 1)
-    check_range("repeats", args.repeats, 1)
-
-
-class ImageDataset(FairseqDataset):
+class ImageDataset(LabeledDataset):
     """The images of a split as (index, pixels (3, S, S), label), preprocessed for evaluation."""
 
-    can_reuse_epoch_itr_across_epochs = False  # each epoch has other batches
-
     def __init__(self, task, split: str):
-        self.prefix, self.cfg, self.classes = Path(task.cfg.data, split), task.cfg, len(task.labels)
-        self.labels = np.load(f"{self.prefix}.label.npy", mmap_mode="r")
+        super().__init__(task, split)
+        self.classes = len(task.labels)
         # fairseq's dataset would read the whole file and convert each byte to an int64.
         self.index = MMapIndexedDataset.Index(f"{self.prefix}.input0.idx")
         self.content = np.memmap(f"{self.prefix}.input0.bin", np.uint8, "r")
 
-    def __len__(self):
-        return len(self.labels)
-
     def num_tokens(self, index):
         return 1
 
+    size = num_tokens
+
     def num_tokens_vec(self, indices):
         return np.ones(len(indices), np.int64)
-
-    def size(self, index):
-        return 1
 
     def image(self, index: int) -> Image:
         """Returns the decoded image; raises a ValueError that names it if its file is damaged."""
@@ -99,18 +79,9 @@ class ImageDataset(FairseqDataset):
         image = resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
         return int(index), normalize(image), int(self.labels[index])
 
-    def collater(self, samples):
-        """Returns a batch of images (B, 3, S, S), with their labels as target."""
-        if not samples:
-            return {}
-        indices, images, labels = zip(*samples, strict=True)
-        return {
-            "id": torch.tensor(indices),
-            "nsentences": len(samples),
-            "ntokens": len(samples),  # fairseq divides losses and gradients by it
-            "net_input": {"images": default_collate(images)},  # uses shared memory in a worker
-            "target": torch.tensor(labels),
-        }
+    def net_input(self, images):
+        """Returns the images (B, 3, S, S)."""
+        return {"images": default_collate(images)}  # uses shared memory in a worker
 
 
 class AugmentedDataset(ImageDataset):
@@ -137,10 +108,8 @@ class AugmentedDataset(ImageDataset):
 
     def __getitem__(self, index):
         number, rng = int(index) // self.cfg.repeats, self.generator(IMAGE, int(index))
-        image, full = (
-            random_resized_crop(self.image(number), self.cfg.image_size, rng),
-            self.cfg.recipe == "full",
-        )
+        image = random_resized_crop(self.image(number), self.cfg.image_size, rng)
+        full = self.cfg.recipe == "full"
         pixels = normalize(rand_augment(image, rng) if full else image)
         if full:
             random_erase(pixels, rng)
@@ -159,17 +128,17 @@ class AugmentedDataset(ImageDataset):
 
 
 @register_task("image_classification", dataclass=ImageClassificationConfig)
-class ImageClassificationTask(FairseqTask):
+class ImageClassificationTask(LabeledTask):
     """Classification of images; ``labels`` are the names of the classes."""
 
-    source_dictionary = target_dictionary = None  # there are no tokens
+    source_dictionary = None  # there are no tokens
 
-    def __init__(self, cfg, **_):
-        super().__init__(cfg)
-        with exit_on_error("fairseq_lrpe"):
-            check_arguments(cfg)
-            self.about = layout.read_metadata(Path(cfg.data))
-        self.labels = self.about["labels"]
+    @staticmethod
+    def check_arguments(cfg):
+        check_choice("recipe", cfg.recipe, RECIPES)
+        check_choice("mixing", cfg.mixing, MIXINGS)
+        check_range("smoothing", cfg.smoothing, 0, 1)
+        check_range("repeats", cfg.repeats, 1)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         self.datasets[split] = (AugmentedDataset if split == "train" else ImageDataset)(self, split)

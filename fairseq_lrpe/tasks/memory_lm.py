@@ -19,7 +19,7 @@ from omegaconf import II
 
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.tasks.sequence_batches import SequenceDataset
+from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.utils.cli import exit_on_error
 
 MEMORIES = ("hidden", "state")
@@ -59,17 +59,15 @@ class SegmentDataset(SequenceDataset):
     In evaluation, every token except the first is predicted exactly once: stream b has the tokens from
     b·(N-1) // streams to (b+1)·(N-1) // streams, both inclusive. The lengths of streams may then differ by
     one, and the targets of the shorter ones end with ``pad``.
-
-    Args:
-        tokens: the text.
-        streams: number of streams.
-        length: length of a segment.
-        split: name of the split; "train" is trained on.
-        pad: index of padding.
     """
 
     def __init__(self, tokens: np.ndarray, streams: int, length: int, split: str, pad: int):
-        check_text(len(tokens), streams, length, split)
+        if len(tokens) // streams < length + 1:
+            raise ValueError(
+                f"the {split} text has {len(tokens):,} tokens, {len(tokens) // streams:,} in each of "
+                f"{streams:,} streams, and a segment of {length:,} needs {length + 1:,}: reduce --streams or "
+                "--tokens-per-sample"
+            )
         self.tokens, self.streams, self.length, self.split, self.pad = tokens, streams, length, split, pad
         bounds = np.arange(streams + 1)
         if split == "train":
@@ -121,6 +119,15 @@ class MemoryLMTask(LanguageModelingTask):
             check_flags(args)
         return super().setup_task(args, **kwargs)
 
+    @staticmethod
+    def check_arguments(args):
+        """Raises a ValueError for invalid arguments of one of fairseq's commands."""
+        check_flags(args)
+        needed, purpose = ("eos", "to generate") if hasattr(args, "beam") else ("none", "to read streams")
+        if args.sample_break_mode != needed:
+            mode = args.sample_break_mode
+            raise ValueError(f"--sample-break-mode {mode}: memory_lm needs {needed} {purpose}")
+
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         """Loads the streams of a split, or with --sample-break-mode eos its lines, for generation."""
         if self.args.sample_break_mode == "eos":
@@ -139,9 +146,10 @@ class MemoryLMTask(LanguageModelingTask):
             return super().get_batch_iterator(dataset, **sizes, **kwargs)
         processes = kwargs.get("num_shards", 1)
         with exit_on_error("fairseq_lrpe"):
-            batches = dataset.batches(max_streams(max_sentences, max_tokens, dataset.length), processes)
-            if dataset.split == "train":
-                check_update(dataset.streams, len(batches[0]), processes, self.args.update_freq)
+            limits = [max_sentences, max_tokens and max(1, max_tokens // dataset.length)]
+            batches = dataset.batches(min(filter(None, limits), default=None), processes)
+            for steps in self.args.update_freq if dataset.split == "train" else []:
+                check_update(dataset.streams, len(batches[0]), processes, steps)
         return iterators.EpochBatchIterator(
             dataset,
             dataset.collater,
@@ -163,42 +171,21 @@ class MemoryLMTask(LanguageModelingTask):
         return None
 
 
-def max_streams(max_sentences: int | None, max_tokens: int | None, length: int) -> int | None:
-    """Returns the maximum number of streams of a batch by --batch-size and --max-tokens, or None."""
-    limits = [max_sentences, max_tokens and max(1, max_tokens // length)]
-    return min((limit for limit in limits if limit), default=None)
-
-
 def batch_streams(streams: int, limit: int | None, processes: int) -> int:
-    """Returns the number of streams of each batch: the largest one up to ``limit`` that divides their share.
-
-    Raises:
-        ValueError: if the number of streams is not divisible by the number of processes.
-    """
+    """Returns the number of streams of a batch: the largest divisor of a process's share up to ``limit``."""
     if streams % processes:
         raise ValueError(f"--streams {streams} is not divisible by the number of processes, {processes}")
     share = streams // processes
     return max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
 
 
-def check_arguments(args, splits: list[str]) -> None:
-    """Raises a ValueError for arguments of a command that do not fit together or to the data."""
-    check_flags(args)
-    generating = hasattr(args, "beam")
-    if args.sample_break_mode != ("eos" if generating else "none"):
-        needed = "eos to generate" if generating else "none to read streams"
-        raise ValueError(f"--sample-break-mode {args.sample_break_mode}: memory_lm needs {needed}")
-    if generating:
-        return
-    folders = args.data.split(os.pathsep)
-    for split in splits:
-        for folder in folders if split == getattr(args, "train_subset", None) else folders[:1]:
-            check_text(len(read_tokens(Path(folder, split))), args.streams, args.tokens_per_sample, split)
-    if hasattr(args, "update_freq"):
-        processes = max(1, args.distributed_world_size)
-        limit = max_streams(args.batch_size, args.max_tokens, args.tokens_per_sample)
-        size = batch_streams(args.streams, limit, processes)
-        check_update(args.streams, size, processes, args.update_freq)
+def check_update(streams: int, size: int, processes: int, steps: int) -> None:
+    """Raises a ValueError if an update does not have all streams."""
+    if streams != size * processes * steps:
+        raise ValueError(
+            f"an update needs all {streams} streams, and {size} (--batch-size) × {processes} (processes) × "
+            f"{steps} (--update-freq) is {size * processes * steps}: change one of them"
+        )
 
 
 def check_flags(args) -> None:
@@ -221,25 +208,6 @@ def replaced_settings(saved: dict, explicit: dict) -> set[str]:
     if saved["memory"] == "state" and explicit.get("memory_length"):
         return {"memory"}
     return {"clamp_length", "same_length"} if explicit.get("memory_length") == 0 else set()
-
-
-def check_text(tokens: int, streams: int, length: int, split: str) -> None:
-    """Raises a ValueError if the streams of a text are shorter than a segment."""
-    if tokens // streams < length + 1:
-        raise ValueError(
-            f"the {split} text has {tokens:,} tokens, {tokens // streams:,} in each of {streams:,} streams, "
-            f"and a segment of {length:,} needs {length + 1:,}: reduce --streams or --tokens-per-sample"
-        )
-
-
-def check_update(streams: int, size: int, processes: int, update_freq: list[int]) -> None:
-    """Raises a ValueError if an update does not have all streams."""
-    for steps in update_freq:
-        if streams != size * processes * steps:
-            raise ValueError(
-                f"an update needs all {streams} streams, and {size} (--batch-size) × {processes} (processes) "
-                f"× {steps} (--update-freq) is {size * processes * steps}: change one of them"
-            )
 
 
 def read_tokens(prefix: Path) -> np.ndarray:

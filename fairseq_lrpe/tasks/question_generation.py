@@ -5,7 +5,7 @@ prepared by data_prep's ``squad`` and ``cmrc2018``, and read like the pairs of f
 """
 
 from argparse import Namespace
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -14,6 +14,7 @@ from fairseq.logging import metrics
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
+from fairseq_lrpe.config import flag
 from fairseq_lrpe.data import bert_weights, word_pieces
 from fairseq_lrpe.data.rouge import f1
 from fairseq_lrpe.utils.cli import exit_on_error
@@ -26,10 +27,9 @@ MAX_LENGTH = 50
 class QuestionGenerationConfig(TranslationConfig):
     """Flags of fairseq's translation; the defaults match the files of data_prep."""
 
-    # fairseq's parser does not support "str | None".
-    source_lang: Optional[str] = field(default="source", metadata={"help": "name of the source files"})  # noqa: UP045
-    target_lang: Optional[str] = field(default="question", metadata={"help": "name of the target files"})  # noqa: UP045
-    left_pad_source: bool = field(default=False, metadata={"help": "pad the source on the left"})
+    source_lang: Optional[str] = flag("source", "name of the source files")  # noqa: UP045
+    target_lang: Optional[str] = flag("question", "name of the target files")  # noqa: UP045
+    left_pad_source: bool = flag(False, "pad the source on the left")
 
 
 @register_task("question_generation", dataclass=QuestionGenerationConfig)

@@ -12,7 +12,7 @@ from fairseq.tasks import FairseqTask, register_task
 from omegaconf import II
 
 from fairseq_lrpe.config import flag
-from fairseq_lrpe.tasks.sequence_batches import SequenceDataset
+from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.tasks.synthetic_problems import PROBLEMS, build_problem
 from fairseq_lrpe.utils.cli import exit_on_error, min_int
 
@@ -34,18 +34,13 @@ class SyntheticLMConfig(FairseqDataclass):
     seed: int = II("common.seed")
     # fairseq's language models read these from their task.
     add_bos_token: bool = flag(False, "not used")
-    # fairseq's parser does not support "int | None".
     max_target_positions: Optional[int] = flag(None, "maximum sequence length of the model")  # noqa: UP045
 
 
 class GeneratedDataset(SequenceDataset):
-    """Sequences of a problem, each determined by ``source``, epoch and index alone.
+    """``count`` sequences of a problem, each determined by ``source``, epoch and index alone.
 
-    Args:
-        task: the task.
-        count: number of sequences.
-        source: start of the random seeds.
-        fixed: whether all epochs have the same sequences.
+    All epochs have the same sequences if ``fixed``.
     """
 
     can_reuse_epoch_itr_across_epochs = False  # reused workers would remain in their first epoch
@@ -90,8 +85,6 @@ class SyntheticLMTask(FairseqTask):
         return "".join(self.dictionary[token] for token in tokens)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        if split not in SEQUENCES:
-            raise SystemExit(f"fairseq_lrpe: unknown split {split!r}: choose from {', '.join(SEQUENCES)}")
         source = f"train {self.cfg.seed}" if split == "train" else split
         self.datasets[split] = GeneratedDataset(self, SEQUENCES[split], source, fixed=split != "train")
 

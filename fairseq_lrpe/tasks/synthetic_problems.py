@@ -139,15 +139,10 @@ PROBLEMS = {"addition": Addition, "index": Index, "search": Search}
 
 
 def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Search:
-    """Returns a problem.
-
-    Args:
-        name: its name.
-        sizes: object with the problem's sizes as attributes; missing ones have their defaults.
-        length: length of the sequences.
+    """Returns a problem whose sizes are attributes of ``sizes``; missing ones have their defaults.
 
     Raises:
-        ValueError: for an unknown name, for sizes below 1, or if ``length`` is too short for the problem.
+        ValueError: for an unknown name, for sizes below 1, or if sequences of ``length`` are too short.
     """
     if name not in PROBLEMS:
         raise ValueError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")

@@ -59,10 +59,10 @@ def read_stdin_lines() -> list[str]:
         raise ValueError(f"the text is not UTF-8 ({error}): convert it first") from None
 
 
-def decode_stdin(errors: str = "strict") -> None:
+def decode_stdin() -> None:
     """Decodes standard input as UTF-8; in the locale C.UTF-8, Python would accept invalid bytes."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors=errors)
+        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
 def is_closed_pipe(stream: IO) -> bool:
@@ -73,11 +73,7 @@ def is_closed_pipe(stream: IO) -> bool:
 
 
 def new_parser(prog: str, description: str, arguments: str) -> argparse.ArgumentParser:
-    """Returns a parser whose help shows the description with its line breaks.
-
-    Args:
-        arguments: the usage without the program's name.
-    """
+    """Returns a parser with an unwrapped description and a usage of ``arguments``."""
     formatter = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog, f"%(prog)s {arguments}", description, formatter_class=formatter)
 

@@ -29,11 +29,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Returns the content of a file.
-
-    Raises:
-        ValueError: If it is not a regular file (for example a pipe or a device) or exceeds ``limit`` bytes.
-    """
+    """Returns the content of a regular file of at most ``limit`` bytes; ValueError for any other file."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file")
@@ -79,13 +75,7 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def save_figure(figure, path: Path, **options) -> None:
-    """Saves a matplotlib figure atomically and creates parent folders.
-
-    Args:
-        figure: Figure to save.
-        path: File to write; its suffix selects the format.
-        options: Passed to ``Figure.savefig``.
-    """
+    """Saves a matplotlib figure atomically and creates parent folders; the suffix selects the format."""
     with output_folder(path.parent), atomic_file(path) as part:
         figure.savefig(part, format=path.suffix[1:], **options)
 
@@ -94,8 +84,7 @@ def save_figure(figure, path: Path, **options) -> None:
 def output_folder(folder: Path) -> Iterator[None]:
     """Creates a writable folder; on exit, it and its new parents are removed again if they are empty.
 
-    Raises:
-        ValueError: If the folder cannot be created or written to.
+    Raises ValueError if the folder cannot be created or written to.
     """
     created = [path for path in (folder, *folder.parents) if not os.path.lexists(path)]
     try:

@@ -16,12 +16,9 @@ def gpus_here() -> dict[str, tuple[int, int]]:
 
 
 def check_architectures() -> None:
-    """Checks that the installed torch has code for all visible GPUs.
+    """Raises ValueError if the installed torch has no code for one of the visible GPUs.
 
-    Otherwise their first kernel fails with "no kernel image is available for execution on the device".
-
-    Raises:
-        ValueError: torch has no code for a GPU.
+    Otherwise the first kernel fails with "no kernel image is available for execution on the device".
     """
     import torch
 

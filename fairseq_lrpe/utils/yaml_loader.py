@@ -1,4 +1,4 @@
-"""Parses YAML as OmegaConf does, with libyaml where PyYAML has it, and limits what a document may contain."""
+"""Parses YAML like OmegaConf, with libyaml if available, and limits the size of documents."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ from omegaconf._utils import get_yaml_loader
 
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
-"""The limits of a document with its aliases expanded; the largest file in configs has 2,000 values."""
+"""Limits of a document with expanded aliases; the largest file in configs has 2,000 values."""
 
 
 def parse(text: str) -> object:
@@ -22,7 +22,7 @@ def parse(text: str) -> object:
 
 
 def check_limits(text: str) -> None:
-    """Raises what :func:`parse` raises, from the parser's events alone: time and memory stay bounded."""
+    """Raises the errors of :func:`parse` from the parser's events, in bounded time and memory."""
     anchors, parents = {}, []  # {anchor: (values, depth)}; [anchor, values, depth] of the open collections
     for event in yaml.parse(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
         anchor, values, depth = getattr(event, "anchor", None), 1, 0

@@ -118,9 +118,9 @@ def test_invalid_arguments(call, message, tmp_path):
     ("name", "content", "message"),
     [
         ("test.en-de.de.bin", b"foreign", "has 7 bytes instead of the"),
-        ("test.en-de.en.idx", b"foreign", "is not an index of fairseq's binarized text"),
-        ("test.en-de.de.idx", None, "test.en-de.de.idx missing"),
-        ("dict.en.txt", None, "dict.en.txt missing"),
+        ("test.en-de.en.idx", b"foreign", "is not fairseq's binarized text"),
+        ("test.en-de.de.idx", None, "test.en-de.de lacks .bin or .idx"),
+        ("dict.en.txt", None, "dict.en.txt cannot be read"),
     ],
 )
 def test_damaged_data(name, content, message, data, tmp_path):

@@ -1,4 +1,4 @@
-"""Perplexity at other lengths: the numbers are the models' own, and stay on the run's record."""
+"""The command `lrpe evaluate`: perplexity at other lengths, recorded in the run folder."""
 
 import json
 import math
@@ -14,7 +14,7 @@ from tiny import run_command, run_here
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import evaluate, train
-from fairseq_lrpe.experiments.execution.length_evaluation import evaluate_lengths, load_job
+from fairseq_lrpe.cli.evaluate import evaluate_lengths, load_job
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 updates=4 train.tokens_per_sample=32 train.decoder_layers=2 "
@@ -25,7 +25,7 @@ SMALL = (
 
 @pytest.fixture(scope="module")
 def small(data_bin, tmp_path_factory):
-    """Arguments of scripts/train.sh for a tiny run that is evaluated on nothing."""
+    """Returns the arguments of a tiny run without evaluations."""
     words = ["--cpu", "--results", tmp_path_factory.mktemp("results"), f"data={data_bin}"]
     words += ["evaluations.valid=null", "evaluations.test=null"]
     return ["lm/mini", "tmlr_type1", *words, *SMALL]
@@ -40,7 +40,7 @@ def trained(small):
 
 @torch.no_grad()
 def perplexity(path, data, length, window=0):
-    """Of the test split in blocks of ``length``, each after the ``window`` tokens before it and one more."""
+    """Returns the perplexity of the test split in blocks of ``length`` after ``window`` tokens of context."""
     task = tasks.setup_task(OmegaConf.create({"_name": "language_modeling", "data": str(data)}))
     overrides = {"max_target_positions": length + window}
     [model], _ = checkpoint_utils.load_model_ensemble([str(path)], arg_overrides=overrides, task=task)
@@ -65,16 +65,16 @@ def read(folder, name="evaluation.json"):
 
 @pytest.fixture(scope="module")
 def measured(trained, tmp_path_factory):
-    """(what was printed, the figure) of two lengths."""
+    """Returns (output, figure) for two lengths."""
     figure = tmp_path_factory.mktemp("figure") / "figure.png"
     done = run(trained, 96, 20, "--plot", figure)
     assert done.returncode == 0 and done.stdout.startswith(f"{trained}, "), done.stderr
     return done.stdout, figure
 
 
-def test_perplexities_are_the_models_own(trained, measured, data_bin):
-    said, figure = measured
-    assert "checkpoint_best.pt, trained on blocks of 32 tokens" in said
+def test_perplexity_matches_the_model(trained, measured, data_bin):
+    output, figure = measured
+    assert "checkpoint_best.pt, trained on blocks of 32 tokens" in output
     found = {name: of for name, of in read(trained)["evaluations"].items() if name != "training"}
     assert list(found) == ["test_20", "test_96"]
     for length in (20, 96):
@@ -84,11 +84,11 @@ def test_perplexities_are_the_models_own(trained, measured, data_bin):
         assert of["perplexity"] == pytest.approx(expected, abs=0.006)
         assert of["loss"] == pytest.approx(math.log2(expected), abs=6e-5)
         assert of["tokens"] == tokens
-        assert f" {of['perplexity']:.2f} " in said
+        assert f" {of['perplexity']:.2f} " in output
     assert figure.read_bytes().startswith(b"\x89PNG") and not list(trained.rglob("*.part"))
 
 
-def test_what_is_on_record_is_not_measured_again(trained, measured):
+def test_recorded_lengths_are_not_repeated(trained, measured):
     before = {path: path.stat().st_mtime_ns for path in trained.rglob("*") if path.is_file()}
     again = run_here(evaluate.main, trained, 20, 96)
     assert again.returncode == 0, again.stderr
@@ -97,21 +97,8 @@ def test_what_is_on_record_is_not_measured_again(trained, measured):
     assert {path.name for path in before if after[path] != before[path]} <= {"lock"}
 
 
-def test_one_more_evaluation_of_a_run_is_measured_without_training(trained, measured, small):
-    before = read(trained)["evaluations"]
-    checkpoint = trained / "checkpoints/checkpoint_last.pt"
-    time = checkpoint.stat().st_mtime_ns
-    words = [*small, "evaluations.half={split: test, length: 16}"]
-    more = run_here(train.main, *words)
-    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
-    after = read(trained)["evaluations"]
-    assert f"half: perplexity {after['half']['perplexity']:.2f}\n" in more.stdout
-    assert after == {**before, "half": after["half"]} and checkpoint.stat().st_mtime_ns == time
-    assert run_here(train.main, *words).stdout == f"already finished: {trained}\n"
-
-
-def test_a_context_window_is_one_more_result_of_a_finished_run(trained, small, data_bin):
-    """Each block of 12 tokens is predicted after the 20 before it, by the same checkpoint."""
+def test_context_window_of_a_finished_run(trained, small, data_bin):
+    """Each block of 12 tokens is predicted with 20 tokens of context."""
     before = read(trained)["evaluations"]
     words = [*small, "evaluations.window={split: test, context_window: 20}"]
     more = run_here(train.main, *words)
@@ -123,15 +110,17 @@ def test_a_context_window_is_one_more_result_of_a_finished_run(trained, small, d
     assert window["perplexity"] == pytest.approx(expected, abs=0.006) and window["tokens"] == tokens
 
 
-@pytest.mark.parametrize("window", ["32", "-1", "far"])
-def test_a_context_window_that_cannot_be(small, window):
+@pytest.mark.parametrize("window, message", [
+    ("32", " must be below the 32 tokens"), ("-1", ": input should be"), ("far", ": input should be"),
+])  # fmt: skip
+def test_invalid_context_window(small, window, message):
     words = [*small, f"evaluations.window={{split: test, context_window: {window}}}"]
-    refused = run_here(train.main, *words)
-    [line] = refused.stderr.strip().splitlines()
-    assert refused.returncode == 1 and "evaluations.window.context_window: a whole number from 0 on" in line
+    done = run_here(train.main, *words)
+    [line] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and f"evaluations.window.context_window{message}" in line
 
 
-def refused(folder, *lengths):
+def error_of(folder, *lengths):
     with pytest.raises(ValueError) as error:
         evaluate_lengths(load_job(folder, lengths), lengths)
     assert "\n" not in str(error.value)
@@ -139,7 +128,7 @@ def refused(folder, *lengths):
 
 
 def copied(run, to):
-    """The run's folder among other results."""
+    """Copies the run to another results folder."""
     settings = read(run, "run.json")
     depth = len(settings["experiment"].split("/")) + len(settings["changes"]) + 2
     folder = to.joinpath(*run.parts[-depth:])
@@ -148,7 +137,7 @@ def copied(run, to):
 
 
 def altered(run, to, **values):
-    """The run with other settings of its model in its checkpoint."""
+    """Copies the run and changes settings of the model in its checkpoint."""
     folder = copied(run, to)
     state = torch.load(folder / "checkpoints/checkpoint_best.pt", weights_only=True)
     state["cfg"]["model"].update(values)
@@ -156,15 +145,15 @@ def altered(run, to, **values):
     return folder
 
 
-def test_a_folder_is_measured_wherever_it_lies(trained, tmp_path):
-    """Another run at its former place, or a changed YAML, makes no difference."""
+def test_moved_folder_is_evaluated(trained, tmp_path):
+    """Another run in its former folder, or a missing YAML file, makes no difference."""
     other = copied(trained, tmp_path)
     moved = shutil.copytree(trained, other.with_name("seed-1-copy"))
     state = torch.load(moved / "checkpoints/checkpoint_best.pt", weights_only=True)
-    state["model"]["decoder.embed_tokens.weight"].zero_()  # the outputs' too: all words are as likely
+    state["model"]["decoder.embed_tokens.weight"].zero_()  # also the tied outputs: a uniform distribution
     torch.save(state, moved / "checkpoints/checkpoint_best.pt")
-    told = read(moved, "run.json")
-    (moved / "run.json").write_text(json.dumps({**told, "experiment": "lm/gone"}))
+    settings = read(moved, "run.json")
+    (moved / "run.json").write_text(json.dumps({**settings, "experiment": "lm/gone"}))
     before = read(other)
     done = run_here(evaluate.main, moved, 8)
     assert done.returncode == 0 and done.stdout.startswith(f"{moved}, "), done.stderr
@@ -174,14 +163,14 @@ def test_a_folder_is_measured_wherever_it_lies(trained, tmp_path):
     assert load_job(elsewhere, [8]).checkpoint == elsewhere / "checkpoints/checkpoint_best.pt"
 
 
-def test_a_method_that_cannot_is_refused_before_work(trained, tmp_path):
+def test_unsupported_length_is_rejected_first(trained, tmp_path):
     folder = altered(trained, tmp_path, encoding="cosformer")
     before = sorted(path.name for path in folder.iterdir()), read(folder)
-    assert "at most 32 tokens, not 64: cosformer's" in refused(folder, 16, 64)
+    assert "at most 32 tokens, not 64: cosformer's" in error_of(folder, 16, 64)
     assert (sorted(path.name for path in folder.iterdir()), read(folder)) == before
 
 
-def test_code_among_a_checkpoints_settings_is_not_run(trained, tmp_path):
+def test_code_in_a_checkpoint_is_not_executed(trained, tmp_path):
     mark = tmp_path / "mark"
     folder = altered(trained, tmp_path, adaptive_softmax_cutoff=f"open({str(mark)!r}, 'w')")
     done = run_here(evaluate.main, folder, 40)
@@ -189,48 +178,41 @@ def test_code_among_a_checkpoints_settings_is_not_run(trained, tmp_path):
     assert not mark.exists()
 
 
-def test_lengths_that_cannot_be(trained):
-    assert "at least 1, not 0" in refused(trained, 0)
-    assert "too few for a block of 90,000" in refused(trained, 90_000)
-    assert "at most 100,000 tokens, not 100,001" in refused(trained, 100_001)
+def test_invalid_lengths(trained):
+    assert "too few for a block of 90,000" in error_of(trained, 90_000)
+    assert "at most 100,000 tokens, not 100,001" in error_of(trained, 100_001)
 
 
-def test_runs_that_cannot_be(trained, tmp_path):
-    assert "is not a run folder, such as results/lm/mini/linear_rope/seed-1" in refused(tmp_path / "none", 32)
+def test_invalid_runs(trained, tmp_path):
+    assert "is not a run folder, such as results/lm/mini/" in error_of(tmp_path / "none", 32)
     folder = copied(trained, tmp_path)
-    checkpoint, told = folder / "checkpoints/checkpoint_best.pt", read(folder, "run.json")
+    checkpoint, settings = folder / "checkpoints/checkpoint_best.pt", read(folder, "run.json")
 
-    def tell(**values):
-        (folder / "run.json").write_text(json.dumps({**told, **values}))
+    def write(**values):
+        (folder / "run.json").write_text(json.dumps({**settings, **values}))
 
-    tell(config={**told["config"], "data": str(tmp_path)})
-    assert "has no test split: " in refused(folder, 32)
-    tell(experiment="mt/multi30k", kind="translation")
-    assert "is of kind translation; a language model is required" in refused(folder, 32)
-    (folder / "run.json").write_text(json.dumps({k: v for k, v in told.items() if k != "kind"}))
-    assert "run.json is damaged" in refused(folder, 32)
-    tell()
+    write(config={**settings["config"], "data": str(tmp_path)})
+    assert "has no test split: " in error_of(folder, 32)
+    masked = {**settings["config"], "kind": "masked_lm"}
+    write(kind="masked_lm", config=masked)
+    assert "is of kind masked_lm; a language model is required" in error_of(folder, 32)
+    (folder / "run.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "kind"}))
+    assert "run.json is damaged" in error_of(folder, 32)
+    write()
     checkpoint.write_text("no checkpoint")
-    assert "is not a readable checkpoint of fairseq" in refused(folder, 32)
+    assert "is not a readable checkpoint of fairseq" in error_of(folder, 32)
     record = read(folder)
     (folder / "evaluation.json").write_text(json.dumps({"evaluations": record["evaluations"]}))
-    assert "is not finished: resume it with `lrpe train`" in refused(folder, 32)
+    assert "is not finished: resume it with `lrpe train`" in error_of(folder, 32)
     (folder / "evaluation.json").write_text(json.dumps(record))
     checkpoint.unlink()
-    assert "checkpoint_best.pt does not exist: train the run first" in refused(folder, 32)
+    assert "checkpoint_best.pt does not exist: train the run first" in error_of(folder, 32)
 
 
-def test_fairseqs_own_model_is_refused(trained, tmp_path):
+def test_fairseqs_own_model_is_rejected(trained, tmp_path):
     folder = copied(trained, tmp_path)
     path = folder / "checkpoints/checkpoint_best.pt"
     state = torch.load(path, weights_only=True)
     del state["cfg"]["model"]["token_positions"]
     torch.save(state, path)
-    assert "is of fairseq's own model: what it can read is not known" in refused(folder, 32)
-
-
-def test_the_command_answers_with_one_sentence(tmp_path):
-    done = run(tmp_path / "none", 32)
-    assert done.returncode == 1
-    [line] = done.stderr.strip().splitlines()
-    assert line.startswith("evaluate: ") and line.count("is not a run folder") == 1
+    assert "is fairseq's own model, whose maximum length is not known" in error_of(folder, 32)

@@ -1,4 +1,4 @@
-"""A table of fine-tunings done by its program, from a tiny pretraining to the zip for GLUE's server."""
+"""Fine-tuning on GLUE: a table from a tiny pretraining to the zip file for GLUE's server."""
 
 import json
 import os
@@ -46,26 +46,26 @@ FINE_TUNING = {
 
 
 def write_task(folder, dictionary, labels):
-    """A task's binaries as data_prep writes them: pairs of sentences, labels by name or scores in 0..1."""
+    """Writes a task's binaries like data_prep: sentence pairs with labels, or with scores in 0..1."""
     draw, texts = random.Random(0), folder / "text"
     texts.mkdir(parents=True)
     for split, count in ROWS.items():
         for column in ("input0", "input1"):
             lines = (" ".join(f"w{draw.randrange(40)}" for _ in range(5)) for _ in range(count))
             (texts / f"{split}.{column}").write_text("\n".join(lines) + "\n")
-        said = [draw.choice(labels) if labels else f"{draw.random():.3f}" for _ in range(count)]
-        (texts / f"{split}.label").write_text("\n".join(said) + "\n")
+        targets = [draw.choice(labels) if labels else f"{draw.random():.3f}" for _ in range(count)]
+        (texts / f"{split}.label").write_text("\n".join(targets) + "\n")
     (texts / "labels.txt").write_text("".join(f"{label} 0\n" for label in labels))
 
-    def binarise(column, splits, given):
+    def binarize(column, splits, dictionary):
         prefixes = [x for split in splits for x in (f"--{split}pref", texts / f"{split}.{column}")]
-        words = ["--only-source", *prefixes, "--srcdict", given, "--destdir", folder / "bin" / column]
+        words = ["--only-source", *prefixes, "--srcdict", dictionary, "--destdir", folder / "bin" / column]
         preprocess(*words)
 
     for column in ("input0", "input1"):
-        binarise(column, ROWS, dictionary)
+        binarize(column, ROWS, dictionary)
     if labels:
-        binarise("label", ("train", "valid"), texts / "labels.txt")
+        binarize("label", ("train", "valid"), texts / "labels.txt")
     else:
         (folder / "bin/label").mkdir()
         for split in ("train", "valid"):
@@ -108,7 +108,7 @@ def done(place):
 
 
 def data_folder(place, task, seed=1, rate=None):
-    """The folder of the run that chooses, or of one of its trials."""
+    """Returns the folder of the run that chooses, or of one of its trials."""
     trial = [] if rate is None else [f"train.lr={rate}"]
     return place.joinpath("results/glue/mini/linear_rope", f"task={task}", *trial, f"seed-{seed}")
 
@@ -118,36 +118,35 @@ def read(folder, name="evaluation.json"):
 
 
 def trials_of(place, task, seed=1):
-    """{its name in the run that chooses: the folder of a trial}"""
+    """Returns {name of a trial: its folder}."""
     found = data_folder(place, task).parent.glob(f"train.lr=*/seed-{seed}")
     return {folder.parent.name: folder for folder in found}
 
 
 def written(*folders):
-    """When a record or a checkpoint in the folders was written."""
+    """Returns the modification times of the records and checkpoints in the folders."""
     paths = [path for f in folders for path in (f / "evaluation.json", *f.glob("checkpoints/*"))]
     return {path: path.stat().st_mtime_ns for path in paths}
 
 
-def test_the_table_pretrains_and_then_fine_tunes(place, done):
+def test_table_pretrains_and_then_fine_tunes(place, done):
     assert done.returncode == 0, done.stderr
-    told = [line.split() for line in done.stdout.splitlines() if line.startswith(("started", "finished"))]
-    first = told.index(["finished", "roberta/mini/linear_rope/seed-1"])
-    assert sum("roberta/mini" in run for _, run in told) == 2  # one, started and finished
+    steps = [line.split() for line in done.stdout.splitlines() if line.startswith(("started", "finished"))]
+    first = steps.index(["finished", "roberta/mini/linear_rope/seed-1"])
+    assert sum("roberta/mini" in run for _, run in steps) == 2  # started and finished
     for task in ("RTE", "STS-B"):
         trials = [f"glue/mini/linear_rope/task={task}/train.lr={rate}/seed-1" for rate in ("0.01", "0.001")]
-        last = told.index(["started", f"glue/mini/linear_rope/task={task}/seed-1"])
+        last = steps.index(["started", f"glue/mini/linear_rope/task={task}/seed-1"])
         for trial in trials:
-            assert first < told.index(["started", trial]) < told.index(["finished", trial]) < last
+            assert first < steps.index(["started", trial]) < steps.index(["finished", trial]) < last
         assert (data_folder(place, task) / "evaluation.json").exists()
     assert "measured on roberta/mini (4 updates), glue/mini (3 epochs)" in done.stdout
     header = next(line for line in done.stdout.splitlines() if "rte (paper)" in line)
-    assert (
-        "sts b (mini)" in header and "loss (mini)" in header and "cola" not in header and "mnli" not in header
-    )
+    assert "sts b (mini)" in header and "loss (mini)" in header
+    assert "cola" not in header and "mnli" not in header
 
 
-def test_nothing_is_repeated(place, done):
+def test_finished_runs_are_not_repeated(place, done):
     again = run(place, "table", *TABLE, RATES)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr
     other = run(place, "table", *TABLE, "choose.train.lr=[1e-2]", "--dry-run")
@@ -158,13 +157,13 @@ def test_nothing_is_repeated(place, done):
 
 
 @pytest.mark.parametrize("task", ["RTE", "STS-B"])
-def test_the_best_learning_rate_counts(place, done, task):
+def test_best_learning_rate_is_chosen(place, done, task):
     folder, trials = data_folder(place, task), trials_of(place, task)
     found = read(folder)
     scores = {name: evaluations["valid"]["score"] for name, evaluations in found["tried"].items()}
     assert set(scores) == set(trials) == {"train.lr=0.01", "train.lr=0.001"}
     assert found["evaluations"]["valid"]["score"] == max(scores.values()) == scores[found["chosen"]]
-    assert "finished" in found and "mismatched" not in found["evaluations"]  # which MNLI alone has
+    assert "finished" in found and "mismatched" not in found["evaluations"]  # only MNLI has it
     [kept] = (path for trial in trials.values() for path in trial.rglob("*.pt"))
     assert kept.samefile(folder / found["checkpoint"]) and kept.is_relative_to(trials[found["chosen"]])
     for name, trial in trials.items():
@@ -173,25 +172,25 @@ def test_the_best_learning_rate_counts(place, done, task):
         assert log[-1]["train_num_updates"] == 3 * 3  # epochs of 48 rows, 16 at a time
 
 
-def test_predictions_are_in_the_order_of_the_rows_and_measured_as_fairseq_does(place, done):
-    for task, what in (("RTE", "accuracy"), ("STS-B", "pearson")):
-        said = (place / f"data/glue/{task}/text/valid.label").read_text().split()
+def test_predictions_match_the_labels_and_fairseqs_metrics(place, done):
+    for task, metric in (("RTE", "accuracy"), ("STS-B", "pearson")):
+        labels = (place / f"data/glue/{task}/text/valid.label").read_text().split()
         for part in trials_of(place, task).values():
             rows = [line.split("\t") for line in (part / "predictions-valid.tsv").read_text().splitlines()]
             assert rows[0] == ["index", "prediction", "target"]
             measured = read(part)["evaluations"]["valid"]
             if task == "RTE":
-                assert [row[2] for row in rows[1:]] == said
+                assert [row[2] for row in rows[1:]] == labels
             else:
-                assert [float(row[2]) for row in rows[1:]] == pytest.approx([5 * float(x) for x in said])
+                assert [float(row[2]) for row in rows[1:]] == pytest.approx([5 * float(x) for x in labels])
                 numbers = [[float(row[column]) for row in rows[1:]] for column in (1, 2)]
                 assert measured["pearson"] == pytest.approx(100 * pearsonr(*numbers).statistic)
             log = [json.loads(line) for line in (part / "log.jsonl").read_text().splitlines()]
-            best = max(entry[f"valid_{what}"] for entry in log if entry["kind"] == "valid")
-            assert measured[what] == pytest.approx(best, abs=0.06)  # fairseq rounds
+            best = max(entry[f"valid_{metric}"] for entry in log if entry["kind"] == "valid")
+            assert measured[metric] == pytest.approx(best, abs=0.06)  # fairseq rounds
 
 
-def test_no_more_is_asked_of_a_trial_that_lost(place, done, monkeypatch):
+def test_discarded_trials_are_complete(place, done, monkeypatch):
     monkeypatch.setattr(experiment, "CONFIGS", place / "configs")
     table = Table("tmlr_table1", "mini", [RATES])
     fine_tunings = [one for one in table.runs(["rope"]) if one.experiment == "glue/mini"]
@@ -206,12 +205,12 @@ def test_no_more_is_asked_of_a_trial_that_lost(place, done, monkeypatch):
 
 
 def test_a_submission(place, done, tmp_path):
-    """Also of a copy without the trials: a run that chose has all that it needs."""
+    """The run that chose does not need the folders of its trials."""
     moved, trials = tmp_path / "moved", shutil.ignore_patterns("train.lr=*")
     shutil.copytree(place / "results/glue/mini/linear_rope", moved, ignore=trials)
-    told = run(place, "glue-submission", moved, "--cpu")
-    assert told.returncode == 0, told.stderr
-    assert "missing for GLUE's server: CoLA.tsv, SST-2.tsv, MRPC.tsv" in told.stdout
+    output = run(place, "glue-submission", moved, "--cpu")
+    assert output.returncode == 0, output.stderr
+    assert "missing for GLUE's server: CoLA.tsv, SST-2.tsv, MRPC.tsv" in output.stdout
     with zipfile.ZipFile(moved / "submission.zip") as archive:
         assert archive.namelist() == ["RTE.tsv", "STS-B.tsv"]
         labels = [line.split("\t") for line in archive.read("RTE.tsv").decode().splitlines()]
@@ -227,7 +226,7 @@ def test_a_submission(place, done, tmp_path):
 SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu")
 
 
-def test_an_interrupted_fine_tuning_goes_on_with_what_is_missing(place, done):
+def test_interrupted_fine_tuning_is_resumed(place, done):
     process = subprocess.Popen(
         [BIN / "python", "-m", "fairseq_lrpe", "finetune", *SECOND],
         cwd=place,
@@ -236,7 +235,7 @@ def test_an_interrupted_fine_tuning_goes_on_with_what_is_missing(place, done):
         text=True,
     )
     for line in process.stdout:
-        if "lr=0.01/" in line:  # the second one's command
+        if "lr=0.01/" in line:  # the command of the second trial
             break
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 128 + signal.SIGTERM
@@ -252,13 +251,13 @@ def test_an_interrupted_fine_tuning_goes_on_with_what_is_missing(place, done):
 
 @pytest.fixture(scope="module")
 def second(place, done):
-    """(folder, trials) of RTE with the second seed, finished."""
+    """Returns (folder, trials) of RTE with the second seed."""
     finished = run(place, "finetune", *SECOND)
     assert finished.returncode == 0, finished.stderr
     return data_folder(place, "RTE", 2), trials_of(place, "RTE", 2)
 
 
-def test_other_epochs_are_another_run_beside(place, second):
+def test_other_epochs_are_another_run(place, second):
     folder, trials = second
     before = written(folder, *trials.values())
     other = run(place, "finetune", *SECOND, "epochs=1", "choose.train.lr=[1e-2]")
@@ -270,39 +269,26 @@ def test_other_epochs_are_another_run_beside(place, second):
     assert written(folder, *trials.values()) == before
 
 
-def test_more_learning_rates_and_evaluations_later(place, second):
+def test_additional_evaluation_measures_only_the_best_trial(place, second):
     folder, trials = second
-    [winner] = (trial for trial in trials.values() if trial.parent.name == read(folder)["chosen"])
-    [loser] = (trial for trial in trials.values() if trial != winner)
-    before = written(loser), written(winner)
-    done = run(place, "finetune", *SECOND, "choose.train.lr=[1e-3,1e-2,1e-6]")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("fairseq-train ") == 1 and "train.lr=1e-06/seed-2" in done.stdout
-    found = read(folder)
-    assert set(found["tried"]) == {*trials, "train.lr=1e-06"} and "finished" in found
-    scores = {name: evaluations["valid"]["score"] for name, evaluations in found["tried"].items()}
-    assert scores[found["chosen"]] == max(scores.values())
-    assert written(loser) == before[0]
+    found, words = read(folder), (*SECOND, "evaluations.seen={split: train}")
+    [loser] = (trial for name, trial in trials.items() if name != found["chosen"])
     [kept] = folder.parent.glob("train.lr=*/seed-2/checkpoints/*.pt")
-    assert kept.samefile(folder / found["checkpoint"])
-    assert (written(winner) == before[1]) == (found["chosen"] == winner.parent.name)
-
     trained = kept.stat().st_mtime_ns
-    words = ("choose.train.lr=[1e-3,1e-2,1e-6]", "evaluations.seen={split: train}")
-    more = run(place, "finetune", *SECOND, *words)
-    assert more.returncode == 0 and "fairseq-train" not in more.stdout, more.stderr
-    assert "valid: accuracy " in more.stdout and "seen: accuracy " in more.stdout
+    done = run(place, "finetune", *words)
+    assert done.returncode == 0 and "fairseq-train" not in done.stdout, done.stderr
+    assert "valid: accuracy " in done.stdout and "seen: accuracy " in done.stdout
     after = read(folder)
     assert after["evaluations"]["seen"]["rows"] == ROWS["train"] and after["chosen"] == found["chosen"]
     assert after["evaluations"]["valid"] == found["evaluations"]["valid"]
     assert kept.stat().st_mtime_ns == trained and "seen" not in read(loser)["evaluations"]
-    again = run(place, "finetune", *SECOND, *words)
+    again = run(place, "finetune", *words)
     assert again.stdout == f"already finished: {folder}\n", again.stderr
 
 
-def test_another_run_in_the_same_folder_is_refused(place, second, tmp_path):
+def test_other_settings_in_the_same_folder_are_rejected(place, second, tmp_path):
     folder, trials = second
-    told, before = read(folder, "run.json"), written(folder, *trials.values())
+    settings, before = read(folder, "run.json"), written(folder, *trials.values())
     other = place / "results/other.pt"
     torch.save({**torch.load(place / CHECKPOINT, weights_only=True), "more": 1}, other)
     shutil.copytree(place / "data/glue", tmp_path / "glue")
@@ -310,22 +296,22 @@ def test_another_run_in_the_same_folder_is_refused(place, second, tmp_path):
         data.write(b"more")
     single = ("glue/mini", "rope", "--seed", "2", "--cpu")
     lost = next(name for name in trials if name != read(folder)["chosen"])
-    for program, words, sentence in (
+    for program, words, message in (
         ("finetune", (other, *SECOND[1:]), f"it was initialized from another checkpoint, {CHECKPOINT}"),
         ("finetune", (*SECOND, f"data={tmp_path}/glue"), "data.RTE/bin/input0/valid.bin was "),
         ("train", (*single, "task=RTE", "--", "--clip-norm", "1"), "flags was [], now ['--clip-norm', '1']"),
         ("train", (*single, "task=RTE", lost, "--", "--clip-norm", "1"), "flags was [], now ["),
     ):
-        refused = run(place, program, *words)
-        [line] = refused.stderr.strip().splitlines()
-        assert refused.returncode == 1 and line.startswith(f"{program}: {folder.parent}")
-        assert "fairseq-train" not in refused.stdout
-        assert "contains a run with other settings (" in line and sentence in line
-    assert read(folder, "run.json") == told and written(folder, *trials.values()) == before
+        failed = run(place, program, *words)
+        [line] = failed.stderr.strip().splitlines()
+        assert failed.returncode == 1 and line.startswith(f"{program}: {folder.parent}")
+        assert "fairseq-train" not in failed.stdout
+        assert "contains a run with other settings (" in line and message in line
+    assert read(folder, "run.json") == settings and written(folder, *trials.values()) == before
 
 
-def refusal(*words, program=finetune):
-    """The one sentence with which a fine-tuning ends before it starts."""
+def error_of(*words, program=finetune):
+    """Returns the one-line error of a fine-tuning before it starts."""
     with pytest.raises(SystemExit) as ended:
         program.main([str(word) for word in words])
     name = program.__name__.rpartition(".")[2]
@@ -333,38 +319,37 @@ def refusal(*words, program=finetune):
     return ended.value.code
 
 
-def test_wrong_requests_get_one_sentence(place, done, tmp_path):
+def test_invalid_arguments(place, done, tmp_path):
     checkpoint = place / CHECKPOINT
     given = ("--experiment", "glue/mini", "--cpu", "--results", tmp_path / "r", f"data={place}/data/glue")
-    assert "GLUE has no task 'RTA': choose from CoLA, SST-2" in refusal(checkpoint, "RTA", *given)
-    assert "nothing.pt does not exist" in refusal(tmp_path / "nothing.pt", "RTE", *given)
-    assert "choose.train.lr is empty" in refusal(checkpoint, "RTE", *given, "choose.train.lr=[]")
-    assert "learning rates are numbers above 0" in refusal(checkpoint, "RTE", *given, "choose.train.lr=[0]")
-    lacking = refusal(checkpoint, "RTE", "CoLA", *given)
+    assert "GLUE has no task 'RTA': choose from CoLA, SST-2" in error_of(checkpoint, "RTA", *given)
+    assert "nothing.pt does not exist" in error_of(tmp_path / "nothing.pt", "RTE", *given)
+    empty = error_of(checkpoint, "RTE", *given, "choose.train.lr=[]")
+    assert "choose.train.lr: list should have at least 1 item" in empty
+    lacking = error_of(checkpoint, "RTE", "CoLA", *given)
     assert "data/glue lacks CoLA/bin/rows.json, CoLA/bin/input0/dict.txt" in lacking
     assert "`bash data_prep/prepare.sh` lists the corpora" in lacking
-    lacking = refusal(checkpoint, "CoLA", *given, "--dry-run")
+    lacking = error_of(checkpoint, "CoLA", *given, "--dry-run")
     assert "`bash data_prep/prepare.sh glue CoLA` prepares" in lacking
-    none = refusal(checkpoint, "RTE", *given, "evaluations.valid=null")
+    none = error_of(checkpoint, "RTE", *given, "evaluations.valid=null")
     assert "glue/mini/linear_rope/task=RTE/seed-1 needs an evaluation to choose by" in none
-    assert "roberta/mini does not fine-tune on GLUE" in refusal(
-        checkpoint, "RTE", "--experiment", "roberta/mini"
-    )
+    other = error_of(checkpoint, "RTE", "--experiment", "roberta/mini")
+    assert "roberta/mini does not fine-tune on GLUE" in other
     (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
-    assert "is not a readable checkpoint of fairseq" in refusal(tmp_path / "broken.pt", "RTE", *given)
+    assert "is not a readable checkpoint of fairseq" in error_of(tmp_path / "broken.pt", "RTE", *given)
 
     state = torch.load(checkpoint, weights_only=True)
     weights = state["model"]
     name = "encoder.sentence_encoder.embed_tokens.weight"
     weights[name] = weights[name][:-1]
     torch.save(state, tmp_path / "other.pt")
-    assert "has another vocabulary" in refusal(tmp_path / "other.pt", "RTE", *given)
+    assert "has another vocabulary" in error_of(tmp_path / "other.pt", "RTE", *given)
     state["cfg"]["model"]["_name"] = "linear_lm_base"
     torch.save(state, tmp_path / "lm.pt")
-    assert "is of the architecture linear_lm_base" in refusal(tmp_path / "lm.pt", "RTE", *given)
-    state["cfg"]["model"] = Namespace(arch="roberta")  # as the method fairseq's checkpoints have it
+    assert "has the architecture linear_lm_base" in error_of(tmp_path / "lm.pt", "RTE", *given)
+    state["cfg"]["model"] = Namespace(arch="roberta")  # as in checkpoints of the method fairseq
     torch.save(state, tmp_path / "fairseqs.pt")
-    assert "is of the architecture roberta: a" in refusal(tmp_path / "fairseqs.pt", "RTE", *given)
+    assert "has the architecture roberta: a" in error_of(tmp_path / "fairseqs.pt", "RTE", *given)
     other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
-    assert "is of rope in linear attention, not of base in linear" in refusal(*other, program=train)
+    assert "has rope in linear attention, not base in linear" in error_of(*other, program=train)
     assert not (tmp_path / "r").exists()

@@ -6,7 +6,7 @@ from fairseq_lrpe.cli.methods import main
 from fairseq_lrpe.methods import METHODS
 
 
-def test_the_program_lists_every_method_with_its_flags():
+def test_command_lists_every_method_with_its_flags():
     done = run_here(main)
     assert done.returncode == 0, done.stderr
     assert set(METHODS) <= set(done.stdout.split())

@@ -1,4 +1,4 @@
-"""The quickstart: its checks, and the whole of it on a small folder."""
+"""The command `lrpe quickstart`: invalid text, and a complete run on a small folder."""
 
 import json
 
@@ -15,7 +15,7 @@ def quickstart(*arguments):
 @pytest.mark.parametrize(
     "broken, message", [(None, "is missing"), (b" \n", "is empty"), (b"\xff\xfe", "UTF-8")]
 )
-def test_text_that_cannot_be_used(broken, message, text_folder, tmp_path):
+def test_invalid_text(broken, message, text_folder, tmp_path):
     data = tmp_path / "mine"
     data.mkdir()
     for split in ("train", "valid"):
@@ -28,13 +28,7 @@ def test_text_that_cannot_be_used(broken, message, text_folder, tmp_path):
     assert "test.txt" in line and message in line
 
 
-def test_no_updates_are_refused(tmp_path):
-    done = quickstart("--updates", 0, "--out", tmp_path / "out")
-    assert done.returncode != 0 and not (tmp_path / "out").exists()
-    assert "--updates: must be a whole number from 1 on, not '0'" in done.stderr.strip().splitlines()[-1]
-
-
-def test_the_whole_quickstart_and_its_second_run(text_folder, tmp_path):
+def test_quickstart_and_its_repetition(text_folder, tmp_path):
     flags = ["--data", text_folder, "--updates", 4, "--out", tmp_path / "out"]
     first = quickstart(*flags)
     assert first.returncode == 0, first.stdout + first.stderr

@@ -104,12 +104,9 @@ def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
     column = {"columns": {"t": {"evaluation": "test"}}}
     rows = {"rows": [{"row": "a", "attention": "linear", "method": "base"}]}
     wrong = {
-        "typo": ({"titel": "x"}, "key titel is unknown (did you mean 'title'?)"),
-        "experiment": (
-            {"title": "x", "experiment": "lm/own", **column, **rows},
-            "is 'lm/own', no experiment",
-        ),
-        "paper": ({"title": "x", "experiment": "lm/mini", "paper": "p", "table": "t", **column}, "key paper"),
+        "typo": ({"titel": "x"}, "titel: unknown key (did you mean 'title'?)"),
+        "experiment": ({"title": "x", "experiment": "lm/own", **column, **rows}, "unknown experiment"),
+        "paper": ({"title": "x", "experiment": "lm/mini", "paper": "p", **column}, "paper: there is no"),
     }
     configs = tmp_path / "configs"
     write_configs(configs, {f"tables/{name}": content for name, (content, _) in wrong.items()})
@@ -137,7 +134,7 @@ def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
 def test_runs_and_their_order(name):
     for scale, count in zip(SCALES, TABLES[name], strict=True):
         if count is None:
-            with pytest.raises(ValueError, match="has no small form: leave --scale mini out"):
+            with pytest.raises(ValueError, match="has no small configuration: omit --scale mini"):
                 Table(name, scale)
             continue
         table = Table(name, scale)
@@ -280,16 +277,9 @@ def test_run_in_use_by_another_process_is_waited_for(ending, data_bin, tmp_path,
 
 
 def test_nothing_starts_without_data(tmp_path):
-    done = run_here(
-        table_command.main,
-        "tmlr_figure2",
-        "--scale",
-        "mini",
-        "--results",
-        tmp_path / "results",
-        "data=nowhere",
-    )
-    [sentence] = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and "lm/mini skipped: " in sentence and "nowhere lacks dict.txt" in sentence
-    assert "roberta/mini skipped: " in sentence
+    words = ["tmlr_figure2", "--scale", "mini", "--results", tmp_path / "results", "data=nowhere"]
+    done = run_here(table_command.main, *words)
+    [line] = done.stderr.strip().splitlines()
+    assert done.returncode == 1 and "lm/mini skipped: " in line and "nowhere lacks dict.txt" in line
+    assert "roberta/mini skipped: " in line
     assert not (tmp_path / "results").exists()

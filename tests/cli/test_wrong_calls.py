@@ -1,8 +1,8 @@
-"""Wrong calls of our own programs get one sentence, and leave nothing behind.
+"""Invalid arguments of commands end with a one-line error and leave no files.
 
-A row is the program, its words, and a part of the sentence; {data} is a good data folder, {checkpoint} one of
-a language model, {damaged} a file that is no checkpoint, {fine_tuned} fine-tunings, {results} a folder that
-must stay away.
+A row has the command, its arguments, and a part of the message. {data} is a valid data folder, {checkpoint} a
+language model, {damaged} a file that is not a checkpoint, {fine_tuned} has fine-tuning runs, and {results} is
+a folder that must not be created.
 """
 
 import io
@@ -18,6 +18,7 @@ from fairseq_lrpe.experiments.inference import evaluate_synthetic, glue_submissi
 from fairseq_lrpe.tasks import synthetic_lm
 
 PROGRAMS = {
+    "evaluate": evaluate.main,
     "train": train.main,
     "table": table.main,
     "results": results_command.main,
@@ -29,32 +30,35 @@ PROGRAMS = {
     "synthetic_lm": synthetic_lm.main,
 }
 OVERRIDES = [
-    ("updates=null", "field 'updates' is not Optional"),
-    ("updates=???", "updates is a number, such as 400, not a text"),
-    ("updates={{", "updates is a number, such as 400, not a text"),
-    ("updates=[1", "updates is a number, such as 400, not a text"),
-    ("updates=!!python/object:os.system x", "updates is a number, such as 400, not a text"),
-    ("updates=0", "at least 1 is needed"),
-    ("updates=1.5", "could not be converted to Integer"),
-    ("train=null", "field 'train' is not Optional"),
-    ("batch=null", "field 'batch' is not Optional"),
-    ("batch.total=null", "field 'batch.total' is not Optional"),
-    ("batch.total=0", "is not a multiple of one process"),
-    ("batch.per_gpu=-8", "is not a multiple of one process"),
-    ("batch.unit=null", "field 'batch.unit' is not Optional"),
-    ("batch.unit=x", "batch.unit=x: choose from sequences, tokens"),
-    ("data=???", "lacks the key data"),
+    ("updates=null", "updates: input should be a valid integer"),
+    ("updates=???", "updates is a number, such as 400, not a string: ???"),
+    ("updates={{", "updates is a number, such as 400, not a string: {"),
+    ("updates=[1", "updates is a number, such as 400, not a string: [1"),
+    ("updates=!!python/object:os.system x", "updates is a number, such as 400, not a string: !!python"),
+    ("updates=0", "updates: input should be greater than 0"),
+    ("updates=1.5", "updates: input should be a valid integer"),
+    ("train=null", "train is a section: override one of its keys, "),
+    ("batch=null", "batch is a section: override one of its keys, total, per_gpu"),
+    ("batch.total=null", "batch.total: input should be a valid integer"),
+    ("batch.per_gpu=-8", "batch.per_gpu: input should be greater than 0"),
+    ("batch.unit=x", "batch.unit: input should be 'sequences' or 'tokens'"),
+    ("data=???", "Missing mandatory value: data"),
     ("data=${{x", "no viable alternative at input"),
     ("kind=masked_lm", "kind cannot be changed: lm/mini is language_modeling, use another experiment"),
     ("kind=null", "kind cannot be changed"),
     ("grid.kind=[masked_lm]", "kind cannot be changed"),
     ("choose.kind=[masked_lm]", "kind cannot be changed"),
     ("evaluate.checkpoint=checkpoint_bst.pt", "the training writes checkpoint_best.pt, checkpoint_last.pt"),
-    ("by_method=null", "field 'by_method' is not Optional"),
-    ("evaluations.x={{", "such as {split: test} is needed"),
-    ("grid.train.lr=[]", "grid.train.lr is empty"),
+    ("by_method=null", "by_method is a section: override one of its keys"),
+    ("evaluations.x={{", "evaluations.x: input should be a valid dictionary"),
+    ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
+    ("starts_from=nosuch", "nosuch does not exist"),
+    ("train.decoder_attention_heads=0", "train: --decoder-attention-heads must be at least 1, not 0"),
+    ("train.activation_fn=x", "train: train.activation_fn=x: fairseq-train rejects it"),
+    ("choose.train.decoder_attention_heads=[3]", "the embed dim 128 is not divisible by 3 attention heads"),
 ]
-# What comes before and after a place that cannot be written: by root neither, whom no mode stops.
+TRAIN = "lm/mini rope --cpu --results {results} data={data}"
+# What comes before and after a path that even root cannot write to.
 OUTPUTS = [
     ("train", "lm/mini rope --cpu data={data} --results=", "", "cannot be read or written ("),
     ("table", "quickstart --gpus 0 data={data} --results=", "", "is not a writable folder ("),
@@ -63,17 +67,15 @@ OUTPUTS = [
     ("glue-submission", "{fine_tuned} --out=", "/x.zip", "is not a writable folder ("),
 ]
 CALLS = [
-    *(
-        ("train", f"lm/mini rope --cpu --results {{results}} data={{data}} {text}", part)
-        for text, part in OVERRIDES
-    ),
-    (
-        "train",
-        "../lm/mini rope",
-        "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash",
-    ),
+    *(("train", f"{TRAIN} {text}", part) for text, part in OVERRIDES),
+    ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash"),
     ("train", "lm/mini nosuch", "unknown method 'nosuch': `lrpe methods` lists"),
     ("train", "lm/mini rope --cpu --results README.md data={data}", "README.md"),
+    ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
+    ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
+    ("train", "lm/mini base --results {results} --cpu --gpus 3", "is not a multiple of 3 GPUs × 8"),
+    ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
+    ("train", "lm/mini base --results {results} --seed 0", "must be a whole number from 1 on, not '0'"),
     (
         "train",
         "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
@@ -82,19 +84,14 @@ CALLS = [
     (
         "train",
         "lm/mini rope --cpu --results {results} data={data} train.decoder_attention_heads=0",
-        "train: --decoder-attention-heads must be at least 1, not 0",
+        "train: the embed dim 128 is not divisible by 0 attention heads",
     ),
     (
         "train",
         "lm/mini rope --cpu --results {results} data={data} train.activation_fn=x",
         "train: train.activation_fn=x: fairseq-train rejects it",
     ),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} choose.train.decoder_attention_heads=[3]",
-        "train: the embed dim 128 is not divisible by 3 attention heads",
-    ),
-    ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
+    ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "README.md --table quickstart", "README.md does not exist"),
@@ -102,7 +99,7 @@ CALLS = [
     ("results", "{data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, .pdf or .svg"),
     ("finetune", "{damaged} RTE", "(it contains a list)"),
     ("finetune", "/nowhere.pt RTE", "the checkpoint /nowhere.pt does not exist"),
-    ("finetune", "{checkpoint} RTE", "a <linear|softmax>_roberta_... is needed"),
+    ("finetune", "{checkpoint} RTE", "a <linear|softmax>_roberta_... is required"),
     ("glue-submission", "README.md", "has no finished fine-tuning runs"),
     ("generate", "{damaged}", "(it contains a list)"),
     ("generate", "tests", "tests is a folder"),
@@ -141,9 +138,9 @@ def places(train, data_bin, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("program", "words", "message"), CALLS)
-def test_one_sentence(program, words, message, places, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO("a sentence\n"))  # what translate reads
-    first, *texts = words.split(" updates=!!")  # an override may hold a blank
+def test_invalid_arguments(program, words, message, places, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("a sentence\n"))
+    first, *texts = words.split(" updates=!!")  # the override contains a space
     words = [*first.format(**places).split(), *(f"updates=!!{text}" for text in texts)]
     done = run_here(PROGRAMS[program], *words)
     last = done.stderr.strip().splitlines()[-1]
@@ -156,11 +153,11 @@ DAMAGED += ['{"kind": "language_modeling"}', '{"kind": "language_modeling", "con
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_a_damaged_run_json(content, places, tmp_path):
+def test_damaged_run_json(content, places, tmp_path):
     folder = tmp_path / "lm/mini/linear_rope/seed-1"
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(content)
-    (folder / "evaluation.json").write_text("{}")  # as if it had trained
+    (folder / "evaluation.json").write_text("{}")  # marks the run as trained
     for main, words in (
         (evaluate.main, [folder, 32]),
         (train.main, ["lm/mini", "rope", "--cpu", "--results", tmp_path, f"data={places['data']}"]),

@@ -1,4 +1,4 @@
-"""A small corpus of translations and a model trained on it, which several tests ask."""
+"""A small translation corpus and a model trained on it."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ SMALL = (
 
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory):
-    """A folder as `data_prep/prepare.sh multi30k` makes it: German is English word by word."""
+    """A folder prepared like multi30k, in which German is English word by word."""
     folder, draw = tmp_path_factory.mktemp("corpus"), random.Random(0)
     words = {"dog": "Hund", "cat": "Katze", "sees": "sieht", "a": "ein", "the": "der", "big": "große"}
     for split, count in (("train", 300), ("val", 20), ("test", 20)):
@@ -33,13 +33,13 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_translation():
-    """The overrides of the tiny model."""
+    """Overrides of the tiny model."""
     return SMALL
 
 
 @pytest.fixture(scope="session")
 def train_translation(corpus):
-    """train_translation(results, method, *words): trains a tiny model; (its folder, what was printed)."""
+    """train_translation(results, method, *words) trains a tiny model and returns (folder, output)."""
 
     def train(results, method, *words):
         words = [method, "--cpu", "--results", results, f"data={corpus}/bin", *SMALL, *words]
@@ -52,5 +52,5 @@ def train_translation(corpus):
 
 @pytest.fixture(scope="session")
 def translating(train_translation, tmp_path_factory):
-    """(the folder of a trained and evaluated model, what was printed)."""
+    """Returns (folder, output) of a trained and evaluated model."""
     return train_translation(tmp_path_factory.mktemp("results"), "iclr_type4")

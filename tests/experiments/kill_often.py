@@ -52,18 +52,18 @@ PARTS = 6  # of a copy
 KILLS = 8  # of a run at most
 
 
-class Moments:
-    """Counts the moments of this process, and at number ``at`` kills ``whom``."""
+class KillPoints:
+    """Counts the kill points of this process and kills ``victim`` at number ``at``."""
 
-    def __init__(self, at, whom):
-        self.left, self.whom = at, whom
+    def __init__(self, at, victim):
+        self.left, self.victim = at, victim
 
     def __call__(self):
         self.left -= 1
         if self.left == 0:
-            if self.whom in ("runner", "both"):
+            if self.victim in ("runner", "both"):
                 os.kill(RUNNER or os.getpid(), signal.SIGKILL)
-            if self.whom in ("training", "both") and RUNNER:
+            if self.victim in ("training", "both") and RUNNER:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def around(self, function):
@@ -76,7 +76,7 @@ class Moments:
         return call
 
     def copyfile(self, source, target, **_):
-        """Copies as shutil does, in parts."""
+        """Copies a file in parts, with kill points in between."""
         data = Path(source).read_bytes()
         with open(target, "wb") as file:
             size = len(data) // PARTS + 1
@@ -95,20 +95,20 @@ class Moments:
         torch.save = self.around(torch.save)
 
 
-def around_method(moments, method):
-    return lambda *args: moments.around(method)(*args)
+def around_method(points, method):
+    return lambda *args: points.around(method)(*args)
 
 
 def printers():
-    """Returns what writes to the first two descriptors, line by line."""
+    """Returns line-buffered files for standard output and error."""
     return (open(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
 
 
-RUNNER = None  # the runner's process, in a training
+RUNNER = None  # in a training: the process id of the runner
 
 
 class Forked:
-    """What the runner takes for subprocess.Popen: fairseq-train in a fork of this process."""
+    """Replaces subprocess.Popen in the runner: fairseq-train in a fork of this process."""
 
     plan = (0, "none")
 
@@ -137,7 +137,7 @@ class Forked:
             sys.argv = command
             for handler in logging.root.handlers:
                 handler.setStream(sys.stdout)
-            Moments(*self.plan).install()
+            KillPoints(*self.plan).install()
             fairseq_cli.train.cli_main()
             code = 0
         except SystemExit as end:
@@ -166,24 +166,20 @@ class Forked:
 
 
 def run(words, training=(0, "none"), runner=0, delay=None):
-    """Runs the runner in a fork; returns (its exit code, what it said)."""
-    said = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    """Runs the runner in a fork; returns (exit code, output)."""
+    output = tempfile.TemporaryFile("w+")  # noqa: SIM115
     pid = os.fork()
     if not pid:
         code = 1
         try:
-            os.dup2(said.fileno(), 1)
-            os.dup2(said.fileno(), 2)
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
             sys.stdout, sys.stderr = printers()
-            names = {
-                "Popen": Forked,
-                "STDOUT": subprocess.STDOUT,
-                "TimeoutExpired": subprocess.TimeoutExpired,
-            }
-            subprocesses.subprocess, Forked.plan = SimpleNamespace(**names), training
+            names = {name: getattr(subprocess, name) for name in ("STDOUT", "TimeoutExpired")}
+            subprocesses.subprocess, Forked.plan = SimpleNamespace(**names, Popen=Forked), training
             subprocesses.POLL_INTERVAL = 0.01
             if runner:
-                Moments(runner, "runner").install()
+                KillPoints(runner, "runner").install()
             train.main(words)
             code = 0
         except SystemExit as end:
@@ -199,24 +195,24 @@ def run(words, training=(0, "none"), runner=0, delay=None):
         time.sleep(delay)
         with contextlib.suppress(ProcessLookupError, FileNotFoundError):
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            whom = random.choice(["runner", "training", "both"])
-            if whom in ("training", "both"):
+            victim = random.choice(["runner", "training", "both"])
+            if victim in ("training", "both"):
                 for child in map(int, children):
                     os.kill(child, signal.SIGKILL)
-            if whom in ("runner", "both"):
+            if victim in ("runner", "both"):
                 os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
-    said.seek(0)
-    return os.waitstatus_to_exitcode(status), said.read()
+    output.seek(0)
+    return os.waitstatus_to_exitcode(status), output.read()
 
 
-def data_folder(results):
+def run_folder(results):
     [path] = results.rglob("run.json")
     return path.parent
 
 
-def end_of(folder):
-    """What must be the same in the end: tensors of the checkpoints, and the log without its times."""
+def final_state(folder):
+    """Returns the tensors of the checkpoints and the log without times, which must not depend on kills."""
     states = {}
     for name in ("checkpoint_best.pt", "checkpoint_last.pt"):
         state = torch.load(folder / "checkpoints" / name, weights_only=True)
@@ -243,7 +239,7 @@ def same(one, other):
 
 
 def difference(expected, found):
-    """A sentence about the first difference of two ends, or nothing."""
+    """Describes the first difference of two final states; empty if there is none."""
     for name, state in expected[0].items():
         for key, value in state.items():
             if not same(value, found[0][name][key]):
@@ -258,9 +254,9 @@ def difference(expected, found):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--runs", type=int, default=30, help="of each case")
+    parser.add_argument("--runs", type=int, default=30, help="number of runs per case")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--keep", action="store_true", help="the folder of a run that ended otherwise")
+    parser.add_argument("--keep", action="store_true", help="keep the folders of runs with differences")
     args = parser.parse_args()
     random.seed(args.seed)
     torch.set_num_threads(1)
@@ -270,38 +266,38 @@ def main():
         for case, words in CASES.items():
             words = ["roper/search_mini", "rope", *COMMON.split(), *words.split()]
             whole = Path(scratch) / case / "whole"
-            code, said = run([*words, "--results", str(whole)])
-            assert code == 0, said
-            expected = end_of(data_folder(whole))
+            code, output = run([*words, "--results", str(whole)])
+            assert code == 0, output
+            expected = final_state(run_folder(whole))
             for number in range(args.runs):
                 results = Path(scratch) / case / str(number)
-                story, code = [], None
+                history, code = [], None
                 while code != 0:
                     plan = {}
                     kind = random.choice(["training", "training", "training", "runner", "time"])
-                    whom = random.choice(["runner", "training", "both"])
-                    if len(story) >= KILLS:
+                    victim = random.choice(["runner", "training", "both"])
+                    if len(history) >= KILLS:
                         kind = "end"
                     if kind == "training":
-                        plan["training"] = (random.randint(1, 200), whom)
+                        plan["training"] = (random.randint(1, 200), victim)
                     elif kind == "runner":
                         plan["runner"] = random.randint(1, 30)
                     elif kind == "time":
                         plan["delay"] = random.uniform(0, 1.5)
-                    code, said = run([*words, "--results", str(results)], **plan)
-                    story.append((kind, plan, code))
-                    told = "failed with exit code -9" in said
+                    code, output = run([*words, "--results", str(results)], **plan)
+                    history.append((kind, plan, code))
+                    was_killed = "failed with exit code -9" in output
                     if code == -signal.SIGKILL:
-                        counts[f"{kind}: " + (whom if kind == "training" else "runner")] += 1
-                    elif code and told:
+                        counts[f"{kind}: " + (victim if kind == "training" else "runner")] += 1
+                    elif code and was_killed:
                         counts[f"{kind}: training"] += 1
                     elif code:
-                        bad.append((case, number, story, said[-3000:]))
+                        bad.append((case, number, history, output[-3000:]))
                         break
                 else:
-                    found = end_of(data_folder(results))
-                    if sentence := difference(expected, found):
-                        bad.append((case, number, story, sentence))
+                    found = final_state(run_folder(results))
+                    if message := difference(expected, found):
+                        bad.append((case, number, history, message))
                 counts["runs"] += 1
                 if args.keep and bad and bad[-1][:2] == (case, number):
                     shutil.copytree(results, f"/tmp/kept_{case}_{number}", dirs_exist_ok=True)
@@ -310,7 +306,7 @@ def main():
     for one in bad:
         print(*one, sep="\n  ")
     kills = sum(count for name, count in counts.items() if name != "runs")
-    print(f"{kills} kills in {counts['runs']} runs: {len(bad)} did not end as an uninterrupted one")
+    print(f"{kills} kills in {counts['runs']} runs: {len(bad)} did not end like an uninterrupted one")
     sys.exit(bool(bad))
 
 

@@ -3,7 +3,9 @@
 import io
 import re
 
+import commands
 import pytest
+from commands import assert_error, sizes
 from fairseq_cli import eval_lm, generate, interactive, validate
 from tiny import PLUGIN, preprocess, run_here, train_flags, train_here
 
@@ -59,24 +61,18 @@ def run(main, data, checkpoint, *words):
     return run_here(main, data, *shared, *words)
 
 
-def assert_fails(done, message):
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and message in last and "Traceback" not in done.stderr, done.stderr
-    assert last.startswith("fairseq_lrpe: ")
-
-
 def test_blocks_longer_than_the_model_accepts(checkpoint, data):
     done = run(eval_lm.cli_main, data, checkpoint, "--tokens-per-sample", 100, "--gen-subset", "test")
     message = (
         "evaluating test would skip 3 of 3 samples (228 tokens), which are longer than the maximum of 12"
     )
-    assert_fails(done, message)
+    assert_error(done, message)
     assert f"pass --tokens-per-sample {SHORT}" in done.stderr
 
 
 def test_context_window(checkpoint, data):
     words = ["--tokens-per-sample", 100, "--context-window", 4, "--gen-subset", "test", "--batch-size", 1]
-    assert_fails(run(eval_lm.cli_main, data, checkpoint, *words), "evaluating test would skip 3 of 3 samples")
+    assert_error(run(eval_lm.cli_main, data, checkpoint, *words), "evaluating test would skip 3 of 3 samples")
 
 
 @pytest.mark.parametrize("skip", [[], [SKIP]])
@@ -87,26 +83,26 @@ def test_context_window(checkpoint, data):
 ])  # fmt: skip
 def test_lines_longer_than_the_model_accepts(main, split, skip, checkpoint, data):
     done = run(main, data, checkpoint, *LINES, split, "test", "--batch-size", 4, *skip)
-    assert_fails(done, "evaluating test would skip 9 of 19 samples (153 tokens), which are longer")
+    assert_error(done, "evaluating test would skip 9 of 19 samples (153 tokens), which are longer")
     assert "shorten these samples, or use a model that accepts more positions" in done.stderr
 
 
 def test_input_longer_than_the_model_accepts(checkpoint, data, text, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO((text / "all").read_text()))
     done = run(interactive.cli_main, data, checkpoint, *LINES, "--buffer-size", 100, SKIP)
-    assert_fails(done, "evaluating the input would skip 9 of 19 samples")
+    assert_error(done, "evaluating the input would skip 9 of 19 samples")
 
 
 @pytest.mark.parametrize("skip", [[], [SKIP]])
 def test_validation_of_a_training(skip, data, tmp_path):
     done = train(data, "softmax_lm_rope", tmp_path, "--valid-subset", "test", *skip)
-    assert_fails(done, "evaluating test would skip 9 of 19 samples (153 tokens)")
+    assert_error(done, "evaluating test would skip 9 of 19 samples (153 tokens)")
     assert not list(tmp_path.iterdir())
 
 
 def test_max_valid_steps(data, tmp_path):
     words = ["--batch-size", 2, "--max-valid-steps"]
-    assert_fails(train(data, "softmax_lm_rope", tmp_path, *words, 2), "would skip 4 samples of valid")
+    assert_error(train(data, "softmax_lm_rope", tmp_path, *words, 2), "would skip 4 samples of valid")
     done = train(data, "softmax_lm_rope", tmp_path, *words, 4)
     assert done.returncode == 0, done.stderr
 
@@ -117,7 +113,7 @@ def test_max_valid_steps(data, tmp_path):
 def test_shortened_lines(main, split, checkpoint, data):
     words = [*LINES, "--tokens-per-sample", 8, "--shorten-method", "truncate", "--batch-size", 4, split]
     done = run(main, data, checkpoint, *words, "test")
-    assert_fails(done, "evaluating test would skip 91 of 228 tokens, which --shorten-method truncate cuts")
+    assert_error(done, "evaluating test would skip 91 of 228 tokens, which --shorten-method truncate cuts")
     done = run(main, data, checkpoint, *words, "valid", "--shorten-data-split-list", "train")
     assert done.returncode == 0, done.stderr
 
@@ -139,34 +135,28 @@ def test_shards_of_an_evaluation(checkpoint, data, caplog):
     assert sum(map(int, re.findall(r"Evaluated (\d+) tokens", caplog.text))) == 228
 
 
+def train_encoder(data, arch, folder, *flags):
+    done = commands.train(data, arch, folder, "--max-update", 1, *sizes("encoder"), *flags)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("arch", ["linear_transformer_base", "softmax_transformer_rope"])
 def test_translation(arch, pairs, tmp_path):
-    words = [pairs, "--user-dir", PLUGIN, "--arch", arch, "--optimizer", "adam", "--max-update", 1, "--cpu"]
-    words += ["--max-source-positions", SHORT, "--max-target-positions", SHORT, "--num-workers", 0]
-    words += ["--save-dir", tmp_path, "--no-epoch-checkpoints", "--batch-size", 4, "--data-buffer-size", 0]
-    for part in ("encoder", "decoder"):
-        words += [f"--{part}-layers", 1, f"--{part}-embed-dim", 8, f"--{part}-ffn-embed-dim", 8]
-        words += [f"--{part}-attention-heads", 2]
-    done = train_here(*words)
-    assert done.returncode == 0, done.stderr
+    words = ["--max-source-positions", SHORT, "--max-target-positions", SHORT, *sizes("decoder")]
+    train_encoder(pairs, arch, tmp_path, *words)
     message = "evaluating test would skip 9 of 19 samples (306 tokens)"
     for main, *more in (
         (generate.cli_main, "--gen-subset"),
         (validate.cli_main, "--task", "translation", "--valid-subset"),
     ):
         done = run(main, pairs, tmp_path / "checkpoint_last.pt", "--batch-size", 4, SKIP, *more, "test")
-        assert_fails(done, message)
+        assert_error(done, message)
 
 
 @pytest.mark.parametrize("arch", ["linear_roberta_base", "softmax_roberta_rope"])
 def test_masked_language_models(arch, data, tmp_path):
-    words = [data, "--user-dir", PLUGIN, "--arch", arch, "--task", "masked_lm", "--criterion", "masked_lm"]
-    words += ["--encoder-layers", 1, "--encoder-embed-dim", 8, "--encoder-ffn-embed-dim", 8, "--cpu"]
-    words += ["--encoder-attention-heads", 2, "--optimizer", "adam", "--max-update", 1, "--num-workers", 0]
-    words += ["--sample-break-mode", "eos", "--max-positions", SHORT + 1, "--batch-size", 4]
-    words += ["--save-dir", tmp_path, "--no-epoch-checkpoints", "--data-buffer-size", 0]
-    done = train_here(*words)
-    assert done.returncode == 0, done.stderr
+    words = ["--task", "masked_lm", "--criterion", "masked_lm", "--sample-break-mode", "eos"]
+    train_encoder(data, arch, tmp_path, *words, "--max-positions", SHORT + 1)
     words = ["--task", "masked_lm", "--batch-size", 4, SKIP, "--valid-subset", "test"]
     done = run(validate.cli_main, data, tmp_path / "checkpoint_last.pt", *words)
-    assert_fails(done, "evaluating test would skip 9 of 19 samples")
+    assert_error(done, "evaluating test would skip 9 of 19 samples")

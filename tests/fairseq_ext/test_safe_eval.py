@@ -7,30 +7,22 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+import commands
 import pytest
 import torch
+from commands import EVALUATIONS, sizes
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
-from fairseq_cli import eval_lm, generate, interactive, validate
-from tiny import PLUGIN, run_command, run_here, train_here
+from fairseq_cli import eval_lm
+from tiny import PLUGIN, run_command, run_here
 
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.inference import evaluate_synthetic
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.models import RobertaModel
 
-COMMANDS = {
-    "fairseq-eval-lm": eval_lm.cli_main,
-    "fairseq-validate": validate.cli_main,
-    "fairseq-generate": generate.cli_main,
-    "fairseq-interactive": interactive.cli_main,
-}
 LM = ("linear_lm_base", "transformer_lm")
 ROBERTA = ("softmax_roberta_base", "roberta")
-TINY_ROBERTA = (
-    "--task masked_lm --criterion masked_lm --tokens-per-sample 32 --batch-size 4 --optimizer adam --cpu "
-    "--encoder-layers 1 --encoder-embed-dim 8 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2 "
-    "--max-update 1 --num-workers 0 --disable-validation"
-).split()
+TINY_ROBERTA = "--task masked_lm --criterion masked_lm --tokens-per-sample 32".split() + sizes("encoder")
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +30,11 @@ def checkpoints(train, data_bin, tmp_path_factory):
     """{architecture: a checkpoint} of our models and fairseq's."""
     folder, found = tmp_path_factory.mktemp("checkpoints"), {}
     for arch in (*LM, *ROBERTA):
+        one = ["--max-update", 1, "--disable-validation"]
         if arch in LM:
-            done = train(arch, folder / arch, "--max-update", 1, "--disable-validation")
+            done = train(arch, folder / arch, *one)
         else:
-            words = [data_bin, *TINY_ROBERTA, "--arch", arch, "--save-dir", folder / arch]
-            done = train_here(*words)
+            done = commands.train(data_bin, arch, folder / arch, *TINY_ROBERTA, *one)
         assert done.returncode == 0, done.stderr
         found[arch] = folder / arch / "checkpoint_last.pt"
     return found
@@ -75,24 +67,18 @@ def assert_rejected(done, mark):
 
 
 def words_of(command, checkpoint, data):
-    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32]
+    words = [data, "--path", checkpoint, "--cpu", "--tokens-per-sample", 32, "--num-workers", 0]
     if command != "fairseq-eval-lm":
-        words += [
-            "--task",
-            "language_modeling",
-            "--required-batch-size-multiple",
-            1,
-            "--sample-break-mode",
-            "eos",
-        ]
+        words += ["--task", "language_modeling", "--sample-break-mode", "eos"]
+        words += ["--required-batch-size-multiple", 1]
     return words if command == "fairseq-interactive" else [*words, "--batch-size", 4]
 
 
 @pytest.mark.parametrize("arch", LM)
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", EVALUATIONS)
 def test_commands(command, arch, checkpoints, data_bin, code, mark, tmp_path):
     hostile = changed(checkpoints[arch], tmp_path, adaptive_softmax_cutoff=code)
-    assert_rejected(run_here(COMMANDS[command], *words_of(command, hostile, data_bin)), mark)
+    assert_rejected(run_here(EVALUATIONS[command], *words_of(command, hostile, data_bin)), mark)
 
 
 @pytest.mark.parametrize("arch", LM)
@@ -165,7 +151,7 @@ def test_user_dir_of_a_checkpoint_is_not_imported(train, checkpoints, data_bin, 
     state["cfg"]["task"]["user_dir"] = str(plugin)
     torch.save(state, tmp_path / "checkpoint_last.pt")
     for command in ("fairseq-eval-lm", "fairseq-validate", "fairseq-generate"):
-        done = run_here(COMMANDS[command], *words_of(command, tmp_path / "checkpoint_last.pt", data_bin))
+        done = run_here(EVALUATIONS[command], *words_of(command, tmp_path / "checkpoint_last.pt", data_bin))
         assert done.returncode == 0, done.stderr
     done = train("linear_lm_base", tmp_path, "--max-update", 2, "--disable-validation")
     assert done.returncode == 0, done.stderr
@@ -183,38 +169,24 @@ def test_every_eval_of_fairseq_is_replaced():
         assert vars(sys.modules[name])["eval"] is literal, name
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512,2,2)] + [(512,2,2)]",
-        "[(1268, 4)] * 13",
-        "(0.9, 0.98)",
-        "10000,20000",
-        " [-1, 1e-3]",
-        "{'a': [1, 'b'], 'c': None}",
-        "True",
-        "['de', 'en']",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "[(512, 10, 5)] + [(512, 3, 2)] * 4 + [(512,2,2)] + [(512,2,2)]",
+    "[(1268, 4)] * 13",
+    "(0.9, 0.98)",
+    "10000,20000",
+    " [-1, 1e-3]",
+    "{'a': [1, 'b'], 'c': None}",
+    "True",
+    "['de', 'en']",
+])  # fmt: skip
 def test_literals_have_pythons_values(text):
     assert literal(text) == eval(text.strip())
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "print(1)",
-        "[].__class__",
-        "a",
-        "[x for x in (1,)]",
-        "1 if 1 else 2",
-        "lambda: 0",
-        "f'{1}'",
-        "",
-        "[1",
-        "2**9",
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "print(1)", "[].__class__", "a", "[x for x in (1,)]", "1 if 1 else 2", "lambda: 0", "f'{1}'", "", "[1",
+    "2**9",
+])  # fmt: skip
 def test_other_expressions_are_rejected(text):
     with pytest.raises(SystemExit, match="is not a number, string, list or dict"):
         literal(text)

@@ -17,7 +17,7 @@ GREY = {"mean": 122.6, "std": 61.0}
 
 
 def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, longest=64, **flags):
-    """A float64 model in evaluation mode, with a dictionary of so many types."""
+    """A float64 model in evaluation mode, with a dictionary of ``types`` types."""
     task = task_of(
         dictionary_of(types),
         about={"pixels": pixels} if pixels else {},
@@ -32,14 +32,14 @@ def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, lon
 
 
 def batch(lengths, types=24, seed=0):
-    """Random tokens of these lengths, padded at the right."""
+    """Random tokens of these lengths, padded on the right."""
     draw = torch.Generator().manual_seed(seed)
     tokens = torch.randint(4, types, (len(lengths), max(lengths)), generator=draw)
     return tokens.masked_fill(torch.arange(max(lengths)) >= torch.tensor(lengths)[:, None], PAD)
 
 
-def moved(norm):
-    """Sets statistics and parameters of a norm to other values than the initial ones."""
+def randomize(norm):
+    """Replaces the initial statistics and parameters of a norm."""
     for i, tensor in enumerate((norm.running_mean, norm.running_var, norm.weight.data, norm.bias.data)):
         tensor.copy_(0.5 + torch.rand(tensor.shape, generator=torch.Generator().manual_seed(i)))
 
@@ -56,7 +56,7 @@ def test_padding_does_not_change_predictions(arch, norm):
         model = build(arch, pooling=pooling, encoder_norm=norm)
         for module in model.modules():
             if isinstance(module, TokenBatchNorm):
-                moved(module)
+                randomize(module)
         tokens = batch([5, 9, 2])
         expected = torch.cat([model(row[row != PAD][None]) for row in tokens])
         assert_same(model(tokens), expected)
@@ -66,7 +66,7 @@ def test_padding_does_not_change_predictions(arch, norm):
 
 @pytest.mark.parametrize("arch", ["linear_classifier_tmlr_type1", "softmax_classifier_xl"])
 def test_padding_does_not_change_training(arch):
-    """Neither outputs nor gradients nor BatchNorm's statistics."""
+    """Outputs, gradients and BatchNorm's statistics are unchanged."""
     found = []
     for padding in (0, 5):
         model = build(arch).train()
@@ -104,7 +104,7 @@ def test_batch_norm_formula():
 
 def test_batch_norm_of_one_token_uses_running_statistics():
     norm, x = TokenBatchNorm(4).double(), random(1, 1, 4)
-    moved(norm)
+    randomize(norm)
     before = norm.running_mean.clone()
     assert_same(norm(x), norm.eval()(x))
     assert torch.equal(norm.running_mean, before)
@@ -158,7 +158,7 @@ def test_joined_pairs_have_segment_embeddings():
 
 
 @torch.no_grad()
-def test_pixels_are_standardized():
+def test_pixels_are_normalized():
     inputs = build("linear_classifier_rope", types=260, pixels=GREY).encoder.embed_tokens
     values = torch.tensor([[0, 122, 255]])
     numbers = (values.double()[..., None] - 122.6) / 61
@@ -174,7 +174,7 @@ def test_token_embeddings_are_projected():
     assert_same(inputs(tokens), expected)
 
 
-LRA = {  # the sizes and parameters of specs: (width, layers, heads, vocabulary, labels, how, Base, Type1)
+LRA = {  # (width, layers, heads, vocabulary, labels, arguments, parameters of Base, of Type1)
     "text": (128, 4, 8, 135, 2, {}, 547_714, 548_802),
     "listops": (128, 4, 8, 18, 10, {}, 533_770, None),
     "retrieval": (64, 4, 8, 98, 2, {"pairs": "apart"}, 156_866, None),
@@ -185,7 +185,7 @@ LRA = {  # the sizes and parameters of specs: (width, layers, heads, vocabulary,
 
 @pytest.mark.parametrize("task", LRA)
 def test_parameters_of_long_range_arena(task):
-    """With the usual vocabularies; a layer of Type1 has d/heads angles and a LayerNorm more."""
+    """A layer of Type1 additionally has d/heads angles and a LayerNorm."""
     width, layers, heads, types, labels, how, base, type1 = LRA[task]
     sizes = {"encoder_layers": layers, "encoder_embed_dim": width, "encoder_ffn_embed_dim": 2 * width}
     sizes |= {"encoder_attention_heads": heads}
@@ -196,11 +196,10 @@ def test_parameters_of_long_range_arena(task):
     assert counts == [base, type1 or base + layers * (width // heads + 2 * width)]
 
 
-def glove(path, words=("w0", "w1", "a b"), width=16, line=None):
-    numbers = {word: [round(i + 0.5 * j, 3) for j in range(width)] for i, word in enumerate(words)}
-    lines = [" ".join([word, *map(str, vector)]) for word, vector in numbers.items()]
-    path.write_text("\n".join([*lines, *([line] if line else [])]) + "\n")
-    return numbers
+def write_vectors(path, width=16):
+    vectors = {word: [i + 0.5 * j for j in range(width)] for i, word in enumerate(("w0", "w1", "a b"))}
+    path.write_text("".join(" ".join([word, *map(str, vector)]) + "\n" for word, vector in vectors.items()))
+    return vectors
 
 
 def test_word_vectors_are_copied(tmp_path):
@@ -210,35 +209,19 @@ def test_word_vectors_are_copied(tmp_path):
         dictionary.add_symbol(word)
     embedding = model.encoder.embed_tokens.embedding
     before = embedding.weight.clone()
-    numbers = glove(tmp_path / "v.txt")
+    vectors = write_vectors(tmp_path / "v.txt")
     model.load_word_vectors(dictionary, tmp_path / "v.txt")
     for word in ("w0", "a b"):
-        assert embedding.weight[dictionary.index(word)].tolist() == numbers[word]
+        assert embedding.weight[dictionary.index(word)].tolist() == vectors[word]
     others = [i for i in range(24) if i not in (dictionary.index("w0"), dictionary.index("a b"))]
     assert torch.equal(embedding.weight[others], before[others])
 
 
-@pytest.mark.parametrize(
-    "how, message",
-    [
-        ({"width": 15}, "has vectors of dimension 15 and the embeddings 16: pass --encoder-input-dim 15"),
-        ({"line": "w5 1 2"}, "line 4 has 2 fields after its word instead of 16"),
-        ({"line": "w5" + " x" * 16}, "line 4 has 'x', which is no number"),
-        ({"line": "w5" + " nan" * 16}, "line 4 has 'nan', which is no number"),
-        ({"line": "w5" + " 1" * 17}, "line 4 has 17 fields after its word instead of 16"),
-        ({"words": ("no", "such")}, "has none of the 20 words"),
-        ({"words": ()}, "line 1 is no word with its vector"),
-    ],
-)
-def test_invalid_word_vectors(how, message, tmp_path):
-    model = build("linear_classifier_rope")
-    glove(tmp_path / "v.txt", **how)
+@pytest.mark.parametrize("flags, width, message", [
+    ({}, 15, "has vectors of dimension 15 and the embeddings 16: pass --encoder-input-dim 15"),
+    ({"types": 260, "pixels": GREY}, 16, "has no embeddings: omit it"),
+])  # fmt: skip
+def test_unsuitable_word_vectors(flags, width, message, tmp_path):
+    write_vectors(tmp_path / "v.txt", width)
     with pytest.raises(ValueError, match=message):
-        model.load_word_vectors(dictionary_of(24), tmp_path / "v.txt")
-
-
-def test_linear_pixels_have_no_word_vectors(tmp_path):
-    glove(tmp_path / "v.txt")
-    model = build("linear_classifier_rope", types=260, pixels=GREY)
-    with pytest.raises(ValueError, match="has no embeddings: omit it"):
-        model.load_word_vectors(Dictionary(), tmp_path / "v.txt")
+        build("linear_classifier_rope", **flags).load_word_vectors(dictionary_of(24), tmp_path / "v.txt")

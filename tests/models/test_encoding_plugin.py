@@ -13,7 +13,7 @@ from fairseq_lrpe.encodings import Encoding, register_encoding
 from fairseq_lrpe.methods import METHODS, Method
 
 
-@register_encoding("distance", slope="how fast a head forgets, at first")
+@register_encoding("distance", slope="initial slope")
 class Distance(Encoding):
     decomposable = False
 
@@ -26,7 +26,7 @@ class Distance(Encoding):
         return -self.slope * (i - torch.arange(k.size(-2))).abs()
 
 
-METHODS["distance"] = Method({{"encoding": "distance", "distance_slope": 0.25}}, "nobody's")
+METHODS["distance"] = Method({{"encoding": "distance", "distance_slope": 0.25}}, "test")
 import fairseq_lrpe.models
 """
 

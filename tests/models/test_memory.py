@@ -16,7 +16,7 @@ RELATIVE = {
 }
 ARCHITECTURES = [f"{a}_lm_{name}" for name, method in RELATIVE.items() for a in method.attentions()]
 LINEAR = [arch for arch in ARCHITECTURES if arch.startswith("linear")]
-MOVABLE = [arch for arch in LINEAR if not arch.endswith("_spe")]
+SHIFTABLE = [arch for arch in LINEAR if not arch.endswith("_spe")]
 LENGTH = 24
 
 
@@ -24,8 +24,7 @@ def build(arch, memory_length=0, memory="hidden", length=5, **flags):
     """A small decoder in float64 without dropout, and its task's flags."""
     args = SimpleNamespace(**vars(MemoryLMConfig()))
     args.tokens_per_sample, args.memory_length, args.memory = length, memory_length, memory
-    task_flags = {k: flags.pop(k) for k in ("clamp_length", "same_length") if k in flags}
-    vars(args).update(task_flags)
+    args.same_length = flags.pop("same_length", False)
     fixed = {"add_bos_token": False, "tpu": False, "dropout": 0.0, "max_target_positions": 64}
     flags = fixed | {"token_positions": "none", "tokens_per_sample": length, **flags}
     torch.manual_seed(1)
@@ -47,24 +46,20 @@ def in_segments(decoder, tokens, length, split="valid", stream=0):
     return torch.cat([decoder(x, segment=Segment(split, stream, i))[0] for i, x in enumerate(parts)], dim=1)
 
 
+EVERY = [(arch, {"memory_length": LENGTH}) for arch in ARCHITECTURES]
+EVERY += [(arch, {"memory": "state"}) for arch in SHIFTABLE]
+
+
 @pytest.mark.parametrize("length", [1, 5, LENGTH])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("arch, memory", EVERY)
 @torch.no_grad()
-def test_segments_with_full_memory_equal_one_pass(arch, length):
-    decoder, tokens = build(arch, memory_length=LENGTH, length=length), words()
+def test_segments_with_full_memory_equal_one_pass(arch, memory, length):
+    decoder, tokens = build(arch, length=length, **memory), words()
     assert_same(in_segments(decoder, tokens, length), decoder(tokens)[0])
 
 
-@pytest.mark.parametrize("length", [1, 5])
-@pytest.mark.parametrize("arch", MOVABLE)
-@torch.no_grad()
-def test_segments_with_running_sums_equal_one_pass(arch, length):
-    decoder, tokens = build(arch, memory="state", length=length), words()
-    assert_same(in_segments(decoder, tokens, length), decoder(tokens)[0])
-
-
-FAR = {arch: 1e-10 for arch in MOVABLE if "ablation" not in arch}
-# Learned angles are larger here, and float64 has none between 1,000,000 and 1,000,000.0000000001.
+FAR = {arch: 1e-10 for arch in SHIFTABLE if "ablation" not in arch}
+# Learned angles are larger here, and float64 has no value between 1,000,000 and 1,000,000.0000000001.
 FAR |= {arch: 1e-9 for arch in FAR if METHODS[arch.removeprefix("linear_lm_")].flags.get("lrpe_learn_theta")}
 
 
@@ -80,10 +75,10 @@ def test_running_sums_at_distant_positions(arch):
         k_sum = encoding(k, k, offset, offset)[1]
         return k_sum.mT @ encoding.encode_values(v, offset), k_sum.sum(-2)
 
-    near, moved = sums(0), {"sums": sums(far)}
+    near, shifted = sums(0), {"sums": sums(far)}
     for _ in range(1000):
-        moved = attention.shift_state(moved, far // 1000)
-    assert_same(tuple(moved["sums"]), near, FAR[arch])
+        shifted = attention.shift_state(shifted, far // 1000)
+    assert_same(tuple(shifted["sums"]), near, FAR[arch])
 
 
 @pytest.mark.parametrize("arch", ["softmax_lm_xl", "linear_lm_tmlr_type1", "linear_lm_per"])
@@ -98,7 +93,7 @@ def test_init_std():
     """Matrices are drawn from N(0, 0.02²); biases and the padding embedding are 0."""
     decoder = build("softmax_lm_xl", init_std=0.02)
     for name, parameter in decoder.named_parameters():
-        if "encoding" not in name and "norm" not in name:  # build has moved the encodings' own
+        if "encoding" not in name and "norm" not in name:  # build changes those of the encodings
             drawn = parameter[parameter.any(-1)] if parameter.dim() == 2 else parameter
             expected = 0.02 if parameter.dim() == 2 else 0.0
             assert abs(drawn.std() - expected) < 0.1 * expected + 1e-12, name
@@ -110,7 +105,7 @@ def test_init_std():
 @pytest.mark.parametrize("arch", ["softmax_lm_rope", "linear_lm_tmlr_type1"])
 @torch.no_grad()
 def test_receptive_field_of_memory(arch):
-    """Changing each word shows the positions that depend on it: the keys of keys."""
+    """Changing a word changes exactly the outputs that attend to it, directly or through other positions."""
     length, memory, tokens = 4, 3, words(batch=1)
     decoder = build(arch, memory_length=memory, length=length)
 
@@ -128,29 +123,33 @@ def test_receptive_field_of_memory(arch):
         assert [bool(x) for x in changed] == [place in reached(i, 2) for i in range(LENGTH)]
 
 
-def plain(decoder, tokens, memory):
-    """Reference Transformer-XL with a pre-norm decoder; ``memory`` has previous inputs of each layer."""
-    x, kept = decoder.embed_scale * decoder.embed_tokens(tokens).transpose(0, 1), []
-    for layer, before in zip(decoder.layers, memory, strict=True):
-        both = x if before is None else torch.cat([before, x])
-        kept.append(both.detach())
-        norm = layer.self_attn_layer_norm
-        x = x + layer.self_attn(norm(x), norm(both))[0]
-        x = x + layer.fc2(torch.relu(layer.fc1(layer.final_layer_norm(x))))
-    return decoder.output_layer(decoder.layer_norm(x).transpose(0, 1)), kept
+def reference(decoder, tokens, length):
+    """Reference Transformer-XL with a pre-norm decoder, which reads a text segment by segment."""
+    memory, outputs = [None] * len(decoder.layers), []
+    for part in tokens.split(length, dim=1):
+        x, inputs = decoder.embed_scale * decoder.embed_tokens(part).transpose(0, 1), []
+        for layer, before in zip(decoder.layers, memory, strict=True):
+            keys = x if before is None else torch.cat([before, x])
+            inputs.append(keys.detach()[-decoder.memory.length :])
+            norm = layer.self_attn_layer_norm
+            x = x + layer.self_attn(norm(x), norm(keys))[0]
+            x = x + layer.fc2(torch.relu(layer.fc1(layer.final_layer_norm(x))))
+        memory = inputs
+        outputs.append(decoder.output_layer(decoder.layer_norm(x).transpose(0, 1)))
+    return torch.cat(outputs, dim=1)
 
 
-@pytest.mark.parametrize(
-    "arch",
-    [f"softmax_lm_{name}" for name in ("xl", "shaw", "roper", "cope", "path")] + ["linear_lm_tmlr_type1"],
-)
+SOME = [f"softmax_lm_{name}" for name in ("xl", "shaw", "roper", "cope", "path")] + ["linear_lm_tmlr_type1"]
+
+
+@pytest.mark.parametrize("arch", SOME)
 def test_gradients_do_not_reach_the_memory(arch):
     """Gradients reach the projections of the memory, but not words that are only in the memory."""
     decoder = build(arch, memory_length=7, share_decoder_input_output_embed=False)
     tokens, gradients = words(15), []
     first = tokens[:, :10].unique()
     tokens[:, 10:] = torch.tensor([w for w in range(4, 24) if w not in first] * 5)[:5]
-    for read in (in_segments, written_out):
+    for read in (in_segments, reference):
         decoder.zero_grad()
         read(decoder, tokens, 5)[:, 10:].square().sum().backward()
         gradients.append([p.grad.clone() for p in decoder.parameters()])
@@ -159,16 +158,7 @@ def test_gradients_do_not_reach_the_memory(arch):
     assert decoder.embed_tokens.weight.grad[tokens[:, 10:]].any()
 
 
-def written_out(decoder, tokens, length):
-    memory, found = [None] * len(decoder.layers), []
-    for part in tokens.split(length, dim=1):
-        logits, kept = plain(decoder, part, memory)
-        memory = [x[-decoder.memory.length :] for x in kept]
-        found.append(logits)
-    return torch.cat(found, dim=1)
-
-
-@pytest.mark.parametrize("arch", [arch for arch in MOVABLE if "ablation" not in arch])
+@pytest.mark.parametrize("arch", [arch for arch in SHIFTABLE if "ablation" not in arch])
 def test_gradients_with_running_sums(arch):
     """Gradients of tokens and parameters equal finite differences; previous sums are constant."""
     attention = build(arch, memory="state").layers[0].self_attn
@@ -257,22 +247,15 @@ def test_clamp_length(name, causal):
         assert_same(clamped[..., i, :far], free[..., i, far : far + 1].expand(*free.shape[:2], far))
 
 
-@pytest.mark.parametrize("prompt", [1, 7, 15])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+DECODED = [(arch, {"memory_length": 7}, prompt) for arch in ARCHITECTURES for prompt in (1, 7, 15)]
+DECODED += [(arch, {"memory": "state"}, 7) for arch in SHIFTABLE]
+
+
+@pytest.mark.parametrize("arch, memory, prompt", DECODED)
 @torch.no_grad()
-def test_decoding_with_memory(arch, prompt):
+def test_decoding_with_memory(arch, memory, prompt):
     """Decoding after a prompt, even one longer than a segment, equals evaluation by segments."""
-    decoder, tokens = build(arch, memory_length=7), words()
-    check_decoding(decoder, tokens, prompt)
-
-
-@pytest.mark.parametrize("arch", MOVABLE)
-@torch.no_grad()
-def test_decoding_with_running_sums(arch):
-    check_decoding(build(arch, memory="state"), words(), 7)
-
-
-def check_decoding(decoder, tokens, prompt):
+    decoder, tokens = build(arch, **memory), words()
     whole = in_segments(decoder, tokens, 5)
     state, order = {}, torch.tensor([1, 0])
     assert_same(decoder(tokens[:, :prompt], incremental_state=state)[0], whole[:, :prompt])
@@ -288,5 +271,4 @@ def test_decoding_memory_has_bounded_size():
     decoder, tokens, state = build("softmax_lm_rope", memory_length=7), words(200, 1), {}
     for step in range(200):
         decoder(tokens[:, : step + 1], incremental_state=state)
-    largest = max(x.size(1) for saved in state.values() for x in [saved["segment_inputs"]])
-    assert largest <= 7 + 5
+    assert max(saved["segment_inputs"].size(1) for saved in state.values()) <= 7 + 5

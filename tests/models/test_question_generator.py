@@ -11,11 +11,11 @@ ARCHS = architectures("question_generator")
 
 
 def build(arch, types=24, **flags):
-    """A float64 model in evaluation mode, with a dictionary of so many types."""
+    """A float64 model in evaluation mode, with a dictionary of ``types`` types."""
     torch.manual_seed(0)
     model = build_model(arch, task_of(dictionary_of(types)), **flags)
     with torch.no_grad():
-        for parameter in model.parameters():  # so that nothing is 0 or nearly so
+        for parameter in model.parameters():  # so that none is close to 0
             parameter += 0.1 * torch.randn_like(parameter)
     return model.double().eval()
 
@@ -88,7 +88,7 @@ def test_step_by_step_equals_all_at_once(arch):
 
 
 def test_padding_on_either_side(monkeypatch):
-    # fairseq computes gelu and softmax in float32, where kernels differ at the end of a vector.
+    # fairseq computes gelu and softmax in float32, whose kernels treat the end of a vector differently.
     monkeypatch.setattr(utils, "softmax", lambda x, dim, onnx_trace=False: torch.softmax(x, dim))
     model = build("linear_question_generator_tmlr_type1")
     for module in model.modules():

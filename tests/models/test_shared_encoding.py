@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import assert_error, assert_resumes, state_of
 from exact import assert_same
 from fairseq_cli import eval_lm
 from tiny import run_here
@@ -39,18 +40,15 @@ def encodings(model):
 
 
 @every_method
-@pytest.mark.parametrize(
-    "family, modules, special",
-    [
-        ("lm", 1, [False]),
-        ("roberta", 1, [True]),
-        ("transformer", 2, [False, False]),
-        ("question_generator", 1, [False]),
-        ("vit", 1, [False]),
-    ],
-)
+@pytest.mark.parametrize("family, modules, special", [
+    ("lm", 1, [False]),
+    ("roberta", 1, [True]),
+    ("transformer", 2, [False, False]),
+    ("question_generator", 1, [False]),
+    ("vit", 1, [False]),
+])  # fmt: skip
 def test_one_module_per_part(family, modules, special, method):
-    """Parameters count once, and only RoBERTa treats the first token separately."""
+    """Parameters are counted once, and only RoBERTa treats the first token separately."""
     model = build(family, method)
     found = encodings(model)
     single = list(dict.fromkeys(found))
@@ -98,72 +96,27 @@ def test_activation_checkpointing_gives_same_gradients(family, method):
         assert_same(ours.grad, theirs.grad)
 
 
-def read(folder):
-    return torch.load(folder / "checkpoint_last.pt", weights_only=True)
-
-
-@pytest.fixture(scope="module")
-def trained(train, tmp_path_factory):
-    """A folder with a training of 6 updates."""
-    folder = tmp_path_factory.mktemp("trained")
-    done = train("softmax_lm_tupe_r", folder, *UPDATES, 6)
-    assert done.returncode == 0, done.stderr
-    return folder
-
-
-UPDATES = (
-    "--max-target-positions 40 --disable-validation --dropout 0.1 --no-epoch-checkpoints --max-update".split()
-)
+UPDATES = "--max-target-positions 40 --disable-validation --dropout 0.1 --no-epoch-checkpoints".split()
 NAME = "decoder.layers.{}.self_attn.encoding.positions.weight"
 
 
-def test_resumed_training_is_identical(trained, train, tmp_path):
-    for updates in (3, 6):
-        done = train("softmax_lm_tupe_r", tmp_path, *UPDATES, updates)
-        assert done.returncode == 0, done.stderr
-    whole, parts = read(trained)["model"], read(tmp_path)["model"]
-    assert whole.keys() == parts.keys()
-    assert all(whole[name].equal(parts[name]) for name in whole)
-    assert whole[NAME.format(0)].equal(whole[NAME.format(1)])
-    state = read(trained)["last_optimizer_state"]["state"]
-    assert [x["exp_avg"].shape for x in state.values()].count((40, 32)) == 1  # updated once
+def test_training(train, data_bin, tmp_path):
+    """Resumed training is identical, the shared table is updated once, and a larger one is rejected."""
 
+    def run(save, *flags):
+        return train("softmax_lm_tupe_r", save, *UPDATES, *flags)
 
-def evaluate(trained, data, *flags):
-    words = ["--path", trained / "checkpoint_last.pt", "--cpu", "--batch-size", 4, "--num-workers", 0, *flags]
-    return run_here(eval_lm.cli_main, data, *words)
+    assert_resumes(run, tmp_path, (3, 6))
+    state = state_of(tmp_path / "whole")
+    assert state["model"][NAME.format(0)].equal(state["model"][NAME.format(1)])
+    moments = state["last_optimizer_state"]["state"].values()
+    assert [x["exp_avg"].shape for x in moments].count((40, 32)) == 1
 
-
-def test_an_evaluation(trained, data_bin):
-    done = evaluate(trained, data_bin, "--tokens-per-sample", 32)
+    checkpoint = tmp_path / "whole/checkpoint_last.pt"
+    words = [data_bin, "--path", checkpoint, "--cpu", "--batch-size", 4, "--num-workers", 0]
+    done = run_here(eval_lm.cli_main, *words, "--tokens-per-sample", 32)
     assert done.returncode == 0, done.stderr
-
-
-def test_larger_position_table_is_rejected(trained, train, data_bin, tmp_path):
-    """For evaluation and for continued training."""
-    message = "size mismatch for decoder.layers.0.self_attn.encoding.positions.weight"
     overrides = ["--model-overrides", "{'max_target_positions': 64}", "--tokens-per-sample", 64]
-    more = ["--max-target-positions", 64, "--finetune-from-model", trained / "checkpoint_last.pt"]
-    for done in (
-        evaluate(trained, data_bin, *overrides),
-        train("softmax_lm_tupe_r", tmp_path / "save", *UPDATES, 1, *more),
-    ):
-        last = done.stderr.strip().splitlines()[-1]
-        assert done.returncode != 0 and message in last and "Traceback" not in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ("--ddp-backend fully_sharded", "fully_sharded would shard in each layer: use another backend"),
-        (
-            "--checkpoint-activations --distributed-world-size 2 --distributed-init-method env://",
-            "--ddp-backend pytorch_ddp does not support with --checkpoint-activations: pass --ddp",
-        ),
-    ],
-)
-def test_unsupported_distributed_training(flags, message, train, tmp_path):
-    done = train("softmax_lm_tupe_a", tmp_path / "save", *UPDATES, 1, *flags.split())
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("fairseq_lrpe: all layers share the encoding tupe, which") and message in last
-    assert done.returncode != 0 and "Traceback" not in done.stderr and not (tmp_path / "save").exists()
+    finetuned = run(tmp_path / "more", "--max-target-positions", 64, "--finetune-from-model", checkpoint)
+    for done in (run_here(eval_lm.cli_main, *words, *overrides), finetuned):
+        assert_error(done, "size mismatch for decoder.layers.0.self_attn.encoding.positions.weight")

@@ -53,23 +53,13 @@ def sources(tokens):
     return [row[row != PAD][None] for row in tokens]
 
 
-def translations(model, tokens, beam=3):
+def translations(model, tokens, incremental=True):
     """The hypotheses of a beam search for each source: [(tokens, score), ..]."""
-    generator = SequenceGenerator([model], tiny_task().target_dictionary, beam_size=beam, max_len_b=15)
+    generator = SequenceGenerator([model], tiny_task().target_dictionary, beam_size=3, max_len_b=15)
+    generator.model.has_incremental = incremental
     lengths = tokens.ne(PAD).sum(1)
     found = generator.generate([model], {"net_input": {"src_tokens": tokens, "src_lengths": lengths}})
     return [[(h["tokens"].tolist(), float(h["score"])) for h in hypotheses] for hypotheses in found]
-
-
-def without_state(model):
-    """The same model with a decoder that ignores the incremental state."""
-    decoder, forward = model.decoder, model.decoder.forward
-
-    def without_incremental(prev_output_tokens, encoder_out=None, incremental_state=None, **kwargs):
-        return forward(prev_output_tokens, encoder_out=encoder_out, **kwargs)
-
-    decoder.forward = without_incremental
-    return model
 
 
 def assert_same(one, other):
@@ -84,7 +74,7 @@ def test_beam_search_equals_search_without_state(arch, flags):
     model = build(arch, **flags)
     tokens, _ = batch("left")
     with_state = translations(model, tokens)
-    assert_same(with_state, translations(without_state(model), tokens))
+    assert_same(with_state, translations(model, tokens, incremental=False))
     assert len({str(x) for x in with_state}) == 3
 
 
@@ -137,43 +127,32 @@ def fingerprints(model):
     return {name: value for name, value in model.state_dict().items() if "method" in name}
 
 
-def ours_and_fairseqs():
-    """Two models with the same weights."""
+def test_softmax_base_equals_fairseqs_transformer():
+    """Models with the same weights have the same outputs, translations and gradients."""
     ours = build("softmax_transformer_base")
     sizes = {f"{part}_{name}": x for part in ("encoder", "decoder") for name, x in SIZES.items()}
-    config = TransformerConfig.from_namespace(
-        SimpleNamespace(**sizes, decoder_output_dim=32, decoder_input_dim=32)
-    )
+    config = SimpleNamespace(**sizes, decoder_output_dim=32, decoder_input_dim=32)
+    config = TransformerConfig.from_namespace(config)
     fairseqs = TransformerModelBase.build_model(config, tiny_task()).eval()
-    assert not ours.load_state_dict(fairseqs.state_dict() | fingerprints(ours)).missing_keys
-    return ours, fairseqs
-
-
-@torch.no_grad()
-def test_softmax_base_equals_fairseqs_transformer():
-    ours, fairseqs = ours_and_fairseqs()
-    tokens, lengths = batch("left")
-    previous = torch.randint(4, 24, (3, 7))
-    torch.testing.assert_close(
-        ours(tokens, lengths, previous)[0], fairseqs(tokens, lengths, previous)[0], rtol=0, atol=1e-5
-    )
-    assert_same(translations(ours, tokens), translations(fairseqs, tokens))
+    fingerprints = {name: value for name, value in ours.state_dict().items() if "method" in name}
+    assert not ours.load_state_dict(fairseqs.state_dict() | fingerprints).missing_keys
     assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in fairseqs.parameters())
 
-
-def test_softmax_base_has_fairseqs_gradients():
     tokens, lengths = batch("left")
     previous, target = torch.randint(4, 24, (2, 3, 7))
+    with torch.no_grad():
+        outputs = [model(tokens, lengths, previous)[0] for model in (ours, fairseqs)]
+        torch.testing.assert_close(*outputs, rtol=0, atol=1e-5)
+        assert_same(translations(ours, tokens), translations(fairseqs, tokens))
     gradients = []
-    for model in ours_and_fairseqs():
+    for model in (ours, fairseqs):
         model.double()
         scores, _ = model(tokens, lengths, previous)
         loss = torch.nn.functional.cross_entropy(scores.flatten(0, 1), target.flatten())
         parameters = dict(model.named_parameters())
         found = torch.autograd.grad(loss, list(parameters.values()))
         gradients.append(dict(zip(parameters, found, strict=True)))
-    ours, fairseqs = gradients
-    assert ours.keys() == fairseqs.keys()
-    for name, gradient in ours.items():
-        # fairseq takes its softmax in float32.
-        torch.testing.assert_close(gradient, fairseqs[name], rtol=1e-4, atol=1e-6, msg=name)
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        # fairseq computes its softmax in float32.
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-6, msg=name)

@@ -17,17 +17,14 @@ def build(arch, image_size=12, labels=5, **flags):
     return build_model(arch, task, **{"patch_size": 4, **flags})
 
 
-@pytest.mark.parametrize(
-    "method, parameters",
-    [
-        ("base", 22_036_456),
-        ("rope", 22_036_456),
-        ("per", 22_036_456),
-        ("tmlr_type1", 22_046_440),
-        ("tmlr_type2", 22_046_056),
-        ("tmlr_type3", 22_045_672),
-    ],
-)
+@pytest.mark.parametrize("method, parameters", [
+    ("base", 22_036_456),
+    ("rope", 22_036_456),
+    ("per", 22_036_456),
+    ("tmlr_type1", 22_046_440),
+    ("tmlr_type2", 22_046_056),
+    ("tmlr_type3", 22_045_672),
+])  # fmt: skip
 def test_published_parameter_counts(method, parameters):
     sizes = {f"encoder_{name}": size for name, size in PAPER.items()}
     model = build(f"linear_vit_{method}", image_size=224, labels=1000, patch_size=16, **sizes)
@@ -64,37 +61,31 @@ def test_sum_positions_are_symmetric():
     model = build("softmax_vit_gcdf", token_positions="none").double().eval()
     images = random(2, 3, 12, 12)
     patches = images.unflatten(3, (3, 4)).unflatten(2, (3, 4))  # (B, 3, r, y, c, x)
-    turned = patches.transpose(2, 4).flatten(4, 5).flatten(2, 3)
-    assert_same(model(images), model(turned))
+    transposed = patches.transpose(2, 4).flatten(4, 5).flatten(2, 3)
+    assert_same(model(images), model(transposed))
     flat = build("softmax_vit_gcdf", token_positions="none", image_positions="flat")
     flat = flat.double().eval()
-    assert (flat(images) - flat(turned)).abs().max() > 1e-4
+    assert (flat(images) - flat(transposed)).abs().max() > 1e-4
 
 
 def test_drop_path():
-    """In training, each image keeps a branch or not; kept branches are rescaled."""
+    """In training, a branch is dropped for whole images, and rescaled otherwise."""
     layer = build("linear_vit_rope", drop_path=0.25).layers[0].train()
     x, residual = torch.ones(4, 4000, 2), torch.zeros(4, 4000, 2)
     found = layer.residual_connection(x, residual)
-    assert torch.equal(found, found[:1, :, :1].expand_as(found))  # the same for all of a picture
+    assert torch.equal(found, found[:1, :, :1].expand_as(found))  # the same for all of an image
     assert set(found.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
     assert abs((found == 0).double().mean() - 0.25) < 4 * (0.25 * 0.75 / 4000) ** 0.5
     assert torch.equal(layer.eval().residual_connection(x, residual), x)
 
 
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        ({"image_positions": "diagonal"}, "unknown image positions 'diagonal': choose from sum, flat"),
-        (
-            {"token_positions": "sinusoidal"},
-            "unknown token positions 'sinusoidal': choose from learned, none",
-        ),
-        ({"drop_path": 1.0}, "--drop-path must be from 0 to 0.99, not 1.0"),
-        ({"patch_size": 5}, "--image-size 12 is not divisible by --patch-size 5"),
-        ({"encoder_attention_heads": 5}, "the embed dim 32 is not divisible by 5 attention heads"),
-    ],
-)
+@pytest.mark.parametrize("flags, message", [
+    ({"image_positions": "diagonal"}, "unknown image positions 'diagonal': choose from sum, flat"),
+    ({"token_positions": "sinusoidal"}, "unknown token positions 'sinusoidal': choose from learned, none"),
+    ({"drop_path": 1.0}, "--drop-path must be from 0 to 0.99, not 1.0"),
+    ({"patch_size": 5}, "--image-size 12 is not divisible by --patch-size 5"),
+    ({"encoder_attention_heads": 5}, "the embed dim 32 is not divisible by 5 attention heads"),
+])  # fmt: skip
 def test_invalid_flags(flags, message):
     with pytest.raises(SystemExit, match=message):
         build("linear_vit_rope", **flags)

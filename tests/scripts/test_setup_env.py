@@ -30,7 +30,7 @@ for words in filter(None, os.environ.get("FAIL", "").split(",")):
 
 
 class Machine:
-    """A copy of what setup reads in ``root``, and a PATH with hardly anything on it."""
+    """A copy of the files that setup reads, and a PATH with few programs."""
 
     def __init__(self, folder):
         self.root, self.bin, self.calls = folder / "clone", folder / "bin", folder / "calls"
@@ -48,7 +48,7 @@ class Machine:
         (self.bin / name).chmod(0o755)
 
     def python(self, name, version):
-        """A Python that has or has not a supported version, and prints what it is asked to run."""
+        """Adds a Python that prints its arguments."""
         status = 0 if version in ("3.11", "3.12") else 1
         self.command(name, f'case "$1" in -c) exit {status} ;; *) echo "{name} runs $*" ;; esac')
 
@@ -65,7 +65,7 @@ class Machine:
         )
 
     def environment(self, torch, name=".venv"):
-        """Makes an environment that seems to have this torch, with a pip that only notes what it is told."""
+        """Creates an environment with this version of torch and a pip that only records its arguments."""
         folder = self.root / name
         subprocess.run([BASE, "-I", "-m", "venv", "--without-pip", folder], check=True)
         site = folder / "lib" / f"python{MINOR}" / "site-packages"
@@ -112,7 +112,7 @@ CHOICES = [  # --torch, rows of nvidia-smi, version
     ("default", ["broken"], "2.13.0"),
 ]
 OLD = "torch 2.13.0 does not support Tesla V100-SXM2-16GB (compute capability 7.0, driver 580)"
-REFUSALS = [  # --torch, rows of nvidia-smi, part of the message
+REJECTED = [  # --torch, rows of nvidia-smi, part of the message
     ("default", [V100], OLD),
     ("cu126", [RTX5090], "NVIDIA GeForce RTX 5090 (compute capability 12.0, driver 580)"),
     ("", [RTX5090, V100], f"{OLD}, torch 2.13.0+cu126 does not support NVIDIA GeForce RTX 5090"),
@@ -139,8 +139,8 @@ def test_dry_run_prints_the_build(machine, requested, rows, version):
     assert (OLD in done.stdout) == (V100 in rows)
 
 
-@pytest.mark.parametrize(("requested", "rows", "message"), REFUSALS)
-def test_unsupported_gpus_are_refused(machine, requested, rows, message):
+@pytest.mark.parametrize(("requested", "rows", "message"), REJECTED)
+def test_unsupported_gpus_are_rejected(machine, requested, rows, message):
     machine.gpus(*rows)
     done = dry_run(machine, requested)
     assert (done.returncode, done.stdout) == (1, "")
@@ -187,7 +187,7 @@ def test_a_second_match_on_path_is_tried(machine, tmp_path):
     assert done.stdout.startswith("python3.12 runs -Iu ")
 
 
-def test_an_environment_of_another_python_is_refused(machine):
+def test_environment_of_another_python_is_rejected(machine):
     (machine.root / ".venv" / "bin").mkdir(parents=True)
     machine.python("python", "3.13")
     (machine.bin / "python").rename(machine.root / ".venv" / "bin" / "python")
@@ -195,7 +195,7 @@ def test_an_environment_of_another_python_is_refused(machine):
     assert f"{machine.root}/own has no Python" in machine.run(VIRTUAL_ENV=f"{machine.root}/own").stderr
 
 
-def test_an_environment_without_its_settings_is_refused(machine):
+def test_environment_without_settings_is_rejected(machine):
     machine.environment("")
     (machine.root / ".venv" / "pyvenv.cfg").unlink()
     assert machine.run().returncode == 1 and not machine.calls.exists()
@@ -219,9 +219,9 @@ def test_a_matching_torch_is_kept_and_a_users_is_not_replaced(machine, current, 
     assert dry_run(machine, requested).stdout.startswith(f"torch {version} ")
     own = str((machine.root / ".venv").rename(machine.root / "own"))
     done = machine.run(*(["--torch", requested] if requested else []), VIRTUAL_ENV=own)
-    refused = f"{own} has torch {current} instead of {version}; deactivate it" in done.stderr
-    assert refused == (done.returncode != 0) == (current != version)
-    assert machine.calls.exists() != refused
+    is_rejected = f"{own} has torch {current} instead of {version}; deactivate it" in done.stderr
+    assert is_rejected == (done.returncode != 0) == (current != version)
+    assert machine.calls.exists() != is_rejected
 
 
 def test_setup_runs_once(machine):
@@ -320,4 +320,4 @@ def test_help_before_the_first_setup_installs_nothing(machine, script):
     assert done.returncode == 0 and not done.stderr and not (machine.root / ".venv").exists()
     shown = done.stdout.splitlines()
     assert f"# {shown[0]}" == path.read_text().splitlines()[1]
-    assert shown[-1] == "It lists its options once 'bash scripts/setup_env.sh' has made the environment."
+    assert shown[-1] == "Run 'bash scripts/setup_env.sh' first to list the options."

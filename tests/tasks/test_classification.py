@@ -3,21 +3,23 @@
 import json
 import re
 
+import commands
 import numpy as np
 import pytest
 import torch
 from broken import broken, cut, drop, relabel
+from commands import assert_error, assert_resumes
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled import WORDS, write_pictures, write_texts
-from tiny import PLUGIN, run_command, run_here, train_here
+from tiny import PLUGIN, run_command, run_here
 
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.tasks.classification import (
     ClassificationConfig,
     ClassificationTask,
-    LabeledDataset,
+    TextDataset,
     truncated_lengths,
 )
 
@@ -104,7 +106,7 @@ def test_epochs_have_every_row_once_in_different_batches(folders):
 def test_rows_of_a_pool_are_sorted_by_length():
     """10,000 rows have three pools, each sorted by length, and their order is random otherwise."""
     lengths = np.random.default_rng(0).integers(1, 100, 10_000)
-    dataset = LabeledDataset.__new__(LabeledDataset)
+    dataset = TextDataset.__new__(TextDataset)
     dataset.sizes, dataset.labels, dataset.shuffle = lengths, lengths, True
     np.random.seed(0)
     order = dataset.ordered_indices()
@@ -128,31 +130,22 @@ def test_a_batch(folders):
     assert "target" not in dataset.collater([dataset[i] for i in range(4)])
 
 
-TRAIN = (
-    f"--user-dir {PLUGIN} --task classification --criterion label_smoothed_cross_entropy --report-accuracy "
-    "--optimizer adam --lr 0.01 --batch-size 8 --max-update 6 --cpu --num-workers 0 --data-buffer-size 0 "
-    "--encoder-embed-dim 16 --encoder-ffn-embed-dim 16 --encoder-layers 1 --encoder-attention-heads 2 "
-    "--required-batch-size-multiple 1 --no-epoch-checkpoints"
-)
+TASK = "--task classification --criterion label_smoothed_cross_entropy --report-accuracy --max-update 6"
 
 
 def train(data, save, arch="linear_classifier_rope", *more):
-    flags = [data, *TRAIN.split(), "--arch", arch, "--save-dir", save, *more]
-    return train_here(*flags)
+    return commands.train(data, arch, save, *TASK.split(), *commands.sizes("encoder"), *more)
 
 
-@pytest.mark.parametrize(
-    "kind, flags",
-    [
-        ("one", "--pooling first --encoder-norm layer"),
-        ("two", "--pairs apart"),
-        ("two", "--pairs joined --pooling max"),
-        ("pictures", ""),
-        ("pictures", "--pixels embedding --token-positions learned"),
-    ],
-)
+@pytest.mark.parametrize("kind, flags", [
+    ("one", "--pooling first --encoder-norm layer"),
+    ("two", "--pairs apart"),
+    ("two", "--pairs joined --pooling max"),
+    ("pictures", ""),
+    ("pictures", "--pixels embedding --token-positions learned"),
+])  # fmt: skip
 def test_commands(kind, flags, folders, tmp_path):
-    """The accuracy of fairseq-validate is that of the predictions."""
+    """fairseq-validate reports the accuracy of the predictions."""
     done = train(folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split())
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
@@ -174,17 +167,11 @@ def test_commands(kind, flags, folders, tmp_path):
 
 def test_resumed_training_is_identical(folders, tmp_path):
     """In the middle of an epoch."""
-    words = [folders / "one", *TRAIN.split(), "--arch", "linear_classifier_tmlr_type1", "--max-update", "8"]
-    words += ["--save-interval-updates", "4", "--log-format", "json"]
-    for name in ("whole", "parts"):
-        upto = ["--max-update", "4"] if name == "parts" else []
-        done = run_command("fairseq-train", *words, "--save-dir", tmp_path / name, *upto)
-        assert done.returncode == 0, done.stderr
-    done = run_command("fairseq-train", *words, "--save-dir", tmp_path / "parts")
-    assert done.returncode == 0, done.stderr
-    models = [torch.load(tmp_path / name / "checkpoint_last.pt")["model"] for name in ("whole", "parts")]
-    assert all(torch.equal(models[0][key], models[1][key]) for key in models[0])
-    assert re.search(r'"valid_accuracy": "[\d.]+"', done.stderr + done.stdout)
+
+    def run(save, *flags):
+        return train(folders / "one", save, "linear_classifier_tmlr_type1", *flags)
+
+    assert_resumes(run, tmp_path, (4, 8))
 
 
 def reshape(folder):
@@ -192,61 +179,40 @@ def reshape(folder):
     (folder / "about.json").write_text(json.dumps({**about, "shape": [5, 5]}))
 
 
-@pytest.mark.parametrize(
-    "kind, change, flags, message",
-    [
-        ("one", drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
-        ("one", cut("about.json"), "", "about.json is missing or damaged"),
-        (
-            "one",
-            drop("train.label.npy"),
-            "",
-            "lacks train.label.npy: prepare it again; its splits are train, valid",
-        ),
-        ("two", drop("valid.input1.idx"), "", "lacks valid.input1.idx"),
-        ("one", relabel([0] * 23), "", "24 rows and 23 labels"),
-        ("one", relabel([0] * 23 + [-1]), "", "has rows without a label"),
-        ("one", relabel([0] * 23 + [2]), "", "or labels other than the 2 of about.json"),
-        ("one", cut("train.label.npy"), "", "train.label.npy is damaged"),
-        ("one", cut("train.input0.bin"), "", "it is truncated"),
-        ("pictures", reshape, "", "row 0 has 16 pixels instead of 25"),
-        ("one", None, "--pooling sum", "pooling"),
-        ("one", None, "--pairs both", "pairs"),
-        ("one", None, "--encoder-norm group", "encoder norm"),
-        ("one", None, "--pixels colour", "pixels"),
-        ("one", None, "--embed-path nosuch.txt", "--embed-path nosuch.txt: the file does not exist"),
-        ("one", None, "--encoder-attention-heads 3", "not divisible by 3"),
-        ("one", None, "--max-positions 0", "--max-positions must be at least 1, not 0"),
-        ("one", None, "--max-positions 1 --pooling first", "--max-positions must be at least 2, not 1"),
-        ("two", None, "--max-positions 4 --pairs joined", "--max-positions must be at least 5, not 4"),
-        ("pictures", None, "--pooling first", "--pixels linear has no <s>: pass --pixels embedding"),
-        ("one", None, "--task language_modeling", "the task language_modeling is for the lm architectures"),
-        ("one", None, "--encoder-input-dim 0", "--encoder-input-dim must be at least 1"),
-    ],
-)
+@pytest.mark.parametrize("kind, change, flags, message", [
+    ("one", drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
+    ("one", cut("about.json"), "", "about.json is missing or damaged"),
+    ("one", drop("train.label.npy"), "", "train.label.npy cannot be read or written (No such file"),
+    ("two", drop("valid.input1.idx"), "", "valid.input1 lacks .bin or .idx"),
+    ("one", relabel([0] * 23), "", "24 rows and 23 labels"),
+    ("one", relabel([0] * 23 + [-1]), "", "has rows without a label"),
+    ("one", relabel([0] * 23 + [2]), "", "or labels other than the 2 of about.json"),
+    ("one", cut("train.label.npy"), "", "train.label.npy is damaged"),
+    ("one", cut("train.input0.bin"), "", "it is empty, truncated"),
+    ("pictures", reshape, "", "row 0 has 16 pixels instead of 25"),
+    ("one", None, "--pooling sum", "pooling"),
+    ("one", None, "--pairs both", "pairs"),
+    ("one", None, "--encoder-norm group", "encoder norm"),
+    ("one", None, "--pixels colour", "pixels"),
+    ("one", None, "--max-positions 0", "--max-positions must be at least 1, not 0"),
+    ("one", None, "--max-positions 1 --pooling first", "--max-positions must be at least 2, not 1"),
+    ("two", None, "--max-positions 4 --pairs joined", "--max-positions must be at least 5, not 4"),
+    ("pictures", None, "--pooling first", "--pixels linear has no <s>: pass --pixels embedding"),
+    ("one", None, "--task language_modeling", "the task language_modeling is for the lm architectures"),
+    ("one", None, "--embed-path nosuch.txt", "nosuch.txt is missing: a file of word vectors"),
+])  # fmt: skip
 def test_invalid_input(kind, change, flags, message, folders, tmp_path):
     data = broken(folders / kind, tmp_path, change)
     done = train(data, tmp_path / "save", "linear_classifier_rope", *flags.split())
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert message in done.stderr and not (tmp_path / "save").exists()
+    assert_error(done, message)
+    assert not list(tmp_path.glob("save/*.pt"))
 
 
-def test_predictions_of_unknown_split(folders, tmp_path):
-    assert train(folders / "one", tmp_path / "save").returncode == 0
-    checkpoint = tmp_path / "save/checkpoint_last.pt"
-    done = run_here(classify.main, checkpoint, folders / "one", f"dev={tmp_path / 'p.tsv'}", "--cpu")
-    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    assert "has no split dev: its splits are train, valid, test" in done.stderr
-    assert not (tmp_path / "p.tsv").exists()
-
-
-def test_predictions_without_labels(folders, tmp_path):
-    data = broken(folders / "one", tmp_path, lambda x: np.save(x / "test.label.npy", np.full(24, -1)))
-    assert train(data, tmp_path / "save").returncode == 0
-    checkpoint = tmp_path / "save/checkpoint_last.pt"
-    assert run_here(classify.main, checkpoint, data, f"test={tmp_path / 'p.tsv'}", "--cpu").returncode == 0
-    lines = (tmp_path / "p.tsv").read_text().splitlines()
-    assert lines[0] == "index\tprediction" and len(lines) == 25
+@pytest.fixture(scope="module")
+def checkpoint(folders, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained")
+    assert train(folders / "one", folder).returncode == 0
+    return folder / "checkpoint_last.pt"
 
 
 def more_labels(folder):
@@ -259,22 +225,21 @@ def more_words(folder):
         file.write("another 1\n")
 
 
-@pytest.mark.parametrize(
-    "kind, change, message",
-    [
-        ("one", more_labels, "does not match the model: size mismatch for head.weight"),
-        (
-            "two",
-            None,
-            'does not match the model: Missing key(s) in state_dict: "encoder.embed_tokens.segments',
-        ),
-        ("one", more_words, "size mismatch for encoder.embed_tokens.embedding.weight"),
-    ],
-)
-def test_predictions_on_data_of_another_training(kind, change, message, folders, tmp_path):
-    assert train(folders / "one", tmp_path / "save").returncode == 0
+@pytest.mark.parametrize("kind, change, split, message", [
+    ("one", None, "dev", "has no split dev: its splits are train, valid, test"),
+    ("one", more_labels, "test", "does not match the model: size mismatch for head.weight"),
+    ("two", None, "test", 'Missing key(s) in state_dict: "encoder.embed_tokens.segments'),
+    ("one", more_words, "test", "size mismatch for encoder.embed_tokens.embedding.weight"),
+])  # fmt: skip
+def test_predictions_on_other_data(kind, change, split, message, folders, checkpoint, tmp_path):
     data = broken(folders / kind, tmp_path, change)
-    checkpoint = tmp_path / "save/checkpoint_last.pt"
-    done = run_here(classify.main, checkpoint, data, f"test={tmp_path / 'p'}", "--cpu")
+    done = run_here(classify.main, checkpoint, data, f"{split}={tmp_path / 'p'}", "--cpu")
     assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not (tmp_path / "p").exists()
+
+
+def test_predictions_without_labels(folders, checkpoint, tmp_path):
+    data = broken(folders / "one", tmp_path, lambda x: np.save(x / "test.label.npy", np.full(24, -1)))
+    assert run_here(classify.main, checkpoint, data, f"test={tmp_path / 'p.tsv'}", "--cpu").returncode == 0
+    lines = (tmp_path / "p.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction" and len(lines) == 25

@@ -4,17 +4,19 @@ import json
 import math
 import shutil
 
+import commands
 import numpy as np
 import pytest
 import torch
 from broken import broken, cut, drop, relabel
+from commands import assert_rejected, assert_resumes, assert_same_weights, state_of, train_in_two_processes
 from fairseq import optim
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import JsonProgressBar
 from fairseq_cli import validate
 from omegaconf import OmegaConf
 from pictures import MeanColour, coloured, picture, write_classes
-from tiny import PLUGIN, REPOSITORY, run_command, run_here, train_here
+from tiny import PLUGIN, REPOSITORY, run_here
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
 from fairseq_lrpe.data.image_files import decode
@@ -61,7 +63,7 @@ def same(one, other):
 
 @pytest.mark.parametrize("repeats", [1, 3])
 def test_images_of_an_epoch(repeats, folder):
-    """Each image comes --repeats times in a row except the last; seed and epoch determine which."""
+    """Seed and epoch determine the images, each of which is repeated, except that the last may be cut off."""
 
     def order_of(**drawn):
         return dataset_of(folder, repeats=repeats, **drawn).ordered_indices().tolist()
@@ -79,7 +81,7 @@ def test_images_of_an_epoch(repeats, folder):
 
 
 def test_batches_depend_on_seed_and_epoch_only(folder):
-    """With any number of workers; each of two processes has every other batch."""
+    """They do not depend on the number of workers; each of two processes has every other batch."""
     first = epoch(task_of(folder))
     assert [len(batch["id"]) for batch in first] != [4] * 7 and sum(len(x["id"]) for x in first) == 25
     for workers in (1, 3):
@@ -106,13 +108,10 @@ def test_workers_advance_to_the_next_epoch(folder):
 
 
 def test_each_repetition_is_augmented_differently(folder):
-    """The augmentation depends on seed, epoch and index only."""
     dataset = dataset_of(folder)
     drawn = [dataset[number][1] for number in (6, 7, 8, 6)]
     assert torch.equal(drawn[0], drawn[3])
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
-    assert not torch.equal(drawn[0], dataset_of(folder, epoch=2)[6][1])
-    assert not torch.equal(drawn[0], dataset_of(folder, seed=2)[6][1])
     assert dataset[6][2] == dataset[7][2] == dataset.labels[2]
 
 
@@ -121,7 +120,7 @@ def test_recipes(folder):
     plain = [dataset_of(folder, recipe="plain")[number][1] for number in range(75)]
     full = [dataset_of(folder)[number][1] for number in range(75)]
     alike = [torch.equal(a, b) for a, b in zip(plain, full, strict=True)]
-    # Neither of two operations is done, and nothing erased, with 1/4 · 3/4; some operations change nothing.
+    # With probability 1/4 · 3/4, no operation is applied and nothing erased; some operations change nothing.
     assert 5 <= sum(alike) <= 30
 
 
@@ -181,7 +180,7 @@ def test_criterion_formula(folder):
 
 
 def test_metrics_are_summed_over_processes(folder):
-    """Means are taken over all images of batches of unequal size."""
+    """Metrics are means over all images, even if batches have different sizes."""
     criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColour(7)
     images, labels = torch.randn(50, 3, 4, 4), torch.arange(50) % 7
     logs, keys = [], set()
@@ -228,19 +227,14 @@ def test_only_matrices_decay():
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
 
 
-TRAIN = (
-    f"--user-dir {PLUGIN} --arch mean_colour --task image_classification --image-size 12 --optimizer {NAME} "
-    "--criterion soft_target_cross_entropy --weight-decay 0.05 --lr 0.05 --batch-size 8 --max-update 10 "
-    "--cpu --num-workers 0 --data-buffer-size 0 --required-batch-size-multiple 1 --no-epoch-checkpoints"
+TASK = (
+    f"--task image_classification --image-size 12 --optimizer {NAME} --criterion soft_target_cross_entropy "
+    "--weight-decay 0.05 --lr 0.05 --max-update 10"
 ).split()
 
 
 def train(folder, save, *flags):
-    return train_here(folder, *TRAIN, "--save-dir", save, *flags)
-
-
-def weights(save):
-    return torch.load(save / "checkpoint_last.pt", weights_only=True)["model"]
+    return commands.train(folder, "mean_colour", save, *TASK, *flags)
 
 
 @pytest.mark.parametrize(
@@ -260,13 +254,12 @@ def test_training_and_validation(flags, folder, tmp_path, monkeypatch):
 
 def test_resumed_training_is_identical(folder, tmp_path):
     """In the middle of an epoch, with worker processes too."""
-    for name, updates in (("whole", [10]), ("parts", [6, 10])):
-        for upto in updates:
-            more = ["--num-workers", "2"] if upto == 10 and name == "parts" else []
-            done = train(folder, tmp_path / name, "--max-update", upto, "--disable-validation", *more)
-            assert done.returncode == 0, done.stderr
-    whole, parts = (weights(tmp_path / name) for name in ("whole", "parts"))
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+    def run(save, *flags):
+        workers = ["--num-workers", 2] if save.name == "parts" else []
+        return train(folder, save, "--disable-validation", *workers, *flags)
+
+    assert_resumes(run, tmp_path, (6, 10))
 
 
 def test_two_processes_equal_one(folder, tmp_path):
@@ -280,17 +273,10 @@ def test_two_processes_equal_one(folder, tmp_path):
     common += ["--best-checkpoint-metric", "accuracy"]
     done = train(folder, tmp_path / "one", *common, "--update-freq", 2)
     assert done.returncode == 0, done.stderr
-    more = "--distributed-world-size 2 --distributed-init-method env:// --distributed-rank -1"
-    more += " --distributed-no-spawn --distributed-backend gloo --ddp-backend legacy_ddp"
-    words = [*TRAIN, *common, *more.split(), "--save-dir", tmp_path / "two", "--user-dir", plugin]
-    start = ["torchrun", "--standalone", "--nproc_per_node", 2, "-m", "fairseq_cli.train"]
-    done = run_command(*start, folder, *words)
-    assert done.returncode == 0, done.stderr
-    one, two = (weights(tmp_path / name) for name in ("one", "two"))
-    for key in one:
-        torch.testing.assert_close(two[key], one[key], rtol=1e-4, atol=1e-5)
-    files = [tmp_path / name / "checkpoint_last.pt" for name in ("one", "two")]
-    one, two = (torch.load(file, weights_only=True)["extra_state"]["val_loss"] for file in files)
+    words = [*commands.SHORT_TRAINING, "--arch", "mean_colour", *TASK, *common, "--user-dir", plugin]
+    train_in_two_processes(folder, *words, "--save-dir", tmp_path / "two")
+    assert_same_weights(tmp_path / "two", tmp_path / "one", 1e-4, 1e-5)
+    one, two = (state_of(tmp_path / name)["extra_state"]["val_loss"] for name in ("one", "two"))
     assert one == two > 50
 
 
@@ -305,36 +291,22 @@ def test_classification_rejects_image_files(folder):
         check_labeled(folder, "train")
 
 
-@pytest.mark.parametrize(
-    ("change", "flags", "message"),
-    [
-        (drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
-        (
-            drop("train.input0.idx"),
-            "",
-            "lacks train.input0.idx: prepare it again; its splits are train, valid",
-        ),
-        (cut("train.input0.bin"), "", "it is truncated"),
-        (cut("train.input0.idx"), "", "train.input0.idx is damaged"),
-        (cut("valid.label.npy"), "", "valid.label.npy is damaged"),
-        (relabel([0] * 24), "", "25 rows and 24 labels"),
-        (relabel([0] * 24 + [3]), "", "or labels other than the 3 of about.json"),
-        (no_pictures, "", "contains no image files: bash data_prep/prepare.sh imagenet creates such"),
-        (
-            None,
-            "--arch linear_vit_rope --image-size 33",
-            "--image-size 33 is not divisible by --patch-size 16",
-        ),
-        (None, "--arch linear_lm_rope", "the task image_classification is for the vit architectures"),
-        (None, "--image-size 0", "--image-size must be at least 1, not 0"),
-        (None, "--repeats 0", "--repeats must be at least 1, not 0"),
-        (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),
-        (None, "--recipe none", "recipe"),
-        (None, "--mixing mixup", "mixing"),
-    ],
-)
+@pytest.mark.parametrize(("change", "flags", "message"), [
+    (drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
+    (drop("train.input0.idx"), "", "train.input0 lacks .bin or .idx"),
+    (cut("train.input0.bin"), "", "it is empty, truncated"),
+    (cut("train.input0.idx"), "", "train.input0.idx is damaged"),
+    (cut("valid.label.npy"), "", "valid.label.npy is damaged"),
+    (relabel([0] * 24), "", "25 rows and 24 labels"),
+    (relabel([0] * 24 + [3]), "", "or labels other than the 3 of about.json"),
+    (no_pictures, "", "contains tokens: pass --task classification"),
+    (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
+    (None, "--arch linear_lm_rope", "the task image_classification is for the vit architectures"),
+    (None, "--repeats 0", "--repeats must be at least 1, not 0"),
+    (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),
+    (None, "--recipe none", "recipe"),
+    (None, "--mixing mixup", "mixing"),
+])  # fmt: skip
 def test_invalid_input(change, flags, message, folder, tmp_path):
-    done = train(broken(folder, tmp_path, change), tmp_path / "save", *flags.split())
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("fairseq_lrpe: ") and message in last, done.stderr
-    assert not (tmp_path / "save").exists()
+    data = broken(folder, tmp_path, change)
+    assert_rejected(train(data, tmp_path / "save", *flags.split()), message, tmp_path / "save")

@@ -5,11 +5,11 @@ import re
 
 import numpy as np
 import pytest
-import torch
-from fairseq_cli import eval_lm, generate, interactive, train, validate
+from commands import assert_error, assert_same_weights, outputs, train_in_two_processes
+from fairseq_cli import eval_lm, generate, interactive, validate
 from tiny import PLUGIN, run_command, run_here, train_flags, train_here
 
-from fairseq_lrpe.tasks.memory_lm import SegmentDataset, read_tokens
+from fairseq_lrpe.tasks.memory_lm import SegmentDataset, batch_streams, read_tokens
 
 MEMORY = (
     "--task memory_lm --streams 4 --tokens-per-sample 16 --memory-length 16 --token-positions none".split()
@@ -68,52 +68,45 @@ def test_batches_have_the_same_streams_in_every_segment(size, processes):
         assert streams == streams[:per_segment] * dataset.segments
 
 
+def test_streams_are_divisible_by_the_number_of_processes():
+    with pytest.raises(ValueError, match="--streams 1 is not divisible by the number of processes, 2"):
+        batch_streams(1, None, 2)
+
+
 def flags(folder, data, *more, arch=ARCH):
-    save = ["--save-dir", folder, "--no-epoch-checkpoints", "--dropout", 0]
-    return train_flags(data, arch, folder, *MEMORY, *save, *more)
+    return train_flags(data, arch, folder, *MEMORY, "--no-epoch-checkpoints", "--dropout", 0, *more)
 
 
-def parameters(folder):
-    return torch.load(folder / "checkpoint_last.pt", weights_only=True)["model"]
+def train(folder, data, *more, arch=ARCH):
+    done = train_here(*flags(folder, data, *more, arch=arch))
+    assert done.returncode == 0, done.stderr
 
 
-def assert_equal(one, two, tolerance=0.0):
-    for name, parameter in parameters(one).items():
-        torch.testing.assert_close(parameters(two)[name], parameter, rtol=tolerance, atol=tolerance)
+SIX = ["--max-update", 6, "--disable-validation"]
 
 
 @pytest.fixture(scope="module")
 def trained(data_bin, tmp_path_factory):
     """A training of six updates with all streams in one batch."""
     folder = tmp_path_factory.mktemp("trained")
-    done = train_here(*flags(folder, data_bin, "--max-update", 6, "--disable-validation"))
-    assert done.returncode == 0, done.stderr
+    train(folder, data_bin, *SIX)
     return folder
 
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_accumulated_update_is_the_same(size, trained, data_bin, tmp_path):
-    more = ["--max-update", 6, "--disable-validation", "--batch-size", size, "--update-freq", 4 // size]
-    done = train_here(*flags(tmp_path, data_bin, *more))
-    assert done.returncode == 0, done.stderr
-    assert_equal(trained, tmp_path, 1e-5)
+    train(tmp_path, data_bin, *SIX, "--batch-size", size, "--update-freq", 4 // size)
+    assert_same_weights(trained, tmp_path, 1e-5, 1e-5)
 
 
 def test_two_processes_equal_one(trained, data_bin, tmp_path):
-    more = ["--max-update", 6, "--disable-validation", "--batch-size", 2, "--distributed-world-size", 2]
-    more += ["--distributed-init-method", "env://", "--distributed-rank", -1, "--distributed-no-spawn"]
-    more += ["--distributed-backend", "gloo", "--ddp-backend", "legacy_ddp"]
-    start = ["torchrun", "--standalone", "--nproc_per_node", 2, "-m", "fairseq_cli.train"]
-    done = run_command(*start, *flags(tmp_path, data_bin, *more))
-    assert done.returncode == 0, done.stderr
-    assert_equal(trained, tmp_path, 1e-5)
+    train_in_two_processes(*flags(tmp_path, data_bin, *SIX, "--batch-size", 2))
+    assert_same_weights(trained, tmp_path, 1e-5, 1e-5)
 
 
 def test_validation_does_not_change_training(trained, data_bin, tmp_path):
-    more = ["--max-update", 6, "--validate-interval-updates", 1]
-    done = train_here(*flags(tmp_path, data_bin, *more))
-    assert done.returncode == 0, done.stderr
-    assert_equal(trained, tmp_path)
+    train(tmp_path, data_bin, "--max-update", 6, "--validate-interval-updates", 1)
+    assert_same_weights(trained, tmp_path)
 
 
 def test_resumed_training_logs_its_empty_memory(trained, data_bin, tmp_path):
@@ -123,24 +116,27 @@ def test_resumed_training_logs_its_empty_memory(trained, data_bin, tmp_path):
         logged = "the memory starts empty at segment 3" in done.stdout + done.stderr
         assert logged == (updates == 6)
     with pytest.raises(AssertionError):
-        assert_equal(trained, tmp_path)
+        assert_same_weights(trained, tmp_path)
 
 
 def test_training_resumed_between_epochs_is_identical(data_bin, tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     for folder, epochs in ((whole, [2]), (parts, [1, 2])):
         for last in epochs:
-            more = ["--max-epoch", last, "--tokens-per-sample", 64]
-            done = train_here(*flags(folder, data_bin, *more))
-            assert done.returncode == 0, done.stderr
-    assert_equal(whole, parts)
+            train(folder, data_bin, "--max-epoch", last, "--tokens-per-sample", 64)
+    assert_same_weights(whole, parts)
 
 
-def evaluated(checkpoint, data, *more):
-    words = f"--user-dir {PLUGIN} --path {checkpoint} --cpu --gen-subset test --num-workers 0".split()
-    done = run_here(eval_lm.cli_main, data, *words, *more)
+def loss(checkpoint, data, caplog, *words):
+    """Returns the loss of fairseq-eval-lm, which evaluates every token except the first."""
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        shared = f"--user-dir {PLUGIN} --path {checkpoint} --cpu --gen-subset test --num-workers 0".split()
+        done = run_here(eval_lm.cli_main, data, *shared, *words)
     assert done.returncode == 0, done.stderr
-    return done
+    tokens = len(read_tokens(data / "test")) - 1
+    assert re.search(r"Evaluated ([\d,]+) tokens", caplog.text)[1] == f"{tokens:,}"
+    return float(re.search(r"Loss \(base 2\): ([\d.]+)", caplog.text)[1])
 
 
 def test_evaluation_with_longer_memory(trained, data_bin, caplog):
@@ -154,24 +150,9 @@ def test_evaluation_with_longer_memory(trained, data_bin, caplog):
         "all": [*one, "--tokens-per-sample", 7, "--memory-length", tokens],
         "whole": [*one, "--tokens-per-sample", tokens - 1, "--memory-length", 0],
     }
-    found = {}
-    for name, words in calls.items():
-        caplog.clear()
-        with caplog.at_level("INFO"):
-            evaluated(checkpoint, data_bin, *words)
-        assert f"Evaluated {tokens - 1:,} tokens" in caplog.text.replace(str(tokens - 1), f"{tokens - 1:,}")
-        found[name] = float(re.search(r"Loss \(base 2\): ([\d.]+)", caplog.text)[1])
+    found = {name: loss(checkpoint, data_bin, caplog, *words) for name, words in calls.items()}
     assert found["all"] == found["whole"]
     assert len({found[name] for name in ("none", "some", "same", "all")}) == 4
-
-
-def loss(checkpoint, data, caplog, *words):
-    """The loss of fairseq-eval-lm, which evaluates every token except the first."""
-    caplog.clear()
-    with caplog.at_level("INFO"):
-        evaluated(checkpoint, data, *words)
-    assert f"Evaluated {len(read_tokens(data / 'test')) - 1:,} tokens" in caplog.text
-    return float(re.search(r"Loss \(base 2\): ([\d.]+)", caplog.text)[1])
 
 
 def test_task_and_memory_are_restored(trained, data_bin, caplog):
@@ -192,26 +173,17 @@ def test_task_and_memory_are_restored(trained, data_bin, caplog):
 
 
 def test_other_kind_of_memory_replaces_the_saved_one(data_bin, tmp_path, caplog):
-    more = ["--memory", "state", "--memory-length", 0, "--max-update", 6, "--disable-validation"]
-    done = train_here(*flags(tmp_path, data_bin, *more, arch="linear_lm_rope"))
-    assert done.returncode == 0, done.stderr
-    words = [
-        [],
-        ["--memory", "hidden"],
-        ["--memory-length", 16],
-        ["--memory", "hidden", "--memory-length", 16],
-    ]
-    state, none, *hidden = (loss(tmp_path / "checkpoint_last.pt", data_bin, caplog, *more) for more in words)
+    train(tmp_path, data_bin, *SIX, "--memory", "state", "--memory-length", 0, arch="linear_lm_rope")
+    words = ["", "--memory hidden", "--memory-length 16", "--memory hidden --memory-length 16"]
+    checkpoint = tmp_path / "checkpoint_last.pt"
+    state, none, *hidden = (loss(checkpoint, data_bin, caplog, *more.split()) for more in words)
     assert len({state, none, *hidden}) == 3 and hidden[0] == hidden[1]
 
 
-def test_checkpoints_of_different_tasks_are_rejected(trained, train, data_bin, tmp_path):
-    more = ["--memory-length", 8, "--max-update", 1, "--disable-validation"]
-    done = train_here(*flags(tmp_path / "memory", data_bin, *more))
-    assert done.returncode == 0, done.stderr
-    done = train(
-        ARCH, tmp_path / "plain", "--max-update", 1, "--disable-validation", "--no-epoch-checkpoints"
-    )
+def test_checkpoints_of_different_tasks_are_rejected(trained, data_bin, tmp_path):
+    one = ["--max-update", 1, "--disable-validation"]
+    train(tmp_path / "memory", data_bin, *one, "--memory-length", 8)
+    done = train_here(*train_flags(data_bin, ARCH, tmp_path / "plain", *one))
     assert done.returncode == 0, done.stderr
     for name, message in (
         ("memory", "the checkpoints differ in --memory-length: pass it"),
@@ -219,8 +191,7 @@ def test_checkpoints_of_different_tasks_are_rejected(trained, train, data_bin, t
     ):
         paths = f"{trained / 'checkpoint_last.pt'}:{tmp_path / name / 'checkpoint_last.pt'}"
         words = ["--user-dir", PLUGIN, "--path", paths, "--cpu", "--gen-subset", "test"]
-        done = run_here(generate.cli_main, data_bin, *words)
-        assert done.returncode == 1 and message in done.stderr.splitlines()[-1], done.stderr
+        assert_error(run_here(generate.cli_main, data_bin, *words), message)
 
 
 def test_generate_and_interactive_restore_the_memory(trained, data_bin, monkeypatch):
@@ -234,9 +205,7 @@ def test_generate_and_interactive_restore_the_memory(trained, data_bin, monkeypa
         found = []
         for flags in ([], [*explicit, "--memory-length", 16], [*explicit, "--memory-length", 4]):
             monkeypatch.setattr("sys.stdin", io.StringIO("w1 w3\nw5 w15 w6\n"))
-            done = run_here(main, data_bin, *words, *more, *flags)
-            assert done.returncode == 0, done.stderr
-            found.append(sorted(line for line in done.stdout.splitlines() if line.startswith("P-")))
+            found.append(outputs(run_here(main, data_bin, *words, *more, *flags), "P"))
         assert found[0] and found[0] == found[1] != found[2]
 
 
@@ -253,10 +222,7 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
         (generate.cli_main, "--gen-subset", "test", "--prefix-size", 6),
         (interactive.cli_main, "--buffer-size", 5),
     ):
-        done = run_here(main, data_bin, *words, *more)
-        assert done.returncode == 0, done.stderr
-        lines = (line.split("\t") for line in done.stdout.splitlines() if line.startswith("H-"))
-        found.append({int(x[0][2:]): x[2] for x in lines})
+        found.append(outputs(run_here(main, data_bin, *words, *more), "H"))
     for number in range(5):
         assert found[0][number] == found[1][number] and len(found[0][number].split()) >= 20
         assert found[0][number].startswith(prompts[number])
@@ -282,23 +248,18 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--token-positions sinusoidal", "sinusoidal token positions restart in each segment"),
     ("--checkpoint-activations", "--checkpoint-activations reads each segment twice"),
     ("--batch-size 2", "an update needs all 4 streams, and 2 (--batch-size) × 1 (processes) × 1"),
-    ("--streams 1 --distributed-world-size 2", "--streams 1 is not divisible by the number of processes, 2"),
     ("--sample-break-mode eos", "--sample-break-mode eos: memory_lm needs none to read streams"),
     ("--tokens-per-sample 100000", "a segment of 100,000 needs 100,001"),
     ("--streams 3000 --batch-size 3000", "3,000 streams, and a segment of 16 needs 17"),
 ])  # fmt: skip
 def test_invalid_arguments(more, message, data_bin, tmp_path):
-    done = run_here(train.cli_main, *flags(tmp_path / "save", data_bin), *more.split())
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode != 0 and message in last and "Traceback" not in done.stderr, done.stderr
-    assert not (tmp_path / "save").exists()
+    assert_error(train_here(*flags(tmp_path / "save", data_bin), *more.split()), message)
+    assert not list(tmp_path.glob("save/*.pt"))
 
 
 def test_fairseqs_model_is_rejected(data_bin, tmp_path):
     words = flags(tmp_path / "save", data_bin, arch="transformer_lm")
-    place = words.index("--token-positions")  # which it has not
+    place = words.index("--token-positions")  # not a flag of this model
     del words[place : place + 2]
-    done = run_here(train.cli_main, *words)
     message = "memory_lm is for --arch linear_lm_... and softmax_lm_..., not for transformer_lm"
-    assert done.returncode != 0 and message in done.stderr.strip().splitlines()[-1], done.stderr
-    assert not (tmp_path / "save").exists()
+    assert_error(train_here(*words), message)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from commands import assert_error, assert_resumes, state_of
 from tiny import run_here, train_flags, train_here
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
@@ -46,21 +47,17 @@ def test_sequences_depend_on_seed_epoch_and_index_only():
 
 def test_workers_advance_to_the_next_epoch():
     """fairseq reuses workers for the next epoch."""
-    task = task_of()
-    task.load_dataset("train")
-    seen = []
-    for number in (1, 2):
-        iterator = task.get_batch_iterator(
-            task.dataset("train"), max_sentences=5000, epoch=number, seed=1, num_workers=1
+    task, other = task_of(), task_of()
+    for each in (task, other):
+        each.load_dataset("train")
+    found = []
+    for each, number, workers in ((task, 1, 1), (task, 2, 1), (other, 2, 0)):
+        dataset = each.dataset("train")
+        iterator = each.get_batch_iterator(
+            dataset, max_sentences=5000, epoch=number, seed=1, num_workers=workers
         )
-        seen.append(next(iter(iterator.next_epoch_itr(shuffle=False)))["net_input"]["src_tokens"])
-    assert torch.equal(seen[1], next(iter(epoch_of(task_of(), 2)))) and not torch.equal(*seen)
-
-
-def epoch_of(task, number):
-    task.load_dataset("train")
-    iterator = task.get_batch_iterator(task.dataset("train"), max_sentences=5000, epoch=number, seed=1)
-    return (batch["net_input"]["src_tokens"] for batch in iterator.next_epoch_itr(shuffle=False))
+        found.append(next(iter(iterator.next_epoch_itr(shuffle=False)))["net_input"]["src_tokens"])
+    assert torch.equal(found[1], found[2]) and not torch.equal(found[0], found[1])
 
 
 def test_evaluated_splits_are_fixed_and_not_trained_on():
@@ -78,34 +75,21 @@ def test_evaluated_splits_are_fixed_and_not_trained_on():
 def test_a_model_learns(arch, tmp_path):
     done = train(arch, tmp_path, "--max-update", 60, "--validate-interval-updates", 60)
     assert done.returncode == 0, done.stderr
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert state["extra_state"]["val_loss"] < math.log2(5)  # of five characters that are as likely
+    assert state_of(tmp_path)["extra_state"]["val_loss"] < math.log2(5)  # that of a uniform prediction
 
 
 def test_resumed_training_is_identical(tmp_path):
     """In the middle of an epoch."""
-    quick = ("--disable-validation", "--batch-size", 16)
-    assert train("softmax_lm_rope", tmp_path / "whole", "--max-update", 6, *quick).returncode == 0
-    for updates in (3, 6):
-        assert train("softmax_lm_rope", tmp_path / "parts", "--max-update", updates, *quick).returncode == 0
-    whole, parts = (
-        torch.load(tmp_path / name / "checkpoint_last.pt", weights_only=True)["model"]
-        for name in ("whole", "parts")
-    )
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+    def run(save, *flags):
+        return train("softmax_lm_rope", save, "--disable-validation", "--batch-size", 16, *flags)
+
+    assert_resumes(run, tmp_path, (3, 6))
 
 
-@pytest.mark.parametrize("flags, message", [
-    (("--problem", "sums"), "unknown problem 'sums': choose from addition, index, search"),
-    (("--between", 0), "--between must be at least 1, not 0"),
-    (("--copied", 9), "--copied 9 must not exceed --first 8"),
-    (("--tokens-per-sample", 17), "too short for search with first 8, copied 8, between 1: pass at least 18"),
-    (("--valid-subset", "dev"), "unknown split 'dev': choose from train, valid, test"),
-])  # fmt: skip
-def test_invalid_flags(flags, message, tmp_path):
-    done = train("softmax_lm_rope", tmp_path / "save", *flags)
-    assert done.returncode and done.stderr.strip().startswith("fairseq_lrpe: ")
-    assert message in done.stderr and "\n" not in done.stderr.strip()
+def test_invalid_flags(tmp_path):
+    done = train("softmax_lm_rope", tmp_path / "save", "--copied", 9)
+    assert_error(done, "--copied 9 must not exceed --first 8")
     assert not list(tmp_path.glob("save/*.pt"))
 
 

@@ -93,8 +93,8 @@ def test_search_copies_previous_letters(seed, copied, more, between):
 
 
 def test_least_loss_of_search_by_hand():
-    # "bc" is at 1 of the 3 places of "abca"; of the 6 of "abcabcd" "ca" is at one; then a copy begins with
-    # "b", as 3 of the 9 places of "abcabcdcad" do. Random are "abca" but for its first letter, "d" and "d".
+    # "bc" is at 1 of 3 positions of "abca", "ca" at 1 of 6 of "abcabcd", and "b" at 2 of 9 of "abcabcdcad".
+    # "abca" without its first letter, "d" and "d" are random.
     nats = [3 * math.log(4), math.log(3), math.log(4), math.log(6), math.log(4), math.log(9 / 2)]
     least = Search(first=4, copied=2, between=1).least_loss("abca>bcd>cad>b")
     assert least == pytest.approx(sum(nats) / 13)

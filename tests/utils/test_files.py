@@ -1,4 +1,4 @@
-"""Files are read with limits, and appear whole or not at all, also when the disk is full."""
+"""Reading with size limits, and atomic writes, also on a full disk."""
 
 import os
 import resource
@@ -13,7 +13,7 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.files import read_file, save_figure, write_atomic
 
 
-def test_only_regular_files_up_to_a_limit_are_read(tmp_path):
+def test_read_file_limits(tmp_path):
     (tmp_path / "file").write_bytes(b"content")
     assert read_file(tmp_path / "file", 7) == b"content"
     with pytest.raises(ValueError, match="file exceeds the limit of 6 bytes"):
@@ -25,7 +25,7 @@ def test_only_regular_files_up_to_a_limit_are_read(tmp_path):
             read_file(tmp_path / name)
 
 
-def test_a_pipe_in_the_place_of_what_a_data_folder_says(tmp_path):
+def test_pipe_instead_of_metadata(tmp_path):
     os.mkfifo(tmp_path / layout.METADATA)
     with pytest.raises(ValueError, match=r"about\.json is missing or damaged"):
         layout.read_metadata(tmp_path)
@@ -66,7 +66,7 @@ def test_failed_write_keeps_the_existing_file(tmp_path):
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
 
 
-def test_a_plot_that_cannot_be_saved_keeps_the_last_one(tmp_path):
+def test_failed_plot_keeps_the_existing_one(tmp_path):
     write_run(tmp_path / "lm/x/linear_rope/seed-1", {100: 20, 200: 10}, 10, 200)
     path = tmp_path / "plot.png"
     words = tmp_path, "--experiment", "lm/x", "--plot", path
@@ -80,10 +80,7 @@ def test_a_plot_that_cannot_be_saved_keeps_the_last_one(tmp_path):
 
 def test_only_save_figure_writes_figures():
     """Every plot goes through the helper that keeps the existing file if a write fails."""
-    code = [
-        path
-        for name in ("fairseq_lrpe", "data_prep", "scripts")
-        for path in (REPOSITORY / name).rglob("*.py")
-    ]
+    folders = ("fairseq_lrpe", "data_prep", "scripts")
+    code = [path for name in folders for path in (REPOSITORY / name).rglob("*.py")]
     found = [path for path in code if any(call in path.read_text() for call in (".savefig(", ".imsave("))]
     assert found == [REPOSITORY / "fairseq_lrpe" / "utils" / "files.py"]

@@ -67,9 +67,8 @@ def test_bf16_needs_gpus_that_support_it(monkeypatch):
         argument_validation.check_machine(request(), "auto")
     tiny.pretend_gpus(monkeypatch, {"H100": H100, "Tesla V100": V100}, CU126)
     argument_validation.check_machine(request(cpu=True), "auto")
-    with pytest.raises(
-        ValueError, match=r"^bf16 needs .* 8\.0, and Tesla V100 \(cuda:1\) has 7\.0: use fp16$"
-    ):
+    message = r"^bf16 needs .* 8\.0, and Tesla V100 \(cuda:1\) has 7\.0: use fp16$"
+    with pytest.raises(ValueError, match=message):
         argument_validation.check_machine(request(), "auto")
 
 
@@ -107,9 +106,8 @@ def test_a_model_trained_with_kernels_runs_without_them():
     encoding = build_encoding("rope", num_heads=2, head_dim=8, causal=True)
     trained = LinearAttention(encoding, backend="fla")
     x = torch.randn(5, 3, 16)
-    with pytest.raises(
-        ValueError, match=r"^backend 'fla' needs a CUDA GPU \(the device is cpu\): use backend 'chunk'$"
-    ):
+    message = r"^backend 'fla' needs a CUDA GPU \(the device is cpu\): use backend 'chunk'$"
+    with pytest.raises(ValueError, match=message):
         trained(x)
     plain = LinearAttention(encoding, backend="chunk").eval()
     plain.load_state_dict(trained.state_dict())

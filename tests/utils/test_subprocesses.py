@@ -12,16 +12,15 @@ from tiny import BIN, REPOSITORY
 from fairseq_lrpe.utils import subprocesses
 
 
-def test_a_failing_command_is_named_with_the_end_of_its_log(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "executable", str(BIN / "python"))  # a process of its own, no fork
-    with pytest.raises(
-        subprocesses.CommandFailed, match=r"(?s)^fairseq-train failed with exit code 2; end of .*log:.*--arch"
-    ):
+def test_error_of_a_failing_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(BIN / "python"))  # a new process instead of a fork
+    message = r"(?s)^fairseq-train failed with exit code 2; end of .*log:.*--arch"
+    with pytest.raises(subprocesses.CommandFailed, match=message):
         subprocesses.run_command(["fairseq-train", "--arch"], tmp_path / "log")
     assert "tensorboardX" not in (tmp_path / "log").read_text()
 
 
-def test_each_line_is_given_on_and_all_is_logged(tmp_path):
+def test_lines_are_passed_on_and_logged(tmp_path):
     lines = []
     program = "print(1); print(2); import os; os.write(1, b'no end \\xff')"
     subprocesses.run_command(["python", "-c", program], tmp_path / "log", lines.append)
@@ -29,8 +28,8 @@ def test_each_line_is_given_on_and_all_is_logged(tmp_path):
     assert (tmp_path / "log").read_bytes().endswith(b"\n1\n2\nno end \xff")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
-def test_a_command_ends_with_its_program_that_is_killed_and_all_it_printed_is_logged(tmp_path):
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+def test_command_ends_when_its_parent_is_killed(tmp_path):
     sleeps = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     ours = f"""
 from pathlib import Path
@@ -56,9 +55,9 @@ POOL = "from worker import work; from data_prep.parallel import ordered_map; lis
 FORK = "def cli_main():\n    import os\n    if os.fork() == 0: work()\n    os.wait()\n"
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.parametrize("words", [["-c", POOL], ["-m", "data_prep.preprocess"]])
-def test_worker_processes_end_with_their_parent_that_is_killed(words, tmp_path):
+def test_workers_end_when_their_parent_is_killed(words, tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)
     (tmp_path / "fairseq_cli").mkdir()  # instead of fairseq's, which takes seconds to import
     (tmp_path / "fairseq_cli/__init__.py").touch()
@@ -73,7 +72,7 @@ def test_worker_processes_end_with_their_parent_that_is_killed(words, tmp_path):
 
 
 def alive(pid):
-    """Whether a process runs; one that nobody waits for is a zombie."""
+    """Whether a process runs; zombies do not."""
     try:
         os.kill(pid, 0)
         with open(f"/proc/{pid}/stat") as file:
@@ -82,6 +81,6 @@ def alive(pid):
         return False
 
 
-def test_flags_are_written_as_fairseq_takes_them():
+def test_as_flags():
     flags = {"max_update": 5, "cpu": True, "x": None, "y": False, "lr": 0.1}
     assert subprocesses.as_flags(flags) == ["--max-update", "5", "--cpu", "--lr", "0.1"]

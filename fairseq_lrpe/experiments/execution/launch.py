@@ -1,7 +1,6 @@
 """Launch settings of a training (GPUs, nodes, precision) and its fairseq-train command."""
 
 import argparse
-import importlib.util
 import os
 import re
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from fairseq_lrpe.utils.gpus import check_architectures, check_bf16, gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 PRECISIONS = ("fp16", "fp32", "bf16")
-TRACKERS = {"--tensorboard-logdir": "tensorboard", "--wandb-project": "wandb"}  # {flag: package}
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
 
 
@@ -23,8 +21,8 @@ class Launch:
     """The processes of a training.
 
     Args:
-        gpus: the number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
-        rendezvous: the HOST:PORT at which the nodes connect.
+        gpus: number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
+        rendezvous: HOST:PORT at which the nodes connect.
     """
 
     gpus: int = 0
@@ -74,9 +72,7 @@ def choose_launch(args: argparse.Namespace) -> Launch:
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
     """Returns the number of batches that each process accumulates for one update with the total batch."""
     total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
-    if unit not in BATCH_FLAGS:
-        raise ValueError(f"batch.unit={unit}: choose from {', '.join(BATCH_FLAGS)}")
-    if min(total, per_gpu) < 1 or total % (per_gpu * processes):
+    if total % (per_gpu * processes):
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"
         raise ValueError(
             f"the total batch of {total} {unit} is not a multiple of {where} × {per_gpu} {unit} "
@@ -149,14 +145,6 @@ def check_checkpoint(job, command: list[str]) -> None:
         written += [f"checkpoint_EPOCH_{n}.pt" for n in updates[-1:]]
         names = "no checkpoint" if flags.no_save or not written else ", ".join(written)
         raise ValueError(f"evaluate.checkpoint={name}: the training writes {names}")
-
-
-def check_trackers(command: list[str]) -> None:
-    """Raises ValueError if fairseq-train would log with a package that is not installed."""
-    for flag, package in TRACKERS.items():
-        is_set = any(argument.partition("=")[0] == flag for argument in command)
-        if is_set and importlib.util.find_spec(package) is None:
-            raise ValueError(f"{flag} requires {package}: install it with pip install -e '.[{package}]'")
 
 
 def visible_gpus() -> list[str]:

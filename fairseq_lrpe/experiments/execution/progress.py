@@ -52,12 +52,7 @@ def current_phase(folder: Path) -> str:
 
 
 def describe(entries: list[dict], updates: int, log: Path, phase: str) -> str:
-    """Describes the progress of a training in one line.
-
-    Args:
-        entries: the log entries so far.
-        updates: the number of updates of the whole training.
-    """
+    """Describes the progress of a training with these log entries in one line."""
     inner = next((entry for entry in reversed(entries) if entry["kind"] == "train_inner"), {})
     completed = entry_updates(entries[-1]) if entries else 0
     parts = [phase, f"{completed:,} of {updates:,} updates"]

@@ -48,11 +48,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Returns the JSON object in a file, or an empty one if the file does not exist.
-
-    Raises:
-        ValueError: the file is damaged.
-    """
+    """Returns the JSON object in a file, {} if it does not exist; ValueError if it is damaged."""
     try:
         return object_in(path)
     except ValueError as error:
@@ -94,13 +90,10 @@ class InUse(ValueError):
 
 @contextmanager
 def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
-    """Creates the folder if necessary and holds its lock.
+    """Creates the folder if necessary and holds its lock; InUse if another process still holds it at the end.
 
     Subprocesses inherit the lock. If this process is killed, they release it a little later, which is what
     ``timeout`` seconds are for.
-
-    Raises:
-        InUse: another process still holds the lock after ``timeout`` seconds.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + timeout
@@ -261,11 +254,7 @@ class Log:
         return [self._entries[key] for key in sorted(self._entries)]
 
     def complete(self, checkpoints: Path, updates: int) -> None:
-        """Adds the summary of an epoch that was saved, but not logged before fairseq was killed.
-
-        Args:
-            updates: the number of updates of the whole training.
-        """
+        """Adds the summary of an epoch that was saved, but not logged before fairseq was killed."""
         if not self._entries or not completed_updates(checkpoints):
             return
         entries = self.entries()
@@ -286,12 +275,7 @@ class Log:
 def epoch_summary(checkpoint: Path, updates: int, with_ppl: bool) -> dict | None:
     """Returns the "train" entry that fairseq logs after saving a checkpoint, without times and speeds.
 
-    Args:
-        updates: the number of updates of the whole training.
-        with_ppl: adds the perplexity, which checkpoints do not contain.
-
-    Returns:
-        the entry, or None for a checkpoint in the middle of an epoch.
+    It is None in the middle of an epoch. ``with_ppl`` adds the perplexity, which checkpoints do not contain.
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 

@@ -27,7 +27,6 @@ from fairseq_lrpe.experiments.execution import extend_run, run_directory
 from fairseq_lrpe.experiments.execution.launch import (
     Launch,
     check_checkpoint,
-    check_trackers,
     train_command,
     update_freq,
 )
@@ -128,17 +127,13 @@ class Job:
             raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
         update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         data_sizes(self.kind, self.cfg)
-        check_trackers(command := train_command(self))
+        command = train_command(self)
         if self.kind.evaluations(self.cfg) and not self.trials() and not self.checkpoint.exists():
             check_checkpoint(self, command)
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    """Returns {file: bytes} of a run's data, by which changed data is detected.
-
-    Raises:
-        ValueError: a file is missing.
-    """
+    """Returns {file: bytes} of a run's data, which detect changes; ValueError if a file is missing."""
     folder, files = REPOSITORY / cfg.data, kind.data(cfg)
     names = {os.path.relpath(path, folder): path for path in files}
     if absent := [name for name, path in names.items() if not path.is_file()]:
@@ -222,7 +217,7 @@ def run_primary(job: Job) -> None:
     record = {"evaluations": {}, **read_json(job.folder / "evaluation.json")}
     write_json(job.folder / "evaluation.json", {**record, "finished": run_directory.timestamp()})
     for name, measured in record["evaluations"].items():
-        if text := job.kind.told(job.cfg, measured):
+        if text := job.kind.describe(job.cfg, measured):
             print(f"{name}: {text}")
     print(f"finished: {job.folder}")
 
@@ -254,7 +249,7 @@ def run_training(job: Job, command: list[str], log: Log) -> None:
     # fairseq would train a finished model for one more update.
     if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
         locks = [job.lock.fileno()] if job.lock else []
-        with show_training(str(job.run), job.updates, log, job.kind.watched(job)) as record:
+        with show_training(str(job.run), job.updates, log, job.kind.validation_metric(job)) as record:
             run_command(command, log.path, record, cwd=REPOSITORY, pass_fds=locks)
 
 
@@ -268,7 +263,7 @@ def explain_failure(job: Job, error: CommandFailed) -> Exception:
     if not match or OmegaConf.select(job.cfg, key) is None:
         return error
     reason, changes = str(error)[match.start() :].splitlines()[0], dict(job.run.changes)
-    source = f"{display_path(job.experiment.file_of(key))}, key {key}"
+    source = f"{display_path(job.experiment.file_of(key))}: {key}"
     source = f"{key}={changes[key]}" if key in changes else source
     return TrainingRejected(f"{source}: fairseq-train rejects it ({reason})")
 

@@ -15,7 +15,7 @@ from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import IN_USE, is_locked
 from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, is_finished, was_discarded
-from fairseq_lrpe.experiments.spec.experiment import is_free, own
+from fairseq_lrpe.experiments.spec.experiment import applicable_overrides, is_free
 from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.utils.subprocesses import die_with_parent
@@ -90,11 +90,7 @@ def job_environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 
 
 def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
-    """Returns the number of GPUs of each job, or None to let the run choose.
-
-    Raises:
-        ValueError: this machine has too few GPUs.
-    """
+    """Returns the GPUs of each job, None to let the run choose; ValueError if there are too few."""
     available = len(visible_gpus())
     if gpus is None and available:
         if available < jobs:
@@ -106,14 +102,7 @@ def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
 
 
 def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[list[Run], list[str]]:
-    """Splits a table's runs by whether their data has been prepared.
-
-    Returns:
-        the runs with data, and one message per experiment without.
-
-    Raises:
-        ValueError: no run has data.
-    """
+    """Returns the runs with data, and one message per experiment without; ValueError if none has data."""
     ready, messages = [], {}
     for run in planned:
         experiment = table.experiment_of(run)
@@ -132,7 +121,8 @@ def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tu
 def train_arguments(table: Table, run: Run, results: Path) -> list[str]:
     """Returns the arguments of ``lrpe train`` that execute a run of the table."""
     arguments = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
-    free = [text for text in own(run.experiment, table.overrides) if is_free(text.partition("=")[0])]
+    overrides = applicable_overrides(run.experiment, table.overrides)
+    free = [text for text in overrides if is_free(text.partition("=")[0])]
     initial = Job(table.experiment_of(run), run, results).starts_from
     free += [f"starts_from={initial}"] if initial else []
     return [*arguments, *(f"{key}={value}" for key, value in run.changes), *free]
@@ -148,16 +138,10 @@ def is_complete(table: Table, run: Run, results: Path) -> bool:
 def execute_runs(
     table: Table, runs: list[Run], results: Path, launcher: LocalLauncher, flags: list[str]
 ) -> list[str]:
-    """Executes the runs that are not complete, each after those it depends on.
+    """Executes the runs that are not complete, each after those it needs; returns one message per failed run.
 
     A run that another process is executing, such as that of another table, is waited for. Failing runs do not
-    stop the others.
-
-    Args:
-        flags: further arguments of ``lrpe train``.
-
-    Returns:
-        one message per failed run.
+    stop the others. ``flags`` are further arguments of ``lrpe train``.
     """
     priority = {run: number for number, run in enumerate(runs) if not is_complete(table, run, results)}
     needs = {run: priority.keys() & table.experiment_of(run).needs(run) for run in priority}

@@ -50,11 +50,7 @@ def classify(model, task, files: list[Path]) -> Iterator[tuple[Path, str, float]
 
 
 def run(checkpoint: Path, settings: dict, folder: Path, cpu: bool) -> None:
-    """Prints the file, label and probability of each image below a folder.
-
-    Args:
-        settings: those of the checkpoint's task.
-    """
+    """Prints the file, label and probability of each image; ``settings`` are those of the task."""
     files = find_images(folder)
     data = str(REPOSITORY / settings["data"])  # contains the names of the labels
     model, task = load_model(checkpoint, cpu, data=data)

@@ -31,10 +31,8 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
     for row, question in zip(tokens, questions, strict=True):
         row[: len(question)] = question
     tokens, state = tokens.to(next(model.parameters()).device), {}
-    lengths, ended = (
-        lengths.to(tokens.device),
-        torch.zeros(len(questions), dtype=torch.bool).to(tokens.device),
-    )
+    lengths = lengths.to(tokens.device)
+    ended = torch.zeros(len(questions), dtype=torch.bool, device=tokens.device)
     for position in range(1, length):
         logits = model.decoder(tokens[:, :position], incremental_state=state)[0]
         predicted, is_answer = logits[:, -1].argmax(-1), lengths <= position

@@ -9,11 +9,7 @@ import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 
 
 def load_model(checkpoint: Path, cpu: bool, **overrides: str) -> tuple:
-    """Returns (model, task) of a checkpoint in evaluation mode, on a GPU if there is one and not ``cpu``.
-
-    Args:
-        overrides: replaced settings of the checkpoint, such as its data folder.
-    """
+    """Returns (model, task) of a checkpoint in evaluation mode; ``overrides`` replace its settings."""
     [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], arg_overrides=overrides or None
     )

@@ -9,6 +9,13 @@ def prediction_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu
     return ["python", "-m", "fairseq_lrpe", "classify", *arguments, *["--cpu"] * cpu]
 
 
+def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
+    """Predicts the split of an evaluation with the job's checkpoint; returns (predictions, targets)."""
+    split, path = job.kind.evaluations(job.cfg)[name]["split"], job.folder / f"predictions-{name}.tsv"
+    job.call(prediction_command(job.checkpoint, data, {split: path}, job.launch.cpu), name)
+    return read_predictions(path)
+
+
 def read_predictions(path: Path) -> tuple[list[str], list[str]]:
     """Returns (predictions, targets) of a file."""
     rows = [line.split("\t") for line in path.read_text().splitlines()[1:]]
@@ -37,3 +44,11 @@ def score_metrics(predicted: list[float], target: list[float]) -> dict[str, floa
     pair = predicted, target
     values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
     return {name: 100 * float(value) for name, value in values.items()}
+
+
+def describe_score(metric: str, score: float | None, majority: float | None) -> str | None:
+    """Returns a score in words, compared with that of the most frequent label; None without a score."""
+    if score is None:
+        return None
+    baseline = "" if majority is None else f", always the most frequent label {majority:.2f}"
+    return f"{metric} {score:.2f}{baseline}"

@@ -28,16 +28,12 @@ def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         table: the table.
-        results: measurements as ``load_results`` returns them, of any runs.
+        results: measurements of any runs, as ``load_results`` returns them.
 
     Returns:
-        A DataFrame with the columns of ``results`` and
-
-        - cell: the position in ``table.cells``
-        - is_measured: whether the run has this value; a diverged run has it, and it is NaN
-
-        Every planned seed of a cell with runs has a line. A cell that averages other cells, or takes the best
-        of them for each seed, has a line for each seed that all of them have measured.
+        A DataFrame with the columns of ``results``, ``cell`` (the position in ``table.cells``) and
+        ``is_measured`` (whether the run has the value; NaN if it diverged). Every planned seed of a cell with
+        runs has a line. A cell that combines others has a line for each seed that all of them measured.
     """
     planned = pd.DataFrame(
         [
@@ -91,7 +87,7 @@ def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
 
         - attention, row, method, column, measured_on (the experiment), metric, better
         - paper, paper_std: the published number
-        - mean, std, seeds: of the measured seeds, if the table says so without the worst of three or more;
+        - mean, std, seeds: of the measured seeds, for ``drop_worst`` without the worst of three or more;
           ``seeds`` includes it. The mean of a diverged run is not finite.
         - planned, state: the number of planned seeds; "3", "2 of 3", the state of the run that got furthest,
           "damaged", or "-"
@@ -168,7 +164,7 @@ def _trained_differently(table, lengths, parts):
 
 
 def _summarize_cell(cell, lines, planned):
-    """The columns that depend on one cell alone."""
+    """The columns that depend on a single cell."""
     values = sorted(_measured(lines).values(), reverse=cell.better == "higher")
     mean, std = _mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
     state = f"{len(values)}" if len(values) == planned else f"{len(values)} of {planned}"
@@ -230,7 +226,7 @@ def _add_ranks(summary):
 def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Returns {(attention, column): Spearman's ρ} of the ranks.
 
-    It is NaN for two rows, whose correlation is 1 or -1 whatever they are, and where all values are equal.
+    It is NaN for two rows, whose correlation is always 1 or -1, and where all values are equal.
     """
     ranked = summary.dropna(subset=["paper_rank", "rank"])
     found = {}

@@ -1,4 +1,4 @@
-"""Writes an HTML report of a results folder: tables beside the papers', curves, and the state of every run.
+"""Writes an HTML report of a results folder: tables with published numbers, curves, and the states of runs.
 
 The page is one file that needs no network. Its layout is in ``report.html.jinja``.
 """
@@ -102,11 +102,7 @@ class Report:
 
 
 def scan(results: Path) -> Report:
-    """Reads all runs below a results folder, and finds the tables that they belong to.
-
-    Raises:
-        ValueError: there is no run.
-    """
+    """Reads all runs below a results folder and finds their tables; ValueError if there is no run."""
     folders = run_folders(results)
     if not folders:
         missing = "no folder such as lm/mini/linear_base/seed-1 with a run.json"

@@ -64,11 +64,7 @@ CONFIG = {
 
 
 def curve_figure(lines: pd.DataFrame) -> go.Figure | None:
-    """Plots the validation curves of an experiment's runs, one line per run; returns None without any.
-
-    Args:
-        lines: what ``plots.experiment_lines`` returns.
-    """
+    """Plots the validation curves of ``plots.experiment_lines``, one line per run; None without any."""
     groups = []
     for (attention, row), runs in lines.groupby(["attention", "row"], sort=False):
         seeds = {seed: common_points(of) for seed, of in runs.groupby("seed", sort=False)}

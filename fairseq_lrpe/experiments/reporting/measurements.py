@@ -8,7 +8,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
 from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.run import as_text, run_folders
-from fairseq_lrpe.utils.yaml_loader import parse
+from fairseq_lrpe.experiments.spec.table import read_paper
 
 RUN = ["experiment", "attention", "method", "changes", "seed"]
 """The columns that identify a run."""
@@ -42,29 +42,9 @@ def load_results(results: str | Path) -> pd.DataFrame:
         results = fairseq_lrpe.load_results("results")
         results.query("metric == 'perplexity'").groupby(["experiment", "method"])["value"].mean()
     """
-    return measurements(read_runs(results))
-
-
-def load_curves(results: str | Path) -> pd.DataFrame:
-    """Loads the validation curves of every run below a results folder, one validation per line.
-
-    Returns:
-        A DataFrame with the columns experiment, attention, method, changes, seed (the run), kind, is_measured
-        (whether the run has evaluations), folder, updates and value. ``KINDS[kind].curve`` says what the
-        value is.
-    """
-    return curves(read_runs(results))
-
-
-def read_runs(results: str | Path) -> list[RunRecord]:
-    """Reads all run folders below a results folder.
-
-    Raises:
-        ValueError: there is no such folder.
-    """
     results = Path(results).absolute()
     check_folder(results)
-    return [read_run(folder, results) for folder in run_folders(results)]
+    return measurements(read_run(folder, results) for folder in run_folders(results))
 
 
 def check_folder(results: Path) -> None:
@@ -85,7 +65,11 @@ def measurements(records: Iterable[RunRecord]) -> pd.DataFrame:
 
 
 def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Returns the DataFrame of :func:`load_curves` for these runs."""
+    """Returns the validation curves of runs, one validation per line.
+
+    The columns are experiment, attention, method, changes, seed (the run), kind, is_measured (whether the run
+    has evaluations), folder, updates and value. ``KINDS[kind].curve`` says what the value is.
+    """
     columns = [*RUN, "kind", "is_measured", "folder"]
     lines = []
     for record in records:
@@ -116,15 +100,13 @@ def published() -> pd.DataFrame:
     """
     lines = []
     for path in sorted((experiments.CONFIGS / "paper").glob("*.yaml")):
-        for name, table in parse(path.read_text(encoding="utf-8"))["tables"].items():
-            for row in table["rows"]:
-                changes = sorted((row.get("changes") or {}).items())
-                text = ", ".join(f"{key}={as_text(value)}" for key, value in changes)
-                key = [path.stem, name, row["row"], row.get("attention"), row.get("method"), text]
-                for column, value in row["values"].items():
-                    about = table["columns"][column]
-                    mean, std = (value["mean"], value["std"]) if isinstance(value, dict) else (value, None)
-                    if mean is not None:  # a dash in the paper
-                        lines.append([*key, column, about["metric"], about["better"], mean, std])
+        for name, table in read_paper(path).tables.items():
+            for row in table.rows:
+                changes = ", ".join(f"{key}={as_text(value)}" for key, value in sorted(row.changes.items()))
+                key = [path.stem, name, row.row, row.attention, row.method, changes]
+                for column in row.values:
+                    about, number = table.columns[column], row.published(column)
+                    if number:  # otherwise a dash in the paper
+                        lines.append([*key, column, about.metric, about.better, *number])
     frame = pd.DataFrame(lines, columns=[*PUBLISHED, "mean", "std"])
     return frame.astype({"mean": "float64", "std": "float64"})

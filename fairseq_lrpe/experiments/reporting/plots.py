@@ -67,13 +67,9 @@ def experiment_lines(records: Collection[RunRecord]) -> pd.DataFrame:
 
 
 def common_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Averages curves over the seeds.
+    """Returns the mean, min and max of curves over the seeds, by updates, where all seeds have finite values.
 
-    Args:
-        runs: the curves of one line's runs. If some runs have been evaluated, only these are used.
-
-    Returns:
-        The columns mean, min and max, by ``updates``, where all seeds have finite values.
+    If some runs have been evaluated, only these are used.
     """
     runs = runs[runs["is_measured"]] if runs["is_measured"].any() else runs
     points = runs.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
@@ -82,14 +78,9 @@ def common_points(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
-    """Plots validation curves, in one panel per experiment and attention.
+    """Plots the curves of ``table_lines`` or ``experiment_lines``, in one panel per experiment and attention.
 
     A line is the mean over the row's seeds; its band ranges from the lowest to the highest of them.
-
-    Args:
-        title: the title of the figure.
-        lines: what :func:`table_lines` or :func:`experiment_lines` returns.
-        path: the file to write.
 
     Raises:
         ValueError: there is nothing to plot.
@@ -122,7 +113,7 @@ def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
 
 
 def wrap(row: str, notes: Collection[str] = ()) -> str:
-    """Wraps the name of a row for a legend beside a plot."""
+    """Wraps the name of a row for the legend."""
     text = row + (f" ({', '.join(notes)})" if notes else "")
     whole_words = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.fill(text, 32, subsequent_indent="    ", **whole_words)
@@ -206,14 +197,11 @@ def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
 
 
 def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Selects the measured numbers that can be drawn as lines over a table's columns.
-
-    Args:
-        summary: one line per cell, as :func:`aggregate.summarize` returns it.
+    """Selects the cells of a summary that can be drawn as lines over a table's columns.
 
     Returns:
-        The lines of the metric that most columns have, without columns made of others, the best row of
-        each attention first; and the names of the columns in the table's order.
+        The cells of the metric that most columns have, without columns made of others, the best row of each
+        attention first; and the names of the columns in the table's order.
     """
     cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]
     metrics = cells["metric"].tolist()
@@ -232,11 +220,7 @@ def needs_log_scale(values: pd.Series) -> bool:
 
 
 def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
-    """Plots the measured numbers over a table's columns: one line per row, one panel per attention.
-
-    Raises:
-        ValueError: there is nothing to plot.
-    """
+    """Plots measured numbers over the columns, one panel per attention; ValueError without numbers."""
     from matplotlib.figure import Figure
 
     cells, columns = column_lines(summary)

@@ -122,9 +122,7 @@ def show(sections: Iterable[str | Section], form: str | None) -> None:
 def show_csv(frame: pd.DataFrame, count: str) -> None:
     """Prints a DataFrame as CSV, with ten digits of each number.
 
-    Args:
-        frame: its column ``mean`` is NaN where nothing was measured, and also where a run diverged.
-        count: the column with the number of measurements, which tells the two apart.
+    The column ``count`` tells apart means that were not measured and those that diverged; both are NaN.
     """
     means = frame["mean"].map("{:.10g}".format).where(frame[count] > 0, "")
     frame.assign(mean=means).to_csv(sys.stdout, index=False, float_format="%.10g", lineterminator="\n")

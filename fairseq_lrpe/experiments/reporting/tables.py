@@ -1,4 +1,4 @@
-"""A paper's table beside the published numbers, and the list of all runs of an experiment, as text."""
+"""Tables with published and measured numbers, and lists of all runs of an experiment, as text."""
 
 import sys
 from collections.abc import Iterator
@@ -25,14 +25,7 @@ from fairseq_lrpe.methods import canonical
 
 
 def collect(table: Table, results: Path) -> pd.DataFrame:
-    """Reads the table's runs below a results folder and summarizes them.
-
-    Returns:
-        One line per cell of the table, as :func:`aggregate.summarize` describes it.
-
-    Raises:
-        ValueError: the folder does not exist, or has no readable run of the table.
-    """
+    """Reads a table's runs and returns their ``aggregate.summarize``; ValueError without readable runs."""
     records = read_table_runs(table, results)
     if all(record.problem is not None for record in records):
         raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
@@ -68,11 +61,7 @@ def _suggestion(table, results):
 
 
 def existing_overrides(table: Table, records: list[RunRecord]) -> dict[tuple[str, ...], set]:
-    """Finds the KEY=VALUEs with which a table was run, besides the changes of its own runs.
-
-    Returns:
-        {KEY=VALUEs: the (attention, method) pairs of the table's rows that have runs with them}.
-    """
+    """Returns {overrides with which the table was run: (attention, method) pairs that have such runs}."""
     own = {key for run in table.runs() for key, _ in run.changes}
     own -= {text.partition("=")[0] for text in table.overrides}
     rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
@@ -86,13 +75,7 @@ def existing_overrides(table: Table, records: list[RunRecord]) -> dict[tuple[str
 
 
 def show_table(table: Table, summary: pd.DataFrame, form: str | None = None) -> None:
-    """Prints the table.
-
-    Args:
-        table: the table.
-        summary: what :func:`collect` returns.
-        form: "markdown", "latex" or "csv"; the default is a table on a terminal, and Markdown elsewhere.
-    """
+    """Prints what ``collect`` returns as "markdown", "latex" or "csv"; None depends on the terminal."""
     if form == "csv":
         renderers.show_csv(summary[CSV], "seeds")
     else:
@@ -169,9 +152,7 @@ def _lengths_apart(summary):
 def _grid(cells: pd.DataFrame, texts: dict[str, list[str]]) -> pd.DataFrame:
     """Arranges texts in a line per row and, for each column of the table, a column per kind of text.
 
-    Args:
-        cells: has the columns attention, label and column.
-        texts: {what is added to a column's heading: a text for each of the cells}.
+    ``texts`` is {suffix of the column's heading: a text for each of the cells}.
     """
     columns = list(cells["column"].unique())
     keys = ["attention", "label", "column"]
@@ -231,11 +212,7 @@ def _differences(summary):
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
-    """Reads all runs of an experiment, which need not have a YAML file any more.
-
-    Raises:
-        ValueError: there are none; the message lists the experiments that have runs.
-    """
+    """Reads all runs of an experiment, which needs no YAML file; ValueError if there are none."""
     check_folder(results)
     folders = run_folders(results / experiment, Path())
     if not folders:
@@ -246,13 +223,7 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
 
 
 def show_experiment(experiment: str, results: pd.DataFrame, form: str | None = None) -> None:
-    """Prints the runs of an experiment, one line per attention, method and changes.
-
-    Args:
-        experiment: its name.
-        results: the measurements of its runs, as ``load_results`` returns them.
-        form: as in :func:`show_table`.
-    """
+    """Prints the measurements of an experiment's runs in the forms of ``show_table``."""
     if form == "csv":
         renderers.show_csv(summarize_runs(results)[RUNS_CSV], "measured_seeds")
     else:

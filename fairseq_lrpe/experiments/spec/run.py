@@ -1,4 +1,4 @@
-"""A run: one training and its evaluations; its text is its folder below the results."""
+"""A run: one training with its evaluations, and its folder in the results."""
 
 import os
 from collections.abc import Iterator
@@ -14,12 +14,12 @@ from fairseq_lrpe.methods import ATTENTIONS, aliases, canonical
 from fairseq_lrpe.utils.yaml_loader import check_limits
 
 RECORDS = ("run.json", "log.jsonl", "evaluation.json")
-"""The files of a run's folder that are on record of it."""
+"""The files in a run's folder that describe it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: ``changes`` are (key, value) pairs of the experiment's settings, sorted, values as text.
+    """One training; ``changes`` are sorted (key, value) pairs of changed settings, with values as text.
 
     ``str(run)`` is EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
     """
@@ -36,23 +36,23 @@ class Run:
 
     @classmethod
     def of(cls, settings: dict) -> "Run":
-        """Returns the run that a folder's run.json is of; KeyError if it says none."""
+        """Returns the run that a run.json describes; KeyError if it is incomplete."""
         names = "experiment", "attention", "method", "seed"
         return cls(*(settings[name] for name in names), tuple(sorted(settings["changes"].items())))
 
     def changed(self, changes: dict[str, object]) -> "Run":
-        """Returns the run with these changes too."""
+        """Returns the run with additional changes."""
         texts = {key: as_text(value) for key, value in changes.items()}
         return replace(self, changes=tuple(sorted({**dict(self.changes), **texts}.items())))
 
     def folder(self, results: Path) -> Path:
-        """Returns the folder that it has under a name of its method, or the one that it will have."""
+        """Returns the run's folder; an existing one may have another name of the same method."""
         folders = [results / str(replace(self, method=name)) for name in aliases(self.method)]
         return next((folder for folder in folders if folder.is_dir()), results / str(self))
 
 
 def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
-    """Returns the folders of runs below, of one experiment or all, by their names and what is in them."""
+    """Returns the run folders below a folder, optionally only those of one experiment."""
     found = (path for path in folder.rglob("seed-*") if any((path / name).exists() for name in RECORDS))
     experiments = ((path, experiment_of(path, folder)) for path in found)
     return sorted(path for path, one in experiments if one is not None and experiment in (None, one))
@@ -67,7 +67,7 @@ def experiment_of(path: Path, folder: Path) -> Path | None:
 def finished_runs(results: Path) -> Iterator[tuple[tuple[str, str, str], dict[str, str]]]:
     """Yields ((experiment, attention, method), changes) of each finished run below a folder.
 
-    Only paths and the word "finished" in evaluation.json are read, so that thousands of runs take a moment.
+    Only paths and the word "finished" in evaluation.json are read, which is fast for thousands of runs.
     """
     for folder, folders, _ in os.walk(results):
         path = Path(folder)
@@ -85,7 +85,7 @@ def finished_runs(results: Path) -> Iterator[tuple[tuple[str, str, str], dict[st
 
 
 def as_value(text: str) -> object:
-    """Returns the number, truth, list or text that stands behind KEY=."""
+    """Parses the value of a KEY=VALUE override."""
     try:
         check_limits(text)
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
@@ -94,7 +94,7 @@ def as_value(text: str) -> object:
 
 
 def as_text(value: object) -> str:
-    """Returns the one text of a value, so that 1e-3 and 0.001 are the same change."""
+    """Returns the canonical text of a value; 1e-3 and 0.001 have the same."""
     if isinstance(value, bool | None):
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):

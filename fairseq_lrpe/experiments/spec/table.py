@@ -1,111 +1,170 @@
-"""A table: the paper's rows, what its columns are measured by, and the runs that this takes."""
+"""A table: the paper's rows and columns, and the runs that measure its cells."""
 
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from omegaconf import MISSING, DictConfig, OmegaConf
+from pydantic import Field, FiniteFloat, field_validator, model_validator
 
 from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.experiment import Experiment, checked, own, read_yaml
+from fairseq_lrpe.experiments.spec.experiment import Experiment, applicable_overrides, read_yaml
 from fairseq_lrpe.experiments.spec.kinds import Kind
 from fairseq_lrpe.experiments.spec.run import Run, as_text
-from fairseq_lrpe.methods import ATTENTIONS, METHODS, canonical, check_method
+from fairseq_lrpe.experiments.spec.schema import InvalidKey, Model, error_at, validate
+from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
 from fairseq_lrpe.utils.files import display_path
 from fairseq_lrpe.utils.suggest import choices, did_you_mean
-from fairseq_lrpe.utils.yaml_loader import parse
 
 SCALES = ("full", "mini")
+Attention = Literal[ATTENTIONS]
 
 
-@dataclass
-class Column:
-    """What measures a column: an ``evaluation`` of an experiment, or of its small form ``mini``.
+class Column(Model):
+    """What measures a column: an evaluation of an experiment, or other columns."""
 
-    ``changes`` are those of the column's runs, such as a task; ``attention`` is that of the rows it is for,
-    if not for all. One that is an ``average`` of others, or of each seed the ``best`` of others, has no runs
-    of its own. Where nothing is said, the table's own ``experiment``, ``mini`` and ``metric`` hold.
-    """
+    experiment: str | None = None  # like mini and metric, the default is the table's
+    mini: str | None = None  # the experiment of the small configuration
+    evaluation: str | None = None  # "training" for the speed
+    metric: str | None = None  # default: the first one of the kind
+    changes: dict[str, Any] = {}  # of the column's runs, such as a task
+    attention: Attention | None = None  # restricts the column to rows of this attention
+    average: list[str] = []  # columns of which this one is the average
+    best: list[str] = []  # columns of which this one is the best for each seed
 
-    experiment: str | None = None
-    mini: str | None = None
-    evaluation: str | None = None
-    metric: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    attention: str | None = None
-    average: list[str] = field(default_factory=list)
-    best: list[str] = field(default_factory=list)
+    @property
+    def parts(self) -> list[str]:
+        """The columns that this one combines; empty for a column with runs of its own."""
+        return self.average or self.best
+
+    def experiment_at(self, scale: str) -> str | None:
+        """Returns the name of the experiment, None if the column does not exist at this scale."""
+        return self.mini if scale == "mini" else self.experiment
 
 
-@dataclass
-class PaperRow:
-    """A row of a published table: ``values`` {column: number, its mean and std, or null for a dash}.
+class Number(Model):
+    """A published number: the mean, or {mean, std}."""
 
-    What the paper has a dash for is not run.
-    """
+    mean: FiniteFloat
+    std: FiniteFloat | None = None
 
-    row: str = MISSING
-    attention: str | None = None
+    @model_validator(mode="before")
+    @classmethod
+    def from_number(cls, content: object) -> object:
+        return {"mean": content} if isinstance(content, int | float) else content
+
+
+class Row(Model):
+    """A published row; without a method or an attention, it is not run."""
+
+    row: str
+    attention: Attention | None = None
     method: str | None = None
-    changes: dict[str, Any] = field(default_factory=dict)
-    values: dict[str, Any] = MISSING
+    changes: dict[str, Any] = {}
+    columns: list[str] | None = None  # default: all columns
+    values: dict[str, Number | None] = {}  # null is a dash, which is not run
+
+    @field_validator("method")
+    @classmethod
+    def check_method(cls, method: str | None) -> str | None:
+        if method is not None:
+            check_method_name(method)
+        return method
+
+    def published(self, column: str) -> tuple[float, float | None] | None:
+        """Returns the published mean and standard deviation (or None), if any."""
+        number = self.values.get(column)
+        return number and (number.mean, number.std)
+
+    def shows(self, name: str, column: Column) -> bool:
+        """Whether a column is for this row."""
+        return name in (self.columns or (name,)) and column.attention in (None, self.attention)
+
+    def has_runs(self, name: str, column: Column) -> bool:
+        """Whether the row's own runs measure a column."""
+        is_dash = self.values.get(name, 0) is None
+        is_run = self.method and self.attention and not column.parts and not is_dash
+        return bool(is_run) and self.shows(name, column)
 
 
-@dataclass
-class Row(PaperRow):
-    """A row of our own, of all columns or of those named, without values."""
+class OwnRow(Row):
+    """A row without published numbers."""
 
-    attention: str = MISSING
-    method: str = MISSING
-    columns: list[str] | None = None
-    values: dict[str, Any] = field(default_factory=dict)
+    attention: Attention
+    method: str
 
 
-@dataclass
-class TableSettings:
-    """The keys of a table's YAML; ``seeds`` and ``mini_seeds`` replace the experiments' own."""
+class TableSettings(Model):
+    """The keys of a table's YAML file."""
 
-    title: str = MISSING
-    paper: str | None = None  # the file in configs/paper
-    table: str | None = None  # the table in it, whose rows come first
-    baseline: str | None = None  # the method that others of the same attention are compared with
+    title: str
+    paper: str | None = None  # a file in configs/paper
+    table: str | None = None  # a table in that file, whose rows come first
+    baseline: str | None = None  # method with which the others of the same attention are compared
     experiment: str | None = None
     mini: str | None = None
     metric: str | None = None
-    columns: dict[str, Column] = MISSING
-    rows: list[Row] = field(default_factory=list)
-    seeds: list[int] | None = None
+    columns: Annotated[dict[str, Column], Field(min_length=1)]
+    rows: list[OwnRow] = []
+    seeds: list[int] | None = None  # default: those of the experiments
     mini_seeds: list[int] | None = None
-    drop_worst: bool = False  # of three or more seeds the worst does not count
+    drop_worst: bool = False  # excludes the worst of three or more seeds
+
+    @model_validator(mode="after")
+    def complete(self) -> "TableSettings":
+        """Adds the defaults of the columns and checks the references between keys."""
+        if self.table and not self.paper:
+            raise error_at("table", "needs the key paper, a file in configs/paper")
+        measured = [name for name, column in self.columns.items() if not column.parts]
+        for name, column in self.columns.items():
+            for key in {"experiment", "mini", "metric"} - column.model_fields_set:
+                setattr(column, key, getattr(self, key))
+            for part in column.parts:
+                if part not in measured:
+                    key = f"columns.{name}.{'average' if column.average else 'best'}"
+                    raise error_at(key, f"unknown column {part!r}{choices(part, measured)}")
+            if not (column.parts or column.experiment or column.mini):
+                message = "missing: name an experiment, such as lm/mini, here or for all columns"
+                raise error_at(f"columns.{name}.experiment", message)
+        for i, row in enumerate(self.rows):
+            if row.values:
+                raise error_at(f"rows[{i}].values", "only rows of configs/paper have values")
+            for name in row.columns or ():
+                if name not in self.columns:
+                    message = f"unknown column {name!r}{choices(name, self.columns)}"
+                    raise error_at(f"rows[{i}].columns", message)
+        return self
 
 
-@dataclass
-class PaperColumn:
-    metric: str = MISSING
-    better: str = MISSING
+class PaperColumn(Model):
+    metric: str
+    better: Literal["higher", "lower"]
 
 
-@dataclass
-class PaperTable:
+class PaperTable(Model):
     shows: str = ""
     note: str | None = None
-    columns: dict[str, PaperColumn] = field(default_factory=dict)
-    rows: list[PaperRow] = field(default_factory=list)
+    columns: dict[str, PaperColumn] = {}
+    rows: list[Row] = []
 
 
-@dataclass
-class Paper:
+class Paper(Model):
     """A file of configs/paper."""
 
-    source: str = MISSING
-    tables: dict[str, PaperTable] = MISSING
+    source: str
+    tables: dict[str, PaperTable]
 
 
 @dataclass
 class Cell:
-    """A row and column of a table: (mean, deviation or None) of the paper, and the runs that measure it.
+    """A cell of a table.
 
-    ``parts`` are the cells that this one is the average of, or the best of them if it ``is_best``.
+    Args:
+        published: mean and standard deviation (or None) in the paper.
+        better: "lower" or "higher".
+        runs: the runs that measure it.
+        parts: the cells of which this one is the average, or the best if ``is_best``.
+        drop_worst: excludes the worst of three or more seeds.
     """
 
     attention: str
@@ -124,246 +183,200 @@ class Cell:
     drop_worst: bool = False
 
 
-def others(column: DictConfig) -> list[str]:
-    """Returns the columns that this one is made of; none of one with runs of its own."""
-    return list(column.average or column.best)
-
-
 def tables() -> list[str]:
     """Returns the names of all tables."""
     return sorted(path.stem for path in (experiments.CONFIGS / "tables").glob("*.yaml") if path.is_file())
 
 
-def outline(name: str) -> tuple[str, dict[str, list[tuple]]]:
-    """Returns a table's title and {scale: its cells}, from its YAML alone: to load experiments takes seconds.
-
-    A cell is ((experiment, attention, method), changes); no cells mean that there is no such scale.
-
-    Raises:
-        ValueError: the YAML is wrong.
-    """
-    path, cells = experiments.CONFIGS / "tables" / f"{name}.yaml", {}
-    settings, known = OmegaConf.to_container(_settings(path)), experiments.experiments()
+def read_model(path: Path, model: type[Model]) -> Model:
+    """Returns the validated content of a YAML file; ValueError names the file and the invalid key."""
     try:
-        rows = settings["rows"]
-        if settings["table"]:
-            paper = experiments.CONFIGS / "paper" / f"{settings['paper']}.yaml"
-            rows = parse(paper.read_text())["tables"][settings["table"]]["rows"] + rows
-        for scale, key in zip(SCALES, ("experiment", "mini"), strict=True):
-            cells[scale] = []
-            for column, about in settings["columns"].items():
-                if about["average"] or about["best"] or about[key] is None:
-                    continue
-                if about[key] not in known:
-                    raise KeyError
-                for row in rows:
-                    if row["method"] not in (*METHODS, "fairseq", None):
-                        raise KeyError
-                    attention, values = row.get("attention"), row.get("values", {})
-                    is_shown = column in (row.get("columns") or (column,)) and row["method"] and attention
-                    is_dash = column in values and values[column] is None
-                    if is_shown and not is_dash and about["attention"] in (None, attention):
-                        changes = {**about["changes"], **row.get("changes", {})}
-                        texts = {change: as_text(value) for change, value in changes.items()}
-                        cells[scale].append(((about[key], attention, canonical(row["method"])), texts))
-    except (KeyError, TypeError, AttributeError, OSError):
-        Table(name, "full" if settings["experiment"] else "mini")  # raises the error that names the key
-        raise ValueError(f"{display_path(path)} is no table") from None
-    return settings["title"], cells
+        return validate(model, read_yaml(path))
+    except InvalidKey as error:
+        raise ValueError(f"{display_path(path)}: {error}") from None
 
 
-class Table:
-    """A table of configs/tables, at the paper's scale or in its small form, with KEY=VALUEs for all runs."""
+@cache  # several tables are of the same paper
+def _read_paper(path, modified):
+    return read_model(path, Paper)
 
-    def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
+
+def read_paper(path: Path) -> Paper:
+    """Returns the content of a file in configs/paper."""
+    return _read_paper(path, path.stat().st_mtime_ns)
+
+
+class TableSpec:
+    """A table's YAML file with its published table, without experiments; ValueError if it is invalid."""
+
+    def __init__(self, name: str):
         if name not in tables():
             listing = "`bash scripts/table.sh` lists the tables"
             raise ValueError(f"unknown table {name!r}{choices(name, tables(), listing)}")
-        self.name, self.scale, self.overrides = name, scale, list(overrides)
+        self.name = name
         self.path = experiments.CONFIGS / "tables" / f"{name}.yaml"
-        self.settings = _settings(self.path)
-        self.source, published = self._published()
-        self._check(published)
-        self.columns = {}
-        for column, about in self.settings.columns.items():
-            if not (others(about) or about.experiment or about.mini):
-                what = "is missing: say whose runs the column shows, such as lm/mini, here or for all columns"
-                raise self._wrong(f"columns.{column}.experiment", what)
-            if others(about) or self._experiment(column, about):
-                self.columns[column] = about
-        if all(others(about) for about in self.columns.values()):
-            if scale == "full":
-                raise self._wrong("experiment", "is missing: the table has a small form alone, --scale mini")
-            raise ValueError(f"the table {name!r} has no small form: leave --scale mini out")
-        names = {column: self._experiment(column, x) for column, x in self.columns.items() if not others(x)}
-        owned = {one: own(one, overrides) for one in dict.fromkeys(names.values())}
-        # What no experiment has is new to all, such as an evaluation, or refused.
-        new = [text for text in overrides if not any(text in texts for texts in owned.values())]
-        self.experiments = {
-            one: Experiment.load(one, [*texts, *new], overrides) for one, texts in owned.items()
-        }
-        for column, one in names.items():
-            self._check_measured(column, self.experiments[one])
-        self.cells = self._cells(published)
-
-    def _wrong(self, key, what):
-        """The error of a key of the table's YAML."""
-        return ValueError(f"{display_path(self.path)}, key {key} {what}")
-
-    def _check(self, published):
-        """Raises ValueError for what no run, column or row can meet."""
-        columns, rows = self.settings.columns, self.settings.rows
-        if not columns:
-            raise self._wrong("columns", "is empty: give a name and what measures it, {evaluation: test}")
-        if self.settings.table and not self.settings.paper:
-            raise self._wrong("table", "needs the key paper: the file in configs/paper that has it")
-        if not rows and not published.rows:
-            raise self._wrong("rows", "is missing: give rows, or a paper and its table")
-        measured = [name for name, about in columns.items() if not others(about)]
-        for name, about in columns.items():
-            if unknown := [part for part in others(about) if part not in measured]:
-                key = f"columns.{name}.{'average' if about.average else 'best'}"
-                raise self._wrong(key, f"names {unknown[0]!r}{choices(unknown[0], measured)}")
-            if about.attention not in (None, *ATTENTIONS):
-                is_ = f"is {about.attention!r}{choices(about.attention, ATTENTIONS)}"
-                raise self._wrong(f"columns.{name}.attention", is_)
-        for i, row in enumerate(rows):
-            if unknown := [column for column in row.columns or () if column not in columns]:
-                raise self._wrong(f"rows[{i}].columns", f"names {unknown[0]!r}{choices(unknown[0], columns)}")
-            if row["values"]:
-                raise self._wrong(f"rows[{i}].values", "is for published rows, which configs/paper has")
-        names = [(row.attention, row.row) for row in (*published.rows, *rows)]
-        if twice := [name for i, name in enumerate(names) if name in names[:i]]:
-            raise self._wrong(
-                "rows", f"has {' '.join(map(str, twice[0]))} twice: give each a name of its own"
-            )
-        methods = dict.fromkeys(row.method for row in (*published.rows, *rows) if row.method)
+        self.settings = read_model(self.path, TableSettings)
+        self.source, self.published = self._read_published()
+        self.rows = [*self.published.rows, *self.settings.rows]
+        if not self.rows:
+            raise self._error("rows", "missing: give rows, or a paper and its table")
+        names = [(row.attention, row.row) for row in self.rows]
+        if duplicate := next((name for i, name in enumerate(names) if name in names[:i]), None):
+            raise self._error("rows", f"{' '.join(map(str, duplicate))} is not unique: rename a row")
+        methods = dict.fromkeys(row.method for row in self.rows if row.method)
         base = self.settings.baseline
         if base is not None and base not in methods:
-            raise self._wrong("baseline", f"is {base!r}, the method of no row{choices(base, methods)}")
+            raise self._error("baseline", f"no row has the method {base!r}{choices(base, methods)}")
+        known = experiments.experiments()
+        for column, about in self.settings.columns.items():
+            for key in ("experiment", "mini"):
+                if (one := getattr(about, key)) is not None and one not in known:
+                    known_names = choices(one, known, experiments.LISTING)
+                    raise self._error(self._origin(column, key), f"unknown experiment {one!r}{known_names}")
 
-    def _check_measured(self, column, experiment):
-        """Raises ValueError where an experiment does not measure what a column shows."""
-        about, kind = self.columns[column], experiment.kind
-        known = [*experiment.cfg.evaluations, "training"]
-        if about.evaluation not in known:
-            close = did_you_mean(about.evaluation, known)
-            is_ = "is missing" if about.evaluation is None else f"is {about.evaluation!r}{close}"
-            has = f"{experiment.name} has {', '.join(known)}"
-            raise self._wrong(f"columns.{column}.evaluation", f"{is_}: {has}")
-        metrics = ["tokens_per_second"] if about.evaluation == "training" else list(kind.metrics)
-        if about.metric is not None and about.metric not in metrics:
-            has = f"{about.evaluation} of {experiment.name} measures {', '.join(metrics)}"
-            close = did_you_mean(about.metric, metrics)
-            raise self._wrong(self._said(column, "metric"), f"is {about.metric!r}{close}: {has}")
-        try:
-            experiment.check_changes(about.changes)
-        except ValueError as error:
-            raise self._wrong(f"columns.{column}.changes", f"cannot be: {error}") from None
+    def _error(self, key, message):
+        return ValueError(f"{display_path(self.path)}: {key}: {message}")
 
-    def _said(self, column, key):
-        """The key of the YAML that says something of a column: its own, or the table's."""
-        return f"columns.{column}.{key}" if key in read_yaml(self.path).columns[column] else key
+    def _origin(self, column, key):
+        """The key that defines a value of a column: the table's default or the column's own."""
+        value = getattr(self.settings.columns[column], key)
+        return key if value == getattr(self.settings, key) else f"columns.{column}.{key}"
 
-    def _experiment(self, column, about):
-        """The experiment of a column at this scale, or None."""
-        key = "mini" if self.scale == "mini" else "experiment"
-        name = about[key]
-        if name is not None and name not in experiments.experiments():
-            known = choices(name, experiments.experiments(), experiments.LISTING)
-            raise self._wrong(self._said(column, key), f"is {name!r}, no experiment{known}")
-        return name
-
-    def _published(self):
-        """(the paper, its table), as far as there are any."""
+    def _read_published(self):
+        """Returns (source, published table), which may be None and empty."""
         if self.settings.paper is None:
             return None, PaperTable()
         path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
         if not path.is_file():
-            known = [paper.stem for paper in path.parent.glob("*.yaml")]
-            close = did_you_mean(self.settings.paper, known)
-            raise ValueError(f"{display_path(self.path)}, key paper: there is no {display_path(path)}{close}")
-        paper = _paper(path, path.stat().st_mtime_ns)
+            close = did_you_mean(self.settings.paper, [paper.stem for paper in path.parent.glob("*.yaml")])
+            raise self._error("paper", f"there is no {display_path(path)}{close}")
+        paper = read_paper(path)
         if self.settings.table is None:
             return paper.source, PaperTable()
         if self.settings.table not in paper.tables:
-            lacks = f"{display_path(path)} has no {self.settings.table!r}"
             known = choices(self.settings.table, paper.tables)
-            raise ValueError(f"{display_path(self.path)}, key table: {lacks}{known}")
+            raise self._error("table", f"{display_path(path)} has no {self.settings.table!r}{known}")
         return paper.source, paper.tables[self.settings.table]
 
-    def _cells(self, published):
-        theirs, found = published.columns if self.scale == "full" else (), {}
-        for row in (*published.rows, *self.settings.rows):
-            for column in dict.fromkeys([*theirs, *self.columns]):
-                only = self.columns[column].attention if column in self.columns else None
-                if column not in (row.get("columns") or (column,)) or only not in (None, row.attention):
+    def outline(self, scale: str) -> list[tuple[tuple[str, str, str], dict[str, str]]]:
+        """Returns ((experiment, attention, method), changes) of each cell with runs at a scale."""
+        cells = []
+        for name, column in self.settings.columns.items():
+            experiment = column.experiment_at(scale)
+            for row in self.rows if experiment else ():
+                if row.has_runs(name, column):
+                    changes = {**column.changes, **row.changes}
+                    texts = {key: as_text(value) for key, value in changes.items()}
+                    cells.append(((experiment, row.attention, canonical(row.method)), texts))
+        return cells
+
+
+class Table(TableSpec):
+    """A table at one scale, with KEY=VALUE overrides for all its runs.
+
+    Args:
+        name: a file in configs/tables.
+        scale: "full", as in the paper, or "mini", the small configuration.
+        overrides: KEY=VALUE for all experiments that have the key.
+    """
+
+    def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
+        super().__init__(name)
+        self.scale, self.overrides = scale, list(overrides)
+        columns = self.settings.columns
+        self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
+        if all(about.parts for about in self.columns.values()):
+            if scale == "full":
+                message = "missing: the table has only a small configuration, --scale mini"
+                raise self._error("experiment", message)
+            raise ValueError(f"the table {name!r} has no small configuration: omit --scale mini")
+        names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
+        own = {one: applicable_overrides(one, overrides) for one in names}
+        # A key that no experiment has is passed to all: it may be a new one, such as an evaluation.
+        new = [text for text in overrides if not any(text in texts for texts in own.values())]
+        self.experiments = {
+            one: Experiment.load(one, [*texts, *new], overrides) for one, texts in own.items()
+        }
+        for column, about in self.columns.items():
+            if not about.parts:
+                self._check_column(column, about, self.experiments[about.experiment_at(scale)])
+        self.cells = self._make_cells()
+
+    def _check_column(self, name, column, experiment):
+        """Raises ValueError if the experiment does not measure what the column shows."""
+        known = [*experiment.cfg.evaluations, "training"]
+        if column.evaluation not in known:
+            problem = f"unknown evaluation {column.evaluation!r}" if column.evaluation else "missing"
+            close = did_you_mean(column.evaluation, known)
+            message = f"{problem}{close}: {experiment.name} has {', '.join(known)}"
+            raise self._error(f"columns.{name}.evaluation", message)
+        metrics = ["tokens_per_second"] if column.evaluation == "training" else list(experiment.kind.metrics)
+        if column.metric is not None and column.metric not in metrics:
+            measured = f"{column.evaluation} of {experiment.name} measures {', '.join(metrics)}"
+            message = f"unknown metric {column.metric!r}{did_you_mean(column.metric, metrics)}: {measured}"
+            raise self._error(self._origin(name, "metric"), message)
+        try:
+            experiment.check_changes(column.changes)
+        except ValueError as error:
+            raise self._error(f"columns.{name}.changes", error) from None
+
+    def _make_cells(self):
+        published, found = self.published.columns, {}
+        columns = dict.fromkeys([*(published if self.scale == "full" else ()), *self.columns])
+        for row in self.rows:
+            for name in columns:
+                column = self.columns.get(name, Column())
+                if not row.shows(name, column):
                     continue
-                value = self._value(row, column)
-                cell = Cell(row.attention or "", row.row, column, row.method, value)
-                if column in published.columns:
-                    cell.better = published.columns[column].better
+                cell = Cell(row.attention or "", row.row, name, row.method, row.published(name))
                 cell.drop_worst = self.settings.drop_worst
-                is_dash = column in row["values"] and value is None
-                if column in self.columns and row.method and row.attention and not is_dash:
-                    self._plan(cell, row, self.columns[column])
-                found[cell.attention, cell.row, column] = cell
-        for (attention, row, column), cell in found.items():
-            if column in self.columns and others(self.columns[column]):
-                parts = [found.get((attention, row, part)) for part in others(self.columns[column])]
-                if all(part and part.runs for part in parts):
-                    cell.parts, cell.is_best = parts, bool(self.columns[column].best)
+                if name in published:
+                    cell.better = published[name].better
+                if name in self.columns and row.has_runs(name, column):
+                    self._plan(cell, row, column)
+                found[cell.attention, cell.row, name] = cell
+        for (attention, row, name), cell in found.items():
+            column = self.columns.get(name, Column())
+            parts = [found.get((attention, row, part)) for part in column.parts]
+            if parts and all(part and part.runs for part in parts):
+                cell.parts, cell.is_best = parts, bool(column.best)
         measured = {cell.column for cell in found.values() if cell.runs or cell.parts}
         return [cell for cell in found.values() if self.scale == "full" or cell.column in measured]
 
-    def _value(self, row, column):
-        """The (mean, deviation or None) of a published row, or None."""
-        value = row["values"].get(column)
-        if value is None or isinstance(value, int | float):
-            return value if value is None else (value, None)
-        pair = (value.get("mean"), value.get("std")) if isinstance(value, DictConfig) else ()
-        if not pair or not all(isinstance(x, int | float) for x in pair):
-            path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
-            where = f"{display_path(path)}, key tables.{self.settings.table}, row {row.row}, {column}"
-            raise ValueError(f"{where}: a number or {{mean, std}} is needed, not {value!r}")
-        return pair
-
     def _plan(self, cell, row, column):
-        """The runs of a cell; none where the grid of the small form has not the column's task."""
-        if others(column):
-            return
+        """Adds the runs of a cell, unless its changes are outside the grid of the small configuration."""
+        experiment = self.experiments[column.experiment_at(self.scale)]
         try:
             check_method(row.method, row.attention)
-            experiment = self.experiments[self._experiment(cell.column, column)]
             experiment.check_changes(row.changes)
             changes = {**column.changes, **row.changes}
             grid = experiment.cfg.grid
             if any(key in grid and value not in grid[key] for key, value in changes.items()):
                 return
-            seeds = self.settings[{"full": "seeds", "mini": "mini_seeds"}[self.scale]]
+            seeds = self.settings.mini_seeds if self.scale == "mini" else self.settings.seeds
             if not seeds or any(text.startswith("seeds=") for text in self.overrides):
                 seeds = experiment.cfg.seeds
             cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)
         except ValueError as error:
-            rows = list(self.settings.rows)
-            if row in rows:
-                raise self._wrong(f"rows[{rows.index(row)}]", f"cannot be: {error}") from None
-            raise self._wrong("table", f"has the row {row.row}: {error}") from None
+            if row in self.settings.rows:
+                raise self._error(f"rows[{self.settings.rows.index(row)}]", error) from None
+            raise self._error("table", f"row {row.row}: {error}") from None
         cell.experiment, cell.kind, cell.evaluation = experiment.name, experiment.kind, column.evaluation
         cell.metric = column.metric or next(iter(experiment.kind.metrics))
         if not self.settings.paper or cell.published is None:
             cell.better = experiment.kind.metrics.get(cell.metric, "higher")
 
     def baseline(self, cell: Cell) -> Cell | None:
-        """Returns the cell that this one is compared with; None of the baseline itself."""
+        """Returns the cell with which this one is compared; None for the baseline itself."""
         found = (c for c in self.cells if (c.attention, c.column) == (cell.attention, cell.column))
         base = next((c for c in found if c.method is not None and c.method == self.settings.baseline), None)
         return None if base is None or cell.method == self.settings.baseline else base
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
-        """Returns all runs, of the methods ``only`` if there are any, each once and after those it needs.
+        """Returns all runs, or those of the methods ``only``, without duplicates, after the runs they need.
 
-        What others start from comes first, then all methods of the first seed.
+        Runs of other experiments that the table's runs start from come first, then all methods of the first
+        seed.
         """
         pairs = ((cell.method, canonical(cell.method)) for cell in self.cells if cell.runs)
         methods = dict.fromkeys(method for pair in pairs for method in pair)
@@ -376,10 +389,10 @@ class Table:
 
         def add(run):
             if run not in found:
-                for before in self.experiment_of(run).needs(run):
-                    add(before)
-                    if before.experiment != run.experiment:
-                        first.add(before)
+                for needed in self.experiment_of(run).needs(run):
+                    add(needed)
+                    if needed.experiment != run.experiment:
+                        first.add(needed)
                 found[run] = None
 
         for run in wanted:
@@ -391,25 +404,3 @@ class Table:
         if run.experiment not in self.experiments:
             self.experiments[run.experiment] = next(iter(self.experiments.values())).other(run.experiment)
         return self.experiments[run.experiment]
-
-
-@cache  # many tables are of the same paper, and reading one takes a second
-def _paper(path, changed):
-    return _read(path, Paper)
-
-
-def _settings(path):
-    """The settings of a table, in which a column has what the table says for all of them."""
-    settings, given = _read(path, TableSettings), read_yaml(path)
-    for column, about in settings.columns.items():
-        for key in ("experiment", "mini", "metric"):
-            if about[key] is None and key not in given.columns[column]:
-                about[key] = settings[key]
-    return settings
-
-
-def _read(path, settings):
-    merged = checked(path, read_yaml(path), settings)
-    if missing := sorted(OmegaConf.missing_keys(merged)):
-        raise ValueError(f"{display_path(path)} lacks the key {missing[0]}")
-    return merged

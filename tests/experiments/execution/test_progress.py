@@ -65,11 +65,10 @@ def test_evaluation_is_shown(terminal, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "Console", lambda **_: console)
     with progress.show_phase("a/run", "evaluating test"):
         pass
-    assert (
-        "evaluating test" in output.getvalue()
-        if terminal
-        else output.getvalue() == "a/run: evaluating test\n"
-    )
+    if terminal:
+        assert "evaluating test" in output.getvalue()
+    else:
+        assert output.getvalue() == "a/run: evaluating test\n"
 
 
 def test_job_is_described_by_its_current_trial(tmp_path):
@@ -82,9 +81,8 @@ def test_job_is_described_by_its_current_trial(tmp_path):
     with locked(trial.folder):
         log = trial.folder / "train.log"
         log.write_text("$ fairseq-train\n")
-        assert progress.describe_job(job).startswith(
-            f"{trial.run}: starting fairseq-train, 0 of 1,100 updates, "
-        )
+        status = f"{trial.run}: starting fairseq-train, 0 of 1,100 updates, "
+        assert progress.describe_job(job).startswith(status)
         log.write_text(f"$ fairseq-train\n{line('train_inner', **INNER, num_updates='100')}")
         Log(trial.folder).record(line("train_inner", **INNER, num_updates="100"))
         status = f"{trial.run}: training, 100 of 1,100 updates, loss 3.5, ppl 11.31, "

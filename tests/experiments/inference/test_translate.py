@@ -4,7 +4,7 @@ import pytest
 from tiny import run_command
 
 from fairseq_lrpe.data import text_codec
-from fairseq_lrpe.experiments.spec.kinds.translation import found_in
+from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
 
 
 def generate(checkpoint, text, *flags):
@@ -18,7 +18,7 @@ def test_translations_are_those_of_the_evaluation(translating, corpus):
     result = generate(checkpoint, "\n" + (corpus / "text/test.en").read_text(), "--beam", "2")
     assert result.returncode == 0 and "@@" not in result.stdout, result.stderr
     blank, *translated = result.stdout.splitlines()
-    log = found_in((run / "eval-test.log").read_text())["H"]
+    log = parse_hypotheses((run / "eval-test.log").read_text())["H"]
     codec = text_codec.load(corpus / "bin")
     assert not blank and translated == [codec.decode("de", log[i]) for i in range(20)]
 
@@ -36,9 +36,7 @@ def test_errors_have_one_line(tmp_path, train):
     (tmp_path / "broken.pt").write_text("x")
     assert "is not a readable checkpoint of fairseq" in error_of(tmp_path / "broken.pt")
     assert train("linear_lm_base", tmp_path, "--max-update", 1).returncode == 0
-    other = error_of(tmp_path / "checkpoint_last.pt")
-    assert (
-        "was trained on the task language_modeling: translation or question_generation is required" in other
-    )
+    message = "was trained on the task language_modeling: translation or question_generation is required"
+    assert message in error_of(tmp_path / "checkpoint_last.pt")
     with pytest.raises(ValueError, match=r"preparation\.json is missing"):
         text_codec.load(tmp_path)

@@ -1,4 +1,4 @@
-"""All runs of an experiment, as the results command shows them by --experiment."""
+"""``lrpe results --experiment``: all runs of an experiment."""
 
 import csv
 import fcntl
@@ -17,7 +17,7 @@ UPDATES = "updates=800"
 
 @pytest.fixture
 def folder(tmp_path):
-    """Runs of an experiment that has no YAML any more, and one of another."""
+    """Runs of an experiment without a YAML file, and one of another experiment."""
     for seed, valid in ((1, 100), (2, 102), (3, 104)):
         write_run(tmp_path / f"lm/gone/linear_base/seed-{seed}", {50: 2 * valid, 400: valid}, valid, 400)
     write_run(tmp_path / f"lm/gone/linear_base/{UPDATES}/seed-1", {400: 100, 800: 90}, 90, 800)
@@ -34,12 +34,11 @@ def shown(folder, *words):
 
 
 def cells(text):
-    return [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if "|" in line
-    ]
+    rows = (line.strip("|").split("|") for line in text.splitlines() if "|" in line)
+    return [[cell.strip() for cell in row] for row in rows]
 
 
-def test_every_run_has_its_place(folder):
+def test_rows_and_columns(folder):
     header, _, *rows = cells(shown(folder))
     columns = "attention", "method", "changes", "seeds", "length", "state", "valid perplexity", "valid loss"
     assert tuple(header) == columns
@@ -54,45 +53,18 @@ def test_every_run_has_its_place(folder):
         assert "| seed 8 running 200/400 |" in shown(folder)
 
 
-@pytest.mark.parametrize("name, content, said", [
-    ("run.json", "[1]", "run.json is not a JSON object"),
-    ("run.json", "null", "run.json is not a JSON object"),
-    ("run.json", "{", "Expecting property name"),
-    ("run.json", "", "Expecting value"),
-    ("run.json", '{"kind": "lm", "config": {}}', "run.json has the unknown kind 'lm'"),
-    ("run.json", '{"config": {}}', "run.json has the unknown kind None"),
-    ("run.json", None, "run.json is missing or empty"),
-    ("evaluation.json", '{"evaluations": {"valid": 3}}', "an evaluation has no values"),
-    ("evaluation.json", "3", "evaluation.json is not a JSON object"),
-    ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
-    ("log.jsonl", "[]\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
-])  # fmt: skip
-def test_a_damaged_folder_is_a_row_of_its_own(folder, name, content, said):
-    path = folder / f"lm/gone/linear_base/{UPDATES}/seed-1" / name
-    path.unlink() if content is None else path.write_text(content)
-    _, _, *rows = cells(shown(folder))
-    assert len(rows) == 3
-    [row] = [row for row in rows if row[2] == UPDATES]
-    assert row[3] == "1" and row[5].startswith("seed 1 damaged (") and said in row[5] and row[6] == "-"
-
-
-def test_a_damaged_seed_beside_others(folder):
+def test_damaged_seed(folder):
     (folder / "lm/gone/linear_base/seed-2/run.json").write_text("3")
     row = cells(shown(folder))[2]
     assert row[3] == "3" and row[6] == "102.00 ± 2.83 (2)"
     assert row[5] == "seed 2 damaged (run.json is not a JSON object)"
 
 
-def test_the_other_forms(folder, tmp_path):
+def test_formats_and_plot(folder, tmp_path):
     lines = list(csv.DictReader(io.StringIO(shown(folder, "--format", "csv"))))
     first = {"attention": "linear", "method": "base", "changes": "", "evaluation": "valid", "std": "2"}
-    first |= {
-        "metric": "perplexity",
-        "length": "400 updates",
-        "mean": "102",
-        "seeds": "3",
-        "state": "finished",
-    }
+    first |= {"metric": "perplexity", "length": "400 updates", "mean": "102"}
+    first |= {"seeds": "3", "state": "finished"}
     assert first.items() <= lines[0].items() and len(lines) == 6
     assert r"400 updates & finished & 102.00 $\pm$ 2.00" in shown(folder, "--format", "latex")
     shown(folder, "--plot", tmp_path / "all.png")
@@ -101,7 +73,7 @@ def test_the_other_forms(folder, tmp_path):
     assert list(lines["row"].unique()) == ["base", f"base, {UPDATES}", "mine, train.lr=0.1"]
 
 
-@pytest.mark.parametrize("words, said", [
+@pytest.mark.parametrize("words, message", [
     (["--experiment", "lm/gnoe"], "no run of the experiment 'lm/gnoe': it has runs of lm/gone, lm/gone/more"),
     (["--experiment", "lm"], "no run of the experiment 'lm': it has runs of lm/gone, lm/gone/more"),
     (["--experiment", "lm/gone", "updates=3"], "updates=3 cannot be combined with --experiment"),
@@ -109,25 +81,22 @@ def test_the_other_forms(folder, tmp_path):
     (["--experiment", "lm/gone", "--table", "x"], "not allowed with argument"),
     ([], "one of the arguments --table --experiment is required"),
 ])  # fmt: skip
-def test_what_cannot_be_listed(folder, words, said):
+def test_invalid_arguments(folder, words, message):
     done = run_here(results.main, folder, *words)
-    assert done.returncode != 0 and said in done.stderr.splitlines()[-1] and not done.stdout
+    assert done.returncode != 0 and message in done.stderr.splitlines()[-1] and not done.stdout
 
 
-def test_a_folder_without_runs(tmp_path):
+def test_folder_without_runs(tmp_path):
     done = run_here(results.main, tmp_path, "--experiment", "lm/mini")
-    assert (
-        done.stderr == f"results: {tmp_path} has no run of the experiment 'lm/mini': it has no runs at all\n"
-    )
+    message = f"results: {tmp_path} has no run of the experiment 'lm/mini': it has no runs at all\n"
+    assert done.stderr == message
 
 
-def test_an_evaluation_of_one_seed_alone(folder):
+def test_evaluation_of_a_single_seed(folder):
     path = folder / "lm/gone/linear_base/seed-1/evaluation.json"
     record = json.loads(path.read_text())
-    record["evaluations"] |= {
-        "far": {"settings": {}, "perplexity": 7.0},
-        "training": {"tokens_per_second": 9},
-    }
+    record["evaluations"] |= {"far": {"settings": {}, "perplexity": 7.0}}
+    record["evaluations"] |= {"training": {"tokens_per_second": 9}}
     path.write_text(json.dumps(record))
     header, _, first, *_ = cells(shown(folder))
     assert header[-1] == "far perplexity" and first[-1] == "7.00 (1)"

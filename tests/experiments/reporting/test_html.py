@@ -1,4 +1,4 @@
-"""The page of everything that was run: what it tells, what it escapes, what is damaged, and in a browser."""
+"""The HTML report: its contents, escaping, damaged runs, plots, and how a browser shows it."""
 
 import fcntl
 import json
@@ -18,13 +18,13 @@ from fairseq_lrpe.experiments.spec import experiment as experiments
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 HOSTILE = '<img src="x" onerror="alert(1)">&amp;</script><script>alert(2)</script>'
-FOLDER = "<img src=x onerror=alert(3)>%"  # what a folder may be called
+FOLDER = "<img src=x onerror=alert(3)>%"  # a folder name
 METHODS = {"base": 100, "rope": 95, "tmlr_type1": 90}
 VERSIONS = {"python": "3.11.7", "torch": "2.13.0+cpu", "fairseq": "0.12.3.1", "fairseq_lrpe": HOSTILE}
 
 
 class Page(HTMLParser):
-    """What a page holds: ``tables`` of rows of cells, ``texts`` by their tag, ``tags`` with attributes."""
+    """The contents of a page: ``tables`` of rows of cells, ``texts`` by tag, ``tags`` with attributes."""
 
     VOID = ("meta", "br", "wbr")
 
@@ -60,25 +60,22 @@ class Page(HTMLParser):
         self.texts.setdefault(self.open[-1], []).append(data)
 
     def table(self, *header):
-        """The rows of the first table with this header."""
+        """Returns the rows of the first table with this header."""
         return next(rows for rows in self.tables if rows[0] == list(header))[1:]
 
-    def said(self):
+    def text(self):
         return " ".join(" ".join(text) for tag, text in self.texts.items() if tag not in ("script", "style"))
 
 
 @pytest.fixture
 def configs(tmp_path, monkeypatch):
-    """A paper's table at its own size and in small form, one over three columns, and a broken one."""
+    """A published table at both scales, a table with three columns of the same runs, and an invalid one."""
     rows = [
         {"row": method, "attention": "linear", "method": method, "values": {"valid": value / 10}}
         for method, value in METHODS.items()
     ]
-    paper_table = {
-        "shows": "x",
-        "columns": {"valid": {"metric": "perplexity", "better": "lower"}},
-        "rows": rows,
-    }
+    columns = {"valid": {"metric": "perplexity", "better": "lower"}}
+    paper_table = {"shows": "x", "columns": columns, "rows": rows}
     flags = {"kind": "language_modeling", "data": "x", "batch": {"total": 8, "per_gpu": 8}}
     blocks = {f"m_{n}": {"evaluation": f"m_{n}"} for n in (1, 2, 3)}
     files = {
@@ -104,13 +101,12 @@ def configs(tmp_path, monkeypatch):
 
 @pytest.fixture
 def runs(configs, tmp_path):
-    """Finished, stopped, failed and damaged runs, and some of an experiment without a YAML."""
+    """Finished, stopped, failed and damaged runs, some of an experiment without a YAML file."""
     folder = tmp_path / "results"
     for method, value in METHODS.items():
         for seed in (1, 2):
-            write_run(
-                folder / f"lm/big/linear_{method}/seed-{seed}", {50: 2 * value, 100: value}, value + seed
-            )
+            run = folder / f"lm/big/linear_{method}/seed-{seed}"
+            write_run(run, {50: 2 * value, 100: value}, value + seed)
     (folder / "lm/big/linear_rope/seed-2/run.json").write_text('{"kind": "language_mod')
     (folder / "lm/big/linear_tmlr_type1/seed-2/evaluation.json").unlink()
     (folder / "lm/big/linear_tmlr_type1/seed-2/train.log").write_text(f"x\nRuntimeError: {HOSTILE}\n\n")
@@ -124,25 +120,25 @@ def runs(configs, tmp_path):
 
 
 def curve_figure(folder, experiment):
-    """The interactive plot of an experiment's curves."""
+    """Returns the interactive plot of an experiment's curves."""
     return interactive_plots.curve_figure(plots.experiment_lines(html.scan(folder).experiments[experiment]))
 
 
 def made(folder, *words):
-    """The page of a results folder, as text."""
+    """Returns the report of a results folder as text."""
     out = folder.parent / "report.html"
     done = run_here(report.main, folder, "--out", out, *words)
     assert done.returncode == 0, done.stderr
     return out.read_text()
 
 
-def test_tables_and_runs_stand_on_the_page(runs):
+def test_report_contains_tables_and_runs(runs):
     with (runs / "lm/big/linear_tmlr_type1/seed-1/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         (runs / "lm/big/linear_tmlr_type1/seed-1/evaluation.json").unlink()
         shown = Page(made(runs))
-    said = shown.said()
-    assert "A <i>title</i>" in said and "Someone (2020), table9" in said
+    text = shown.text()
+    assert "A <i>title</i>" in text and "Someone (2020), table9" in text
     assert shown.table("attention", "method", "valid (paper)", "valid (measured)")[:3] == [
         ["linear", "base", "10.00", "101.50 ± 0.71 (2)"],
         ["linear", "rope", "9.50", "96.00 (1 of 2)"],
@@ -152,16 +148,12 @@ def test_tables_and_runs_stand_on_the_page(runs):
     ranks = [rows for rows in shown.tables if rows[-1][1] == "Spearman ρ"]
     assert [row[1:] for row in ranks[0][1:3]] == [["base", "2", "2"], ["rope", "1", "1"]]
     assert shown.table("attention", "method", "valid") == [["linear", "rope", "-5.00 (1 seed: no interval)"]]
-    for words in (
-        "contain published numbers",
-        "one is training",
-        "only some of the planned seeds",
-    ):
-        assert words in said
-    assert "Its runs: 3 finished, 1 running, 1 failed, 1 damaged." in said
-    [[run, bar, updated, stands]] = shown.table("run", "updates", "last updated", "progress")
+    for words in ("contain published numbers", "one is training", "only some of the planned seeds"):
+        assert words in text
+    assert "Its runs: 3 finished, 1 running, 1 failed, 1 damaged." in text
+    [[run, bar, updated, progress]] = shown.table("run", "updates", "last updated", "progress")
     assert run == "lm/big/linear_tmlr_type1/seed-1" and bar == "100 of 100" and updated.endswith("UTC")
-    assert stands.startswith("starting, 100 of 100 updates, ppl 90")
+    assert progress.startswith("starting, 100 of 100 updates, ppl 90")
     assert ("progress", {"max": "100", "value": "100"}) in shown.tags
     broken = {row[0]: row[1:3] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
     assert broken["lm/big/linear_rope/seed-2"][0].startswith("damaged: Unterminated string")
@@ -171,18 +163,18 @@ def test_tables_and_runs_stand_on_the_page(runs):
     ]
     assert list(broken.values())[-1] == ["stopped at 20 of 100", "-"]
     places = shown.table("versions", "machine", "commit", "runs")
-    told = f"python 3.11.7, torch 2.13.0+cpu, fairseq 0.12.3.1, fairseq_lrpe {HOSTILE}"
-    assert [told, "2 × Toy fp16", "aaaaaaaaaaaa with changes", "1"] in places
+    versions = f"python 3.11.7, torch 2.13.0+cpu, fairseq 0.12.3.1, fairseq_lrpe {HOSTILE}"
+    assert [versions, "2 × Toy fp16", "aaaaaaaaaaaa with changes", "1"] in places
     settings = [row for rows in shown.tables if rows[0] == ["key", "value"] for row in rows]
     assert ["config.updates", "100"] in settings and ["evaluations.valid.perplexity", "101"] in settings
     assert Counter(tag for tag, _ in shown.tags)["details"] == 8
-    assert "The table broken cannot be shown: " in said and "key columns is empty" in said
+    assert "The table broken cannot be shown: " in text and "columns: dictionary should have" in text
 
 
-def test_what_files_say_is_text_and_nothing_is_fetched(runs):
+def test_files_are_escaped_and_nothing_is_fetched(runs):
     text = made(runs)
     shown = Page(text)
-    assert FOLDER in shown.said() and "train.x=<b>" in shown.said()
+    assert FOLDER in shown.text() and "train.x=<b>" in shown.text()
     tags = Counter(tag for tag, _ in shown.tags)
     assert not tags.keys() & {"img", "link", "iframe", "i", "object", "embed", "base", "form"}
     assert tags["script"] == 1 + sum("plotly-graph-div" in x.get("class", "") for _, x in shown.tags)
@@ -194,53 +186,19 @@ def test_what_files_say_is_text_and_nothing_is_fetched(runs):
     [style] = shown.texts["style"]
     assert "url(" not in style and "@import" not in style
     for drawing in shown.texts["script"][1:]:
-        assert (
-            "alert(" not in drawing.replace("\\u003cimg src=x onerror", "")
-            and '"showSendToCloud": false' in drawing
-        )
-        assert "<img" not in drawing and "<script" not in drawing
+        assert "alert(" not in drawing.replace("\\u003cimg src=x onerror", "")
+        assert '"showSendToCloud": false' in drawing and "<img" not in drawing and "<script" not in drawing
 
 
-def test_only_its_time_differs_the_second_time(runs):
+def test_report_is_reproducible(runs):
     def lasting(text):
         return [line for line in text.splitlines() if "Made at" not in line]
 
     assert lasting(made(runs)) == lasting(made(runs))
 
 
-@pytest.mark.parametrize(("name", "content", "said"), [
-    ("run.json", "[1]", "run.json is not a JSON object"),
-    ("run.json", "{", "Expecting property name"),
-    ("run.json", '{"config": {}}', "run.json has the unknown kind None"),
-    ("run.json", '{"kind": "language_modeling", "updates": 1e999, "config": {}}', "infinity"),
-    ("run.json", '{"kind": "glue", "updates": 9, "config": {"updates": "<b>"}}', "is not a number: '<b>'"),
-    ("run.json", b"\xff\xfe", "codec can't decode"),
-    ("run.json", None, "run.json is missing or empty"),
-    ("evaluation.json", '{"evaluations": {"valid": 3}}', "an evaluation has no values"),
-    ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "is not a number: 'many'"),
-    ("evaluation.json", '{"evaluations": {"valid": {"loss": null}}}', "is not a number: None"),
-    ("evaluation.json", '{"evaluations": {"training": {"tokens_per_second": []}}}', "is not a number: []"),
-    ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
-    ("log.jsonl", '{"kind": "valid", "valid_num_updates": "many", "valid_ppl": 3}\n', "invalid literal"),
-])  # fmt: skip
-def test_damaged_files_are_marked(name, content, said, runs):
-    path = runs / "lm/big/linear_base/seed-2" / name
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    shown = Page(made(runs))
-    rows = {row[0]: row[1] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
-    assert said in rows["lm/big/linear_base/seed-2"] and "damaged: " in rows["lm/big/linear_base/seed-2"]
-    [base] = [
-        row
-        for row in shown.table("attention", "method", "valid (paper)", "valid (measured)")
-        if row[1] == "base"
-    ]
-    assert base[3] == "101.00 (1 of 2)"
-
-
-def test_what_harms_no_record_is_shown_as_it_is(runs):
-    """A log that was cut, values of other sorts, text that is no UTF-8: the page is made."""
+def test_unexpected_values_are_shown(runs):
+    """A truncated log, values of unexpected types, and text that is not UTF-8."""
     folder = runs / "lm/big/linear_tmlr_type1/seed-2"
     (folder / "train.log").write_bytes(b"\xff\xfe half a line \x00")
     odd = {"versions": 3, "git": ["x"], "gpu_names": "x", "started": {"a": []}, "note": "\ud800"}
@@ -255,29 +213,29 @@ def test_what_harms_no_record_is_shown_as_it_is(runs):
     assert row[1] == "60 of 100" and row[3] == "running 60/100"
     assert "stopped at" not in shown.table("attention", "method", "valid (paper)", "valid (measured)")[2][3]
     shown = Page(made(runs))
-    [row] = [
-        row
-        for rows in shown.tables
-        if rows[0][1] == "state"
-        for row in rows
-        if row[0].endswith("type1/seed-2")
-    ]
+    rows = [row for rows in shown.tables if rows[0][1] == "state" for row in rows]
+    [row] = [row for row in rows if row[0].endswith("type1/seed-2")]
     assert row[1] == "stopped at 60 of 100" and row[2].startswith("train.log ends: \ufffd\ufffd half a line")
 
 
-def test_all_runs_of_a_row_damaged(runs):
+def test_damaged_runs(runs):
+    (runs / "lm/big/linear_base/seed-2/log.jsonl").write_text("x\n{}\n")
     (runs / "lm/big/linear_rope/seed-1/run.json").write_text("3")
     shown = Page(made(runs))
+    states = {row[0]: row[1] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
+    assert states["lm/big/linear_base/seed-2"].startswith("damaged: ")
+    assert "log.jsonl is damaged (line 1" in states["lm/big/linear_base/seed-2"]
     rows = shown.table("attention", "method", "valid (paper)", "valid (measured)")
-    assert ["linear", "rope", "9.50", "damaged"] in rows and "“damaged”: the files" in shown.said()
+    assert [row[3] for row in rows] == ["101.00 (1 of 2)", "damaged", "91.00 (1 of 2)"]
+    assert "“damaged”: the files" in shown.text()
     for path in runs.rglob("run.json"):
         path.write_text("3")
     shown = Page(made(runs))
     rows = shown.table("attention", "method", "valid (paper)", "valid (measured)")
-    assert [row[3] for row in rows] == ["damaged"] * 3 and "there are no curves" in shown.said()
+    assert [row[3] for row in rows] == ["damaged"] * 3 and "there are no curves" in shown.text()
 
 
-def test_a_table_that_was_run_with_other_values(runs):
+def test_table_run_with_overrides(runs):
     for method in ("base", "rope"):
         write_run(runs / f"lm/big/linear_{method}/updates=50/seed-1", {50: 120}, 130, 50)
     write_run(runs / "lm/big/linear_base/train.x=1/seed-1", {100: 120}, 131)  # of one method: no table
@@ -285,12 +243,12 @@ def test_a_table_that_was_run_with_other_values(runs):
     assert "some" in names and "some updates=50" in names and not any("train.x=1" in x for x in names[:3])
 
 
-def test_curves_have_the_looks_of_all_pictures(runs):
+def test_curves_have_the_styles_of_other_plots(runs):
     markers = {*style.MARKERS, *(marker for _, marker in style.METHOD_STYLES.values())}
     assert markers == set(interactive_plots.SYMBOLS)
     for symbol in interactive_plots.SYMBOLS.values():
         for fill in ("", "-open"):
-            go.Scatter(marker={"symbol": symbol + fill})  # plotly refuses one that it has not
+            go.Scatter(marker={"symbol": symbol + fill})  # raises for an unknown symbol
     for method, softmax in (("base", "softmax"), ("rope", "softmax")):
         write_run(runs / f"lm/big/{softmax}_{method}/seed-1", {50: 300, 100: 50}, 50)
     figure = curve_figure(runs, "lm/big")
@@ -302,7 +260,7 @@ def test_curves_have_the_looks_of_all_pictures(runs):
     assert list(rope.x) == [50, 100] and list(rope.y) == [190, 95]
     (left, right), (bottom, top) = figure.layout.xaxis.range, figure.layout.yaxis.range
     assert (left, right) == (49, 101) and figure.layout.yaxis.type == "log" and 10**bottom < 50 < 10**top
-    write_run(runs / "lm/big/linear_per/seed-1", {2: 900, 3: 800, 4: 700})  # which has just begun
+    write_run(runs / "lm/big/linear_per/seed-1", {2: 900, 3: 800, 4: 700})  # has just begun
     figure = curve_figure(runs, "lm/big")
     assert figure.layout.xaxis.range[0] < 2 and 700 < 10 ** figure.layout.yaxis.range[1] < 800
     both = [lines[f"linear base, seed {seed}"] for seed in (1, 2)]
@@ -310,64 +268,34 @@ def test_curves_have_the_looks_of_all_pictures(runs):
 
 
 @pytest.mark.parametrize(("step", "scale"), [(10, None), (400, "log")])
-def test_columns_of_the_same_runs_are_drawn(runs, step, scale):
-    """On a logarithmic scale where the numbers are far apart."""
+def test_plot_of_columns_of_the_same_runs(runs, step, scale):
     for method in ("base", "rope"):
         folder = runs / f"lm/blocks/softmax_{method}/seed-1"
         write_run(folder, {50: 300, 100: 50})
         measured = {f"m_{n}": {"perplexity": 10 + step * (n - 1)} for n in (1, 2, 3)}
         (folder / "evaluation.json").write_text(json.dumps({"evaluations": measured, "finished": "x"}))
         write_run(runs / f"lm/big/softmax_{method}/seed-1", {100: 50}, 50)
-    drawn = {
-        table.name: interactive_plots.column_figure(table, found) for table, found in html.scan(runs).tables
-    }
+    found = html.scan(runs).tables
+    drawn = {table.name: interactive_plots.column_figure(table, summary) for table, summary in found}
     assert drawn.keys() == {"some", "over"} and drawn["some"] is None
     assert [trace.meta for trace in drawn["over"].data] == ["softmax base", "softmax rope"]
-    [trace, _], axis = drawn["over"].data, drawn["over"].layout.yaxis
+    [trace, other], axis = drawn["over"].data, drawn["over"].layout.yaxis
+    assert drawn["over"].layout.showlegend  # plotly hides the legend of a single line by default
+    assert trace.line.color != other.line.color and trace.marker.symbol != other.marker.symbol
     assert list(trace.x) == ["m 1", "m 2", "m 3"] and list(trace.y) == [10, 10 + step, 10 + 2 * step]
     assert axis.type == scale
 
 
-def test_rows_that_differ_only_in_k_look_different(runs):
-    for attention in ("linear", "softmax"):
-        for k in (2, 4, 8, 16):
-            write_run(runs / f"lm/k/{attention}_shaw/train.shaw_k={k}/seed-1", {50: 100 + k, 100: 50 + k}, 50)
-    figure = curve_figure(runs, "lm/k")
-    found = [(line.line.color, line.line.dash, line.marker.symbol) for line in figure.data]
-    assert len(set(found)) == 8 and len({(dash, symbol) for _, dash, symbol in found}) == 8
-    assert len({colour for colour, _, _ in found}) == 4  # a row has the same one in both attentions
-
-
-def test_columns_of_rows_that_differ_only_in_k_look_different(runs, configs):
-    rows = [
-        {"row": f"k={k}", "attention": "softmax", "method": "shaw", "changes": {"train.shaw_k": k}}
-        for k in (2, 4, 8, 16)
-    ]
-    columns = {f"m_{n}": {"evaluation": f"m_{n}"} for n in (1, 2, 3)}
-    table = {"title": "By k", "experiment": "lm/blocks", "metric": "perplexity", "columns": columns}
-    write_configs(configs, {"tables/by_k": {**table, "rows": rows}})
-    measured = {f"m_{n}": {"perplexity": 10 * n} for n in (1, 2, 3)}
-    for k in (2, 4, 8, 16):
-        folder = runs / f"lm/blocks/softmax_shaw/train.shaw_k={k}/seed-1"
-        write_run(folder, {100: 50})
-        (folder / "evaluation.json").write_text(json.dumps({"evaluations": measured, "finished": "x"}))
-        [found] = [found for found in html.scan(runs).tables if found[0].name == "by_k"]
-        figure = interactive_plots.column_figure(*found)
-        assert figure.layout.showlegend  # plotly shows none of a single line by default
-    looks = {(line.line.color, line.marker.symbol) for line in figure.data}
-    assert len(looks) == len({colour for colour, _ in looks}) == len({symbol for _, symbol in looks}) == 4
-
-
 @pytest.mark.parametrize("points", [{10: 500}, {8: 600, 10: 500}, {50_000: 500}])
-def test_ticks_of_a_short_axis_are_whole_updates(points, runs):
+def test_ticks_of_a_short_axis_are_integers(points, runs):
     write_run(runs / "lm/short/linear_base/seed-1", points, 500, max(points))
     axis = curve_figure(runs, "lm/short").layout.xaxis
     left, right = axis.range
     assert right - left >= 2 and axis.dtick == (1 if right - left < 10 else None)
-    assert axis.tickformat == ",~f"  # never the same label for two ticks
+    assert axis.tickformat == ",~f"  # no label occurs twice
 
 
-def test_long_keys_break_between_words(runs):
+def test_long_keys_are_wrapped(runs):
     assert html.breakable("lm/a_b/train.x=1") == "lm/<wbr>a_b/<wbr>train.<wbr>x=1"
     assert html.breakable("<b>/&amp;") == "&lt;b&gt;/&amp;amp;"
     name = "softmax rope, train.memory=state, train.zipfian_validate_interval_updates_of_long_names=10"
@@ -390,7 +318,7 @@ def test_long_keys_break_between_words(runs):
     ("{runs} --out=", "argument --out: is empty: a path is needed"),
     ("{runs} --nosuch", "unrecognized arguments: --nosuch"),
 ])  # fmt: skip
-def test_a_wrong_call_gets_one_sentence(words, message, runs, tmp_path):
+def test_invalid_arguments(words, message, runs, tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     places = {name: tmp_path / name for name in ("file", "empty", "nowhere")}
@@ -401,7 +329,7 @@ def test_a_wrong_call_gets_one_sentence(words, message, runs, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_in_the_page_s_place(runs):
+def test_output_path_is_a_folder(runs):
     (runs / "report.html").mkdir()
     done = run_here(report.main, runs)
     assert done.stderr.strip().endswith("report.html cannot be read or written (Is a directory)")
@@ -411,20 +339,18 @@ def test_a_folder_in_the_page_s_place(runs):
 def test_without_plotly(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     done = run_here(report.main, runs)
-    assert done.stderr.splitlines()[-1].startswith(
-        "report: the package plotly is missing; install it with: pip install"
-    )
+    message = "report: the package plotly is missing; install it with: pip install"
+    assert done.stderr.splitlines()[-1].startswith(message)
     assert not (runs / "report.html").exists()
 
 
 def test_a_real_run(translating):
-    """By its command, of a training with its own record."""
     folder, _ = translating
     results = folder.parents[len(folder.parts) - folder.parts.index("mt") - 1]
     done = run_command("python", "-m", "fairseq_lrpe", "report", results)
     assert done.returncode == 0, done.stderr
     shown = Page((results / "report.html").read_text())
-    assert "mt/multi30k" in shown.said() and "validation perplexity" in "".join(shown.texts["script"][1:])
+    assert "mt/multi30k" in shown.text() and "validation perplexity" in "".join(shown.texts["script"][1:])
     [[versions, machine, _, n]] = shown.table("versions", "machine", "commit", "runs")
     settings = json.loads((folder / "run.json").read_text())
     assert f"torch {settings['versions']['torch']}" in versions and machine == "CPU fp32" and n == "1"
@@ -444,15 +370,15 @@ addEventListener("load", () => setTimeout(() => parent.postMessage(JSON.stringif
         x => x.getBoundingClientRect().right <= innerWidth).length,
 }), "*"), 1500));
 </script>"""
-FRAME = """<!doctype html><pre id="told"></pre>
+FRAME = """<!doctype html><pre id="output"></pre>
 <iframe src="page.html" style="width: {}px; height: 900px; border: 0"></iframe>
-<script>addEventListener("message", x => told.textContent = x.data);</script>"""
+<script>addEventListener("message", x => output.textContent = x.data);</script>"""
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
 @pytest.mark.parametrize("width", [375, 1280])
 def test_in_a_browser(width, runs, tmp_path):
-    """No error in its console, every plot drawn, nothing fetched, and no scrolling sideways."""
+    """Checks that the console has no errors, all plots are drawn, and the page does not scroll sideways."""
     text = made(runs)
     (tmp_path / "page.html").write_text(text.replace("</body>", f"{PROBE}</body>"))
     (tmp_path / "frame.html").write_text(FRAME.format(width))
@@ -463,10 +389,10 @@ def test_in_a_browser(width, runs, tmp_path):
     words += ["--dump-dom", (tmp_path / "frame.html").as_uri()]
     done = subprocess.run(words, capture_output=True, text=True)
     assert "CONSOLE" not in done.stderr, done.stderr
-    told = json.loads(Page(done.stdout).texts["pre"][0])
-    assert told["width"] == width and told["scroll"] <= width and told["fetched"] == []
+    found = json.loads(Page(done.stdout).texts["pre"][0])
+    assert found["width"] == width and found["scroll"] <= width and found["fetched"] == []
     lines = text.count('"meta":')
-    assert len(told["plots"]) == text.count('class="plotly-graph-div"') == 2
-    assert all(told["plots"]) and sum(told["plots"]) == lines
-    assert told["boxes"] or width > 375  # wide tables scroll in their boxes
-    assert told["columns"] == 4  # of the first table, all of them without scrolling
+    assert len(found["plots"]) == text.count('class="plotly-graph-div"') == 2
+    assert all(found["plots"]) and sum(found["plots"]) == lines
+    assert found["boxes"] or width > 375  # wide tables scroll in their boxes
+    assert found["columns"] == 4  # of the first table, all of them without scrolling

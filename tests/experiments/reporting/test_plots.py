@@ -1,4 +1,4 @@
-"""Pictures of validations: how a method looks, and what is seen of few points."""
+"""Plots of validation curves: styles of methods, and the visible points."""
 
 import json
 
@@ -10,13 +10,13 @@ from fairseq_lrpe.experiments.reporting.tables import read_experiment_runs
 from fairseq_lrpe.methods import METHODS, canonical
 
 
-def drawn(folder, tmp_path):
+def plot(folder, tmp_path):
     lines = plots.experiment_lines(read_experiment_runs("lm/x", folder))
     return plots.plot_curves("x", lines, tmp_path / "x.png").axes
 
 
-def seen(ax):
-    """{row: its points inside the panel, those that have a marker}."""
+def visible_points(ax):
+    """Returns {row: its points with markers inside the panel}."""
     (left, right), (bottom, top), found = ax.get_xlim(), ax.get_ylim(), {}
     for line in ax.lines:
         assert line.get_marker() not in (None, "None")
@@ -28,97 +28,85 @@ def seen(ax):
     return found
 
 
-def test_every_method_has_a_look_of_its_own():
+def test_every_method_has_a_unique_style():
     methods = [*dict.fromkeys(map(canonical, METHODS)), "fairseq"]
     assert set(style.METHOD_STYLES) <= set(methods)
     assert len({style.method_style(method) for method in methods}) == len(methods)
     assert style.method_style("iclr_type2") == style.method_style("tmlr_type2")
 
 
-def test_a_method_of_ones_own_keeps_its_look():
+def test_style_of_other_methods():
     before = style.method_style("mine")
     assert before not in style.METHOD_STYLES.values() and before == style.method_style("mine")
-    assert (
-        before != style.method_style("other") and style.method_style(None) not in style.METHOD_STYLES.values()
-    )
+    assert before != style.method_style("other")
+    assert style.method_style(None) not in style.METHOD_STYLES.values()
 
 
-def test_a_method_looks_the_same_in_every_picture(tmp_path):
+def test_style_is_the_same_in_every_plot(tmp_path):
     for method in ("base", "rope", "per", "tmlr_type1"):
         write_run(tmp_path / f"all/lm/x/linear_{method}/seed-1", {100: 20, 200: 10}, 10, 200)
     for name in ("linear_per", "softmax_per"):
         write_run(tmp_path / f"one/lm/x/{name}/seed-1", {100: 20, 200: 10}, 10, 200)
-    [many] = drawn(tmp_path / "all", tmp_path)
-    linear, softmax = drawn(tmp_path / "one", tmp_path)
+    [many] = plot(tmp_path / "all", tmp_path)
+    linear, softmax = plot(tmp_path / "one", tmp_path)
     [per] = [line for line in many.lines if line.get_label().endswith("per")]
     for line in (linear.lines[0], softmax.lines[0]):
-        assert (
-            (line.get_color(), line.get_marker())
-            == (per.get_color(), per.get_marker())
-            == style.method_style("per")
-        )
+        expected = style.method_style("per")
+        assert (line.get_color(), line.get_marker()) == (per.get_color(), per.get_marker()) == expected
     assert linear.lines[0].get_linestyle() != softmax.lines[0].get_linestyle()
 
 
-def test_rows_of_one_method_differ_in_shade_and_marker(tmp_path):
-    for changes in ("", "train.lr=0.1/", "updates=100/"):
-        write_run(tmp_path / f"lm/x/linear_rope/{changes}seed-1", {100: 20, 200: 10}, 10, 200)
-    [ax] = drawn(tmp_path, tmp_path)
-    assert len({line.get_color() for line in ax.lines}) == 3
-    assert len({line.get_marker() for line in ax.lines}) == 3
-
-
 @pytest.mark.parametrize("method", ["base", "shaw", "mine"])
-def test_a_row_of_many_has_a_look_of_its_own(method):
+def test_rows_of_the_same_method_have_different_styles(method):
     found = style.row_styles({k: method for k in range(15)})
     assert found[0] == style.method_style(method) and len(set(found.values())) == 15
     assert len({colour for colour, _ in list(found.values())[:5]}) == 5
 
 
-def test_long_keys_do_not_break_in_the_middle():
+def test_long_keys_are_wrapped_between_words():
     keys = ["lfhc,", "train.zipfian_validate_interval_updates_of-long-names=10,", "train.lfhc_k=4"]
     assert [line.strip() for line in plots.wrap(" ".join(keys)).splitlines()] == keys
 
 
-def test_a_single_early_point_has_whole_ticks(tmp_path):
+def test_ticks_are_integers(tmp_path):
     write_run(tmp_path / "lm/x/linear_rope/seed-1", {10: 500}, 500, 10)
-    [ax] = drawn(tmp_path, tmp_path)
+    [ax] = plot(tmp_path, tmp_path)
     assert [tick for tick in ax.get_xticks() if 9 <= tick <= 11] == [9, 10, 11]
 
 
 @pytest.mark.parametrize("points", [{40: 900.0}, {40: 900.0, 60: 800.0}, {400: 11.0}])
-def test_a_run_with_one_or_two_points_is_seen(tmp_path, points):
-    for i, method in enumerate(("base", "rope", "per", "spe", "nope")):  # markers of long lines stand apart
+def test_lines_with_one_or_two_points_are_visible(tmp_path, points):
+    for i, method in enumerate(("base", "rope", "per", "spe", "nope")):
         many = {40 * k: 1000 / k + i for k in range(1, 11)}
         write_run(tmp_path / f"lm/x/linear_{method}/seed-1", many, 10, 400)
     write_run(tmp_path / "lm/x/linear_tmlr_type1/seed-1", points, None, 400)
-    [ax] = drawn(tmp_path, tmp_path)
-    found = seen(ax)
+    [ax] = plot(tmp_path, tmp_path)
+    found = visible_points(ax)
     [row] = [row for row in found if row.startswith("tmlr_type1")]
     assert found[row] == list(points.items()) and all(found.values())
 
 
-def test_a_run_alone_with_one_point_is_seen(tmp_path):
+def test_single_point_is_visible(tmp_path):
     write_run(tmp_path / "lm/x/linear_rope/seed-1", {400: 11.0}, 11, 400)
-    [ax] = drawn(tmp_path, tmp_path)
-    assert seen(ax) == {"rope": [(400, 11.0)]}
+    [ax] = plot(tmp_path, tmp_path)
+    assert visible_points(ax) == {"rope": [(400, 11.0)]}
     assert ax.get_title() == "lm/x, linear attention"
 
 
-def test_a_loss_that_the_log_rounds_to_zero_is_drawn(tmp_path):
+def test_loss_rounded_to_zero_is_visible(tmp_path):
     write_run(tmp_path / "lm/x/linear_rope/seed-1", {1: 0.0, 2: 0.0}, 1, 2)
     write_run(tmp_path / "lm/x/linear_base/seed-1", {1: 0.5, 2: 0.2}, 1, 2)
-    [ax] = drawn(tmp_path, tmp_path)
-    assert len(seen(ax)["rope"]) == 2
+    [ax] = plot(tmp_path, tmp_path)
+    assert len(visible_points(ax)["rope"]) == 2
 
 
-def test_a_problem_is_seen_whole_with_four_decimals(tmp_path):
+def test_whole_curve_with_four_decimals(tmp_path):
     folder, losses = tmp_path / "lm/x/linear_rope/seed-1", {1: 64.0, 2: 32.0, 3: 2.0, 4: 2.0}
     write_run(folder, {1: 0.0}, 1, 4)
     settings = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(json.dumps({**settings, "kind": "synthetic"}))
     lines = [{"kind": "valid", "valid_num_updates": u, "valid_loss": loss} for u, loss in losses.items()]
     (folder / "log.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    [ax] = drawn(tmp_path, tmp_path)
+    [ax] = plot(tmp_path, tmp_path)
     assert ax.lines[0].get_label() == "1.3863  rope"
-    assert [u for u, _ in seen(ax)["rope"]] == list(losses)
+    assert [u for u, _ in visible_points(ax)["rope"]] == list(losses)

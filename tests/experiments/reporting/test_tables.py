@@ -1,4 +1,4 @@
-"""A paper's table beside the runs: numbers worked out by hand, every format, what is missing or broken."""
+"""Tables with published and measured numbers: statistics, formats, missing and damaged runs, errors."""
 
 import csv
 import fcntl
@@ -11,7 +11,7 @@ import subprocess
 import pandas as pd
 import pytest
 from omegaconf import OmegaConf
-from tiny import BIN, run_command, write_configs, write_run
+from tiny import BIN, write_configs, write_run
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
@@ -35,14 +35,14 @@ VALID = {  # {seed: perplexity}
 
 @pytest.fixture
 def configs(tmp_path, monkeypatch):
-    """A paper's table of two attentions, six rows and two columns, the second with no run planned."""
+    """A published table with two attentions, six rows and two columns; the second column has no runs."""
     folder = tmp_path / "configs"
     rows = [
         {"row": row, "attention": attention, "method": method, "values": {"a_valid": value, "b_test": 7.0}}
         for attention in ("linear", "softmax")
         for row, method, value in zip(ROWS, METHODS, PUBLISHED, strict=True)
     ]
-    del rows[-1]["values"]["a_valid"]  # the paper has a dash
+    del rows[-1]["values"]["a_valid"]  # a dash in the paper
     columns = {name: {"metric": "perplexity", "better": "lower"} for name in ("a_valid", "b_test")}
     paper_table = {"shows": "x", "columns": columns, "rows": rows}
     paper = {"source": "Someone (2020)", "tables": {"table9": paper_table}}
@@ -75,7 +75,7 @@ def runs(configs, tmp_path):
     for name, seeds in VALID.items():
         for seed, valid in seeds.items():
             write_run(folder / "lm/big" / name / f"seed-{seed}", {50: 2 * valid, 100: valid}, valid)
-    # iclr_type2 has the flags of tmlr_type2, whose run is its own.
+    # iclr_type2 has the same flags as tmlr_type2 and shares its runs.
     write_run(folder / "lm/big/linear_tmlr_type2/seed-1", {20: 300, 40: 200})
     return folder
 
@@ -103,12 +103,12 @@ def ranks(summary, attention, column):
     return dict(zip(cells.index, cells.itertuples(index=False, name=None), strict=True))
 
 
-def output(capsys, monkeypatch, *arguments):
+def output(capsys, *arguments):
     results.main(list(map(str, arguments)))
     return capsys.readouterr().out
 
 
-def refusal(monkeypatch, *arguments):
+def error_of(*arguments):
     with pytest.raises(SystemExit) as end:
         results.main(list(map(str, arguments)))
     assert "\n" not in end.value.code
@@ -118,13 +118,13 @@ def refusal(monkeypatch, *arguments):
 # --- numbers ----------------------------------------------------------------------------------------
 
 
-def test_a_run_under_the_name_of_a_method_with_the_same_flags(runs):
+def test_runs_of_an_alias_are_found(runs):
     before = entry(runs, "linear", "Type2")["state"]
     (runs / "lm/big/linear_tmlr_type2").rename(runs / "lm/big/linear_iclr_type2")
     assert entry(runs, "linear", "Type2")["state"] == before != "-"
 
 
-def test_mean_and_deviation(runs):
+def test_mean_and_standard_deviation(runs):
     assert statistics(runs, "linear", "Base") == (102, pytest.approx(2), 3)
     assert statistics(runs, "linear", "RoPE") == (95, pytest.approx(3), 3)
     assert statistics(runs, "linear", "Type1") == (96, None, 1)
@@ -134,7 +134,7 @@ def test_mean_and_deviation(runs):
 
 
 @pytest.mark.parametrize("better, expected", [("lower", {1: 3.0, 2: 4.0}), ("higher", {1: 5.0, 2: 6.0})])
-def test_the_best_of_columns_is_that_of_each_seed(better, expected):
+def test_best_of_columns_is_taken_per_seed(better, expected):
     values = [(1, 3.0, True), (2, 6.0, True), (3, 9.0, True), (1, 5.0, True), (2, 4.0, True), (3, 1.0, False)]
     parts = pd.DataFrame(values, columns=["seed", "value", "is_measured"])
     cell = Cell("softmax", "XL", "best", better=better, is_best=True, parts=[Cell("softmax", "XL", "x")] * 2)
@@ -142,7 +142,7 @@ def test_the_best_of_columns_is_that_of_each_seed(better, expected):
     assert dict(zip(best["seed"], best["value"], strict=True)) == expected
 
 
-def test_a_column_of_one_attention(configs):
+def test_column_of_one_attention(configs):
     path = configs / "tables/some_table9.yaml"
     table = OmegaConf.load(path)
     table.columns.a_valid.attention = "linear"
@@ -150,17 +150,16 @@ def test_a_column_of_one_attention(configs):
     assert {cell.attention for cell in Table("some_table9").cells if cell.runs} == {"linear"}
 
 
-def test_the_picture_of_columns(runs, configs, tmp_path, capsys, monkeypatch):
-    """A line for each measured row, its points where its columns are."""
-    out = tmp_path / "pictures/columns.png"
-    output(capsys, monkeypatch, runs, "--table", "some_table9", "--plot-columns", out)
+def test_plot_of_columns(runs, configs, tmp_path, capsys):
+    out = tmp_path / "plots/columns.png"
+    output(capsys, runs, "--table", "some_table9", "--plot-columns", out)
     assert out.read_bytes().startswith(b"\x89PNG")
     figure = plots.plot_columns("a title", report.collect(Table("some_table9"), runs), out)
     titles = [ax.get_title() for ax in figure.axes]
     assert titles == ["linear attention", "softmax attention"]
     named = [[text.get_text() for text in ax.get_legend().get_texts()] for ax in figure.axes]
     assert named[0] == ["95.00  RoPE", "96.00  Type1", "102.00  Base"]
-    message = refusal(monkeypatch, runs, "--experiment", "lm/big", "--plot-columns", out)
+    message = error_of(runs, "--experiment", "lm/big", "--plot-columns", out)
     assert message.startswith("results: --plot-columns cannot be combined with --experiment")
 
 
@@ -191,8 +190,7 @@ def test_ranks_and_spearman(runs):
     assert ranks(summary, "linear", "a_valid") == {"Base": (1, 1), "RoPE": (2, 3), "Type1": (3, 2)}
 
 
-def test_all_results_give_the_same_summary_as_the_tables_runs(runs):
-    """The public DataFrame of every run is enough for a table."""
+def test_load_results_gives_the_same_summary(runs):
     table, everything = Table("some_table9"), fairseq_lrpe.load_results(runs)
     assert len(everything) == 2 * 11 + 1  # loss and perplexity, and a run that is not finished
     summary = aggregate.summarize(table, aggregate.seed_values(table, everything))
@@ -201,51 +199,34 @@ def test_all_results_give_the_same_summary_as_the_tables_runs(runs):
     assert list(found["value"]) == [92, 95, 98] and list(found["seed"]) == [1, 2, 3]
     published = fairseq_lrpe.published()
     assert len(published) == 2 * 6 + 11 and set(published["paper"]) == {"paper"}
-    [number] = published.query(
-        "row == 'Type1' and attention == 'linear' and column == 'a_valid'"
-    ).itertuples()
+    found = published.query("row == 'Type1' and attention == 'linear' and column == 'a_valid'")
+    [number] = found.itertuples()
     assert (number.mean, number.std, number.better) == (8.0, 0.1, "lower")
 
 
-# --- missing, unfinished, damaged ---------------------------------------------------------------------
+# --- unfinished and damaged runs ----------------------------------------------------------------------
 
 
-def test_what_is_not_there_yet(runs):
+def test_states_of_unfinished_runs(runs):
     states = {row: entry(runs, "linear", row)["state"] for row in ROWS}
-    assert states == {
-        "Base": "3",
-        "RoPE": "3",
-        "Type1": "1 of 3",
-        "Type2": "stopped at 40 of 100",
-        "PER": "-",
-        "SPE": "-",
-    }
+    expected = ("3", "3", "1 of 3", "stopped at 40 of 100", "-", "-")
+    assert states == dict(zip(ROWS, expected, strict=True))
     with (runs / "lm/big/linear_tmlr_type2/seed-1/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert entry(runs, "linear", "Type2")["state"] == "running 40/100"
     assert entry(runs, "linear", "Type2")["state"] == "stopped at 40 of 100"
 
 
-@pytest.mark.parametrize(
-    "name, content",
-    [
-        ("run.json", "{"),
-        ("run.json", "{}"),
-        ("evaluation.json", "[1]"),
-        ("evaluation.json", '{"evaluations": {"valid": 3}}'),
-        ("log.jsonl", 'x\n{"kind": "train"}\n'),
-    ],
-)
-def test_a_damaged_run_is_named_and_counts_as_missing(runs, name, content, capsys):
+def test_damaged_run_counts_as_missing(runs, capsys):
     folder = runs / "lm/big/linear_base/seed-2"
-    (folder / name).write_text(content)
+    (folder / "run.json").write_text("{")
     assert entry(runs, "linear", "Base")["state"] == "2 of 3"
     assert entry(runs, "linear", "RoPE")["common_seeds"] == 2
     [line] = set(capsys.readouterr().err.strip().splitlines())
     assert f"results: {folder} cannot be read" in line
 
 
-def test_a_line_that_is_being_written_is_no_damage(runs, capsys):
+def test_incomplete_last_line_is_ignored(runs, capsys):
     with (runs / "lm/big/linear_tmlr_type2/seed-1/log.jsonl").open("a") as log:
         log.write('{"kind": "val')
     assert entry(runs, "linear", "Type2")["state"] == "stopped at 40 of 100"
@@ -254,7 +235,7 @@ def test_a_line_that_is_being_written_is_no_damage(runs, capsys):
     assert not capsys.readouterr().err
 
 
-def test_a_run_that_diverged_has_no_rank(runs, capsys):
+def test_diverged_run_has_no_rank(runs, capsys):
     write_run(runs / "lm/big/linear_per/seed-1", {100: float("nan")}, float("nan"))
     write_run(runs / "lm/big/linear_per/seed-2", {100: 90}, 90)
     table = Table("some_table9")
@@ -303,9 +284,9 @@ def check(header, values, ranks, differences):
     assert ranks == RANKS and differences == DIFFERENCES
 
 
-def test_markdown(runs, capsys, monkeypatch):
-    text = output(capsys, monkeypatch, runs, "--table", "some_table9")  # not on a terminal
-    assert text == output(capsys, monkeypatch, runs, "--table", "some_table9", "--format", "markdown")
+def test_markdown(runs, capsys):
+    text = output(capsys, runs, "--table", "some_table9")  # not on a terminal
+    assert text == output(capsys, runs, "--table", "some_table9", "--format", "markdown")
     assert "measured on lm/big (100 updates)" in text and "paper: Someone (2020), table9" in text
     tables, last = [], ""
     for line in text.splitlines():
@@ -317,8 +298,8 @@ def test_markdown(runs, capsys, monkeypatch):
     check(header, values, ranks, differences)
 
 
-def test_latex(runs, capsys, monkeypatch):
-    text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--format", "latex")
+def test_latex(runs, capsys):
+    text = output(capsys, runs, "--table", "some_table9", "--format", "latex")
     tables = []
     for part in text.split(r"\begin{tabular}")[1:]:
         rows = [line for line in part.split(r"\end{tabular}")[0].splitlines() if line.endswith(r"\\")]
@@ -331,8 +312,8 @@ def test_latex(runs, capsys, monkeypatch):
     assert not outside
 
 
-def test_csv(runs, capsys, monkeypatch):
-    text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--format", "csv")
+def test_csv(runs, capsys):
+    text = output(capsys, runs, "--table", "some_table9", "--format", "csv")
     rows = {(r["attention"], r["row"], r["column"]): r for r in csv.DictReader(io.StringIO(text))}
     assert len(rows) == 24
     rope = rows["linear", "RoPE", "a_valid"]
@@ -344,17 +325,17 @@ def test_csv(runs, capsys, monkeypatch):
     assert rows["linear", "Base", "b_test"]["measured_on"] == rows["linear", "Base", "b_test"]["mean"] == ""
 
 
-def test_the_terminals_table(runs, capsys):
+def test_terminal(runs, capsys):
     table = Table("some_table9")
     renderers.show_rich(report.table_sections(table, report.collect(table, runs)))
     text = capsys.readouterr().out
     assert "measured on lm/big (100 updates)" in text and "[-9.48, -4.52] (3)" in text
 
 
-def test_the_small_scale_says_so(runs, capsys, monkeypatch):
+def test_small_configuration(runs, capsys):
     for seed, updates in ((1, 100), (2, 60)):
         write_run(runs / "lm/small/linear_rope" / f"seed-{seed}", {50: 9}, 9, updates)
-    text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--scale", "mini")
+    text = output(capsys, runs, "--table", "some_table9", "--scale", "mini")
     sentence = "measured on lm/small (60 or 100 updates), a small substitute: compare ranks, not values"
     assert sentence in text and "measured on lm/big" not in text
     assert "| attention | method | a valid (paper) | a valid (mini) |" in text and "b test" not in text
@@ -362,8 +343,8 @@ def test_the_small_scale_says_so(runs, capsys, monkeypatch):
     assert "Differences to base need a seed" in text
 
 
-def test_a_figure_without_published_numbers(runs, capsys, monkeypatch):
-    text = output(capsys, monkeypatch, runs, "--table", "some_figure")
+def test_table_without_published_numbers(runs, capsys):
+    text = output(capsys, runs, "--table", "some_figure")
     assert "| attention | method | a valid |" in text
     assert "| linear | RoPE | **95.00 ± 3.00 (3)** |" in text
     assert "has no numbers to rank by" in text
@@ -371,12 +352,12 @@ def test_a_figure_without_published_numbers(runs, capsys, monkeypatch):
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", tables())
-def test_the_papers_own_tables(name, scale, tmp_path):
-    """Every run of every table is found again, in a row and column of the table."""
+def test_tables_of_the_papers(name, scale, tmp_path):
+    """Every run of every table is found in a row and column of the table."""
     try:
         table = Table(name, scale)
     except ValueError as error:
-        assert "no small form" in str(error)
+        assert "no small configuration" in str(error)
         return
     for run in table.runs():
         write_run(tmp_path / str(run), {100: 9})
@@ -386,10 +367,10 @@ def test_the_papers_own_tables(name, scale, tmp_path):
     assert list(found.itertuples(index=False, name=None)) == expected
 
 
-# --- the figure -------------------------------------------------------------------------------------
+# --- plots ------------------------------------------------------------------------------------------
 
 
-def test_the_figure_has_a_line_for_each_method(runs, tmp_path):
+def test_plot_has_one_line_per_method(runs, tmp_path):
     lines = plots.table_lines(Table("some_table9"), runs)
     figure = plots.plot_curves("A title", lines, tmp_path / "plots" / "figure.png")
     assert (tmp_path / "plots/figure.png").read_bytes().startswith(b"\x89PNG")
@@ -403,146 +384,138 @@ def test_the_figure_has_a_line_for_each_method(runs, tmp_path):
     band = linear.collections[-1].get_paths()[0].vertices
     assert band[:, 1].min() == 100 and band[:, 1].max() == 208
     assert len(softmax.lines) == 2 and linear.get_yscale() == "log"
-    looks = {(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in linear.lines}
-    assert len(looks) == 4
+    styles = {(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in linear.lines}
+    assert len(styles) == 4
 
 
-# --- refusals ---------------------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_shown(runs, tmp_path, monkeypatch):
-    assert "unknown table 'table1': choose from some_figure, some_table9" in refusal(
-        monkeypatch, runs, "--table", "table1"
-    )
-    assert "does not exist" in refusal(monkeypatch, tmp_path / "none", "--table", "some_table9")
+def test_missing_tables_and_runs(runs, tmp_path):
+    unknown = error_of(runs, "--table", "table1")
+    assert "unknown table 'table1': choose from some_figure, some_table9" in unknown
+    assert "does not exist" in error_of(tmp_path / "none", "--table", "some_table9")
     empty = tmp_path / "empty"
     (empty / "lm/small").mkdir(parents=True)
-    message = refusal(monkeypatch, empty, "--table", "some_table9")
+    message = error_of(empty, "--table", "some_table9")
     assert "has no run of" in message and "lm/big/linear_base/seed-1; for the runs of lm/small" in message
-    assert "has no run of" in refusal(monkeypatch, runs, "--table", "some_table9", "--scale", "mini")
+    assert "has no run of" in error_of(runs, "--table", "some_table9", "--scale", "mini")
 
 
-def test_the_overrides_of_the_runs_that_exist_are_named(configs, tmp_path, monkeypatch):
+def test_overrides_of_existing_runs_are_suggested(configs, tmp_path):
     folder = tmp_path / "results"
-    for changes in (
-        "linear_base/updates=10",
-        "linear_rope/updates=10",
-        "softmax_base/train.lr=0.1/updates=20",
-    ):
-        write_run(folder / f"lm/big/{changes}/seed-1", {10: 100}, 100)
+    changes = "linear_base/updates=10", "linear_rope/updates=10", "softmax_base/train.lr=0.1/updates=20"
+    for name in changes:
+        write_run(folder / f"lm/big/{name}/seed-1", {10: 100}, 100)
     write_run(folder / "lm/big/linear_t5/updates=7/seed-1", {7: 100}, 100)  # of no row
-    message = refusal(monkeypatch, folder, "--table", "some_table9")
+    message = error_of(folder, "--table", "some_table9")
     assert message.endswith("the existing runs add updates=10 or train.lr=0.1 updates=20")
-    assert "add updates=10" in refusal(monkeypatch, folder, "--table", "some_table9", "updates=30")
-
-
-def test_the_command_ends_with_one_sentence(tmp_path):
-    done = run_command("python", "-m", "fairseq_lrpe", "results", tmp_path, "--table", "none")
-    assert done.returncode == 1 and not done.stdout
-    [line] = done.stderr.strip().splitlines()
-    assert line.startswith("results: unknown table 'none': `bash scripts/table.sh` lists")
+    assert "add updates=10" in error_of(folder, "--table", "some_table9", "updates=30")
 
 
 COLUMN = {"columns": {"a": {"experiment": "lm/big", "evaluation": "valid"}}}
 
 
 def own_row(**about):
-    """A table's key ``rows`` with one row."""
+    """Returns the key ``rows`` of a table with one row."""
     return {"rows": [{"row": "Own", "attention": "linear", "method": "base", **about}]}
 
 
 @pytest.mark.parametrize("form", ["markdown", "csv", "latex"])
-def test_a_reader_that_leaves_is_no_error(runs, form):
-    """As head does in ``results ... | head``."""
-    words = [
-        BIN / "python",
-        "-m",
-        "fairseq_lrpe",
-        "results",
-        runs,
-        "--experiment",
-        "lm/big",
-    ]
+def test_closed_pipe_is_not_an_error(runs, form):
+    words = [BIN / "python", "-m", "fairseq_lrpe", "results", runs, "--experiment", "lm/big"]
     words += ["--format", form]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()
         assert process.stderr.read() == "" and process.wait() == 128 + signal.SIGPIPE
 
 
+MEASURED = {"experiment": "lm/big", "evaluation": "valid"}
+
+
 @pytest.mark.parametrize("change, message", [
-    ({"titel": "x"}, "tables/own.yaml, key titel is unknown (did you mean 'title'?): choose from title"),
+    ({"titel": "x"}, "titel: unknown key (did you mean 'title'?): choose from title"),
     ({"columns": {"a": {"metrik": "x"}}},
-     "key columns.a.metrik is unknown (did you mean 'metric'?): choose from experiment"),
-    ({"title": None, "columns": None}, "tables/own.yaml, key title"),
-    ({"paper": "papre"}, "tables/own.yaml, key paper: there is no "),
-    ({"table": "table1"}, "tables/own.yaml, key table: "),
-    ({"columns": {"a": {"experiment": "lm/bgi", "evaluation": "valid"}}},
-     "key columns.a.experiment is 'lm/bgi', no experiment (did you mean 'lm/big'?): choose from lm/big"),
-    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "vaild"}}},
-     "key columns.a.evaluation is 'vaild' (did you mean 'valid'?): lm/big has valid, training"),
-    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "valid", "metric": "perplexty"}}},
-     "key columns.a.metric is 'perplexty' (did you mean 'perplexity'?): valid of lm/big measures "),
-    ({"columns": {"a": {"experiment": "lm/big"}}}, "key columns.a.evaluation is missing: lm/big has valid"),
-    ({"columns": {"a": {"evaluation": "valid"}}}, "key columns.a.experiment is missing: say whose runs"),
+     "columns.a.metrik: unknown key (did you mean 'metric'?): choose from experiment"),
+    ({"title": None}, "title: input should be a valid string"),
+    ({"paper": "papre"}, "paper: there is no "),
+    ({"table": "table1"}, "table: "),
+    ({"columns": {"a": {**MEASURED, "experiment": "lm/bgi"}}},
+     "columns.a.experiment: unknown experiment 'lm/bgi' (did you mean 'lm/big'?): choose from lm/big"),
+    ({"columns": {"a": {**MEASURED, "evaluation": "vaild"}}},
+     "columns.a.evaluation: unknown evaluation 'vaild' (did you mean 'valid'?): lm/big has valid, training"),
+    ({"columns": {"a": {**MEASURED, "metric": "perplexty"}}},
+     "columns.a.metric: unknown metric 'perplexty' (did you mean 'perplexity'?): valid of lm/big measures "),
+    ({"columns": {"a": {"experiment": "lm/big"}}}, "columns.a.evaluation: missing: lm/big has valid"),
+    ({"columns": {"a": {"evaluation": "valid"}}}, "columns.a.experiment: missing: name an experiment"),
     ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}},
-     "key experiment is missing: the table has a small form alone"),
-    ({"columns": {"a": "valid"}}, "key columns.a has to be made of experiment, mini, evaluation"),
-    ({"columns": ["a"]}, "key columns has to be keys with values"),
-    ({"columns": {}}, "key columns is empty"),
-    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "valid", "changes": {"updatse": 3}}}},
-     "key columns.a.changes cannot be: lm/big has no key 'updatse'"),
-    (COLUMN | {"metric": "x"}, "key metric is 'x': valid of lm/big measures"),
+     "experiment: missing: the table has only a small configuration, --scale mini"),
+    ({"columns": {"a": "valid"}}, "columns.a: input should be a valid dictionary"),
+    ({"columns": ["a"]}, "columns: input should be a valid dictionary"),
+    ({"columns": {}}, "columns: dictionary should have at least 1 item"),
+    ({"columns": {"a": {**MEASURED, "changes": {"updatse": 3}}}},
+     "columns.a.changes: lm/big has no key 'updatse'"),
+    (COLUMN | {"metric": "x"}, "own.yaml: metric: unknown metric 'x': valid of lm/big measures"),
     ({"columns": {**COLUMN["columns"], "mean": {"average": ["a", "b"]}}},
-     "key columns.mean.average names 'b': choose from a"),
+     "columns.mean.average: unknown column 'b': choose from a"),
     ({"columns": {**COLUMN["columns"], "mean": {"average": "a"}}},
-     "key columns.mean.average has to be a list, each of its items a text"),
+     "columns.mean.average: input should be a valid list"),
     ({"columns": {**COLUMN["columns"], "x": {"best": ["b"]}}},
-     "key columns.x.best names 'b': choose from a"),
-    ({"columns": {"a": {"experiment": "lm/big", "evaluation": "valid", "attention": "lin"}}},
-     "key columns.a.attention is 'lin' (did you mean 'linear'?): choose from linear, softmax"),
-    ({"baseline": "bsae"}, "key baseline is 'bsae', the method of no row (did you mean 'base'?): choose"),
-    ({"table": None}, "key rows is missing: give rows, or a paper and its table"),
-    ({"paper": None}, "key table needs the key paper"),
-    ({"seeds": 3}, "key seeds has to be a list, each of its items a whole number"),
-    ({"seeds": [1, "two"]}, "key seeds[1] has to be a whole number"),
-    ({"title": ["a"]}, "key title has to be a text"),
-    ({"drop_worst": "maybe"}, "key drop_worst has to be true or false"),
-    ({"rows": {"a": 1}}, "key rows has to be a list"),
-    ({"rows": ["base"]}, "key rows[0] has to be made of row, attention, method"),
-    (own_row(method="bsae"), "key rows[0] cannot be: unknown method 'bsae' (did you mean 'base'?)"),
-    (own_row(attention="lin"), "key rows[0] cannot be: unknown attention 'lin' (did you mean 'linear'?)"),
-    (own_row(changes={"train.x": 1}), "key rows[0] cannot be: lm/big has no key 'train.x'"),
-    (own_row(changes={"updates": "many"}), "key rows[0] cannot be: updates: many: updates is a number"),
-    (own_row(changes={"updates": 0}), "key rows[0] cannot be: updates=0: at least 1 is needed"),
-    (own_row(changes={"data": "x"}), "key rows[0] cannot be: data makes no other run of lm/big"),
-    (own_row(columns=["b"]), "key rows[0].columns names 'b': choose from a_valid"),
-    (own_row(columns="a_valid"), "key rows[0].columns has to be a list, each of its items a text"),
-    (own_row(values={"a_valid": 3}), "key rows[0].values is for published rows"),
-    (own_row(methd="base"), "key rows[0].methd is unknown (did you mean 'method'?): choose from row"),
-    (own_row(row="Base"), "key rows has linear Base twice"),
-    ({"rows": [{"row": "Own", "attention": "linear"}]}, "tables/own.yaml lacks the key rows[0].method"),
+     "columns.x.best: unknown column 'b': choose from a"),
+    ({"columns": {"a": {**MEASURED, "attention": "lin"}}},
+     "columns.a.attention: input should be 'linear' or 'softmax'"),
+    ({"baseline": "bsae"}, "baseline: no row has the method 'bsae' (did you mean 'base'?): choose"),
+    ({"table": None}, "rows: missing: give rows, or a paper and its table"),
+    ({"paper": None}, "table: needs the key paper"),
+    ({"seeds": [1, "two"]}, "seeds[1]: input should be a valid integer"),
+    ({"rows": ["base"]}, "rows[0]: input should be a valid dictionary"),
+    (own_row(method="bsae"), "rows[0].method: unknown method 'bsae' (did you mean 'base'?)"),
+    (own_row(method="t5"), "rows[0]: the method 't5' does not exist in linear attention"),
+    (own_row(attention="lin"), "rows[0].attention: input should be 'linear' or 'softmax'"),
+    (own_row(changes={"train.x": 1}), "rows[0]: lm/big has no key 'train.x'"),
+    (own_row(changes={"updates": "many"}), "rows[0]: updates is a number, such as 100, not a string: many"),
+    (own_row(changes={"updates": 0}), "rows[0]: updates: input should be greater than 0"),
+    (own_row(changes={"data": "x"}), "rows[0]: data cannot be a change: runs of lm/big do not depend on it"),
+    (own_row(columns=["b"]), "rows[0].columns: unknown column 'b': choose from a_valid"),
+    (own_row(values={"a_valid": 3}), "rows[0].values: only rows of configs/paper"),
+    (own_row(methd="base"), "rows[0].methd: unknown key (did you mean 'method'?): choose from row"),
+    (own_row(row="Base"), "rows: linear Base is not unique"),
+    ({"rows": [{"row": "Own", "attention": "linear"}]}, "rows[0].method: field required"),
 ])  # fmt: skip
-def test_a_slip_in_a_tables_yaml_gets_one_sentence(change, message, configs):
+def test_errors_name_file_and_key(change, message, configs):
     own = OmegaConf.to_container(OmegaConf.load(configs / "tables/some_table9.yaml"))
     OmegaConf.save({**own, **change}, configs / "tables/own.yaml")
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError) as error:
         Table("own")
-    said = str(refused.value)
-    assert message in said and "\n" not in said and said.startswith(str(configs / "tables/own.yaml"))
+    text = str(error.value)
+    assert text.startswith(f"{configs}/tables/own.yaml: ") and message in text and "\n" not in text
 
 
-def test_a_table_of_ones_own_without_a_paper(runs, configs, capsys, monkeypatch):
+@pytest.mark.parametrize("value, message", [
+    ({"std": 3}, "mean: field required"), ("x", "valid dictionary"), (float("nan"), "finite number"),
+])  # fmt: skip
+def test_invalid_published_numbers(value, message, configs):
+    path = configs / "paper/paper.yaml"
+    paper = OmegaConf.load(path)
+    paper.tables.table9.rows[0]["values"].a_valid = value
+    OmegaConf.save(paper, path)
+    with pytest.raises(ValueError, match=message) as error:
+        Table("some_table9")
+    assert str(error.value).startswith(f"{path}: tables.table9.rows[0].values.a_valid")
+
+
+def test_own_table_without_a_paper(runs, configs, capsys):
     rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
     rows += [{"row": "hot", "attention": "linear", "method": "rope", "changes": {"updates": 50}}]
     columns = {"valid": {"experiment": "lm/big", "evaluation": "valid"}}
     OmegaConf.save({"title": "Mine", "columns": columns, "rows": rows}, configs / "tables/mine.yaml")
     write_run(runs / "lm/big/linear_rope/updates=50/seed-2", {50: 9}, 9, 50)
-    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    text = output(capsys, runs, "--table", "mine")
     assert "| linear | rope | **95.00 ± 3.00 (3)** |" in text
     assert "paper" not in text and "Difference" not in text
 
 
-def test_runs_of_another_length_say_so_and_are_compared_with_none(runs, configs, capsys, monkeypatch):
+def test_runs_of_a_different_length_are_not_compared(runs, configs, capsys):
     rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
     rows += [{"row": "short", "attention": "linear", "method": "rope", "changes": {"updates": 50}}]
     columns = {"a_valid": {"experiment": "lm/big", "evaluation": "valid"}}
@@ -550,7 +523,7 @@ def test_runs_of_another_length_say_so_and_are_compared_with_none(runs, configs,
     OmegaConf.save(mine, configs / "tables/mine.yaml")
     for seed in (1, 2):
         write_run(runs / f"lm/big/linear_rope/updates=50/seed-{seed}", {50: 9}, 9, 50)
-    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    text = output(capsys, runs, "--table", "mine")
     assert "| linear | short, 50 updates | 9.00 ± 0.00 (2 of 3) |" in text  # and not bold
     assert "| linear | rope | **95.00 ± 3.00 (3)** |" in text
     assert "not compared with the other rows: linear short (50 updates).\n" in text.replace("  \n", "\n")
@@ -558,31 +531,27 @@ def test_runs_of_another_length_say_so_and_are_compared_with_none(runs, configs,
     short = report.collect(Table("mine"), runs).set_index("row").loc["short"]
     assert pd.isna(short["difference"]) and not short["is_ranked"]
 
-    for row in rows[:2]:  # of all rows the same length is none that is apart
+    for row in rows[:2]:
         row["changes"] = {"updates": 50}
     OmegaConf.save({**mine, "rows": rows[:2]}, configs / "tables/mine.yaml")
     for seed in (1, 2):
         write_run(runs / f"lm/big/linear_base/updates=50/seed-{seed}", {50: 10}, 10, 50)
-    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    text = output(capsys, runs, "--table", "mine")
     assert "| linear | rope | **9.00 ± 0.00 (2 of 3)** |" in text and "not compared" not in text
     assert "| linear | rope | -1.00 [" in text
 
 
-def test_an_average_of_trainings_of_several_lengths_is_compared(runs, configs, capsys, monkeypatch):
+def test_average_over_columns_of_different_lengths(runs, configs, capsys):
     rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
     long = {"experiment": "lm/big", "evaluation": "valid"}
-    columns = {
-        "both": {"average": ["short", "long"]},
-        "long": long,
-        "short": {**long, "changes": {"updates": 50}},
-    }
-    OmegaConf.save(
-        {"title": "Mine", "baseline": "base", "columns": columns, "rows": rows}, configs / "tables/mine.yaml"
-    )
+    short = {**long, "changes": {"updates": 50}}
+    columns = {"both": {"average": ["short", "long"]}, "long": long, "short": short}
+    mine = {"title": "Mine", "baseline": "base", "columns": columns, "rows": rows}
+    OmegaConf.save(mine, configs / "tables/mine.yaml")
     for seed in (1, 2):
         for method, value in (("base", 10), ("rope", 9)):
             write_run(runs / f"lm/big/linear_{method}/updates=50/seed-{seed}", {50: value}, value, 50)
-    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    text = output(capsys, runs, "--table", "mine")
     assert "not compared" not in text and "updates |" not in text
     table = Table("mine")
     values = aggregate.seed_values(table, load_results(runs))
@@ -597,21 +566,20 @@ def test_an_average_of_trainings_of_several_lengths_is_compared(runs, configs, c
     assert both["common_seeds"] == 2 and both["difference"] == pytest.approx(expected)
 
 
-def test_one_row_has_no_rank(runs, capsys, monkeypatch):
+def test_single_row_has_no_rank(runs, capsys):
     for name in ("base", "rope"):
         (runs / f"lm/big/softmax_{name}").rename(runs / f"softmax_{name}")
     for name in ("rope", "tmlr_type1"):
         (runs / f"lm/big/linear_{name}").rename(runs / f"linear_{name}")
-    text = output(capsys, monkeypatch, runs, "--table", "some_table9")
-    assert (
-        "Ranks need two methods of the same attention that are finished." in text and "Spearman" not in text
-    )
-    text = output(capsys, monkeypatch, runs, "--table", "some_table9", "--format", "csv")
+    text = output(capsys, runs, "--table", "some_table9")
+    assert "Ranks need two methods of the same attention that are finished." in text
+    assert "Spearman" not in text
+    text = output(capsys, runs, "--table", "some_table9", "--format", "csv")
     assert not any(row["rank"] or row["paper_rank"] for row in csv.DictReader(io.StringIO(text)))
 
 
-def test_numbers_are_those_of_their_metric(runs, configs, capsys, monkeypatch):
-    """A loss has four decimals at any size, and CSV no rest of binary arithmetic."""
+def test_decimals_depend_on_the_metric(runs, configs, capsys):
+    """CSV shows ten digits, without rounding errors of binary arithmetic."""
     for seed in (1, 2, 3):
         path = runs / f"lm/big/linear_base/seed-{seed}/evaluation.json"
         record = json.loads(path.read_text())
@@ -623,23 +591,23 @@ def test_numbers_are_those_of_their_metric(runs, configs, capsys, monkeypatch):
     columns = {"ppl": valid, "loss": {**valid, "metric": "loss"}}
     columns |= {"speed": {**valid, "evaluation": "training", "metric": "tokens_per_second"}}
     OmegaConf.save({"title": "Mine", "columns": columns, "rows": rows}, configs / "tables/mine.yaml")
-    text = output(capsys, monkeypatch, runs, "--table", "mine")
+    text = output(capsys, runs, "--table", "mine")
     assert "| linear | Base | 9.16 ± 0.05 (3) | 1.7432 ± 0.0000 (3) | 9,709 ± 0 (3) |" in text
-    text = output(capsys, monkeypatch, runs, "--table", "mine", "--format", "csv")
+    text = output(capsys, runs, "--table", "mine", "--format", "csv")
     means = {row["column"]: row["mean"] for row in csv.DictReader(io.StringIO(text))}
     assert means == {"ppl": "9.16", "loss": "1.74321", "speed": "9708.8"}
     assert report.format_published(0.3269, float("nan")) == "0.3269"
     assert report.format_published(2.3, 0.1) == "2.30 ± 0.10"
 
 
-def test_what_markdown_and_latex_would_read_as_their_own(capsys):
+def test_special_characters_are_escaped(capsys):
     rows = [["x|y", renderers.Bold("1 & 2")], ["50%_{$}", "<"]]
     parts = [renderers.Section("", pd.DataFrame(rows, columns=["method", "a"], dtype=object))]
     renderers.show(parts, "markdown")
     assert "| x\\|y | **1 & 2** |" in capsys.readouterr().out
     renderers.show(parts, "latex")
-    said = capsys.readouterr().out
-    assert r"x|y & \textbf{1 \& 2} \\" in said and r"50\%\_\{\$\} & $<$ \\" in said
+    output = capsys.readouterr().out
+    assert r"x|y & \textbf{1 \& 2} \\" in output and r"50\%\_\{\$\} & $<$ \\" in output
 
 
 @pytest.mark.parametrize("better, values, expected", [
@@ -647,7 +615,7 @@ def test_what_markdown_and_latex_would_read_as_their_own(capsys):
     ("higher", {1: 3.0, 2: 1.0, 3: 2.0}, 2.5),
     ("higher", {1: 3.0, 2: 1.0}, 2.0),
 ])  # fmt: skip
-def test_the_worst_of_three_or_more_seeds_is_left_out_where_the_table_says_so(better, values, expected):
+def test_drop_worst(better, values, expected):
     cell = Cell("softmax", "a row", "a column", better=better, drop_worst=True)
     columns = ["seed", "value", "is_measured", "state", "unit", "signature"]
     lines = pd.DataFrame([(*x, True, "finished", None, None) for x in values.items()], columns=columns)

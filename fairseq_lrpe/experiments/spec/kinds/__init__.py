@@ -1,4 +1,4 @@
-"""Kinds of experiments, one file each; a new file in this folder registers itself by its name."""
+"""Kinds of experiments: each other file in this folder defines one, named after the file."""
 
 import importlib
 import pkgutil

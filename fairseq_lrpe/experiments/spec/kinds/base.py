@@ -1,70 +1,85 @@
-"""What a kind of experiment is, and the settings that every experiment has."""
+"""The interface of a kind of experiment, and the settings that all experiments have."""
 
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from omegaconf import MISSING, DictConfig
+from omegaconf import DictConfig
+from pydantic import Field, PositiveInt, field_validator
 
 from fairseq_lrpe.data import layout
+from fairseq_lrpe.experiments.spec.schema import Model
 from fairseq_lrpe.methods import architecture
 from fairseq_lrpe.utils.files import REPOSITORY, display_path
 from fairseq_lrpe.utils.subprocesses import as_flags
 
-
-@dataclass
-class Batch:
-    """An update's batch: ``total`` and what fits a GPU, in sequences or tokens."""
-
-    total: int = MISSING
-    per_gpu: int = MISSING
-    unit: str = "sequences"
+Values = Annotated[list[Any], Field(min_length=1)]
 
 
-@dataclass
-class Evaluate:
-    """What all evaluations of an experiment share: the checkpoint, and more flags of fairseq's command."""
+class Batch(Model):
+    """The batch of one update: in total, and as much of it as fits a GPU."""
+
+    total: PositiveInt
+    per_gpu: PositiveInt
+    unit: Literal["sequences", "tokens"] = "sequences"
+
+
+class Evaluate(Model):
+    """Settings of all evaluations: the checkpoint, and additional flags of fairseq's command."""
 
     checkpoint: str = "checkpoint_best.pt"
-    flags: dict[str, Any] = field(default_factory=dict)
+    flags: dict[str, Any] = {}
 
 
-@dataclass
-class Settings:
-    """The keys of an experiment's YAML; a kind with more of them extends this."""
+class Evaluation(Model):
+    """Settings of one evaluation; a kind with more of them extends this."""
 
-    kind: str = MISSING  # the file in experiments/kinds
-    source: str = ""  # which paper and table say so
-    data: str = MISSING  # the folder of binarised data, as seen from the repository
-    batch: Batch = field(default_factory=Batch)
-    # fairseq-train's flags with underscores; true is a flag without a value, null leaves one out.
-    train: dict[str, Any] = field(default_factory=dict)
-    by_method: dict[str, dict[str, Any]] = field(default_factory=dict)  # {method: more of them}
-    seeds: list[int] = field(default_factory=lambda: [1])
-    evaluate: Evaluate = field(default_factory=Evaluate)
-    # {name: its settings}, null leaves one out; ``split`` is one of every kind.
-    evaluations: dict[str, Any] = field(default_factory=dict)
-    grid: dict[str, list[Any]] = field(default_factory=dict)  # {key: values}, with a run for each
-    # {key: values}: each is tried, and the best by the first evaluation counts.
-    choose: dict[str, list[Any]] = field(default_factory=dict)
-    starts_from: str | None = None  # an experiment whose runs come before, or a checkpoint
+    split: str
 
 
-@dataclass
+class Settings(Model):
+    """The keys of an experiment's YAML file; a kind with more of them extends this."""
+
+    kind: str  # a file in experiments/spec/kinds
+    source: str = ""  # the paper and table of these settings
+    data: str  # folder of binarized data, relative to the repository
+    batch: Batch
+    # Flags of fairseq-train with underscores; true is a flag without a value, null omits one.
+    train: dict[str, Any] = {}
+    by_method: dict[str, dict[str, Any]] = {}  # {method: additional flags}
+    seeds: list[int] = [1]
+    evaluate: Evaluate = Evaluate()
+    evaluations: dict[str, Evaluation | None] = {}  # null omits one
+    grid: dict[str, Values] = {}  # {key: values}, with one run per value
+    choose: dict[str, Values] = {}  # {key: values}; the best by the first evaluation is reported
+    starts_from: str | None = None  # an experiment whose runs come first, or a checkpoint
+
+    @field_validator("evaluations")
+    @classmethod
+    def check_names(cls, evaluations: dict) -> dict:
+        if "training" in evaluations:
+            raise ValueError("the name 'training' is reserved for the training speed: use another name")
+        return evaluations
+
+
 class TrainingSettings(Settings):
-    """Adds the updates of one training; a kind that counts them by itself does without."""
+    """Adds the number of updates; kinds that derive it from the data extend ``Settings`` instead."""
 
-    updates: int = MISSING
+    updates: PositiveInt
 
 
 class Curve(NamedTuple):
-    """Names what plots show: a key of fairseq's JSON log, its label, and which values are better.
+    """What plots show of a training.
 
-    What the log has is shown times ``factor``, with so many ``decimals``. A falling curve's end is shown, and
-    all of it if it is ``whole``: where a rule is found at once, when it is found says more than the end.
+    Args:
+        key: key of fairseq's JSON log.
+        label: label of the axis.
+        better: "lower" or "higher".
+        factor: factor by which logged values are multiplied.
+        decimals: number of decimals.
+        whole: shows all of a falling curve instead of its end only.
     """
 
     key: str
@@ -76,70 +91,68 @@ class Curve(NamedTuple):
 
 
 class Kind:
-    """A kind of experiment: all that runner, schedule and report ask of it.
+    """A kind of experiment: everything about it that the runner, the scheduler and reports use.
 
-    A kind is one file in this folder: a subclass, of which there is one instance.
+    Each kind is a file in this folder with a subclass and its only instance, ``KIND``.
     """
 
-    settings: type = TrainingSettings
-    """What its YAMLs may say."""
+    settings: type[Settings] = TrainingSettings
+    """Model of its YAML files."""
     task: str
     """fairseq's --task."""
     family: str
-    """Of our architectures."""
+    """Model family of its architectures."""
     metrics: dict[str, str]
-    """{name: "lower" or "higher", which is better}; the first is shown when a run ends, and chooses."""
+    """{name: "lower" or "higher", which is better}; the first one is printed and used by ``choose``."""
     decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}
-    """{metric: how many decimals people compare}; of a metric that is not here, two."""
+    """{metric: number of decimals in tables}; the default is 2."""
     curve: Curve | None = None
-    """What the plots show, if anything."""
-    evaluation_keys: tuple[str, ...] = ("split",)
-    """What an evaluation may say."""
+    """What plots show, if anything."""
 
     def check(self, cfg: DictConfig) -> None:
-        """Raises ValueError for settings that cannot be met."""
+        """Raises ValueError for invalid combinations of settings."""
 
     def data(self, cfg: DictConfig) -> list[Path]:
-        """Returns the files that must exist before a run starts; their sizes tell one data from another."""
+        """Returns the files that must exist before a run starts; their sizes identify the data."""
         raise NotImplementedError
 
     def folders(self, cfg: DictConfig) -> list[Path]:
-        """Returns the data folders that fairseq-train reads: the one named, and its numbered shards."""
+        """Returns the data folders that fairseq-train reads: the configured one and its numbered shards."""
         return layout.shards(REPOSITORY / cfg.data)
 
     def splits(self, cfg: DictConfig) -> Iterable[str]:
-        """Returns the splits that a training and its evaluations read, each once."""
+        """Returns the splits that a training and its evaluations read, without duplicates."""
         return dict.fromkeys(["train", "valid", *(e["split"] for e in self.evaluations(cfg).values())])
 
     def updates(self, cfg: DictConfig) -> int:
-        """Returns the updates of one training."""
+        """Returns the number of updates of a training."""
         return cfg.updates
 
     def flags(self, job) -> dict[str, object]:
-        """Returns fairseq-train's flags that neither the YAML nor the machine says."""
+        """Returns the flags of fairseq-train that depend on neither the YAML nor the machine."""
         return {"arch": architecture(job.run.attention, self.family, job.run.method)}
 
-    def watched(self, job) -> str:
-        """Returns the key of fairseq's JSON log that every validation of a training is told by."""
+    def validation_metric(self, job) -> str:
+        """Returns the key of fairseq's JSON log that is printed after each validation."""
         return self.curve.key if self.curve else "valid_loss"
 
     def evaluations(self, cfg: DictConfig) -> dict[str, dict]:
-        """Returns {name: settings} of the evaluations that these settings have."""
+        """Returns {name: settings} of the evaluations."""
         return {name: dict(settings) for name, settings in cfg.evaluations.items() if settings is not None}
 
     def evaluate(self, job, name: str) -> dict[str, float]:
-        """Returns {metric: value} of one of the evaluations, as it measures the job's checkpoint."""
+        """Evaluates the job's checkpoint and returns {metric: value} of one evaluation."""
         raise NotImplementedError
 
-    def told(self, cfg: DictConfig, measured: dict) -> str | None:
-        """Returns what is said of an evaluation when a run ends: its first metric, if it has any."""
+    def describe(self, cfg: DictConfig, measured: dict) -> str | None:
+        """Returns a summary of an evaluation: its first metric, if it has any."""
         shown = next((metric for metric in self.metrics if metric in measured), None)
         return shown and f"{shown} {measured[shown]:.2f}"
 
-    def evaluated(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
-        """Runs fairseq's command on the split of an evaluation; returns the log with all it printed.
+    def run_evaluation(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
+        """Runs fairseq's command on the split of an evaluation and returns the log of its output.
 
-        It is one process, in single precision: each of several would report a part of the split alone.
+        It runs in one process and in single precision; several processes would report parts of the split.
         """
         flags = {
             "user_dir": "fairseq_lrpe",
@@ -154,8 +167,9 @@ class Kind:
         data = [job.cfg.data] if job.cfg.data else []
         return job.call([program, *map(str, (*data, *as_flags(flags)))], name)
 
-
-def validated(log: Path, split: str) -> dict[str, object]:
-    """Returns what fairseq-validate measured of a split, without the split's name before each key."""
-    entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])
-    return {key.removeprefix(f"{split}_"): value for key, value in entry.items()}
+    def validate(self, job, name: str, **flags) -> dict[str, object]:
+        """Runs fairseq-validate on the split of an evaluation and returns the logged metrics."""
+        log = self.run_evaluation(job, name, "fairseq-validate", "valid_subset", task=self.task, **flags)
+        split = self.evaluations(job.cfg)[name]["split"]
+        entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])
+        return {key.removeprefix(f"{split}_"): value for key, value in entry.items()}

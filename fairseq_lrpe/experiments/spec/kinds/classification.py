@@ -1,4 +1,4 @@
-"""Classification of texts, pairs of texts and pictures from scratch, measured by what is predicted."""
+"""Classification of texts, text pairs and images from scratch, evaluated by predictions."""
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.inference import metrics
@@ -7,7 +7,7 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 
 class Classification(Kind):
-    """Trains our classifiers by our task classification.
+    """Trains a classifier with the task classification.
 
     ``majority`` is the accuracy of always predicting the most frequent label.
     """
@@ -25,20 +25,14 @@ class Classification(Kind):
         return [folder / name for name in layout.classified(self.splits(cfg), inputs)]
 
     def evaluate(self, job, name):
-        """Returns the measures of the split's predictions, which stay in predictions-<name>.tsv."""
-        file, split = job.folder / f"predictions-{name}.tsv", self.evaluations(job.cfg)[name]["split"]
-        data = REPOSITORY / job.cfg.data
-        job.call(metrics.prediction_command(job.checkpoint, data, {split: file}, job.launch.cpu), name)
-        predicted, target = metrics.read_predictions(file)
+        """Returns the metrics of the split's predictions, which are kept in predictions-<name>.tsv."""
+        predicted, target = metrics.predict_split(job, name, REPOSITORY / job.cfg.data)
         majority = metrics.majority_metrics(target)["accuracy"]
         return {**metrics.label_metrics(predicted, target), "majority": majority, "rows": len(target)}
 
-    def told(self, cfg, measured):
-        """Returns the accuracy, beside it what always the most frequent label would have."""
-        if "accuracy" not in measured:
-            return None
-        majority = f"always the most frequent label {measured['majority']:.2f}"
-        return f"accuracy {measured['accuracy']:.2f}, {majority}"
+    def describe(self, cfg, measured):
+        """Returns the accuracy, compared with that of the most frequent label."""
+        return metrics.describe_score("accuracy", measured.get("accuracy"), measured.get("majority"))
 
 
 KIND = Classification()

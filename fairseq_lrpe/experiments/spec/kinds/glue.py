@@ -1,54 +1,50 @@
-"""Fine-tuning of a pretrained RoBERTa on a task of GLUE, measured by its predictions."""
+"""Fine-tuning of a pretrained RoBERTa on GLUE tasks, evaluated by predictions."""
 
 import json
 import logging
 import math
 from argparse import Namespace
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
-from omegaconf import MISSING
+from pydantic import PositiveInt
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
-from fairseq_lrpe.data.glue_tasks import TASKS, get_task
+from fairseq_lrpe.data.glue_tasks import get_task
 from fairseq_lrpe.experiments.inference import metrics
-from fairseq_lrpe.experiments.spec.kinds.base import Kind, Settings
+from fairseq_lrpe.experiments.spec.kinds.base import Evaluation, Kind, Settings
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.files import REPOSITORY, display_path
 
 SHAPE = "encoder_layers encoder_embed_dim encoder_ffn_embed_dim encoder_attention_heads".split()
 SHAPE += "encoder_normalize_before layernorm_embedding activation_fn untie_weights_roberta".split()
-"""The flags that a model has to share with the one it goes on from, beside those of its position."""
+"""Flags that a model must share with its pretrained checkpoint, besides those of its positions."""
 
 
-@dataclass
+class GlueEvaluation(Evaluation):
+    """GLUE's test sets have no labels."""
+
+    split: Literal["train", "valid", "valid1"]
+
+
 class GlueSettings(Settings):
-    """Adds the ``task``, ``epochs`` of its rows, and ``warmup``, the part in which the rate rises."""
+    """Adds ``task`` (usually set by ``grid``), ``epochs``, and ``warmup``, a fraction of the updates."""
 
-    task: str = MISSING
-    epochs: int = MISSING
-    warmup: float = MISSING
+    task: str | None = None
+    epochs: PositiveInt
+    warmup: float
+    evaluations: dict[str, GlueEvaluation | None] = {}
 
 
 class Glue(Kind):
-    """Trains by fairseq's sentence_prediction on one task of GLUE, from a checkpoint of our RoBERTa."""
+    """Trains fairseq's sentence_prediction on one GLUE task, from a checkpoint of our RoBERTa."""
 
     settings = GlueSettings
     task = "sentence_prediction"
     family = "roberta"
     metrics = dict.fromkeys("score accuracy f1 matthews pearson spearman".split(), "higher")
-
-    def check(self, cfg):
-        for rate in cfg.choose.get("train.lr", ()):
-            if not isinstance(rate, float | int) or not 0 < rate < math.inf:
-                raise ValueError(f"choose.train.lr has {rate!r}: learning rates are numbers above 0")
-        labelled = dict.fromkeys(split for task in TASKS.values() for split in task.labelled)
-        for name, split in ((name, e["split"]) for name, e in super().evaluations(cfg).items()):
-            if split not in labelled:
-                known = ", ".join(labelled)
-                raise ValueError(f"evaluations.{name}: GLUE has no labels of {split!r}, only of {known}")
 
     def data(self, cfg):
         folder = self.folder(cfg)
@@ -60,11 +56,11 @@ class Glue(Kind):
     def folders(self, cfg):
         return [self.folder(cfg)]
 
-    def watched(self, job):
+    def validation_metric(self, job):
         return f"valid_{get_task(job.cfg.task).logged}"
 
     def evaluations(self, cfg):
-        """Returns those of the task: MNLI alone has a second development set."""
+        """Returns the evaluations of splits that the task has; only MNLI has a second development set."""
         splits = get_task(cfg.task).labelled
         return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
 
@@ -75,7 +71,7 @@ class Glue(Kind):
                 prepare_command(display_path(rows.parent)) or f"bash data_prep/prepare.sh glue {cfg.task}"
             )
             remedy = f"`{command}` prepares it, or override data=FOLDER"
-            raise ValueError(f"{rows.parent} holds no data of {cfg.task}: {remedy} with its --out")
+            raise ValueError(f"{rows.parent} has no data of {cfg.task}: {remedy} with its --out")
         return cfg.epochs * math.ceil(json.loads(rows.read_text())["train"] / cfg.batch.total)
 
     def flags(self, job):
@@ -83,8 +79,8 @@ class Glue(Kind):
         model = pretrained(job.starts_from)
         attention, method = method_of(job.starts_from)
         if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):
-            asked = f"{job.run.method} in {job.run.attention} attention"
-            raise ValueError(f"{job.starts_from} is of {method} in {attention} attention, not of {asked}")
+            requested = f"{job.run.method} in {job.run.attention} attention"
+            raise ValueError(f"{job.starts_from} has {method} in {attention} attention, not {requested}")
         dictionary = self.folder(cfg) / "input0" / "dict.txt"
         types, trained_on = layout.vocabulary_size(dictionary) + 1, model["data"] / "dict.txt"  # with <mask>
         same = not trained_on.is_file() or trained_on.read_bytes() == dictionary.read_bytes()
@@ -106,34 +102,27 @@ class Glue(Kind):
         }
 
     def evaluate(self, job, name):
-        """Returns the measures of the split's predictions, which stay in predictions-<name>.tsv."""
-        file, split = job.folder / f"predictions-{name}.tsv", self.evaluations(job.cfg)[name]["split"]
-        folder, cpu = self.folder(job.cfg), job.launch.cpu
-        job.call(metrics.prediction_command(job.checkpoint, folder, {split: file}, cpu), name)
-        return measure(job.cfg.task, file)
+        """Returns the metrics of the split's predictions, which are kept in predictions-<name>.tsv."""
+        return measure(job.cfg.task, *metrics.predict_split(job, name, self.folder(job.cfg)))
 
-    def told(self, cfg, measured):
-        """Returns the task's measure, beside it what always the most frequent label would have."""
-        if "score" not in measured:
-            return None
-        said = f"{get_task(cfg.task).measure} {measured['score']:.2f}"
-        if "majority" in measured:
-            said += f", always the most frequent label {measured['majority']:.2f}"
-        return said
+    def describe(self, cfg, measured):
+        """Returns the task's metric, compared with that of the most frequent label."""
+        metric = get_task(cfg.task).measure
+        return metrics.describe_score(metric, measured.get("score"), measured.get("majority"))
 
 
 @cache
 def pretrained(path: Path) -> dict:
-    """Returns what has to be known of a checkpoint to go on from it."""
+    """Returns the architecture, flags, vocabulary size and data folder of a pretrained checkpoint."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     state = read_checkpoint(path, "scripts/train.sh roberta/... makes one")
     model, task = state["cfg"]["model"], state["cfg"]["task"]
     if "_roberta" not in str(model["_name"]):
-        what = "a <linear|softmax>_roberta_... is needed"
-        raise ValueError(f"{path} is of the architecture {model['_name']}: {what}")
-    logging.getLogger("fairseq").setLevel(logging.WARNING)  # its import tells of packages for speech
-    from fairseq_lrpe.config import method_flags  # seconds, of fairseq's import
+        required = "a <linear|softmax>_roberta_... is required"
+        raise ValueError(f"{path} has the architecture {model['_name']}: {required}")
+    logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing fairseq logs missing speech packages
+    from fairseq_lrpe.config import method_flags  # imports fairseq, which takes seconds
 
     flags = {name: model[name] for name in SHAPE} | method_flags(Namespace(**model))
     flags["max_positions"] = model["max_positions"] or task.get("tokens_per_sample") or task["max_positions"]
@@ -143,17 +132,17 @@ def pretrained(path: Path) -> dict:
 
 
 def method_of(path: Path) -> tuple[str, str]:
-    """Returns a checkpoint's attention and method, which is by_flags where its architecture names none."""
+    """Returns a checkpoint's attention and method; the method is by_flags if the architecture has none."""
     attention, _, method = pretrained(path)["arch"].partition("_roberta")
     return attention, method.removeprefix("_") or "by_flags"
 
 
-def measure(name: str, path: Path) -> dict[str, float]:
-    """Returns {measure: value in percent} of a file of predictions; "score" is that of the task ``name``.
+def measure(name: str, predicted: list[str], target: list[str]) -> dict[str, float]:
+    """Returns {metric: value in percent} of predictions for a task; "score" is the task's own metric.
 
-    Labels have accuracy, F1, Matthews' correlation and "majority", scores Pearson's and Spearman's.
+    Labels have accuracy, F1, Matthews correlation and "majority", scores Pearson and Spearman correlation.
     """
-    task, (predicted, target) = get_task(name), metrics.read_predictions(path)
+    task = get_task(name)
     if not task.labels:
         values = metrics.score_metrics(*([float(x) for x in column] for column in (predicted, target)))
         return {"score": values[task.measure], **values, "rows": len(target)}

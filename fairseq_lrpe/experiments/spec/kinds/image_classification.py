@@ -1,18 +1,18 @@
-"""Classification of pictures, measured by fairseq-validate."""
+"""Image classification, evaluated by fairseq-validate."""
 
 import re
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind, validated
+from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
 from fairseq_lrpe.utils.files import REPOSITORY
 
 TRAINED = re.compile(r"num\. trained: ([\d,]+)\)")
 
 
 class ImageClassification(Kind):
-    """Trains our vision transformers by our task image_classification.
+    """Trains a vision transformer with the task image_classification.
 
-    ``accuracy5`` counts pictures whose label is among the five best. ``parameters`` are in millions.
+    ``accuracy5`` is the top-5 accuracy. ``parameters`` are in millions.
     """
 
     task = "image_classification"
@@ -24,11 +24,10 @@ class ImageClassification(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.labelled(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns both accuracies in percent, and the parameters that fairseq-train counted."""
-        log = self.evaluated(job, name, "fairseq-validate", "valid_subset", task=self.task)
-        found = validated(log, self.evaluations(job.cfg)[name]["split"])
+        """Returns both accuracies in percent, and the number of parameters that fairseq-train logged."""
+        entry = self.validate(job, name)
         parameters = int(TRAINED.search((job.folder / "train.log").read_text())[1].replace(",", ""))
-        measured = {key: float(found[key]) for key in ("accuracy", "accuracy5")}
+        measured = {key: float(entry[key]) for key in ("accuracy", "accuracy5")}
         return {**measured, "parameters": parameters / 1e6}
 
 

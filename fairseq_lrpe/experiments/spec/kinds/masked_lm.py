@@ -1,14 +1,14 @@
-"""RoBERTa's pretraining, measured by the perplexity of hidden tokens."""
+"""RoBERTa pretraining, evaluated by the perplexity of masked tokens."""
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind, validated
+from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
 
 SEED = 1
-"""Of the tokens that an evaluation hides: the same ones for every run."""
+"""Seed of the masks of evaluations, which are the same for all runs."""
 
 
 class MaskedLM(Kind):
-    """Trains by fairseq's masked_lm."""
+    """Trains fairseq's masked_lm."""
 
     task = "masked_lm"
     family = "roberta"
@@ -21,9 +21,8 @@ class MaskedLM(Kind):
         return [*files, *(shard / "train.bin" for shard in more)]
 
     def evaluate(self, job, name):
-        """Returns the loss (to base 2) and the perplexity of the hidden tokens."""
-        log = self.evaluated(job, name, "fairseq-validate", "valid_subset", task=self.task, seed=SEED)
-        entry = validated(log, self.evaluations(job.cfg)[name]["split"])
+        """Returns the loss (base 2) and the perplexity of the masked tokens."""
+        entry = self.validate(job, name, seed=SEED)
         return {"perplexity": float(entry["ppl"]), "loss": float(entry["loss"])}
 
 

@@ -1,14 +1,14 @@
-"""Question generation, measured by ROUGE-L of what fairseq-generate finds."""
+"""Question generation, evaluated by ROUGE-L of fairseq-generate's questions."""
 
 from fairseq_lrpe.data import layout, word_pieces
 from fairseq_lrpe.data.rouge import rouge_l
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
-from fairseq_lrpe.experiments.spec.kinds.translation import found_in
+from fairseq_lrpe.experiments.spec.kinds.translation import read_hypotheses
 from fairseq_lrpe.utils.files import REPOSITORY, write_atomic
 
 
 class QuestionGeneration(Kind):
-    """Trains our question generators by our task question_generation."""
+    """Trains the task question_generation."""
 
     task = "question_generation"
     family = "question_generator"
@@ -19,18 +19,16 @@ class QuestionGeneration(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.questions(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns ROUGE-L against the raw questions; questions-<name>.tsv has both, row by row."""
-        log = self.evaluated(job, name, "fairseq-generate", "gen_subset", task=self.task)
+        """Returns ROUGE-L against the raw questions; questions-<name>.tsv contains both."""
+        log = self.run_evaluation(job, name, "fairseq-generate", "gen_subset", task=self.task)
         data, split = REPOSITORY / job.cfg.data, self.evaluations(job.cfg)[name]["split"]
-        found = found_in(log.read_text())["H"]
-        raw = data.parent / "text"
         answers, references = (
-            (raw / f"{split}.{what}").read_text().splitlines() for what in ("answer", "question")
+            (data.parent / "text" / f"{split}.{column}").read_text().splitlines()
+            for column in ("answer", "question")
         )
-        if sorted(found) != list(range(len(references))):
-            raise ValueError(f"{log} has {len(found)} questions for the {len(references)} rows of {raw}")
+        hypotheses, _ = read_hypotheses(log, len(references))
         pieces = word_pieces.load(data)
-        generated = [pieces.text(found[i].split()) for i in range(len(references))]
+        generated = [pieces.text(hypothesis.split()) for hypothesis in hypotheses]
         rows = zip(answers, references, generated, strict=True)
         lines = ["answer\tquestion\tgenerated", *("\t".join(row) for row in rows)]
         write_atomic(job.folder / f"questions-{name}.tsv", "\n".join(lines) + "\n")

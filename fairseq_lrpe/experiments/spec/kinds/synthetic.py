@@ -1,15 +1,13 @@
-"""RoPER's algorithmic tasks: language models of problems that are made while they train."""
+"""RoPER's algorithmic tasks: language models trained on problems that are generated on the fly."""
 
 import json
 import math
-from dataclasses import dataclass
 from types import SimpleNamespace
 
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind, TrainingSettings, validated
+from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind, TrainingSettings
 from fairseq_lrpe.tasks.synthetic_problems import build_problem
 
 
-@dataclass
 class SyntheticSettings(TrainingSettings):
     """There is no data to prepare."""
 
@@ -17,10 +15,10 @@ class SyntheticSettings(TrainingSettings):
 
 
 class Synthetic(Kind):
-    """Trains by our synthetic_lm; measures nats a character and the problems it solves.
+    """Trains the task synthetic_lm; evaluates the loss in nats per character and the answers to problems.
 
-    ``correct`` counts the right results of 128 problems, and ``accuracy`` is the percentage of right
-    characters in answers, each predicted from the true ones before it. ``floor`` is the least loss of Search.
+    ``correct`` is the number of correct results among 128 problems, ``accuracy`` the percentage of correct
+    characters in answers with teacher forcing, and ``floor`` the lowest possible loss of Search.
     """
 
     settings = SyntheticSettings
@@ -29,12 +27,12 @@ class Synthetic(Kind):
     metrics = {"loss": "lower", "correct": "higher", "accuracy": "higher", "floor": "lower"}
     decimals = {**Kind.decimals, "floor": 4}
     curve = Curve(
-        "valid_loss", "validation loss in nats a character", factor=math.log(2), decimals=4, whole=True
+        "valid_loss", "validation loss in nats per character", factor=math.log(2), decimals=4, whole=True
     )
 
     def check(self, cfg):
-        given = {key: value for key, value in cfg.train.items() if value is not None}
-        build_problem(given["problem"], SimpleNamespace(**given), given["tokens_per_sample"])
+        flags = {key: value for key, value in cfg.train.items() if value is not None}
+        build_problem(flags["problem"], SimpleNamespace(**flags), flags["tokens_per_sample"])
 
     def data(self, cfg):
         return []
@@ -43,14 +41,12 @@ class Synthetic(Kind):
         return []
 
     def evaluate(self, job, name):
-        """Returns the loss in nats, and what there is of the other metrics."""
-        log = self.evaluated(job, name, "fairseq-validate", "valid_subset", task=self.task)
-        loss = validated(log, self.evaluations(job.cfg)[name]["split"])["loss"]
-        found = {"loss": math.log(2) * float(loss)}
+        """Returns the loss in nats, and the other metrics that the problem has."""
+        measured = {"loss": math.log(2) * float(self.validate(job, name)["loss"])}
         out = job.folder / f"problems-{name}.json"
         program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic", str(job.checkpoint), str(out)]
         job.call([*program, *["--cpu"] * job.launch.cpu], f"{name}-problems")
-        return found | json.loads(out.read_text())["measured"]
+        return measured | json.loads(out.read_text())["measured"]
 
 
 KIND = Synthetic()

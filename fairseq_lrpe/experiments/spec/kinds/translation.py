@@ -1,17 +1,18 @@
-"""Translation, measured by BLEU of what fairseq-generate finds."""
+"""Translation, evaluated by BLEU of fairseq-generate's hypotheses."""
 
 import re
+from pathlib import Path
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
 from fairseq_lrpe.utils.files import REPOSITORY
 
 LINE = re.compile(r"^([HT])-(\d+)\t(?:-?[\d.]+(?:e-?\d+)?\t)?(.*)$", re.M)
-"""fairseq's hypotheses, with their score, and targets, without."""
+"""fairseq's hypotheses, with their score, and targets, without one."""
 
 
 class Translation(Kind):
-    """Trains by fairseq's translation; its data folder says how raw text becomes tokens and back."""
+    """Trains fairseq's translation; the data folder defines how raw text is tokenized."""
 
     task = "translation"
     family = "transformer"
@@ -23,29 +24,25 @@ class Translation(Kind):
         return [REPOSITORY / cfg.data / name for name in names]
 
     def evaluate(self, job, name):
-        """Returns both BLEUs, their signatures, and how many sentences they are of.
-
-        sacreBLEU is of raw text against the raw reference; bleu is of the words that the preparation made of
-        both, as papers measured before it.
-        """
-        log = self.evaluated(job, name, "fairseq-generate", "gen_subset")
+        log = self.run_evaluation(job, name, "fairseq-generate", "gen_subset")
         split = self.evaluations(job.cfg)[name]["split"]
         return bleu(log, REPOSITORY / job.cfg.data, split, job.cfg.train.target_lang)
 
 
-def bleu(log, data, split, language):
-    """See :meth:`Translation.evaluate`; ``log`` is what fairseq-generate printed."""
-    import sacrebleu  # seconds with the next, which only a measurement needs
+def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
+    """Returns sacreBLEU and BLEU of fairseq-generate's log with signatures, and the number of sentences.
+
+    sacreBLEU compares raw text with the raw reference; BLEU compares the tokenized words of both, as papers
+    did before sacreBLEU.
+    """
+    import sacrebleu  # takes seconds
 
     from fairseq_lrpe.data import text_codec
 
-    codec, lines = text_codec.load(data), found_in(log.read_text())
-    raw = data.parent / "text" / f"{split}.{language}"
-    references = raw.read_text().splitlines()
-    if sorted(lines["H"]) != list(range(len(references))):
-        raise ValueError(f"{log} has {len(lines['H'])} translations for the {len(references)} lines of {raw}")
-    hypotheses = [lines["H"][i] for i in range(len(references))]
-    targets = [codec.join(lines["T"][i]) for i in range(len(references))]
+    codec = text_codec.load(data)
+    references = (data.parent / "text" / f"{split}.{language}").read_text().splitlines()
+    hypotheses, targets = read_hypotheses(log, len(references))
+    targets = [codec.join(target) for target in targets]
     words = sacrebleu.BLEU(tokenize="none", force=True)
     measured = {}
     for name, metric, ours, theirs in (
@@ -57,12 +54,20 @@ def bleu(log, data, split, language):
     return {**measured, "sentences": len(references)}
 
 
-def found_in(text: str) -> dict[str, dict[int, str]]:
-    """Returns, as tokens, {"H": {number: its best hypothesis}, "T": {number: its target}}."""
-    lines = {"H": {}, "T": {}}
+def read_hypotheses(log: Path, count: int) -> tuple[list[str], list[str]]:
+    """Returns tokenized hypotheses, and targets if logged; ValueError if not of ``count`` sentences."""
+    found = parse_hypotheses(log.read_text())
+    if sorted(found["H"]) != list(range(count)):
+        raise ValueError(f"{log} has {len(found['H'])} hypotheses for {count} sentences")
+    return tuple([found[kind][number] for number in sorted(found[kind])] for kind in "HT")
+
+
+def parse_hypotheses(text: str) -> dict[str, dict[int, str]]:
+    """Returns {"H": {number: best hypothesis}, "T": {number: target}} of tokenized sentences."""
+    found = {"H": {}, "T": {}}
     for kind, number, tokens in LINE.findall(text):
-        lines[kind].setdefault(int(number), tokens)
-    return lines
+        found[kind].setdefault(int(number), tokens)
+    return found
 
 
 KIND = Translation()

@@ -1,4 +1,4 @@
-"""Classification: what is measured of a trained model, and the choice of k among an encoding's own."""
+"""Classification: evaluation of a trained model, and choosing among options of an encoding."""
 
 import json
 
@@ -20,11 +20,10 @@ def run(folder, data, experiment, attention, method, *changes):
     train.main([*words, f"data={data}", *SMALL, *changes])
 
 
-def test_a_run_is_measured_by_its_predictions(tmp_path, capsys):
+def test_metrics_are_those_of_the_predictions(tmp_path, capsys):
     data = write_pictures(tmp_path / "data")
-    run(
-        tmp_path / "runs", data, "lra/image_mini", "linear", "tmlr_type1", "updates=4", "train.log_interval=1"
-    )
+    changes = "updates=4", "train.log_interval=1"
+    run(tmp_path / "runs", data, "lra/image_mini", "linear", "tmlr_type1", *changes)
     [path] = (tmp_path / "runs").rglob("evaluation.json")
     measured = json.loads(path.read_text())["evaluations"]["test"]
     rows = [line.split("\t") for line in (path.parent / "predictions-test.tsv").read_text().splitlines()[1:]]
@@ -32,44 +31,36 @@ def test_a_run_is_measured_by_its_predictions(tmp_path, capsys):
     assert measured["rows"] == len(rows) == 24
     assert measured["accuracy"] == pytest.approx(100 * right / 24)
     assert measured["majority"] == pytest.approx(100 * max(up, 24 - up) / 24)
-    assert (
-        f"test: accuracy {measured['accuracy']:.2f}, always the most frequent label"
-        in capsys.readouterr().out
-    )
+    text = f"test: accuracy {measured['accuracy']:.2f}, always the most frequent label"
+    assert text in capsys.readouterr().out
     speed = json.loads(path.read_text())["evaluations"]["training"]
     assert speed.keys() == {"rows_per_second"}
 
 
-def test_the_best_k_of_a_methods_own_encoding(tmp_path, capsys):
-    """Shaw's runs try no k of LFHC; a row of Table 5 is a run that Table 1 tried."""
+def test_choice_among_options_of_the_encoding(tmp_path, capsys):
+    """Shaw does not try values of LFHC's k, and other methods try none."""
     data = write_texts(tmp_path / "data")
-    changes = [
-        "updates=3",
-        "train.total_num_update=3",
-        "choose.train.shaw_k=[2,3]",
-        "train.encoder_input_dim=16",
-    ]
+    changes = ["updates=3", "train.total_num_update=3", "train.encoder_input_dim=16"]
+    changes.append("choose.train.shaw_k=[2,3]")
     for method in ("shaw", "xl"):
         run(tmp_path / "runs", data, "classification/sst2_mini", "softmax", method, *changes)
-    found = {
-        path.parent: json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("evaluation.json")
-    }
-    [chosen] = [record for record in found.values() if "tried" in record]
+    found = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("evaluation.json")]
+    [chosen] = [record for record in found if "tried" in record]
     assert set(chosen["tried"]) == {"train.shaw_k=2", "train.shaw_k=3"} and len(found) == 4
     best = max(x["valid"]["accuracy"] for x in chosen["tried"].values())
     assert chosen["evaluations"]["valid"]["accuracy"] == best
     assert f"best of 2: {chosen['chosen']}" in capsys.readouterr().out
 
 
-def test_tables_share_their_runs():
+def test_tables_share_runs():
     one, five = ({str(run) for run in Table(f"lfhc_table{n}").runs()} for n in (1, 5))
     assert five < one
     assert any("lfhc" in run and "lfhc_k=16" in run and "snli" in run for run in five)
     assert not any("sst2" in run and "k=16" in run for run in one)
 
 
-def test_every_setting_of_the_papers():
-    """Table 4 of Qu et al., and Table 9 of LRPE: updates, warm-up, looks, rates, batches, sizes."""
+def test_settings_match_the_papers():
+    """Table 4 of Qu et al. and Table 9 of LRPE."""
     for name, *expected in (
         ("imdb", 4000, 200, 200),
         ("sst2", 20_000, 1000, 500),
@@ -102,7 +93,7 @@ def test_every_setting_of_the_papers():
         assert given.encoder_ffn_embed_dim == 2 * width
 
 
-def test_without_data_the_file_that_says_what_it_is_is_asked_for():
+def test_missing_data():
     cfg = Experiment.load("lra/listops", ["data=nosuch"]).cfg
     assert KIND.data(cfg) == [REPOSITORY / "nosuch/about.json"]
 

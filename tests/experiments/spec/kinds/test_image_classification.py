@@ -1,14 +1,10 @@
-"""Pictures as an experiment: trained, measured, and the settings of the paper."""
+"""Image classification: training, evaluation, `lrpe classify`, and the settings of the paper."""
 
 import json
 import math
 import os
-from argparse import Namespace
 
 import pytest
-import torch
-from fairseq.optim.lr_scheduler.cosine_lr_scheduler import CosineLRSchedule, CosineLRScheduleConfig
-from fairseq.optim.sgd import SGD
 from pictures import write_classes
 from tiny import run_here
 
@@ -27,7 +23,7 @@ def run(folder, data, method, *changes):
     train.main([*words, f"data={data}", *SMALL, *changes])
 
 
-def test_a_run_is_measured(tmp_path, capsys):
+def test_evaluation(tmp_path, capsys):
     data = write_classes(tmp_path / "data")
     run(tmp_path, data, "tmlr_type2", "train.recipe=full", "train.repeats=3")
     [path] = tmp_path.rglob("evaluation.json")
@@ -41,8 +37,8 @@ def test_a_run_is_measured(tmp_path, capsys):
     assert f"test: accuracy {measured['test']['accuracy']:.2f}" in capsys.readouterr().out
 
 
-def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
-    """As fairseq-validate counts them: a folder of the test set's files, and one file that is no picture."""
+def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
+    """The folder has the test set's files, a file that is not an image, and one that is too large."""
     data = write_classes(tmp_path / "data")
     run(tmp_path, data, "rope")
     [checkpoint] = tmp_path.rglob("checkpoint_best.pt")
@@ -51,7 +47,7 @@ def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
         if not file.name.startswith("test"):
             file.unlink()
     monkeypatch.setattr(classify_images, "BATCH_SIZE", 7)
-    (folder / "broken.png").write_bytes(b"no picture")
+    (folder / "broken.png").write_bytes(b"no image")
     (folder / "large.png").touch()
     os.truncate(folder / "large.png", MAX_BYTES + 1)
     done = run_here(classify.main, checkpoint, folder, "--cpu")
@@ -65,34 +61,17 @@ def test_a_person_asks_what_is_in_pictures(tmp_path, monkeypatch):
     measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
     assert measured == pytest.approx(100 * right / 24, abs=1e-3)
     assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
-    for wrong, said in ((tmp_path / "none", "is no folder"), (data, "has no .jpg, .jpeg, .png files")):
+    for wrong, message in ((tmp_path / "none", "is not a folder"), (data, "has no .jpg, .jpeg, .png files")):
         done = run_here(classify.main, checkpoint, wrong, "--cpu")
-        assert done.returncode == 1 and said in done.stderr and done.stderr.count("\n") == 1
+        assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_every_setting_of_the_paper():
-    """TMLR's Table 8; epochs of ImageNet's 1,281,167 pictures."""
+def test_settings_match_the_paper():
+    """TMLR's Table 8; epochs of ImageNet's 1,281,167 images."""
     cfg = Experiment.load("imagenet/deit_small").cfg
     given, epoch = cfg.train, math.ceil(1_281_167 / 1600)
     assert [cfg.updates, given.warmup_updates] == [300 * epoch, 20 * epoch] and cfg.batch.total == 1600
     assert given.lr == pytest.approx(5e-4 * 1600 / 512)
+    assert [given.warmup_init_lr, given.min_lr, given.lr_scheduler] == [1e-6, 1e-5, "cosine"]
     assert [given.weight_decay, given.adam_betas, given.adam_eps] == [0.05, "(0.9, 0.98)", 1e-8]
     assert cfg.by_method.rope.linear_norm == cfg.by_method.per.linear_norm == "content"
-
-
-def test_the_rate_goes_up_and_then_down_a_cosine():
-    """From 1e-6 to 1.5625e-3 in 20 epochs, and to 1e-5 in the other 280 (DeiT; by updates, not by epochs)."""
-    cfg = Experiment.load("imagenet/deit_small").cfg
-    keys = ("lr", "warmup_updates", "warmup_init_lr", "min_lr")
-    given = {key: [float(cfg.train[key])] if key == "lr" else float(cfg.train[key]) for key in keys}
-    schedule = CosineLRScheduleConfig(**given, max_update=cfg.updates)
-    sgd = SGD(Namespace(lr=[1.0], momentum=0, weight_decay=0), [torch.zeros(1, requires_grad=True)])
-    scheduler = CosineLRSchedule(schedule, sgd)
-    first, most, least = 1e-6, 1.5625e-3, 1e-5
-    for update in (0, 1, 8_010, 16_019, 16_020, 100_000, 240_299):
-        if update < 16_020:
-            expected = first + (most - first) * update / 16_020
-        else:
-            part = (update - 16_020) / (240_300 - 16_020)
-            expected = least + (most - least) * (1 + math.cos(math.pi * part)) / 2
-        assert scheduler.step_update(update) == pytest.approx(expected, rel=1e-9), update

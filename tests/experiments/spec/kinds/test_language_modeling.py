@@ -1,4 +1,4 @@
-"""Which lengths a trained language model can read: the rule is what the models do."""
+"""The maximum length of a trained language model: the rule matches the models."""
 
 import copy
 import functools
@@ -26,7 +26,7 @@ FLAGS += [{"decoder_learned_pos": True}, {"no_token_positional_embeddings": True
 
 @functools.cache
 def settings():
-    """fairseq's settings of everything but the model."""
+    """fairseq's settings except those of the model."""
     arguments = ["--task", "dummy_lm", "--dict-size", "40", "--arch", "linear_lm"]
     parser = options.get_training_parser(default_task="dummy_lm")
     arguments += ["--tokens-per-sample", str(TRAINED)]
@@ -34,7 +34,7 @@ def settings():
 
 
 def save_checkpoint(path, arch, flags):
-    """A model as it is initialised, in fairseq's file format; its task."""
+    """Saves an initialized model in fairseq's format and returns its task."""
     sizes = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 32, "attention_heads": 4}
     sizes = {f"decoder_{name}": size for name, size in sizes.items()}
     cfg = copy.deepcopy(settings())
@@ -51,13 +51,13 @@ def save_checkpoint(path, arch, flags):
 
 @torch.no_grad()
 def reads_longer(path, task):
-    """Whether the checkpoint, built for LONGER, loads, is the same function up to TRAINED and goes on."""
+    """Whether the checkpoint can be loaded for LONGER, with the same outputs up to TRAINED."""
     tokens = torch.randint(4, 40, (2, LONGER))
     outputs = []
     for overrides in ({}, {"max_target_positions": LONGER}):
         try:
             [model], _ = checkpoint_utils.load_model_ensemble([path], arg_overrides=overrides, task=task)
-        except (RuntimeError, SystemExit):  # a parameter has another size, told in a sentence or by torch
+        except (RuntimeError, SystemExit):  # a parameter has another size
             return False
         outputs.append(model.eval()(tokens[:, :TRAINED])[0])
     assert model.max_positions() >= LONGER
@@ -67,18 +67,18 @@ def reads_longer(path, task):
 @pytest.mark.parametrize(
     "arch, flags", [(arch, {}) for arch in ARCHS] + [("softmax_lm", flags) for flags in FLAGS]
 )
-def test_the_rule_is_what_the_models_do(arch, flags, tmp_path):
+def test_rule_matches_the_models(arch, flags, tmp_path):
     path = tmp_path / "checkpoint.pt"
     task = save_checkpoint(path, arch, flags)
-    limit, reason = language_modeling.longest(torch.load(path, weights_only=True)["cfg"]["model"])
+    limit, reason = language_modeling.max_length(torch.load(path, weights_only=True)["cfg"]["model"])
     assert (limit > TRAINED) == reads_longer(str(path), task), reason
     assert limit >= TRAINED and reason
 
 
-def test_methods_that_cannot():
+def test_limits_of_all_methods():
     flags = {"decoder_learned_pos": False, "no_token_positional_embeddings": False, "tokens_per_sample": 512}
     flags |= {"max_target_positions": None, "token_positions": "sinusoidal", "lrpe_learn_theta": False}
     flags |= {"lrpe_core": "orthogonal", "lrpe_theta_type": "a", "encoding": "none"}
-    limits = {name: language_modeling.longest(flags | method.flags)[0] for name, method in METHODS.items()}
+    limits = {name: language_modeling.max_length(flags | method.flags)[0] for name, method in METHODS.items()}
     assert [name for name, limit in limits.items() if limit == 512] == ["tupe_a", "tupe_r", "cosformer"]
     assert [name for name, limit in limits.items() if limit == math.inf] == ["nope"]

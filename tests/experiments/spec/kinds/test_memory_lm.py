@@ -1,4 +1,4 @@
-"""Language models with a memory: what is measured of a trained one, and what cannot be."""
+"""Language models with a memory: evaluation and invalid settings."""
 
 import json
 
@@ -25,7 +25,7 @@ def measured(folder):
     return json.loads(path.read_text())["evaluations"]
 
 
-def test_one_training_is_measured_with_several_memories(data_bin, tmp_path):
+def test_evaluation_with_several_memories(data_bin, tmp_path):
     more = "evaluations.far={split: test, segment: 8, memory: 40, clamp: 20, same_length: true, streams: 2}"
     done = run(tmp_path, data_bin, "softmax", "xl", more)
     assert done.returncode == 0, done.stderr
@@ -44,17 +44,12 @@ def test_one_training_is_measured_with_several_memories(data_bin, tmp_path):
     assert found["far"]["tokens"] == found["test_m0"]["tokens"]
 
 
-def test_the_papers_form_with_its_adaptive_softmax(data_bin, tmp_path):
+def test_the_papers_model_with_adaptive_softmax(data_bin, tmp_path):
     cutoffs = ["train.adaptive_softmax_cutoff=10,20,30", "train.adaptive_input_cutoff=10,20,30"]
     words = ["lm/transformer_xl", "lfhc", "--attention", "softmax", "--cpu", "--results", tmp_path]
     changes = [*SMALL, "train.decoder_embed_dim=82", "train.decoder_attention_heads=2", "train.lr=5e-3"]
-    changes += [
-        *cutoffs,
-        "updates=40",
-        "train.validate_interval_updates=20",
-        "train.save_interval_updates=20",
-    ]
-    changes += ["evaluate.flags.streams=2"]
+    changes += [*cutoffs, "updates=40", "evaluate.flags.streams=2"]
+    changes += ["train.validate_interval_updates=20", "train.save_interval_updates=20"]
     done = run_here(train.main, *words, f"data={data_bin}", *changes)
     assert done.returncode == 0, done.stderr
     found = measured(tmp_path)
@@ -62,7 +57,7 @@ def test_the_papers_form_with_its_adaptive_softmax(data_bin, tmp_path):
     assert max(found[name]["perplexity"] for name in ("test_m150", "test_m640")) < 40  # words
 
 
-def test_what_was_trained_with_running_sums_is_measured_with_them(data_bin, tmp_path):
+def test_evaluation_with_running_sums(data_bin, tmp_path):
     done = run(tmp_path, data_bin, "linear", "tmlr_type1", *STATE)
     assert done.returncode == 0, done.stderr
     assert set(measured(tmp_path)) == {"training", "test_state"}
@@ -71,19 +66,19 @@ def test_what_was_trained_with_running_sums_is_measured_with_them(data_bin, tmp_
 
 
 @pytest.mark.parametrize("attention, method, change, message", [
-    ("softmax", "rope", "evaluations.x={split: test, clamp: 9}", "give evaluations.x.clamp=0"),
-    ("linear", "rope", "evaluations.x={split: test, same_length: true}", "evaluations.x.same_length=false"),
-    ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: a whole number from 0 on or state"),
-    ("softmax", "xl", "evaluations.x={split: test, segment: 0}", "segment: a whole number from 1 on"),
-    ("softmax", "xl", "evaluations.x={split: test, length: 9}", "key evaluations.x.length is unknown"),
+    ("softmax", "rope", "evaluations.x={split: test, clamp: 9}", "set evaluations.x.clamp=0"),
+    ("linear", "rope", "evaluations.x={split: test, same_length: true}", "set evaluations.x.same_length="),
+    ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: must be a non-negative"),
+    ("softmax", "xl", "evaluations.x={split: test, segment: 0}", "segment: input should be greater than 0"),
+    ("softmax", "xl", "evaluations.x={split: test, length: 9}", "evaluations.x.length: unknown key"),
     ("softmax", "xl", "train.memory=state", "--memory state needs the running sums of linear attention"),
     ("linear", "rope", "train.memory=state", "--memory state is of unlimited length"),
     ("softmax", "xl", "train.token_positions=learned", "pass --token-positions none"),
     ("softmax", "fairseq", "updates=1", "the method fairseq has no memory"),
     ("softmax", "xl", "train.tokens_per_sample=5000", "and a segment of 5,000 needs 5,001"),
-    ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: a batch has streams"),
+    ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: memory_lm needs sequences"),
 ])  # fmt: skip
-def test_refused_in_one_sentence(attention, method, change, message, data_bin, tmp_path):
+def test_invalid_settings(attention, method, change, message, data_bin, tmp_path):
     done = run(tmp_path / "results", data_bin, attention, method, change)
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0 and message in last and "Traceback" not in done.stderr, done.stderr

@@ -1,4 +1,4 @@
-"""A kind of experiment is one file and a YAML: CONTRIBUTING's, trained by its table."""
+"""The kind of experiment in CONTRIBUTING.md, trained by its table."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from documents import block
 from omegaconf import OmegaConf
 from tiny import REPOSITORY, preprocess
 
-SMALL = {  # changes of CONTRIBUTING's experiment
+SMALL = {  # overrides of CONTRIBUTING.md's experiment
     "batch": {"total": 8, "per_gpu": 8},
     "updates": 12,
     "train": {
@@ -45,7 +45,7 @@ def place(tmp_path_factory):
     return place
 
 
-def test_its_table_is_trained_chosen_shown_and_drawn(place):
+def test_table_of_a_new_kind(place):
     module = ["-m", "fairseq_lrpe", "table", "lines", "--only", "shaw", "--gpus", "0"]
     done = subprocess.run(
         [sys.executable, *module, "--plot", "lines.png"],

@@ -1,4 +1,4 @@
-"""Question generation as an experiment: trained, measured by ROUGE-L, sizes of the paper's models."""
+"""Question generation: evaluation by ROUGE-L, and the sizes and settings of the paper."""
 
 import json
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ def run(folder, data, *changes):
     train.main([*words, f"data={data / 'bin'}", *SMALL, *changes])
 
 
-def test_a_run_is_measured_by_its_questions(tmp_path, capsys):
+def test_metric_is_that_of_the_questions(tmp_path, capsys):
     data = write_questions(tmp_path / "squad")
     run(tmp_path / "runs", data, "train.validate_interval_updates=2")
     [path] = (tmp_path / "runs").rglob("evaluation.json")
@@ -41,7 +41,7 @@ def test_a_run_is_measured_by_its_questions(tmp_path, capsys):
     assert any("valid_rouge_l" in entry for entry in log)
 
 
-def test_data_that_is_missing(tmp_path):
+def test_missing_data(tmp_path):
     data = write_questions(tmp_path / "squad")
     (data / "bin/vocab.txt").unlink()
     with pytest.raises(SystemExit, match=r"vocab\.txt"):
@@ -50,8 +50,8 @@ def test_data_that_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize("name, types", [("squad", 28_996), ("cmrc2018", 21_128)])
-def test_sizes_are_the_papers(name, types):
-    """BERT base without its pooler, three layers of a decoder, and what copying needs."""
+def test_sizes_match_the_paper(name, types):
+    """BERT base without its pooler, a decoder with three layers, and the copy mechanism."""
     cfg = Experiment.load(f"questions/{name}").cfg
     flags = OmegaConf.structured(MODEL_DATACLASS_REGISTRY["softmax_question_generator_t5"]())
     for key, value in cfg.train.items():
@@ -66,24 +66,24 @@ def test_sizes_are_the_papers(name, types):
     encoder = types * 768 + 512 * 768 + 2 * 768 + 2 * 768 + 12 * (layer + 2 * 2 * 768)
     decoder = 3 * (layer + 4 * (768 * 768 + 768) + 3 * 2 * 768 + 32 * 12)
     copying = 2 * (768 * 768 + 768) + 768 + 1
-    unused = 2 * 768  # fairseq's rows of positions before the first
+    unused = 2 * 768  # fairseq's offset of positions
     assert sum(p.numel() for p in model.parameters()) == encoder + decoder + copying + unused
     assert encoder == {"squad": 107_719_680, "cmrc2018": 101_677_056}[name]  # BertModel's, without its pooler
 
 
-def test_tables_share_their_runs():
+def test_tables_share_runs():
     two, six = ({str(run) for run in Table(f"lfhc_table{n}").runs()} for n in (2, 6))
     assert six < two and any("cmrc2018" in run and "lfhc_k=2" in run for run in six)
 
 
-@pytest.mark.parametrize(
-    "name, updates, warmup, look", [("squad", 30_000, 4000, 2000), ("cmrc2018", 4500, 600, 300)]
-)
-def test_every_setting_of_the_paper(name, updates, warmup, look):
-    """Table 4 of Qu et al. and what its Appendix A.3 says of the search."""
+@pytest.mark.parametrize("name, updates, warmup, interval", [
+    ("squad", 30_000, 4000, 2000), ("cmrc2018", 4500, 600, 300),
+])  # fmt: skip
+def test_settings_match_the_paper(name, updates, warmup, interval):
+    """Table 4 of Qu et al., and the beam search of Appendix A.3."""
     cfg = Experiment.load(f"questions/{name}").cfg
     given, search = cfg.train, cfg.evaluate.flags
-    assert [cfg.updates, given.warmup_updates, given.validate_interval_updates] == [updates, warmup, look]
+    assert [cfg.updates, given.warmup_updates, given.validate_interval_updates] == [updates, warmup, interval]
     assert given.total_num_update == updates and cfg.batch.total == 32 and given.lr == 2e-5
     assert given.dropout == 0.1 and given.clip_norm == 0.25 and given.decoder_ffn_embed_dim == 3072
     assert [search.beam, search.lenpen, search.no_repeat_ngram_size] == [5, 0.6, 3]

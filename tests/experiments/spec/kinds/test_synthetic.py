@@ -1,4 +1,4 @@
-"""RoPER's experiments: what is measured of a trained model, and how its answers are made."""
+"""RoPER's synthetic tasks: evaluation, and resuming after kills."""
 
 import json
 import math
@@ -29,7 +29,7 @@ def run(folder, experiment, attention, method, *changes):
 
 
 @pytest.mark.parametrize("attention, method", [("softmax", "roper"), ("linear", "tmlr_type2")])
-def test_problems_are_trained_and_solved(attention, method, tmp_path):
+def test_evaluation_of_problems(attention, method, tmp_path):
     folder, measured = run(tmp_path, "roper/index_mini", attention, method, "train.letters=2")
     log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     assert math.log(2) * log[-1]["train_loss"] == pytest.approx(measured["loss"], rel=0.5)
@@ -49,39 +49,39 @@ def test_search_has_a_floor(tmp_path):
     assert 0.3 < measured["floor"] < math.log(5) < measured["loss"] < 3
 
 
-def killed(words, results, updates, whom):
-    """Starts a run, and kills the runner, its training or both when so many updates are saved."""
+def start_and_kill(words, results, updates, victims):
+    """Starts a run, and kills the runner, its training or both when ``updates`` updates are saved."""
     command = [str(BIN / "python"), "-m", "fairseq_lrpe", "train", *words, "--results", str(results)]
     process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     while max(map(saved, results.rglob("checkpoint_*_*.pt")), default=0) < updates:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.005)
     [training] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    if "runner" in whom:
+    if "runner" in victims:
         process.kill()
-    if "training" in whom:
+    if "training" in victims:
         os.killpg(int(training), signal.SIGKILL)
     process.communicate()
     assert not list(results.rglob("evaluation.json"))
 
 
 def saved(checkpoint):
-    """The updates of checkpoint_EPOCH_UPDATES.pt."""
+    """Returns the updates of checkpoint_EPOCH_UPDATES.pt."""
     return int(checkpoint.stem.rpartition("_")[2])
 
 
-def test_a_run_that_is_killed_ends_as_an_uninterrupted_one(tmp_path):
-    """The runner alone, then both are killed, and two checkpoints are cut as fairseq's copying leaves them.
+def test_killed_run_ends_like_an_uninterrupted_one(tmp_path):
+    """The runner, then both processes are killed, and two checkpoints are truncated like interrupted copies.
 
-    Examples made after that are those that come next. tests/experiments/kill_often.py kills at all moments.
+    The generated examples continue where they stopped. tests/experiments/kill_often.py kills at all moments.
     """
     changes = ["updates=40", "train.first=8", "train.copied=8", "train.tokens_per_sample=40"]
     changes += ["evaluate.flags.batch_size=64"]
     whole, measured = run(tmp_path / "whole", "roper/search_mini", "softmax", "roper", *changes)
 
     words = ["roper/search_mini", "roper", "--attention", "softmax", "--cpu", *SMALL, *changes]
-    killed(words, tmp_path / "killed", 9, {"runner"})
-    killed(words, tmp_path / "killed", 21, {"runner", "training"})
+    start_and_kill(words, tmp_path / "killed", 9, {"runner"})
+    start_and_kill(words, tmp_path / "killed", 21, {"runner", "training"})
     [last] = (tmp_path / "killed").rglob("checkpoint_last.pt")
     for path, part in ((last, 0.9), (last.with_name("checkpoint_best.pt"), 0)):
         path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
@@ -98,36 +98,35 @@ def test_a_run_that_is_killed_ends_as_an_uninterrupted_one(tmp_path):
 
 
 def without_times(log):
-    """The entries of a log as far as they do not tell of time."""
-    times = {
-        x for name in ("wps", "ups", "wall", "train_wall") for x in (name, f"train_{name}", f"valid_{name}")
-    }
+    """Returns the entries of a log without times and speeds."""
+    names = ("wps", "ups", "wall", "train_wall")
+    times = {f"{prefix}{name}" for name in names for prefix in ("", "train_", "valid_")}
     entries = [json.loads(line) for line in log.read_text().splitlines()]
     return [{key: value for key, value in entry.items() if key not in times} for entry in entries]
 
 
-class Told(torch.nn.Module):
-    """Seems to be a model that says what a function makes of the tokens so far."""
+class FakeModel(torch.nn.Module):
+    """A model whose next token is a function of the tokens so far."""
 
-    def __init__(self, says, types):
+    def __init__(self, predict, types):
         super().__init__()
-        self.says, self.types, self.place = says, types, torch.nn.Parameter(torch.zeros(()))
+        self.predict, self.types, self.weight = predict, types, torch.nn.Parameter(torch.zeros(()))
 
     def decoder(self, tokens, incremental_state=None):
         ends = range(1, tokens.size(1) + 1) if incremental_state is None else [tokens.size(1)]
-        said = torch.tensor([[self.says(row[:end]) for end in ends] for row in tokens.tolist()])
-        return torch.nn.functional.one_hot(said, self.types).float(), None
+        predicted = torch.tensor([[self.predict(row[:end]) for end in ends] for row in tokens.tolist()])
+        return torch.nn.functional.one_hot(predicted, self.types).float(), None
 
     def forward(self, tokens):
         return self.decoder(tokens)
 
 
-def test_one_that_knows_the_answers_gets_all_of_them():
+def test_accuracy_of_perfect_and_silent_models():
     sizes = {"problem": "addition", "digits": 3, "tokens_per_sample": 128, "seed": 1}
     task = SyntheticLMTask(SyntheticLMConfig(**sizes))
 
-    def says(tokens):
-        """The next character of the true sequence."""
+    def predict(tokens):
+        """Returns the next character of the correct sequence."""
         text = task.decode(tokens)
         question = text[: text.find("; ") + 2]
         if len(question) < 2:
@@ -136,13 +135,12 @@ def test_one_that_knows_the_answers_gets_all_of_them():
         whole = "".join(task.problem.of(x, y))
         return task.encode(whole[len(text)] if len(text) < len(whole) else "#").item()
 
-    found = evaluate_synthetic.evaluate(Told(says, len(task.dictionary)), task)
+    found = evaluate_synthetic.evaluate(FakeModel(predict, len(task.dictionary)), task)
     assert found["measured"] == {"correct": 128, "problems": 128, "accuracy": 100.0}
     assert all(row["given"] == row["right"] for row in found["answers"])
 
-    silent = evaluate_synthetic.evaluate(
-        Told(lambda tokens: task.encode("#").item(), len(task.dictionary)), task
-    )
+    model = FakeModel(lambda tokens: task.encode("#").item(), len(task.dictionary))
+    silent = evaluate_synthetic.evaluate(model, task)
     assert silent["measured"]["correct"] == 0 and 0 < silent["measured"]["accuracy"] < 10
     assert {row["given"] for row in silent["answers"]} == {"#"}
 
@@ -153,7 +151,7 @@ def test_one_that_knows_the_answers_gets_all_of_them():
     ("train.between=0", "--between must be at least 1, not 0"),
     ("train.tokens_per_sample=64", "--tokens-per-sample 64 is too short for search"),
 ])  # fmt: skip
-def test_what_cannot_be_is_refused_before_a_folder_is_made(change, message, tmp_path):
-    with pytest.raises(SystemExit) as refused:
+def test_invalid_settings(change, message, tmp_path):
+    with pytest.raises(SystemExit) as error:
         train.main(["roper/search", "rope", "--attention", "softmax", "--results", str(tmp_path), change])
-    assert message in str(refused.value) and not list(tmp_path.iterdir())
+    assert message in str(error.value) and not list(tmp_path.iterdir())

@@ -1,0 +1,85 @@
+"""Base classes of datasets and tasks."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from fairseq.data import FairseqDataset
+from fairseq.tasks import FairseqTask
+
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.utils.cli import exit_on_error
+
+
+class SequenceDataset(FairseqDataset):
+    """Sequences (index, tokens) with one token followed by at most ``length`` predicted tokens."""
+
+    length: int
+
+    def num_tokens(self, index):
+        return self.length
+
+    size = num_tokens
+
+    def collater(self, samples):
+        """Returns a language modeling batch of sequences of equal length."""
+        if not samples:
+            return {}
+        tokens = torch.stack([sequence for _, sequence in samples])
+        source, target = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+        lengths = torch.full((len(samples),), source.size(1))
+        return {
+            "id": torch.tensor([int(index) for index, _ in samples]),
+            "nsentences": len(samples),
+            "ntokens": target.numel(),
+            "net_input": {"src_tokens": source, "src_lengths": lengths},
+            "target": target,
+        }
+
+
+class LabeledDataset(FairseqDataset):
+    """The rows of a split as (index, input, label)."""
+
+    can_reuse_epoch_itr_across_epochs = False  # each epoch has other batches
+
+    def __init__(self, task, split: str):
+        self.cfg, self.prefix = task.cfg, Path(task.cfg.data, split)
+        self.labels = np.load(f"{self.prefix}.label.npy", mmap_mode="r")
+
+    def __len__(self):
+        return len(self.labels)
+
+    def net_input(self, inputs: list) -> dict:
+        """Returns the model's arguments for a batch of inputs."""
+        raise NotImplementedError
+
+    def collater(self, samples):
+        """Returns a batch; rows whose label is unknown (-1) have no target."""
+        if not samples:
+            return {}
+        indices, inputs, labels = zip(*samples, strict=True)
+        return {
+            "id": torch.tensor(indices),
+            "nsentences": len(samples),
+            "ntokens": len(samples),  # fairseq divides losses and gradients by it
+            "net_input": self.net_input(inputs),
+            **({} if min(labels) < 0 else {"target": torch.tensor(labels)}),
+        }
+
+
+class LabeledTask(FairseqTask):
+    """Classification of the rows of a data folder with the metadata ``about`` and the names ``labels``."""
+
+    target_dictionary = None  # the criterion must not take a label for padding
+
+    def __init__(self, cfg, **_):
+        super().__init__(cfg)
+        with exit_on_error("fairseq_lrpe"):
+            self.check_arguments(cfg)
+            self.about = layout.read_metadata(Path(cfg.data))
+        self.labels = self.about["labels"]
+
+    @staticmethod
+    def check_arguments(cfg) -> None:
+        """Raises a ValueError for invalid flags of the task."""
+        raise NotImplementedError

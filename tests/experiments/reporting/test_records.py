@@ -1,0 +1,40 @@
+"""Reading run folders: damaged files are described and never raise."""
+
+import pytest
+from tiny import write_run
+
+from fairseq_lrpe.experiments.reporting.records import read_run
+
+KIND = '"kind": "language_modeling"'
+
+
+@pytest.mark.parametrize(("name", "content", "problem"), [
+    ("run.json", "[1]", "run.json is not a JSON object"),
+    ("run.json", "null", "run.json is not a JSON object"),
+    ("run.json", "{", "Expecting property name"),
+    ("run.json", "", "Expecting value"),
+    ("run.json", '{"kind": "lm", "config": {}}', "run.json has the unknown kind 'lm'"),
+    ("run.json", '{"config": {}}', "run.json has the unknown kind None"),
+    ("run.json", f'{{{KIND}, "updates": 1e999, "config": {{}}}}', "infinity"),
+    ("run.json", '{"kind": "glue", "updates": 9, "config": {"updates": "<b>"}}', "is not a number: '<b>'"),
+    ("run.json", b"\xff\xfe", "codec can't decode"),
+    ("run.json", None, "run.json is missing or empty"),
+    ("evaluation.json", "3", "evaluation.json is not a JSON object"),
+    ("evaluation.json", '{"evaluations": {"valid": 3}}', "an evaluation has no values"),
+    ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "is not a number: 'many'"),
+    ("evaluation.json", '{"evaluations": {"valid": {"loss": null}}}', "is not a number: None"),
+    ("evaluation.json", '{"evaluations": {"training": {"tokens_per_second": []}}}', "is not a number: []"),
+    ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
+    ("log.jsonl", "[]\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
+    ("log.jsonl", '{"kind": "valid", "valid_num_updates": "many", "valid_ppl": 3}\n', "invalid literal"),
+])  # fmt: skip
+def test_damaged_files(name, content, problem, tmp_path):
+    folder = tmp_path / "lm/gone/linear_base/updates=800/seed-1"
+    write_run(folder, {400: 100, 800: 90}, 90, 800)
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    record = read_run(folder, tmp_path)
+    assert record.state == "damaged" and problem in record.problem
+    assert (record.experiment, record.method, record.seed) == ("lm/gone", "base", 1)
+    assert record.changes == ("updates=800",)
