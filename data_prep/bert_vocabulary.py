@@ -23,15 +23,9 @@ class Vocabulary(NamedTuple):
 
 
 def published(name: str) -> Vocabulary:
-    """Returns the vocabulary of a folder or of a model on the hub; raises ValueError if there is none."""
-    if Path(name).is_dir():
+    """Returns the vocabulary of a folder or of a model on the hub."""
+    if Path(name).exists():
         path, config = Path(name) / VOCABULARY, Path(name) / CONFIG
-        if not path.is_file():
-            raise ValueError(f"{path} is missing: --bert takes a folder with BERT's {VOCABULARY}")
-    elif Path(name).is_absolute() or Path(name).exists():
-        raise ValueError(
-            f"{name} is no folder: --bert takes a folder with BERT's {VOCABULARY} or a model name"
-        )
     else:
         path, config = from_hub(name, VOCABULARY), from_hub(name, CONFIG, required=False)
     read_types(path)
@@ -51,13 +45,10 @@ def from_hub(name: str, file: str, required: bool = True) -> Path | None:
     print(f"Downloading {file} of {name} from {constants.ENDPOINT}", flush=True)
     try:
         return Path(hf_hub_download(name, file, endpoint=constants.ENDPOINT))
-    except errors.LocalEntryNotFoundError:
-        reason = "it is unreachable, and the file is not cached"
-    except errors.EntryNotFoundError:
-        if not required:
-            return None
-        reason = f"the model has no {file}"
     except Exception as error:  # any error of the network, hub or package
+        is_missing = isinstance(error, errors.EntryNotFoundError)
+        if is_missing and not required and not isinstance(error, errors.LocalEntryNotFoundError):
+            return None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     raise ValueError(
         f"{file} of {name} could not be downloaded from {constants.ENDPOINT} ({reason}): try again later, "
@@ -68,8 +59,8 @@ def from_hub(name: str, file: str, required: bool = True) -> Path | None:
 def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> None:
     """Learns at most ``count`` word pieces and writes the vocabulary to ``target``.
 
-    It contains every character that occurs twice. The result is deterministic: "##x" pieces are passed as
-    special tokens because the trainer would number them in the order of a randomly seeded hash table.
+    It contains every character that occurs twice. "##x" pieces are passed as special tokens because the
+    trainer would number them in a random order.
     """
     from tokenizers import BertWordPieceTokenizer
 
@@ -84,11 +75,8 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
     alphabet = sorted(x for x, times in characters.items() if times >= MIN_COUNT)
     required = [*SPECIAL_TOKENS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
     if count < len(required):
-        raise ValueError(
-            f"--pieces {count} is too few: the training text has {len(alphabet):,} characters that occur "
-            "twice, "
-            f"which need {len(required):,} pieces with continuations and special tokens"
-        )
+        number = f"{len(alphabet):,} characters that occur twice, which need {len(required):,} pieces"
+        raise ValueError(f"--pieces {count} is too few: the training text has {number}")
     tokenizer.train_from_iterator(
         texts,
         vocab_size=count,

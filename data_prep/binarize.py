@@ -24,6 +24,12 @@ def split_files(folder: Path) -> dict[str, Path]:
     return {split: folder / f"{split}.txt" for split in SPLITS}
 
 
+def splits_in(folder: Path, ending: str) -> list[str]:
+    """Returns the splits, including valid1 and test1, that have a file of this ending."""
+    names = sorted(path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
+    return [name for split in SPLITS for name in names if name.rstrip("1") == split]
+
+
 def concatenate(files: Iterable[Path], target: Path) -> None:
     """Concatenates non-empty text files, with a newline at the end of each."""
     with target.open("wb") as out:

@@ -1,4 +1,4 @@
-"""Base class of corpora; each is a subclass in its own module and a row in fairseq_lrpe/data/corpora.py."""
+"""Base class of corpora, each of which is a row in fairseq_lrpe/data/corpora.py."""
 
 import os
 import re
@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from data_prep import validation
+from data_prep.fetch import SOURCES, fetch
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg
 from fairseq_lrpe.utils.files import REPOSITORY, output_folder
@@ -19,17 +20,21 @@ OPTIONS = r"(, version [\w.]+)?((,| in) \d[\d ]*[a-z ]+)*(, with (vectors|word p
 class Corpus:
     """Prepares a corpus: from its source to fairseq's binaries in OUT/bin.
 
-    ``args`` are the command's options. ``args.source`` is --from, or by default the source recorded by an
-    earlier run, or None; ``args.earlier`` is that record.
+    ``facts`` is the corpus's entry in sources.yaml. ``args`` are the command's options; ``args.source`` is
+    --from, or by default the source recorded by an earlier run, or None; ``args.earlier`` is that record.
     """
 
-    published: str  # description of the source used without --from
     accepts: str  # what --from accepts, for --help
     metavar = "FOLDER"  # of --from
     task = "language_modeling"  # fairseq task that reads the binaries
 
     def __init__(self, name: str):
-        self.name = name
+        self.name, self.facts = name, SOURCES.get(name, {})
+
+    @property
+    def published(self) -> str | None:
+        """Description of the source used without --from; None if --from is required."""
+        return self.facts.get("archive")
 
     def add_options(self, parser: ArgumentParser) -> None:
         """Adds the options of this corpus."""
@@ -42,8 +47,16 @@ class Corpus:
         """Returns the record of the source and of all options that change the binaries."""
         return os.path.realpath(args.source) if args.source else self.published
 
+    def archive(self, args: Namespace) -> Path:
+        """Returns --from, or the published archive, downloaded to OUT."""
+        return args.source or fetch(args.out / self.facts["archive"], self.facts)
+
     def check(self, args: Namespace) -> object:
-        """Validates the source and returns the ``inputs`` of ``prepare``; raises ValueError if unusable."""
+        """Validates the source, downloading it if necessary, and returns the ``inputs`` of ``prepare``.
+
+        Raises:
+            ValueError: If the source is unusable.
+        """
 
     def write_text(self, args: Namespace, inputs: object, folder: Path) -> None:
         """Writes the plain text into ``folder``, for corpora that keep it."""
@@ -63,7 +76,8 @@ class Corpus:
 
     def vocabulary(self, data: Path) -> str:
         """Returns a description of the vocabulary of OUT/bin, or an empty string."""
-        raise NotImplementedError
+        size = layout.vocabulary_size(data / "dict.txt")
+        return f"{size:,} types, including fairseq's special tokens"
 
     def report(self, args: Namespace) -> None:
         """Prints the vocabulary and how to train."""
@@ -72,6 +86,11 @@ class Corpus:
             print(f"vocabulary: {vocabulary}")
         data = os.pathsep.join(map(str, shards))
         print(f"ready: fairseq-train {data} --task {self.task} --user-dir fairseq_lrpe ...")
+
+
+def add_number(parser: ArgumentParser, flag: str, text: str, minimum: int = 1, **options) -> None:
+    """Adds an option that takes a whole number."""
+    parser.add_argument(flag, type=min_int(minimum), metavar="N", help=text, **options)
 
 
 def prepare(corpus: Corpus, arguments: list[str]) -> None:
@@ -113,13 +132,16 @@ def source_of(corpus: Corpus, args: Namespace) -> str:
     """Returns the record of the source, by default that of an earlier run.
 
     Raises:
-        ValueError: If ``args.out`` contains data from another source.
+        ValueError: If --from is missing, or ``args.out`` contains data from another source.
     """
     args.earlier = ""
     if args.source is None:
         args.earlier = validation.read_source(args.out / "bin") or validation.read_source(args.out / "text")
         recorded = Path(re.sub(OPTIONS, "", args.earlier))
         args.source = recorded if recorded.is_absolute() else None
+    if args.source is None and corpus.published is None:
+        page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
+        raise ValueError(f"--from is required: {corpus.accepts}{page}")
     source = corpus.source(args)
     validation.check_out(args.out, source)
     return source

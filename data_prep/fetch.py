@@ -1,6 +1,6 @@
 """Verified downloads from mirrors, and reading and unpacking of archives.
 
-The facts of a file, as in sources.yaml: its ``size`` in bytes, its ``sha256``, and ``mirrors``, base URLs
+``SOURCES`` is sources.yaml: the ``size`` in bytes, the ``sha256`` and the ``mirrors`` of each file, base URLs
 under which it has the same name. Downloads are our own code because pooch cannot resume a partial file and
 huggingface_hub only downloads from its hub.
 """
@@ -11,7 +11,6 @@ import http.client
 import os
 import re
 import shutil
-import stat
 import tarfile
 import time
 import urllib.error
@@ -19,12 +18,12 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 
 import yaml
 from tqdm import tqdm
 
-from data_prep.progress import progress
+from data_prep.progress import progress, show_written
 from fairseq_lrpe.utils.files import MAX_BYTES, atomic_folder, check_size, read_file
 
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
@@ -115,15 +114,14 @@ def _download(url, part, size):
     start = part.stat().st_size if part.exists() else 0
     if start == size:
         return
-    if start > size:
-        start = 0
-    with open_url(url, Range=f"bytes={start}-") if start else open_url(url) as response:
-        start, total = _response_range(response, start)
+    with _open(url, start if start < size else 0) as response:
+        start, total = _response_range(response)
         if total is not None and total != size:
             raise FetchError(f"has a file of {total:,} bytes instead of {size:,}")
         part.parent.mkdir(parents=True, exist_ok=True)
         bar = tqdm(total=size, initial=start, unit="B", unit_scale=True, desc=part.stem, disable=None)
-        with bar, part.open("ab" if start else "wb") as file:
+        with bar, part.open("r+b" if start else "wb") as file:
+            file.seek(start)
             while (done := file.tell()) < size:
                 try:
                     chunk = response.read(min(CHUNK, size - done))
@@ -135,11 +133,11 @@ def _download(url, part, size):
                 bar.update(len(chunk))
 
 
-def open_url(url: str, **headers: str) -> http.client.HTTPResponse:
-    """Opens a URL; raises FetchError with the reason if that fails."""
-    request = urllib.request.Request(url, headers={**HEADERS, **headers})
+def _open(url, start):
+    """Opens a URL from byte ``start`` on; raises FetchError with the reason if that fails."""
+    headers = HEADERS | ({"Range": f"bytes={start}-"} if start else {})
     try:
-        return urllib.request.urlopen(request, timeout=TIMEOUT)
+        return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         kind = _Interrupted if error.code == 429 or error.code >= 500 else FetchError
         raise kind(f"answers {error.code} {error.reason}") from None
@@ -149,35 +147,25 @@ def open_url(url: str, **headers: str) -> http.client.HTTPResponse:
         raise kind(f"is unreachable ({getattr(reason, 'strerror', None) or reason})") from None
 
 
-def _response_range(response, requested):
-    """Returns the response's first byte, since servers may ignore the range, and the file size or None."""
-    if response.status == http.HTTPStatus.PARTIAL_CONTENT:
-        span = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
-        if not span or int(span[1]) != requested:
-            raise FetchError("answers with a different range than requested")
-        return requested, None if span[2] == "*" else int(span[2])
+def _response_range(response):
+    """Returns the first byte of a response and the file size, or None if it is unknown."""
+    if span := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "")):
+        return int(span[1]), None if span[2] == "*" else int(span[2])
     length = response.headers.get("Content-Length")
     return 0, None if length is None else int(length)
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Extracts a zip or tar archive to ``folder`` atomically.
+    """Extracts a zip or tar archive to ``folder`` atomically, unless the folder exists.
 
     Raises:
-        FetchError: If the archive is damaged, or a member is a link or device or leaves the folder.
+        FetchError: If the archive is damaged, or has a device or a link that leaves the folder.
     """
     if folder.is_dir():
         return
-    with _open_archive(archive) as (opened, members):
-        for name, kind, _ in members:
-            if kind not in ("file", "folder"):
-                raise FetchError(f"{archive} has the member {name}, {kind}: unpack it manually")
-            if PureWindowsPath(name).anchor or ".." in PureWindowsPath(name).parts:
-                raise FetchError(f"{archive} has the member {name}, which leaves the folder")
-        options = {"filter": "data"} if isinstance(opened, tarfile.TarFile) else {}
-        with atomic_folder(folder) as part:
-            for _, _, member in tqdm(members, desc=folder.name, unit="file", disable=None):
-                opened.extract(member, part, **options)
+    tar = {"format": "tar", "filter": "data"}
+    with _archive_errors(archive), atomic_folder(folder) as part, show_written(f"unpacking {archive}", part):
+        shutil.unpack_archive(archive, part, **({"format": "zip"} if zipfile.is_zipfile(archive) else tar))
 
 
 def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tuple[re.Match, bytes]]:
@@ -196,81 +184,47 @@ def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tup
                 count += 1
                 yield match, read_file(path, limit)
     else:
-        with _open_archive(source) as (opened, members):
-            open_member = opened.extractfile if isinstance(opened, tarfile.TarFile) else opened.open
-            for name, kind, member in progress(members, source.name, "files"):
-                if kind == "file" and (match := regex.search(name)):
+        is_zip = zipfile.is_zipfile(source)
+        with _archive_errors(source), zipfile.ZipFile(source) if is_zip else tarfile.open(source) as archive:
+            if is_zip:
+                members = [(m.filename, m.file_size, m) for m in archive.infolist()]
+            else:
+                members = [(m.name, m.size, m) for m in archive.getmembers() if m.isfile()]
+            for name, size, member in progress(members, source.name, "files"):
+                if match := regex.search(name):
                     count += 1
-                    size = member.file_size if isinstance(member, zipfile.ZipInfo) else member.size
                     check_size(f"{source}: {name}", size, limit)
-                    with open_member(member) as file:
+                    with archive.open(member) if is_zip else archive.extractfile(member) as file:
                         yield match, file.read(limit)
     if not count:
         raise FetchError(f"{source} has none of the files that are needed (see --help)")
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, offset, size) of each file in a tar archive, including those of nested tar archives.
+    """Yields (path, offset, size) of each file in a tar archive and in nested ones.
 
-    Offsets refer to the uncompressed archive. Raises FetchError if the archive is damaged.
+    The archive must not be compressed. Raises FetchError if it is damaged.
     """
-    if zipfile.is_zipfile(archive):
-        raise FetchError(f"{archive} is a zip archive: a tar archive or a folder is needed")
-    with _open_archive(archive) as (opened, members):
-        for name, kind, member in progress(members, f"listing {archive.name}", "files"):
-            if kind != "file":
+    with _archive_errors(archive), tarfile.open(archive, "r:") as opened:
+        for member in progress(opened.getmembers(), f"listing {archive.name}", "files"):
+            if not member.isfile():
                 continue
-            if not name.endswith(".tar"):
-                yield name, member.offset_data, member.size
+            if not member.name.endswith(".tar"):
+                yield member.name, member.offset_data, member.size
                 continue
             with tarfile.open(fileobj=opened.extractfile(member)) as nested:
                 for file in filter(tarfile.TarInfo.isfile, nested):
-                    yield f"{name}/{file.name}", member.offset_data + file.offset_data, file.size
+                    yield f"{member.name}/{file.name}", member.offset_data + file.offset_data, file.size
 
 
 @contextlib.contextmanager
-def uncompressed_tar(archive: Path, copy: Path) -> Iterator[Path]:
-    """Yields an uncompressed tar archive: ``archive`` itself, or a temporary decompressed ``copy``."""
+def _archive_errors(path):
+    """Converts the errors of a damaged archive to FetchError."""
     try:
-        tarfile.open(archive, "r:").close()
-        yield archive
-        return
-    except tarfile.ReadError:
-        pass
-    try:
-        with tarfile.open(archive) as packed, copy.open("wb") as plain:
-            packed.fileobj.seek(0)
-            shutil.copyfileobj(packed.fileobj, plain, CHUNK)
-        yield copy
-    finally:
-        copy.unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _open_archive(path):
-    """Yields the open archive, and (name, kind, member) of each of its members."""
-    try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
-                yield archive, [(m.filename, _zip_kind(m), m) for m in archive.infolist()]
-        elif tarfile.is_tarfile(path):
-            with tarfile.open(path) as archive:
-                yield archive, [(m.name, _tar_kind(m), m) for m in archive.getmembers()]
-        else:
-            raise FetchError(f"{path} is no complete zip or tar archive")
+        yield
     except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # caused by the disk, not by the archive
-        raise FetchError(f"{path} is damaged ({error}): download it again") from None
-
-
-def _zip_kind(member):
-    if stat.S_ISLNK(member.external_attr >> 16):
-        return "a link"
-    return "folder" if member.is_dir() else "file"
-
-
-def _tar_kind(member):
-    if member.issym() or member.islnk():
-        return f"a link to {member.linkname}"
-    return "file" if member.isfile() else "folder" if member.isdir() else "a device"
+        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile adds one line per format
+        message = f"{path} is not a complete zip or tar archive ({reason}): download it again"
+        raise FetchError(message) from None

@@ -6,21 +6,18 @@ from contextlib import closing
 from itertools import islice
 
 from data_prep.binarize import SPLITS
-from data_prep.labelled import SPECIALS, Labelled, write_dictionary, write_split
-from data_prep.validation import folder_with_source
+from data_prep.labelled import Labelled
 from fairseq_lrpe.utils.cli import min_int
 
 
 class Generated(Labelled):
-    """A corpus that is generated or read from published files; ``inputs``: {split: rows} of the latter.
+    """A corpus that is generated, or read from published files, ``inputs``: {split: rows}.
 
     The same options give the same bytes on every machine and with any number of processes.
     """
 
     published = "the generator"
-    defaults = {"rows": [], "seed": [1]}  # {option: default values} of the generator
-    types: list[str]
-    labels: list[str]
+    defaults: dict[str, list[int]]  # of the generator's options
 
     def add_options(self, parser: ArgumentParser) -> None:
         self.add_numbers(parser, "rows", 1, "number of rows", ("TRAIN", "VALID", "TEST"))
@@ -29,10 +26,8 @@ class Generated(Labelled):
     def add_numbers(self, parser: ArgumentParser, name: str, smallest: int, text: str, metavar="N") -> None:
         """Adds an integer option with as many values as its default."""
         default = self.defaults[name]
-        text = f"{text} (default: {' '.join(map(str, default))})"
-        parser.add_argument(
-            flag(name), type=min_int(smallest), nargs=len(default), metavar=metavar, help=text
-        )
+        options = {"type": min_int(smallest), "nargs": len(default), "metavar": metavar}
+        parser.add_argument(flag(name), help=f"{text} (default: {' '.join(map(str, default))})", **options)
 
     def source(self, args):
         for name, default in self.defaults.items():
@@ -45,29 +40,22 @@ class Generated(Labelled):
         return f"{self.published} with {' '.join(options)}"
 
     def generated(self, args: Namespace) -> Iterator[tuple]:
-        """Yields at least the requested number of rows (tokens, label)."""
+        """Yields at least the requested number of rows."""
         raise NotImplementedError
 
     def read(self, args: Namespace, rows: list) -> Iterator[tuple]:
-        """Yields the rows (tokens, label) of a published split, from the result of ``check``."""
+        """Yields the rows of a published split, from the result of ``check``."""
         raise NotImplementedError
 
-    def metadata(self, args: Namespace) -> dict:
-        """Returns further metadata for the task."""
-        return {}
-
-    def prepare(self, args, source, inputs):
-        size, counts = SPECIALS + len(self.types), {}
-        with folder_with_source(args.out / "bin", source) as part:
-            if inputs:
-                for split, rows in inputs.items():
-                    with closing(self.read(args, rows)) as read:
-                        counts[split] = write_split(part, split, read, size, len(rows))
-            else:
-                with closing(self.generated(args)) as rows:
-                    for split, count in zip(SPLITS, args.rows, strict=True):
-                        counts[split] = write_split(part, split, islice(rows, count), size, count)
-            write_dictionary(part, self.types, self.labels, counts, **self.metadata(args))
+    def splits(self, args, inputs):
+        if inputs:
+            for split, rows in inputs.items():
+                with closing(self.read(args, rows)) as read:
+                    yield split, read, len(rows)
+        else:
+            with closing(self.generated(args)) as rows:
+                for split, count in zip(SPLITS, args.rows, strict=True):
+                    yield split, islice(rows, count), count
 
 
 def flag(name: str) -> str:

@@ -4,13 +4,14 @@ import hashlib
 import logging
 import re
 from argparse import ArgumentParser, Namespace
+from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
 
 from data_prep import fetch
 from data_prep.binarize import binarize, split_files
 from data_prep.corpus import Corpus
-from data_prep.parallel import map_lines
+from data_prep.parallel import map_files
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.files import read_file, write_atomic
@@ -26,12 +27,8 @@ class BytePairCorpus(Corpus):
     task = "masked_lm"
 
     def add_options(self, parser: ArgumentParser) -> None:
-        parser.add_argument(
-            "--bpe",
-            type=path_arg,
-            metavar="FOLDER",
-            help="encoder.json, vocab.bpe and dict.txt of GPT-2 BPE (default: download them)",
-        )
+        text = "encoder.json, vocab.bpe and dict.txt of GPT-2 BPE (default: download them)"
+        parser.add_argument("--bpe", type=path_arg, metavar="FOLDER", help=text)
 
     def prepare(self, args, source, inputs):
         provide(args.out / "gpt2_bpe", args.bpe)
@@ -40,11 +37,8 @@ class BytePairCorpus(Corpus):
 
     def encode(self, args: Namespace, texts: dict[str, Path]) -> dict[str, Path]:
         """Encodes ``texts`` and returns {split: OUT/split.bpe}; existing files are kept."""
-        encoded = {split: args.out / f"{split}.bpe" for split in texts}
-        for split, path in encoded.items():
-            if not path.exists():
-                encode(texts[split], path, args.out / "gpt2_bpe", args.workers)
-        return encoded
+        function = line_encoder(args.out / "gpt2_bpe")
+        return map_files(function, texts, args.out, "bpe", args.workers, newline=None)
 
     def write_bin(self, args: Namespace, source: str, encoded: dict[str, Path], name: str = "bin") -> None:
         """Binarizes encoded files into OUT/name with GPT-2's dictionary."""
@@ -70,7 +64,7 @@ def provide(folder: Path, source: Path | None = None) -> None:
 
 
 def published(path: Path) -> bytes:
-    """Returns the content of a copy of a published file; raises FetchError if it differs.
+    """Returns the content of a verified copy of a published file.
 
     A dict.txt with additional madeupwords at its end, as in other fairseq releases (51,196 lines), is
     accepted and truncated.
@@ -84,15 +78,15 @@ def published(path: Path) -> bytes:
     return fetch.verified(path, path.name, facts).read_bytes()
 
 
-def encode(source: Path, target: Path, folder: Path, workers: int) -> None:
-    """Encodes the lines of ``source`` as BPE indices and writes ``target`` atomically.
+def line_encoder(folder: Path) -> Callable[[str], str]:
+    """Returns the function that encodes a line as BPE indices, as examples/roberta with --keep-empty.
 
-    The output equals that of fairseq's examples/roberta with --keep-empty, for any number of ``workers``.
+    Lines end at carriage returns, too, so files are read with ``newline=None``.
     """
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  imported once, before workers fork
 
-    map_lines(partial(_encode_line, folder), source, target, workers, newline=None)
+    return partial(_encode_line, folder)
 
 
 @cache

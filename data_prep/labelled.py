@@ -3,48 +3,58 @@
 import json
 import logging
 from argparse import ArgumentParser, Namespace
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from data_prep.corpus import Corpus
-from data_prep.fetch import SOURCES
+from data_prep.corpus import Corpus, add_number
 from data_prep.progress import progress
-from fairseq_lrpe.data.layout import METADATA, vocabulary_size
-from fairseq_lrpe.utils.cli import min_int
+from data_prep.validation import folder_with_source
+from fairseq_lrpe.data.layout import METADATA
 
 MAX_LABELS_SHOWN = 20
 SPECIALS = 4
 """Number of special types before a dictionary's own: <s>, <pad>, </s> and <unk>."""
-UNKNOWN = 3
-"""Index of <unk>."""
+UNKNOWN = -1
+"""Value of an unknown word."""
 
 
 class Labelled(Corpus):
     """A corpus whose OUT/bin is read by the task ``classification``."""
 
     task = "classification"
-    needs_from = False  # True if there is nothing to download
+    types: Sequence[str]  # the dictionary, without special types
+    labels: Sequence[str]  # names of the classes
 
-    def check(self, args):
-        if self.needs_from and args.source is None:
-            raise ValueError(f"--from is needed: a folder with {self.accepts}")
+    def splits(self, args: Namespace, inputs: object) -> Iterator[tuple[str, Iterable[tuple], int | None]]:
+        """Yields (split, rows as for ``write_split``, number of rows if known)."""
+        raise NotImplementedError
+
+    def metadata(self, args: Namespace) -> dict:
+        """Returns further metadata for the task."""
+        return {}
+
+    def prepare(self, args, source, inputs):
+        counts = {}
+        folder = folder_with_source(args.out / "bin", source)
+        with folder as part, closing(self.splits(args, inputs)) as splits:
+            for split, rows, total in splits:
+                counts[split] = write_split(part, split, rows, len(self.types), total)
+            write_dictionary(part, self.types, self.labels, counts, **self.metadata(args))
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
         """Returns the published number of rows of each split, for the report."""
-        return SOURCES.get(self.name, {}).get("rows", {})
-
-    def vocabulary(self, data):
-        return f"{vocabulary_size(data / 'dict.txt'):,} types, with those that fairseq adds"
+        return self.facts.get("rows", {})
 
     def report(self, args):
         """Prints the number of rows next to the published one, the labels, and how to train."""
         metadata = json.loads((args.out / "bin" / METADATA).read_text())
         print_rows(metadata["rows"], self.published_rows(args))
         labels = metadata["labels"]
-        more = f", ... ({len(labels):,} in all)" if len(labels) > MAX_LABELS_SHOWN else ""
+        more = f", ... ({len(labels):,} in total)" if len(labels) > MAX_LABELS_SHOWN else ""
         print(f"labels: {', '.join(labels[:MAX_LABELS_SHOWN])}{more}")
         super().report(args)
 
@@ -54,8 +64,7 @@ class TrainRows(Corpus):
 
     def add_options(self, parser: ArgumentParser) -> None:
         super().add_options(parser)
-        text = "use only the first N rows of each training set"
-        parser.add_argument("--train-rows", type=min_int(1), metavar="N", help=text)
+        add_number(parser, "--train-rows", "use only the first N rows of each training set")
 
     def source(self, args):
         return super().source(args) + (f", {args.train_rows} training rows" if args.train_rows else "")
@@ -69,11 +78,6 @@ def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:
 
     comparison = ", as published" if rows == published else f"; published: {describe(published)}"
     print(f"rows: {describe(rows)}{comparison if published else ''}")
-
-
-def as_types(values: np.ndarray) -> np.ndarray:
-    """Converts bytes or pixels to token indices, where type i is the value i."""
-    return values.astype(np.int64) + SPECIALS  # uint8 would overflow
 
 
 def token_file(prefix: Path, types: int):
@@ -96,21 +100,21 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
     Args:
         folder: Folder of the prepared data.
         split: Name of the split.
-        rows: (tokens of each input ..., label) per row. Tokens are indices from SPECIALS (or UNKNOWN) to
-            ``types`` - 1; the label is a class index, or -1 if unknown.
-        types: Size of the dictionary, including fairseq's special types.
+        rows: (values of each input ..., label) per row. Values are indices below ``types``, or UNKNOWN; the
+            label is a class index, or -1 if unknown.
+        types: Size of the dictionary without the special types, which precede it in the files.
         total: Expected number of rows, for the progress bar.
     """
     builders, labels = [], []
     for *inputs, label in progress(rows, f"writing {split}", "rows", total=total):
         if not builders:
             prefixes = [folder / f"{split}.input{i}" for i in range(len(inputs))]
-            builders = [(token_file(prefix, types), f"{prefix}.idx") for prefix in prefixes]
-        for (builder, _), tokens in zip(builders, inputs, strict=True):
-            indices = np.asarray(tokens, dtype=np.int64)
+            builders = [(token_file(prefix, types + SPECIALS), f"{prefix}.idx") for prefix in prefixes]
+        for (builder, _), values in zip(builders, inputs, strict=True):
+            indices = np.asarray(values, dtype=np.int64)
             if indices.size and not (indices.min() >= UNKNOWN and indices.max() < types):
-                raise ValueError(f"row {len(labels)} of {split} has a token outside of the {types} types")
-            builder.add_item(torch.from_numpy(indices))
+                raise ValueError(f"row {len(labels)} of {split} has a value outside of the {types} types")
+            builder.add_item(torch.from_numpy(indices + SPECIALS))
         labels.append(label)
     if not labels:
         raise ValueError(f"the split {split} has no rows")
@@ -120,10 +124,8 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
     return len(labels)
 
 
-def write_dictionary(
-    folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata
-) -> None:
-    """Writes dict.txt with the ``types`` after the special ones, and the metadata as ``write_metadata``."""
+def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata):
+    """Writes dict.txt and, as ``write_metadata``, the metadata."""
     (folder / "dict.txt").write_text("".join(f"{name} 1\n" for name in types), encoding="utf-8")
     write_metadata(folder, labels, rows, **metadata)
 

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from itertools import islice, repeat
 from pathlib import Path
 
-from data_prep.binarize import SPLITS
-from data_prep.labelled import SPECIALS, UNKNOWN, Labelled, TrainRows, write_dictionary, write_split
+from data_prep.binarize import splits_in
+from data_prep.labelled import UNKNOWN, Labelled, TrainRows, write_dictionary, write_split
 from data_prep.parallel import map_lines
 from data_prep.penn_treebank import tokenize_penn
 from data_prep.progress import progress
@@ -27,7 +27,7 @@ MIN_COUNT = 4  # occurrences in the training set
 
 
 class LabelledWords(TrainRows, Labelled):
-    """A corpus of labelled texts; ``inputs`` is the result of ``rows``, or None before the download."""
+    """A corpus of labelled texts; ``inputs`` is the result of ``rows``, or None if OUT/text exists."""
 
     def add_options(self, parser: ArgumentParser) -> None:
         super().add_options(parser)
@@ -44,11 +44,11 @@ class LabelledWords(TrainRows, Labelled):
             word_vectors.dimension(args.vectors)
 
     def check(self, args):
-        super().check(args)
         self.check_vectors(args)
-        if args.source is None or (args.out / "text").is_dir():
+        if (args.out / "text").is_dir():
             return None
-        print(f"Checking {args.source}", flush=True)
+        if args.source:
+            print(f"Checking {args.source}", flush=True)
         return self.rows(args)
 
     def rows(self, args: Namespace) -> dict[str, Iterable[tuple]]:
@@ -57,7 +57,7 @@ class LabelledWords(TrainRows, Labelled):
 
     def write_text(self, args, inputs, folder):
         """Writes SPLIT.input0.txt, SPLIT.input1.txt of pairs, and SPLIT.label, one row per line."""
-        for split, rows in (inputs or self.rows(args)).items():
+        for split, rows in inputs.items():
             *texts, labels = zip(*islice(rows, args.train_rows if split == "train" else None), strict=True)
             for i, column in enumerate(texts):
                 write_lines(folder / f"{split}.input{i}.txt", (" ".join(text.split()) for text in column))
@@ -69,8 +69,7 @@ class LabelledWords(TrainRows, Labelled):
         try:
             labels = label_names(text)
             for path in sorted(text.glob("*.input?.txt")):
-                if not (words := path.with_suffix("")).exists():
-                    map_lines(tokenize_penn, path, words, args.workers)
+                map_lines(tokenize_penn, path, path.with_suffix(""), args.workers)
             with folder_with_source(args.out / "bin", source) as part:
                 words = vocabulary(text)
                 if args.vectors:
@@ -104,12 +103,12 @@ def label_names(text: Path) -> list[str]:
     """Returns the sorted labels of the training set.
 
     Raises:
-        ValueError: If there are fewer than two, or another split has a label that is not among them.
+        ValueError: If there are fewer than two, or another split has other labels.
     """
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:
         raise ValueError(f"the training set has the label {names[0]!r} alone: two labels or more are needed")
-    for split in splits_in(text):
+    for split in splits_in(text, ".input0.txt"):
         file = text / f"{split}.label"
         if file.is_file() and (unknown := set(read_lines(file)) - set(names)):
             raise ValueError(
@@ -143,22 +142,16 @@ def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
 
 def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> None:
     """Writes OUT/bin from the tokens and labels in the folder ``text``."""
-    numbers, rows = {word: i for i, word in enumerate(words, SPECIALS)}, {}
+    numbers, rows = {word: i for i, word in enumerate(words)}, {}
 
     def encoded(path):
         with path.open(encoding="utf-8", newline="\n") as lines:
             for line in lines:
                 yield [numbers.get(word, UNKNOWN) for word in line.split()]
 
-    for split in splits_in(text):
+    for split in splits_in(text, ".input0.txt"):
         file = text / f"{split}.label"
         label = map(labels.index, read_lines(file)) if file.is_file() else repeat(-1)
         columns = zip(*map(encoded, sorted(text.glob(f"{split}.input?"))), label, strict=False)
-        rows[split] = write_split(folder, split, columns, len(words) + SPECIALS)
+        rows[split] = write_split(folder, split, columns, len(words))
     write_dictionary(folder, words, labels, rows)
-
-
-def splits_in(text: Path) -> list[str]:
-    """Returns the splits in the folder: train, valid, optionally valid1, test, optionally test1."""
-    names = {path.name.split(".")[0] for path in text.glob("*.input0.txt")}
-    return [split for kind in SPLITS for split in sorted(names) if split.rstrip("1") == kind]

@@ -59,7 +59,7 @@ def _apply(item):
 def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int, newline="\n") -> None:
     """Applies a function to each line of ``source`` and writes the results to ``target`` atomically.
 
-    The output does not depend on the number of workers.
+    An existing ``target`` is kept. The output does not depend on the number of workers.
 
     Args:
         function: Maps a line without its line end to an output line.
@@ -68,6 +68,8 @@ def map_lines(function: Callable[[str], str], source: Path, target: Path, worker
         workers: Number of worker processes.
         newline: Line end of ``source``, as in ``open``; None also splits at carriage returns.
     """
+    if target.exists():
+        return
     name = f"{target.parent.name}/{target.name}"
     with (
         source.open(encoding="utf-8", newline=newline) as lines,
@@ -79,6 +81,16 @@ def map_lines(function: Callable[[str], str], source: Path, target: Path, worker
         for text, size in results:
             out.write(text)
             bar.update(size)
+
+
+def map_files(
+    function: Callable[[str], str], texts: dict, folder: Path, suffix: str, workers: int, newline="\n"
+) -> dict[str, Path]:
+    """Calls :func:`map_lines` for {split: path} and returns {split: ``folder``/split.suffix}."""
+    targets = {split: folder / f"{split}.{suffix}" for split in texts}
+    for split, target in targets.items():
+        map_lines(function, texts[split], target, workers, newline)
+    return targets
 
 
 def _batches(lines):

@@ -19,7 +19,7 @@ def progress(iterable: Iterable | None, description: str, unit: str = "B", **opt
 
 @contextmanager
 def show_written(description: str, folder: Path) -> Iterator[None]:
-    """Shows the elapsed time and the bytes written to ``folder``, for programs without progress output."""
+    """Shows the time and the bytes written to ``folder`` by a program without progress."""
     bar = progress(None, description, bar_format=LAYOUT)
     done = threading.Event()
 

@@ -50,7 +50,7 @@ def check_out(out: Path, source: str) -> None:
 
 @contextlib.contextmanager
 def folder_with_source(folder: Path, source: str) -> Iterator[Path]:
-    """Yields a temporary folder that is renamed to ``folder`` on success, with a record of its source."""
+    """Yields a temporary folder that becomes ``folder`` on success, and records its source."""
     print(f"Preparing {folder}", flush=True)
     with atomic_folder(folder) as part:
         yield part

@@ -13,14 +13,15 @@ def texts(count, seed=0, longest=9, inputs=1, labels=2):
     draw = np.random.default_rng(seed)
     for _ in range(count):
         row = [draw.integers(SPECIALS, TYPES, draw.integers(1, longest)) for _ in range(inputs)]
-        yield (*row, sum(int((text == SPECIALS).sum()) for text in row) % labels)
+        label = sum(int((text == SPECIALS).sum()) for text in row) % labels
+        yield (*(text - SPECIALS for text in row), label)
 
 
 def write_texts(folder, splits=("train", "valid", "test"), count=24, **how):
     """Writes a folder of texts, or of pairs of texts with ``inputs`` = 2."""
     folder.mkdir()
     rows = {
-        split: write_split(folder, split, texts(count, seed, **how), TYPES)
+        split: write_split(folder, split, texts(count, seed, **how), len(WORDS))
         for seed, split in enumerate(splits)
     }
     write_dictionary(folder, WORDS, [f"label{i}" for i in range(how.get("labels", 2))], rows)
@@ -35,8 +36,8 @@ def write_pictures(folder, size=4, count=24):
     for split in ("train", "valid", "test"):
         pictures = draw.integers(0, 256, (count, size, size))
         labels = pictures[:, : size // 2].mean((1, 2)) > pictures[:, size // 2 :].mean((1, 2))
-        found = [(x.ravel() + SPECIALS, int(y)) for x, y in zip(pictures, labels, strict=True)]
-        rows[split] = write_split(folder, split, found, 256 + SPECIALS)
+        found = [(x.ravel(), int(y)) for x, y in zip(pictures, labels, strict=True)]
+        rows[split] = write_split(folder, split, found, 256)
     about = {"shape": [size, size], "pixels": {"mean": 127.5, "std": 127.5}}
     write_dictionary(folder, [str(i) for i in range(256)], ["down", "up"], rows, **about)
     return folder

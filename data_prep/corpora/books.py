@@ -12,33 +12,32 @@ from pathlib import Path
 
 from data_prep import hub
 from data_prep.binarize import SPLITS, concatenate
-from data_prep.fetch import SOURCES
 from data_prep.gpt2_bpe import BytePairCorpus
 from data_prep.validation import check_text
 
-FACTS = SOURCES["bookcorpus"]
-ALTERNATIVE = "a folder of books"
-
 
 class Books(BytePairCorpus):
-    """BookCorpus, or a folder of books; ``inputs``: {split: books} of the folder."""
+    """BookCorpus, or a folder of books; ``inputs``: the dataset, or {split: books} of the folder."""
 
-    published = FACTS["dataset"]
     accepts = "plain-text books, *.txt (default: BookCorpus, through the package datasets)"
     task = "language_modeling"
 
+    @property
+    def published(self):
+        return self.facts["dataset"]
+
     def check(self, args):
         if args.source is None:
-            return hub.check_package(FACTS, ALTERNATIVE)
+            return None if (args.out / "text").is_dir() else hub.load(self.facts, "a folder of books")
         books = find_books(args.source)
         for book in (book for files in books.values() for book in files):
             check_text(book)
         return books
 
     def write_text(self, args, inputs, folder):
-        if inputs is None:
-            hub.write_texts(FACTS, folder, ALTERNATIVE, split_of)
-        for split, books in (inputs or {}).items():
+        if args.source is None:
+            return hub.write_texts(inputs, self.facts, folder, split_of)
+        for split, books in inputs.items():
             concatenate(books, folder / f"{split}.txt")
 
 
@@ -63,7 +62,7 @@ def find_books(folder: Path) -> dict[str, list[Path]]:
 
 
 def split_books(books: list[Path]) -> dict[str, list[Path]]:
-    """Splits books: 1%, at least one, for valid and for test each, selected by a hash of the file name."""
+    """Splits books by a hash of the file name: 1%, at least one, each for valid and test."""
     ordered = sorted(books, key=lambda book: hashlib.sha256(book.name.encode()).hexdigest())
     share = max(1, len(books) // 100)
     parts = {"valid": ordered[:share], "test": ordered[share : 2 * share], "train": ordered[2 * share :]}

@@ -1,7 +1,8 @@
-"""GLUE tasks in GPT-2 BPE, for fairseq's sentence_prediction.
+"""GLUE tasks, for fairseq's sentence_prediction or the task ``classification``.
 
-OUT/TASK/bin contains input0, input1 of pairs, and label. MNLI's valid and test are the matched sets, valid1
-and test1 the mismatched ones. Test sets have no labels. STS-B scores are divided by 5.
+glue is in GPT-2 BPE: OUT/TASK/bin contains input0, input1 of pairs, and label; STS-B scores are divided by 5.
+glue_words is in words, without STS-B; by default, it has the tasks of the papers' tables. MNLI's valid and
+test are the matched sets, valid1 and test1 the mismatched ones. Test sets have no labels.
 """
 
 import json
@@ -13,13 +14,13 @@ from pathlib import Path
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
-from data_prep.fetch import SOURCES, fetch, unpack
+from data_prep.fetch import fetch, unpack
 from data_prep.labelled import TrainRows
+from data_prep.labelled_words import LabelledWords, write_lines
+from data_prep.parallel import map_lines
 from data_prep.validation import folder_with_source
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, PAPER_TASKS, TASKS, Task, get_task
 from fairseq_lrpe.utils.files import atomic_folder, iterate_lines
-
-SOURCE = SOURCES["glue"]
 
 
 class Tasks(TrainRows):
@@ -40,18 +41,30 @@ class Tasks(TrainRows):
         for name in tasks:
             if name not in self.tasks:
                 raise ValueError(f"{name} has no labels: choose from {', '.join(self.tasks)}")
-        shared = {**vars(args), "most": {"train": args.train_rows}}  # rows per split; all without a number
+        shared = {**vars(args), "limits": {"train": args.train_rows}}  # rows per split
         return [Namespace(**{**shared, "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
 
+    def download(self, args: Namespace) -> Path:
+        """Downloads the task's TSV files and returns their folder."""
+        files = self.facts[args.name]["files"]
+        mirrors = {"mirrors": self.facts["mirrors"]}
+        paths = [fetch(args.out / file, {**mirrors, **facts}) for file, facts in files.items()]
+        unpacked = args.out / "unpacked"
+        if args.name == "MRPC":
+            split_mrpc(*paths, unpacked / args.name)
+        else:
+            unpack(*paths, unpacked)
+        return unpacked / args.name
+
     def check(self, args):
-        folder = args.source / args.name if args.source else published(args.name, args.out)
+        folder = args.source / args.name if args.source else self.download(args)
         print(f"Checking {folder}", flush=True)
         files = args.task.files
         for file in files.values():
             if not (folder / file).is_file():
                 raise ValueError(f"{folder / file} is missing: {' '.join(files.values())} are needed")
         for split, file in files.items():
-            if not sum(1 for _ in rows(folder / file, args.task, split, args.most.get(split))):
+            if not sum(1 for _ in rows(folder / file, args.task, split, args.limits.get(split))):
                 raise ValueError(f"{folder / file} has no rows")
         return folder
 
@@ -59,11 +72,9 @@ class Tasks(TrainRows):
         """Writes SPLIT.input0.txt etc. and SPLIT.label, one row per line, rows.json and labels.txt."""
         counts = {}
         for split, file in args.task.files.items():
-            values = zip(*rows(inputs / file, args.task, split, args.most.get(split)), strict=True)
+            values = zip(*rows(inputs / file, args.task, split, args.limits.get(split)), strict=True)
             for column, texts in zip(columns(args.task, split), values, strict=True):
-                ending = "" if column == "label" else ".txt"
-                with (folder / f"{split}.{column}{ending}").open("w", encoding="utf-8", newline="\n") as out:
-                    out.writelines(f"{text}\n" for text in texts)
+                write_lines(folder / f"{split}.{column}{'' if column == 'label' else '.txt'}", texts)
             counts[split] = len(texts)
         (folder / "rows.json").write_text(json.dumps(counts) + "\n")
         # Used by fairseq as it is: label i is type i after the four special ones, without madeupwords.
@@ -78,8 +89,7 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
         gpt2_bpe.provide(bpe, args.bpe)
         text = self.text(args, source, inputs)
         for path in sorted(text.glob("*.input?.txt")):
-            if not (encoded := path.with_suffix("")).exists():
-                gpt2_bpe.encode(path, encoded, bpe, args.workers)
+            map_lines(gpt2_bpe.line_encoder(bpe), path, path.with_suffix(""), args.workers, newline=None)
         with folder_with_source(args.out / "bin", source) as part:
             for column in columns(args.task, "train"):
                 splits = args.task.labelled if column == "label" else args.task.files
@@ -99,17 +109,31 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
 
     def report(self, args):
         """Prints the number of rows next to the published one, and how to train."""
-        name, expected = args.name, SOURCE[args.name]["rows"]
+        name, expected = args.name, self.facts[args.name]["rows"]
         counts = json.loads((args.out / "bin" / "rows.json").read_text())
         same = ", as published" if counts == expected else ""
         print(f"{name}: {', '.join(f'{split} {counts[split]:,}' for split in args.task.files)} rows{same}")
         for split in args.task.files:
             if counts[split] != expected[split]:
-                why = " (--train-rows)" if counts[split] == args.most.get(split) else ""
+                why = " (--train-rows)" if counts[split] == args.limits.get(split) else ""
                 print(f"{name} {split}: {counts[split]:,} rows{why}, published: {expected[split]:,}")
         classes = len(args.task.labels) or "1 --regression-target"
         flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."
         print(f"ready: fairseq-train {args.out / 'bin'} {flags}")
+
+
+class GlueWords(Tasks, LabelledWords):
+    """GLUE tasks with labels in words."""
+
+    tasks = tuple(name for name, task in TASKS.items() if task.labels)
+    default = ("SST-2", "QNLI", "QQP", "MNLI")
+
+    def check(self, args):
+        self.check_vectors(args)
+        return super().check(args)
+
+    def published_rows(self, args):
+        return self.facts[args.name]["rows"]
 
 
 def columns(task: Task, split: str) -> list[str]:
@@ -132,8 +156,8 @@ def lines(path: Path) -> Iterator[tuple[int, list[str]]]:
             yield number, text.removesuffix("\n").removesuffix("\r").replace("\r", " ").split("\t")
 
 
-def rows(path: Path, task: Task, split: str, most: int | None = None) -> Iterator[list]:
-    """Yields the sentences and label of the first ``most`` rows; raises ValueError for an invalid line."""
+def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator[list]:
+    """Yields the sentences and label of the first ``limit`` rows."""
     numbered, labelled = lines(path), split in task.labelled
     header = task.header if labelled and task.header else next(numbered, (1, [""]))[1]
     names = [*task.sentences, task.label] if labelled else task.sentences
@@ -141,7 +165,7 @@ def rows(path: Path, task: Task, split: str, most: int | None = None) -> Iterato
         if name not in header:
             raise ValueError(f"{path} line 1 names no column {name}: {excerpt(header)}")
     columns_used = [header.index(name) for name in names]
-    for number, fields in islice(numbered, most):
+    for number, fields in islice(numbered, limit):
         where = f"{path} line {number}"
         if len(fields) != len(header):
             raise ValueError(f"{where} has {len(fields)} fields instead of {len(header)}: {excerpt(fields)}")
@@ -173,18 +197,6 @@ def label(field: str, task: Task, where: str) -> str | float:
     if not 0 <= score <= MAX_SCORE:
         raise ValueError(f"{where} has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
     return score / MAX_SCORE
-
-
-def published(name: str, folder: Path) -> Path:
-    """Downloads the task's TSV files into ``folder`` and returns their folder."""
-    files = {file: {"mirrors": SOURCE["mirrors"], **facts} for file, facts in SOURCE[name]["files"].items()}
-    paths = [fetch(folder / file, facts) for file, facts in files.items()]
-    unpacked = folder / "unpacked"
-    if name == "MRPC":
-        split_mrpc(*paths, unpacked / name)
-    else:
-        unpack(*paths, unpacked)
-    return unpacked / name
 
 
 def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Labelled images such as ImageNet (Deng et al. 2009), for the task ``image_classification``.
 
 ImageNet is ILSVRC 2012: a folder with the original ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and
-ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other images are a folder, or a tar
+ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other images are a folder, or an
 archive of one, with {train,valid,test}/CLASS/*.jpg (or .JPEG, .jpeg, .png; valid may be named val). Without
 valid, the last tenth of the training images is held out; --train-rows uses the first ones. For both, images
 are interleaved by class, in the order of their names.
@@ -13,10 +13,10 @@ OUT/bin/unreadable.txt.
 import io
 import os
 import re
+import shutil
 import warnings
 from argparse import Namespace
 from collections import defaultdict
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from data_prep.corpora.lra_image import interleave
-from data_prep.fetch import files_in, files_of_tar, uncompressed_tar
+from data_prep.fetch import files_in, files_of_tar, unpack
 from data_prep.labelled import Labelled, TrainRows, dataset_builder, write_metadata
 from data_prep.parallel import ordered_map
 from data_prep.progress import progress
@@ -66,10 +66,8 @@ ImageFiles = dict[str, list[ImageFile]]
 class ClassFolders(TrainRows, Labelled):
     """Images in class folders; ``inputs``: {split: image files, sorted by class and name}."""
 
-    needs_from = True
-    published = "nothing"
     metavar = "FILE_OR_FOLDER"
-    accepts = "{train,valid,test}/CLASS/*.jpg, .JPEG or .png, or a tar archive of it"
+    accepts = "{train,valid,test}/CLASS/*.jpg, .JPEG or .png, or an archive of it"
     task = "image_classification"
     rows = {"train": 45_000, "valid": 5_000, "test": 10_000}
 
@@ -81,20 +79,24 @@ class ClassFolders(TrainRows, Labelled):
         return in_class_folders(source)
 
     def check(self, args):
-        super().check(args)
         if not (args.source.is_dir() or args.source.is_file()):
             raise ValueError(f"{args.source} is missing: --from takes a folder with {self.accepts}")
-        return select(self.find(args.source), args)
+        folder = args.source
+        if folder.is_file():
+            folder = args.out / "unpacked"
+            unpack(args.source, folder)
+        return select(self.find(folder), args)
 
     def prepare(self, args, source, inputs):
         labels = sorted({image.label for image in inputs["train"]})
         rows, unreadable = {}, []
         with folder_with_source(args.out / "bin", source) as part:
-            for split, locations in readable(inputs, args):
-                rows[split] = write_images(part, split, locations, labels, args.workers, unreadable)
+            for split, images in inputs.items():
+                rows[split] = write_images(part, split, images, labels, args.workers, unreadable)
             if unreadable:
                 (part / UNREADABLE).write_text("".join(f"{line}\n" for line in unreadable))
             write_metadata(part, labels, rows, images=True)
+        shutil.rmtree(args.out / "unpacked", ignore_errors=True)
 
     def vocabulary(self, data):
         return ""
@@ -122,28 +124,17 @@ class ImageNet(ClassFolders):
         return {"train": ilsvrc_train(source / TRAIN), "valid": ilsvrc_valid(source / VALID, source / DEVKIT)}
 
 
-def in_class_folders(source: Path) -> ImageFiles:
-    """Returns the image files in a folder or a tar archive."""
+def in_class_folders(folder: Path) -> ImageFiles:
+    """Returns the image files in a folder."""
     images = defaultdict(list)
-    for name, image in locations(source):
-        if match := IMAGES.search(name):
-            split, label, file = match.groups()
-            images["valid" if split == "val" else split].append(ImageFile(label, file, *image))
+    for inside, _, files in os.walk(folder):
+        for path in (Path(inside, file) for file in files):
+            if match := IMAGES.search(path.relative_to(folder).as_posix()):
+                split, label, file = match.groups()
+                images["valid" if split == "val" else split].append(ImageFile(label, file, path))
     if not images["train"]:
-        raise ValueError(f"{source} has no training images: train/CLASS/*.jpg, .JPEG or .png are needed")
+        raise ValueError(f"{folder} has no training images: train/CLASS/*.jpg, .JPEG or .png are needed")
     return dict(images)
-
-
-def locations(source: Path) -> Iterator[tuple[str, tuple]]:
-    """Yields (relative path, location) of each file in a folder or a tar archive."""
-    if source.is_dir():
-        for folder, _, files in os.walk(source):
-            inside = Path(folder).relative_to(source).as_posix()
-            for file in files:
-                yield f"{inside}/{file}", (Path(folder, file),)
-    else:
-        for name, begin, size in files_of_tar(source):
-            yield name, (source, begin, size)
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
@@ -152,14 +143,13 @@ def ilsvrc_train(archive: Path) -> list[ImageFile]:
     for name, begin, size in files_of_tar(archive):
         label, file = Path(name).parts[-2:] if "/" in name else ("", name)
         if not label.endswith(".tar"):
-            raise ValueError(f"{archive} is no tar archive of a tar archive of each class: it has {name}")
+            raise ValueError(f"{archive} is not a tar archive of one tar archive per class: it has {name}")
         images.append(ImageFile(label.removesuffix(".tar"), file, archive, begin, size))
     return images
 
 
 def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     """Returns the validation images; the n-th by name has the n-th class in the devkit."""
-
     from scipy.io import loadmat  # takes seconds to import
 
     files = {match[1]: content for match, content in files_in(devkit, TRUTH)}
@@ -172,13 +162,9 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
         raise ValueError(f"{devkit} is not the published one ({error!r}): download it again") from None
     images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
     if len(images) != len(labels):
-        raise ValueError(
-            f"{archive} has {len(images):,} images, but {devkit.name} has labels of {len(labels):,}"
-        )
-    return [
-        ImageFile(label, name, archive, begin, size)
-        for label, (name, begin, size) in zip(labels, images, strict=True)
-    ]
+        raise ValueError(f"{archive} has {len(images):,} images, but {devkit} has labels of {len(labels):,}")
+    pairs = zip(labels, images, strict=True)
+    return [ImageFile(label, name, archive, begin, size) for label, (name, begin, size) in pairs]
 
 
 def select(images: ImageFiles, args: Namespace) -> ImageFiles:
@@ -203,20 +189,10 @@ def select(images: ImageFiles, args: Namespace) -> ImageFiles:
     return {split: sorted(rows) for split, rows in taken.items()}
 
 
-def readable(images: ImageFiles, args: Namespace) -> Iterator[tuple[str, list[ImageFile]]]:
-    """Yields the items of ``images`` while their archive is available uncompressed."""
-    if args.source.is_dir():
-        yield from images.items()
-        return
-    with uncompressed_tar(args.source, args.out / "pictures.tar.part") as archive:
-        for split, rows in images.items():
-            yield split, [image._replace(path=archive) for image in rows]
-
-
 def write_images(
     folder: Path, split: str, images: list[ImageFile], labels: list[str], workers: int, unreadable: list[str]
 ) -> int:
-    """Writes the files of a split, appends skipped images to ``unreadable``, and returns the row count."""
+    """Writes a split, appends skipped images to ``unreadable``, and returns its row count."""
     prefix, numbers = folder / f"{split}.input0", {label: i for i, label in enumerate(labels)}
     bar = progress(None, f"writing {split}", "images", total=len(images))
     files, kept = dataset_builder(prefix, np.uint8), []

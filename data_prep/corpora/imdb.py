@@ -7,19 +7,16 @@ whose names have the smallest SHA-256.
 """
 
 import hashlib
-import shutil
-from argparse import Namespace
 from typing import NamedTuple
 
 import numpy as np
 import regex
 
-from data_prep.fetch import SOURCES, fetch, files_in
-from data_prep.labelled import SPECIALS, Labelled, as_types, write_dictionary, write_split
+from data_prep.corpus import Corpus
+from data_prep.fetch import files_in
+from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
-from data_prep.validation import folder_with_source
 
-FACTS = SOURCES["imdb"]
 LABELS = ("neg", "pos")
 PATHS = r"(?:^|/)(train|test)/(pos|neg)/([^/]+\.txt)$"
 MAX_BYTES = 1 << 24  # per review
@@ -34,43 +31,54 @@ class Review(NamedTuple):
     path: str
 
 
-class ByBytes(Labelled):
-    """The reviews as bytes; ``inputs``: the result of ``reviews``, or None before the download."""
+class Reviews(Corpus):
+    """The published archive, or an archive or a folder of the same layout."""
 
     metavar = "FILE_OR_FOLDER"
-    published = FACTS["archive"]
-    accepts = (
-        f"{published}, or an archive or a folder of the same layout, {{train,test}}/{{pos,neg}}/*.txt "
-        "(default: download it)"
-    )
+
+    @property
+    def accepts(self):
+        layout = "an archive or a folder of the same layout, {train,test}/{pos,neg}/*.txt"
+        return f"{self.published}, or {layout} (default: download it)"
+
+    def reviews(self, args) -> dict[str, list[Review]]:
+        """Returns {"train": reviews, "test": reviews}, ordered by the SHA-256 of their names."""
+        source = self.archive(args)
+        splits = {"train": [], "test": []}
+        for match, content in files_in(source, PATHS, MAX_BYTES):
+            split, label, name = match.groups()
+            splits[split].append(Review(content, label, f"{label}/{name}"))
+        for split, part in splits.items():
+            for label in LABELS:
+                if sum(review.label == label for review in part) < 2:
+                    raise ValueError(
+                        f"{source} has fewer than two {split}/{label}/*.txt: both classes are needed"
+                    )
+            if empty := next((review.path for review in part if not review.text.strip()), None):
+                raise ValueError(f"{source} has an empty review, {split}/{empty}")
+            part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
+        return splits
+
+
+class ByBytes(Reviews, Labelled):
+    """The reviews as bytes; ``inputs``: {split: reviews}."""
+
+    types, labels = BYTES, LABELS
 
     def check(self, args):
-        return reviews(args) if args.source else None
+        return self.reviews(args)
 
-    def prepare(self, args, source, inputs):
-        rows = {}
-        with folder_with_source(args.out / "bin", source) as part:
-            for split, found in (inputs or reviews(args)).items():
-                encoded = (
-                    (as_types(np.frombuffer(review.text, np.uint8)), LABELS.index(review.label))
-                    for review in found
-                )
-                rows[split] = write_split(part, split, encoded, len(BYTES) + SPECIALS, len(found))
-            for path in part.glob("test.*"):
-                shutil.copyfile(path, part / path.name.replace("test", "valid", 1))
-            rows = {"train": rows["train"], "valid": rows["test"], "test": rows["test"]}
-            write_dictionary(part, BYTES, LABELS, rows)
+    def splits(self, args, inputs):
+        for split, found in (("train", inputs["train"]), ("valid", inputs["test"]), ("test", inputs["test"])):
+            rows = ((np.frombuffer(review.text, np.uint8), LABELS.index(review.label)) for review in found)
+            yield split, rows, len(found)
 
 
-class ByWords(LabelledWords):
+class ByWords(Reviews, LabelledWords):
     """The reviews as words."""
 
-    metavar = ByBytes.metavar
-    published = ByBytes.published
-    accepts = ByBytes.accepts
-
     def rows(self, args):
-        splits = reviews(args)
+        splits = self.reviews(args)
         held_out = set()
         for label in LABELS:
             paths = [review.path for review in splits["train"] if review.label == label]
@@ -81,25 +89,6 @@ class ByWords(LabelledWords):
             "test": splits["test"],
         }
         return {split: [(plain(review), review.label) for review in part] for split, part in parts.items()}
-
-
-def reviews(args: Namespace) -> dict[str, list[Review]]:
-    """Returns {"train": reviews, "test": reviews}, ordered by the SHA-256 of their names."""
-    source = args.source or fetch(args.out / FACTS["archive"], FACTS)
-    splits = {"train": [], "test": []}
-    for match, content in files_in(source, PATHS, MAX_BYTES):
-        split, label, name = match.groups()
-        splits[split].append(Review(content, label, f"{label}/{name}"))
-    for split, part in splits.items():
-        for label in LABELS:
-            if sum(review.label == label for review in part) < 2:
-                raise ValueError(
-                    f"{source} has fewer than two {split}/{label}/*.txt: both classes are needed"
-                )
-        if empty := next((review.path for review in part if not review.text.strip()), None):
-            raise ValueError(f"{source} has an empty review, {split}/{empty}")
-        part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
-    return splits
 
 
 def plain(review: Review) -> str:

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.generated import Generated
-from data_prep.labelled import as_types
 from data_prep.parallel import ordered_map
 from data_prep.validation import check_text
 
@@ -61,7 +60,7 @@ class ListOps(Generated):
 
     def read(self, args, rows):
         for symbols, label in rows:
-            yield as_types(np.array([*map(SYMBOLS.index, symbols.split())])), label
+            yield np.array([*map(SYMBOLS.index, symbols.split())]), label
 
     def generated(self, args):
         seen, last = set(), 0
@@ -71,12 +70,10 @@ class ListOps(Generated):
                 if digest not in seen:
                     seen.add(digest)
                     last = stream
-                    yield as_types(np.frombuffer(symbols, np.uint8)), label
+                    yield np.frombuffer(symbols, np.uint8), label
             if stream == last + 10 * MAX_EMPTY:
-                no_match = self.no_match(args, 10 * MAX_EMPTY)
-                raise ValueError(
-                    f"{no_match} that is not among the {len(seen):,} before: ask for fewer --rows"
-                )
+                message = f"{self.no_match(args, 10 * MAX_EMPTY)} besides the {len(seen):,} before"
+                raise ValueError(f"{message}: ask for fewer --rows")
 
 
 def published(path: Path) -> list[tuple[str, int]]:
@@ -90,7 +87,9 @@ def published(path: Path) -> list[tuple[str, int]]:
     for number, line in enumerate(lines, 2):
         symbols = line[0].replace("(", " ").replace(")", " ") if len(line) == 2 else ""
         if not symbols.strip() or set(symbols.split()) - set(SYMBOLS) or line[1] not in SYMBOLS[:10]:
-            raise ValueError(f"{path} line {number} is no expression of {' '.join(SYMBOLS)} with its value")
+            raise ValueError(
+                f"{path} line {number} is not an expression of {' '.join(SYMBOLS)} with its value"
+            )
         rows.append((symbols, int(line[1])))
     if not rows:
         raise ValueError(f"{path} has no rows")

@@ -12,21 +12,18 @@ from collections import defaultdict
 from operator import itemgetter
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from data_prep.fetch import SOURCES, fetch, files_in
-from data_prep.labelled import SPECIALS, Labelled, as_types, write_dictionary, write_split
+from data_prep.corpus import add_number
+from data_prep.fetch import files_in
+from data_prep.labelled import Labelled
 from data_prep.progress import progress
-from data_prep.validation import folder_with_source
-from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.data.image_files import decode
 
-FACTS = SOURCES["lra_image"]
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 WIDTH = 32
 BATCHES = r"(?:^|/)(data_batch_[1-5]|test_batch)$"
 IMAGES = r"(?:^|/)(train|test)/([^/]+)/([^/]+\.(?:jpe?g|png))$"
-VALUES = [str(value) for value in range(256)]
-PIXELS = {"mean": 122.6, "std": 61.0}
 HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
 }
@@ -36,18 +33,19 @@ Rows = list[tuple[np.ndarray, str]]
 
 
 class Cifar10(Labelled):
-    """CIFAR-10; ``inputs``: {split: (values, class) of each image}, or None before the download."""
+    """CIFAR-10; ``inputs``: {split: (values, class) of each image}."""
 
     metavar = "FILE_OR_FOLDER"
-    published = FACTS["archive"]
-    accepts = (
-        f"{published}, or a folder or an archive of images, {{train,test}}/CLASS/*.jpg or *.png "
-        "(default: download it)"
-    )
+    types = [str(value) for value in range(256)]
+
+    @property
+    def accepts(self):
+        images = "a folder or an archive of images, {train,test}/CLASS/*.jpg or *.png"
+        return f"{self.published}, or {images} (default: download it)"
 
     def add_options(self, parser):
         text = "width and height in pixels, downscaled by averaging (default: %(default)s)"
-        parser.add_argument("--size", type=min_int(1), default=WIDTH, metavar="N", help=text)
+        add_number(parser, "--size", text, default=WIDTH)
 
     def source(self, args):
         if args.size > WIDTH:
@@ -55,48 +53,47 @@ class Cifar10(Labelled):
         return f"{super().source(args)} in {args.size} pixels"
 
     def check(self, args):
-        return images_of(args) if args.source else None
+        """Reads all images."""
+        source = self.archive(args)
+        train, test = read_splits(source, args.size)
+        if len(train) < 10 or not test:
+            raise ValueError(
+                f"{source} has {len(train)} training and {len(test)} test images: download it again"
+            )
+        self.labels = sorted({name for _, name in train})
+        if len(self.labels) < 2:
+            raise ValueError(f"{source} has training images of {train[0][1]} only: two classes are needed")
+        if unknown := {name for _, name in test}.difference(self.labels):
+            raise ValueError(f"{source} has test images of {min(unknown)}, but no training images")
+        kept = len(train) - len(train) // 10
+        return {"train": train[:kept], "valid": train[kept:], "test": test}
 
-    def prepare(self, args, source, inputs):
-        splits, rows = inputs or images_of(args), {}
-        names = sorted({name for part in splits.values() for _, name in part})
-        with folder_with_source(args.out / "bin", source) as part:
-            for split, values in splits.items():
-                encoded = ((as_types(grey), names.index(name)) for grey, name in values)
-                rows[split] = write_split(part, split, encoded, len(VALUES) + SPECIALS, len(values))
-            write_dictionary(part, VALUES, names, rows, shape=[args.size, args.size], pixels=PIXELS)
+    def splits(self, args, inputs):
+        for split, rows in inputs.items():
+            yield split, ((grayscale, self.labels.index(name)) for grayscale, name in rows), len(rows)
+
+    def metadata(self, args: Namespace) -> dict:
+        return {"shape": [args.size, args.size], "pixels": {"mean": 122.6, "std": 61.0}}
 
 
-def images_of(args: Namespace) -> dict[str, Rows]:
-    """Returns {split: (grayscale values row by row, class) of each image}."""
-    source = args.source or fetch(args.out / FACTS["archive"], FACTS)
+def read_splits(source, size: int) -> tuple[Rows, Rows]:
+    """Returns the training and test images as (grayscale values row by row, class)."""
     batches, files = {}, {"train": defaultdict(list), "test": defaultdict(list)}
     for match, content in files_in(source, f"{BATCHES}|{IMAGES}"):
         if batch := match[1]:
-            batches[batch] = from_batch(content, f"{source}: {batch}", args.size)
+            batches[batch] = from_batch(content, f"{source}: {batch}", size)
         else:
             split, name, file = match.group(2, 3, 4)
             image = from_file(content, f"{source}: {split}/{name}/{file}")
-            files[split][name].append((file, grey(image, args.size)))
-    splits = {split: interleave(classes) for split, classes in files.items()}
-    if batches:
-        splits = {"test": batches.pop("test_batch", [])}
-        splits["train"] = [row for batch in sorted(batches) for row in batches[batch]]
-    train, test = splits["train"], splits["test"]
-    if len(train) < 10 or not test:
-        raise ValueError(
-            f"{source} has {len(train)} training images and {len(test)} for test: download it again"
-        )
-    if len({name for _, name in train}) < 2:
-        raise ValueError(f"{source} has training images of {train[0][1]} alone: more classes are needed")
-    if unknown := {name for _, name in test} - {name for _, name in train}:
-        raise ValueError(f"{source} has test images of {min(unknown)}, and none for training")
-    kept = len(train) - len(train) // 10
-    return {"train": train[:kept], "valid": train[kept:], "test": test}
+            files[split][name].append((file, resize(image, size)))
+    if not batches:
+        return interleave(files["train"]), interleave(files["test"])
+    test = batches.pop("test_batch", [])
+    return [row for batch in sorted(batches) for row in batches[batch]], test
 
 
-def interleave(classes: dict[str, list[tuple[str, np.ndarray]]]) -> Rows:
-    """Interleaves the images of all classes: the first by name of every class, then the second, etc."""
+def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[object, str]]:
+    """Interleaves images: the first by name of every class, then the second, etc."""
     ranked = [
         (rank, name, values)
         for name, part in classes.items()
@@ -105,25 +102,19 @@ def interleave(classes: dict[str, list[tuple[str, np.ndarray]]]) -> Rows:
     return [(values, name) for _, name, values in sorted(ranked, key=itemgetter(0, 1))]
 
 
-def grey(image: Image.Image, size: int) -> np.ndarray:
-    """Returns the grayscale values of an image, row by row."""
-    image = image.convert("L")
+def resize(image: Image.Image, size: int) -> np.ndarray:
+    """Returns the values of a grayscale image, downscaled to ``size``, row by row."""
     return np.asarray(image if size == WIDTH else image.resize((size, size), Image.Resampling.BOX)).ravel()
 
 
 def from_file(content: bytes, where: str) -> Image.Image:
-    """Decodes an image; raises ValueError if it is damaged or has another size."""
+    """Decodes a grayscale image of the expected size."""
     try:
-        image = Image.open(io.BytesIO(content))
-        size = image.size
-        if size == (WIDTH, WIDTH):
-            image.load()
-    except UnidentifiedImageError:  # its message contains a memory address
-        raise ValueError(f"{where} is no image: download it again") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{where} is no complete image ({error}): download it again") from None
-    if size != (WIDTH, WIDTH):
-        raise ValueError(f"{where} has {size[0]} x {size[1]} pixels instead of {WIDTH} x {WIDTH}")
+        image = decode(content, "L")
+    except ValueError as error:
+        raise ValueError(f"{where} is not a complete image ({error}): download it again") from None
+    if image.size != (WIDTH, WIDTH):
+        raise ValueError(f"{where} has {image.width} x {image.height} pixels instead of {WIDTH} x {WIDTH}")
     return image
 
 
@@ -137,7 +128,7 @@ class _Arrays(pickle.Unpickler):
 
 
 def from_batch(content: bytes, where: str, size: int) -> Rows:
-    """Returns the images of a pickled batch with ``data``, rows of red, green and blue, and ``labels``."""
+    """Returns the images of a pickled batch with ``data`` and ``labels``."""
     try:
         batch = _Arrays(io.BytesIO(content), encoding="bytes").load()
         data, labels = np.asarray(batch[b"data"]), [CLASSES[label] for label in batch[b"labels"]]
@@ -145,7 +136,6 @@ def from_batch(content: bytes, where: str, size: int) -> Rows:
         if data.dtype != np.uint8:
             raise ValueError(f"its values are {data.dtype}")
     except Exception as error:  # a malformed file can raise any exception
-        raise ValueError(f"{where} is no batch of CIFAR-10 ({error}): download it again") from None
-    bar = progress(planes, where, "images")
-    images = (Image.fromarray(np.ascontiguousarray(rows)) for rows in bar)
-    return [(grey(image, size), label) for image, label in zip(images, labels, strict=True)]
+        raise ValueError(f"{where} is not a batch of CIFAR-10 ({error}): download it again") from None
+    images = (Image.fromarray(np.ascontiguousarray(rows)) for rows in progress(planes, where, "images"))
+    return [(resize(image.convert("L"), size), label) for image, label in zip(images, labels, strict=True)]

@@ -18,12 +18,11 @@ import numpy as np
 
 from data_prep.binarize import SPLITS
 from data_prep.corpora.imdb import BYTES
-from data_prep.labelled import SPECIALS, Labelled, as_types, write_dictionary, write_split
-from data_prep.validation import check_text, folder_with_source
+from data_prep.labelled import Labelled
+from data_prep.validation import check_text
 from fairseq_lrpe.utils.files import iterate_lines, read_file
 
-LABELS = ("no", "yes")
-FILES = {"train": "train", "valid": "eval", "test": "test"}
+FILES = {x: f"new_aan_pairs.{'eval' if x == 'valid' else x}.tsv" for x in SPLITS}
 MAX_TEXT = 4000  # bytes
 SEGMENT = 256  # bytes
 MAX_BYTES = 1 << 31  # per file
@@ -34,11 +33,10 @@ TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # between bl
 class Papers(Labelled):
     """LRA's pairs of papers."""
 
-    published, needs_from = "nothing", True
-    accepts = "new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv and new_aan_pairs.test.tsv"
+    accepts = ", ".join(FILES.values())
+    types, labels = BYTES, ("no", "yes")
 
     def check(self, args):
-        super().check(args)
         print(f"Checking {args.source}", flush=True)
         for split in SPLITS:
             if not sum(1 for _ in self.pairs(args, split)):
@@ -46,18 +44,16 @@ class Papers(Labelled):
 
     def pairs(self, args: Namespace, split: str) -> Iterator[tuple[bytes, bytes, int]]:
         """Yields (text, text, label) of each pair of a split."""
-        return papers(args.source / f"new_aan_pairs.{FILES[split]}.tsv")
+        return papers(args.source / FILES[split])
 
-    def prepare(self, args, source, inputs):
-        rows = {}
-        with folder_with_source(args.out / "bin", source) as part:
-            for split in SPLITS:
-                encoded = (
-                    (*(as_types(np.frombuffer(text, np.uint8)) for text in texts), label)
-                    for *texts, label in self.pairs(args, split)
-                )
-                rows[split] = write_split(part, split, encoded, len(BYTES) + SPECIALS)
-            write_dictionary(part, BYTES, LABELS, rows)
+    def splits(self, args, inputs):
+        for split in SPLITS:
+            pairs = self.pairs(args, split)
+            yield (
+                split,
+                ((*(np.frombuffer(x, np.uint8) for x in texts), label) for *texts, label in pairs),
+                None,
+            )
 
 
 class Segments(Papers):
@@ -66,15 +62,14 @@ class Segments(Papers):
     accepts = "WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
 
     def pairs(self, args, split):
-        names = [f"{split}.txt", f"wiki.{split}.tokens"]
-        path = next((args.source / name for name in names if (args.source / name).exists()), None)
-        path = path or args.source / names[0]
+        path, other = args.source / f"{split}.txt", args.source / f"wiki.{split}.tokens"
+        path = other if other.exists() and not path.exists() else path
         check_text(path, f"--from takes a folder with {self.accepts}")
         return sample_pairs(articles(path), PAIRS[split])
 
 
 def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yields (text, text, label) of each line of an LRA file; raises ValueError for an invalid line."""
+    """Yields (text, text, label) of each line of an LRA file."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: --from takes a folder with {Papers.accepts}")
     with path.open("rb") as lines:
@@ -101,18 +96,18 @@ def articles(path: Path) -> list[list[bytes]]:
         found.append([text[i : i + SEGMENT] for i in whole])
     found = [segments for segments in found if len(segments) > 1]
     if len(found) < 2:
-        raise ValueError(f"{path} has fewer than two articles of two segments: WikiText's text is needed")
+        raise ValueError(f"{path} has fewer than two articles of two segments: WikiText is needed")
     return found
 
 
-def sample_pairs(found: list[list[bytes]], most: int) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yields at most ``most`` fixed random pairs of segments; every second pair is from one article."""
+def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[tuple[bytes, bytes, int]]:
+    """Yields at most ``limit`` fixed random pairs of segments; every second pair is from one article."""
     sizes = [len(segments) for segments in found]
-    of_one = sum(size * (size - 1) // 2 for size in sizes)
-    of_two = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
+    same = sum(size * (size - 1) // 2 for size in sizes)
+    different = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
     places = [(i, j) for i, size in enumerate(sizes) for j in range(size)]
     draw, seen = random.Random(1), set()
-    for n in range(2 * min(most // 2, of_one, of_two)):
+    for n in range(2 * min(limit // 2, same, different)):
         label = n % 2
         while True:
             first = draw.choice(places)

@@ -10,13 +10,12 @@ from collections.abc import Iterable
 from itertools import islice
 
 from data_prep.binarize import SPLITS
-from data_prep.fetch import SOURCES, fetch, files_in
+from data_prep.fetch import files_in
 from data_prep.labelled_words import LabelledWords
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
 from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.files import iterate_lines
 
-FACTS = SOURCES["snli"]
 NAMES = {"train": "train", "dev": "valid", "test": "test"}
 KEYS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "label"))
 UNDECIDED = "-"
@@ -27,18 +26,17 @@ class Snli(LabelledWords):
     """SNLI, or one file in its format."""
 
     metavar = "FILE_OR_FOLDER"
-    published = FACTS["archive"]
-    accepts = (
-        f"{published}, a folder with its snli_1.0_{{train,dev,test}}.jsonl, or with --cut one file of JSON "
-        f"lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])} (default: download it)"
-    )
+
+    @property
+    def accepts(self):
+        folder = "a folder with its snli_1.0_{train,dev,test}.jsonl"
+        file = f"one file of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])}"
+        return f"{self.published}, {folder}, or with --cut {file} (default: download it)"
 
     def add_options(self, parser):
         super().add_options(parser)
         text = "numbers of consecutive rows of the single file --from for each split"
-        parser.add_argument(
-            "--cut", nargs=3, type=min_int(1), metavar=tuple(map(str.upper, SPLITS)), help=text
-        )
+        parser.add_argument("--cut", nargs=3, type=min_int(1), metavar=("TRAIN", "VALID", "TEST"), help=text)
 
     def source(self, args):
         if args.cut and not args.source:
@@ -52,8 +50,7 @@ class Snli(LabelledWords):
     def rows(self, args):
         if args.cut:
             return cut(args)
-        found = {split: [] for split in SPLITS}
-        source = args.source or fetch(args.out / FACTS["archive"], FACTS)
+        source, found = self.archive(args), {split: [] for split in SPLITS}
         if source.suffix == ".jsonl" and source.is_file():
             raise ValueError(f"{source} is one file: --cut TRAIN VALID TEST says how many rows each set has")
         for match, content in files_in(source, r"(?:^|/)(snli_1\.0_(train|dev|test)\.jsonl)$", MAX_BYTES):
@@ -67,7 +64,7 @@ class Snli(LabelledWords):
 def cut(args: Namespace) -> dict[str, list[tuple]]:
     """Splits one file as given by --cut."""
     if not args.source.is_file():
-        raise ValueError(f"{args.source} is no file: --cut is for one file of JSON lines")
+        raise ValueError(f"{args.source} is not a file: --cut is for one file of JSON lines")
     with args.source.open("rb") as lines:
         rows = pairs(iterate_lines(lines), str(args.source))
     if sum(args.cut) > len(rows):
@@ -78,7 +75,7 @@ def cut(args: Namespace) -> dict[str, list[tuple]]:
 
 
 def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
-    """Returns (premise, hypothesis, label) of each labelled pair; raises ValueError for an invalid line."""
+    """Returns (premise, hypothesis, label) of each labelled pair."""
     rows, undecided = [], 0
     for number, line in enumerate(lines, 1):
         where = f"{name} line {number}"
@@ -88,7 +85,9 @@ def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
             raise ValueError(f"{where} is not JSON ({error}): a pair and its label are needed") from None
         keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
         if not keys or not all(isinstance(row[key], str) for key in keys):
-            raise ValueError(f"{where} is no pair: {', '.join(KEYS[0])} or {', '.join(KEYS[1])} are needed")
+            raise ValueError(
+                f"{where} is not a pair: {', '.join(KEYS[0])} or {', '.join(KEYS[1])} are needed"
+            )
         *texts, label = (row[key] for key in keys)
         if label == UNDECIDED:
             undecided += 1

@@ -5,7 +5,6 @@ documentation included in Python, one paragraph per line: of every topic, the fi
 for training, the next and the last 10% for validation and test. Duplicate paragraphs are kept once.
 """
 
-import io
 import pydoc_data.topics
 import re
 import shutil
@@ -15,12 +14,10 @@ from pathlib import Path
 import sentencepiece
 
 from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
-from data_prep.corpus import Corpus
-from data_prep.parallel import map_lines
+from data_prep.corpus import Corpus, add_number
+from data_prep.parallel import map_files
 from data_prep.validation import check_text, folder_with_source
-from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.text_codec import learn_pieces, sample
-from fairseq_lrpe.utils.cli import min_int
 
 MODEL = "spm.model"
 
@@ -33,13 +30,8 @@ class OwnText(Corpus):
     pieces = 2000
 
     def add_options(self, parser):
-        parser.add_argument(
-            "--sentencepiece",
-            type=min_int(1),
-            default=self.pieces,
-            metavar="N",
-            help="maximum vocabulary size (default: %(default)s)",
-        )
+        text = "maximum vocabulary size (default: %(default)s)"
+        add_number(parser, "--sentencepiece", text, default=self.pieces)
 
     def source(self, args):
         return f"{super().source(args)} in {args.sentencepiece} sentence pieces"
@@ -50,41 +42,32 @@ class OwnText(Corpus):
 
     def prepare(self, args, source, inputs):
         text = self.text(args, source, inputs)
-        encoded = {split: args.out / f"{split}.spm" for split in SPLITS}
-        for split, path in split_files(text).items():
-            if not encoded[split].exists():
-                map_lines(
-                    partial(encode_line, text / MODEL), path, encoded[split], args.workers, newline=None
-                )
+        function = partial(encode_line, text / MODEL)
+        encoded = map_files(function, split_files(text), args.out, "spm", args.workers, newline=None)
         with folder_with_source(args.out / "bin", source) as part:
             shutil.copyfile(text / MODEL, part / MODEL)
             preprocess(encoded, part, args.out / "preprocess.log", workers=args.workers)
 
     def write_text(self, args, inputs, folder):
         if args.source is None:
-            self.write_published(folder)
+            self.write_published(inputs, folder)
         else:
             for path in split_files(args.source).values():
                 concatenate([path], folder / path.name)
         print(f"Learning {MODEL}", flush=True)
-        learned = io.BytesIO()
-        learn_pieces(
+        model = learn_pieces(
             args.sentencepiece,
             "--sentencepiece",
-            sentence_iterator=sample(folder / "train.txt"),
-            model_writer=learned,
+            sample(folder / "train.txt"),
             model_type="bpe",
             character_coverage=1.0,
             hard_vocab_limit=False,
         )
-        (folder / MODEL).write_bytes(learned.getvalue())
+        (folder / MODEL).write_bytes(model)
 
-    def write_published(self, folder: Path) -> None:
+    def write_published(self, inputs: object, folder: Path) -> None:
         """Writes the default texts, used without --from."""
         write_python_docs(folder)
-
-    def vocabulary(self, data):
-        return f"{vocabulary_size(data / 'dict.txt'):,} types, with those that fairseq adds"
 
 
 @cache

@@ -22,8 +22,8 @@ from scipy.ndimage import binary_dilation
 
 from data_prep.binarize import SPLITS
 from data_prep.generated import Generated
-from data_prep.labelled import as_types
 from data_prep.parallel import ordered_map
+from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.files import read_file
 
 LENGTH = 2  # of a paddle, in pixels
@@ -115,8 +115,8 @@ class Pathfinder(Generated):
         """Yields the rows that a function computes from blocks of items."""
         blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
         for block in ordered_map(function, blocks, workers):
-            for grey, label in block:
-                yield as_types(grey.ravel()), label
+            for values, label in block:
+                yield values.ravel(), label
 
 
 def generate_block(seed: int, window: int, length: int, indices: range) -> list[tuple[np.ndarray, int]]:
@@ -218,7 +218,7 @@ def step(point: Point, angle: float, distance: float) -> Point:
 
 @cache
 def shift(angle: float, distance: float) -> Point:
-    """Returns an offset in whole pixels; sines are rounded first because machines differ in the last bits."""
+    """Returns an offset in whole pixels; sines are rounded because machines differ."""
     y, x = (round(round(distance * part, 6)) for part in (math.sin(angle), math.cos(angle)))
     return y, x
 
@@ -243,7 +243,7 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
 
     Returns:
         Heads relative to the pivot; memory offsets from the pivot, in rows of length ``width``, of these
-        pixels (first row) and of their neighbors at distance MARGIN (other rows); and the heads' weights.
+        pixels (first row) and of their neighbors at distance MARGIN; and the heads' weights.
     """
     weights = {}
     for head in HEADS:
@@ -322,7 +322,7 @@ def published(folder: Path) -> list[tuple[Path, int]]:
     for file in sorted(files, key=lambda path: int(path.stem)):
         for number, fields in enumerate(metadata(file), 1):
             if len(fields) < 4 or fields[3] not in ("0", "1"):
-                raise ValueError(f"{file} row {number} is no folder, file, number and label 0 or 1")
+                raise ValueError(f"{file} row {number} is not a folder, file, number and label 0 or 1")
             path = folder / fields[0] / fields[1]
             if not path.is_file():
                 raise ValueError(f"{path} is missing, which {file} names")
@@ -348,21 +348,20 @@ def metadata(path: Path) -> list[list[str]]:
 def read(path: Path) -> np.ndarray:
     """Returns the grayscale values of a square image."""
     try:
-        with Image.open(path) as image:
-            grey = np.asarray(image.convert("L"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError):
-        raise ValueError(f"{path} is no complete image") from None
-    if grey.shape[0] != grey.shape[1]:
-        raise ValueError(f"{path} has {grey.shape[1]} x {grey.shape[0]} pixels: a square image is needed")
-    return grey
+        values = np.asarray(decode(read_file(path), "L"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not a complete image ({error})") from None
+    if values.shape[0] != values.shape[1]:
+        raise ValueError(f"{path} has {values.shape[1]} x {values.shape[0]} pixels: a square image is needed")
+    return values
 
 
 def pixels(window: int, rows: list[tuple[Path, int]]) -> list[tuple[np.ndarray, int]]:
     """Returns (grayscale values, label) of published images of ``window`` x ``window`` pixels."""
     found = []
     for path, label in rows:
-        grey = read(path)
-        if len(grey) != window:
-            raise ValueError(f"{path} has {len(grey)} pixels per side, but the first image has {window}")
-        found.append((grey, label))
+        values = read(path)
+        if len(values) != window:
+            raise ValueError(f"{path} has {len(values)} pixels per side, but the first image has {window}")
+        found.append((values, label))
     return found

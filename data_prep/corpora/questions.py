@@ -7,7 +7,6 @@ source, and questions to 49.
 """
 
 import json
-import os
 import shutil
 from argparse import ArgumentParser, Namespace
 from collections import Counter
@@ -18,9 +17,9 @@ from typing import NamedTuple
 import torch
 
 from data_prep import bert_vocabulary
-from data_prep.binarize import SPLITS
-from data_prep.corpus import Corpus
-from data_prep.fetch import SOURCES, fetch, mismatch
+from data_prep.binarize import splits_in
+from data_prep.corpus import Corpus, add_number
+from data_prep.fetch import fetch, mismatch
 from data_prep.labelled import print_rows, token_file
 from data_prep.labelled_words import read_lines, write_lines
 from data_prep.progress import progress
@@ -74,11 +73,11 @@ class Questions(Corpus):
     """SQuAD or CMRC 2018, or one file in their format."""
 
     task = "question_generation --source-lang source --target-lang question"
+    published = "the published files"
     metavar = "FILE_OR_FOLDER"
 
     def __init__(self, name: str):
         super().__init__(name)
-        self.facts = SOURCES[name]
         self.versions = self.facts["versions"]
 
     @property
@@ -93,22 +92,22 @@ class Questions(Corpus):
             parser.add_argument("--version", choices=self.versions, help=text)
         else:
             parser.set_defaults(version=None)
-        text = "split the single file --from into whole paragraphs with at most so many questions"
+        text = "split the single file --from into whole paragraphs with at most these numbers of questions"
         parser.add_argument("--cut", nargs=2, type=min_int(1), metavar=("TRAIN", "VALID"), help=text)
         kind = parser.add_mutually_exclusive_group()
         text = f"a folder with BERT's vocab.txt, or a model on the hub (default: {self.facts['bert']})"
         kind.add_argument("--bert", metavar="NAME_OR_FOLDER", help=text)
         text = "learn N word pieces from the training text instead"
-        kind.add_argument("--pieces", type=min_int(1), metavar="N", help=text)
+        add_number(kind, "--pieces", text)
         text = "maximum number of tokens of a source (default: %(default)s)"
-        parser.add_argument("--longest", type=min_int(MIN_LENGTH), default=LONGEST, metavar="N", help=text)
+        add_number(parser, "--longest", text, MIN_LENGTH, default=LONGEST)
 
     def source(self, args):
         if args.cut and not args.source:
             raise ValueError("--cut requires --from with the file to split")
         if args.cut and args.version:
             raise ValueError("--version selects published files: it cannot be combined with --cut")
-        parts = [os.path.realpath(args.source) if args.source else "the published files"]
+        parts = [super().source(args)]
         if args.cut:
             parts.append(f"{' '.join(map(str, args.cut))} questions")
         elif len(self.versions) > 1:
@@ -127,24 +126,17 @@ class Questions(Corpus):
         return str(Path(name).resolve()) if Path(name).exists() else name
 
     def check(self, args):
-        wanted = not (args.out / "text").is_dir()
-        rows = self.rows(args) if wanted and args.source else None
-        if wanted and not args.source and (page := self.versions[self.version(args)].get("page")):
-            raise ValueError(
-                f"--from is needed: {page} has the files, but neither sizes nor checksums to "
-                "verify a download"
-            )
-        vocabulary = None if args.pieces else bert_vocabulary.published(self.bert(args))
-        return Inputs(self.rows(args) if wanted and not args.source else rows, vocabulary)
+        rows = None if (args.out / "text").is_dir() else self.rows(args)
+        return Inputs(rows, None if args.pieces else bert_vocabulary.published(self.bert(args)))
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
         """Returns {split: rows} from the files in --from or from downloaded ones."""
         if args.cut:
             return split_paragraphs(args.source, args.cut)
         if args.source and not args.source.is_dir():
-            single = "is one file: --cut TRAIN VALID says how many questions each set has"
-            missing = f"is missing: --from takes {self.accepts}"
-            raise ValueError(f"{args.source} {single if args.source.is_file() else missing}")
+            raise ValueError(f"{args.source} is not a folder: --from takes {self.accepts}")
+        if not args.source and (page := self.versions[self.version(args)].get("page")):
+            raise ValueError(f"--from is required: a folder with the files of {page}")
         found = {}
         for split, file in self.versions[self.version(args)]["files"].items():
             name, path = file["name"], (args.source or args.out) / file["name"]
@@ -197,7 +189,8 @@ class Questions(Corpus):
         }
         (folder / PREPARATION).write_text(json.dumps(about) + "\n", encoding="utf-8")
         pieces, ids = load(folder), {x: i for i, x in enumerate([*SPECIALS.values(), *types])}
-        counts = {split: write_split(text, folder, split, pieces, ids, about) for split in splits_in(text)}
+        splits = splits_in(text, ".question")
+        counts = {split: write_split(text, folder, split, pieces, ids, about) for split in splits}
         (folder / ROWS).write_text(json.dumps(counts, indent=1) + "\n")
 
     def vocabulary(self, data):
@@ -208,20 +201,13 @@ class Questions(Corpus):
     def report(self, args):
         """Prints the number of rows, how many were truncated, the vocabulary, and how to train."""
         counts = json.loads((args.out / "bin" / ROWS).read_text())
-        rows = {split: of_split["rows"] for split, of_split in counts.items()}
+        rows = {split: count["rows"] for split, count in counts.items()}
         published = {} if args.cut else self.versions[self.version(args)]["rows"]
         print_rows(rows, published)
+        text = "{}: truncated {contexts:,} contexts, {answers:,} answers and {questions:,} questions"
         for split, cut in counts.items():
-            print(
-                f"{split}: truncated {cut['contexts']:,} contexts, {cut['answers']:,} answers and "
-                f"{cut['questions']:,} questions"
-            )
+            print(text.format(split, **cut))
         super().report(args)
-
-
-def splits_in(text: Path) -> list[str]:
-    """Returns the splits of a text folder in order."""
-    return [split for split in SPLITS if (text / f"{split}.question").is_file()]
 
 
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
@@ -237,7 +223,7 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
         for file, tokens in zip(files, (source.tokens, [*kept, "</s>"]), strict=True):
             file.add_item(torch.tensor([ids[token] for token in tokens]))
         counts["rows"] += 1
-        counts["contexts"] += source.windowed
+        counts["contexts"] += source.context_cut
         counts["answers"] += source.answer_cut
         counts["questions"] += len(kept) < len(question)
     for file, prefix in zip(files, prefixes, strict=True):
@@ -248,21 +234,19 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
 def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]:
     """Splits a file into whole paragraphs, with at most as many questions as ``wanted`` per split."""
     if not path.is_file():
-        raise ValueError(f"{path} is no file: --cut requires a single JSON file of questions")
+        raise ValueError(f"{path} is not a file: --cut requires a single JSON file of questions")
     groups = list(paragraphs(path, known=False).values())
-    if sum(wanted) > (there := sum(map(len, groups))):
+    if sum(wanted) > (total := sum(map(len, groups))):
         asked = " + ".join(f"{count:,}" for count in wanted)
-        raise ValueError(f"{path} has {there:,} questions with an answer: --cut asks for {asked}")
+        raise ValueError(f"{path} has {total:,} questions with an answer: --cut asks for {asked}")
     found, taken = {"train": [], "valid": []}, 0
     for (split, rows), most in zip(found.items(), wanted, strict=True):
         while taken < len(groups) and len(rows) + len(groups[taken]) <= most:
             rows += groups[taken]
             taken += 1
         if not rows:
-            raise ValueError(
-                f"{path}: paragraph {taken + 1} has {len(groups[taken])} questions: --cut asks for {most} at "
-                f"most for {split}, and a paragraph stays whole"
-            )
+            number = f"paragraph {taken + 1} has {len(groups[taken])} questions"
+            raise ValueError(f"{path}: {number}: --cut allows {most} for {split}")
     return found
 
 
@@ -273,8 +257,7 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
 
     Args:
         path: File in SQuAD's format.
-        known: Whether it is a verified published file: questions whose answer is not in the context are then
-            skipped instead of raising ValueError.
+        known: Whether to skip questions whose answer is not in the context, as in published files.
     """
     found, counts = {}, Counter()
     for where, context, asked in asked_in(path):
@@ -288,8 +271,8 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
             begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)
         except ValueError as error:
             if not known:
-                there = shorten(context[start : start + len(text)])
-                raise ValueError(f"{where}: {error}; at answer_start, {start}, is {there!r}") from None
+                excerpt = shorten(context[start : start + len(text)])
+                raise ValueError(f"{where}: {error}; at answer_start, {start}, is {excerpt!r}") from None
             counts["left out"] += 1
             continue
         counts["moved"] += context[start : start + len(text)] != text
@@ -312,8 +295,8 @@ def asked_in(path: Path) -> Iterator[tuple[str, str, object]]:
     # A file may consist of the list of articles only.
     articles = found if isinstance(found, list) else fields(found, str(path), data=list)[0]
     for i, article in enumerate(progress(articles, path.name, "articles"), 1):
-        [of_article] = fields(article, f"{path}: article {i}", paragraphs=list)
-        for k, paragraph in enumerate(of_article, 1):
+        [article_paragraphs] = fields(article, f"{path}: article {i}", paragraphs=list)
+        for k, paragraph in enumerate(article_paragraphs, 1):
             where = f"{path}: article {i}, paragraph {k}"
             context, asked = fields(paragraph, where, context=str, qas=list)
             for n, question in enumerate(asked, 1):
@@ -322,7 +305,7 @@ def asked_in(path: Path) -> Iterator[tuple[str, str, object]]:
 
 
 def fields(found: object, where: str, **kinds: type) -> list:
-    """Returns the values of the given keys; raises ValueError if one is missing or has another type."""
+    """Returns the values of the given keys, which must have the given types."""
     for key, kind in kinds.items():
         if not isinstance(found, dict) or not isinstance(found.get(key), kind):
             raise ValueError(f"{where} lacks {key!r} of SQuAD's format: {LAYOUT} is needed")

@@ -16,7 +16,6 @@ EXPECTED = "--from takes a folder with train.input0.txt and train.label, optiona
 class Sentences(LabelledWords):
     """The user's own labelled texts."""
 
-    published, needs_from = "nothing", True
     accepts = "SPLIT.input0.txt, SPLIT.label and of pairs SPLIT.input1.txt, for train, valid and perhaps test"
 
     def rows(self, args):

@@ -18,13 +18,11 @@ from tqdm import tqdm
 
 from data_prep import fetch
 from data_prep.binarize import SPLITS, concatenate, preprocess
-from data_prep.corpus import Corpus
-from data_prep.fetch import SOURCES
+from data_prep.corpus import Corpus, add_number
 from data_prep.parallel import map_lines
 from data_prep.validation import check_text, folder_with_source
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.layout import vocabulary_size
-from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.files import atomic_folder
 
 LANGUAGES = ("en", "de")  # source, target
@@ -37,12 +35,14 @@ class Translation(Corpus):
     """Sentence pairs; ``inputs``: {split: [{language: path}]}, or None if OUT/text exists."""
 
     task = "translation"
-    published = "the published archives"
 
     def __init__(self, name: str):
         super().__init__(name)
-        self.facts = SOURCES[name]
         self.archives = self.facts.get("archives", {})
+
+    @property
+    def published(self):
+        return "the published archives" if self.archives else None
 
     @property
     def accepts(self):
@@ -50,18 +50,10 @@ class Translation(Corpus):
         return f"{text}, or copies of {archives} (default: download them)" if archives else text
 
     def add_options(self, parser):
-        parser.add_argument(
-            "--bpe-types",
-            type=min_int(1),
-            default=self.facts["bpe_types"],
-            metavar="N",
-            help="joint BPE merges, or joint SentencePiece vocabulary size (default: %(default)s)",
-        )
-        parser.add_argument(
-            "--sentencepiece",
-            action="store_true",
-            help="use SentencePiece instead of Moses tokenization and BPE",
-        )
+        text = "joint BPE merges, or joint SentencePiece vocabulary size (default: %(default)s)"
+        add_number(parser, "--bpe-types", text, default=self.facts["bpe_types"])
+        text = "use SentencePiece instead of Moses tokenization and BPE"
+        parser.add_argument("--sentencepiece", action="store_true", help=text)
 
     def source(self, args):
         return f"{super().source(args)} in {args.bpe_types} {codec_of(args).unit}"
@@ -69,11 +61,6 @@ class Translation(Corpus):
     def check(self, args):
         if (args.out / "text").is_dir():
             return None
-        if not args.source and not self.archives:
-            raise ValueError(
-                f"--from is needed: {self.facts['page']} has the files, but neither sizes nor checksums "
-                "to verify a download"
-            )
         archived = not args.source or any((args.source / name).is_file() for name in self.archives)
         splits = in_archives(self.archives, args.source, args.out) if archived else in_folder(args.source)
         check_sides(splits)
@@ -92,9 +79,8 @@ class Translation(Corpus):
         def step(function_of, before, after):
             for split, language in product(SPLITS, LANGUAGES):
                 target = out / after / f"{split}.{language}"
-                if not target.exists():
-                    target.parent.mkdir(exist_ok=True)
-                    map_lines(function_of(language), out / before / target.name, target, args.workers)
+                target.parent.mkdir(exist_ok=True)
+                map_lines(function_of(language), out / before / target.name, target, args.workers)
 
         step(lambda language: partial(codec.words, language), "text", "words")
         if not codec.path.is_file():
@@ -156,9 +142,6 @@ def in_archives(archives: dict, source: Path | None, out: Path) -> dict[str, lis
         fetch.unpack(archive, folder)
         for split, files in facts["files"].items():
             paths = {language: folder / file for language, file in files.items()}
-            for path in paths.values():
-                if not path.is_file():
-                    raise ValueError(f"{archive} has no {path.relative_to(folder)}: download it again")
             splits[split].append({language: plain(path) for language, path in paths.items()})
     return splits
 
@@ -180,23 +163,21 @@ def check_sides(splits: dict[str, list]) -> None:
         counts = {path: check_text(path, f"--from takes a folder with {wanted}") for path in paths.values()}
         if len(set(counts.values())) > 1:
             (one, first), (other, second) = counts.items()
-            raise ValueError(
-                f"{one} has {first:,} lines and {other} {second:,}: they must correspond line by line"
-            )
+            raise ValueError(f"{one} has {first:,} lines, but {other} has {second:,}")
 
 
 def verdict(pair: tuple[str, str]) -> str:
     """Returns whether a tokenized training pair is kept or why it is removed."""
-    least, most = sorted(len(side.split()) for side in pair)
-    if not least:
+    shorter, longer = sorted(len(side.split()) for side in pair)
+    if not shorter:
         return "empty"
-    if most > MAX_TOKENS:
+    if longer > MAX_TOKENS:
         return "too long"
-    return "of uneven length" if most > MAX_RATIO * least else "kept"
+    return "of uneven length" if longer > MAX_RATIO * shorter else "kept"
 
 
 def clean(folder: Path, target: Path) -> None:
-    """Writes the training pairs that are kept, and pairs.json with their counts, to ``target`` atomically."""
+    """Writes the kept training pairs, and their counts in pairs.json, atomically."""
     if target.is_dir():
         return
     counts = Counter()

@@ -5,25 +5,24 @@ shard per epoch. Alternatively a folder with train.txt, valid.txt and optionally
 after each document.
 """
 
-import json
 import logging
 import os
 import re
 import shutil
 from collections.abc import Callable
 from functools import partial
-from http.client import HTTPException
 from pathlib import Path
 
+from huggingface_hub import HfApi
 from tqdm import tqdm
 
 from data_prep import gpt2_bpe, validation
 from data_prep.binarize import concatenate, split_files
-from data_prep.fetch import SOURCES, FetchError, fetch, open_url
+from data_prep.corpus import add_number
+from data_prep.fetch import FetchError, fetch
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.utils.cli import min_int
 
-SOURCE = SOURCES["wikibook"]
+LATER = "try again later, or give a copy to --from"
 SHARD = r"bin-shard(\d+)-8"  # names of the published folders
 ACCEPTED = (
     "--from takes a folder with text, train.txt and valid.txt, or with fairseq's binaries, "
@@ -34,16 +33,15 @@ ACCEPTED = (
 class WikiBook(gpt2_bpe.BytePairCorpus):
     """The published binaries, or text; ``inputs``: {split: text}, or functions for ``fill_shards``."""
 
-    published = SOURCE["dataset"]
     accepts = "text, or a copy of the published folders or of one of them (default: download them)"
 
+    @property
+    def published(self):
+        return self.facts["dataset"]
+
     def add_options(self, parser):
-        parser.add_argument(
-            "--shards",
-            type=min_int(1),
-            metavar="N",
-            help="number of equal shards of the training text, one per epoch (default: 1)",
-        )
+        text = "number of equal shards of the training text, one per epoch (default: 1)"
+        add_number(parser, "--shards", text)
         super().add_options(parser)
 
     def source(self, args):
@@ -57,7 +55,7 @@ class WikiBook(gpt2_bpe.BytePairCorpus):
         if args.shards > 1 and (folders or not args.source):
             raise ValueError("--shards requires a folder with text: binaries are already sharded")
         if args.source is None:
-            return published_shards()
+            return published_shards(self.facts)
         if folders:
             check_shards(folders)
             dictionary = args.out / "gpt2_bpe" / "dict.txt"
@@ -93,39 +91,37 @@ def numbered(name: str, i: int) -> str:
     return f"{name}{i or ''}"
 
 
-def listing() -> dict[str, dict]:
-    """Returns {path: {"size", "sha256"}} of the published binaries, from the hub's API."""
-    url = f"{SOURCE['host']}/api/datasets/{SOURCE['dataset']}/tree/{SOURCE['revision']}?recursive=true"
+def published_shards(facts: dict) -> list[Callable[[Path], None]]:
+    """Returns functions that download one published folder each into a folder.
+
+    Sizes and SHA-256 are those in the hub's list of files, except for dict.txt, which has none there.
+    """
+    dataset, revision = facts["dataset"], facts["revision"]
     try:
-        with open_url(url) as response:
-            large = {x["path"]: x["lfs"] for x in json.load(response) if "lfs" in x}
-        return {path: {"size": lfs["size"], "sha256": lfs["oid"]} for path, lfs in large.items()}
-    except (OSError, HTTPException, ValueError, TypeError, KeyError) as error:
-        raise FetchError(
-            f"{url} provides no list of files ({error}): try again later, or give a copy to --from"
-        ) from None
-
-
-def published_shards() -> list[Callable[[Path], None]]:
-    """Returns functions that download one published folder each into a folder."""
-    known, fills = listing(), []
-    for name in (f"bin-shard{i}-8" for i in range(SOURCE["shards"])):
-        files = {"dict.txt": gpt2_bpe.FILES["dict.txt"]}  # the list has no SHA-256 of it
+        files = HfApi(facts["host"]).list_repo_tree(
+            dataset, revision=revision, repo_type="dataset", recursive=True
+        )
+        known = {file.path: file.lfs for file in files if getattr(file, "lfs", None)}
+    except Exception as error:  # any error of the network, hub or package
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise FetchError(f"{dataset} has no list of files ({reason}): {LATER}") from None
+    fills = []
+    for name in (f"bin-shard{i}-8" for i in range(facts["shards"])):
+        mirrors = {"mirrors": [f"{facts['host']}/datasets/{dataset}/resolve/{revision}/{name}"]}
+        files = {"dict.txt": {**gpt2_bpe.FILES["dict.txt"], **mirrors}}
         for file in layout.binaries(("train", "valid")):
             if f"{name}/{file}" not in known:
-                raise FetchError(
-                    f"{SOURCE['dataset']} no longer contains {name}/{file}: give a copy to --from"
-                )
-            files[file] = known[f"{name}/{file}"]
-        fills.append(partial(fetch_shard, name, files))
+                raise FetchError(f"{dataset} no longer contains {name}/{file}: {LATER}")
+            lfs = known[f"{name}/{file}"]
+            files[file] = {"size": lfs.size, "sha256": lfs.sha256, **mirrors}
+        fills.append(partial(fetch_shard, files))
     return fills
 
 
-def fetch_shard(name: str, files: dict[str, dict], part: Path) -> None:
-    """Downloads the published folder ``name`` into ``part``."""
-    mirror = f"{SOURCE['host']}/datasets/{SOURCE['dataset']}/resolve/{SOURCE['revision']}/{name}"
-    for file, facts in files.items():
-        fetch(part / file, {**facts, "mirrors": [mirror]})
+def fetch_shard(files: dict[str, dict], part: Path) -> None:
+    """Downloads {name: facts} into ``part``."""
+    for name, facts in files.items():
+        fetch(part / name, facts)
 
 
 def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
@@ -174,9 +170,8 @@ def split_documents(text: Path, paths: list[Path]) -> None:
                     if filled and line.isspace() and lines.tell() >= size * i / len(paths):
                         break
             if not filled:
-                raise ValueError(
-                    f"{text} has too few documents (separated by blank lines) for --shards {len(paths)}"
-                )
+                few = "too few documents (separated by blank lines)"
+                raise ValueError(f"{text} has {few} for --shards {len(paths)}")
 
 
 def find_prefixes(folder: Path) -> list[Path]:
@@ -202,14 +197,11 @@ def check_shards(folders: list[Path]) -> None:
         gpt2_bpe.published(folder / "dict.txt")
         needed = ("train", "valid") if folder == folders[0] else ("train",)
         for prefix in sorted({*find_prefixes(folder), *(folder / split for split in needed)}):
-            for path in (prefix.with_suffix(end) for end in layout.SUFFIXES):
-                if not path.is_file():
-                    raise ValueError(f"{path} is missing: {ACCEPTED}")
             try:
                 dataset = data_utils.load_indexed_dataset(str(prefix))
                 dataset[len(dataset) - 1]
             except Exception:  # fairseq raises various exceptions
                 raise ValueError(
-                    f"{prefix}.bin and .idx are no complete fairseq binaries: download them again "
+                    f"{prefix}.bin and .idx are not complete fairseq binaries: download them again "
                     "(without git lfs, git only creates small pointer files)"
                 ) from None

@@ -7,27 +7,27 @@ with the optional Hugging Face package datasets; of 5,000 articles, one is for v
 
 from data_prep import hub
 from data_prep.corpora.own_text import OwnText
-from data_prep.fetch import SOURCES
 
-FACTS = SOURCES["wikipedia"]
-ALTERNATIVE = "a folder with train.txt, valid.txt and test.txt"
 EVERY = 5000  # articles: about 1,280 for validation
 
 
 class Wikipedia(OwnText):
     """Wikipedia from the hub, or the user's own extract."""
 
-    published = f"{FACTS['dataset']} {FACTS['name']}"
-    accepts = f"train.txt, valid.txt and test.txt, UTF-8 (default: {published}, through the package datasets)"
+    accepts = "train.txt, valid.txt and test.txt, UTF-8 (default: Wikipedia, through the package datasets)"
     pieces = 32_000
+
+    @property
+    def published(self):
+        return "{dataset} {name}".format(**self.facts)
 
     def check(self, args):
         if args.source is None and not (args.out / "text").is_dir():
-            hub.check_package(FACTS, ALTERNATIVE)
+            return hub.load(self.facts, "a folder with train.txt, valid.txt and test.txt")
         return super().check(args)
 
-    def write_published(self, folder):
-        hub.write_texts(FACTS, folder, ALTERNATIVE, split_of, paragraphs)
+    def write_published(self, inputs, folder):
+        hub.write_texts(inputs, self.facts, folder, split_of, paragraphs)
 
 
 def split_of(i: int, articles: int) -> str:

@@ -25,7 +25,7 @@ CORPORA = {
     "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
     "wikipedia": Row("wikipedia:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
     "glue": Row("glue:Glue", "GLUE tasks in GPT-2 BPE", "downloaded", "data/{name}/TASK/bin"),
-    "glue_words": Row("glue_words:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),
+    "glue_words": Row("glue:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),
     "imdb": Row("imdb:ByWords", "IMDB reviews in words", "downloaded"),
     "snli": Row("nli:Snli", "SNLI sentence pairs in words", "downloaded"),
     "sentences": Row("sentences:Sentences", "your own labelled texts in words", "needs --from"),
@@ -65,7 +65,7 @@ MINI = {
 
 
 def data_folder(name: str) -> str:
-    """Returns the data folder of a corpus or small version, with the placeholder TASK if it has tasks."""
+    """Returns the data folder, with the placeholder TASK if the corpus has tasks."""
     return CORPORA[MINI.get(name, name).split()[0]].folder.format(name=name)
 
 

@@ -97,7 +97,7 @@ PAPER_TASKS = [name for name in TASKS if name != "WNLI"]
 
 
 def get_task(name: str) -> Task:
-    """Returns a task by name; raises ValueError with the choices if it is unknown."""
+    """Returns a task by name."""
     if name not in TASKS:
         raise ValueError(f"GLUE has no task {name!r}: choose from {', '.join(TASKS)}")
     return TASKS[name]

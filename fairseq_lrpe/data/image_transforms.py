@@ -57,7 +57,7 @@ def center_box(width: int, height: int, w: int, h: int) -> Box:
 
 
 def random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """Returns a random crop, resized to ``size`` x ``size`` pixels and flipped with probability 0.5."""
+    """Returns a random crop, resized to ``size`` pixels and flipped with probability 0.5."""
     # Not resize(box=...), which also uses the pixels around the box.
     crop = image.crop(random_crop_box(*image.size, rng)).resize((size, size), Image.Resampling.BICUBIC)
     return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else crop
@@ -77,7 +77,7 @@ def resize_and_center_crop(image: Image.Image, size: int) -> Image.Image:
 
 
 def normalize(image: Image.Image) -> Tensor:
-    """Returns an image as a (3, height, width) tensor, scaled to 0..1 and normalized by MEAN and STD."""
+    """Returns a (3, height, width) tensor, scaled to 0..1 and normalized by MEAN and STD."""
     # Permuting bytes is faster than permuting floats.
     values = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32)
     return values.sub_(MEAN_STD_255[0]).div_(MEAN_STD_255[1])
@@ -100,5 +100,5 @@ def random_erase_box(height: int, width: int, rng: np.random.Generator) -> tuple
 def random_erase(pixels: Tensor, rng: np.random.Generator) -> None:
     """Fills, with probability ERASE_PROBABILITY, a rectangle of normalized ``pixels`` with N(0, 1) noise."""
     if rng.random() < ERASE_PROBABILITY and (box := random_erase_box(*pixels.shape[1:], rng)):
-        place = pixels[:, *box]
-        place.copy_(torch.from_numpy(rng.standard_normal(tuple(place.shape), np.float32)))
+        region = pixels[:, *box]
+        region.copy_(torch.from_numpy(rng.standard_normal(tuple(region.shape), np.float32)))

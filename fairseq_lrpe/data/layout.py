@@ -42,7 +42,7 @@ def questions(splits: Iterable[str]) -> list[str]:
 
 
 def classified(splits: Iterable[str], inputs: int) -> list[str]:
-    """Returns the files of labelled texts with ``inputs`` texts per row, for the task ``classification``."""
+    """Returns the files of labelled texts, ``inputs`` per row, for ``classification``."""
     return ["dict.txt", *labelled(splits, inputs)]
 
 
@@ -70,7 +70,7 @@ def read_metadata(folder: Path) -> dict:
         remedy = "bash data_prep/prepare.sh creates such folders"
         if command := prepare_command(folder):
             remedy = f"`{command}` prepares it"
-        raise ValueError(f"{folder} holds no inputs with labels, {METADATA} is missing or damaged: {remedy}")
+        raise ValueError(f"{folder / METADATA} is missing or damaged: {remedy}")
     return found
 
 

@@ -34,19 +34,19 @@ def mix(pixels: Tensor, targets: Tensor, rng: np.random.Generator) -> tuple[Tens
     """
     if rng.random() < CUTMIX_PROBABILITY:
         rows, columns = cutmix_box(*pixels.shape[2:], rng.beta(CUTMIX_ALPHA, CUTMIX_ALPHA), rng)
-        place = pixels[:, :, rows, columns]
-        place.copy_(place.flip(0))
-        left = 1 - place[0, 0].numel() / pixels[0, 0].numel()
+        box = pixels[:, :, rows, columns]
+        box.copy_(box.flip(0))
+        weight = 1 - box[0, 0].numel() / pixels[0, 0].numel()
     else:
-        left = rng.beta(MIXUP_ALPHA, MIXUP_ALPHA)
-        pixels.lerp_(pixels.flip(0), 1 - left)
-    return pixels, left * targets + (1 - left) * targets.flip(0)
+        weight = rng.beta(MIXUP_ALPHA, MIXUP_ALPHA)
+        pixels.lerp_(pixels.flip(0), 1 - weight)
+    return pixels, weight * targets + (1 - weight) * targets.flip(0)
 
 
-def cutmix_box(height: int, width: int, left: float, rng: np.random.Generator) -> tuple[slice, slice]:
-    """Samples the rows and columns of a box with 1 - ``left`` of the area, around a uniform center."""
+def cutmix_box(height: int, width: int, weight: float, rng: np.random.Generator) -> tuple[slice, slice]:
+    """Samples the rows and columns of a box with 1 - ``weight`` of the area, around a uniform center."""
     sides = []
     for side in (height, width):
-        half, centre = int(side * math.sqrt(1 - left)) // 2, int(rng.integers(side))
-        sides.append(slice(max(centre - half, 0), min(centre + half, side)))
+        half, center = int(side * math.sqrt(1 - weight)) // 2, int(rng.integers(side))
+        sides.append(slice(max(center - half, 0), min(center + half, side)))
     return tuple(sides)

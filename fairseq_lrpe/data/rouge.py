@@ -42,7 +42,7 @@ def rouge_l(hypotheses: list[str], references: list[str], language: str) -> floa
     """Returns the mean F1 of ROUGE-L in percent.
 
     Raises:
-        ValueError: If the lists are empty or differ in length, or the language is not in ``LANGUAGES``.
+        ValueError: If the lists are empty or differ in length, or for an unknown language.
     """
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"cannot compare {len(hypotheses):,} hypotheses with {len(references):,} references")

@@ -35,14 +35,25 @@ def moses(language: str) -> tuple:
     return MosesPunctNormalizer(language), MosesTokenizer(language), MosesDetokenizer(language)
 
 
-class Moses:
-    """Moses tokenization and BPE of subword-nmt, shared by both languages: ``folder``/codes."""
+class TextCodec:
+    """Tokenizer of both languages, whose learned ``file`` is in the folder of the prepared corpus."""
 
-    facts: ClassVar = {"tokenizer": "moses", "bpe": "subword_nmt"}
-    unit = "merges of byte pairs"
+    facts: ClassVar[dict]  # recorded in preparation.json
+    unit: ClassVar[str]
+    file: ClassVar[str]
 
     def __init__(self, folder: Path):
-        self.path = folder / "codes"
+        self.path = folder / self.file
+
+    def encode(self, language: str, line: str) -> str:
+        """Tokenizes raw text."""
+        return self.pieces(self.words(language, line))
+
+
+class Moses(TextCodec):
+    """Moses tokenization and BPE of subword-nmt."""
+
+    facts, unit, file = {"tokenizer": "moses", "bpe": "subword_nmt"}, "merges of byte pairs", "codes"
 
     def words(self, language: str, line: str) -> str:
         """Tokenizes raw text into words."""
@@ -56,10 +67,6 @@ class Moses:
         if len(self._merges.cache) > CACHED_WORDS:
             self._merges.cache.clear()  # it is unbounded
         return " ".join(self._merges.segment_tokens(words.split()))
-
-    def encode(self, language: str, line: str) -> str:
-        """Tokenizes raw text."""
-        return self.pieces(self.words(language, line))
 
     def join(self, tokens: str) -> str:
         """Joins subwords into words."""
@@ -89,14 +96,11 @@ class Moses:
             return apply_bpe.BPE(codes, separator=SEPARATOR)
 
 
-class SentencePiece:
-    """SentencePiece unigram model, shared by both languages: ``folder``/sentencepiece.model."""
+class SentencePiece(TextCodec):
+    """SentencePiece unigram model."""
 
-    facts: ClassVar = {"tokenizer": None, "bpe": "sentencepiece"}
-    unit = "sentence pieces"
-
-    def __init__(self, folder: Path):
-        self.path = folder / "sentencepiece.model"
+    facts, unit = {"tokenizer": None, "bpe": "sentencepiece"}, "sentence pieces"
+    file = "sentencepiece.model"
 
     def words(self, language: str, line: str) -> str:
         """Normalizes white space."""
@@ -105,10 +109,6 @@ class SentencePiece:
     def pieces(self, words: str) -> str:
         """Splits raw text into pieces."""
         return " ".join(self._model.encode(words, out_type=str))
-
-    def encode(self, language: str, line: str) -> str:
-        """Tokenizes raw text."""
-        return self.pieces(self.words(language, line))
 
     def join(self, tokens: str) -> str:
         """Joins pieces into raw text."""
@@ -121,31 +121,32 @@ class SentencePiece:
     def learn(self, texts: Iterable[Path], types: int) -> None:
         """Learns a model of ``types`` pieces, including <unk>, <s> and </s>."""
         print(f"Learning {self.path}", flush=True)
-        model = io.BytesIO()
-        learn_pieces(
+        model = learn_pieces(
             types,
             "--bpe-types",
-            sentence_iterator=itertools.chain.from_iterable(map(sample, texts)),
-            model_writer=model,
+            itertools.chain.from_iterable(map(sample, texts)),
             model_type="unigram",
             num_threads=16,  # fixed: it affects the last digits of the scores
         )
-        write_atomic(self.path, model.getvalue())
+        write_atomic(self.path, model)
 
     @functools.cached_property
     def _model(self):
         return sentencepiece.SentencePieceProcessor(model_file=str(self.path))
 
 
-def learn_pieces(types: int, option: str, **settings) -> None:
-    """Trains SentencePiece with ``types`` pieces; on failure, raises ValueError that names the ``option``."""
+def learn_pieces(types: int, option: str, lines: Iterable[str], **settings) -> bytes:
+    """Returns a SentencePiece model; an error names the ``option`` for ``types``."""
+    model = io.BytesIO()
+    files = {"sentence_iterator": iter(lines), "model_writer": model}
     try:
-        sentencepiece.SentencePieceTrainer.train(vocab_size=types, minloglevel=2, **settings)
+        sentencepiece.SentencePieceTrainer.train(vocab_size=types, minloglevel=2, **files, **settings)
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(
             f"SentencePiece cannot make {types:,} pieces of the training text, try another {option}: {reason}"
         ) from None
+    return model.getvalue()
 
 
 def sample(text: Path) -> Iterator[str]:
@@ -157,8 +158,8 @@ def sample(text: Path) -> Iterator[str]:
             yield line.removesuffix("\n")
 
 
-def load(data: Path) -> Moses | SentencePiece:
-    """Returns the codec of a prepared corpus from its OUT/bin."""
+def load(data: Path) -> TextCodec:
+    """Returns the codec of an OUT/bin."""
     note = data / PREPARATION
     if not note.is_file():
         raise ValueError(

@@ -6,6 +6,7 @@ A source is ``<s> answer </s> context </s>`` in fairseq's types, BERT's [CLS], [
 import json
 import re
 import unicodedata
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,15 +19,8 @@ SPECIALS = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
 """BERT's names of fairseq's four special types, in fairseq's order."""
 NUM_SEPARATORS = 3
 """Number of tokens of a source that belong neither to the answer nor to the context."""
-FACTS = {
-    "tokenizer": str,
-    "lowercase": bool,
-    "language": str,
-    "longest": int,
-    "longest_answer": int,
-    "longest_question": int,
-}
-"""Keys of PREPARATION, besides ``pieces_of``: the published vocabulary, or None if it was learned."""
+ANSWER_TOKENS = 100
+"""Maximum number of tokens of an answer in a source."""
 
 
 def read_types(vocabulary: Path) -> list[str]:
@@ -42,16 +36,11 @@ def read_types(vocabulary: Path) -> list[str]:
         types = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{vocabulary} is not UTF-8 text ({error}): BERT's {VOCABULARY} is needed") from None
-    if lacking := [name for name in SPECIALS if name not in types]:
-        raise ValueError(f"{vocabulary} has no {', '.join(lacking)}: BERT's {VOCABULARY} is needed")
-    seen = set()
-    for number, name in enumerate(types, 1):
-        if name in seen:
-            raise ValueError(f"{vocabulary} has {name!r} twice, the second time in line {number}")
-        if not name or name in SPECIALS.values():
-            what = repr(name) if name else "nothing"
-            raise ValueError(f"{vocabulary} has {what} in line {number}, which fairseq has no type for")
-        seen.add(name)
+    if missing := [name for name in SPECIALS if name not in types]:
+        raise ValueError(f"{vocabulary} has no {', '.join(missing)}: BERT's {VOCABULARY} is needed")
+    for name, count in Counter(types).items():
+        if count > 1 or not name or name in SPECIALS.values():
+            raise ValueError(f"{vocabulary} has {name!r}, or has it twice: fairseq has no such type")
     return types
 
 
@@ -71,7 +60,7 @@ class Source(NamedTuple):
 
     tokens: list[str]
     answer_cut: bool
-    windowed: bool
+    context_cut: bool
 
 
 class WordPieces:
@@ -117,8 +106,8 @@ class WordPieces:
         if begins is None:
             answer, context = normalize_spaces(answer), normalize_spaces(context)
             begins = find_answer(answer, context)
-        of_answer, (pieces, offsets) = self.pieces(answer), self._encoded(context)
-        kept = of_answer[:longest_answer]
+        answer_pieces, (pieces, offsets) = self.pieces(answer), self._encoded(context)
+        kept = answer_pieces[:longest_answer]
         first = sum(end <= begins for _, end in offsets)
         last = sum(start < begins + len(answer) for start, _ in offsets)
         part = window(
@@ -126,14 +115,14 @@ class WordPieces:
         )
         return Source(
             ["<s>", *kept, "</s>", *pieces[part], "</s>"],
-            len(kept) < len(of_answer),
+            len(kept) < len(answer_pieces),
             part.stop - part.start < len(pieces),
         )
 
 
 def max_answer_tokens(longest: int) -> int:
     """Returns the maximum number of answer tokens in a source: 100, but at most half of the source."""
-    return min(100, (longest - NUM_SEPARATORS) // 2)
+    return min(ANSWER_TOKENS, (longest - NUM_SEPARATORS) // 2)
 
 
 def normalize_spaces(text: str) -> str:
@@ -149,13 +138,13 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
     """
     if not answer.strip():
         raise ValueError("the answer is blank: a part of its context is needed")
-    places, place = [], context.find(answer)
-    while place >= 0:
-        places.append(place)
-        place = context.find(answer, place + 1)
-    if not places:
+    positions, position = [], context.find(answer)
+    while position >= 0:
+        positions.append(position)
+        position = context.find(answer, position + 1)
+    if not positions:
         raise ValueError(f"the answer {shorten(answer)!r} is not in its context {shorten(context)!r}")
-    return min(places, key=lambda place: abs(place - near))
+    return min(positions, key=lambda position: abs(position - near))
 
 
 def shorten(text: str) -> str:
@@ -164,7 +153,7 @@ def shorten(text: str) -> str:
 
 
 def window(length: int, first: int, last: int, room: int) -> slice:
-    """Returns a slice of ``room`` of ``length`` items, centered around ``first``..``last`` if possible."""
+    """Returns a slice of ``room`` items, centered around ``first``..``last`` if possible."""
     start = first - max(room - (last - first), 0) // 2
     start = max(min(start, length - room), 0)
     return slice(start, min(start + room, length))
@@ -191,21 +180,17 @@ def restore_spaces(words: str) -> str:
 
 
 def read_preparation(data: Path) -> dict:
-    """Reads PREPARATION of a prepared OUT/bin; raises ValueError if it does not use word pieces."""
+    """Reads PREPARATION of an OUT/bin with word pieces."""
     note = data / PREPARATION
     try:
         found = json.loads(read_file(note))
-        fine = found["tokenizer"] == "bert" and all(type(found[key]) is kind for key, kind in FACTS.items())
+        if found["tokenizer"] == "bert" and "longest" in found:
+            return found
     except (OSError, ValueError, LookupError, TypeError):
-        fine = False
-    if not fine:
-        raise ValueError(
-            f"{note} is missing or not of BERT's word pieces: a folder that data_prep/prepare.sh made for "
-            "question generation is needed"
-        )
-    return found
+        pass
+    raise ValueError(f"{note} is missing or not for question generation: data_prep/prepare.sh writes it")
 
 
 def load(data: Path) -> WordPieces:
-    """Returns the tokenizer of a prepared OUT/bin; raises ValueError if it has none."""
+    """Returns the tokenizer of a prepared OUT/bin."""
     return WordPieces(data / VOCABULARY, read_preparation(data)["lowercase"])

@@ -33,27 +33,25 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
         ValueError: If a line has no vector of the expected dimension, or no word has a vector.
     """
     size, missing = dimension(path), {word.encode() for word in words}
-    wanted = len(missing)
+    count = len(missing)
     bar = {"desc": f"reading {path.name}", "unit": "B", "unit_scale": True, "disable": None, "delay": DELAY}
     with path.open("rb") as file, tqdm(total=path.stat().st_size, leave=False, **bar) as shown:
         for number, line in enumerate(iterate_lines(file), 1):
             shown.update(len(line))
             fields = line.rstrip().split(b" ")
             if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
-                raise ValueError(
-                    f"{path} line {number} has {len(fields) - 1} fields after its word instead of {size}, "
-                    "as line 1 has"
-                )
+                found = f"{len(fields) - 1} fields after its word instead of {size}"
+                raise ValueError(f"{path} line {number} has {found}, as line 1 has")
             word = b" ".join(fields[:-size])
             if word in missing:
                 missing.remove(word)
                 yield word.decode(), _numbers(fields[-size:], path, number), line
-    if len(missing) == wanted:
-        raise ValueError(f"{path} has none of the {wanted:,} words: other vectors are needed")
+    if len(missing) == count:
+        raise ValueError(f"{path} has none of the {count:,} words: other vectors are needed")
 
 
 def _numbers(fields, path, line):
-    """Parses a vector; raises ValueError for a field that is no finite number."""
+    """Parses a vector of finite numbers."""
     try:
         vector = np.array(fields, dtype="S").astype(np.float32)
     except ValueError:

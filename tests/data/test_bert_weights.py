@@ -1,4 +1,4 @@
-"""BERT's weights: our encoder computes what transformers' BertModel does, and refuses what it cannot read."""
+"""Initialization from BERT: our encoder equals transformers' BertModel, and invalid input is an error."""
 
 import json
 import shutil
@@ -40,7 +40,7 @@ def folder(tmp_path_factory):
 
 
 def build(folder, **flags):
-    """A question generator, and its flags with this --encoder; its dictionary is of BERT's types."""
+    """Returns a question generator with BERT's dictionary, its flags and the dictionary."""
     dictionary = dictionary_of(4)
     for name in TYPES:
         if name not in word_pieces.SPECIALS:
@@ -51,7 +51,7 @@ def build(folder, **flags):
 
 
 def sources():
-    """Two of <s> answer </s> text </s>, with padding: BERT's ids, ours, and the segments."""
+    """Returns two padded sources <s> answer </s> context </s>: BERT's ids, ours, and the segments."""
     rows = ["[CLS] a b [SEP] 3 ##c 4 [UNK] 5 6 7 8 [SEP]", "[CLS] 11 [SEP] 12 13 14 [SEP]"]
     rows = [row.split() for row in rows]
     rows = [row + ["[PAD]"] * (len(rows[0]) - len(row)) for row in rows]
@@ -69,7 +69,7 @@ def sources():
     # fairseq computes gelu in float32 always
     [(torch.double, "relu", 1e-10), (torch.double, "gelu", 1e-7), (torch.float, "gelu", 1e-5)],
 )
-def test_the_encoder_is_berts(dtype, activation, tolerance, folder, tmp_path):
+def test_the_encoder_equals_bert(dtype, activation, tolerance, folder, tmp_path):
     shutil.copytree(folder, tmp_path / "bert")
     config = json.loads((folder / "config.json").read_text()) | {"hidden_act": activation}
     (tmp_path / "bert/config.json").write_text(json.dumps(config))
@@ -83,7 +83,7 @@ def test_the_encoder_is_berts(dtype, activation, tolerance, folder, tmp_path):
     assert (found[real] - expected[real]).abs().max() <= tolerance
 
 
-def test_embeddings_are_those_of_the_same_types(folder):
+def test_embeddings_belong_to_the_same_types(folder):
     model, cfg, dictionary = build(folder)
     bert_weights.initialize(model.encoder, cfg, folder / "vocab.txt")
     theirs = BertModel.from_pretrained(folder).embeddings.word_embeddings.weight
@@ -95,7 +95,7 @@ def test_embeddings_are_those_of_the_same_types(folder):
 
 
 @pytest.mark.parametrize(
-    "flags, said",
+    "flags, message",
     [
         (
             {"encoder_layers": 2, "encoder_ffn_embed_dim": 12},
@@ -105,13 +105,13 @@ def test_embeddings_are_those_of_the_same_types(folder):
         ({"max_source_positions": 17}, "has 16 positions: pass --max-source-positions 16"),
     ],
 )
-def test_another_encoder(flags, said, folder):
+def test_other_sizes_are_errors(flags, message, folder):
     model, cfg, _ = build(folder, **flags)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         bert_weights.initialize(model.encoder, cfg, folder / "vocab.txt")
 
 
-def test_another_vocabulary(folder, tmp_path):
+def test_another_vocabulary_is_an_error(folder, tmp_path):
     model, cfg, _ = build(folder)
     (tmp_path / "vocab.txt").write_text("".join(f"{name}\n" for name in TYPES[:-1]))
     with pytest.raises(
@@ -120,28 +120,28 @@ def test_another_vocabulary(folder, tmp_path):
         bert_weights.initialize(model.encoder, cfg, tmp_path / "vocab.txt")
 
 
-def test_folders_that_hold_no_bert(folder, tmp_path):
-    def refused(said, name=tmp_path):
+def test_incomplete_folders_are_errors(folder, tmp_path):
+    def check_error(message="is not a readable BERT", name=tmp_path):
         model, cfg, _ = build(name)
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             bert_weights.initialize(model.encoder, cfg, folder / "vocab.txt")
 
-    refused("the folder does not exist", tmp_path / "nosuch")
-    refused(r"has no config\.json: pass a folder that transformers wrote")
+    check_error(name=tmp_path / "nosuch")
+    check_error()
     config = (folder / "config.json").read_text()
     (tmp_path / "config.json").write_text(config)
-    refused(r"has no vocab\.txt")
+    check_error()
     shutil.copy(folder / "vocab.txt", tmp_path)
-    refused(r"has no model\*\.safetensors or pytorch_model")
+    check_error()
     content = (folder / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(content[: len(content) // 2])
-    refused("is not a readable BERT")
+    check_error()
     (tmp_path / "model.safetensors").write_bytes(content)
     (tmp_path / "config.json").write_text(config[: len(config) // 2])
-    refused("is not a readable BERT")
+    check_error()
 
 
-def test_a_bert_without_all_of_its_weights(folder, tmp_path):
+def test_missing_weights_are_errors(folder, tmp_path):
     shutil.copytree(folder, tmp_path / "bert")
     config = json.loads((folder / "config.json").read_text()) | {"num_hidden_layers": 4}
     (tmp_path / "bert/config.json").write_text(json.dumps(config))

@@ -28,12 +28,12 @@ SQUAD_MINI = "squad --from dev-v2.0.json --cut 2400 500 --pieces 4000 --longest 
         ("/data/text/bin", None),
     ],
 )
-def test_the_command_of_a_folder(folder, words):
+def test_the_command_that_prepares_a_folder(folder, words):
     assert prepare_command(Path(folder)) == (words and f"bash data_prep/prepare.sh {words}")
 
 
 @pytest.mark.parametrize("name", experiments())
-def test_each_experiment_has_a_command_that_prepares_its_data(name):
+def test_the_data_of_each_experiment_can_be_prepared(name):
     experiment = Experiment.load(name)
     if name.startswith("glue/"):
         experiment.cfg.task = "RTE"
@@ -45,7 +45,7 @@ def test_each_experiment_has_a_command_that_prepares_its_data(name):
     ("name", "words"),
     [("questions/squad_mini", SQUAD_MINI), ("classification/imdb", "imdb --vectors glove.840B.300d.txt")],
 )
-def test_missing_data_gets_the_command_that_prepares_it(name, words, tmp_path, monkeypatch):
+def test_errors_of_missing_data_show_the_command(name, words, tmp_path, monkeypatch):
     experiment = Experiment.load(name)
     for module in (files, runner, base, sys.modules[type(experiment.kind).__module__]):
         monkeypatch.setattr(module, "REPOSITORY", tmp_path)

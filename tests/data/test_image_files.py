@@ -1,4 +1,4 @@
-"""Files of images are decoded."""
+"""Decoding of image files."""
 
 import logging
 

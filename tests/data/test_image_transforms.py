@@ -1,4 +1,4 @@
-"""Crops, mirror images, evaluation, standardization and erasing, beside their definitions."""
+"""Crops, flips, evaluation, normalization and erasing, compared with their definitions."""
 
 import io
 import math
@@ -18,13 +18,13 @@ NOISE = RNG.integers(0, 256, (60, 80, 3), np.uint8)
 
 
 def uniform(values, limits):
-    """Whether numbers, from 0 to 1 between the limits, look uniform."""
+    """Returns whether numbers between the limits are uniformly distributed."""
     low, high = limits
     return kstest((np.array(values) - low) / (high - low), "uniform").pvalue > 1e-3
 
 
-def test_crops_are_uniform_in_area_ratio_and_place():
-    """Of a square none is drawn again below an area of 0.7, whose sides are shorter than it."""
+def test_distribution_of_crops():
+    """In a square, all draws with an area below 0.7 fit."""
     side, rng = 100_000, np.random.default_rng(1)
     boxes = np.array([image_transforms.random_crop_box(side, side, rng) for _ in range(4000)], float)
     left, top, right, bottom = boxes.T
@@ -41,26 +41,26 @@ def test_crops_are_uniform_in_area_ratio_and_place():
 @pytest.mark.parametrize(
     ("size", "box"), [((1000, 9), (494, 0, 506, 9)), ((9, 1000), (0, 494, 9, 506)), ((1, 1), (0, 0, 1, 1))]
 )
-def test_where_no_crop_fits_it_is_the_middle(size, box):
+def test_the_center_is_used_if_no_crop_fits(size, box):
     assert image_transforms.random_crop_box(*size, np.random.default_rng(0)) == box
 
 
-def test_a_crop_is_cut_out_before_it_is_resized_and_half_are_mirrored():
-    image, mirrored = Image.fromarray(NOISE), 0
+def test_crops_are_resized_alone_and_half_are_flipped():
+    image, flipped = Image.fromarray(NOISE), 0
     for seed in range(200):
         found = image_transforms.random_resized_crop(image, 24, np.random.default_rng(seed))
         box = image_transforms.random_crop_box(*image.size, np.random.default_rng(seed))
         alone = Image.fromarray(NOISE[box[1] : box[3], box[0] : box[2]])
         expected = np.asarray(alone.resize((24, 24), Image.Resampling.BICUBIC))
-        is_mirrored = not np.array_equal(found, expected)
-        assert np.array_equal(found, expected[:, ::-1] if is_mirrored else expected)
-        mirrored += is_mirrored
-    assert 70 < mirrored < 130
+        is_flipped = not np.array_equal(found, expected)
+        assert np.array_equal(found, expected[:, ::-1] if is_flipped else expected)
+        flipped += is_flipped
+    assert 70 < flipped < 130
 
 
 @pytest.mark.parametrize("size", [(500, 375), (375, 500), (300, 300), (100, 80)])
-def test_the_middle_is_evaluated(size):
-    """Shorter side 256, then 224 x 224."""
+def test_the_center_is_evaluated(size):
+    """The shorter side becomes 256, then 224 x 224 are cropped."""
     values = np.random.default_rng(0).integers(0, 256, (*size[::-1], 3), np.uint8)
     image = Image.fromarray(values)
     shorter = min(size)
@@ -71,22 +71,22 @@ def test_the_middle_is_evaluated(size):
     assert np.array_equal(found, resized[top : top + 224, left : left + 224])
 
 
-def test_a_picture_of_the_size_is_evaluated_as_it_is():
+def test_images_of_the_requested_size_are_unchanged():
     image = Image.fromarray(NOISE[:32, :32])
     assert image_transforms.resize_and_center_crop(image, 32) is image
     smaller = image.resize((27, 27), Image.Resampling.BICUBIC)
     assert np.array_equal(image_transforms.resize_and_center_crop(image, 24), np.asarray(smaller)[2:26, 2:26])
 
 
-def test_standardized_values():
+def test_normalized_values():
     found = image_transforms.normalize(Image.fromarray(NOISE))
     expected = (NOISE / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
     assert found.dtype == torch.float32 and found.is_contiguous()
     np.testing.assert_allclose(found, expected.transpose(2, 0, 1), rtol=0, atol=1e-6)
 
 
-def test_erased_rectangles():
-    """One in four pictures has one; those that are not too long have a uniform area, ratio and place."""
+def test_distribution_of_erased_rectangles():
+    """Rectangles that are not too long are uniform in area, log ratio and position."""
     side, rng = 100_000, np.random.default_rng(2)
     boxes = [image_transforms.random_erase_box(side, side, rng) for _ in range(4000)]
     top, bottom, left, right = np.array([(y.start, y.stop, x.start, x.stop) for y, x in boxes], float).T
@@ -100,8 +100,8 @@ def test_erased_rectangles():
     assert max(bottom.max(), right.max()) <= side
 
 
-def test_erasing_is_noise():
-    """Of N(0, 1), another number for each value, in one rectangle; the rest stays."""
+def test_erased_values_are_noise():
+    """N(0, 1) noise in one rectangle, independent for each value, in a quarter of the images."""
     noise, erased = [], 0
     for seed in range(400):
         pixels = torch.full((3, 40, 50), 7.0)
@@ -117,7 +117,7 @@ def test_erasing_is_noise():
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "P", "LA", "RGBA"])
-def test_every_picture_is_read_in_rgb(mode):
+def test_all_modes_are_decoded_to_rgb(mode):
     out = io.BytesIO()
     image = Image.fromarray(NOISE).convert(mode)
     image.save(out, "JPEG" if mode == "CMYK" else "PNG")

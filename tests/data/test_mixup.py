@@ -1,4 +1,4 @@
-"""Mixup and CutMix of a batch, beside their definitions."""
+"""Mixup and CutMix of a batch, compared with their definitions."""
 
 import math
 
@@ -13,7 +13,7 @@ LABELS = torch.tensor([2, 0, 1, 3, 3])
 
 
 def test_soft_targets():
-    """timm's: smoothing / classes off, and 1 - smoothing + smoothing / classes on the label."""
+    """As in timm: smoothing / classes, plus 1 - smoothing at the label."""
     found = soft_targets(LABELS, 4, 0.1)
     expected = torch.full((5, 4), 0.025, dtype=torch.float64)
     for row, label in enumerate(LABELS):
@@ -23,7 +23,7 @@ def test_soft_targets():
 
 
 def mixed(seed):
-    """A batch, what became of it, and the part of a picture that is left as its target says."""
+    """Returns a batch, the mixed batch, and the weight of the original images in its targets."""
     pixels = torch.rand(5, 3, 12, 18, generator=torch.Generator().manual_seed(seed))
     targets = soft_targets(torch.arange(5), 5, 0.0)
     found, soft = mix(pixels.clone(), targets, np.random.default_rng(seed))
@@ -32,8 +32,8 @@ def mixed(seed):
     return pixels, found, left
 
 
-def test_pixels_and_targets_by_definition():
-    """Every pixel is λ x + (1 - λ) x', or it is of x' in one box, of a part 1 - λ, and else of x."""
+def test_pixels_match_targets():
+    """Pixels are λ x + (1 - λ) x', or x' in one box with 1 - λ of the area and x elsewhere."""
     kinds = {"mixup": [], "cutmix": []}
     for seed in range(300):
         x, found, left = mixed(seed)
@@ -52,8 +52,8 @@ def test_pixels_and_targets_by_definition():
     assert 110 < len(kinds["cutmix"]) < 190
 
 
-def test_lambdas(monkeypatch):
-    """Of Mixup Beta(0.8, 0.8); of CutMix, before a box is cut off, Beta(1, 1), which is uniform."""
+def test_distribution_of_lambda(monkeypatch):
+    """Beta(0.8, 0.8) in Mixup; uniform in CutMix, before clipping the box."""
     drawn, mixup = [], []
     monkeypatch.setattr(
         module, "cutmix_box", lambda h, w, left, rng: drawn.append(left) or (slice(0, 1),) * 2
@@ -69,8 +69,8 @@ def test_lambdas(monkeypatch):
     assert kstest(drawn, "uniform").pvalue > 1e-3
 
 
-def test_boxes():
-    """Two halves of each side times √(1 - λ), around a uniform pixel, and within the picture."""
+def test_distribution_of_boxes():
+    """√(1 - λ) of each side, around a uniform pixel, clipped to the image."""
     rng = np.random.default_rng(0)
     for _ in range(2000):
         left = rng.uniform()

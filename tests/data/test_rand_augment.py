@@ -1,4 +1,4 @@
-"""RandAugment: each operation beside its definition, the numbers of the levels, and what is drawn."""
+"""RandAugment: operations compared with their definitions, magnitudes, and distributions."""
 
 import math
 
@@ -12,7 +12,7 @@ from fairseq_lrpe.data.rand_augment import FILL, OPERATIONS, Operation, rand_aug
 
 VALUES = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
 SLOPE = np.repeat(np.arange(20, 220, dtype=np.uint8)[None, :, None], 120, axis=0).repeat(3, axis=2)
-"""Values that go with x: bicubic places give what the straight line has there."""
+"""Values proportional to x, which bicubic resampling reproduces exactly."""
 
 NUMBERS = {  # at the levels 0, 9 and 10
     "Rotate": (0, 27, 30),
@@ -34,7 +34,7 @@ def near(found, expected, atol=1):
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_numbers_of_levels(name):
+def test_arguments_of_operations(name):
     number, signed = OPERATIONS[name].number, OPERATIONS[name].signed
     if name not in NUMBERS:
         assert number is None and not signed
@@ -45,7 +45,7 @@ def test_the_numbers_of_levels(name):
         assert number(-9) == pytest.approx(2 * number(0) - number(9))
 
 
-def test_operations_on_each_value():
+def test_operations_on_values():
     x = VALUES.astype(int)
     near(done("Invert", 9), 255 - x, 0)
     near(done("Posterize", 9), x & 128, 0)
@@ -60,7 +60,7 @@ def test_operations_on_each_value():
 
 
 def test_sharpness():
-    """Away from the mean of the 3 x 3 around, in which the middle has five times the weight of the others."""
+    """Extrapolates from the 3 x 3 mean in which the center has five times the weight of the others."""
     x = VALUES.astype(float)
     around = sum(x[1 + i : 29 + i, 1 + j : 39 + j] for i in (-1, 0, 1) for j in (-1, 0, 1))
     smooth = np.floor((around + 4 * x[1:-1, 1:-1]) / 13 + 0.5)
@@ -69,7 +69,7 @@ def test_sharpness():
         near(done("Sharpness", 9, negative)[1:-1, 1:-1], expected, 2)
 
 
-def test_contrast_of_all_that_there_is():
+def test_auto_contrast_and_equalize():
     x = 50 + VALUES // 4
     low, high = x.min((0, 1)), x.max((0, 1))
     near(done("AutoContrast", 9, values=x), (x.astype(float) - low) * 255 / (high - low), 1)
@@ -79,7 +79,7 @@ def test_contrast_of_all_that_there_is():
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_level_of_every_picture(name):
+def test_all_levels_and_small_images(name):
     for size in (1, 32):
         image = Image.fromarray(np.full((size, size, 3), 99, np.uint8))
         for level in (0, 1e-4, 5, 9.999, 10):
@@ -88,8 +88,8 @@ def test_every_level_of_every_picture(name):
 
 
 @pytest.mark.parametrize("negative", [False, True])
-def test_operations_on_places(negative):
-    """The pixel (x, y) is the one at the place that the operation says; outside of the picture is FILL."""
+def test_geometric_operations(negative):
+    """Output pixel (x, y) is the input pixel at the transformed position, or FILL outside of the image."""
     sign = -1 if negative else 1
     y, x = np.mgrid[:120, :200] + 0.5
     angle = math.radians(27 * sign)
@@ -117,8 +117,8 @@ def test_operations_on_places(negative):
         assert (found[outside] == FILL).all() and FILL == (124, 116, 104)
 
 
-def test_what_is_drawn(monkeypatch):
-    """Two of 15, each with probability 0.5, half of them negative, at a level from N(9, 0.5) up to 10."""
+def test_distribution_of_operations(monkeypatch):
+    """Two of 15 with probability 0.5 each, half of them negative, with magnitudes from N(9, 0.5) up to 10."""
     seen = []
     numbers = {
         name: Operation(lambda image, value, name=name: seen.append((name, value)) or image, float, True)

@@ -1,4 +1,4 @@
-"""BERT's word pieces beside transformers' own, the two orders of ids, and windows around answers."""
+"""BERT's word pieces compared with transformers', the two orders of ids, and windows around answers."""
 
 import json
 import string
@@ -55,7 +55,7 @@ TEXTS = st.one_of(
 
 
 @pytest.mark.parametrize("lowercase", [False, True])
-def test_pieces_are_those_of_transformers(lowercase, vocabulary):
+def test_pieces_equal_those_of_transformers(lowercase, vocabulary):
     ours = WordPieces(vocabulary, lowercase)
     theirs = BertTokenizer.from_pretrained(str(vocabulary.parent), do_lower_case=lowercase)
 
@@ -72,19 +72,19 @@ def test_pieces_are_those_of_transformers(lowercase, vocabulary):
     assert ours.pieces("ж é") == ["<unk>", "e" if lowercase else "é"]
 
 
-def test_names_of_special_types_are_text(vocabulary):
+def test_special_types_in_text_are_not_special(vocabulary):
     pieces = WordPieces(vocabulary, lowercase=False).pieces("a [SEP] [UNK] </s> <unk>")
     assert not set(pieces) & {*SPECIALS, *SPECIALS.values()}
     assert "".join(pieces).replace("##", "") == "a[SEP][UNK]</s><unk>"
 
 
-def test_the_same_types_have_the_two_ids(vocabulary, tmp_path):
+def test_ids_in_both_orders(vocabulary, tmp_path):
     names = word_pieces.fairseq_types(vocabulary)
     write(tmp_path / "dict.txt", [f"{name} 1" for name in names])
     dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
     ids = word_pieces.bert_token_ids(vocabulary)
     theirs = {name: i for i, name in enumerate(TYPES)}
-    # Some versions of transformers read a type that is a blank sign as none.
+    # Some versions of transformers skip types that are white space.
     read = BertTokenizer.from_pretrained(str(vocabulary.parent)).get_vocab()
     theirs.update({name: i for name, i in read.items() if name.strip()})
     assert len(dictionary) == len(TYPES) == len(ids) and sorted(ids) == list(range(len(TYPES)))
@@ -97,14 +97,14 @@ def test_the_same_types_have_the_two_ids(vocabulary, tmp_path):
 BAD = {
     "no_unk": ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: BERT's vocab.txt is needed"),
     "words": (["the", "of"], r"has no \[CLS\], \[PAD\], \[SEP\], \[UNK\]"),
-    "twice": ([*TYPES, "the"], "has 'the' twice, the second time in line"),
-    "of_fairseq": ([*TYPES, "</s>"], "has '</s>' in line"),
-    "blank": ([*TYPES, "", "more"], "has nothing in line"),
+    "twice": ([*TYPES, "the"], "has 'the', or has it twice"),
+    "of_fairseq": ([*TYPES, "</s>"], "has '</s>', or has it twice"),
+    "blank": ([*TYPES, "", "more"], "has '', or has it twice"),
 }
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_vocabularies_that_cannot_be_used(name, tmp_path):
+def test_invalid_vocabularies_are_errors(name, tmp_path):
     types, message = BAD[name]
     path = write(tmp_path / "vocab.txt", types)
     for function in (word_pieces.bert_token_ids, lambda path: WordPieces(path, True)):
@@ -113,7 +113,7 @@ def test_vocabularies_that_cannot_be_used(name, tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_files_that_are_no_vocabulary(tmp_path):
+def test_unreadable_vocabularies_are_errors(tmp_path):
     with pytest.raises(ValueError, match=r"vocab\.txt is missing: BERT's"):
         word_pieces.bert_token_ids(tmp_path / "vocab.txt")
     (tmp_path / "vocab.txt").write_bytes(b"[CLS]\n\xff\n")
@@ -132,7 +132,7 @@ def test_files_that_are_no_vocabulary(tmp_path):
         'The "first" and the "second" one; Smith\'s and/or Jones\'s.',
     ],
 )
-def test_text_is_read_back(text, vocabulary, tmp_path):
+def test_text_is_restored(text, vocabulary, tmp_path):
     path = write(
         tmp_path / "vocab.txt", dict.fromkeys([*TYPES, *text, *(f"##{x}" for x in text if x != " ")])
     )
@@ -140,14 +140,14 @@ def test_text_is_read_back(text, vocabulary, tmp_path):
     assert pieces.text(pieces.pieces(text)) == text
 
 
-def test_what_is_unknown_is_told(vocabulary):
+def test_unknown_pieces(vocabulary):
     pieces = WordPieces(vocabulary, lowercase=True)
     assert pieces.text(pieces.pieces("那ж人")) == "那<unk>人" and pieces.text([]) == ""
     assert pieces.text(["##an", "##ing", "a"]) == "##aning a"
 
 
 @given(st.integers(1, 60), st.data())
-def test_a_window_has_what_it_is_around(length, data):
+def test_windows_are_centered(length, data):
     first = data.draw(st.integers(0, length))
     last = data.draw(st.integers(first, length))
     room = data.draw(st.integers(max(last - first, 1), 70))
@@ -168,7 +168,7 @@ SOURCE_WORDS = st.lists(
 
 @settings(deadline=None)
 @given(SOURCE_WORDS, st.integers(16, 80), st.data())
-def test_a_source_has_its_answer(vocabulary, words, longest, data):
+def test_sources_contain_their_answer(vocabulary, words, longest, data):
     pieces = WordPieces(vocabulary, lowercase=True)
     first = data.draw(st.integers(0, len(words) - 1))
     last = data.draw(st.integers(first + 1, len(words)))
@@ -176,25 +176,25 @@ def test_a_source_has_its_answer(vocabulary, words, longest, data):
     begins = len(" ".join([*words[:first], ""]))
     assert context[begins:].startswith(answer)
     room = word_pieces.max_answer_tokens(longest)
-    tokens, answer_cut, windowed = pieces.source(answer, context, longest, room, begins)
+    tokens, answer_cut, context_cut = pieces.source(answer, context, longest, room, begins)
     assert (
         len(tokens) <= longest and tokens[0] == "<s>" and tokens[-1] == "</s>" and tokens.count("</s>") == 2
     )
     middle = tokens.index("</s>")
     of_answer, of_context = tokens[1:middle], tokens[middle + 1 : -1]
     assert of_answer == pieces.pieces(answer)[:room] and answer_cut == (len(pieces.pieces(answer)) > room)
-    # The place itself, not another one with the same words.
+    # At this position, not at another one with the same words.
     before, whole = len(pieces.pieces(context[:begins])), pieces.pieces(context)
     start = before - max(longest - NUM_SEPARATORS - 2 * len(of_answer), 0) // 2
     start = max(min(start, len(whole) - (longest - NUM_SEPARATORS - len(of_answer))), 0)
     assert of_context == whole[start : start + longest - NUM_SEPARATORS - len(of_answer)]
     assert start <= before and before + len(of_answer) <= start + len(of_context)
-    assert windowed == (len(of_context) < len(whole))
-    if windowed:
+    assert context_cut == (len(of_context) < len(whole))
+    if context_cut:
         assert len(tokens) == longest
 
 
-def test_an_answer_inside_a_word(vocabulary):
+def test_answers_inside_of_words(vocabulary):
     pieces = WordPieces(vocabulary, lowercase=True)
     assert pieces.source("orma", "the norman a", 16, 6).tokens == [
         *("<s>", "o", "##r", "##m", "##a", "</s>"),
@@ -204,7 +204,7 @@ def test_an_answer_inside_a_word(vocabulary):
     assert len(tokens) == 16 and {"##ner", "##x"} <= set(tokens[tokens.index("</s>") :])
 
 
-def test_an_answer_is_looked_up(vocabulary):
+def test_answers_are_found(vocabulary):
     pieces = WordPieces(vocabulary, lowercase=False)
     assert pieces.source("北京", "在北京。", 16, 6) == (
         ["<s>", "北", "京", "</s>", "在", "北", "京", "。", "</s>"],
@@ -234,14 +234,14 @@ ABOUT = {
 }
 
 
-def test_a_prepared_folder(vocabulary, tmp_path):
+def test_loading_a_prepared_folder(vocabulary, tmp_path):
     write(tmp_path / "vocab.txt", TYPES)
     note = tmp_path / "preparation.json"
     wrong = ("", "{", "[]", '{"source": "en", "target": "de", "tokenizer": "moses", "bpe": "subword_nmt"}')
-    for content in (None, *wrong, json.dumps({**ABOUT, "longest": "192"}), json.dumps({"tokenizer": "bert"})):
+    for content in (None, *wrong, json.dumps({"tokenizer": "bert"})):
         if content is not None:
             note.write_text(content)
-        with pytest.raises(ValueError, match=r"preparation\.json is missing or not of BERT's word pieces"):
+        with pytest.raises(ValueError, match=r"preparation\.json is missing or not for question generation"):
             word_pieces.load(tmp_path)
     note.write_text(json.dumps(ABOUT))
     assert word_pieces.read_preparation(tmp_path) == ABOUT

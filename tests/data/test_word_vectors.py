@@ -1,4 +1,4 @@
-"""Vectors in GloVe's format: those of a vocabulary, and what is no vector."""
+"""Word vectors in GloVe's format."""
 
 import pytest
 
@@ -13,10 +13,10 @@ def write(folder, lines):
     return folder / "vectors"
 
 
-def test_the_vocabularys_vectors(tmp_path):
+def test_vectors_of_a_vocabulary(tmp_path):
     path, target = write(tmp_path, LINES), tmp_path / "target"
     assert word_vectors.dimension(path) == 3
-    # Neither the end of a word with blanks nor its beginning is a word; of two lines the first counts.
+    # A part of a word with spaces is not a word; of two vectors, the first is used.
     words = ["été", "of", "at", "name@domain.com", ".", "unseen"]
     found = {word: vector.tolist() for word, vector, _ in word_vectors.read(path, words)}
     assert found == {"of": [4, 5, 6], "été": [1, 2, 3]}
@@ -38,8 +38,8 @@ def test_the_vocabularys_vectors(tmp_path):
         (["The 1 2", "OF 1 2"], "has none of the 2 words"),
     ],
 )
-def test_what_is_no_vector(lines, message, tmp_path):
+def test_invalid_lines_are_errors(lines, message, tmp_path):
     path = write(tmp_path, lines)
-    with pytest.raises(ValueError) as refused:
+    with pytest.raises(ValueError) as error:
         list(word_vectors.read(path, ["of", "the"]))
-    assert str(refused.value).startswith(f"{path} ") and message in str(refused.value)
+    assert str(error.value).startswith(f"{path} ") and message in str(error.value)

@@ -1,27 +1,27 @@
 import hashlib
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tiny import REPOSITORY, preprocess, write_byte_pairs
 
-sys.path[:0] = [
-    str(REPOSITORY),
-    str(Path(__file__).parent),
-    str(Path(__file__).parent / "corpora"),
-]  # data_prep is not installed; local_server and small_corpora are here
+# data_prep is not installed; local_server and small_corpora are in this folder.
+sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent), str(Path(__file__).parent / "corpora")]
 
 
 @pytest.fixture(scope="session")
 def published():
     """The folder of published data that LRPE_DATA names."""
+    if "LRPE_DATA" not in os.environ:
+        pytest.skip("LRPE_DATA does not name a folder of data")
     return Path(os.environ["LRPE_DATA"])
 
 
 @pytest.fixture
 def tiny_bpe(tmp_path, monkeypatch):
-    """A folder with tiny byte pairs, taken for the published files."""
+    """A folder with a tiny GPT-2 BPE that is accepted as the published one."""
     from data_prep import gpt2_bpe
 
     folder = tmp_path / "tiny_bpe"
@@ -35,8 +35,8 @@ def tiny_bpe(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def at_once(monkeypatch):
-    """fairseq-preprocess in this process: its start takes seconds, and there are many."""
+def in_process(monkeypatch):
+    """Runs fairseq-preprocess in this process because starting it takes seconds."""
     from data_prep import binarize
 
     def run_command(command, log, show):
@@ -47,11 +47,46 @@ def at_once(monkeypatch):
 
 
 @pytest.fixture
-def hub_rows(tmp_path, monkeypatch):
-    """A function that makes rows of texts a package ``datasets``, read seven rows at a time."""
+def publish(monkeypatch):
+    """publish(facts, content): serves a file as the published one; ``requests`` lists the downloads."""
+    from local_server import Server
+
+    with Server() as server:
+
+        def publish(facts, content):
+            kind = f"file{len(server.files)}"
+            server.files[kind] = content
+            values = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+            for key, value in {**values, "mirrors": [server.url("missing"), server.url(kind)]}.items():
+                monkeypatch.setitem(facts, key, value)
+
+        publish.requests = server.requests
+        yield publish
+
+
+@pytest.fixture
+def interrupt(monkeypatch):
+    """interrupt(object, name): a context in which this function is interrupted by Ctrl-C."""
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    @contextmanager
+    def interrupt(target, name):
+        with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_info:
+            patch.setattr(target, name, stop)
+            yield
+        assert exit_info.value.code == 130
+
+    return interrupt
+
+
+@pytest.fixture
+def datasets_package(tmp_path, monkeypatch):
+    """A function that installs a package ``datasets`` with one dataset of texts, read in batches of seven."""
     from data_prep import hub
 
-    def give(texts):
+    def install(texts):
         folder = tmp_path / "packages"
         folder.mkdir()
         (folder / "datasets.py").write_text(
@@ -59,11 +94,11 @@ def hub_rows(tmp_path, monkeypatch):
             "    def __getitem__(self, span):\n"
             "        return {'text': list.__getitem__(self, span)}\n"
             "def load_dataset(path, name=None, *, revision, split):\n"
-            "    if path == 'gone': raise ConnectionError('no hub\\nmore')\n"
+            "    if path == 'unreachable': raise ConnectionError('no hub\\nmore')\n"
             f"    return Rows({texts!r})\n"
         )
         monkeypatch.syspath_prepend(folder)
         monkeypatch.delitem(sys.modules, "datasets", raising=False)
 
     monkeypatch.setattr(hub, "BATCH", 7)
-    return give
+    return install

@@ -1,4 +1,4 @@
-"""A real HTTP server with good and bad mirrors of one file, the first part of the path says which."""
+"""A real HTTP server with working and broken mirrors of a file; the first part of the path selects one."""
 
 import http.server
 import threading
@@ -9,22 +9,16 @@ CONTENT = bytes(range(256)) * 1000
 class Mirrors(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         span = self.headers.get("Range")
-        self.server.asked.append((self.path, span))
+        self.server.requests.append((self.path, span))
         kind = self.path.split("/")[1]
         if self.headers["User-Agent"].startswith("Python-urllib"):
             self.send_error(403)
         elif kind in self.server.files:
             self.answer(self.server.files[kind], None)
-        elif kind == "range":
-            self.answer(CONTENT, span)
-        elif kind == "plain":
-            self.answer(CONTENT, None)
-        elif kind == "breaks":  # the first answer ends early
-            self.answer(CONTENT, span, cut=not span)
-        elif kind == "wrong":
-            self.answer(CONTENT[::-1], None)
-        elif kind == "short":
-            self.answer(CONTENT[:-1], None)
+        elif kind in ("range", "interrupted"):  # the first response of "interrupted" ends early
+            self.answer(CONTENT, span, cut=kind == "interrupted" and not span)
+        elif kind in ("no_range", "wrong", "short"):
+            self.answer({"wrong": CONTENT[::-1], "short": CONTENT[:-1]}.get(kind, CONTENT), None)
         else:
             self.send_error(503 if kind == "busy" else 404)
 
@@ -42,12 +36,14 @@ class Mirrors(http.server.BaseHTTPRequestHandler):
 
 
 class Server:
-    """``url(kind)`` of a mirror; ``asked``: (path, range) of each request; ``files``: further contents."""
+    """``url(kind)`` of a mirror; ``requests``: (path, range) of each; ``files``: further {kind: content}."""
+
+    def __init__(self, handler=Mirrors):
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.requests = self.server.requests = []
+        self.files = self.server.files = {}
 
     def __enter__(self):
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Mirrors)
-        self.asked = self.server.asked = []
-        self.files = self.server.files = {}
         threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True).start()
         return self
 

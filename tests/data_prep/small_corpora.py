@@ -1,8 +1,9 @@
-"""What tests of preparations share: the command in this process, texts as published, binaries read back."""
+"""Shared by the tests of corpora: the command in this process, small sources, and reading binaries back."""
 
 import io
 import json
 import tarfile
+import zipfile
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
 from data_prep.prepare import main
 
-# With headings and a line that looks like a title, none of them one.
+SPLITS = ("train", "valid", "test")
+# Its headings and the line "= so =" are not titles of articles.
 ARTICLE = (
     " \n = {0} = \n \n The {0} is a <unk> thing . \n \n"
     " = = History = = \n \n It was \n = so = \n a thing . \n \n"
@@ -20,29 +22,30 @@ ARTICLE = (
 
 
 def prepare(name, options):
-    """Makes a corpus as ``data_prep/prepare.sh`` does."""
+    """Prepares a corpus as ``data_prep/prepare.sh`` does."""
     main([name, *map(str, options)])
 
 
-def refused(name, *options):
-    """The one sentence on stderr with which the preparation ends."""
-    with pytest.raises(SystemExit) as ended:
+def error_of(name, *options):
+    """Returns the one-line error message of a preparation that fails."""
+    with pytest.raises(SystemExit) as exit_info:
         prepare(name, options)
-    assert "\n" not in str(ended.value.code) and str(ended.value.code).startswith(f"prepare {name}: ")
-    return str(ended.value.code)
+    message = str(exit_info.value.code)
+    assert "\n" not in message and message.startswith(f"prepare {name}: ")
+    return message
 
 
-def write_tokens(folder, splits=("train", "valid", "test")):
-    """WikiText's word-level files, small, in ``folder``."""
+def write_tokens(folder, splits=SPLITS, suffix="tokens"):
+    """Writes small files in the format of WikiText and returns the folder."""
     folder.mkdir(parents=True)
     for split in splits:
         articles = [ARTICLE.format(f"{split} {i}") for i in range(7)]
-        (folder / f"wiki.{split}.tokens").write_text("".join(articles) + " four" * 4 + " five" * 5 + " \n")
+        (folder / f"wiki.{split}.{suffix}").write_text("".join(articles) + " four" * 4 + " five" * 5 + " \n")
     return folder
 
 
 def sentences(out, split):
-    """The lines of a prepared split, as fairseq reads them."""
+    """Returns the lines of a prepared split, as fairseq reads them."""
     dictionary = Dictionary.load(str(out / "bin" / "dict.txt"))
     dataset = data_utils.load_indexed_dataset(str(out / "bin" / split), dictionary)
     return [
@@ -51,7 +54,7 @@ def sentences(out, split):
 
 
 def classified(folder, split):
-    """(the text of each input ..., the label's name, None if it is not known) of each row of a split."""
+    """Returns (text of each input ..., name of the label or None) of each row of a split."""
     about = json.loads((folder / "about.json").read_text())
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     inputs = [
@@ -64,31 +67,41 @@ def classified(folder, split):
 
 
 def write_files(folder, contents):
-    """Files {path: bytes} in ``folder``, and ``folder``."""
+    """Writes {path: bytes} to ``folder`` and returns it."""
     for name, content in contents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
     return folder
 
 
-def write_tar(path, contents):
-    """The same files in a .tar.gz."""
+def write_tar(path, contents, *members):
+    """Writes {path: bytes}, and other members without content, to a .tar.gz and returns its path."""
     with tarfile.open(path, "w:gz") as archive:
         for name, content in contents.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
+        for member in members:
+            archive.addfile(member)
+    return path
+
+
+def write_zip(path, contents):
+    """Writes {path: bytes} to a .zip and returns its path."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in contents.items():
+            archive.writestr(name, content)
     return path
 
 
 def contents(folder):
-    """{name: bytes} of the files in a folder."""
+    """Returns {name: bytes} of the files in a folder."""
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def decoded(folder, split):
-    """The text that the byte pairs of a prepared split stand for."""
-    bpe = folder.parent / "gpt2_bpe"
+def decoded(folder, split, bpe=None):
+    """Returns the lines of a prepared split in GPT-2 BPE as text."""
+    bpe = bpe or folder.parent / "gpt2_bpe"
     encoder = get_encoder(str(bpe / "encoder.json"), str(bpe / "vocab.bpe"))
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     dataset = data_utils.load_indexed_dataset(str(folder / split), dictionary)

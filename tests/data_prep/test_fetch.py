@@ -1,4 +1,4 @@
-"""Downloads from a real server whose mirrors are good, broken or gone."""
+"""Downloads from a real server whose mirrors work, are broken or are missing."""
 
 import hashlib
 import socket
@@ -19,7 +19,7 @@ def server(monkeypatch):
 
 
 @pytest.fixture
-def down():
+def unreachable():
     """The address of a mirror that refuses connections."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -27,94 +27,68 @@ def down():
 
 
 def get(dest, *urls):
-    return fetch.fetch(dest, {"mirrors": urls, "size": SIZE, "sha256": SHA256})
+    path = fetch.fetch(dest, {"mirrors": urls, "size": SIZE, "sha256": SHA256})
+    assert path == dest and path.read_bytes() == CONTENT
+    assert [x.name for x in path.parent.iterdir()] == [path.name]
 
 
-def files(folder):
-    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+def test_a_file_is_downloaded_once(server, tmp_path):
+    for _ in range(2):
+        get(tmp_path / "new" / "file", server.url("range"))
+    assert server.requests == [("/range/file", None)]
 
 
-def test_a_file_is_fetched_once(server, tmp_path):
-    dest = tmp_path / "deep" / "file"
-    assert get(dest, server.url("range")) == dest
-    assert dest.read_bytes() == CONTENT and files(tmp_path) == ["file"]
-    get(dest, server.url("range"))
-    assert server.asked == [("/range/file", None)]
+@pytest.mark.parametrize(
+    ("mirror", "part", "ranges"),
+    [
+        ("range", CONTENT[:1000], ["bytes=1000-"]),
+        ("range", CONTENT, []),
+        ("no_range", CONTENT[:1000], ["bytes=1000-"]),
+        ("range", CONTENT + b"more", [None]),
+        ("range", b"x" * 1000, ["bytes=1000-", None]),
+        ("interrupted", b"", [None, f"bytes={SIZE // 2}-"]),
+    ],
+    ids=["resumed", "complete", "no_range", "too_long", "of_another_file", "interrupted"],
+)
+def test_partial_downloads_are_resumed_and_verified(mirror, part, ranges, server, tmp_path):
+    (tmp_path / "file.part").write_bytes(part)
+    get(tmp_path / "file", server.url(mirror))
+    assert [span for _, span in server.requests] == ranges
 
 
-def test_a_part_is_continued_with_the_rest_alone(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
-    get(tmp_path / "file", server.url("range"))
-    assert (tmp_path / "file").read_bytes() == CONTENT and files(tmp_path) == ["file"]
-    assert server.asked == [("/range/file", "bytes=1000-")]
+@pytest.mark.parametrize("broken", ["missing", "wrong", "short"])
+def test_the_next_mirror_is_tried(broken, server, tmp_path):
+    get(tmp_path / "file", server.url(broken), server.url("range"))
+    assert server.requests == [(f"/{broken}/file", None), ("/range/file", None)]
 
 
-def test_a_whole_part_is_only_verified(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT)
-    get(tmp_path / "file", server.url("range"))
-    assert (tmp_path / "file").read_bytes() == CONTENT and not server.asked
-
-
-def test_a_server_without_ranges_gives_everything_anew(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
-    get(tmp_path / "file", server.url("plain"))
-    assert (tmp_path / "file").read_bytes() == CONTENT and len(server.asked) == 1
-
-
-def test_a_part_longer_than_the_file_is_thrown_away(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT + b"more")
-    get(tmp_path / "file", server.url("range"))
-    assert (tmp_path / "file").read_bytes() == CONTENT and server.asked == [("/range/file", None)]
-
-
-def test_a_part_of_another_file_is_thrown_away(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(b"x" * 1000)
-    get(tmp_path / "file", server.url("range"))
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert [span for _, span in server.asked] == ["bytes=1000-", None]
-
-
-def test_a_truncated_answer_is_continued(server, tmp_path):
-    get(tmp_path / "file", server.url("breaks"))
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert [span for _, span in server.asked] == [None, f"bytes={SIZE // 2}-"]
-
-
-@pytest.mark.parametrize("bad", ["missing", "wrong", "short"])
-def test_the_next_mirror_is_tried(bad, server, tmp_path):
-    get(tmp_path / "file", server.url(bad), server.url("range"))
-    assert (tmp_path / "file").read_bytes() == CONTENT and files(tmp_path) == ["file"]
-    assert server.asked == [(f"/{bad}/file", None), ("/range/file", None)]
-
-
-def test_a_mirror_of_another_file_leaves_the_part_to_the_next(server, tmp_path):
+def test_a_mirror_with_another_file_keeps_the_partial_download(server, tmp_path):
     (tmp_path / "file.part").write_bytes(CONTENT[:1000])
     get(tmp_path / "file", server.url("short"), server.url("range"))
-    assert server.asked[-1] == ("/range/file", "bytes=1000-")
+    assert server.requests[-1] == ("/range/file", "bytes=1000-")
 
 
-def test_a_busy_mirror_is_asked_again(server, down, tmp_path):
-    get(tmp_path / "file", down, server.url("busy"), server.url("range"))
-    assert [path for path, _ in server.asked] == ["/busy/file"] * fetch.TRIES + ["/range/file"]
+def test_a_busy_mirror_is_retried(server, unreachable, tmp_path):
+    get(tmp_path / "file", unreachable, server.url("busy"), server.url("range"))
+    assert [path for path, _ in server.requests] == ["/busy/file"] * fetch.TRIES + ["/range/file"]
 
 
-def test_a_file_that_was_changed_here_is_replaced(server, tmp_path):
+def test_a_modified_file_is_downloaded_again(server, tmp_path):
     (tmp_path / "file").write_bytes(b"changed")
     get(tmp_path / "file", server.url("range"))
-    assert (tmp_path / "file").read_bytes() == CONTENT
 
 
-def test_all_mirrors_failing_are_named_with_their_reasons(server, down, tmp_path):
-    urls = [server.url("missing"), down, server.url("wrong"), server.url("short")]
-    with pytest.raises(fetch.FetchError, match=r"^no mirror provides file: .*$") as refused:
+def test_the_error_names_all_mirrors_with_their_reasons(server, unreachable, tmp_path):
+    urls = [server.url("missing"), unreachable, server.url("wrong"), server.url("short")]
+    with pytest.raises(fetch.FetchError, match=r"^no mirror provides file: .*$") as error:
         get(tmp_path / "file", *urls)
-    line = str(refused.value)
+    line = str(error.value)
     for url, reason in zip(urls, ["404", "Connection refused", "SHA-256", "bytes instead of"], strict=True):
         assert reason in line.split(url)[1].split("; ")[0]
-    assert files(tmp_path) == []
+    assert not list(tmp_path.iterdir())
 
 
-def test_a_copy_is_verified(tmp_path):
+def test_copies_are_verified(tmp_path):
     facts, path = {"size": SIZE, "sha256": SHA256}, tmp_path / "a"
     path.write_bytes(CONTENT)
     assert fetch.verified(path, "c", facts) == path

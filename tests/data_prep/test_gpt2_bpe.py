@@ -1,4 +1,4 @@
-"""GPT-2's byte pairs on many processes, with a small vocabulary of the same form."""
+"""GPT-2 BPE on several processes, with a small vocabulary."""
 
 import os
 import signal
@@ -14,12 +14,17 @@ LINES = [
     "   the blanks at both ends   \n",
     " \u00a0 \n",
     "don't 'they' say 12,345.67?\r\n",
-    "a line\u2028separator, a form\x0cfeed and \x85 are no ends of lines\n",
+    "a line\u2028separator, a form\x0cfeed and \x85 do not end lines\n",
 ]
 
 
+def encode(folder, bpe, workers, target="encoded"):
+    function = gpt2_bpe.line_encoder(bpe)
+    parallel.map_lines(function, folder / "text", folder / target, workers, newline=None)
+
+
 @pytest.mark.parametrize("end", ["\n", "and no end"])
-def test_processes_write_what_the_single_encoder_writes(end, tiny_bpe, tmp_path, monkeypatch):
+def test_the_output_does_not_depend_on_the_number_of_processes(end, tiny_bpe, tmp_path, monkeypatch):
     monkeypatch.setattr(parallel, "LINES", 7)
     text = "".join(f"{i} {line}" if line.strip() else line for i in range(20) for line in LINES) + end
     (tmp_path / "text").write_text(text, encoding="utf-8", newline="")
@@ -28,7 +33,7 @@ def test_processes_write_what_the_single_encoder_writes(end, tiny_bpe, tmp_path,
         lines = [line.strip() for line in file]
     expected = "".join(" ".join(map(str, encoder.encode(line))) + "\n" for line in lines)
     for workers in (1, 3):
-        gpt2_bpe.encode(tmp_path / "text", tmp_path / f"encoded{workers}", tiny_bpe, workers)
+        encode(tmp_path, tiny_bpe, workers, f"encoded{workers}")
         assert (tmp_path / f"encoded{workers}").read_text() == expected
     decoded = [encoder.decode(map(int, line.split())) for line in expected.splitlines()]
     assert decoded == lines and lines.count("") >= 40
@@ -46,7 +51,7 @@ def test_interrupted_encoding_leaves_no_target(tiny_bpe, tmp_path, monkeypatch):
 
     monkeypatch.setattr(parallel, "islice", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        gpt2_bpe.encode(tmp_path / "text", tmp_path / "encoded", tiny_bpe, 1)
+        encode(tmp_path, tiny_bpe, 1)
     assert not batches and not (tmp_path / "encoded").exists()
 
 
@@ -54,15 +59,15 @@ def killed(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_process_ends_it_with_a_sentence(tiny_bpe, tmp_path, monkeypatch):
+def test_a_killed_worker_is_an_error(tiny_bpe, tmp_path, monkeypatch):
     (tmp_path / "text").write_text("the\n")
     monkeypatch.setattr(parallel, "_map_batch", killed)
     with pytest.raises(ValueError, match=r"was killed.*fewer --workers"):
-        gpt2_bpe.encode(tmp_path / "text", tmp_path / "encoded", tiny_bpe, 2)
+        encode(tmp_path, tiny_bpe, 2)
     assert not (tmp_path / "encoded").exists()
 
 
-def test_copies_are_verified_and_a_longer_dictionary_is_cut(tiny_bpe, tmp_path):
+def test_copies_are_verified_and_a_longer_dictionary_is_truncated(tiny_bpe, tmp_path):
     short = (tiny_bpe / "dict.txt").read_bytes()
     (tiny_bpe / "dict.txt").write_bytes(short + b"madeupword0003 0\nmadeupword0004 0\n")
     gpt2_bpe.provide(tmp_path / "bpe", tiny_bpe)

@@ -1,4 +1,4 @@
-"""The picture of examples of generated corpora."""
+"""The figure with examples of generated corpora."""
 
 from PIL import Image
 from tiny import run_here
@@ -6,7 +6,7 @@ from tiny import run_here
 from data_prep.lra_examples import main
 
 
-def test_it_is_drawn(tmp_path):
+def test_examples_are_drawn(tmp_path):
     file = tmp_path / "new" / "examples.png"
     done = run_here(main, file)
     assert done.returncode == 0 and not done.stderr

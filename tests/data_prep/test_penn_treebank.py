@@ -1,4 +1,4 @@
-"""Words by the Penn Treebank's rules."""
+"""Penn Treebank tokenization."""
 
 import pytest
 
@@ -25,5 +25,5 @@ from data_prep.penn_treebank import tokenize_penn
         (".", "."),
     ],
 )
-def test_words(text, words):
+def test_tokens(text, words):
     assert tokenize_penn(text) == words

@@ -1,4 +1,4 @@
-"""What preparations show of steps that take long."""
+"""Progress of steps that take long."""
 
 import hashlib
 import io
@@ -16,12 +16,12 @@ class Terminal(io.StringIO):
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch):
-    """Shows everything without the seconds after which it would be."""
+def without_delay(monkeypatch):
+    """Shows progress without a delay."""
     monkeypatch.setattr(progress, "DELAY", 0)
 
 
-def test_what_a_silent_program_has_written_is_shown(tmp_path):
+def test_bytes_written_by_another_program_are_shown(tmp_path):
     with redirect_stderr(Terminal()) as shown, progress.show_written("binarizing bin", tmp_path):
         (tmp_path / "train.bin").write_bytes(bytes(3000))
         while "binarizing bin: 3.00kB written, 00:0" not in shown.getvalue():
@@ -42,7 +42,7 @@ def test_checking_and_copying_are_shown(tmp_path):
     assert "checking train.txt: 0lines" in shown.getvalue() and "train.txt:   0%" in shown.getvalue()
 
 
-def test_a_pipe_is_left_alone(capsys, tmp_path):
+def test_pipes_get_no_progress(capsys, tmp_path):
     with progress.show_written("binarizing bin", tmp_path):
         pass
     assert capsys.readouterr().err == ""

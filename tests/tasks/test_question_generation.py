@@ -106,8 +106,8 @@ def test_unsuitable_berts(corpus, tmp_path):
     save_bert(tmp_path / "wide", types, hidden_size=32)
     save_bert(tmp_path / "other", [*types[:-1], "another"])
     for name, message in (
-        ("./nosuch", "--encoder ./nosuch: the folder does not exist"),
-        (tmp_path / "empty", "has no config.json"),
+        ("./nosuch", "--encoder ./nosuch is not a readable BERT ("),
+        (tmp_path / "empty", "is not a readable BERT ("),
         (tmp_path / "wide", "has other sizes: pass --encoder-embed-dim 32"),
         (tmp_path / "other", "has another vocabulary than"),
     ):
@@ -123,7 +123,7 @@ def other_facts(folder):
 @pytest.mark.parametrize("change, flags, message", [
     (drop("vocab.txt"), "", "vocab.txt is missing: BERT's vocab.txt is needed"),
     (drop("train.source-question.source.idx"), "", "source lacks .bin or .idx"),
-    (other_facts, "", "is missing or not of BERT's word pieces"),
+    (other_facts, "", "is missing or not for question generation"),
     (None, "--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),
     (None, "--decoder-attention-heads 3", "the embed dim 16 is not divisible by 3 attention heads"),
     (None, "--attention linear", "works on the score matrix, which linear attention never forms"),

@@ -46,7 +46,7 @@ def generate_questions(lines: list[str], checkpoint: Path, settings: dict, **fla
             source = pieces.source(answer.strip(), text, facts["longest"], facts["longest_answer"])
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
-        if source.windowed:
+        if source.context_cut:
             message = f"line {number}: the text is too long and was truncated around the answer"
             print(message, file=sys.stderr)
         sources.append(" ".join(source.tokens[:-1]))  # fairseq appends the final </s> itself

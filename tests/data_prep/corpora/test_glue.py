@@ -1,27 +1,25 @@
-"""GLUE's tasks from their TSVs to what fairseq's sentence_prediction reads, on a few made-up rows of each."""
+"""GLUE tasks, from a few made-up rows in the published layout to fairseq's binaries."""
 
-import hashlib
 import json
-import os
-import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
 from fairseq.data import Dictionary, data_utils
-from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
-from local_server import Server
-from small_corpora import prepare, refused
+from small_corpora import classified, error_of, prepare, write_zip
+from small_corpora import decoded as decoded_text
 from tiny import REPOSITORY
 
 from data_prep import binarize
 from data_prep.corpora import glue
+from data_prep.penn_treebank import tokenize_penn
 
-# Quotes that open and do not close, others' letters, a space at the end as in SST-2.
+SOURCE = yaml.safe_load((REPOSITORY / "data_prep" / "sources.yaml").read_text())["glue"]
+# Quotes that open and do not close, other alphabets, a space at the end as in SST-2.
 WORDS = ['the "thing', "thé ångström — 漢字", "''no'' end . ", 'one " of "three"', '"', "  two   blanks"]
 ROWS = {"train": 5, "valid": 3, "valid1": 2, "test": 4, "test1": 2}
-# What a task's TSVs have besides sentences and label.
-OTHERS = {
+OTHER_COLUMNS = {
+    "SST-2": [],
     "MRPC": ["#1 ID", "#2 ID"],
     "STS-B": ["index", "genre", "filename", "year", "old_index", "source1", "source2"],
     "QQP": ["id", "qid1", "qid2"],
@@ -37,7 +35,7 @@ LABELS = {
 
 
 def made_up(name, split):
-    """(its sentences, a tuple per row; its labels) of a split."""
+    """Returns the tuples of sentences, and the labels, of a split."""
     task = glue.TASKS[name]
     sentences = [
         tuple(f"{split} {i} {WORDS[(i + k) % len(WORDS)]}" for k in range(len(task.sentences)))
@@ -48,12 +46,12 @@ def made_up(name, split):
 
 
 def write_tsvs(folder, name):
-    """The files of a task in the published layout, and ``folder``."""
+    """Writes the files of a task in the published layout and returns ``folder``."""
     task = glue.TASKS[name]
     (folder / name).mkdir(parents=True)
     for split, file in task.files.items():
         sentences, labels = made_up(name, split)
-        others = OTHERS.get(name, ["index"] if name != "SST-2" else [])
+        others = OTHER_COLUMNS.get(name, ["index"])
         header = [*others, *task.sentences, task.label]
         rows = [[*others, *row, label] for row, label in zip(sentences, labels, strict=True)]
         if name == "MRPC":  # has the label first
@@ -67,44 +65,37 @@ def write_tsvs(folder, name):
         text = "".join("\t".join(row) + "\n" for row in table)
         text = text.replace("\n", "\r\n") if name == "QNLI" else text
         text = text.removesuffix("\n") if split == "valid" else text
-        encoding = "utf-8-sig" if name == "MRPC" else "utf-8"
-        (folder / name / file).write_bytes(text.encode(encoding))
+        (folder / name / file).write_bytes(text.encode("utf-8-sig" if name == "MRPC" else "utf-8"))
     return folder
 
 
-def read(folder, split):
-    """(the dictionary, the rows) of one of fairseq's folders."""
-    dictionary = Dictionary.load(str(folder / "dict.txt"))
-    rows = data_utils.load_indexed_dataset(str(folder / split), dictionary)
-    return dictionary, [rows[i] for i in range(len(rows))]
-
-
-def decoded(folder, split, bpe):
-    encoder = get_encoder(str(bpe / "encoder.json"), str(bpe / "vocab.bpe"))
-    dictionary, rows = read(folder, split)
-    return [encoder.decode(map(int, dictionary.string(row).split())) for row in rows]
+def decoded(folder, split):
+    return decoded_text(folder, split, folder.parents[2] / "gpt2_bpe").splitlines()
 
 
 def labels(out, split):
-    """The labels of a split as sentence_prediction numbers them."""
-    dictionary, rows = read(out / "bin" / "label", split)
-    assert all(row.tolist()[1:] == [dictionary.eos()] for row in rows)
-    return [row.tolist()[0] - dictionary.nspecial for row in rows]
+    """Returns the labels of a split as sentence_prediction numbers them."""
+    folder = out / "bin" / "label"
+    dictionary = Dictionary.load(str(folder / "dict.txt"))
+    rows = data_utils.load_indexed_dataset(str(folder / split), dictionary)
+    rows = [rows[i].tolist() for i in range(len(rows))]
+    assert all(row[1:] == [dictionary.eos()] for row in rows)
+    return [row[0] - dictionary.nspecial for row in rows]
 
 
 def flags(source, bpe, out, *more):
-    return [str(x) for x in ("--from", source, "--bpe", bpe, "--out", out, "--workers", 1, *more)]
+    return ["--from", source, "--bpe", bpe, "--out", out, "--workers", 1, *more]
 
 
 @pytest.mark.parametrize("name", glue.TASKS)
-def test_a_task_is_read_back_as_it_was(name, tiny_bpe, at_once, tmp_path, capsys):
+def test_tasks_are_prepared_for_sentence_prediction(name, tiny_bpe, in_process, tmp_path, capsys):
     source, out = write_tsvs(tmp_path / "given", name), tmp_path / "out"
     prepare("glue", [name, *flags(source, tiny_bpe, out)])
     task, folder = glue.TASKS[name], out / name / "bin"
     for split in task.files:
         sentences, given = made_up(name, split)
         for i, column in enumerate(zip(*sentences, strict=True)):
-            assert decoded(folder / f"input{i}", split, tiny_bpe) == [text.strip() for text in column]
+            assert decoded(folder / f"input{i}", split) == [text.strip() for text in column]
         if split.startswith("test"):
             assert not list((folder / "label").glob(f"{split}*"))
         elif name == "STS-B":
@@ -113,18 +104,44 @@ def test_a_task_is_read_back_as_it_was(name, tiny_bpe, at_once, tmp_path, capsys
         else:
             assert [task.labels[i] for i in labels(out / name, split)] == given
     assert json.loads((folder / "rows.json").read_text()) == {split: ROWS[split] for split in task.files}
-    assert str(source) in (folder / "source.txt").read_text()
-    inputs = {path.name for path in folder.glob("input*")}
-    assert inputs == {f"input{i}" for i in range(len(task.sentences))}
+    assert (folder / "source.txt").read_text() == f"{source}\n"
+    assert {path.name for path in folder.glob("input*")} == {f"input{i}" for i in range(len(task.sentences))}
     names = [line.split()[0] for line in (out / "gpt2_bpe" / "dict.txt").read_text().splitlines()]
-    assert read(folder / "input0", "train")[0].symbols[4:] == names
+    assert Dictionary.load(str(folder / "input0" / "dict.txt")).symbols[4:] == names
     printed = capsys.readouterr().out
-    published = glue.SOURCE[name]["rows"]
-    assert f"{name} train: 5 rows, published: {published['train']:,}" in printed
+    assert f"{name} train: 5 rows, published: {SOURCE[name]['rows']['train']:,}" in printed
     assert f"ready: fairseq-train {folder} --task sentence_prediction --num-classes " in printed
 
 
-def test_the_command_goes_on_where_it_stopped(tiny_bpe, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["SST-2", "QQP", "MNLI", "QNLI"])
+def test_tasks_are_prepared_in_words(name, tmp_path, capsys):
+    source, out = write_tsvs(tmp_path / "given", name), tmp_path / "out"
+    prepare("glue_words", [name, "--from", source, "--out", out, "--workers", 1])
+    task, folder = glue.TASKS[name], out / name / "bin"
+    known = {line.split()[0] for line in (folder / "dict.txt").read_text().splitlines()}
+    assert json.loads((folder / "about.json").read_text())["rows"] == {x: ROWS[x] for x in task.files}
+    for split in task.files:
+        sentences, labels = made_up(name, split)
+        rows = classified(folder, split)
+        for given, (*texts, _) in zip(sentences, rows, strict=True):
+            for sentence, text in zip(given, texts, strict=True):
+                words = tokenize_penn(sentence).split()
+                assert text.split() == [word if word in known else "<unk>" for word in words]
+        assert [label for *_, label in rows] == (labels if split in task.labelled else [None] * len(rows))
+    assert "train" in known
+    assert f"published: train {SOURCE[name]['rows']['train']:,}" in capsys.readouterr().out
+
+
+def test_the_default_tasks_in_words_are_those_of_the_papers(tmp_path, capsys):
+    source, out = tmp_path / "given", tmp_path / "out"
+    for name in glue.GlueWords.default:
+        write_tsvs(source, name)
+    prepare("glue_words", ["--from", source, "--out", out, "--workers", 1, "--train-rows", 4])
+    assert sorted(path.parent.name for path in out.glob("*/bin")) == ["MNLI", "QNLI", "QQP", "SST-2"]
+    assert "rows: train 4, valid 3, test 4; published:" in capsys.readouterr().out
+
+
+def test_interrupted_preparation_resumes(tiny_bpe, tmp_path, monkeypatch, capsys):
     source, out = write_tsvs(tmp_path / "given", "CoLA"), tmp_path / "out"
     arguments = ["CoLA", *flags(source, tiny_bpe, out, "--train-rows", 3)]
 
@@ -136,9 +153,9 @@ def test_the_command_goes_on_where_it_stopped(tiny_bpe, tmp_path, monkeypatch, c
 
     with monkeypatch.context() as patch:
         patch.setattr(binarize, "run_command", interrupted)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as exit_info:
             prepare("glue", arguments)
-    assert ended.value.code == 130 and "run the same command to resume" in capsys.readouterr().err
+    assert exit_info.value.code == 130 and "run the same command to resume" in capsys.readouterr().err
     assert not (out / "CoLA" / "bin").exists()
 
     prepare("glue", arguments)  # with fairseq's own command
@@ -149,7 +166,7 @@ def test_the_command_goes_on_where_it_stopped(tiny_bpe, tmp_path, monkeypatch, c
     assert not list((out / "CoLA").glob("*.part"))
 
 
-def test_what_is_there_is_kept_and_not_mixed(tiny_bpe, at_once, tmp_path, monkeypatch, capsys):
+def test_each_task_is_prepared_once_and_from_one_source(tiny_bpe, in_process, tmp_path, monkeypatch, capsys):
     source, out = write_tsvs(tmp_path / "given", "RTE"), tmp_path / "out"
     write_tsvs(source, "SST-2")
     prepare("glue", ["RTE", *flags(source, tiny_bpe, out)])
@@ -159,149 +176,142 @@ def test_what_is_there_is_kept_and_not_mixed(tiny_bpe, at_once, tmp_path, monkey
     assert f"already there: {out / 'RTE' / 'bin'}" in printed and printed.count("RTE train:") == 2
     assert (out / "RTE" / "bin" / "rows.json").stat().st_mtime_ns == before
     assert (out / "SST-2" / "bin" / "rows.json").exists()
-    prepare("glue", ["RTE", "--out", str(out)])
-    assert "already there" in capsys.readouterr().out
 
-    other = write_tsvs(tmp_path / "other", "RTE")
-    assert f"was made from {source}:" in refused("glue", "RTE", *flags(other, tiny_bpe, out))
-    for given in (["--out", out], flags(source, tiny_bpe, out)):
-        assert f"was made from {source}:" in refused("glue", "RTE", *given, "--train-rows", 2)
-    trial = tmp_path / "trial"
+    other, trial = write_tsvs(tmp_path / "other", "RTE"), tmp_path / "trial"
     prepare("glue", ["RTE", *flags(source, tiny_bpe, trial, "--train-rows", 2)])
-    for given in (["--out", trial], flags(source, tiny_bpe, trial)):
-        assert f"was made from {source}, 2 training rows:" in refused("glue", "RTE", *given)
+    for record, options in {
+        f"{source}:": [flags(other, tiny_bpe, out), ["--out", out, "--train-rows", 2]],
+        f"{source}, 2 training rows:": [flags(source, tiny_bpe, trial), ["--out", trial]],
+    }.items():
+        for given in options:
+            assert f"was made from {record}" in error_of("glue", "RTE", *given)
 
-    monkeypatch.setitem(glue.SOURCE["RTE"], "rows", {"train": 5, "valid": 3, "test": 4})
+    monkeypatch.setitem(glue.Glue("glue").facts["RTE"], "rows", {"train": 5, "valid": 3, "test": 4})
     capsys.readouterr()
-    prepare("glue", ["RTE", "--out", str(out)])
+    prepare("glue", ["RTE", "--out", out])
     assert "RTE: train 5, valid 3, test 4 rows, as published\nready:" in capsys.readouterr().out
 
 
-def test_malformed_files_are_named_with_their_line(tiny_bpe, tmp_path, capsys):
-    out = tmp_path / "out"
-    good = write_tsvs(tmp_path / "good", "CoLA")
-
-    def message(name, file, line, content):
-        """Of the sentence for a task of which one line is replaced; a good task is asked for before it."""
-        source = write_tsvs(tmp_path / f"given{len(list(tmp_path.iterdir()))}", name)
-        (source / "CoLA").exists() or (source / "CoLA").symlink_to(good / "CoLA")
-        path = source / name / file
-        lines = path.read_bytes().split(b"\n")
-        lines[line - 1] = content
-        path.write_bytes(b"\n".join(lines))
-        found = refused("glue", "CoLA", name, *flags(source, tiny_bpe, out))
-        assert found.startswith(f"prepare glue: {path} line {line} ") and not out.exists()
-        return found
-
-    few = message("RTE", "dev.tsv", 3, b"1\tone\tentailment")
-    assert few.endswith("line 3 has 3 fields instead of 4: 1 | one | entailment")
-    many = message("QQP", "test.tsv", 2, b"0\t1\t2\t" + b"a" * 90 + b"\tb\tc")
-    assert "has 6 fields instead of 5: 0 | 1 | 2 | aaa" in many and many.endswith("a…")
-    assert "has 1 fields instead of 5" in message("MRPC", "train.tsv", 7, b"\n")
-    assert "line 2 has an empty sentence2: " in message("RTE", "train.tsv", 2, b"0\tone\t \tentailment")
-    assert "has the label 'maybe' instead of one of entailment, not_entailment" in message(
-        "QNLI", "dev.tsv", 2, b"0\tone\ttwo\tmaybe"
-    )
-    assert "has the label '-' instead of one of contradiction, entailment, neutral" in message(
-        "MNLI", "dev_mismatched.tsv", 3, b"0\tp\tq\tg\tn\tone\ttwo\t-"
-    )
-    for score in (b"5.1", b"-0.5", b"nan", b"high", b""):
-        row = b"0\tg\tf\ty\to\ts\ts\tone\ttwo\t" + score
-        assert f"has the score {score.decode()!r} instead of a number from 0 to 5" in message(
-            "STS-B", "train.tsv", 4, row
-        )
-    assert "is not UTF-8 text" in message("SST-2", "dev.tsv", 2, b"caf\xe9\t1")
-    assert "names no column sentence2: index | sentence1 | text | label" in message(
-        "WNLI", "train.tsv", 1, b"index\tsentence1\ttext\tlabel"
-    )
-    assert "has the label 'label' instead of one of 0, 1" in message(
-        "CoLA", "train.tsv", 1, b"source\tlabel\tmark\tsentence"
-    )
+SCORE = "has the score {!r} instead of a number from 0 to 5"
 
 
-def test_what_cannot_be_used(tiny_bpe, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("name", "file", "line", "content", "message"),
+    [
+        ("RTE", "dev.tsv", 3, "1\tone\tentailment", "has 3 fields instead of 4: 1 | one | entailment"),
+        (
+            "QQP",
+            "test.tsv",
+            2,
+            f"0\t1\t2\t{'a' * 90}\tb\tc",
+            f"has 6 fields instead of 5: 0 | 1 | 2 | {'a' * 68}…",
+        ),
+        ("MRPC", "train.tsv", 7, "\n", "has 1 fields instead of 5: "),
+        ("RTE", "train.tsv", 2, "0\tone\t \tentailment", "has an empty sentence2: 0 | one |   | entailment"),
+        (
+            "QNLI",
+            "dev.tsv",
+            2,
+            "0\tone\ttwo\tmaybe",
+            "has the label 'maybe' instead of one of entailment, not_entailment",
+        ),
+        (
+            "MNLI",
+            "dev_mismatched.tsv",
+            3,
+            "0\tp\tq\tg\tn\tone\ttwo\t-",
+            "has the label '-' instead of one of contradiction",
+        ),
+        *(
+            ("STS-B", "train.tsv", 4, f"0\tg\tf\ty\to\ts\ts\tone\ttwo\t{score}", SCORE.format(score))
+            for score in ("5.1", "-0.5", "nan", "high", "")
+        ),
+        ("SST-2", "dev.tsv", 2, "caf\udce9\t1", "is not UTF-8 text"),
+        (
+            "WNLI",
+            "train.tsv",
+            1,
+            "index\tsentence1\ttext\tlabel",
+            "names no column sentence2: index | sentence1 | text",
+        ),
+        (
+            "CoLA",
+            "train.tsv",
+            1,
+            "source\tlabel\tmark\tsentence",
+            "has the label 'label' instead of one of 0, 1",
+        ),
+    ],
+)
+def test_malformed_lines_are_errors(name, file, line, content, message, tiny_bpe, tmp_path):
+    """Although a valid task is requested before it."""
+    source, out = write_tsvs(tmp_path / "given", name), tmp_path / "out"
+    first = "SST-2" if name != "SST-2" else "RTE"
+    path = write_tsvs(source, first) / name / file
+    lines = path.read_bytes().split(b"\n")
+    lines[line - 1] = content.encode(errors="surrogateescape")
+    path.write_bytes(b"\n".join(lines))
+    error = error_of("glue", first, name, *flags(source, tiny_bpe, out))
+    assert error.startswith(f"prepare glue: {path} line {line} {message}") and not out.exists()
+
+
+def test_files_without_rows_are_errors(tiny_bpe, tmp_path):
     source, out = write_tsvs(tmp_path / "given", "CoLA"), tmp_path / "out"
-    given = flags(source, tiny_bpe, out)
-    wrong = refused("glue", "CoLA", "Cola", *given)
-    assert wrong == f"prepare glue: GLUE has no task 'Cola': choose from {', '.join(glue.TASKS)}"
-    assert f"{source / 'RTE' / 'train.tsv'} is missing: train.tsv dev.tsv test.tsv" in refused(
-        "glue", "RTE", *given
-    )
-    assert "MNLI" not in refused("glue", *given) and "SST-2" in refused(
-        "glue", *given
-    )  # the first of the default that lacks
-    assert "nowhere is not a folder" in refused("glue", "CoLA", *flags(tmp_path / "nowhere", tiny_bpe, out))
-    assert "encoder.json is missing" in refused("glue", "CoLA", *flags(source, tmp_path, out))
-    (source / "CoLA" / "test.tsv").write_text("index\tsentence\n")
-    assert "test.tsv has no rows" in refused("glue", "CoLA", *given)
-    (source / "CoLA" / "dev.tsv").write_text("")
-    assert "dev.tsv has no rows" in refused("glue", "CoLA", *given)
-    write_tsvs(tmp_path / "empty", "RTE")
-    (tmp_path / "empty" / "RTE" / "dev.tsv").write_text("")
-    assert "line 1 names no column sentence1" in refused(
-        "glue", "RTE", *flags(tmp_path / "empty", tiny_bpe, out)
-    )
+    for file, text in (("test.tsv", "index\tsentence\n"), ("dev.tsv", "")):
+        (source / "CoLA" / file).write_text(text)
+        assert f"{file} has no rows" in error_of("glue", "CoLA", *flags(source, tiny_bpe, out))
     assert not out.exists()
 
 
-def test_empty_questions_and_carriage_returns_keep_their_rows(tiny_bpe, at_once, tmp_path):
+def test_rows_keep_empty_questions_and_carriage_returns(tiny_bpe, in_process, tmp_path):
     source, out = write_tsvs(tmp_path / "given", "QQP"), tmp_path / "out"
     path = source / "QQP" / "train.tsv"
-    path.write_bytes(path.read_bytes() + b"8\t1\t2\twho\t\t0\n9\t3\t4\tone\rline\ttwo\t1\n")
+    path.write_bytes(path.read_bytes() + b"8\t1\t2\ttrain\t\t0\n9\t3\t4\tone\rline\ttwo\t1\n")
     prepare("glue", ["QQP", *flags(source, tiny_bpe, out)])
     folder = out / "QQP" / "bin"
-    assert decoded(folder / "input0", "train", tiny_bpe)[5:] == ["who", "one line"]
-    assert decoded(folder / "input1", "train", tiny_bpe)[5:] == ["", "two"]
+    assert decoded(folder / "input0", "train")[5:] == ["train", "one line"]
+    assert decoded(folder / "input1", "train")[5:] == ["", "two"]
     assert labels(out / "QQP", "train")[5:] == [0, 1]
+    prepare("glue_words", ["QQP", "--from", source, "--out", tmp_path / "words", "--workers", 1])
+    assert classified(tmp_path / "words" / "QQP" / "bin", "train")[-2] == ("train", "", "0")
 
 
-def test_downloads(tiny_bpe, at_once, tmp_path, monkeypatch, capsys):
+def test_published_files_are_downloaded(publish, tiny_bpe, in_process, tmp_path):
     source, out = write_tsvs(tmp_path / "given", "RTE"), tmp_path / "out"
-    write_tsvs(source, "MRPC")
-    with zipfile.ZipFile(tmp_path / "RTE.zip", "w") as archive:
-        for path in (source / "RTE").iterdir():
-            archive.write(path, f"RTE/{path.name}")
+    archive = {f"RTE/{path.name}": path.read_bytes() for path in (source / "RTE").iterdir()}
     header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
     rows = [f"{i % 2}\t{i}\t{i + 100}\tthe {i}\tother {i}\n" for i in range(6)]
     contents = {
-        "RTE.zip": (tmp_path / "RTE.zip").read_bytes(),
+        "RTE.zip": write_zip(tmp_path / "RTE.zip", archive).read_bytes(),
         "msr_paraphrase_train.txt": (header + "".join(rows)).encode(),
         "msr_paraphrase_test.txt": (header + "".join(rows[:2])).encode(),
         "mrpc_dev_ids.tsv": b"4\t104\n1\t101\n1\t105\n",
     }
-    with Server() as server:
-        for name in ("RTE", "MRPC"):
-            assert set(glue.SOURCE[name]["files"]) <= set(contents)
-            for file, facts in glue.SOURCE[name]["files"].items():
-                server.files[file] = contents[file]
-                monkeypatch.setitem(facts, "mirrors", [server.url(file)])
-                monkeypatch.setitem(facts, "size", len(contents[file]))
-                monkeypatch.setitem(facts, "sha256", hashlib.sha256(contents[file]).hexdigest())
-        arguments = ["RTE", "MRPC", "--bpe", str(tiny_bpe), "--out", str(out), "--workers", "1"]
-        prepare("glue", arguments)
-        assert len(server.asked) == 4
-        prepare("glue", arguments)
-        assert len(server.asked) == 4 and "already there" in capsys.readouterr().out
+    for name in ("RTE", "MRPC"):
+        for file, facts in glue.Glue("glue").facts[name]["files"].items():
+            publish(facts, contents.pop(file))
+    assert not contents
+    for _ in range(2):
+        prepare("glue", ["RTE", "MRPC", "--bpe", tiny_bpe, "--out", out, "--workers", 1])
+        assert len(publish.requests) == 8  # a missing mirror each
     texts = [text.strip() for text, _ in made_up("RTE", "valid")[0]]
-    assert decoded(out / "RTE" / "bin" / "input0", "valid", tiny_bpe) == texts
+    assert decoded(out / "RTE" / "bin" / "input0", "valid") == texts
     mrpc = out / "MRPC" / "bin" / "input1"
-    assert decoded(mrpc, "train", tiny_bpe) == ["other 0", "other 2", "other 3", "other 5"]
-    assert decoded(mrpc, "valid", tiny_bpe) == ["other 1", "other 4"]
-    assert decoded(mrpc, "test", tiny_bpe) == ["other 0", "other 1"]
+    assert decoded(mrpc, "train") == ["other 0", "other 2", "other 3", "other 5"]
+    assert decoded(mrpc, "valid") == ["other 1", "other 4"]
+    assert decoded(mrpc, "test") == ["other 0", "other 1"]
     assert labels(out / "MRPC", "valid") == [1, 0]
 
 
-def test_every_task_has_its_published_facts():
-    source = yaml.safe_load((REPOSITORY / "data_prep" / "sources.yaml").read_text())["glue"]
-    assert source.pop("mirrors") and list(source) == list(glue.TASKS)
-    for name, facts in source.items():
-        assert list(facts["rows"]) == list(glue.TASKS[name].files)
-        for of_file in facts["files"].values():
-            assert len(of_file["sha256"]) == 64 and of_file["size"] > 1000
+def test_sources_list_every_task():
+    assert list(SOURCE)[1:] == list(glue.TASKS)
+    for name in glue.TASKS:
+        assert list(SOURCE[name]["rows"]) == list(glue.TASKS[name].files)
+        for facts in SOURCE[name]["files"].values():
+            assert len(facts["sha256"]) == 64 and facts["size"] > 1000
 
 
-@pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
-def test_the_published_sets_have_their_rows_and_sentences(published, at_once, tmp_path, capsys):
+def test_real_tasks_have_the_published_rows(published, in_process, tmp_path, capsys):
     bpe, source = published / "gpt2_bpe", published / "glue"
     prepare("glue", ["RTE", "STS-B", *flags(source, bpe, tmp_path, "--workers", 2)])
     printed = capsys.readouterr().out
@@ -310,9 +320,9 @@ def test_the_published_sets_have_their_rows_and_sentences(published, at_once, tm
     given = [line.split("\t") for line in (source / "RTE" / "dev.tsv").read_text("utf-8").splitlines()[1:]]
     for i in (0, 1):
         texts = [row[1 + i].strip() for row in given]
-        assert decoded(tmp_path / "RTE" / "bin" / f"input{i}", "valid", tmp_path / "gpt2_bpe") == texts
+        assert decoded(tmp_path / "RTE" / "bin" / f"input{i}", "valid") == texts
     assert labels(tmp_path / "RTE", "valid") == [int(row[3] == "not_entailment") for row in given]
     for name in ("CoLA", "SST-2", "WNLI"):
         for split, file in glue.TASKS[name].files.items():
             rows = glue.rows(source / name / file, glue.TASKS[name], split)
-            assert sum(1 for _ in rows) == glue.SOURCE[name]["rows"][split]
+            assert sum(1 for _ in rows) == SOURCE[name]["rows"][split]

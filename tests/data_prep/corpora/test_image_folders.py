@@ -1,4 +1,4 @@
-"""Pictures in class folders or in ImageNet's archives, and their files in what is prepared."""
+"""Images in class folders or in ImageNet's archives, which are stored unchanged."""
 
 import gzip
 import io
@@ -12,15 +12,16 @@ import pytest
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from pictures import coloured, picture
 from scipy.io import savemat
-from small_corpora import contents, prepare, refused, write_files, write_tar
+from small_corpora import contents, error_of, prepare, write_files, write_tar
 
 from data_prep.corpora import image_folders
+from data_prep.corpora.image_folders import DEVKIT, TRAIN, VALID
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.files import MAX_BYTES
 
 
 def files(train=4, classes=("ant", "bee", "cow"), **more):
-    """{path: bytes} of a tree, half of them PNG."""
+    """Returns {path: bytes} of class folders, half of the images PNG."""
     counts = {"train": train, **more}
     return {
         f"top/{split}/{name}/{i:02}.{kind}": picture(coloured(label, 100 * number + i), kind.upper())
@@ -37,7 +38,7 @@ def run(source, out, *more, name="cifar10"):
 
 
 def prepared(folder, split):
-    """[(the label's name, the file)] of each picture."""
+    """Returns [(name of the label, file content)] of the images of a split."""
     about = json.loads((folder / "about.json").read_text())
     labels = np.load(folder / f"{split}.label.npy")
     rows = MMapIndexedDataset(str(folder / f"{split}.input0"))
@@ -46,11 +47,11 @@ def prepared(folder, split):
 
 
 def given(found, split):
-    """The same of a tree, by class and name."""
+    """Returns the same of class folders, by class and name."""
     return [(path.split("/")[2], found[path]) for path in sorted(found) if f"/{split}/" in path]
 
 
-def test_files_stay_as_they_are_by_class_and_name(tmp_path, capsys):
+def test_files_are_stored_unchanged_by_class_and_name(tmp_path, capsys):
     found = files(valid=1, test=2)
     folder = run(write_files(tmp_path / "given", found), tmp_path / "out")
     for split in ("train", "valid", "test"):
@@ -64,7 +65,7 @@ def test_files_stay_as_they_are_by_class_and_name(tmp_path, capsys):
     assert "vocabulary" not in printed and "--task image_classification" in printed
 
 
-def test_an_archive_and_any_number_of_workers_make_the_same(tmp_path, monkeypatch):
+def test_archives_and_the_number_of_workers_make_no_difference(tmp_path, monkeypatch):
     monkeypatch.setattr(image_folders, "BLOCK", 2)
     found = {path.replace("/valid/", "/val/"): content for path, content in files(valid=1).items()}
     first = contents(run(write_files(tmp_path / "given", found), tmp_path / "one"))
@@ -80,8 +81,8 @@ def test_an_archive_and_any_number_of_workers_make_the_same(tmp_path, monkeypatc
         assert [path.name for path in out.iterdir()] == ["bin"]
 
 
-def test_some_are_held_out_and_the_first_ones_are_taken(tmp_path):
-    """With the classes in turns: 12 training images, the last one for validation, 7 of the others."""
+def test_validation_images_are_held_out_and_training_images_limited(tmp_path):
+    """Interleaved by class: of 12 training images, the last one for validation and 7 of the others."""
     found = files(train=4, test=1)
     folder = run(write_files(tmp_path / "given", found), tmp_path / "out", "--train-rows", "7")
     turns = sorted(given(found, "train"), key=lambda row: given(found, "train").index(row) % 4)
@@ -91,7 +92,7 @@ def test_some_are_held_out_and_the_first_ones_are_taken(tmp_path):
     assert (folder / "source.txt").read_text().endswith("given, 7 training rows\n")
 
 
-def test_what_cannot_be_read_is_left_out_and_named(tmp_path, capsys):
+def test_unreadable_images_are_skipped_and_listed(tmp_path, capsys):
     found = files(valid=1)
     bad = {"bee/00.jpeg": b"", "bee/01.png": b"a text", "cow/02.jpeg": None, "cow/03.png": None}
     for name, content in bad.items():
@@ -117,7 +118,7 @@ def test_what_cannot_be_read_is_left_out_and_named(tmp_path, capsys):
 
 
 def ilsvrc(folder, valid=6):
-    """ImageNet's archives, small: classes n1, n2 and n3, whose numbers are others, and one above them."""
+    """Writes small archives like ImageNet's, with classes n1, n2 and n3 and a class above them."""
     folder.mkdir()
     inner = {}
     for label, name in enumerate(("n2", "n3", "n1")):
@@ -126,7 +127,7 @@ def ilsvrc(folder, valid=6):
         inner[f"{name}.tar"] = gzip.decompress(write_tar(path, pictures).read_bytes())
         path.unlink()
     val = {f"ILSVRC2012_val_{i:08}.JPEG": picture(coloured(0, 50 + i)) for i in reversed(range(1, valid + 1))}
-    for name, members in ((image_folders.TRAIN, inner), (image_folders.VALID, val)):
+    for name, members in ((TRAIN, inner), (VALID, val)):
         packed = write_tar(folder / "packed", members)
         (folder / name).write_bytes(gzip.decompress(packed.read_bytes()))
         packed.unlink()
@@ -136,11 +137,11 @@ def ilsvrc(folder, valid=6):
     savemat(meta, {"synsets": synsets})
     truth = b"1\n2\n3\n3\n2\n1\n"
     texts = {"meta.mat": meta.getvalue(), "ILSVRC2012_validation_ground_truth.txt": truth}
-    write_tar(folder / image_folders.DEVKIT, {f"devkit/data/{name}": text for name, text in texts.items()})
+    write_tar(folder / DEVKIT, {f"devkit/data/{name}": text for name, text in texts.items()})
     return inner, val
 
 
-def test_imagenets_archives(tmp_path, capsys):
+def test_the_archives_of_imagenet(tmp_path, capsys):
     inner, val = ilsvrc(tmp_path / "given")
     folder = run(tmp_path / "given", tmp_path / "out", name="imagenet")
     expected = []
@@ -164,51 +165,39 @@ def cut(name, part=0.7):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda x: (x / DEVKIT).unlink(), "given lacks ILSVRC2012_devkit_t12.tar.gz: "),
+        (lambda x: (x / TRAIN).unlink(), "given lacks ILSVRC2012_img_train.tar: "),
+        (cut(TRAIN), "ILSVRC2012_img_train.tar is not a complete zip or tar archive ("),
+        (cut(VALID), "ILSVRC2012_img_val.tar is not a complete zip or tar archive ("),
+        (cut(DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is not a complete zip or tar archive ("),
         (
-            lambda x: (x / image_folders.DEVKIT).unlink(),
-            "given lacks ILSVRC2012_devkit_t12.tar.gz: ILSVRC2012_img",
+            lambda x: write_tar(x / DEVKIT, {"data/meta.mat": b"no"}),
+            "devkit_t12.tar.gz is not the published one (",
         ),
-        (lambda x: (x / image_folders.TRAIN).unlink(), "given lacks ILSVRC2012_img_train.tar: "),
-        (cut(image_folders.TRAIN), "ILSVRC2012_img_train.tar is damaged ("),
-        (cut(image_folders.VALID), "ILSVRC2012_img_val.tar is damaged ("),
-        (cut(image_folders.DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is damaged ("),
+        (lambda x: shutil.copyfile(x / TRAIN, x / VALID), "ILSVRC2012_img_val.tar has 9 images, but "),
         (
-            lambda x: write_tar(x / image_folders.DEVKIT, {"data/meta.mat": b"no"}),
-            "ILSVRC2012_devkit_t12.tar.gz is not the published one (",
-        ),
-        (
-            lambda x: shutil.copyfile(x / image_folders.TRAIN, x / image_folders.VALID),
-            "ILSVRC2012_img_val.tar has 9 images, but ",
-        ),
-        (
-            lambda x: shutil.copyfile(x / image_folders.VALID, x / image_folders.TRAIN),
-            "ILSVRC2012_img_train.tar is no tar archive of a tar archive of each class: it has ILS",
+            lambda x: shutil.copyfile(x / VALID, x / TRAIN),
+            "ILSVRC2012_img_train.tar is not a tar archive of one",
         ),
     ],
 )
-def test_bad_archives(change, message, tmp_path):
+def test_invalid_archives_are_errors(change, message, tmp_path):
     ilsvrc(tmp_path / "given")
     change(tmp_path / "given")
-    assert message in refused("imagenet", "--from", tmp_path / "given", "--out", tmp_path / "out")
+    assert message in error_of("imagenet", "--from", tmp_path / "given", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-def of_one_class(found):
+def one_class(found):
     return {path: content for path, content in found.items() if "/ant/" in path}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda x: {path.replace("/ant/", "/"): y for path, y in of_one_class(x).items()},
-            "has no training images",
-        ),
-        (of_one_class, "given has training images of ant only: two classes are needed"),
-        (
-            lambda x: {**x, "top/test/dog/0.jpg": b"-"},
-            "given has test images of dog, but no training images",
-        ),
+        (lambda x: {x_.replace("/ant/", "/"): y for x_, y in one_class(x).items()}, "has no training images"),
+        (one_class, "given has training images of ant only: two classes are needed"),
+        (lambda x: {**x, "top/test/dog/0.jpg": b"-"}, "given has test images of dog, but no training images"),
         (
             lambda x: dict.fromkeys(x, b"-"),
             "no image of train is readable, for example train/cow/02.jpeg: it",
@@ -219,22 +208,21 @@ def of_one_class(found):
         ),
     ],
 )
-def test_bad_trees(change, message, tmp_path):
+def test_invalid_class_folders_are_errors(change, message, tmp_path):
     source = write_files(tmp_path / "given", change(files()))
-    assert message in refused("cifar10", "--from", source, "--out", tmp_path / "out", "--workers", 1)
+    assert message in error_of("cifar10", "--from", source, "--out", tmp_path / "out", "--workers", 1)
     assert not (tmp_path / "out").exists()
 
 
-def test_a_damaged_archive_of_a_tree(tmp_path):
+def test_damaged_archives_of_class_folders_are_errors(tmp_path):
     packed = write_tar(tmp_path / "given.tar.gz", files())
     cut(packed.name)(tmp_path)
-    sentence = refused("cifar10", "--from", packed, "--out", tmp_path / "out")
-    assert f"{packed} is damaged (" in sentence and not (tmp_path / "out").exists()
+    sentence = error_of("cifar10", "--from", packed, "--out", tmp_path / "out")
+    assert f"{packed} is not a complete zip or tar archive (" in sentence and not (tmp_path / "out").exists()
 
 
-@pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
-def test_real_pictures_of_imagenet(published, tmp_path):
-    """71 of different classes, each there as training and as validation picture."""
+def test_real_images_of_imagenet(published, tmp_path):
+    """71 images of different classes, each in the training and in the validation set."""
     for path in sorted((published / "imagenet-sample").glob("*.JPEG")):
         label = path.name.split("_")[0]
         for split in ("train", "val"):

@@ -6,7 +6,7 @@ from itertools import chain
 from statistics import mean, median, stdev
 
 import pytest
-from small_corpora import classified, contents, prepare, refused
+from small_corpora import classified, contents, error_of, prepare
 
 from data_prep.corpora import listops
 
@@ -16,7 +16,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def parsed(symbols):
-    """(value, depth, numbers of arguments) of an expression, read from left to right."""
+    """Returns (value, depth, numbers of arguments) of an expression, read from left to right."""
     symbol = next(symbols)
     if symbol.isdecimal():
         return int(symbol), 1, []
@@ -32,7 +32,7 @@ def parsed(symbols):
 
 
 def checked(symbols, value):
-    """The depth and the numbers of arguments of an expression whose value is the one told."""
+    """Checks an expression's value; returns its depth and the numbers of its operators' arguments."""
     rest = iter(symbols)
     found, depth, numbers = parsed(rest)
     assert found == value and next(rest, None) is None
@@ -44,7 +44,7 @@ def test_the_parser():
     assert parsed(iter("[MAX [MIN 3 8 ] 0 ]".split())) == (3, 3, [2, 2])
 
 
-def test_values_lengths_and_depths_as_in_long_range_arena(tmp_path, capsys):
+def test_expressions_are_those_of_long_range_arena(tmp_path, capsys):
     out = tmp_path / "out"
     prepare("listops", ["--out", out, "--rows", 1000, 20, 30, "--workers", 2])
     assert (out / "bin" / "dict.txt").read_text() == "".join(f"{symbol} 1\n" for symbol in SYMBOLS)
@@ -66,11 +66,13 @@ def test_values_lengths_and_depths_as_in_long_range_arena(tmp_path, capsys):
     assert set(numbers) == set(range(2, 11))
     assert set(labels) == set(SYMBOLS[:10]) and min(labels.values()) > 50
     printed = capsys.readouterr().out
-    assert "rows: train 1,000, valid 20, test 30\n" in printed and "vocabulary: 19 types, with" in printed
+    assert (
+        "rows: train 1,000, valid 20, test 30\n" in printed and "vocabulary: 19 types, including" in printed
+    )
     assert f"ready: fairseq-train {out / 'bin'} --task classification" in printed
 
 
-def test_the_small_form_has_each_expression_once(tmp_path):
+def test_small_expressions_are_distinct(tmp_path):
     out = tmp_path / "out"
     prepare("listops", ["--out", out, *SMALL])
     rows = [row for split in SPLITS for row in classified(out / "bin", split)]
@@ -83,8 +85,8 @@ def test_the_small_form_has_each_expression_once(tmp_path):
     assert (out / "bin" / "source.txt").read_text() == note
 
 
-def test_what_is_drawn_is_distributed_as_said():
-    """Of depth 4: a node's length is 1 with probability 3/4, else 2 and that of 6 nodes on average."""
+def test_distribution_of_expressions():
+    """At depth 4, a node's length is 1 with probability 3/4, else 2 plus that of 6 nodes on average."""
     drawn = [row for stream in range(10) for row in listops.expressions(1, 4, 0, 10**6, stream)]
     expected = 1
     for _ in range(3):
@@ -104,7 +106,7 @@ def test_what_is_drawn_is_distributed_as_said():
         assert all(abs(count - each) < 4 * each**0.5 for count in counts), counts
 
 
-def test_the_same_bytes_however_many_processes(tmp_path):
+def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
     made = {}
     for name, options in {
         "one": ["--workers", 1],
@@ -122,7 +124,6 @@ def test_the_same_bytes_however_many_processes(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--length", 100, 100], "--length 100 100: no length is between the two"),
         (["--length", 100, 20], "--length 100 20: no length is between the two"),
         (
             ["--depth", 2, "--length", 12, 20],
@@ -130,18 +131,18 @@ def test_the_same_bytes_however_many_processes(tmp_path):
         ),
         (
             ["--depth", 2, "--length", 3, 5, "--rows", 500, 1, 1],
-            "tokens that is not among the 400 before: ask for fewer --rows",
+            "tokens besides the 400 before: ask for fewer --rows",
         ),
     ],
 )
-def test_what_cannot_be(options, message, tmp_path, monkeypatch):
+def test_impossible_options_are_errors(options, message, tmp_path, monkeypatch):
     monkeypatch.setattr(listops, "MAX_EMPTY", 10)
-    sentence = refused("listops", "--out", tmp_path / "out", "--workers", 1, *options)
+    sentence = error_of("listops", "--out", tmp_path / "out", "--workers", 1, *options)
     assert message in sentence
     assert not list(tmp_path.iterdir())
 
 
-def test_the_published_files(tmp_path):
+def test_published_files(tmp_path):
     folder, out = tmp_path / "listops-1000", tmp_path / "out"
     folder.mkdir()
     texts = {"train": "( ( ( [MAX 3 ) 7 ) ] )\t7", "val": "4\t4", "test": "( ( ( [SM 8 ) 5 ) ] )\t3"}
@@ -151,13 +152,13 @@ def test_the_published_files(tmp_path):
     rows = [row for split in SPLITS for row in classified(out / "bin", split)]
     assert rows == [("[MAX 3 7 ]", "7"), ("4", "4"), ("[SM 8 5 ]", "3")]
     assert (out / "bin" / "source.txt").read_text() == f"{folder}\n"
-    sentence = refused("listops", "--out", tmp_path / "other", "--from", folder, "--seed", 1)
+    sentence = error_of("listops", "--out", tmp_path / "other", "--from", folder, "--seed", 1)
     assert "--seed is for generated data" in sentence
     for wrong in ("( [FIRST 3 ) ] )\t3", "3", "3\tx", "\t3"):
         (folder / "basic_val.tsv").write_text(f"Source\tTarget\n{wrong}\n")
-        sentence = refused("listops", "--out", tmp_path / "other", "--from", folder)
-        assert f"{folder / 'basic_val.tsv'} line 2 is no expression of 0 1 2" in sentence
+        sentence = error_of("listops", "--out", tmp_path / "other", "--from", folder)
+        assert f"{folder / 'basic_val.tsv'} line 2 is not an expression of 0 1 2" in sentence
     (folder / "basic_val.tsv").write_text("3\t3\n")
-    sentence = refused("listops", "--out", tmp_path / "other", "--from", folder)
+    sentence = error_of("listops", "--out", tmp_path / "other", "--from", folder)
     assert "basic_val.tsv does not start with the header Source, tab, Target" in sentence
     assert not (tmp_path / "other").exists()

@@ -1,11 +1,11 @@
-"""Pairs of documents by bytes: LRA's files, and pieces of WikiText's articles."""
+"""Pairs of documents by bytes: LRA's files, and segments of WikiText articles."""
 
 import pytest
-from small_corpora import classified, prepare, refused, write_files
+from small_corpora import classified, error_of, prepare, write_files
 
 from data_prep.corpora import lra_retrieval
 
-NAMES = {split: f"new_aan_pairs.{name}.tsv" for split, name in lra_retrieval.FILES.items()}
+NAMES = lra_retrieval.FILES
 LINES = [
     b'1.0\tP1\tP2\ta "paper\tanother',
     b"0\tP3\tP4\tt\xc3\xa9xt \xff\tb\r",
@@ -42,17 +42,17 @@ def test_papers(tmp_path, capsys):
         (b"1\ta\tb\t\tc\n", "line 1 has an empty text"),
     ],
 )
-def test_bad_papers(content, message, tmp_path):
+def test_invalid_papers_are_errors(content, message, tmp_path):
     folder = write_papers(tmp_path / "given", valid=content)
-    sentence = refused("lra_retrieval", "--from", folder, "--out", tmp_path / "out")
+    sentence = error_of("lra_retrieval", "--from", folder, "--out", tmp_path / "out")
     assert sentence == f"prepare lra_retrieval: {folder}/new_aan_pairs.eval.tsv {message}"
     write_papers(folder, valid=b"")
-    assert "has no pairs for valid" in refused("lra_retrieval", "--from", folder, "--out", tmp_path / "out")
+    assert "has no pairs for valid" in error_of("lra_retrieval", "--from", folder, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def article(name, length):
-    """Of so many bytes, with headings; each place says which it is."""
+    """Returns an article with headings whose words are unique."""
     places = [f"{name}{i:07}" for i in range(length // 5)]
     first, second = " ".join(places[::2]), " ".join(places[1::2])
     return f" \n = {name} = \n \n {first} \n = no title = \n \n = = History = = \n \n {second} \n"
@@ -67,7 +67,7 @@ def write_wiki(folder, name="{}.txt"):
 
 
 @pytest.mark.parametrize("name", ["{}.txt", "wiki.{}.tokens"])
-def test_pieces_of_articles(name, tmp_path, capsys, monkeypatch):
+def test_segments_of_articles(name, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(lra_retrieval, "PAIRS", {"train": 80, "valid": 40, "test": 21})
     prepare("lra_retrieval_mini", ["--from", write_wiki(tmp_path / "given", name), "--out", tmp_path / "out"])
     assert "rows: train 80, valid 40, test 20\n" in capsys.readouterr().out
@@ -87,24 +87,21 @@ def test_pieces_of_articles(name, tmp_path, capsys, monkeypatch):
             assert (names[0] == names[1]) == (label == "yes") and all(len(found) == 1 for found in names)
 
 
-def test_few_pieces_make_few_pairs(tmp_path, capsys):
+def test_few_segments_make_few_pairs(tmp_path, capsys):
     contents = {f"{split}.txt": (article("a", 300) + article("b", 300)).encode() for split in NAMES}
     prepare(
         "lra_retrieval_mini", ["--from", write_files(tmp_path / "given", contents), "--out", tmp_path / "out"]
     )
-    assert "rows: train 4, valid 4, test 4\n" in capsys.readouterr().out  # of two articles with two pieces
+    assert "rows: train 4, valid 4, test 4\n" in capsys.readouterr().out  # of two articles with two segments
 
 
-def test_text_without_articles(tmp_path):
+def test_text_without_articles_is_an_error(tmp_path):
     folder = write_wiki(tmp_path / "given")
     (folder / "valid.txt").write_text(article("alone", 2000))
-    sentence = refused("lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out")
-    assert (
-        f"{folder}/valid.txt has fewer than two articles of two segments: WikiText's text is needed"
-        in sentence
-    )
+    sentence = error_of("lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out")
+    assert f"{folder}/valid.txt has fewer than two articles of two segments: WikiText is needed" in sentence
     (folder / "valid.txt").unlink()
-    assert "valid.txt is missing" in refused(
+    assert "valid.txt is missing" in error_of(
         "lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out"
     )
     assert not (tmp_path / "out").exists()

@@ -1,25 +1,22 @@
-"""A person's own text, or the prose inside Python, in SentencePiece's pieces."""
+"""The user's own text, or Python's documentation, in SentencePiece units."""
 
 import io
 import shutil
 
-import pytest
 import sentencepiece
 from fairseq.data import Dictionary
-from small_corpora import prepare, refused, sentences
+from small_corpora import SPLITS, error_of, prepare, sentences
 from tiny import run_command
 
 from data_prep.corpora import own_text
 from fairseq_lrpe.utils import files
-
-SPLITS = ("train", "valid", "test")
 
 
 def options(source, out, *more):
     return ["--from", source, "--out", out, "--sentencepiece", 60, "--workers", 1, *more]
 
 
-def test_own_text_is_what_sentencepiece_and_fairseq_make_of_it(text_folder, tmp_path, capsys):
+def test_own_text_is_encoded_by_sentencepiece_and_fairseq(text_folder, tmp_path, capsys):
     out, expected = tmp_path / "out", tmp_path / "expected"
     prepare("text", options(text_folder, out))
     data = out / "bin"
@@ -47,76 +44,47 @@ def test_own_text_is_what_sentencepiece_and_fairseq_make_of_it(text_folder, tmp_
         (part / f"{split}.spm").write_text(encoded)
         assert [pieces.decode(line.split()) for line in sentences(out, split)] == lines
     prefixes = [x for split in SPLITS for x in (f"--{split}pref", part / f"{split}.spm")]
-    done = run_command(
-        "fairseq-preprocess", "--only-source", *prefixes, "--destdir", expected, "--workers", 1
-    )
+    words = ["--only-source", *prefixes, "--destdir", expected, "--workers", 1]
+    done = run_command("fairseq-preprocess", *words)
     assert done.returncode == 0, done.stderr
     for made in (part / "spm.model", *expected.glob("*.*")):
         assert made.suffix == ".log" or made.read_bytes() == (data / made.name).read_bytes()
     assert {path.name for path in data.iterdir()} >= {"spm.model", "dict.txt", "test.idx", "source.txt"}
 
 
-def test_own_text_is_kept_and_not_mixed(text_folder, tmp_path, capsys):
+def test_prepared_data_is_kept_and_not_mixed(text_folder, in_process, interrupt, tmp_path, capsys):
+    """Also of an interrupted preparation, which resumes with the next step."""
     out = tmp_path / "out"
-    prepare("text", options(text_folder, out))
-    before = (out / "bin" / "spm.model").stat().st_mtime_ns
-    for again in (options(text_folder, out), options(text_folder, out)[2:]):
-        prepare("text", again)
-        assert f"already there: {out / 'bin'}" in capsys.readouterr().out
-    assert (out / "bin" / "spm.model").stat().st_mtime_ns == before
-    other = shutil.copytree(text_folder, tmp_path / "other")
-    for given in (options(other, out), options(text_folder, out, "--sentencepiece", 70)):
-        message = refused("text", *given)
-        assert f"{out / 'text'} was made from {text_folder} in 60 sentence pieces: give that" in message
-
-
-@pytest.mark.parametrize(
-    "broken, message", [(None, "is missing"), (b" \n", "is empty"), (b"\xff\xfe", "is not UTF-8 text")]
-)
-def test_text_that_cannot_be_used(broken, message, text_folder, tmp_path):
-    data = tmp_path / "mine"
-    data.mkdir()
-    for split in ("train", "valid"):
-        shutil.copy(text_folder / f"{split}.txt", data)
-    if broken:
-        (data / "test.txt").write_bytes(broken)
-    assert f"{data / 'test.txt'} {message}" in refused("text", *options(data, tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_line_that_is_too_long(text_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_BYTES", 200)
-    data = shutil.copytree(text_folder, tmp_path / "mine")
-    with (data / "valid.txt").open("a") as file:
-        file.write("a" * 201)
-    assert f"{data / 'valid.txt'} line 41 exceeds the limit of 200 bytes" in refused(
-        "text", *options(data, tmp_path / "out")
-    )
-
-
-def test_numbers_of_pieces_that_cannot_be(text_folder, tmp_path):
-    out = tmp_path / "out"
-    given = options(text_folder, out, "--sentencepiece", 3)
-    assert "cannot make 3 pieces of the training text, try another --sentencepiece" in refused("text", *given)
-    assert not (out / "text").exists()
-
-
-def test_what_was_interrupted_goes_on_with_the_next_step(text_folder, at_once, tmp_path, monkeypatch):
-    out = tmp_path / "out"
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
-        patch.setattr(own_text, "preprocess", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+    with interrupt(own_text, "preprocess"):
         prepare("text", options(text_folder, out))
     before = (out / "train.spm").stat().st_mtime_ns
-    assert not (out / "bin").exists()
-    other = options(text_folder, out, "--sentencepiece", 50)
-    assert "was made from" in refused("text", *other)
     (out / "valid.spm").unlink()
-    prepare("text", options(text_folder, out))
+    assert not (out / "bin").exists()
+    other = shutil.copytree(text_folder, tmp_path / "other")
+    changed = options(other, out), options(text_folder, out, "--sentencepiece", 70)
+    for _ in range(2):
+        for given in changed:
+            message = error_of("text", *given)
+            assert f"{out / 'text'} was made from {text_folder} in 60 sentence pieces: give that" in message
+        prepare("text", options(text_folder, out))
     assert (out / "train.spm").stat().st_mtime_ns == before
     assert len(sentences(out, "valid")) == len((text_folder / "valid.txt").read_text().splitlines())
+    before = (out / "bin" / "spm.model").stat().st_mtime_ns
+    prepare("text", options(text_folder, out)[2:])
+    assert capsys.readouterr().out.count(f"already there: {out / 'bin'}") == 2
+    assert (out / "bin" / "spm.model").stat().st_mtime_ns == before
 
 
-def test_python_docs_are_split_without_overlap(tmp_path):
+def test_lines_that_are_too_long_are_errors(text_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_BYTES", 200)
+    data = shutil.copytree(text_folder, tmp_path / "own")
+    with (data / "valid.txt").open("a") as file:
+        file.write("a" * 201)
+    message = error_of("text", *options(data, tmp_path / "out"))
+    assert f"{data / 'valid.txt'} line 41 exceeds the limit of 200 bytes" in message
+
+
+def test_python_documentation_is_split_without_overlap(tmp_path):
     own_text.write_python_docs(tmp_path)
     lines = {s: (tmp_path / f"{s}.txt").read_text().splitlines() for s in SPLITS}
     everything = [line for split in lines.values() for line in split]
@@ -127,18 +95,14 @@ def test_python_docs_are_split_without_overlap(tmp_path):
     assert 0.04 < sizes["valid"] / total < 0.15 and 0.04 < sizes["test"] / total < 0.15
 
 
-def test_without_a_folder_it_is_the_prose_inside_python(at_once, tmp_path, monkeypatch, capsys):
-    out = tmp_path / "out"
-    monkeypatch.setattr(own_text, "write_python_docs", lambda folder: write_short(folder))
-    flags = ["--out", out, "--sentencepiece", 30, "--workers", 1]
-    prepare("text", flags)
-    assert (out / "bin" / "source.txt").read_text() == (
-        "the English prose inside Python in 30 sentence pieces\n"
-    )
-    prepare("text", flags)
+def test_the_default_is_the_python_documentation(in_process, tmp_path, monkeypatch, capsys):
+    def write_short(folder):
+        for split in SPLITS:
+            (folder / f"{split}.txt").write_text("some of the prose\n" * 5)
+
+    monkeypatch.setattr(own_text, "write_python_docs", write_short)
+    for _ in range(2):
+        prepare("text", ["--out", tmp_path, "--sentencepiece", 30, "--workers", 1])
+    record = "the English prose inside Python in 30 sentence pieces\n"
+    assert (tmp_path / "bin" / "source.txt").read_text() == record
     assert "already there" in capsys.readouterr().out
-
-
-def write_short(folder):
-    for split in SPLITS:
-        (folder / f"{split}.txt").write_text("some of the prose\n" * 5)

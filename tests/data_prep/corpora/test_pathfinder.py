@@ -1,4 +1,4 @@
-"""Pathfinder: pictures of two long contours, and whether two discs are the ends of one of them."""
+"""Pathfinder: images of two long contours, and whether two discs are at the ends of the same one."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from scipy import ndimage
-from small_corpora import classified, contents, prepare, refused
+from small_corpora import classified, contents, error_of, prepare
 
 from data_prep.corpora import pathfinder
 
@@ -23,7 +23,7 @@ def thousand():
 
 
 def discs_in(grey):
-    """The pixels around which all is as bright as in a disc, measured by the brightest such place."""
+    """Returns the pixels that look like the center of a disc, relative to the brightest one."""
     padded = np.pad(grey.astype(float), 3)
     part = [np.roll(padded, (3 - y, 3 - x), (0, 1)) / DISC[y, x] for y, x in np.argwhere(DISC > 0.2)]
     like = np.min(part, axis=0)[3:-3, 3:-3]
@@ -31,24 +31,24 @@ def discs_in(grey):
 
 
 def ends(contour):
-    """Where a contour begins and ends, not rounded to pixels."""
+    """Returns the start and the end of a contour, not rounded to pixels."""
     first, last = contour[0], contour[-1]
     y, x = first.head[0] - 2 * math.sin(first.angle), first.head[1] - 2 * math.cos(first.angle)
     return (y, x), last.head
 
 
 def pieces(drawing):
-    """How many pieces a drawing has, pixels that touch at a corner being of one."""
+    """Returns the number of connected pieces of a drawing, including connections at corners."""
     return ndimage.label(drawing, np.ones((3, 3)))[1]
 
 
 def values_in(folder, split):
-    """(grey values, label) of each row of a prepared split."""
+    """Returns (gray values, label) of each row of a prepared split."""
     return [([*map(int, text.split())], int(name)) for text, name in classified(folder, split)]
 
 
-def test_labels_are_what_the_drawings_show(thousand):
-    """Discs are looked for in the picture; a contour is drawn alone, and is one piece but for its gaps."""
+def test_labels_match_the_images(thousand):
+    """Discs are found in the image; each contour, drawn alone, is one piece apart from its gaps."""
     agree = 0
     for picture in thousand:
         grey = picture.render()
@@ -56,36 +56,36 @@ def test_labels_are_what_the_drawings_show(thousand):
         for one in alone:
             dashes = one > 0.25
             assert pieces(dashes) > 3 and pieces(ndimage.binary_dilation(dashes, np.ones((3, 3)))) == 1
-            assert grey[dashes].min() > 40  # all of it is in the picture
+            assert grey[dashes].min() > 40  # all of it is inside the image
         discs = discs_in(grey)
         assert discs == set(picture.discs) and len(discs) == 2
         owners = []
         for disc in discs:
             first, second = ([math.dist(disc, end) for end in ends(contour)] for contour in picture.long)
             owners.append(int(min(second) < min(first)))
-            assert min(first + second) < 0.75 < sorted(first + second)[1]  # it is at one end and no other
-        if owners[0] == owners[1]:  # they are at both ends
+            assert min(first + second) < 0.75 < sorted(first + second)[1]  # at exactly one end
+        if owners[0] == owners[1]:  # at both ends
             assert all(
                 min(math.dist(end, disc) for disc in discs) < 0.75 for end in ends(picture.long[owners[0]])
             )
         assert picture.label == (owners[0] == owners[1])
         by_ink = {int(alone[1][disc] > alone[0][disc]) for disc in discs}
         agree += picture.label == (len(by_ink) == 1)
-    assert agree >= 995  # where the other contour's ink is stronger at a disc than the weak end of its own
+    assert agree >= 995  # except where the other contour is brighter at a disc than the weak end of its own
 
 
-def test_half_of_the_labels_are_1_and_nothing_is_in_the_padding(thousand):
+def test_labels_are_balanced_and_the_padding_is_empty(thousand):
     assert sum(picture.label for picture in thousand) == 500
     for picture in thousand:
         paddles = [*chain(*picture.long, *picture.short)]
         light = pathfinder.ink(32, paddles)
         light[1:-1, 1:-1] = 0
-        assert light.max() < 0.05  # what Lanczos's filter leaves beside a paddle
+        assert light.max() < 0.05  # side lobes of the Lanczos filter
         grey = picture.render()
         assert grey.shape == (32, 32) and grey.dtype == np.uint8 and grey.max() == 255
 
 
-def test_contours_are_of_paddles_of_the_published_measures(thousand):
+def test_contours_have_the_published_measures(thousand):
     straight, lengths = [], set()
     for picture in thousand:
         assert [len(contour) for contour in picture.long] == [14, 14]
@@ -103,11 +103,11 @@ def test_contours_are_of_paddles_of_the_published_measures(thousand):
         paddles = [*chain(*picture.long)]
         middles = np.array([np.subtract(x.head, (math.sin(x.angle), math.cos(x.angle))) for x in paddles])
         far = np.linalg.norm(middles[:, None] - middles, axis=-1) + 9 * np.eye(len(middles))
-        assert far.min() > 1  # none lies on another
+        assert far.min() > 1  # no overlap
     assert max(lengths) == 5 and np.mean(straight) > 0.7
 
 
-def test_how_contours_turn():
+def test_distribution_of_turns():
     """max(cos(min(c Δ, π/2)), 0)² with c = 1, over the pixels of a circle of radius 3."""
     heads, near, weights = pathfinder.turns(0.0, 100)
     expected = {head: math.cos(math.atan2(*head)) ** 2 for head in pathfinder.HEADS if head[1] > 0}
@@ -116,7 +116,7 @@ def test_how_contours_turn():
     assert [*near[0]] == [100 * y + x for y, x in heads]
 
 
-def test_the_same_bytes_however_many_processes(tmp_path, capsys):
+def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, capsys):
     made = {}
     for name, options in {
         "one": ["--workers", 1],
@@ -151,17 +151,17 @@ def test_the_same_bytes_however_many_processes(tmp_path, capsys):
     assert made["one"]["source.txt"].decode() == note
 
 
-def test_contours_that_do_not_fit(tmp_path, monkeypatch):
+def test_contours_that_do_not_fit_are_errors(tmp_path, monkeypatch):
     monkeypatch.setattr(pathfinder, "TRIALS_LONG", 200)
     options = ["--window", 8, "--contour-length", 30, "--out", tmp_path / "out"]
-    sentence = refused("pathfinder", *options)
+    sentence = error_of("pathfinder", *options)
     assert "--contour-length 30: in 200 trials no two contours of this length fit into a window" in sentence
     assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture
 def archive(tmp_path):
-    """Two batches of published pictures, of which 10 comes after 9; and (grey values, label) of each."""
+    """Two batches of published images, 9 before 10, and (gray values, label) of each image."""
     folder, rows = tmp_path / "curv_contour_length_14", []
     (folder / "metadata").mkdir(parents=True)
     for batch in (9, 10):
@@ -176,7 +176,7 @@ def archive(tmp_path):
     return folder, rows
 
 
-def test_the_published_pictures(archive, tmp_path):
+def test_published_images(archive, tmp_path):
     folder, rows = archive
     text = folder / "metadata" / "10.npy"
     for name, change in {
@@ -205,11 +205,11 @@ def objects(path):
             lambda path: path.unlink(),
             "{} is missing, which {folder}/metadata/10.npy names",
         ),
-        ("imgs/10/sample_5.png", lambda path: path.write_bytes(b""), "{} is no complete image"),
+        ("imgs/10/sample_5.png", lambda path: path.write_bytes(b""), "{} is not a complete image"),
         (
             "imgs/10/sample_5.png",
             lambda path: path.write_bytes(path.read_bytes()[:60]),
-            "{} is no complete image",
+            "{} is not a complete image",
         ),
         (
             "imgs/10/sample_5.png",
@@ -217,26 +217,30 @@ def objects(path):
             "{} has 9 pixels per side, but the first image has 8",
         ),
         ("imgs/9/sample_0.png", lambda path: Image.new("L", (9, 8)).save(path), "{} has 9 x 8 pixels"),
-        ("metadata/9.npy", lambda path: path.write_text("imgs/9 sample_0.png 0\n"), "{} row 1 is no folder"),
+        (
+            "metadata/9.npy",
+            lambda path: path.write_text("imgs/9 sample_0.png 0\n"),
+            "{} row 1 is not a folder",
+        ),
         (
             "metadata/9.npy",
             lambda path: path.write_text("imgs/9 sample_0.png 0 2\n"),
-            "{} row 1 is no folder",
+            "{} row 1 is not a folder",
         ),
         ("metadata/9.npy", lambda path: path.write_bytes(b"\x93NUMPY"), "{} is neither text nor an array of"),
         ("metadata/9.npy", objects, "{} is neither text nor an array of strings"),
     ],
 )
-def test_published_pictures_that_cannot_be_used(name, change, message, archive, tmp_path):
+def test_invalid_published_images_are_errors(name, change, message, archive, tmp_path):
     folder, _ = archive
     change(folder / name)
-    sentence = refused("pathfinder", "--from", folder, "--out", tmp_path / "out", "--workers", 1)
+    sentence = error_of("pathfinder", "--from", folder, "--out", tmp_path / "out", "--workers", 1)
     assert message.format(folder / name, folder=folder) in sentence
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("option", ["--window", "--contour-length", "--seed"])
-def test_what_is_for_generated_pictures(option, archive, tmp_path):
-    sentence = refused("pathfinder", "--from", archive[0], "--out", tmp_path / "out", option, 9)
+def test_options_of_the_generator_exclude_published_images(option, archive, tmp_path):
+    sentence = error_of("pathfinder", "--from", archive[0], "--out", tmp_path / "out", option, 9)
     assert f"{option} is for generated data: it cannot be combined with --from" in sentence
     assert not (tmp_path / "out").exists()

@@ -1,16 +1,12 @@
-"""The published data itself, where LRPE_DATA names a folder that has it."""
+"""Preparation of the published data in the folder LRPE_DATA."""
 
-import os
 import re
 
-import pytest
 from fairseq.data import Dictionary
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from small_corpora import prepare
 
 from data_prep import gpt2_bpe
-
-pytestmark = pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
 
 
 def vocabulary(out):
@@ -23,7 +19,7 @@ def token_counts(out):
     return {name: int(tokens) for name, tokens in re.findall(r"/([\w.]+): \d+ sents, (\d+) tokens", log)}
 
 
-def test_wikitext103_has_its_tokens(published, tmp_path):
+def test_wikitext103_has_the_published_number_of_tokens(published, tmp_path):
     for split in ("valid", "test"):
         (tmp_path / f"wiki.{split}.tokens").symlink_to(published / "wikitext-103" / f"wiki.{split}.tokens")
     (tmp_path / "wiki.train.tokens").symlink_to(published / "wikitext-103" / "wiki.valid.tokens")
@@ -32,7 +28,7 @@ def test_wikitext103_has_its_tokens(published, tmp_path):
     assert counts["wiki.valid.tokens"] == 217_646 and counts["wiki.test.tokens"] == 245_569
 
 
-def test_wikitext_mini_is_the_published_one(published, tmp_path):
+def test_wikitext_mini_is_the_recorded_one(published, tmp_path):
     prepare("wikitext_mini", ["--from", str(published / "wikitext-103"), "--out", str(tmp_path)])
     for split in ("train", "valid", "test"):
         expected = (published / "wikitext-mini" / f"{split}.txt").read_bytes()
@@ -40,7 +36,7 @@ def test_wikitext_mini_is_the_published_one(published, tmp_path):
     assert vocabulary(tmp_path) == 5384
 
 
-def test_grimm_in_byte_pairs_decodes_to_grimm(published, tmp_path):
+def test_books_in_bpe_decode_to_the_text(published, tmp_path):
     arguments = ["--from", published / "books", "--bpe", published / "gpt2_bpe", "--out", tmp_path]
     prepare("books", [*map(str, arguments), "--workers", "2"])
     assert vocabulary(tmp_path) == 50_264 == gpt2_bpe.FACTS["vocabulary"]
@@ -50,10 +46,3 @@ def test_grimm_in_byte_pairs_decodes_to_grimm(published, tmp_path):
         encoded = (tmp_path / f"{split}.bpe").read_text().splitlines()
         decoded = [encoder.decode(map(int, line.split())) for line in encoded]
         assert decoded == [line.strip() for line in text.splitlines()]
-
-
-def test_the_mask_makes_the_papers_vocabulary(published, tmp_path):
-    gpt2_bpe.provide(tmp_path, published / "gpt2_bpe")
-    dictionary = Dictionary.load(str(tmp_path / "dict.txt"))
-    assert dictionary.add_symbol("<mask>") == 50_264
-    assert len(dictionary) == 50_265 == gpt2_bpe.FACTS["vocabulary_with_mask"]

@@ -1,45 +1,29 @@
-"""Questions with their answers, from SQuAD's layout to what fairseq's tasks read of them."""
+"""Questions and answers, from SQuAD's format to what fairseq's tasks read."""
 
 import hashlib
-import http.server
 import json
 import os
 import random
 import subprocess
-import threading
 from argparse import Namespace
 
+import local_server
 import pytest
 from fairseq import tasks
 from fairseq.data import Dictionary, data_utils
-from local_server import Server
-from small_corpora import contents, prepare, refused, write_files
+from small_corpora import contents, error_of, prepare, write_files
 from tiny import BIN, REPOSITORY
 
 from data_prep.corpora import questions
 from data_prep.fetch import SOURCES
 from fairseq_lrpe.data import word_pieces
 
-TYPES = [
-    "[PAD]",
-    "[UNK]",
-    "[CLS]",
-    "[SEP]",
-    "[MASK]",
-    *"?.,'",
-    "Who",
-    "who",
-    "in",
-    "norman",
-    "##s",
-    "live",
-    "Rome",
-]
+TYPES = "[PAD] [UNK] [CLS] [SEP] [MASK] ? . , ' Who who in norman ##s live Rome".split()
 SPLITS = ("train", "valid")
 
 
 def paragraph(i, count=3, filler=9):
-    """A paragraph about year 1000 + i, with ``count`` questions that have an answer and one that has none."""
+    """Returns a paragraph about the year 1000 + i with ``count`` answerable questions and one other."""
     context = (
         f"In {1000 + i} the  Normans\nlived in town {i}, " + "far away from home " * filler + f"and {i}."
     )
@@ -59,14 +43,14 @@ def paragraph(i, count=3, filler=9):
 
 
 def squad(paragraphs, in_article=2):
-    """A file of questions."""
+    """Returns the content of a file of questions."""
     groups = [paragraphs[i : i + in_article] for i in range(0, len(paragraphs), in_article)]
     return json.dumps({"version": "v2.0", "data": [{"title": "a", "paragraphs": x} for x in groups]}).encode()
 
 
 def chinese(i):
     context = f"第{i}年，北京人住在上海。这是中国的城市。"
-    found = {"text": "北京人", "answer_start": 0}  # as some of CMRC's, somewhere else
+    found = {"text": "北京人", "answer_start": 0}  # wrong, as in some rows of CMRC
     return {
         "id": str(i),
         "context": context,
@@ -84,7 +68,7 @@ def cut_flags(file, out, *more, cut=(24, 9), pieces=("--pieces", 120)):
 
 
 def rows(data, split):
-    """(tokens of the source, tokens of the question) of each row, as fairseq reads them."""
+    """Returns (tokens of the source, tokens of the question) of each row, as fairseq reads them."""
     sides = []
     for side in questions.SIDES:
         dictionary = Dictionary.load(str(data / f"dict.{side}.txt"))
@@ -97,12 +81,12 @@ def lines(out, name):
     return (out / "text" / name).read_text(encoding="utf-8").splitlines()
 
 
-def test_one_file_is_cut_by_paragraph(file, tmp_path, capsys):
+def test_one_file_is_split_by_paragraphs(file, tmp_path, capsys):
     out = tmp_path / "out"
     prepare("squad", cut_flags(file, out, cut=(25, 10)))
     printed = capsys.readouterr().out
     assert "own.json: 12 questions have no answer and are skipped" in printed
-    assert "rows: train 24, valid 9\n" in printed  # a paragraph more would be 27 and 12
+    assert "rows: train 24, valid 9\n" in printed  # another paragraph would make it 27 and 12
     data = out / "bin"
     ready = (
         f"ready: fairseq-train {data} --task question_generation --source-lang source --target-lang question"
@@ -127,7 +111,7 @@ def test_one_file_is_cut_by_paragraph(file, tmp_path, capsys):
             answer, context = lines(out, f"{split}.answer")[i], contexts[split][i]
             assert source == ["<s>", *pieces.pieces(answer), "</s>", *pieces.pieces(context), "</s>"]
             assert asked == [*pieces.pieces(lines(out, f"{split}.question")[i]), "</s>"]
-            # What a person gives later is the same as what was prepared.
+            # Generating questions builds the same source.
             assert pieces.source(answer, context, about["longest"], about["longest_answer"]).tokens == source
             if "<unk>" not in asked:
                 assert pieces.text(asked[:-1]) == lines(out, f"{split}.question")[i]
@@ -143,40 +127,36 @@ def test_one_file_is_cut_by_paragraph(file, tmp_path, capsys):
     assert len(task.datasets["valid"]) == 9
 
 
-def test_another_run_makes_the_same_bytes(file, tmp_path, capsys):
+def test_preparation_is_deterministic(file, tmp_path, capsys):
     first, again = tmp_path / "first", tmp_path / "again"
-    words = list(map(str, cut_flags(file, first)))
-    prepare("squad", words)
-    prepare("squad", cut_flags(file, again))
-    assert contents(first / "bin") == contents(again / "bin") and contents(first / "text") == contents(
-        again / "text"
-    )
+    for out in (first, again):
+        prepare("squad", cut_flags(file, out))
+    for folder in ("bin", "text"):
+        assert contents(first / folder) == contents(again / folder)
     assert len(contents(first / "bin")) == 14
-    # The seed of tables differs from process to process.
+    words = cut_flags(file, first)
+    capsys.readouterr()
+    prepare("squad", words[2:])  # without --from
+    printed = capsys.readouterr().out
+    assert f"already there: {first / 'bin'}" in printed and "rows: train 24, valid 9" in printed
+    for other in (["--longest", 100], ["--cut", 24, 6], ["--pieces", 121]):
+        message = error_of("squad", *words, *other)
+        assert f"was made from {file}, 24 9 questions, 512 tokens in 120 pieces: give that" in message
+
+
+def test_learned_vocabularies_are_the_same_in_every_process(tmp_path):
+    """The seed of hash tables differs between processes."""
     text = "".join(random.Random(0).choices("abcdef ", k=4000))
     (tmp_path / "text").write_text(text)
     code = "import sys; from pathlib import Path; from data_prep.bert_vocabulary import learn; "
     code += "learn(Path(sys.argv[1]).read_text().split('  '), 200, True, Path(sys.argv[2]))"
-    made = []
     for name in "abc":
         subprocess.run([BIN / "python", "-c", code, tmp_path / "text", tmp_path / name], check=True)
-        made.append((tmp_path / name).read_bytes())
-    assert made[0] == made[1] == made[2] and made[0].count(b"\n") == 200
-
-    capsys.readouterr()
-    prepare("squad", words)
-    prepare("squad", words[2:])  # without --from
-    printed = capsys.readouterr().out
-    assert (
-        printed.count(f"already there: {first / 'bin'}") == 2
-        and printed.count("rows: train 24, valid 9") == 2
-    )
-    for other in (["--longest", "100"], ["--cut", "24", "6"], ["--pieces", "121"]):
-        sentence = refused("squad", *words, *other)
-        assert f"was made from {file}, 24 9 questions, 512 tokens in 120 pieces: give that" in sentence
+    made = {(tmp_path / name).read_bytes() for name in "abc"}
+    assert len(made) == 1 and made.pop().count(b"\n") == 200
 
 
-def test_what_is_too_long_is_cut(tmp_path, capsys):
+def test_long_texts_are_truncated(tmp_path, capsys):
     long = paragraph(7, filler=60)
     long["qas"][0]["question"] = "what is this " * 30
     long["qas"][1]["answers"] = [{"text": "far away from home " * 20, "answer_start": 0}]
@@ -192,7 +172,7 @@ def test_what_is_too_long_is_cut(tmp_path, capsys):
     assert found[1][0].index("</s>") == 31 == 1 + word_pieces.read_preparation(out / "bin")["longest_answer"]
 
 
-def test_chinese_is_by_characters(tmp_path, capsys):
+def test_chinese_is_split_into_characters(tmp_path, capsys):
     file = write_files(tmp_path, {"own.json": squad([chinese(i) for i in range(10, 20)])}) / "own.json"
     out = tmp_path / "out"
     prepare("cmrc2018", cut_flags(file, out, cut=(8, 2), pieces=("--pieces", 60)))
@@ -214,7 +194,7 @@ def bert(folder, config=None, types=TYPES):
     ("config", "lowercase"),
     [(None, True), (b'{"model_max_length": 512}', True), (b'{"do_lower_case": false}', False)],
 )
-def test_the_vocabulary_of_a_folder(config, lowercase, file, tmp_path, capsys):
+def test_vocabulary_of_a_folder(config, lowercase, file, tmp_path, capsys):
     folder, out = bert(tmp_path / "bert", config), tmp_path / "out"
     words = cut_flags(file, out, pieces=("--bert", folder))
     prepare("squad", words)
@@ -233,34 +213,24 @@ def test_the_vocabulary_of_a_folder(config, lowercase, file, tmp_path, capsys):
     assert "already there" in capsys.readouterr().out
 
 
-def test_vocabularies_that_cannot_be_used(file, tmp_path):
-    out = tmp_path / "out"
-
-    def bad(folder, name="squad"):
-        sentence = refused(name, *cut_flags(file, out, pieces=("--bert", folder)))
-        assert not out.exists()
-        return sentence
-
-    empty = write_files(tmp_path / "empty", {"x": b""})
-    assert f"{empty / 'vocab.txt'} is missing: --bert takes a folder with BERT's vocab.txt" in bad(empty)
-    assert f"{file} is no folder: --bert takes a folder with BERT's vocab.txt or a model name" in bad(file)
-    assert "has no [MASK], " not in bad(bert(tmp_path / "few", types=["the"]))
-    assert "tokenizer_config.json is not a JSON object" in bad(bert(tmp_path / "config", b"[]"))
-    assert "--pieces 20 is too few: the training text has" in refused(
-        "squad", *cut_flags(file, out, pieces=("--pieces", 20))
-    )
-    assert not out.exists()
+def test_invalid_vocabularies_are_errors(file, tmp_path):
+    for folder, message in (
+        (bert(tmp_path / "few", types=["the"]), "vocab.txt has no [CLS], [PAD]"),
+        (bert(tmp_path / "config", b"[]"), "tokenizer_config.json is not a JSON object"),
+    ):
+        assert message in error_of("squad", *cut_flags(file, tmp_path / "out", pieces=("--bert", folder)))
+    assert not (tmp_path / "out").exists()
 
 
-class Hub(http.server.BaseHTTPRequestHandler):
-    """What Hugging Face's hub answers of a model's files."""
+class Hub(local_server.Mirrors):
+    """Answers requests for the files of models as the Hugging Face hub does."""
 
     def do_GET(self):
         name, _, file = self.path.strip("/").partition("/resolve/main/")
-        content = self.server.models.get(name, {}).get(file)
+        content = self.server.files.get(name, {}).get(file)
         self.send_response(200 if content is not None else 404)
         if content is None:
-            known = name in self.server.models
+            known = name in self.server.files
             self.send_header("X-Error-Code", "EntryNotFound" if known else "RepoNotFound")
         self.send_header("X-Repo-Commit", "0" * 40)
         self.send_header("ETag", f'"{hashlib.sha256(content or b"").hexdigest()}"')
@@ -271,26 +241,24 @@ class Hub(http.server.BaseHTTPRequestHandler):
 
     do_HEAD = do_GET
 
-    def log_message(self, *_):
-        pass
-
 
 @pytest.fixture
 def hub(tmp_path):
-    """{name of a model: {file: bytes}} of a hub, and ``asked``, a process that asks this one."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        server.models, url = {}, f"http://127.0.0.1:{server.server_address[1]}"
+    """{name of a model: {file: bytes}} of a hub, and a function that runs a process with this hub."""
+    with local_server.Server(Hub) as server:
 
-        def asked(*words, offline="0"):
-            # The package reads where the hub is when it is imported.
-            changed = {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": offline}
+        def run(*words, offline="0"):
+            # huggingface_hub reads these variables when it is imported.
+            changed = {
+                "HF_ENDPOINT": server.url("").removesuffix("/"),
+                "HF_HOME": str(tmp_path / "home"),
+                "HF_HUB_OFFLINE": offline,
+            }
             changed["PYTHONPATH"] = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
             words = [BIN / "python", *map(str, words)]
             return subprocess.run(words, env={**os.environ, **changed}, capture_output=True, text=True)
 
-        yield server.models, asked
-        server.shutdown()
+        yield server.files, run
 
 
 ASK = """
@@ -304,28 +272,28 @@ for name in sys.argv[1:]:
 """
 
 
-def test_the_vocabulary_of_the_hub(hub, file, tmp_path):
-    models, asked = hub
+def test_vocabulary_from_the_hub(hub, file, tmp_path):
+    models, run = hub
     files = contents(bert(tmp_path / "bert", b'{"do_lower_case": false}'))
     models["bert-base-cased"] = files
     models["some/uncased"] = {"vocab.txt": files["vocab.txt"]}
     models["some/other"] = {"tokenizer_config.json": b"{}"}
-    done = asked("-m", "fairseq_lrpe", "prepare", "squad", *cut_flags(file, tmp_path / "out", pieces=()))
+    done = run("-m", "fairseq_lrpe", "prepare", "squad", *cut_flags(file, tmp_path / "out", pieces=()))
     assert done.returncode == 0 and f"{len(TYPES)} word pieces from bert-base-cased, cased" in done.stdout
     assert word_pieces.read_preparation(tmp_path / "out" / "bin")["pieces_of"] == "bert-base-cased"
 
-    done = asked("-c", ASK, "bert-base-cased", "some/uncased", "some/other", "some/none", "a b")
+    done = run("-c", ASK, "bert-base-cased", "some/uncased", "some/other", "some/none", "a b")
     *good, other, none, wrong = (x for x in done.stdout.splitlines() if not x.startswith("Downloading"))
     assert good == ["False", "True"] and not done.stderr
     assert other.startswith("vocab.txt of some/other could not be downloaded from http://127.0.0.1:")
-    assert "(the model has no vocab.txt): try again later" in other
+    assert "(404 Client Error" in other
     assert none.startswith("vocab.txt of some/none could not be downloaded") and wrong.startswith(
         "vocab.txt of a b "
     )
-    # As where the hub does not answer, but without the half a minute in which the package tries again.
-    done = asked("-c", ASK, "some/third", "bert-base-cased", offline="1")
+    # As if the hub were unreachable, but without half a minute of retries.
+    done = run("-c", ASK, "some/third", "bert-base-cased", offline="1")
     third, kept = (x for x in done.stdout.splitlines() if not x.startswith("Downloading"))
-    assert "(it is unreachable, and the file is not cached)" in third
+    assert "An error happened while trying to locate" in third
     assert kept == "False" and not done.stderr
     for sentence in (other, none, wrong, third):
         assert sentence.endswith("with --bert FOLDER, or learn word pieces with --pieces N")
@@ -333,13 +301,13 @@ def test_the_vocabulary_of_the_hub(hub, file, tmp_path):
 
 @pytest.fixture
 def folder(tmp_path):
-    """The files of all versions, small."""
+    """A folder with small files of all versions."""
     names = ("train-v2.0", "dev-v2.0", "train-v1.1", "dev-v1.1", "train", "dev", "test")
     made = {f"{name}.json": squad([paragraph(100 * k + i) for i in range(6)]) for k, name in enumerate(names)}
     return write_files(tmp_path / "given", made)
 
 
-def test_a_folder_of_the_published_files(folder, tmp_path, capsys):
+def test_a_folder_with_the_published_files(folder, tmp_path, capsys):
     content = (folder / "test.json").read_bytes()
     (folder / "test.json").write_text(json.dumps(json.loads(content)["data"]))
     for version, (first, splits) in {"2.0": (1000, 2), "1.1": (1200, 2), "du": (1400, 3)}.items():
@@ -359,101 +327,95 @@ def test_a_folder_of_the_published_files(folder, tmp_path, capsys):
     assert (
         "rows: train 18, valid 18, test 18; published: train 75,722, valid 10,570, test 11,877\n" in printed
     )
-    assert "give that to --from" in refused("squad", *words, "--version", "1.1")
+    assert "give that to --from" in error_of("squad", *words, "--version", "1.1")
 
 
-def test_the_published_files_are_downloaded(folder, tmp_path, monkeypatch, capsys):
-    # The published bytes may have an answer that is nowhere.
+def test_published_files_are_downloaded(folder, publish, tmp_path, monkeypatch, capsys):
+    """Their answers need not be in the context, unlike those of the user's own files."""
     odd = [paragraph(i) for i in range(6)]
     odd[0]["qas"][0]["answers"][0]["text"] = "nowhere"
     odd[0]["qas"][1]["question"] = " "
     (folder / "train-v2.0.json").write_bytes(squad(odd))
-    with Server() as server:
-        facts = SOURCES["squad"]["versions"]["2.0"]
-        monkeypatch.setitem(SOURCES["squad"], "mirrors", [server.url("gone")])
-        for split, file in facts["files"].items():
-            content = (folder / file["name"]).read_bytes()
-            server.files[split] = content
-            known = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            for key, value in {**known, "mirrors": [server.url("gone"), server.url(split)]}.items():
-                monkeypatch.setitem(file, key, value)
-        monkeypatch.setitem(facts, "rows", {"train": 16, "valid": 18})
-        words = ["--out", tmp_path / "out", "--pieces", "90"]
-        prepare("squad", words)
-        prepare("squad", words)
-        assert len(server.asked) == 4
+    facts = SOURCES["squad"]["versions"]["2.0"]
+    for file in facts["files"].values():
+        publish(file, (folder / file["name"]).read_bytes())
+    monkeypatch.setitem(facts, "rows", {"train": 16, "valid": 18})
+    for _ in range(2):
+        prepare("squad", ["--out", tmp_path / "out", "--pieces", 90])
+        assert len(publish.requests) == 4
     printed = capsys.readouterr().out
     assert "train-v2.0.json: 1 answers are not in their context and are skipped" in printed
     assert "train-v2.0.json: 1 questions are blank and are skipped" in printed
     assert printed.count("rows: train 16, valid 18, as published") == 2
-    (folder / "train-v2.0.json").write_bytes(squad(odd) + b"\n")  # a person's own
-    assert "train-v2.0.json: question 0-0: the answer 'nowhere' is not in its context" in refused(
-        "squad", "--from", folder, "--out", tmp_path / "own", "--pieces", "90"
-    )
+    (folder / "train-v2.0.json").write_bytes(squad(odd) + b"\n")  # not the published bytes
+    error = error_of("squad", "--from", folder, "--out", tmp_path / "own", "--pieces", 90)
+    assert "train-v2.0.json: question 0-0: the answer 'nowhere' is not in its context" in error
 
 
-def test_an_interrupted_preparation_goes_on(file, tmp_path, monkeypatch, capsys):
+def test_interrupted_preparation_resumes(file, tmp_path, interrupt, capsys):
     out = tmp_path / "out"
-
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(questions, "write_split", interrupted)
-        with pytest.raises(SystemExit) as ended:
-            prepare("squad", cut_flags(file, out))
-    assert ended.value.code == 130 and (out / "text").is_dir() and not (out / "bin").exists()
+    with interrupt(questions, "write_split"):
+        prepare("squad", cut_flags(file, out))
+    assert (out / "text").is_dir() and not (out / "bin").exists()
     file.unlink()
     prepare("squad", cut_flags(file, out)[2:])
     assert "rows: train 24, valid 9\n" in capsys.readouterr().out
 
 
-def test_what_cannot_be_used(folder, file, tmp_path):
-    out = tmp_path / "out"
-
-    def bad(content=None, cut=(2, 1), **change):
-        if content is None:
-            changed = paragraph(5)
-            changed["qas"][2].update(change)
-            content = squad([paragraph(4), changed])
-        path = write_files(tmp_path, {"bad.json": content}) / "bad.json"
-        sentence = refused("squad", *cut_flags(path, out, cut=cut))
-        assert str(path) in sentence and not out.exists()
-        return sentence.removeprefix(f"prepare squad: {path}")
-
-    assert bad(answers=[{"text": "Rome", "answer_start": 8}]) == (
-        ": question 5-2: the answer 'Rome' is not in its context "
-        "'In 1005 the Normans lived in town 5, ...'; at answer_start, 8, is 'the '"
-    )
-    assert bad(answers=[{"text": " ", "answer_start": 8}]).startswith(": question 5-2: the answer is blank")
-    layout = "of SQuAD's format: data > paragraphs > context and qas"
-    assert bad(answers=[{"text": "the"}]).startswith(
-        f": question 5-2, its answer lacks 'answer_start' {layout}"
-    )
-    assert f"question 5-2 lacks 'answers' {layout}" in bad(answers=None)
-    assert f"article 1, paragraph 2, question 3 lacks 'question' {layout}" in bad(id="", question=7)
-    assert " is not JSON (" in bad(squad([paragraph(1)])[:-9]) and " is not JSON (" in bad(b"\xff")
-    assert "lacks 'data'" in bad(b"1") and "lacks 'data'" in bad(b'{"data": {}}')
-    assert "article 1 lacks 'paragraphs'" in bad(b"[1]")
-    assert "article 1 lacks 'paragraphs'" in bad(b'{"data": [{"title": "a"}]}')
-    assert "paragraph 1 lacks 'context'" in bad(b'{"data": [{"paragraphs": [{"qas": []}]}]}')
-    assert "has no question with an answer" in bad(squad([paragraph(1, count=0)]))
-    assert "has no question with an answer" in bad(b'{"data": []}')
-    content = file.read_bytes()
-    assert "has 36 questions with an answer: --cut asks for 30 + 7" in bad(content, cut=(30, 7))
-    assert "paragraph 1 has 3 questions: --cut asks for 2 at most for train" in bad(content, cut=(2, 9))
-    assert "paragraph 4 has 3 questions: --cut asks for 2 at most for valid" in bad(content, cut=(9, 2))
-
-    flags = ["--out", out, "--pieces", "90"]
-    assert f"{file} is one file: --cut TRAIN VALID says" in refused("squad", "--from", file, *flags)
-    (folder / "dev.json").unlink()
-    sentence = refused("squad", "--from", folder, "--version", "du", *flags)
-    assert f"{folder / 'dev.json'} is missing: a copy of the published dev.json is needed" in sentence
-    assert not out.exists()
+def changed(**change):
+    """Returns a file whose second paragraph has a changed question 5-2."""
+    second = paragraph(5)
+    second["qas"][2].update(change)
+    return squad([paragraph(4), second])
 
 
-@pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
-def test_the_published_files_have_their_questions(published, capsys):
+LAYOUT = "of SQuAD's format: data > paragraphs > context and qas"
+TWELVE = squad([paragraph(i) for i in range(12)])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (changed(answers=[{"text": "Rome", "answer_start": 8}]), "question 5-2: the answer 'Rome' is not in"),
+        (changed(answers=[{"text": "Rome", "answer_start": 8}]), "; at answer_start, 8, is 'the '"),
+        (changed(answers=[{"text": " ", "answer_start": 8}]), "question 5-2: the answer is blank"),
+        (changed(answers=[{"text": "the"}]), f"question 5-2, its answer lacks 'answer_start' {LAYOUT}"),
+        (changed(answers=None), f"question 5-2 lacks 'answers' {LAYOUT}"),
+        (changed(id="", question=7), f"article 1, paragraph 2, question 3 lacks 'question' {LAYOUT}"),
+        (TWELVE[:-9], "is not JSON ("),
+        (b"\xff", "is not JSON ("),
+        (b"1", "lacks 'data'"),
+        (b'{"data": {}}', "lacks 'data'"),
+        (b"[1]", "article 1 lacks 'paragraphs'"),
+        (b'{"data": [{"title": "a"}]}', "article 1 lacks 'paragraphs'"),
+        (b'{"data": [{"paragraphs": [{"qas": []}]}]}', "paragraph 1 lacks 'context'"),
+        (squad([paragraph(1, count=0)]), "has no question with an answer"),
+        (b'{"data": []}', "has no question with an answer"),
+    ],
+)
+def test_invalid_files_are_errors(content, message, tmp_path):
+    check_error(content, (2, 1), message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("cut", "message"),
+    [
+        ((30, 7), "has 36 questions with an answer: --cut asks for 30 + 7"),
+        ((2, 9), "paragraph 1 has 3 questions: --cut allows 2 for train"),
+        ((9, 2), "paragraph 4 has 3 questions: --cut allows 2 for valid"),
+    ],
+)
+def test_invalid_cuts_are_errors(cut, message, tmp_path):
+    check_error(TWELVE, cut, message, tmp_path)
+
+
+def check_error(content, cut, message, tmp_path):
+    path = write_files(tmp_path, {"bad.json": content}) / "bad.json"
+    error = error_of("squad", *cut_flags(path, tmp_path / "out", cut=cut))
+    assert str(path) in error and message in error and not (tmp_path / "out").exists()
+
+
+def test_real_files_have_the_published_questions(published, capsys):
     def count(name, known=False):
         return sum(map(len, questions.paragraphs(published / name, known).values()))
 
@@ -469,8 +431,7 @@ def test_the_published_files_have_their_questions(published, capsys):
     assert not capsys.readouterr().out
 
 
-@pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
-def test_chinese_in_pieces_of_its_own(published, tmp_path):
+def test_real_chinese_in_learned_pieces(published, tmp_path):
     file = published / "cmrc2018" / "cmrc2018_trial.json"
     prepare(
         "cmrc2018", cut_flags(file, tmp_path, "--longest", 128, cut=(800, 200), pieces=("--pieces", 3000))

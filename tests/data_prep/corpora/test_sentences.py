@@ -1,7 +1,7 @@
-"""A person's own texts and pairs with labels."""
+"""The user's own labelled texts and pairs of texts."""
 
 import pytest
-from small_corpora import classified, prepare, refused, write_files
+from small_corpora import classified, error_of, prepare, write_files
 
 ONE = {
     "train.input0.txt": b"a good one\na bad one\n" * 5,
@@ -65,15 +65,15 @@ def test_pairs_and_a_test_set(tmp_path):
         ({"train.input0.txt": b"a b\n" * 3, "train.label": b"gut\n" * 3}, "valid.label line 1 has the label"),
     ],
 )
-def test_what_cannot_be_used(change, message, tmp_path):
+def test_invalid_files_are_errors(change, message, tmp_path):
     contents = {name: content for name, content in {**ONE, **change}.items() if content is not None}
     folder = write_files(tmp_path / "given", contents)
-    sentence = refused("sentences", "--from", folder, "--out", tmp_path / "out")
+    sentence = error_of("sentences", "--from", folder, "--out", tmp_path / "out")
     assert message.format(folder) in sentence and sentence.startswith(f"prepare sentences: {folder}/")
     assert not (tmp_path / "out").exists()
 
 
-def test_glues_own_text_is_such_a_folder(tmp_path):
+def test_the_text_folder_of_glue_words_is_accepted(tmp_path):
     from test_glue import write_tsvs
 
     source = write_tsvs(tmp_path / "glue", "RTE")

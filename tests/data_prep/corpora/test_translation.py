@@ -1,8 +1,6 @@
-"""Parallel text, from what a user gives its preparation to what fairseq's task translation reads of it."""
+"""Parallel text, from the user's files or the published archives to what fairseq's translation reads."""
 
-import hashlib
 import json
-import os
 import re
 import tarfile
 from argparse import Namespace
@@ -12,8 +10,7 @@ import pytest
 import yaml
 from fairseq import tasks
 from fairseq.data import Dictionary, data_utils
-from local_server import Server
-from small_corpora import prepare, refused
+from small_corpora import error_of, prepare
 from tiny import REPOSITORY
 
 from data_prep import parallel
@@ -34,7 +31,7 @@ PAIRS = [
     (f"The {a} {b} {c}.", f"Der {x} {y} {z}.") for a, x in SIGHTS for b, y in ACTS for c, z in PLACES
 ]  # 36
 SPLITS = {"train": PAIRS, "valid": PAIRS[::7], "test": PAIRS[::9]}
-# Neither codec changes these.
+# Both codecs preserve these.
 SENTENCES = {
     "en": [
         "Prices rose by 3.5% to $1,200 (about €1,100).",
@@ -51,8 +48,8 @@ SENTENCES = {
 
 
 @pytest.fixture
-def quick(at_once, monkeypatch):
-    """fairseq-preprocess in this process, and a few lines for each of the others at a time."""
+def quick(in_process, monkeypatch):
+    """Runs fairseq-preprocess in this process, and worker processes with a few lines at a time."""
     monkeypatch.setattr(parallel, "LINES", 5)
 
 
@@ -65,12 +62,11 @@ def write_pairs(folder, splits=SPLITS, names=("train", "valid", "test")):
 
 
 def flags(source, out, *more, types=60, workers=1):
-    options = ("--from", source, "--out", out, "--bpe-types", types, "--workers", workers, *more)
-    return [str(x) for x in options]
+    return ["--from", source, "--out", out, "--bpe-types", types, "--workers", workers, *more]
 
 
 def decoded(data, split, language):
-    """The raw text that the tokens of a prepared split stand for."""
+    """Returns the lines of a prepared split as raw text."""
     dictionary = Dictionary.load(str(data / f"dict.{language}.txt"))
     rows = data_utils.load_indexed_dataset(str(data / f"{split}.en-de.{language}"), dictionary)
     codec = text_codec.load(data)
@@ -82,7 +78,7 @@ def ascii_quotes(text):
 
 
 @pytest.mark.parametrize("kind", [[], ["--sentencepiece"]], ids=["moses", "sentencepiece"])
-def test_pairs_are_read_back_as_they_were(kind, quick, tmp_path, capsys):
+def test_pairs_are_prepared_for_translation(kind, quick, tmp_path, capsys):
     source, out = write_pairs(tmp_path / "given"), tmp_path / "out"
     multi30k(flags(source, out, *kind))
     last = capsys.readouterr().out.splitlines()[-4:]
@@ -115,7 +111,7 @@ def test_pairs_are_read_back_as_they_were(kind, quick, tmp_path, capsys):
     assert preparation == {"source": "en", "target": "de", **names}
     assert (out / ("sentencepiece.model" if kind else "codes")).is_file()
 
-    # What translates encodes as what prepared did.
+    # Translating encodes text as preparing it did.
     codec = text_codec.load(data)
     for i, language in enumerate(("en", "de")):
         encoded = (out / "pieces" / f"train.{language}").read_text().splitlines()
@@ -125,7 +121,7 @@ def test_pairs_are_read_back_as_they_were(kind, quick, tmp_path, capsys):
 
 
 @pytest.mark.parametrize("kind", [[], ["--sentencepiece"]], ids=["moses", "sentencepiece"])
-def test_any_number_of_workers_gives_the_same_files(kind, quick, tmp_path):
+def test_files_do_not_depend_on_the_number_of_workers(kind, quick, tmp_path):
     source = write_pairs(tmp_path / "given")
     outs = [tmp_path / str(workers) for workers in (1, 2)]
     for workers, out in enumerate(outs, 1):
@@ -141,7 +137,7 @@ def test_any_number_of_workers_gives_the_same_files(kind, quick, tmp_path):
     assert one == two and len(one) > 20
 
 
-def test_what_moses_changes(quick, tmp_path):
+def test_changes_by_moses(quick, tmp_path):
     multi30k(flags(write_pairs(tmp_path / "given"), tmp_path / "out"))
     codec = text_codec.load(tmp_path / "out" / "bin")
     for language, raw, written in (
@@ -153,12 +149,12 @@ def test_what_moses_changes(quick, tmp_path):
     ):
         tokens = codec.encode(language, raw)
         assert codec.decode(language, tokens) == written
-        assert codec.encode(language, written) == tokens  # so the second time nothing changes
+        assert codec.encode(language, written) == tokens  # encoding again changes nothing
     assert codec.encode("en", " \t ") == codec.decode("en", "") == ""
 
 
-def test_which_training_pairs_are_kept(quick, tmp_path, capsys):
-    for pair, fate in {
+def test_uneven_and_long_training_pairs_are_removed(quick, tmp_path, capsys):
+    for pair, expected in {
         ("a b", "c d e"): "kept",
         ("a b", "c d e f"): "of uneven length",
         ("c d e f", "a b"): "of uneven length",
@@ -167,7 +163,7 @@ def test_which_training_pairs_are_kept(quick, tmp_path, capsys):
         ("a", ""): "empty",
         ("", ""): "empty",
     }.items():
-        assert translation.verdict(pair) == fate
+        assert translation.verdict(pair) == expected
     odd = [("One two three four", "Eins"), ("x " * 300, "y " * 300), ("Nothing", "\t"), ("", "Nichts")]
     source = write_pairs(tmp_path / "given", {**SPLITS, "train": PAIRS[:1] * 36 + odd, "valid": odd})
     multi30k(flags(source, tmp_path / "out", types=1000))
@@ -176,62 +172,54 @@ def test_which_training_pairs_are_kept(quick, tmp_path, capsys):
     assert len(decoded(tmp_path / "out" / "bin", "valid", "en")) == 4
 
     write_pairs(source, {**SPLITS, "train": odd})
-    message = refused("multi30k", *flags(source, tmp_path / "none"))
+    message = error_of("multi30k", *flags(source, tmp_path / "none"))
     assert message.endswith(
         "none of the 4 training pairs can be kept: 2 empty, 1 of uneven length, 1 too long"
     )
 
 
-def test_what_cannot_be_used(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"Eins\nZwei", "{en} has 6 lines, but {de} has 2"),
+        (b"\n \n", "{de} is empty"),
+        ("Straße".encode("latin-1"), "{de} is not UTF-8 text"),
+        (
+            None,
+            "{de} is missing: --from takes a folder with train.{{en,de}} valid|val.{{en,de}} test|test_2016",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["multi30k", "wmt14_en_de"])
+def test_invalid_files_are_errors(name, content, message, tmp_path):
     source, out = write_pairs(tmp_path / "given"), tmp_path / "out"
-
-    def message(*more, name="multi30k"):
-        return refused(name, *flags(source, out, *more))
-
-    (source / "valid.de").write_text("Eins\nZwei")
-    found = message()
-    assert f"{source / 'valid.en'} has 6 lines and {source / 'valid.de'} 2: they must correspond" in found
-    (source / "valid.de").write_text("\n \n")
-    assert "valid.de is empty" in message()
-    (source / "valid.de").write_bytes("Straße".encode("latin-1"))
-    assert "valid.de is not UTF-8 text" in message()
-    (source / "valid.de").unlink()
-    assert (
-        "valid.de is missing: --from takes a folder with train.{en,de} valid|val.{en,de} "
-        "test|test_2016_flickr.{en,de}"
-        in message()
-        and "valid.de is missing" in message(name="wmt14_en_de")
-    )
-    assert "nowhere is not a folder" in message("--from", tmp_path / "nowhere")
-    assert "--from is needed: https://github.com/multi30k" in refused("multi30k", "--out", out)
+    path = source / "valid.de"
+    path.write_bytes(content) if content else path.unlink()
+    assert message.format(en=source / "valid.en", de=path) in error_of(name, *flags(source, out))
     assert not out.exists()
+
+
+def test_too_little_text_is_an_error(tmp_path):
+    source, out = write_pairs(tmp_path / "given"), tmp_path / "out"
+    error = error_of("multi30k", *flags(source, out, "--sentencepiece", "--bpe-types", 5000))
+    assert "SentencePiece cannot make 5,000 pieces" in error
+    write_pairs(source, {**SPLITS, "train": [("a b", "c d")]})
+    assert "BPE cannot be learned" in error_of("multi30k", *flags(source, tmp_path / "letters"))
     with pytest.raises(ValueError, match=r"preparation\.json is missing"):
         text_codec.load(out)
 
-    write_pairs(source)
-    assert "SentencePiece cannot make 5,000 pieces" in message("--sentencepiece", "--bpe-types", 5000)
-    write_pairs(source, {**SPLITS, "train": [("a b", "c d")]})
-    assert "BPE cannot be learned" in refused("multi30k", *flags(source, tmp_path / "letters"))
 
-
-def test_the_command_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
-    # As Multi30k's files are called, and the last line without an end.
+def test_interrupted_preparation_resumes(tmp_path, interrupt, capsys):
+    # The files are named as Multi30k's, and one has no final newline.
     source = write_pairs(tmp_path / "given", names=("train", "val", "test_2016_flickr"))
     path, out = source / "val.de", tmp_path / "out"
     path.write_bytes(path.read_bytes().removesuffix(b"\n"))
-
-    def interrupted(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(text_codec.Moses, "pieces", interrupted)
-        with pytest.raises(SystemExit) as ended:
-            multi30k(flags(source, out))
-    assert ended.value.code == 130 and "run the same command to resume" in capsys.readouterr().err
+    with interrupt(text_codec.Moses, "pieces"):
+        multi30k(flags(source, out))
     assert not (out / "bin").exists() and not (out / "pieces" / "train.en").exists()
     before = (out / "codes").stat().st_mtime_ns
-    again = ["--out", str(out), "--bpe-types", "60", "--workers", "1"]
-    multi30k(again)  # with fairseq's own command
+    again = ["--out", out, "--bpe-types", 60, "--workers", 1]
+    multi30k(again)  # with the command fairseq-preprocess itself
     assert (out / "codes").stat().st_mtime_ns == before
     printed = capsys.readouterr().out
     assert "[de] Dictionary:" in printed
@@ -244,18 +232,18 @@ def test_the_command_goes_on_where_it_stopped(tmp_path, monkeypatch, capsys):
         assert once_more.splitlines()[-4:] == printed.splitlines()[-4:]
     other = write_pairs(tmp_path / "other")
     for given in (flags(other, out), flags(source, out, types=70), [*again, "--sentencepiece"]):
-        assert f"was made from {source} in 60 merges of byte pairs" in refused("multi30k", *given)
+        assert f"was made from {source} in 60 merges of byte pairs" in error_of("multi30k", *given)
     (out / "codes").unlink()
     with pytest.raises(ValueError, match="codes is missing"):
         text_codec.load(out / "bin")
 
 
 @pytest.fixture
-def archives(tmp_path, monkeypatch):
-    """A folder with archives as WMT's, of ``SPLITS``, taken for the published ones."""
+def archives(tmp_path, publish):
+    """A folder with archives of ``SPLITS`` that are accepted as WMT's."""
     folder, tree = tmp_path / "archives", tmp_path / "tree"
     folder.mkdir()
-    facts = translation.SOURCES["wmt14_en_de"]
+    facts = translation.Translation("wmt14_en_de").facts
     train = {name: PAIRS[i * 12 : (i + 1) * 12] for i, name in enumerate(facts["archives"]) if i < 3}
     for name, of_archive in facts["archives"].items():
         with tarfile.open(folder / name, "w:gz") as archive:
@@ -272,67 +260,49 @@ def archives(tmp_path, monkeypatch):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_text("".join(f"{line}\n" for line in lines))
                     archive.add(path, file)
-        content = (folder / name).read_bytes()
-        monkeypatch.setitem(of_archive, "size", len(content))
-        monkeypatch.setitem(of_archive, "sha256", hashlib.sha256(content).hexdigest())
+        publish(of_archive, (folder / name).read_bytes())
     return folder
 
 
-def test_wmt14_from_its_archives(archives, quick, tmp_path, monkeypatch, capsys):
-    outs = {"copied": flags(archives, tmp_path / "copied")}
-    outs["fetched"] = ["--out", str(tmp_path / "fetched"), *outs["copied"][4:]]
-    with Server() as server:
-        for name, facts in translation.SOURCES["wmt14_en_de"]["archives"].items():
-            server.files[name] = (archives / name).read_bytes()
-            monkeypatch.setitem(facts, "mirrors", [server.url("gone"), server.url(name)])
-        for name, given in outs.items():
-            wmt14(given)
-            printed = capsys.readouterr().out
-            assert "types; the papers' are en 40,480, de 42,720\nready: " in printed
-            out = tmp_path / name
-            for split, pairs in SPLITS.items():
-                for i, language in enumerate(("en", "de")):
-                    lines = (out / "text" / f"{split}.{language}").read_text().splitlines()
-                    assert lines == [pair[i] for pair in pairs]
-            assert not (out / "unpacked").exists()
-        assert len(server.asked) == 8
-        wmt14(outs["fetched"])
+def test_wmt14_from_its_archives(archives, publish, quick, tmp_path, monkeypatch, capsys):
+    for name, source in (("copied", ["--from", archives]), ("downloaded", [])):
+        out = tmp_path / name
+        wmt14([*source, "--out", out, "--bpe-types", 60, "--workers", 1])
         printed = capsys.readouterr().out
-        assert len(server.asked) == 8 and "already there" in printed
+        assert "types; the papers' are en 40,480, de 42,720\nready: " in printed
+        for split, pairs in SPLITS.items():
+            for i, language in enumerate(("en", "de")):
+                lines = (out / "text" / f"{split}.{language}").read_text().splitlines()
+                assert lines == [pair[i] for pair in pairs]
+        assert not (out / "unpacked").exists()
     sizes = re.search(r"vocabulary: en (\d+) types, de (\d+) types", printed)
     expected = {"en": int(sizes[1]), "de": int(sizes[2])}
-    monkeypatch.setitem(translation.SOURCES["wmt14_en_de"], "vocabulary", expected)
-    wmt14(outs["fetched"])
+    monkeypatch.setitem(translation.Translation("wmt14_en_de").facts, "vocabulary", expected)
+    wmt14(["--out", out, "--bpe-types", 60])
     assert "types, as in the papers\n" in capsys.readouterr().out
+    assert len(publish.requests) == 8  # a missing mirror for each archive
 
 
-def test_archives_that_cannot_be_used(archives, tmp_path):
+def test_invalid_archives_are_errors(archives, tmp_path):
     given = flags(archives, tmp_path / "out")
-    facts = translation.SOURCES["wmt14_en_de"]["archives"]["dev.tgz"]
-    facts["files"]["valid"]["de"] = "dev/other.de"
-    try:
-        assert "dev.tgz has no dev/other.de" in refused("wmt14_en_de", *given)
-    finally:
-        facts["files"]["valid"]["de"] = "dev/newstest2013.de"
     (archives / "dev.tgz").write_bytes(b"<html>")
-    assert "dev.tgz is not the published dev.tgz" in refused("wmt14_en_de", *given)
+    assert "dev.tgz is not the published dev.tgz" in error_of("wmt14_en_de", *given)
     (archives / "dev.tgz").unlink()
-    assert "dev.tgz is missing: a copy of the published" in refused("wmt14_en_de", *given)
+    assert "dev.tgz is missing: a copy of the published" in error_of("wmt14_en_de", *given)
 
 
-def test_wmt14_takes_the_same_text_in_files(quick, tmp_path, capsys):
+def test_wmt14_from_text_files(quick, tmp_path, capsys):
     wmt14(flags(write_pairs(tmp_path / "given"), tmp_path / "out", types=20))
     assert "test: 4 pairs" in capsys.readouterr().out
 
 
-def test_every_archive_has_its_published_facts():
+def test_sources_list_every_archive():
     source = yaml.safe_load((REPOSITORY / "data_prep" / "sources.yaml").read_text())["wmt14_en_de"]
     for facts in source["archives"].values():
         assert re.fullmatch("[0-9a-f]{64}", facts["sha256"]) and facts["size"] > 1e7
         assert len(facts["mirrors"]) == 2
 
 
-@pytest.mark.skipif("LRPE_DATA" not in os.environ, reason="LRPE_DATA names no folder of data")
 def test_real_sentences(published, quick, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(parallel, "LINES", 100)
     source, out = tmp_path / "given", tmp_path / "out"
