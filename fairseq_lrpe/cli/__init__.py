@@ -7,6 +7,8 @@ Each subcommand is a module with a function ``main(arguments)``. Modules are imp
 import sys
 from importlib import import_module
 
+from fairseq_lrpe.utils.suggest import choices
+
 COMMANDS = {
     "train": ("fairseq_lrpe.cli.train", "train and evaluate one method in one experiment"),
     "table": ("fairseq_lrpe.cli.table", "run a table of a paper, or list all tables"),
@@ -45,7 +47,9 @@ def main(arguments: list[str] | None = None) -> None:
     elif name in COMMANDS or name in INTERNAL:
         import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]).main(rest)
     else:
-        sys.exit(f"lrpe: unknown command {name!r}; `lrpe --help` lists the commands")
+        sys.exit(
+            f"lrpe: unknown command {name!r}{choices(name, COMMANDS, '`lrpe --help` lists the commands')}"
+        )
 
 
 def listing() -> str:

@@ -13,11 +13,13 @@ import torch
 from tiny import run_here
 
 from fairseq_lrpe.cli import classify, evaluate, finetune, generate, table, train
+from fairseq_lrpe.cli import main as lrpe
 from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.experiments.inference import evaluate_synthetic, glue_submission
 from fairseq_lrpe.tasks import synthetic_lm
 
 PROGRAMS = {
+    "lrpe": lrpe,
     "evaluate": evaluate.main,
     "train": train.main,
     "table": table.main,
@@ -69,6 +71,7 @@ OUTPUTS = [
 CALLS = [
     *(("train", f"{TRAIN} {text}", part) for text, part in OVERRIDES),
     ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash"),
+    ("lrpe", "metods", "unknown command 'metods' (did you mean 'methods'?)"),
     ("train", "lm/mini nosuch", "unknown method 'nosuch': `lrpe methods` lists"),
     ("train", "lm/mini rope --cpu --results README.md data={data}", "README.md"),
     ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
