@@ -1,4 +1,4 @@
-"""Text files of the splits, and fairseq-preprocess."""
+"""Finds the text files of each split and runs fairseq-preprocess on them."""
 
 import os
 import re

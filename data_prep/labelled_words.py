@@ -56,7 +56,7 @@ class LabelledWords(TrainRows, Labelled):
         raise NotImplementedError
 
     def write_text(self, args, inputs, folder):
-        """Writes SPLIT.input0.txt, SPLIT.input1.txt of pairs, and SPLIT.label, one row per line."""
+        """Writes SPLIT.input0.txt, SPLIT.label and, for pairs, SPLIT.input1.txt; one row per line."""
         for split, rows in inputs.items():
             *texts, labels = zip(*islice(rows, args.train_rows if split == "train" else None), strict=True)
             for i, column in enumerate(texts):

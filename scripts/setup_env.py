@@ -121,7 +121,8 @@ def main():
     has_fallback = version == CPU != current and not gpus
     fallback = f" ({TORCH} if no index offers it)" if has_fallback else ""
     names = ", ".join(name for *_, name in gpus) or "CPU"
-    print(f"torch {version}{fallback} for {names} in {ENV}", *mismatches(TORCH, gpus), sep="\n")
+    moved = f", until now the environment of {done[2]}" if done[2:] and done[2] != str(ROOT) else ""
+    print(f"torch {version}{fallback} for {names} in {ENV}{moved}", *mismatches(TORCH, gpus), sep="\n")
     if not options.dry_run:
         setup(version, has_fallback, requested, current)
 

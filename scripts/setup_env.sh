@@ -7,7 +7,6 @@ supported='import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))'
 unset PYTHONHOME CUDA_HOME && export PIP_USER=0 # break environments, or compile unused CUDA code
 exec 9<"$root" # Python and pip inherit this lock
 flock -n 9 || { echo "waiting for another setup to finish ..." && flock 9; } || true
-
 # The first match on PATH may be a version manager's shim that fails.
 while read -r python; do
   if "$python" -c "$supported" 2>/dev/null </dev/null; then

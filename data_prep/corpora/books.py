@@ -62,7 +62,7 @@ def find_books(folder: Path) -> dict[str, list[Path]]:
 
 
 def split_books(books: list[Path]) -> dict[str, list[Path]]:
-    """Splits books by a hash of the file name: 1%, at least one, each for valid and test."""
+    """Splits books by a hash of their names: 1% (at least one) for valid, 1% for test, the rest for train."""
     ordered = sorted(books, key=lambda book: hashlib.sha256(book.name.encode()).hexdigest())
     share = max(1, len(books) // 100)
     parts = {"valid": ordered[:share], "test": ordered[share : 2 * share], "train": ordered[2 * share :]}

@@ -200,7 +200,7 @@ def label(field: str, task: Task, where: str) -> str | float:
 
 
 def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
-    """Writes MRPC's TSV files: the dev set is the training rows whose pair of IDs is in a list."""
+    """Splits MRPC into TSV files; training rows whose pair of IDs is in ``dev_ids`` become the dev set."""
     if folder.is_dir():
         return
     ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}

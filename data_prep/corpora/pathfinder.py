@@ -258,7 +258,7 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
 
 @cache
 def stamp(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns masks from 0 to 1 of a paddle that ends in the center, without and with its margin."""
+    """Returns two masks with values in [0, 1]: a dash that ends at the center, and it with its margin."""
     middle, drawing = FINER * REACH, Image.new("L", (2 * FINER * REACH + 1,) * 2)
     y, x = step((middle, middle), angle, -FINER * LENGTH)
     ImageDraw.Draw(drawing).line([(middle, middle), (x, y)], fill=255)

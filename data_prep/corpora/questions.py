@@ -238,7 +238,7 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
     groups = list(paragraphs(path, known=False).values())
     if sum(wanted) > (total := sum(map(len, groups))):
         asked = " + ".join(f"{count:,}" for count in wanted)
-        raise ValueError(f"{path} has {total:,} questions with an answer: --cut asks for {asked}")
+        raise ValueError(f"{path} has only {total:,} answerable questions, but --cut requests {asked}")
     found, taken = {"train": [], "valid": []}, 0
     for (split, rows), most in zip(found.items(), wanted, strict=True):
         while taken < len(groups) and len(rows) + len(groups[taken]) <= most:

@@ -104,7 +104,7 @@ def published_shards(facts: dict) -> list[Callable[[Path], None]]:
         known = {file.path: file.lfs for file in files if getattr(file, "lfs", None)}
     except Exception as error:  # any error of the network, hub or package
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise FetchError(f"{dataset} has no list of files ({reason}): {LATER}") from None
+        raise FetchError(f"cannot list the files of {dataset} ({reason}): {LATER}") from None
     fills = []
     for name in (f"bin-shard{i}-8" for i in range(facts["shards"])):
         mirrors = {"mirrors": [f"{facts['host']}/datasets/{dataset}/resolve/{revision}/{name}"]}

@@ -158,7 +158,7 @@ def measure_exactness(part: Part, deadline: Deadline, check: Check) -> None:
 
 
 def run_cases(rows: list[dict], cases: list[Callable], deadline: Deadline, part: Part, name: str) -> None:
-    """Adds the row of each case; stops at the deadline or the first failure, with a remark."""
+    """Runs each case and appends its row; adds a remark and stops at the deadline or the first failure."""
     log(f"exactness of {name}")
     for done, case in enumerate(cases):
         if not deadline.left():

@@ -38,7 +38,7 @@ class BenchmarkParser(ArgumentParser):
         self.add_argument(flag, type=min_int(minimum), default=default, nargs=nargs, help=help)
 
     def add_sizes(self, rounds: int, layers: int | None = None, vocab_size: int | None = None) -> None:
-        """Adds the number of rounds and the sizes of a model; None is the size in the papers."""
+        """Adds --rounds, --layers and --vocab-size; a default of None means the size in the papers."""
         papers = " (default: as in the papers)"
         self.add_int("--rounds", rounds, "number of measured rounds")
         self.add_int("--layers", layers, "number of layers" + ("" if layers else papers))

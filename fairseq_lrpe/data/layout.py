@@ -75,7 +75,7 @@ def read_metadata(folder: Path) -> dict:
 
 
 def shards(folder: Path) -> list[Path]:
-    """Returns a data folder and its numbered shards bin1, bin2, ...; fairseq reads one per epoch."""
+    """Returns [folder, folder1, ...], the existing shards of a data folder; fairseq reads one per epoch."""
     numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
     return [folder, *takewhile(Path.is_dir, numbered)]
 

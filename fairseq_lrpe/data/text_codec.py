@@ -84,7 +84,7 @@ class Moses(TextCodec):
                 for line in tqdm(lines, desc=f"words of {text.name}", unit="lines", disable=None):
                     counts.update(line.split())
         if all(len(word) == 1 for word in counts):
-            raise ValueError("the training text has no word of two letters: BPE cannot be learned")
+            raise ValueError("the training text has no word of two or more letters: BPE cannot be learned")
         learn_bpe.tqdm = functools.partial(tqdm, desc=self.path.name, unit="merges", disable=None)
         merges = io.StringIO()
         learn_bpe.learn_bpe((f"{word} {n}" for word, n in counts.items()), merges, types, is_dict=True)

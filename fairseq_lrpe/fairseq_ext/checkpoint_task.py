@@ -1,6 +1,6 @@
-"""Restores the task of a checkpoint and its settings in fairseq's evaluation commands.
+"""Makes fairseq's evaluation commands use the task and its settings that a checkpoint stores.
 
-Most of these commands take both from the command line alone, so a model trained by ``memory_lm`` would be
+By default, most of them read both from the command line only, so a model trained by ``memory_lm`` would be
 evaluated by ``language_modeling``, without its memory.
 """
 

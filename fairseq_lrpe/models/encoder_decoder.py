@@ -139,7 +139,7 @@ def _permute_tokens(out, index):
 
 
 def _concatenate(outputs):
-    """Returns a decoder's features of consecutive segments as those of the whole text."""
+    """Concatenates the decoder outputs of consecutive segments along the time dimension."""
     if len(outputs) == 1:
         return outputs[0]
     features, extras = zip(*outputs, strict=True)

@@ -7,9 +7,10 @@ from torch import Tensor
 
 
 def stable_block_size(log_decay: Tensor, limit: int) -> int:
-    """Returns the number of rows i, at most ``limit``, that can be weighted by γ^(i−m) for their middle m.
+    """Returns the largest block size, at most ``limit``, for which weights γ^(i−m) do not overflow.
 
-    The largest weight is e^32, so that the product of two weighted numbers still fits into float32.
+    m is the middle position of the block. The weights are at most e^32, so that the product of two weighted
+    numbers fits into float32.
     """
     return max(1, min(limit, int(64 / max(1e-9, -float(log_decay.detach().min())))))
 

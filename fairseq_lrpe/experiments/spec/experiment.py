@@ -172,9 +172,10 @@ class Experiment:
         is_new = path and (path[0] in OPEN or (path == ["train"] and name in method_flags()))
         if is_new or name in list(section):
             return section, name
-        known = [*section, *(method_flags() if path == ["train"] else ())]
+        known = [".".join((*path, name)) for name in section]
+        known += [f"train.{flag}" for flag in method_flags() if path in ([], ["train"])]
         files = " or ".join(str(display_path(path)) for path in self.paths)
-        listing = f"an override is key=value with a key of {files}"
+        listing = f"an override is key=value with a key of {files}, or train.FLAG (`lrpe methods --flags`)"
         raise ValueError(f"{self.name} has no key {key!r}{choices(name, known, listing)}")
 
     def _override(self, text):

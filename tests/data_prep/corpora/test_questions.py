@@ -400,7 +400,7 @@ def test_invalid_files_are_errors(content, message, tmp_path):
 @pytest.mark.parametrize(
     ("cut", "message"),
     [
-        ((30, 7), "has 36 questions with an answer: --cut asks for 30 + 7"),
+        ((30, 7), "has only 36 answerable questions, but --cut requests 30 + 7"),
         ((2, 9), "paragraph 1 has 3 questions: --cut allows 2 for train"),
         ((9, 2), "paragraph 4 has 3 questions: --cut allows 2 for valid"),
     ],

@@ -171,8 +171,8 @@ def test_published_folders_are_downloaded(hub, binaries, tiny_bpe, tmp_path, mon
     ("content", "message"),
     [
         (b"[]", "no longer contains bin-shard0-8/train.bin: try again later, or give a copy to --from"),
-        (b"<html>", "has no list of files ("),
-        (None, "has no list of files (404"),
+        (b"<html>", "cannot list the files of "),
+        (None, "(404"),
     ],
 )
 def test_an_incomplete_list_of_files_is_an_error(content, message, hub, tiny_bpe, tmp_path):

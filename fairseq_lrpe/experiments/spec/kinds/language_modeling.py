@@ -119,13 +119,15 @@ def max_length(model: dict) -> tuple[float, str]:
     For longer sequences than in training, fairseq must build the model for that length
     (``max_target_positions``), which fails if parameters or the encoding depend on it.
     """
+    from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
+
     trained, positions = trained_length(model), model["token_positions"]
     if model["decoder_learned_pos"]:
         positions = "learned"
     if positions in TABLES:
         return trained, f"its {positions} token positions are a table of the {trained} training positions"
-    if model["encoding"] == "tupe":
-        return trained, f"tupe has a table of the {trained} training positions"
+    if ENCODINGS[model["encoding"]].has_position_limit:
+        return trained, f"{model['encoding']} has a table of the {trained} training positions"
     if model["encoding"] == "cosformer":
         return trained, f"cosformer's cos(π(i−j)/2M) depends on M = {trained} and is negative beyond it"
     fixed = model["encoding"] == "lrpe" and model["lrpe_core"] != "permutation"
