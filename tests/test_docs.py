@@ -164,7 +164,8 @@ ROWS = {
     PREPARE + "sentences *": Row("--workers 1", {"FOLDER": "given/sentences"}),
     PREPARE + "multi30k *": Row("--workers 1 --bpe-types 30", {"FOLDER": "given/multi30k"}),
     PREPARE + "imagenet *": Row("--workers 1", {"FOLDER": "given/pictures"}),
-    PREPARE + "imagenet --from ILSVRC2012": MISSING,
+    PREPARE + "imagenet --from ILSVRC2012": Row("--from missing --out ilsvrc", refused="missing"),
+    PREPARE + "text --from FOLDER": Row("--workers 1", {"FOLDER": "."}),
     PREPARE + "cifar10 *": Row("--workers 1 --train-rows 10"),
     PREPARE + "snli *": Row("--cut 9 3 3 --workers 1"),
     PREPARE + "squad *": Row(CUT),
@@ -186,8 +187,9 @@ ROWS = {
     RUN: Row(after=(PREPARE + "wikitext_mini",)),
     RUN + " 'evaluations.*": Row(after=(RUN,)),
     "bash scripts/train.sh mt/multi30k rope *": Row(after=(PREPARE + "multi30k",)),
+    "bash scripts/train.sh lm/quickstart forget updates=20": Row(refused="unknown method 'forget'"),
     "bash scripts/train.sh imagenet/deit_small *": Row(
-        replaced={"--gpus 8": "--cpu"}, after=(PREPARE + "imagenet",)
+        replaced={"--gpus 8": "--cpu"}, after=(PREPARE + "imagenet --from FOLDER",)
     ),
     "sbatch *": Row("--dry-run"),
     # use of trained models
@@ -292,7 +294,8 @@ def write_data(folder):
         words = [("good", "gutes"), ("bad", "schlechtes")] * (count // 2)
         english = "".join(f"a {word} one\n" for word, _ in words)
         files |= {f"{split}.input0": english, f"given/sentences/{split}.input0.txt": english}
-        files[f"given/sentences/{split}.label"] = "".join(f"{word}\n" for word, _ in words)
+        labels = "".join(f"{word}\n" for word, _ in words)
+        files |= {f"{split}.label": labels, f"given/sentences/{split}.label": labels}
         files[f"given/multi30k/{split.replace('valid', 'val')}.en"] = english
         files[f"given/multi30k/{split.replace('valid', 'val')}.de"] = "".join(f"ein {x}\n" for _, x in words)
     pair, labels = {"sentence1": "Anna lived.", "sentence2": "She died."}, ["neutral", "contradiction"] * 10

@@ -176,7 +176,7 @@ class Experiment:
         known += [f"train.{flag}" for flag in method_flags() if path in ([], ["train"])]
         files = " or ".join(str(display_path(path)) for path in self.paths)
         listing = f"an override is key=value with a key of {files}, or train.FLAG (`lrpe methods --flags`)"
-        raise ValueError(f"{self.name} has no key {key!r}{choices(name, known, listing)}")
+        raise ValueError(f"{self.name} has no key {key!r}{choices(key, known, listing)}")
 
     def _override(self, text):
         key, equals, new = text.partition("=")
