@@ -172,11 +172,12 @@ class Experiment:
         is_new = path and (path[0] in OPEN or (path == ["train"] and name in method_flags()))
         if is_new or name in list(section):
             return section, name
-        known = [".".join((*path, name)) for name in section]
-        known += [f"train.{flag}" for flag in method_flags() if path in ([], ["train"])]
+        flags = {(): [f"train.{flag}" for flag in method_flags()], ("train",): method_flags()}
+        known = [*section, *flags.get(tuple(path), ())]
+        prefix = "".join(f"{each}." for each in path)
         files = " or ".join(str(display_path(path)) for path in self.paths)
         listing = f"an override is key=value with a key of {files}, or train.FLAG (`lrpe methods --flags`)"
-        raise ValueError(f"{self.name} has no key {key!r}{choices(key, known, listing)}")
+        raise ValueError(f"{self.name} has no key {key!r}{choices(name, known, listing, prefix)}")
 
     def _override(self, text):
         key, equals, new = text.partition("=")

@@ -126,7 +126,7 @@ def test_indivisible_batch_is_rejected(gpus, nodes, overrides, numbers):
     ("updatse=1", "has no key 'updatse' (did you mean 'updates'?): an override is key=value with a key of"),
     ("train.dropuot=1", "has no key 'train.dropuot' (did you mean 'train.dropout'?)"),
     ("train.lrpe_coer=x", "has no key 'train.lrpe_coer' (did you mean 'train.lrpe_core'?)"),
-    ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?)"),
+    ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
     (f"seeds={'[' * 3000}", "seeds: more than 50 nested lists or mappings"),
     ("seeds=&a [*a]", "seeds: the value of the anchor &a contains itself"),
     ("updates", "an override is key=value"),
