@@ -224,7 +224,7 @@ def shift(angle: float, distance: float) -> Point:
 
 
 def pick(random: Random, count: int) -> int:
-    """Returns one of 0 .. count - 1; only ``Random.random`` is stable across Python versions."""
+    """Returns a random integer in [0, count); only ``Random.random`` is stable across Python versions."""
     return int(count * random.random())
 
 
@@ -325,7 +325,7 @@ def published(folder: Path) -> list[tuple[Path, int]]:
                 raise ValueError(f"{file} row {number} is not a folder, file, number and label 0 or 1")
             path = folder / fields[0] / fields[1]
             if not path.is_file():
-                raise ValueError(f"{path} is missing, which {file} names")
+                raise ValueError(f"{path}, listed in {file}, is missing")
             rows.append((path, int(fields[3])))
     if len(rows) < 10:
         raise ValueError(

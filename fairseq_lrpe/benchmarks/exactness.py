@@ -72,9 +72,9 @@ def largest(errors: list[float]) -> float:
 
 
 def encoding_cases(device: str) -> list[Callable[[], dict]]:
-    """Returns the comparisons of every encoding on the device with itself on the CPU, in float32.
+    """Returns functions that compare each encoding on the device with the same on the CPU, in float32.
 
-    Encodings are built with their default options and with the options of each method.
+    Each encoding is tested with its default options and with those of every method.
     """
     cases = dict.fromkeys((name, ()) for name in ENCODINGS)
     for method in METHODS.values():

@@ -93,6 +93,6 @@ def product_rate(dtype: torch.dtype) -> float:
 
 
 def fastest(function: Callable[[], object]) -> float:
-    """Returns the seconds of the fastest of 10 calls, after one that is discarded."""
+    """Returns the time in seconds of the fastest of 10 calls, after one warm-up call."""
     function()
     return min(seconds(function) for _ in range(10))

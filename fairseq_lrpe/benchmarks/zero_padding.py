@@ -41,7 +41,7 @@ def random_weights(dims: int, layers: int, generator: torch.Generator) -> list[T
 
 
 def run_layers(x: Tensor, weights: list[Tensor], padding: str) -> Iterator[Tensor]:
-    """Yields the features of x (N, E, positions per side) after each layer."""
+    """Yields the output of each convolutional layer for the input x (N, E, *spatial dimensions)."""
     dims = x.dim() - 2
     for weight in weights:
         if mode := PADDINGS[padding]:

@@ -136,7 +136,7 @@ class SentencePiece(TextCodec):
 
 
 def learn_pieces(types: int, option: str, lines: Iterable[str], **settings) -> bytes:
-    """Returns a SentencePiece model; an error names the ``option`` for ``types``."""
+    """Trains a SentencePiece model of ``types`` pieces; ``option`` is the option that sets ``types``."""
     model = io.BytesIO()
     files = {"sentence_iterator": iter(lines), "model_writer": model}
     try:

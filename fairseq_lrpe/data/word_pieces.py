@@ -137,7 +137,7 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
         ValueError: If the context does not contain the answer.
     """
     if not answer.strip():
-        raise ValueError("the answer is blank: a part of its context is needed")
+        raise ValueError("the answer is blank: it must be a part of the context")
     positions, position = [], context.find(answer)
     while position >= 0:
         positions.append(position)

@@ -62,7 +62,7 @@ def _wrap(owner, name, function):
 
 
 def is_fairseq_command() -> bool:
-    """Returns whether this program is a command of fairseq: fairseq-train or python -m fairseq_cli.train."""
+    """Returns whether this is a fairseq command, such as fairseq-train or python -m fairseq_cli.train."""
     return any(part.startswith(("fairseq-", "fairseq_cli")) for part in Path(sys.argv[0]).parts[-2:])
 
 

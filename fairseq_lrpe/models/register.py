@@ -56,7 +56,7 @@ def _register(family, arch, model_cls, config_cls, flags, source):
             reason = shorten(str(error).splitlines()[1], 300).removesuffix(".")
             raise SystemExit(
                 f"fairseq_lrpe: the checkpoint does not match the model: {reason}: pass the flags and "
-                "data of its training"
+                "data that it was trained with"
             ) from None
 
     methods = {"add_args": staticmethod(add_args), "build_model": classmethod(build_model)}

@@ -43,7 +43,7 @@ class MemoryLMConfig(LanguageModelingConfig):
 
 @dataclass(frozen=True)
 class Segment:
-    """Place of a batch in the text: segment ``number`` of the streams from ``stream`` on."""
+    """Position of a batch in the text: segment ``number`` of the streams that start with ``stream``."""
 
     split: str
     stream: int

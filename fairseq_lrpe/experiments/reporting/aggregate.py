@@ -32,8 +32,8 @@ def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
 
     Returns:
         A DataFrame with the columns of ``results``, ``cell`` (the position in ``table.cells``) and
-        ``is_measured`` (whether the run has the value; NaN if it diverged). Every planned seed of a cell with
-        runs has a line. A cell that combines others has a line for each seed that all of them measured.
+        ``is_measured`` (whether the run has a value; the value of a diverged run is NaN). A cell with runs
+        has a row for each planned seed; one that combines others has a row for each seed that they share.
     """
     planned = pd.DataFrame(
         [

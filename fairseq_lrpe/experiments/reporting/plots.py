@@ -1,4 +1,4 @@
-"""Plots with matplotlib: validation curves, and what a table's columns measured."""
+"""Matplotlib plots of validation curves and of the measurements in a table's columns."""
 
 import math
 import statistics

@@ -120,9 +120,9 @@ def show(sections: Iterable[str | Section], form: str | None) -> None:
 
 
 def show_csv(frame: pd.DataFrame, count: str) -> None:
-    """Prints a DataFrame as CSV, with ten digits of each number.
+    """Prints a DataFrame as CSV, with up to 10 significant digits.
 
-    The column ``count`` tells apart means that were not measured and those that diverged; both are NaN.
+    ``count`` is the column with the number of measurements: a mean of none is empty, a diverged one nan.
     """
     means = frame["mean"].map("{:.10g}".format).where(frame[count] > 0, "")
     frame.assign(mean=means).to_csv(sys.stdout, index=False, float_format="%.10g", lineterminator="\n")

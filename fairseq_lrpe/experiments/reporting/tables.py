@@ -47,7 +47,7 @@ def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
 
 
 def _suggestion(table, results):
-    """What the user may have meant if there is no run of the table."""
+    """Returns a hint for a table without runs: an example folder, and options that match existing runs."""
     suggestion = f"such as {results / str(table.runs()[0])}"
     folders = (folder for name in table.experiments for folder in run_folders(results / name, Path()))
     found = existing_overrides(table, [read_run(folder, results) for folder in folders])

@@ -203,7 +203,7 @@ def objects(path):
         (
             "imgs/10/sample_5.png",
             lambda path: path.unlink(),
-            "{} is missing, which {folder}/metadata/10.npy names",
+            "{}, listed in {folder}/metadata/10.npy, is missing",
         ),
         ("imgs/10/sample_5.png", lambda path: path.write_bytes(b""), "{} is not a complete image"),
         (

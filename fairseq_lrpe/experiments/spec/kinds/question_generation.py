@@ -19,7 +19,10 @@ class QuestionGeneration(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.questions(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns ROUGE-L against the raw questions; questions-<name>.tsv contains both."""
+        """Returns ROUGE-L of the generated questions against the raw ones.
+
+        Writes the answers, raw questions and generated questions to questions-<name>.tsv.
+        """
         log = self.run_evaluation(job, name, "fairseq-generate", "gen_subset", task=self.task)
         data, split = REPOSITORY / job.cfg.data, self.evaluations(job.cfg)[name]["split"]
         answers, references = (

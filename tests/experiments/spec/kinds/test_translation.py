@@ -89,7 +89,7 @@ def test_other_dictionary_is_rejected(corpus, tmp_path):
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode == 1 and last.startswith("fairseq_lrpe: ")
     assert "size mismatch for decoder.embed_tokens.weight" in last
-    assert last.endswith("pass the flags and data of its training")
+    assert last.endswith("pass the flags and data that it was trained with")
 
 
 @pytest.mark.parametrize("gpus, update_freq", [(0, 8), (1, 8), (8, 1)])
