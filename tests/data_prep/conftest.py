@@ -13,10 +13,10 @@ sys.path[:0] = [str(REPOSITORY), str(Path(__file__).parent), str(Path(__file__).
 
 @pytest.fixture(scope="session")
 def published():
-    """The folder of published data that LRPE_DATA names."""
-    if "LRPE_DATA" not in os.environ:
-        pytest.skip("LRPE_DATA does not name a folder of data")
-    return Path(os.environ["LRPE_DATA"])
+    """Returns the folder of published data, LRPE_DATA; a folder that does not exist is an error."""
+    if not (folder := os.environ.get("LRPE_DATA")):
+        pytest.skip("LRPE_DATA is not set")  # the published data is not part of the repository
+    return Path(folder).resolve(strict=True)
 
 
 @pytest.fixture
