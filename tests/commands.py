@@ -1,4 +1,4 @@
-"""fairseq's commands in tests: distributed training, checkpoints and error messages."""
+"""Helpers that run fairseq's commands and check their checkpoints, output and error messages."""
 
 import torch
 from fairseq_cli import eval_lm, generate, interactive, validate
@@ -13,7 +13,7 @@ EVALUATIONS = {
 
 
 def sizes(part, layers=1, width=16, heads=2, ffn=None):
-    """Returns the flags of a small encoder or decoder."""
+    """Returns the flags of the sizes of a small model, for ``part`` "encoder" or "decoder"."""
     values = {"layers": layers, "embed-dim": width, "ffn-embed-dim": ffn or width, "attention-heads": heads}
     return [word for name, value in values.items() for word in (f"--{part}-{name}", value)]
 
@@ -25,15 +25,15 @@ SHORT_TRAINING = (
 
 
 def train(data, arch, save, *flags):
-    """Runs fairseq-train in this process for a short training; later flags win."""
+    """Runs a short fairseq-train in this process; ``flags`` override SHORT_TRAINING."""
     return train_here(data, *SHORT_TRAINING, "--arch", arch, "--save-dir", save, *flags)
 
 
 def train_in_two_processes(*flags):
-    """Runs fairseq-train in two processes on the CPU.
+    """Runs fairseq-train in two processes on the CPU, and asserts that it succeeds.
 
-    fairseq derives the device from torchrun's variables and the number of GPUs, which is 0 here: env:// and
-    rank -1 leave both to torch.
+    An explicit init method keeps fairseq from dividing the rank by the number of GPUs, which is 0 here. With
+    rank -1, torch reads the rank from torchrun's environment variables.
     """
     start = ["torchrun", "--standalone", "--nproc_per_node", 2, "-m", "fairseq_cli.train", *flags]
     start += "--distributed-world-size 2 --distributed-init-method env:// --distributed-rank -1".split()
@@ -43,34 +43,35 @@ def train_in_two_processes(*flags):
     assert "training on 2 devices" in done.stdout
 
 
-def state_of(folder):
-    """Returns the last checkpoint of a training."""
+def load_last_checkpoint(folder):
+    """Returns the content of checkpoint_last.pt in a folder."""
     return torch.load(folder / "checkpoint_last.pt", weights_only=True)
 
 
 def assert_same_weights(one, two, rtol=0.0, atol=0.0):
-    """Asserts that two trainings have the same parameters, exactly by default."""
-    ours, theirs = (state_of(folder)["model"] for folder in (one, two))
+    """Asserts that the last checkpoints in two folders have the same parameters, exactly by default."""
+    ours, theirs = (load_last_checkpoint(folder)["model"] for folder in (one, two))
     assert ours.keys() == theirs.keys()
     for name in ours:
         torch.testing.assert_close(ours[name], theirs[name], rtol=rtol, atol=atol, msg=name)
 
 
 def assert_resumes(train, folder, updates, *flags):
-    """Asserts that an interrupted training has the same parameters as an uninterrupted one.
+    """Asserts that a resumed training has the same parameters as an uninterrupted one.
 
     Args:
-        train: function of a folder and flags that trains.
-        folder: an empty folder.
-        updates: (updates of the first part, total).
-        *flags: flags of both parts.
+        train: function ``train(folder, *flags)`` that runs fairseq-train and returns the completed process.
+        folder: folder for the checkpoints of both trainings.
+        updates: values of --max-update of the first and of the resumed training.
+        *flags: further flags of all trainings.
     """
-    for name, last in (("whole", updates[-1:]), ("parts", updates)):
-        for limit in last:
+    for name, limits in (("uninterrupted", updates[-1:]), ("resumed", updates)):
+        for limit in limits:
             done = train(folder / name, *flags, "--max-update", limit)
             assert done.returncode == 0, done.stderr
-            assert state_of(folder / name)["optimizer_history"][-1]["num_updates"] == limit
-    assert_same_weights(folder / "whole", folder / "parts")
+            checkpoint = load_last_checkpoint(folder / name)
+            assert checkpoint["optimizer_history"][-1]["num_updates"] == limit
+    assert_same_weights(folder / "uninterrupted", folder / "resumed")
 
 
 def assert_error(done, message):
@@ -86,8 +87,13 @@ def assert_rejected(done, message, save):
     assert not save.exists()
 
 
-def outputs(done, kind):
-    """Returns {number of the line: last column} of the lines of fairseq-generate that begin with ``kind``."""
+def generated_lines(done, kind):
+    """Returns {sentence number: last field} of the lines of fairseq-generate's output of one kind.
+
+    Args:
+        done: completed process of fairseq-generate or fairseq-interactive.
+        kind: letter at the start of the lines, such as "H" for hypotheses.
+    """
     assert done.returncode == 0, done.stderr
     lines = [line.split("\t") for line in done.stdout.splitlines() if line.startswith(f"{kind}-")]
     return {int(line[0].removeprefix(f"{kind}-")): line[-1] for line in lines}

@@ -9,7 +9,7 @@ from forks import Forks
 
 @pytest.fixture(scope="session", autouse=True)
 def forks():
-    """Runs commands that tests and our programs start as forks, except those in ``tiny.BIN``."""
+    """Runs the commands that tests start as forks of one server, unless they are given as ``BIN / name``."""
     if sys.platform != "linux":
         yield
         return
@@ -43,12 +43,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(autouse=True)
 def seed():
-    """Every test draws the same random numbers, alone or among others."""
+    """Seeds torch, so that a test's random numbers do not depend on the tests that ran before."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory):
+    """Returns a folder with the train.txt, valid.txt and test.txt of ``tiny.write_text``."""
     folder = tmp_path_factory.mktemp("text")
     tiny.write_text(folder)
     return folder
@@ -56,6 +57,7 @@ def text_folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def data_bin(text_folder, tmp_path_factory):
+    """Returns the binarized ``text_folder``, for the task language_modeling."""
     folder = tmp_path_factory.mktemp("data") / "bin"
     prefixes = [x for s in ("train", "valid", "test") for x in (f"--{s}pref", text_folder / f"{s}.txt")]
     tiny.preprocess("--only-source", *prefixes, "--destdir", folder)
@@ -64,7 +66,7 @@ def data_bin(text_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def train(data_bin):
-    """Returns ``train(arch, save_dir, *flags)``, which trains a tiny language model in this process."""
+    """Returns ``train(arch, save_dir, *flags)``, which runs fairseq-train for a tiny language model."""
 
     def train(arch, save_dir, *flags, data=data_bin):
         return tiny.train_here(*tiny.train_flags(data, arch, save_dir, *flags))

@@ -1,4 +1,4 @@
-"""Commands and code blocks of README.md, docs/*.md and CONTRIBUTING.md."""
+"""Extraction of the commands and code blocks in README.md, docs/*.md and CONTRIBUTING.md."""
 
 import re
 
@@ -25,7 +25,7 @@ def block(language, part):
 
 
 def commands():
-    """Returns all shell commands, fenced and inline, one line each, without comments and duplicates."""
+    """Returns the distinct shell commands in fenced blocks and inline code, as lines without comments."""
     found = []
     for document in DOCUMENTS:
         text = document.read_text()

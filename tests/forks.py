@@ -1,9 +1,10 @@
 """Runs commands as forks of a server process that has imported fairseq, which saves seconds per command.
 
-``Forks.bin`` replaces the environment's folder of programs. Its fairseq commands, and its ``python`` for code
-and for our programs, are clients that request a fork from the server. The fork gets their arguments,
-environment, working directory and open files, and runs the command's main function. Clients forward signals
-and exit with the fork's exit code. All other programs are links to the real ones.
+The folder ``Forks.bin`` replaces the ``bin`` folder of the virtual environment. Its fairseq commands are
+clients that request a fork from the server. Its ``python`` is such a client if it is called with ``-c``, or
+with ``-m`` and a module of fairseq_lrpe, data_prep or fairseq_cli. The fork gets the client's arguments,
+environment, working directory and open files, and runs the command's main function. The client forwards
+signals to the fork and exits with the fork's exit code. All other programs are links to the real ones.
 """
 
 import gc
@@ -49,14 +50,14 @@ sys.exit(code)
 
 
 SLOW_IMPORTS = ("torch._dynamo", "matplotlib.figure", "rich.progress", "scipy.stats", "sacrebleu")
-"""Slow imports that fairseq's optimizers, plots and metrics make late; the server makes them in advance."""
+"""Modules that commands import late and that take seconds to import; the server imports them in advance."""
 
 
 class Forks:
-    """The folder of programs and its server, which imports fairseq at the first request."""
+    """A fork server, which imports fairseq at the first request, and the folder ``bin`` of its clients."""
 
     def __init__(self):
-        self.folder = tempfile.TemporaryDirectory(prefix="forks-")  # paths of sockets must be short
+        self.folder = tempfile.TemporaryDirectory(prefix="forks-")  # a Unix socket's path must be short
         self.bin = Path(self.folder.name)
         for program in BIN.iterdir():
             link = self.bin / program.name
@@ -83,7 +84,11 @@ class Forks:
 
 
 def serve(listening):
-    """Serves requests until stdin is closed; in a fork, returns the function to call."""
+    """Serves requests until standard input is closed.
+
+    Returns:
+        In a forked process, the function that it must call; in the server, a function that does nothing.
+    """
     signal.signal(signal.SIGCHLD, reap)
     while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
         connection, _ = listening.accept()
@@ -113,7 +118,10 @@ def import_fairseq():
 
 
 def supervise(connection):
-    """Forks the command, forwards signals and sends the exit code; in the fork, returns the main function."""
+    """Forks a process for the command, forwards signals to it, and sends its exit code to the client.
+
+    Returns only in the forked process: the main function of the command.
+    """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     length, files, _, _ = socket.recv_fds(connection, 4, 253)
@@ -138,7 +146,16 @@ def supervise(connection):
 
 
 def set_up(files, here, name, arguments, folder, environment):
-    """Makes this process equivalent to a new one, and returns the command's main function."""
+    """Makes this process equivalent to a new one and returns the main function of the command.
+
+    Args:
+        files: file descriptors received from the client; the first three are its standard streams.
+        here: the folder of client programs.
+        name: name of the client program.
+        arguments: its command-line arguments.
+        folder: its working directory.
+        environment: its environment variables.
+    """
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)
         os.close(file)

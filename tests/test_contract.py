@@ -1,6 +1,7 @@
-"""Tests that every registered encoding fulfils the interface, in each kind of attention that it supports.
+"""Tests of every registered encoding in linear and softmax attention, as far as it supports them.
 
-``bash scripts/test.sh --encoding NAME`` runs them for one encoding. Its formula needs a separate test.
+They check what every encoding must satisfy; the formula of an encoding needs a separate test.
+``bash scripts/test.sh --encoding NAME`` runs these tests for one encoding.
 """
 
 import copy
@@ -10,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from exact import assert_same
-from largest import Largest
-from pairs import all_scores
+from pairwise_scores import all_scores
+from tensor_sizes import TensorSizes
+from tensors import assert_same
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
@@ -30,7 +31,7 @@ METHODS_OF_CLASSES = (
 
 
 class Case(NamedTuple):
-    """A combination of encoding, flags of a method (possibly none), kind of attention, and causality."""
+    """A combination of an encoding, (flag, value) pairs, "linear" or "softmax" attention, and causality."""
 
     encoding: str
     flags: tuple
@@ -53,9 +54,9 @@ def build(case, dtype=torch.float64):
 
 
 def cases():
-    """Returns {case: name} of every encoding with its defaults, and with the flags of each method.
+    """Returns {case: test name} for every encoding with its defaults and with the flags of each method.
 
-    Excludes bidirectional cases that are rejected; a separate test checks that this is justified.
+    Leaves out rejected bidirectional cases, which test_decay_is_at_most_1_and_only_causal checks.
     """
     named = {name: Method({"encoding": name}, "") for name in ENCODINGS} | METHODS
     found = {}
@@ -78,7 +79,7 @@ CASES = cases()
 
 
 def every_case(applies=lambda case: True):
-    """Parametrizes a test with each case that it applies to."""
+    """Parametrizes a test with the cases for which ``applies(case)`` is true."""
     return pytest.mark.parametrize(
         "case", [pytest.param(case, id=text) for case, text in CASES.items() if applies(case)]
     )
@@ -107,12 +108,12 @@ def test_right_padding_has_no_effect(case):
 
 @every_relative
 def test_left_padding_has_no_effect(case):
-    """Left padding moves the sentence, which does not change distances."""
+    """Left padding shifts all positions, which relative encodings ignore."""
     check_padding(case, "left")
 
 
 def check_padding(case, side):
-    """Asserts that each sentence of a padded batch gives the same output as on its own."""
+    """Asserts that each sentence of a padded batch has the same output as without padding."""
     module = build(case)
     x, lengths = tokens().requires_grad_(), (L, 5, 1)
     padding = torch.ones(B, L, dtype=torch.bool)
@@ -127,7 +128,7 @@ def check_padding(case, side):
 
 
 def encode(encoding, q, k, q_offset, k_offset):
-    """Returns everything that an encoding computes from q, k, v and outputs at given positions."""
+    """Returns the encoded queries, keys, values and outputs, with k as values and q as outputs."""
     values = encoding.encode_values(k, k_offset), encoding.decode_output(q, q_offset)
     return [*encoding(q, k, q_offset, k_offset), *values]
 
@@ -167,19 +168,19 @@ def test_reordering_incremental_state(case):
 
 
 def norms(case):
-    """Returns the case's normalization, and "content" if the module supports it."""
+    """Returns the normalizations of linear attention to test: the case's own, and "content" if supported."""
     norm = getattr(build(case), "linear_norm", None)
     return (norm, "content") if norm == "denominator" else (norm,)
 
 
 MORE_KEYS = [(1, 7), (6, 7), (75, 140), (135, 140)]
-"""(queries, keys); the last two are split into blocks in both attentions."""
+"""(number of queries, number of keys); linear and softmax attention split the last two into blocks."""
 
 
 @every_case()
 @pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
 def test_more_keys_than_queries(case, padded):
-    """The queries are the last positions of the keys, as with a memory; compares outputs and gradients."""
+    """Queries at the last positions only have the outputs and gradients of these positions."""
     for norm, (queries, keys) in itertools.product(norms(case), MORE_KEYS):
         module, x = build(case), tokens(keys).requires_grad_()
         module.linear_norm = norm
@@ -199,7 +200,7 @@ def test_more_keys_than_queries(case, padded):
 
 @every_causal
 def test_more_keys_than_queries_with_incremental_state(case):
-    """Positions that were only keys are part of the state as well."""
+    """Incremental decoding also attends to positions that were given as keys but not as queries."""
     for norm in norms(case):
         module, x, state = build(case), tokens(), {}
         module.linear_norm = norm
@@ -214,7 +215,7 @@ def test_more_keys_than_queries_with_incremental_state(case):
 
 @every_case()
 def test_plain_module_matches_fairseq_adapter(case):
-    """Modules without fairseq have the same parameters, outputs, gradients and decoding steps."""
+    """The modules for plain torch and for fairseq have equal parameters, outputs, gradients and decoding."""
     adapter, x, memory = build(case), tokens(), tokens(4)
     if case.attention == "linear":
         flags = {name: value for name, value in case.flags if name in ("linear_norm", "feature_map")}
@@ -249,7 +250,7 @@ def test_plain_module_matches_fairseq_adapter(case):
 
 @every_case()
 def test_gradients(case):
-    """Compares with finite differences; every parameter has an effect."""
+    """Gradients match finite differences, and no parameter's gradient is zero."""
     module, x = build(case), tokens(5, 1).requires_grad_()
     leaves = [x, *module.encoding.parameters()]
     w = tokens(5, 1)
@@ -269,7 +270,7 @@ def test_positions_affect_the_output(case):
 
 @every_causal
 def test_decay_is_at_most_1_and_only_causal(case):
-    """An encoding rejected by bidirectional attention has a decay or declares ``bidirectional = False``."""
+    """Only encodings with a decay or ``bidirectional = False`` are rejected in bidirectional attention."""
     decay, bidirectional = build(case).encoding.log_decay, case._replace(causal=False)
     assert decay is None or (decay.shape in ((H,), (H, D), (1, D)) and (decay <= 0).all())
     if bidirectional in CASES:
@@ -305,7 +306,7 @@ def test_half_precision(case, dtype):
 
 @every_case(lambda case: not ENCODINGS[case.encoding].has_position_limit)
 def test_far_positions_in_float32(case):
-    """At position 100,000 scores are finite, and those of neighbours equal those at the start."""
+    """At position 100,000, scores are finite, and those of relative encodings are as at position 4."""
     encoding = build(case, torch.float32).encoding
     q, k = torch.randn(1, H, 4, D), torch.randn(1, H, FAR + 4, D)
     with torch.no_grad():
@@ -339,12 +340,12 @@ def test_linear_attention_over_100_000_tokens(case):
 
 @every_case()
 def test_memory(case):
-    """Linear attention: linear in the length; softmax attention: at most a few score matrices."""
+    """The largest tensor is linear in the length, or at most four score matrices in softmax attention."""
     module, largest = build(case, torch.float32), {}
     for length in (512, LONGEST):
-        with Largest() as found:
+        with TensorSizes() as sizes:
             module(tokens(length, 1, torch.float32).requires_grad_())[0].sum().backward()
-        largest[length] = found.numel
+        largest[length] = sizes.largest
     if case.attention == "linear":
         assert largest[LONGEST] < 2.2 * largest[512]
     else:

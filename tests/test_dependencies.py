@@ -1,4 +1,4 @@
-"""Imports: setup.py declares exactly the packages in use, and our packages depend on each other one way."""
+"""Tests that setup.py declares exactly the imported packages, and that our packages have no import cycles."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ from tiny import BIN, PLUGIN, REPOSITORY, run_command
 
 from fairseq_lrpe.encodings import ENCODINGS
 
-PACKAGES = {  # of modules whose package has another name
+PACKAGES = {  # {module: name of the package that contains it, if it differs}
     "fairseq": "fairseq-fixed",
     "fairseq_cli": "fairseq-fixed",
     "fla": "fla-core",
@@ -23,12 +23,12 @@ PACKAGES = {  # of modules whose package has another name
     "subword_nmt": "subword-nmt",
     "yaml": "pyyaml",
 }
-COMMANDS = {"pytest-xdist", "ruff"}  # of the extra "test": nothing imports them
+COMMANDS = {"pytest-xdist", "ruff"}  # packages of the extra "test" that are not imported
 OURS = {"fairseq_lrpe", "data_prep", *(path.stem for path in (REPOSITORY / "tests").rglob("*.py"))}
 
 
 def imports(path):
-    """Returns the full names that a file imports, also inside functions: "fairseq_lrpe.ops.FEATURE_MAPS"."""
+    """Returns the full names of all imports in a file, such as "fairseq_lrpe.ops.FEATURE_MAPS"."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -70,7 +70,7 @@ def package_imports():
 
 
 def declared():
-    """Returns {"install" or an extra: names of packages} of setup.py."""
+    """Returns {"install" or the name of an extra: names of the packages that setup.py lists}."""
     [setup] = [
         node
         for node in ast.walk(ast.parse((REPOSITORY / "setup.py").read_text()))
@@ -107,7 +107,7 @@ def test_every_package_is_pinned_once():
     ],
 )
 def test_core_imports_torch_only(package, allowed):
-    """Except for the GPU kernels of flash-linear-attention and the adapter for fairseq."""
+    """Packages import only torch, except for flash-linear-attention in ops and the adapter for fairseq."""
     paths = [path for path in files(PLUGIN / package) if path.name != "fairseq_adapter.py"]
     assert packages(paths) - ({"fla-core"} if package == "ops" else set()) == {"torch"}
     names = {name for path in paths for name in imports(path)}
@@ -145,7 +145,7 @@ print(*set(sys.argv[1:]) & set(sys.modules), len(ENCODINGS))
 
 
 def test_core_runs_where_only_torch_is_installed():
-    """Both attentions are built, trained and decode without fairseq, omegaconf, numpy and the others."""
+    """Linear and softmax attention train and decode if importing any package but torch raises an error."""
     missing = third_party_modules(files("fairseq_lrpe", "data_prep")) - {"torch"}
     assert {"fairseq", "numpy", "omegaconf"} <= missing
     done = run_command(BIN / "python", "-c", WITHOUT_OTHER_PACKAGES, *sorted(missing))
@@ -154,7 +154,7 @@ def test_core_runs_where_only_torch_is_installed():
 
 
 def test_experiments_and_data_preparation_do_not_import_models():
-    """Neither imports models or the other; only experiments/inference loads models."""
+    """Except in experiments/inference, neither imports models, and neither imports the other."""
     for file, used in package_imports()["experiments"].items():
         allowed = {"models"} if file.startswith("fairseq_lrpe/experiments/inference/") else set()
         assert not used & {"models", "attention", "benchmarks", "cli", "data_prep"} - allowed, file
@@ -173,7 +173,7 @@ def test_only_commands_and_the_public_functions_import_experiments():
 
 
 def test_packages_have_no_cycles():
-    """Except for the package itself, whose public functions import others when they are called."""
+    """Checks all packages but fairseq_lrpe itself, whose functions import others when they are called."""
     arrows = {
         package: set().union(*imported.values())
         for package, imported in package_imports().items()

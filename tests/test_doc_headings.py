@@ -1,4 +1,4 @@
-"""Headings, tables of contents and links between sections of the Markdown pages."""
+"""Tests of the headings, tables of contents and links between sections of the Markdown pages."""
 
 import re
 from collections import Counter
@@ -12,13 +12,13 @@ LINK = re.compile(r"\]\(([\w./-]*\.md)?#([^)]+)\)")
 
 
 def headings(page):
-    """Return [(level, title)] of a page."""
+    """Returns [(level, title)] of the headings of a page."""
     found = re.findall(r"^(#+) (.+)$", CODE.sub("", page.read_text()), re.MULTILINE)
     return [(len(marks), title.strip()) for marks, title in found]
 
 
 def anchor(title):
-    """Return the anchor that GitHub gives a heading."""
+    """Returns the anchor that GitHub gives a heading."""
     return re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
 
 

@@ -1,7 +1,7 @@
 """Runs every command of README.md, docs/*.md and CONTRIBUTING.md, and loads their code blocks.
 
-Commands run in a shell, in a copy of the repository; ROWS makes each of them small. README's encodings are
-tested in encodings/test_own_encoding.py, CONTRIBUTING's kind and table in experiments/kinds/test_new_kind.py.
+Commands run in a shell, in a copy of the repository, with the options in ROWS that make them fast. BLOCKS lists
+the tests of the code blocks.
 """
 
 import json
@@ -19,21 +19,21 @@ from typing import NamedTuple
 
 import pytest
 from documents import BLOCK, DOCUMENTS, SHELL, block, blocks, commands
+from image_files import colored_image
 from omegaconf import OmegaConf
-from pictures import coloured, picture
 from test_dependencies import declared
 from tiny import REPOSITORY, write_text
 
 
 class Row(NamedTuple):
-    """Describes how a command is run.
+    """How the test of a command runs or checks it.
 
     Attributes:
         more: additional arguments.
         replaced: {part of the command: replacement}.
         after: prefixes of commands that must run before.
-        refused: expected error message, for commands that would take too long if they succeeded.
-        checked: a function that checks the command instead of running it.
+        refused: part of the expected error message, for commands that are too slow to succeed here.
+        checked: a function of the command's words that checks the command instead of running it.
     """
 
     more: str = ""
@@ -44,7 +44,7 @@ class Row(NamedTuple):
 
 
 def check_pip(words):
-    """pip install: the extras, the package and the constraints file exist."""
+    """Asserts that setup.py declares what a ``pip install`` command names, and that its files exist."""
     lists, rest = declared(), words[2:]
     if "-c" in rest:
         assert (REPOSITORY / rest[rest.index("-c") + 1]).is_file()
@@ -57,7 +57,7 @@ def check_pip(words):
 
 
 def check_apt(words):
-    """sudo apt install: a compiler, and packages of a Python that setup.py allows."""
+    """Asserts that a ``sudo apt install`` command names only g++ and packages of Python 3.11 or 3.12."""
     assert words[:3] == ["sudo", "apt", "install"]
     assert all(re.fullmatch(r"g\+\+|python3\.1[12]-(venv|dev)", word) for word in words[3:])
 
@@ -68,16 +68,16 @@ ONCE = "--max-update 1 --cpu --num-workers 0 --data-buffer-size 0 --no-epoch-che
 ONCE += "--required-batch-size-multiple 1 "
 SPEED = "--layers 1 --length 8 --batch-size 1 --vocab-size 99 --rounds 1 --attention linear"
 BLOCKS = {
-    # {part of a code block: test file that loads or runs it}
+    # {text that identifies a code block: test file that loads or runs the block}
     '@register_encoding("forget"': "encodings/test_own_encoding.py",
     '@register_encoding("distance"': "encodings/test_own_encoding.py",
     '"forget": Method(': "encodings/test_own_encoding.py",
     '"distance": Method(': "encodings/test_own_encoding.py",
     "out = linear_attention(": "encodings/test_own_encoding.py",
     "roberta.fill_mask(": "models/test_roberta.py",
-    "class Lines(Kind)": "experiments/kinds/test_new_kind.py",
-    "kind: lines": "experiments/kinds/test_new_kind.py",
-    "experiment: lines/own": "experiments/kinds/test_new_kind.py",
+    "class Lines(Kind)": "experiments/spec/kinds/test_new_kind.py",
+    "kind: lines": "experiments/spec/kinds/test_new_kind.py",
+    "experiment: lines/own": "experiments/spec/kinds/test_new_kind.py",
     "defaults: lm/mini": "test_docs.py",
     "class Words(Corpus)": "test_docs.py",
     '"words": Row(': "test_docs.py",
@@ -92,7 +92,7 @@ LM, BEST = "results/lm/mini/linear_rope/seed-1", "checkpoints/checkpoint_best.pt
 MISSING = Row("--from missing", refused="missing")
 
 ROWS = {
-    # {command, or prefix followed by "*": row}; the longest matching prefix applies
+    # {command, or a prefix of commands followed by "*": row}; the longest matching prefix applies
     "sudo apt install *": Row(checked=check_apt),
     "pip install *": Row(checked=check_pip),
     "bash scripts/setup_env.sh": Row("--dry-run"),
@@ -230,7 +230,7 @@ ROWS = {
 
 SIZES = {"layers": 1, "embed_dim": 16, "ffn_embed_dim": 16, "attention_heads": 2}
 OFTEN = {"validate_interval_updates": 2, "save_interval_updates": 2, "num_workers": 0, "data_buffer_size": 0}
-SMALL = {  # of the experiments that are trained
+SMALL = {  # {experiment: overrides that make it fast}
     "lm/mini": {
         "batch": {"total": 2, "per_gpu": 2},
         "train": {f"decoder_{x}": SIZES[x] for x in SIZES},
@@ -257,7 +257,7 @@ SLURM = {
 
 
 def write_clone(folder):
-    """Copies the repository, with the environment as .venv, small experiments and SLURM's programs."""
+    """Copies the repository to ``folder``, with small experiments and substitutes for SLURM's programs."""
     for name in ("fairseq_lrpe", "configs", "data_prep", "scripts", "docs", "tests", ".ci"):
         ignored = shutil.ignore_patterns("__pycache__", "*.png")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
@@ -266,7 +266,7 @@ def write_clone(folder):
     (folder / ".venv").mkdir()
     (folder / ".venv/bin").symlink_to(Path(sys.executable).parent)
     (folder / ".venv/.fairseq-lrpe-ready").touch()
-    # The scripts call it without arguments; it would install into the environment.
+    # The scripts call setup_env.sh without arguments, which would install packages.
     real = shlex.quote(str(REPOSITORY / "scripts/setup_env.sh"))
     (folder / "scripts/setup_env.sh").write_text(f'[ $# = 0 ] || exec bash {real} "$@"\n')
     (folder / "bin").mkdir()
@@ -287,7 +287,7 @@ def write_clone(folder):
 
 
 def write_data(folder):
-    """Writes the user's own files that the commands read."""
+    """Writes the data files that the commands read."""
     write_text(folder)
     files = {"text.en": "a good one\n", "lines": "Anna\tAnna lived in Rome .\n"}
     for split, count in (("train", 40), ("valid", 10), ("test", 10)):
@@ -318,7 +318,7 @@ def write_data(folder):
     for number in range(16):
         name = f"given/pictures/{('train', 'test')[number > 11]}/{'ab'[number % 2]}/{number}.jpg"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(picture(coloured(number % 2, number)))
+        (folder / name).write_bytes(colored_image(number % 2, number))
     with tarfile.open(folder / "cifar10-jpeg.tar.gz", "w:gz") as archive:
         archive.add(folder / "given/pictures", "cifar10")
 
@@ -334,7 +334,7 @@ def row_of(command):
 
 @pytest.fixture(scope="module")
 def shell():
-    """Returns ``shell(line)``, which runs a line in the clone; each line is run only once."""
+    """Returns ``shell(line)``, which runs a line in the copy of the repository and caches the result."""
     with tempfile.TemporaryDirectory(prefix="docs-") as folder:  # a short path, as in forks.py
         write_clone(Path(folder))
         write_data(Path(folder))
@@ -352,7 +352,7 @@ def shell():
 
 
 def run(command, shell):
-    """Runs a command as its row describes, after the commands that it depends on."""
+    """Runs a command as its row in ROWS describes, after the commands that it depends on."""
     row = ROWS[row_of(command)]
     for beginning in row.after:
         found = [x for x in COMMANDS if x.startswith(beginning)]

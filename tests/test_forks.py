@@ -1,4 +1,4 @@
-"""Commands that run as forks behave like separate processes."""
+"""Tests that commands that run as forks (see forks.py) behave like new processes."""
 
 import os
 import select

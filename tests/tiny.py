@@ -1,4 +1,4 @@
-"""Shared by tests: a tiny language model's flags and text, fairseq's commands, and records of runs."""
+"""Helpers for tests: calls of commands, flags and text of a tiny language model, and run folders."""
 
 import io
 import json
@@ -25,17 +25,23 @@ FLAGS = (
 
 
 def run_command(name, *arguments, text=None):
-    """Runs a command such as fairseq-train in the repository; ``BIN / name`` is not a fork."""
+    """Runs a command of the virtual environment, such as fairseq-train, in the repository's root folder.
+
+    Args:
+        name: name of the command, which runs as a fork (see forks.py), or ``BIN / name`` for a new process.
+        *arguments: its command-line arguments.
+        text: its standard input.
+    """
     command = [Path(sys.executable).parent / name, *map(str, arguments)]
     return subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True, text=True)
 
 
 def run_here(main, *arguments):
-    """Like :func:`run_command`, but calls a program's ``main`` in this process, which starts faster."""
+    """Calls a command's ``main`` in this process, which is faster than :func:`run_command`."""
     words, before = list(map(str, arguments)), os.environ.copy()
     logger, fairseq = logging.getLogger(main.__module__), logging.getLogger("fairseq")
     handlers, disabled, level, code = list(logger.handlers), logging.root.manager.disable, fairseq.level, 0
-    fairseq.setLevel(logging.NOTSET)  # as in a new process; data_prep and kinds/glue.py raise it
+    fairseq.setLevel(logging.NOTSET)  # the level in a new process; data_prep and kinds/glue.py raise it
     try:
         with (
             patch.object(sys, "argv", [main.__module__, *words]),
@@ -61,7 +67,7 @@ def run_here(main, *arguments):
 
 
 def preprocess(*arguments):
-    """Runs fairseq-preprocess."""
+    """Runs fairseq-preprocess in this process, and asserts that it succeeds."""
     from fairseq_cli.preprocess import cli_main
 
     done = run_here(cli_main, *arguments)
@@ -83,7 +89,7 @@ def train_flags(data, arch, save_dir, *flags):
 
 
 def write_configs(folder, files):
-    """Writes YAML files {name: content} into a folder that replaces configs, and returns it."""
+    """Writes {name: content} as YAML files into a replacement of the folder ``configs``, and returns it."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(content, folder / f"{name}.yaml")
@@ -91,7 +97,14 @@ def write_configs(folder, files):
 
 
 def write_run(folder, curve, valid=None, updates=100):
-    """Writes a run folder with validations {updates: perplexity}; it is finished if ``valid`` is given."""
+    """Writes a run folder as ``lrpe train`` leaves it.
+
+    Args:
+        folder: the run folder.
+        curve: {number of updates: validation perplexity}.
+        valid: perplexity in the final evaluation; None if the run is unfinished.
+        updates: planned number of updates.
+    """
     folder.mkdir(parents=True)
     settings = {"kind": "language_modeling", "updates": updates, "config": {"updates": updates}}
     (folder / "run.json").write_text(json.dumps(settings))
@@ -105,7 +118,7 @@ def write_run(folder, curve, valid=None, updates=100):
 
 
 def pretend_gpus(monkeypatch, cards, built_for):
-    """Makes torch report ``cards`` {name: capability}, and the architectures that it is built for."""
+    """Makes torch report GPUs {name: compute capability} and the architectures that it was built for."""
     names, capabilities = list(cards), list(cards.values())
     fakes = {"is_available": lambda: True, "device_count": lambda: len(cards)}
     fakes |= {"get_arch_list": lambda: built_for, "get_device_name": lambda i: names[_index(i)]}
@@ -120,7 +133,7 @@ def _index(device):
 
 
 def write_text(folder):
-    """Writes learnable sentences: each word is one of four possible successors of the previous one."""
+    """Writes train.txt, valid.txt and test.txt, in which each word has four possible successors."""
     draw = random.Random(0)
     for split, sentences in (("train", 200), ("valid", 40), ("test", 40)):
         lines = []
@@ -133,7 +146,7 @@ def write_text(folder):
 
 
 def write_byte_pairs(folder):
-    """Writes byte pairs in GPT-2's format: 256 bytes and four merges."""
+    """Writes encoder.json, vocab.bpe and dict.txt of a tiny GPT-2 BPE with 256 bytes and four merges."""
     from fairseq.data.encoders.gpt2_bpe_utils import bytes_to_unicode
 
     merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "th")]

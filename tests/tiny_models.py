@@ -1,4 +1,4 @@
-"""Tiny models of every family, for tests of architectures."""
+"""Tiny models of every model family, built without fairseq's tasks."""
 
 from types import SimpleNamespace
 
@@ -15,7 +15,7 @@ BOS, PAD, EOS, UNK = range(4)
 
 
 def architectures(family, bidirectional=False):
-    """Returns all architectures of a family, or only those of bidirectional methods."""
+    """Returns the names of a family's architectures, or only of the bidirectional ones."""
     return [
         f"{attention}_{family}_{name}"
         for name, method in METHODS.items()
@@ -25,7 +25,7 @@ def architectures(family, bidirectional=False):
 
 
 def check_registered(family):
-    """Asserts that a family's architectures are those of METHODS; yields each method and its config."""
+    """Asserts that a family has exactly the architectures of METHODS; yields (method, its configuration)."""
     registered = [
         arch for arch in ARCH_MODEL_REGISTRY if arch.startswith((f"linear_{family}", f"softmax_{family}"))
     ]
@@ -39,7 +39,7 @@ def check_registered(family):
 
 
 def dictionary_of(types=24, prefix="w"):
-    """Returns a dictionary with ``types`` symbols, including the four special ones."""
+    """Returns a dictionary with ``types`` symbols, including fairseq's four special symbols."""
     dictionary = Dictionary()
     for i in range(types - 4):
         dictionary.add_symbol(f"{prefix}{i}")
@@ -47,13 +47,13 @@ def dictionary_of(types=24, prefix="w"):
 
 
 def task_of(dictionary=None, target=None, **attributes):
-    """Returns a substitute for a task with these dictionaries."""
+    """Returns an object with the attributes of a fairseq task: the dictionaries and ``attributes``."""
     dictionary = dictionary or dictionary_of()
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=target or dictionary, **attributes)
 
 
 def build_model(arch, task, **flags):
-    """Builds a model of an architecture, with tiny sizes unless ``flags`` overrides them."""
+    """Builds a model of an architecture with the sizes in SIZES; ``flags`` override them."""
     config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]())
     sizes = {f"{part}_{name}": x for part in ("encoder", "decoder") for name, x in SIZES.items()}
     for name, value in {**sizes, **flags}.items():

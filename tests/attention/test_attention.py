@@ -6,8 +6,8 @@ import math
 
 import pytest
 import torch
-from exact import assert_same
 from fairseq.modules import MultiheadAttention
+from tensors import assert_same
 from torch import nn
 from torch.utils._pytree import tree_leaves
 

@@ -4,8 +4,8 @@ import itertools
 
 import pytest
 import torch
-from exact import assert_same
-from largest import Largest
+from tensor_sizes import TensorSizes
+from tensors import assert_same
 
 from fairseq_lrpe.attention import softmax
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
@@ -208,6 +208,6 @@ def test_backward_uses_the_same_dropout_mask(rows, name, causal):
 def test_memory_is_bounded_by_a_block(rows, name, causal):
     module = build(name, causal)
     rows(module, 50)
-    with Largest() as largest:
+    with TensorSizes() as sizes:
         module(torch.randn(L, B, H * D, dtype=torch.float64))[0].sum().backward()
-    assert largest.numel <= 2.5 * 50 * B * H * L
+    assert sizes.largest <= 2.5 * 50 * B * H * L

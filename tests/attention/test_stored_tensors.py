@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from largest import Largest
+from tensor_sizes import TensorSizes
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
@@ -54,11 +54,11 @@ def test_bidirectional_linear_attention_stores_no_more_than_softmax(name, norm):
 @pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
 def test_softmax_attention_with_wider_keys_uses_flash_kernel(causal, training):
     module = build(FairseqSoftmaxAttention, "lrpe", causal)
-    with Largest() as largest, torch.set_grad_enabled(training):
+    with TensorSizes() as sizes, torch.set_grad_enabled(training):
         out = module(torch.randn(L, 1, H * D))[0]
         if training:
             out.sum().backward()
-    assert largest.numel <= L * L / 4
+    assert sizes.largest <= L * L / 4
 
 
 def test_recomputed_noise_is_identical(monkeypatch):

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pictures import coloured, picture
+from image_files import colored_image
 from tiny import run_here
 
 from fairseq_lrpe.benchmarks import images
@@ -12,7 +12,7 @@ from fairseq_lrpe.data.image_files import decode
 
 @pytest.mark.parametrize("source", ["folder", "synthetic"])
 def test_every_step_is_measured(source, tmp_path):
-    (tmp_path / "a.JPEG").write_bytes(picture(coloured(0, 0)))
+    (tmp_path / "a.JPEG").write_bytes(colored_image(0, 0))
     words = "--rounds 1 --batch-size 6 --image-size 64".split()
     words += ["--from", tmp_path] if source == "folder" else []
     done = run_here(images.main, *words)

@@ -3,7 +3,7 @@
 from argparse import Namespace
 
 import torch
-from exact import assert_same
+from tensors import assert_same
 from tiny import run_here
 
 from fairseq_lrpe.benchmarks import memory

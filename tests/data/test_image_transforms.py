@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from pictures import picture
+from image_files import encode_image
 from PIL import Image
 from scipy.stats import kstest
 
@@ -125,4 +125,4 @@ def test_all_modes_are_decoded_to_rgb(mode):
     assert found.mode == "RGB" and found.size == (80, 60)
     if mode == "L":
         assert np.array_equal(np.asarray(found)[..., 1], image)
-    assert np.array_equal(decode(picture(NOISE, "PNG")), NOISE)
+    assert np.array_equal(decode(encode_image(NOISE, "PNG")), NOISE)

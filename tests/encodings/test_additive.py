@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 import torch
-from exact import assert_same, random
 from fairseq.modules.espnet_multihead_attention import RelPositionMultiHeadedAttention
-from largest import Largest
-from pairs import SHAPES, D, H, check_pairs, scores
+from pairwise_scores import SHAPES, D, H, check_scores, scores
+from tensor_sizes import TensorSizes
+from tensors import assert_same, randn
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
@@ -162,13 +162,13 @@ def cases():
 )
 @pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
 def test_scores_and_gradients_match_paper(name, layer, options, causal, queries, keys, q_offset):
-    check_pairs(SCORES[name], build(name, causal, layer=layer, **options), queries, keys, q_offset)
+    check_scores(SCORES[name], build(name, causal, layer=layer, **options), queries, keys, q_offset)
 
 
 def test_lambda_scales_the_table():
     four, six = build("gcdf"), build("gcdf", lambda_=6.0)
     six.load_state_dict(four.state_dict())
-    q, k = random(1, H, 5, D, seed=1), random(1, H, 5, D, seed=2)
+    q, k = randn(1, H, 5, D, seed=1), randn(1, H, 5, D, seed=2)
     with torch.no_grad():
         for encoding in (four, six):
             encoding.u.zero_()
@@ -187,7 +187,7 @@ def buckets_of(causal, farthest, **options):
         numbers = torch.arange(encoding.buckets, dtype=torch.float64)
         encoding.relative_attention_bias.weight.copy_(numbers[:, None].expand(-1, H))
     keys = farthest + 1 if causal else 2 * farthest + 1
-    bias = encoding.bias(random(1, H, 1, D), random(1, H, keys, D), farthest)
+    bias = encoding.bias(randn(1, H, 1, D), randn(1, H, keys, D), farthest)
     assert bias.shape[1:] == (H, 1, keys) and bias[:, 0].equal(bias[:, 1])
     return {farthest - j: int(b) for j, b in enumerate(bias[0, 0, 0])}
 
@@ -225,7 +225,7 @@ def test_buckets_at_every_distance(causal, number, max_distance):
 def test_lfhc_in_layer_1_is_shaw():
     first, shaws = build("lfhc", layer=1, k=3), build("shaw", k=3)
     shaws.load_state_dict(first.state_dict())
-    q, k = random(2, H, 9, D, seed=1), random(2, H, 9, D, seed=2)
+    q, k = randn(2, H, 9, D, seed=1), randn(2, H, 9, D, seed=2)
     assert first.bias(q, k).equal(shaws.bias(q, k))
     second = build("lfhc", layer=2, k=3)
     second.load_state_dict(first.state_dict())
@@ -246,7 +246,7 @@ def test_shaw_values_and_gradients_match_survey(options, causal, queries, keys, 
     """Σ_j a_ij w'_{clip(i−j, k)} of survey Eq. 5."""
     encoding, leaf = (
         build("shaw", causal, values=True, **options),
-        random(2, H, queries, keys).requires_grad_(),
+        randn(2, H, queries, keys).requires_grad_(),
     )
     weights = leaf.tril(q_offset) if causal else leaf
 
@@ -259,7 +259,7 @@ def test_shaw_values_and_gradients_match_survey(options, causal, queries, keys, 
     heads = [torch.stack([row(h, i) for i in range(queries)], dim=1) for h in range(H)]
     results = []
     for out in (encoding.output_from_weights(weights, q_offset), torch.stack(heads, dim=1)):
-        gradients = torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), [leaf, encoding.w_v.weight])
+        gradients = torch.autograd.grad((out * randn(*out.shape, seed=3)).sum(), [leaf, encoding.w_v.weight])
         results.append((out, *gradients))
     assert_same(*results)
 
@@ -284,7 +284,7 @@ def test_xl_matches_fairseqs_relative_attention(name, prior):
         {key: state[key.replace(x, names[x])] for key in theirs.state_dict() for x in names if x in key}
     )
     r = torch.stack([prior(x, H * D) for x in range(length - 1, -length, -1)])[:, None]
-    x = random(length, 2, H * D, seed=1)
+    x = randn(length, 2, H * D, seed=1)
     assert_same(ours(x)[0], theirs(x, x, x, r)[0])
 
 
@@ -297,11 +297,11 @@ def test_shaw_values_use_the_dropped_out_weights():
         module.out_proj.weight.copy_(torch.eye(H * D))
         module.out_proj.bias.zero_()
         module.v_proj.bias[0] = module.encoding.w_v.weight[:, 1] = 1
-    out, _ = module(random(7, 2, H * D))
+    out, _ = module(randn(7, 2, H * D))
     assert_same(out[..., 0], out[..., 1])
     assert (out[..., 0] - 1).abs().max() > 0.1
     module.eval()
-    assert_same(module(random(7, 2, H * D))[0][..., 0], torch.ones(7, 2, dtype=torch.float64))
+    assert_same(module(randn(7, 2, H * D))[0][..., 0], torch.ones(7, 2, dtype=torch.float64))
 
 
 # Properties of XL's and GCDF's tables.
@@ -361,7 +361,7 @@ def test_xl_lacks_these_properties(heads, d):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_dtype_is_preserved(name, causal, dtype):
     encoding = build(name, causal).to(dtype)
-    q, k = random(2, H, 40, D, seed=1).to(dtype), random(2, H, 40, D, seed=2).to(dtype)
+    q, k = randn(2, H, 40, D, seed=1).to(dtype), randn(2, H, 40, D, seed=2).to(dtype)
     bias = encoding.bias(q, k)
     assert bias.dtype == dtype
     visible = torch.ones(40, 40, dtype=torch.bool).tril() if causal else slice(None)
@@ -373,7 +373,7 @@ def test_half_precision_dtype_is_preserved(name, causal, dtype):
 @every_encoding
 def test_training_after_inference_mode(name):
     encoding = build(name, heads=3, d=10, dtype=torch.float32)  # a width that no other test uses
-    q = random(1, 3, 700, 10).float()
+    q = randn(1, 3, 700, 10).float()
     with torch.inference_mode():
         expected = encoding.bias(q, q)
     bias = encoding.bias(q.requires_grad_(), q)
@@ -389,9 +389,9 @@ def test_memory_is_bounded_by_the_scores(name, causal):
     name, *values = name.split()
     options = {"values": True} if values else {"k": 64} if "k" in ENCODINGS[name] else {}
     module = FairseqSoftmaxAttention(build(name, causal, d=16, **options)).double()
-    with Largest() as largest:
-        module(random(256, 2, H * 16))[0].sum().backward()
-    assert largest.numel <= 2.5 * 2 * H * 256 * 256
+    with TensorSizes() as sizes:
+        module(randn(256, 2, H * 16))[0].sum().backward()
+    assert sizes.largest <= 2.5 * 2 * H * 256 * 256
 
 
 E = H * D
@@ -421,7 +421,7 @@ def test_per_head_vectors(name):
     """Heads with identical vectors give the same scores as shared vectors."""
     shared, own = build(name, k=3, layer=2), build(name, k=3, layer=2, per_head=True)
     assert {n: tuple(x.shape) for n, x in own.state_dict().items()} == {"w_k.weight": (7, E)}
-    q, k = random(2, H, 9, D, seed=1), random(2, H, 9, D, seed=2)
+    q, k = randn(2, H, 9, D, seed=1), randn(2, H, 9, D, seed=2)
     assert not torch.allclose(scores(own, q, k), scores(shared, q, k))
     with torch.no_grad():
         own.w_k.weight.copy_(shared.w_k.weight.repeat(1, H))

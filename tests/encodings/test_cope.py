@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from exact import assert_same, random
-from largest import Largest
+from tensor_sizes import TensorSizes
+from tensors import assert_same, randn
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
@@ -57,8 +57,8 @@ def definition(encoding, q, k, q_offset=0, padding=None):
 @pytest.mark.parametrize(("queries", "q_offset"), [(9, 0), (3, 6), (1, 8)])
 def test_scores_and_gradients_match_definition(positions, padded, queries, q_offset):
     encoding = build(positions)
-    q = 2 * random(B, H, queries, D, seed=1)
-    k = 2 * random(B, H, 9, D, seed=2)
+    q = 2 * randn(B, H, queries, D, seed=1)
+    k = 2 * randn(B, H, 9, D, seed=2)
     padding = torch.zeros(B, 9, dtype=torch.bool)
     padding[0, :2] = padding[1, 4] = padding[1, 7:] = padded
     i = torch.arange(q_offset, 9)[:, None]
@@ -66,7 +66,7 @@ def test_scores_and_gradients_match_definition(positions, padded, queries, q_off
     leaves, results = [q.requires_grad_(), k.requires_grad_(), encoding.embeddings], []
     for score in (scores, definition):
         found = score(encoding, q, k, q_offset, padding if padded else None).masked_fill(~seen, 0.0)
-        gradients = torch.autograd.grad((found * random(*found.shape, seed=3)).sum(), leaves)
+        gradients = torch.autograd.grad((found * randn(*found.shape, seed=3)).sum(), leaves)
         results.append((found, *gradients))
     assert_same(*results)
 
@@ -74,7 +74,7 @@ def test_scores_and_gradients_match_definition(positions, padded, queries, q_off
 def test_positions_are_clipped_to_the_last_embedding():
     """With identical keys, p is (i − j + 1)·g."""
     encoding = build(positions=4)
-    q, k = random(1, H, 1, D, seed=1), random(1, H, 1, D, seed=2).expand(1, H, 40, D)
+    q, k = randn(1, H, 1, D, seed=1), randn(1, H, 1, D, seed=2).expand(1, H, 40, D)
     content = (q @ k.mT)[:, :, 0] / D**0.5
     position = content.sigmoid() * torch.arange(40, 0, -1)
     far = position >= 3
@@ -90,13 +90,13 @@ def test_positions_are_clipped_to_the_last_embedding():
 def test_initial_embeddings_have_no_effect():
     encoding = build_encoding("cope", num_heads=H, head_dim=D, causal=True)
     assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == {"embeddings": (64, D)}
-    q, k = random(B, H, 9, D, seed=1), random(B, H, 9, D, seed=2)
+    q, k = randn(B, H, 9, D, seed=1), randn(B, H, 9, D, seed=2)
     assert_same(scores(encoding.double(), q, k), q @ k.mT / D**0.5)
 
 
 def test_window_does_not_change_positions():
     """Positions of keys inside the window do not depend on keys before it."""
-    module, x = attention(30), random(40, B, H * D)
+    module, x = attention(30), randn(40, B, H * D)
     module.window = 8
     windowed, _ = module(x)
     for i in (8, 20, 39):
@@ -107,7 +107,7 @@ def test_window_does_not_change_positions():
 def test_half_precision_accumulates_positions_in_float32(dtype):
     """Hundreds of gates are summed, more than half precision can represent."""
     encoding = build(dtype=dtype)
-    q, k = random(1, H, 1, D, seed=1).to(dtype), random(1, H, 400, D, seed=2).to(dtype)
+    q, k = randn(1, H, 1, D, seed=1).to(dtype), randn(1, H, 400, D, seed=2).to(dtype)
     found = scores(encoding, q, k, 399)
     assert found.dtype == dtype
     exact = scores(copy.deepcopy(encoding).double(), q.double(), k.double(), 399)
@@ -120,10 +120,10 @@ def test_half_precision_accumulates_positions_in_float32(dtype):
 
 def test_memory_is_bounded_by_the_scores():
     encoding = build()
-    leaves = [random(B, H, 256, D, seed=s).requires_grad_() for s in (1, 2)]
-    with Largest() as largest:
+    leaves = [randn(B, H, 256, D, seed=s).requires_grad_() for s in (1, 2)]
+    with TensorSizes() as sizes:
         scores(encoding, *leaves).sum().backward()
-    assert largest.numel <= 2 * B * H * 256 * 256  # a complex number has two elements
+    assert sizes.largest <= 2 * B * H * 256 * 256  # a complex number has two elements
 
 
 def test_invalid_arguments_are_rejected():

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from exact import assert_same
+from tensors import assert_same
 
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.ops import linear_attention

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from exact import assert_same, random
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from largest import Largest
-from pairs import D, H, by_pairs, check_pairs, products
+from pairwise_scores import D, H, check_scores, pairwise_matrix, products
+from tensor_sizes import TensorSizes
+from tensors import assert_same, randn
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention
 from fairseq_lrpe.encodings import build_encoding
@@ -102,16 +102,16 @@ SCORES = {"per": per, "roper": roper, "cosformer": cosformer, "spe": spe}
 def test_scores_and_gradients_match_formula(name, q_offset, k_offset, d):
     encoding = build(name, d=d)
     leaves = [
-        random(2, H, 3, d, seed=1).requires_grad_(),
-        random(2, H, 4, d, seed=2).requires_grad_(),
+        randn(2, H, 3, d, seed=1).requires_grad_(),
+        randn(2, H, 4, d, seed=2).requires_grad_(),
         *encoding.parameters(),
     ]
     offsets, results = (q_offset, k_offset), []
     for out in (
         products(encoding, *leaves[:2], *offsets),
-        by_pairs(SCORES[name], encoding, *leaves[:2], *offsets, causal=False),
+        pairwise_matrix(SCORES[name], encoding, *leaves[:2], *offsets, causal=False),
     ):
-        results.append((out, *torch.autograd.grad((out * random(*out.shape, seed=3)).sum(), leaves)))
+        results.append((out, *torch.autograd.grad((out * randn(*out.shape, seed=3)).sum(), leaves)))
     assert_same(*results)
 
 
@@ -120,7 +120,7 @@ def test_per_in_softmax_attention_multiplies_the_scores(queries, keys, q_offset)
     def decayed(encoding, q, k, i, j, h):
         return per(encoding, q, k, i, j, h) * rate(encoding, h) ** (i - j) / math.sqrt(D)
 
-    check_pairs(decayed, build("per"), queries, keys, q_offset)
+    check_scores(decayed, build("per"), queries, keys, q_offset)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 8])
@@ -129,7 +129,7 @@ def test_per_decay_rates(heads):
     expected = torch.tensor([rate(encoding, h) for h in range(heads)], dtype=torch.float64)
     assert_same(encoding.log_decay.exp(), expected)
     assert build("per", causal=False).log_decay is None
-    x = random(1, H, 3, D)
+    x = randn(1, H, 3, D)
     assert build("per", causal=False).score_function(x, x) is build("per").bias(x, x) is None
 
 
@@ -175,7 +175,7 @@ def test_per_decay_is_finite_where_the_published_quotient_overflows(length, dtyp
 
 def test_per_at_far_positions_in_softmax_attention():
     encoding = build("per", dtype=torch.float32)
-    q, k = random(1, H, 3, D, seed=1).float(), random(1, H, 100_003, D, seed=2).float()
+    q, k = randn(1, H, 3, D, seed=1).float(), randn(1, H, 100_003, D, seed=2).float()
     q, k = encoding(q, k, 100_000, 0)
     faded = encoding.score_function(q, k, 100_000)(q, k, 100_000)
     assert torch.isfinite(faded).all()
@@ -186,7 +186,7 @@ def test_per_at_far_positions_in_softmax_attention():
 
 
 def training_spe():
-    return build("spe").train(), random(1, H, 3, D, seed=1), random(1, H, 3, D, seed=2)
+    return build("spe").train(), randn(1, H, 3, D, seed=1), randn(1, H, 3, D, seed=2)
 
 
 def test_spe_scores_match_expectation_on_average():
@@ -239,7 +239,7 @@ def test_spe_evaluation_noise_differs_between_layers():
     first, again, other = build("spe", layer=3), build("spe", layer=3), build("spe", layer=4)
     assert first.noise.equal(again.noise) and not torch.allclose(first.noise, other.noise)
     again.load_state_dict(first.state_dict())
-    q, k = random(1, H, 9, D, seed=1), random(1, H, 9, D, seed=2)
+    q, k = randn(1, H, 9, D, seed=1), randn(1, H, 9, D, seed=2)
     assert products(first, q, k, 3, 1).equal(products(again, q, k, 3, 1))
 
 
@@ -259,7 +259,7 @@ def test_building_spe_does_not_advance_the_global_generator():
 @quick
 @given(offset=st.integers(0, 500), length=st.integers(1, 6), seed=st.integers(0, 10**6))
 def test_roper_rotates_values_back(offset, length, seed):
-    encoding, v = build("roper", d=6), random(1, H, length, 6, seed=seed)
+    encoding, v = build("roper", d=6), randn(1, H, length, 6, seed=seed)
     turned_values = encoding.encode_values(v, offset)
     expected = torch.stack([rotated(v[:, :, i], offset + i) for i in range(length)], dim=2)
     assert_same(turned_values, expected)
@@ -272,13 +272,13 @@ def test_memory_is_bounded_by_the_features(name, training):
     """No tensor has shape (L, H, d, R) or (L, L)."""
     length, d = 256, 16
     module = FairseqLinearAttention(build(name, d=d)).double().train(training)
-    leaves = [random(2, H, length, d, seed=s).requires_grad_() for s in (1, 2)]
-    with Largest() as largest:
+    leaves = [randn(2, H, length, d, seed=s).requires_grad_() for s in (1, 2)]
+    with TensorSizes() as sizes:
         sum(x.sum() for x in module.encoding(*leaves)).backward()
-    assert largest.numel <= 4 * 2 * H * length * d
-    with Largest() as largest:
-        module(random(length, 2, H * d))[0].sum().backward()
-    assert largest.numel <= 4 * 2 * H * length * d
+    assert sizes.largest <= 4 * 2 * H * length * d
+    with TensorSizes() as sizes:
+        module(randn(length, 2, H * d))[0].sum().backward()
+    assert sizes.largest <= 4 * 2 * H * length * d
 
 
 STATE = {
@@ -295,7 +295,7 @@ def test_state_dict(name):
     assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == STATE[name]
     assert set(dict(encoding.named_parameters())) == (set() if name == "per" else set(STATE[name]))
     assert encoding.decomposable and math.isclose(encoding.scale, 1 / math.sqrt(D))
-    q, k = encoding(random(1, H, 3, D), random(1, H, 3, D))
+    q, k = encoding(randn(1, H, 3, D), randn(1, H, 3, D))
     assert q.size(-1) == k.size(-1) == (2 * D if name == "cosformer" else D)
     if name != "per":
         assert encoding.log_decay is None and encoding.bias(q, k) is None
@@ -308,7 +308,7 @@ def test_per_has_one_permutation_per_head():
     assert len({tuple(p) for p in saved.permutation.tolist()}) == 4
     for p in saved.permutation:
         assert p.sort().values.equal(torch.arange(16))
-    q, k = random(1, 4, 9, 16, seed=1), random(1, 4, 9, 16, seed=2)
+    q, k = randn(1, 4, 9, 16, seed=1), randn(1, 4, 9, 16, seed=2)
     assert not torch.allclose(products(saved, q, k), products(other, q, k))
     other.load_state_dict(saved.state_dict())
     assert products(saved, q, k, 3, 1).equal(products(other, q, k, 3, 1))

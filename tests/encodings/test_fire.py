@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from exact import assert_same, random
-from pairs import SHAPES, D, H, build, check_pairs, scores
+from pairwise_scores import SHAPES, D, H, check_scores, random_encoding, scores
+from tensors import assert_same, randn
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding, fire
@@ -23,7 +23,7 @@ def listing(encoding, q, k, i, j, h):
 
 
 def fire_of(causal=True, signs=(1, 1), multiplier=1.1, **options):
-    encoding = build("fire", causal, **options)
+    encoding = random_encoding("fire", causal, **options)
     with torch.no_grad():
         encoding.c.fill_(0.3 * signs[0])
         encoding.multiplier.fill_(multiplier * signs[1])
@@ -34,36 +34,36 @@ def fire_of(causal=True, signs=(1, 1), multiplier=1.1, **options):
 @pytest.mark.parametrize("options", [{}, {"threshold": 3}, {"threshold": 1, "width": 5}], ids=str)
 def test_scores_and_gradients_match_authors_listing(options, causal, queries, keys, q_offset):
     """With all, some, or at most one of the queries up to the threshold."""
-    check_pairs(listing, fire_of(causal, **options), queries, keys, q_offset)
+    check_scores(listing, fire_of(causal, **options), queries, keys, q_offset)
 
 
 @pytest.mark.parametrize("signs", [(-1, 1), (1, -1)], ids=str)
 def test_negative_parameters_act_as_positive(signs):
-    check_pairs(listing, fire_of(signs=signs, threshold=3), 6, 6, 0)
+    check_scores(listing, fire_of(signs=signs, threshold=3), 6, 6, 0)
 
 
 @pytest.mark.parametrize("elements", [1, 32 * 9 * 2, 2**30])
 def test_blocks_of_pairs_match_full_computation(elements, monkeypatch):
     monkeypatch.setattr(fire, "_MAX_HIDDEN_ELEMENTS", elements)
-    check_pairs(listing, fire_of(False, threshold=2), 9, 9, 0)
-    check_pairs(listing, fire_of(True, threshold=2), 9, 9, 0)
+    check_scores(listing, fire_of(False, threshold=2), 9, 9, 0)
+    check_scores(listing, fire_of(True, threshold=2), 9, 9, 0)
 
 
 def test_normalizer_uses_query_positions_of_position_index():
     encoding, index = fire_of(False, threshold=3), torch.tensor([4, 0, 2, 2, 7])
     places = PositionIndex(index, index, 7)
-    q = random(1, H, 5, D)
+    q = randn(1, H, 5, D)
     found = encoding.bias(q, q, places)[0]
     for row, i in enumerate(index.tolist()):
-        whole = encoding.bias(q[:, :, :1], random(1, H, 8, D), i)[0, :, 0]
+        whole = encoding.bias(q[:, :, :1], randn(1, H, 8, D), i)[0, :, 0]
         assert_same(found[:, row], whole[:, index])
 
 
 def test_long_sequences_with_recomputation(monkeypatch):
     """Above 1,024 positions softmax attention computes the bias in blocks and recomputes it for gradients."""
     attention = FairseqSoftmaxAttention(fire_of(threshold=900)).double()
-    x = random(1100, 1, H * D).requires_grad_()
-    w, leaves = random(1100, 1, H * D, seed=1), [x, *attention.parameters()]
+    x = randn(1100, 1, H * D).requires_grad_()
+    w, leaves = randn(1100, 1, H * D, seed=1), [x, *attention.parameters()]
     found = torch.autograd.grad((attention(x)[0] * w).sum(), leaves)
     monkeypatch.setattr("fairseq_lrpe.attention.softmax._CAUSAL_BLOCK_SIZE", 2**40)
     monkeypatch.setattr("fairseq_lrpe.attention.softmax._MAX_BIAS_ELEMENTS", 2**40)
@@ -88,9 +88,9 @@ def test_initialization():
 
 def test_checkpoint_stores_the_threshold():
     """Loaded into a model for longer texts, the scores are the same."""
-    trained, longer = build("fire", max_positions=12), build("fire", max_positions=48)
+    trained, longer = random_encoding("fire", max_positions=12), random_encoding("fire", max_positions=48)
     longer.load_state_dict(trained.state_dict())
-    q, k = random(1, H, 12, D, seed=1), random(1, H, 12, D, seed=2)
+    q, k = randn(1, H, 12, D, seed=1), randn(1, H, 12, D, seed=2)
     assert scores(trained, q, k).equal(scores(longer, q, k))
 
 
@@ -104,4 +104,4 @@ def test_checkpoint_stores_the_threshold():
 )
 def test_invalid_arguments_are_rejected(options, message):
     with pytest.raises(ValueError, match=message):
-        build("fire", **options)
+        random_encoding("fire", **options)

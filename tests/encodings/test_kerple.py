@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from exact import assert_same, random
-from pairs import SHAPES, D, H, build, check_pairs
+from pairwise_scores import SHAPES, D, H, check_scores, random_encoding
+from tensors import assert_same, randn
 
 from fairseq_lrpe.encodings import build_encoding
 
@@ -20,20 +20,20 @@ def kerple(encoding, q, k, i, j, h):
 @pytest.mark.parametrize("signs", [(1, 1), (1, -1), (-1, 1)], ids=str)
 def test_scores_and_gradients_match_formula(signs, causal, queries, keys, q_offset):
     """A negative parameter of the second head acts as 0.01."""
-    encoding = build("kerple", causal)
+    encoding = random_encoding("kerple", causal)
     with torch.no_grad():
         for parameter, sign in zip(encoding.parameters(), signs, strict=True):
             parameter.abs_().add_(0.1)
             parameter[1] *= sign
-    check_pairs(kerple, encoding, queries, keys, q_offset)
+    check_scores(kerple, encoding, queries, keys, q_offset)
 
 
 def test_clamped_parameters_get_no_gradient():
-    encoding = build("kerple")
+    encoding = random_encoding("kerple")
     with torch.no_grad():
         encoding.bias_p.copy_(torch.tensor([0.5, -0.5]))
         encoding.bias_a.copy_(torch.tensor([0.5, 0.5]))
-    q = random(1, H, 5, D)
+    q = randn(1, H, 5, D)
     encoding.bias(q, q).sum().backward()
     assert encoding.bias_p.grad[0] < 0 and encoding.bias_p.grad[1] == 0
     assert encoding.bias_a.grad.lt(0).all()
@@ -52,8 +52,8 @@ def test_initialization():
 
 
 def test_clamp_length():
-    encoding = build("kerple")
-    q, k = random(1, H, 2, D), random(1, H, 12, D)
+    encoding = random_encoding("kerple")
+    q, k = randn(1, H, 2, D), randn(1, H, 12, D)
     whole = encoding.bias(q, k, 10)[0, :, 1]
     encoding.clamp_length = 4
     clamped = encoding.bias(q, k, 10)[0, :, 1]
@@ -64,7 +64,7 @@ def test_clamp_length():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_far_distances_in_half_precision(dtype):
     """Above 65,504, the maximum of float16: only the result is rounded."""
-    encoding = build("kerple").to(dtype)
+    encoding = random_encoding("kerple").to(dtype)
     q, k = torch.zeros(1, H, 1, D, dtype=dtype), torch.zeros(1, H, 100_001, D, dtype=dtype)
     bias = encoding.bias(q, k, 100_000)
     assert bias.dtype == dtype

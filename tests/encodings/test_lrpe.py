@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from exact import random
-from pairs import products
+from pairwise_scores import products
+from tensors import randn
 
 from fairseq_lrpe.encodings import build_encoding
 
@@ -144,14 +144,14 @@ def test_scores_and_gradients_match_explicit_matrices(core, rotation, d, options
     if core != "permutation":
         theta = learned.get("theta", angles(core, options["theta_type"], d))
     leaves = [
-        random(2, 2, 3, d, seed=1).requires_grad_(),
-        random(2, 2, 4, d, seed=2).requires_grad_(),
+        randn(2, 2, 3, d, seed=1).requires_grad_(),
+        randn(2, 2, 4, d, seed=2).requires_grad_(),
         *learned.values(),
     ]
     results = []
     for function in (products, lambda *args: matrix_scores(*args, theta=theta)):
         out = function(encoding, *leaves[:2], 7, 2)
-        results.append((out, *torch.autograd.grad((out * random(*out.shape)).sum(), leaves)))
+        results.append((out, *torch.autograd.grad((out * randn(*out.shape)).sum(), leaves)))
     assert_same(*results)
     if "v" in learned:
         assert abs(learned["v"].norm() - 1) > 1e-3
@@ -221,7 +221,7 @@ def test_scores_match_pseudocode_of_the_paper(core, rotation, theta_type):
         getattr(encoding, "v", None),
         getattr(encoding, "permutation", None),
     )
-    q, k = random(3, MAX_POSITIONS, 8, seed=1), random(3, MAX_POSITIONS, 8, seed=2)
+    q, k = randn(3, MAX_POSITIONS, 8, seed=1), randn(3, MAX_POSITIONS, 8, seed=2)
     expected = (oracle(q).conj() @ oracle(k).transpose(-1, -2)).real
     if rotation == "householder":  # stored in float32, in which it was drawn
         assert abs(encoding.v.norm() - 1) < 1e-6

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from exact import assert_same, random
+from tensors import assert_same, randn
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
@@ -63,11 +63,11 @@ def test_attention_and_gradients_match_definition(monkeypatch, span, rows):
     """With one block and with several, and arbitrary inputs at padding."""
     monkeypatch.setattr(reflections, "_BLOCK_SIZE", rows)
     monkeypatch.setattr(reflections, "_MERGED_BLOCKS", 2)
-    module, x, place = attention(), random(11, B, E).requires_grad_(), slice(*span)
+    module, x, place = attention(), randn(11, B, E).requires_grad_(), slice(*span)
     padding = torch.ones(B, 11, dtype=torch.bool)
     padding[0] = padding[1, place] = False
     whole, _ = module(x, key_padding_mask=padding if padding.any() else None)
-    w, leaves, results = random(11, B, E, seed=1), [x, *module.parameters()], []
+    w, leaves, results = randn(11, B, E, seed=1), [x, *module.parameters()], []
     for first, second in (
         (whole[:, 0], whole[place, 1]),
         (definition(module, x[:, 0]), definition(module, x[place, 1])),
@@ -80,7 +80,7 @@ def test_attention_and_gradients_match_definition(monkeypatch, span, rows):
 @torch.no_grad()
 def test_cached_keys_include_all_reflections():
     """The state has one vector per key and the last two inputs."""
-    module, x, state = attention(), random(9, 1, E), {}
+    module, x, state = attention(), randn(9, 1, E), {}
     for part in x.split([4, 1, 4]):
         module(part, incremental_state=state)
     saved = module._get_input_buffer(state).attention
@@ -95,7 +95,7 @@ def test_cached_keys_include_all_reflections():
 
 
 def test_window_hides_keys_but_not_reflections():
-    module, x = attention(), random(12, 1, E)
+    module, x = attention(), randn(12, 1, E)
     module.window = 5
     assert_same(module(x)[0][:, 0], definition(module, x[:, 0], window=5))
 
@@ -104,7 +104,7 @@ def test_window_hides_keys_but_not_reflections():
 @torch.no_grad()
 def test_half_precision_caches_keys_in_float32(dtype):
     """After 200 steps the error is that of a single score in half precision."""
-    module, x, state = attention(dtype), random(200, B, E).to(dtype), {}
+    module, x, state = attention(dtype), randn(200, B, E).to(dtype), {}
     pieces = torch.cat([module(part, incremental_state=state)[0] for part in x.split(1)])
     assert pieces.dtype == dtype
     assert module._get_input_buffer(state).attention.past["k"].dtype == torch.float32
@@ -114,7 +114,7 @@ def test_half_precision_caches_keys_in_float32(dtype):
 
 def test_autocast_keeps_reflections_in_float32():
     """Scores over 300 positions are as precise as a single product in half precision."""
-    module, x = attention(torch.float32), random(300, B, E).float().requires_grad_()
+    module, x = attention(torch.float32), randn(300, B, E).float().requires_grad_()
     exact, _ = copy.deepcopy(module).double()(x.double())
     with torch.autocast("cpu", torch.bfloat16):
         out, _ = module(x)
@@ -128,7 +128,7 @@ def test_vanishing_reflection_has_a_gradient():
     module = attention(torch.float32)
     with torch.no_grad():
         module.encoding.beta.bias.fill_(-200.0)
-    out, _ = module(random(9, B, E).float())
+    out, _ = module(randn(9, B, E).float())
     gradients = torch.autograd.grad(out.sum(), [*module.parameters()])
     assert all(gradient.isfinite().all() for gradient in gradients)
 

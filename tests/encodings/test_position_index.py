@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from exact import assert_same, random
+from tensors import assert_same, randn
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, build_encoding
@@ -34,7 +34,7 @@ def build(name, options):
 
 
 def inputs():
-    return [random(2, HEADS, ROWS * COLUMNS, WIDTH, seed=i).requires_grad_() for i in range(3)]
+    return [randn(2, HEADS, ROWS * COLUMNS, WIDTH, seed=i).requires_grad_() for i in range(3)]
 
 
 def test_diagonal_position_index():
@@ -76,7 +76,7 @@ def test_scores_match_single_pairs(name, options):
             encoded_q, encoded_k, positions
         )
     assert_same(found, expected)
-    weights, learned = random(*found.shape, seed=9), [q, k, *encoding.parameters()]
+    weights, learned = randn(*found.shape, seed=9), [q, k, *encoding.parameters()]
     gradients = [torch.autograd.grad(x, learned, weights, allow_unused=True) for x in (found, expected)]
     for one, other in zip(*gradients, strict=True):
         assert (one is None) == (other is None)
@@ -88,7 +88,7 @@ def test_scores_match_single_pairs(name, options):
 def test_softmax_attention_with_position_index(name, options):
     """Expected values are computed from the scores of single pairs, encoding each token on its own."""
     encoding, positions = build(name, options), diagonal_position_index(ROWS, COLUMNS)
-    attention, x = FairseqSoftmaxAttention(encoding).double().eval(), random(ROWS * COLUMNS, 2, HEADS * WIDTH)
+    attention, x = FairseqSoftmaxAttention(encoding).double().eval(), randn(ROWS * COLUMNS, 2, HEADS * WIDTH)
     attention.position_index = positions
     q, k, v = (
         attention.split_heads(projection(x))
@@ -117,7 +117,7 @@ def test_linear_attention_with_position_index(name, norm):
     """Expected values are computed by encoding each row of the grid from its own offset."""
     encoding, positions = build(name, {}), diagonal_position_index(ROWS, COLUMNS)
     attention = FairseqLinearAttention(encoding, linear_norm=norm).double().eval()
-    x = random(ROWS * COLUMNS, 2, HEADS * WIDTH)
+    x = randn(ROWS * COLUMNS, 2, HEADS * WIDTH)
     attention.position_index = positions
     q, k, v = (
         attention.split_heads(projection(x))
@@ -145,21 +145,21 @@ def test_long_biases_in_blocks(monkeypatch):
     encoding = build("xl", {})
     attention, x = (
         FairseqSoftmaxAttention(encoding).double(),
-        random(33 * 33, 1, HEADS * WIDTH).requires_grad_(),
+        randn(33 * 33, 1, HEADS * WIDTH).requires_grad_(),
     )
     attention.position_index = diagonal_position_index(33, 33)
     found = attention(x)[0]
-    [gradient] = torch.autograd.grad(found, x, random(*found.shape, seed=3))
+    [gradient] = torch.autograd.grad(found, x, randn(*found.shape, seed=3))
     monkeypatch.setattr("fairseq_lrpe.attention.softmax._MAX_BIAS_ELEMENTS", 2**30)
     whole = attention(x)[0]
     assert_same(found, whole)
-    assert_same(gradient, torch.autograd.grad(whole, x, random(*found.shape, seed=3))[0])
+    assert_same(gradient, torch.autograd.grad(whole, x, randn(*found.shape, seed=3))[0])
 
 
 def test_arbitrary_positions():
     index = torch.tensor([4, 0, 2, 2, 7])
     positions, encoding = PositionIndex(index, index, 7), build("rope", {})
-    x = random(1, HEADS, 5, WIDTH)
+    x = randn(1, HEADS, 5, WIDTH)
     found, _ = encoding(x, x, positions, positions)
     for i, s in enumerate(index.tolist()):
         assert_same(found[:, :, i : i + 1], encoding(x[:, :, i : i + 1], x[:, :, :1], s, 0)[0])

@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from exact import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import randn
 
 from fairseq_lrpe.encodings import build_encoding
 
@@ -38,9 +38,9 @@ def test_rope_matches_definition(q_offset, k_offset):
         build("rope").forward,
         lambda q, k, q_offset, k_offset: (rotated(q, q_offset), rotated(k, k_offset)),
     ):
-        leaves = [random(2, 2, 4, D, seed=seed).requires_grad_() for seed in (1, 2)]
+        leaves = [randn(2, 2, 4, D, seed=seed).requires_grad_() for seed in (1, 2)]
         out = function(*leaves, q_offset, k_offset)
-        loss = sum((x * random(*x.shape, seed=seed)).sum() for seed, x in enumerate(out))
+        loss = sum((x * randn(*x.shape, seed=seed)).sum() for seed, x in enumerate(out))
         results.append((*out, *torch.autograd.grad(loss, leaves)))
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
 
@@ -48,14 +48,14 @@ def test_rope_matches_definition(q_offset, k_offset):
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(length=st.integers(1, 9), q_offset=st.integers(0, 10**4), k_offset=st.integers(0, 10**4))
 def test_rope_is_lrpe_with_orthogonal_core_and_identity_rotation(length, q_offset, k_offset):
-    q, k = random(1, 2, length, D, seed=1), random(1, 2, length + 2, D, seed=2)
+    q, k = randn(1, 2, length, D, seed=1), randn(1, 2, length + 2, D, seed=2)
     ours = build("rope")(q, k, q_offset, k_offset)
     lrpe = build("lrpe", core="orthogonal", rotation="identity")(q, k, q_offset, k_offset)
     assert ours[0].equal(lrpe[0]) and ours[1].equal(lrpe[1])
 
 
 def test_rope_at_far_positions_in_float32():
-    x = random(1, 1, 1, 64).float()
+    x = randn(1, 1, 1, 64).float()
     x = x / x.norm()
     encoded, _ = build("rope", 64)(x, x, 100_000, 0)
     torch.testing.assert_close(encoded.double(), rotated(x.double(), 100_000), rtol=0, atol=1e-6)
@@ -65,22 +65,22 @@ def test_rope_at_far_positions_in_float32():
 def test_training_after_inference_mode(name):
     encoding = build(name, max_positions=54321)  # not cached by another test
     with torch.inference_mode():
-        encoding(random(1, 2, 5, D).float(), random(1, 2, 5, D).float())
-    q = random(1, 2, 5, D).float().requires_grad_()
+        encoding(randn(1, 2, 5, D).float(), randn(1, 2, 5, D).float())
+    q = randn(1, 2, 5, D).float().requires_grad_()
     q_encoded, _ = encoding(q, q)
     q_encoded.pow(2).sum().backward()
     torch.testing.assert_close(q.grad, 2 * q.detach())
 
 
 def test_none_is_a_no_op():
-    encoding, q, k = build("none"), random(1, 2, 4, D), random(1, 2, 3, D)
+    encoding, q, k = build("none"), randn(1, 2, 4, D), randn(1, 2, 3, D)
     assert encoding(q, k, 5, 7) == (q, k)
     assert not encoding.state_dict()
 
 
 @pytest.mark.parametrize("name", ["none", "rope", "lrpe"])
 def test_defaults_of_the_base_class(name):
-    encoding, x = build(name), random(1, 2, 4, D)
+    encoding, x = build(name), randn(1, 2, 4, D)
     assert encoding.decomposable and encoding.log_decay is None
     assert encoding.bias(x, x, 3) is None
     assert encoding.encode_values(x, 3) is x and encoding.decode_output(x, 3) is x

@@ -5,8 +5,8 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from exact import assert_same, random
-from pairs import SHAPES, D, H, build, check_pairs
+from pairwise_scores import SHAPES, D, H, check_scores, random_encoding
+from tensors import assert_same, randn
 
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
@@ -50,14 +50,14 @@ def tupe(encoding, q, k, i, j, h):
 @pytest.mark.parametrize("options", KINDS)
 @pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
 def test_scores_and_gradients_match_paper(options, causal, queries, keys, q_offset):
-    check_pairs(tupe, build("tupe", causal, **options, **SIZE), queries, keys, q_offset)
+    check_scores(tupe, random_encoding("tupe", causal, **options, **SIZE), queries, keys, q_offset)
 
 
 @pytest.mark.parametrize("options", KINDS)
 def test_position_index(options):
-    encoding, index = build("tupe", False, **options, **SIZE), torch.tensor([4, 0, 2, 2, 0, 7])
+    encoding, index = random_encoding("tupe", False, **options, **SIZE), torch.tensor([4, 0, 2, 2, 0, 7])
     places = PositionIndex(index, index, 7)
-    q, k = random(1, H, 6, D, seed=1), random(1, H, 6, D, seed=2)
+    q, k = randn(1, H, 6, D, seed=1), randn(1, H, 6, D, seed=2)
     found = encoding.scale * q @ k.mT + encoding.bias(q, k, places)
     for i, j, h in itertools.product(range(6), range(6), range(H)):
         expected = tupe(encoding, q[:, h, i], k[:, h, j], int(index[i]), int(index[j]), h)
@@ -65,7 +65,7 @@ def test_position_index(options):
 
 
 def test_cls_is_off_in_causal_attention():
-    assert not build("tupe", True, **SIZE).cls and build("tupe", False, **SIZE).cls
+    assert not random_encoding("tupe", True, **SIZE).cls and random_encoding("tupe", False, **SIZE).cls
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -88,14 +88,14 @@ def test_parameters(causal):
 
 @pytest.mark.parametrize("queries", [1, 5], ids=["a step", "all"])
 def test_unused_table_rows_are_not_read(queries):
-    encoding = build("tupe", True, **SIZE)
+    encoding = random_encoding("tupe", True, **SIZE)
     with torch.no_grad():
         encoding.positions.weight[5:] = torch.nan
-    assert encoding.bias(random(1, H, queries, D), random(1, H, 5, D), 5 - queries).isfinite().all()
+    assert encoding.bias(randn(1, H, queries, D), randn(1, H, 5, D), 5 - queries).isfinite().all()
 
 
 def test_position_beyond_the_table_is_rejected():
-    encoding, q, k = build("tupe", False, **SIZE), random(1, H, 2, D), random(1, H, 10, D)
+    encoding, q, k = random_encoding("tupe", False, **SIZE), randn(1, H, 2, D), randn(1, H, 10, D)
     assert encoding.bias(q, k[:, :, :9], 7).isfinite().all()
     message = "tupe has a table of 9 positions, and position 9 is beyond it: .*--max-target-positions"
     with pytest.raises(ValueError, match=message):

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 import torch
-from commands import assert_same_weights, state_of
+from commands import assert_same_weights, load_last_checkpoint
 from fairseq import checkpoint_utils
 
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable
@@ -67,7 +67,7 @@ def test_training_continues_from_newest_readable(place, four, train, tmp_path):
     done = train("linear_lm_tmlr_type1", whole, *UPDATES, "--max-update", 6)
     assert done.returncode == 0 and "continuing" not in done.stderr
     assert_same_weights(folder, whole)
-    assert state_of(folder)["optimizer_history"][-1]["num_updates"] == 6
+    assert load_last_checkpoint(folder)["optimizer_history"][-1]["num_updates"] == 6
 
 
 @pytest.mark.parametrize("place", PLACES)

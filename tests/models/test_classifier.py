@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from exact import assert_same, random
 from fairseq.data import Dictionary
+from tensors import assert_same, randn
 from tiny_models import EOS, PAD, build_model, dictionary_of, task_of
 
 from fairseq_lrpe.methods import METHODS
@@ -72,7 +72,7 @@ def test_padding_does_not_change_training(arch):
         model = build(arch).train()
         tokens = torch.cat([batch([5, 9, 2]), torch.full((3, padding), PAD)], dim=1)
         out = model(tokens)
-        (out * random(3, 3)).sum().backward()
+        (out * randn(3, 3)).sum().backward()
         statistics = [module.running_var for module in model.modules() if isinstance(module, TokenBatchNorm)]
         assert len(statistics) == 5 and all((x != 1).any() for x in statistics)
         found.append((out.detach(), [p.grad for p in model.parameters() if p.grad is not None], statistics))
@@ -81,8 +81,8 @@ def test_padding_does_not_change_training(arch):
 
 def test_batch_norm_formula():
     """(x − mean) / sqrt(var + eps) over real tokens; running statistics as torch's, var with N − 1."""
-    norm, x = TokenBatchNorm(4).double(), random(7, 3, 4).requires_grad_()
-    norm.weight.data, norm.bias.data = random(4, seed=1), random(4, seed=2)
+    norm, x = TokenBatchNorm(4).double(), randn(7, 3, 4).requires_grad_()
+    norm.weight.data, norm.bias.data = randn(4, seed=1), randn(4, seed=2)
     norm.padding = torch.arange(7) >= torch.tensor([7, 4, 1])[:, None]
     out = norm(x)
     real = torch.stack([x[i, b] for i in range(7) for b in range(3) if not norm.padding[b, i]])
@@ -90,7 +90,7 @@ def test_batch_norm_formula():
     expected = (x - mean) / (var + 1e-5).sqrt() * norm.weight + norm.bias
     expected = expected.masked_fill(norm.padding.T[..., None], 0)
     assert_same(out, expected)
-    inputs, outer = (x, norm.weight, norm.bias), random(7, 3, 4, seed=3)
+    inputs, outer = (x, norm.weight, norm.bias), randn(7, 3, 4, seed=3)
     gradients = [torch.autograd.grad(y, inputs, outer, retain_graph=True) for y in (out, expected)]
     for found, wanted in zip(*gradients, strict=True):
         assert_same(found, wanted)
@@ -103,7 +103,7 @@ def test_batch_norm_formula():
 
 
 def test_batch_norm_of_one_token_uses_running_statistics():
-    norm, x = TokenBatchNorm(4).double(), random(1, 1, 4)
+    norm, x = TokenBatchNorm(4).double(), randn(1, 1, 4)
     randomize(norm)
     before = norm.running_mean.clone()
     assert_same(norm(x), norm.eval()(x))

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from commands import outputs, state_of
+from commands import generated_lines, load_last_checkpoint
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from tiny import BIN, PLUGIN, run_command, train_flags
 
@@ -67,13 +67,13 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     flags += ["--sample-break-mode", "eos", "--tokens-per-sample", 32, "--batch-size", 5]
     flags += ["--required-batch-size-multiple", 1]  # fairseq drops a last batch that is no multiple of 8
     words = [data_bin, *flags, "--gen-subset", "test", "--prefix-size", 2]
-    hypotheses = outputs(run("fairseq-generate", checkpoint, *words), "H")
+    hypotheses = generated_lines(run("fairseq-generate", checkpoint, *words), "H")
     assert len(hypotheses) == 40 and all(len(text.split()) >= 8 for text in hypotheses.values())
 
     lines = (text_folder / "test.txt").read_text().splitlines()[:5]
     prompt = "".join(" ".join(line.split()[:2]) + "\n" for line in lines)
     words = [data_bin, *flags, "--buffer-size", 5]
-    answers = outputs(run("fairseq-interactive", checkpoint, *words, text=prompt), "H")
+    answers = generated_lines(run("fairseq-interactive", checkpoint, *words, text=prompt), "H")
     assert answers == {i: hypotheses[i] for i in range(5)}
 
 
@@ -86,7 +86,7 @@ def test_search_scores_with_convolutional_positions(train, data_bin, tmp_path):
     flags += ["--max-len-a", 0, "--max-len-b", 12, "--min-len", 8, "--prefix-size", 3, "--gen-subset", "test"]
     flags += ["--sample-break-mode", "eos", "--tokens-per-sample", 32, "--required-batch-size-multiple", 1]
     generated = run_command("fairseq-generate", data_bin, *flags, "--batch-size", 5)
-    texts, scores = outputs(generated, "H"), outputs(generated, "P")
+    texts, scores = generated_lines(generated, "H"), generated_lines(generated, "P")
     assert len(texts) == 40 and len({*texts.values()}) > 5
 
     [model], _, task = load_model_ensemble_and_task([str(path)])
@@ -104,8 +104,8 @@ def test_flags_override_the_method(train, tmp_path):
     off = train("linear_lm_tmlr_type2", tmp_path / "off", "--no-lrpe-learn-theta", "--max-update", 1)
     on = train("linear_lm_tmlr_type3", tmp_path / "on", "--linear-norm", "content", "--max-update", 1)
     assert off.returncode == 0 and on.returncode == 0, off.stderr + on.stderr
-    assert not any(name.endswith("theta") for name in state_of(tmp_path / "off")["model"])
-    assert not any("self_attn.norm" in name for name in state_of(tmp_path / "on")["model"])
+    assert not any(name.endswith("theta") for name in load_last_checkpoint(tmp_path / "off")["model"])
+    assert not any("self_attn.norm" in name for name in load_last_checkpoint(tmp_path / "on")["model"])
 
 
 def test_every_flag_has_help():

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from exact import assert_same
+from tensors import assert_same
 from tiny_models import build_model, dictionary_of
 
 from fairseq_lrpe.attention import AttentionState

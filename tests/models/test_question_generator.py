@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from exact import assert_same, random
 from fairseq import utils
 from fairseq.sequence_generator import SequenceGenerator
+from tensors import assert_same, randn
 from tiny_models import BOS, EOS, PAD, architectures, build_model, dictionary_of, task_of
 
 ARCHS = architectures("question_generator")
@@ -56,7 +56,7 @@ def test_copying_formula():
     expected = torch.stack(expected).view(3, 5, 24)
     assert_same(p, expected)
     assert_same(model.get_normalized_probs(out, log_probs=True), (expected + 1e-6).log())
-    parameters, outer = list(model.parameters()), random(3, 5, 24)
+    parameters, outer = list(model.parameters()), randn(3, 5, 24)
     found, wanted = (torch.autograd.grad(x, parameters, outer, retain_graph=True) for x in (p, expected))
     for one, other in zip(found, wanted, strict=True):
         assert_same(one, other)

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import time
 
-from commands import assert_same_weights, state_of, train_in_two_processes
+from commands import assert_same_weights, load_last_checkpoint, train_in_two_processes
 from tiny import BIN, REPOSITORY, train_flags
 
 
@@ -25,7 +25,7 @@ def test_resuming_after_kill_gives_same_parameters(train, data_bin, tmp_path):
         time.sleep(0.005)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    assert 3 <= state_of(killed)["optimizer_history"][-1]["num_updates"] < 40
+    assert 3 <= load_last_checkpoint(killed)["optimizer_history"][-1]["num_updates"] < 40
 
     assert train(arch, killed, *flags).returncode == 0
     assert_same_weights(whole, killed)
@@ -38,6 +38,6 @@ def test_two_processes_equal_one_with_summed_batch(train, data_bin, tmp_path):
         assert one.returncode == 0, one.stderr
     train_in_two_processes(*train_flags(data_bin, arch, tmp_path / "two", *flags, "--max-update", 3))
     theta = "decoder.layers.0.self_attn.encoding.theta"
-    start, end = (state_of(tmp_path / name)["model"][theta] for name in ("one1", "one3"))
+    start, end = (load_last_checkpoint(tmp_path / name)["model"][theta] for name in ("one1", "one3"))
     assert (end - start).abs().max() > 1e-4
     assert_same_weights(tmp_path / "two", tmp_path / "one3", atol=1e-6)

@@ -6,7 +6,7 @@ from argparse import Namespace
 
 import pytest
 import torch
-from commands import SHORT_TRAINING, assert_error, assert_rejected, sizes, state_of
+from commands import SHORT_TRAINING, assert_error, assert_rejected, load_last_checkpoint, sizes
 from documents import block
 from fairseq import options
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
@@ -259,7 +259,7 @@ def test_pretraining_resumes_and_is_validated(data, pretrained, tmp_path):
     resumed = train(data / "text/bin", ARCH, tmp_path, *PRETRAINING, "--max-update", 9)
     assert resumed.returncode == 0, resumed.stderr
     assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch 1 @ 6 updates\)", resumed.stdout)
-    assert state_of(tmp_path)["optimizer_history"][-1]["num_updates"] == 9
+    assert load_last_checkpoint(tmp_path)["optimizer_history"][-1]["num_updates"] == 9
 
     flags = ["--user-dir", PLUGIN, "--task", "masked_lm", "--path", tmp_path / "checkpoint_last.pt", "--cpu"]
     flags += ["--batch-size", 8, "--required-batch-size-multiple", 1, "--tokens-per-sample", 64]
@@ -270,7 +270,7 @@ def test_pretraining_resumes_and_is_validated(data, pretrained, tmp_path):
 
 def test_checkpoint_loads_safely_and_contains_its_method(pretrained, classifier):
     for folder in (pretrained, classifier):
-        state = state_of(folder)
+        state = load_last_checkpoint(folder)
         model = state["cfg"]["model"]
         assert model["encoding"] == "lrpe" and model["lrpe_core"] == "unitary"
         [loaded], _, _ = load_model_ensemble_and_task([str(folder / "checkpoint_last.pt")])
@@ -342,7 +342,7 @@ def test_documented_python(pretrained, classifier):
 
 
 def test_hub_interface_with_other_data(data, pretrained, tmp_path):
-    state = state_of(pretrained)
+    state = load_last_checkpoint(pretrained)
     state["cfg"]["task"]["data"] = str(tmp_path / "gone")
     torch.save(state, tmp_path / "moved.pt")
     with pytest.raises(ValueError, match=r"gone.* does not exist: pass data=FOLDER"):
@@ -355,7 +355,7 @@ def test_fairseqs_roberta_loads_safely(data, tmp_path):
     """Its checkpoint contains an argparse.Namespace."""
     done = train(data / "text/bin", "roberta", tmp_path, *PRETRAINING, "--max-update", 1)
     assert done.returncode == 0, done.stderr
-    assert isinstance(state_of(tmp_path)["cfg"]["model"], Namespace)
+    assert isinstance(load_last_checkpoint(tmp_path)["cfg"]["model"], Namespace)
     [model], _, _ = load_model_ensemble_and_task([str(tmp_path / "checkpoint_last.pt")])
     assert isinstance(model, FairseqRobertaModel) and not isinstance(model, RobertaModel)
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import assert_error, assert_resumes, state_of
-from exact import assert_same
+from commands import assert_error, assert_resumes, load_last_checkpoint
 from fairseq_cli import eval_lm
+from tensors import assert_same
 from tiny import run_here
 from tiny_models import build_model, task_of
 
@@ -107,7 +107,7 @@ def test_training(train, data_bin, tmp_path):
         return train("softmax_lm_tupe_r", save, *UPDATES, *flags)
 
     assert_resumes(run, tmp_path, (3, 6))
-    state = state_of(tmp_path / "whole")
+    state = load_last_checkpoint(tmp_path / "uninterrupted")
     assert state["model"][NAME.format(0)].equal(state["model"][NAME.format(1)])
     moments = state["last_optimizer_state"]["state"].values()
     assert [x["exp_avg"].shape for x in moments].count((40, 32)) == 1

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from exact import assert_same, random
+from tensors import assert_same, randn
 from tiny_models import architectures, build_model, task_of
 
 ARCHS = architectures("vit", bidirectional=True)
@@ -35,7 +35,7 @@ def test_published_parameter_counts(method, parameters):
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_method_has_gradients(arch, positions):
     model = build(arch, image_positions=positions).double()
-    out = model(random(3, 3, 12, 12))
+    out = model(randn(3, 3, 12, 12))
     assert out.shape == (3, 5)
     out.sum().backward()
     for name, parameter in model.named_parameters():
@@ -46,7 +46,7 @@ def test_patches():
     """Patches row by row, each with its pixels row by row in three colors."""
     model = build("linear_vit_base", token_positions="none").double()
     model.layers = torch.nn.ModuleList()
-    images = random(2, 3, 12, 12)
+    images = randn(2, 3, 12, 12)
     rows = [
         images[:, :, 4 * r : 4 * r + 4, 4 * c : 4 * c + 4].permute(0, 2, 3, 1).flatten(1)
         for r in range(3)
@@ -59,7 +59,7 @@ def test_patches():
 def test_sum_positions_are_symmetric():
     """With positions r + c, an image and its transpose (patchwise) give the same output."""
     model = build("softmax_vit_gcdf", token_positions="none").double().eval()
-    images = random(2, 3, 12, 12)
+    images = randn(2, 3, 12, 12)
     patches = images.unflatten(3, (3, 4)).unflatten(2, (3, 4))  # (B, 3, r, y, c, x)
     transposed = patches.transpose(2, 4).flatten(4, 5).flatten(2, 3)
     assert_same(model(images), model(transposed))

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from exact import assert_same, random
-from largest import Largest
+from tensor_sizes import TensorSizes
+from tensors import assert_same, randn
 
 from fairseq_lrpe.ops import reflections
 from fairseq_lrpe.ops.reflections import ReflectedKeys, householder
@@ -13,8 +13,8 @@ B, H, D = 2, 2, 6
 
 def vectors(length, seed=0, d=D):
     """Returns vectors u with ‖u‖² = β from 0 to 2."""
-    beta = 2 * random(B, H, length, 1, seed=seed + 100).sigmoid()
-    return torch.nn.functional.normalize(random(B, H, length, d, seed=seed), dim=-1) * beta.sqrt()
+    beta = 2 * randn(B, H, length, 1, seed=seed + 100).sigmoid()
+    return torch.nn.functional.normalize(randn(B, H, length, d, seed=seed), dim=-1) * beta.sqrt()
 
 
 def definition(q, k, u, first):
@@ -53,20 +53,20 @@ def definition(q, k, u, first):
 def test_scores_and_gradients_match_definition(monkeypatch, keys, before, first, queries, rows, blocks):
     monkeypatch.setattr(reflections, "_BLOCK_SIZE", rows)
     monkeypatch.setattr(reflections, "_MERGED_BLOCKS", blocks)
-    q, k = random(B, H, queries, D, seed=1), random(B, H, keys, D, seed=2)
+    q, k = randn(B, H, queries, D, seed=1), randn(B, H, keys, D, seed=2)
     leaves, results = [x.requires_grad_() for x in (q, k, vectors(keys - before))], []
     seen = torch.ones(queries, first + queries, dtype=torch.bool).tril(first)
     reflected = ReflectedKeys(k, leaves[2])
     ours = reflected.scores(q, first).masked_fill(~seen, 0.0), reflected.final_keys()
     for scores, moved in (ours, definition(*leaves, first)):
-        total = (scores * random(*scores.shape, seed=3)).sum() + (moved * random(*moved.shape, seed=4)).sum()
+        total = (scores * randn(*scores.shape, seed=3)).sum() + (moved * randn(*moved.shape, seed=4)).sum()
         results.append((scores, moved, *torch.autograd.grad(total, leaves, materialize_grads=True)))
     assert_same(*results)
 
 
 def test_orthogonal_reflections_preserve_norms():
     """With β = 2 every H is orthogonal, and applying the same H twice is the identity."""
-    k, u = random(B, H, 200, D), 2**0.5 * torch.nn.functional.normalize(random(B, H, 200, D, seed=1), dim=-1)
+    k, u = randn(B, H, 200, D), 2**0.5 * torch.nn.functional.normalize(randn(B, H, 200, D, seed=1), dim=-1)
     assert_same(ReflectedKeys(k, u).final_keys().norm(dim=-1), k.norm(dim=-1))
     same = u[:, :, :1].expand(-1, -1, 200, -1)
     assert_same(ReflectedKeys(k, same).final_keys()[:, :, 1::2], k[:, :, 1::2])
@@ -76,9 +76,9 @@ def test_orthogonal_reflections_preserve_norms():
 def test_float32_is_exact_over_4096_keys(beta):
     """Nearly constant vectors are the worst case for the triangular systems."""
     d, length = 64, 4096
-    u = torch.nn.functional.normalize(random(1, 1, 1, d) + 0.3 * random(1, 1, length, d, seed=1), dim=-1)
-    u = u * (2 * random(1, 1, length, 1, seed=2).sigmoid() if beta is None else beta) ** 0.5
-    q, k = random(1, 1, 100, d, seed=3), random(1, 1, length, d, seed=4)
+    u = torch.nn.functional.normalize(randn(1, 1, 1, d) + 0.3 * randn(1, 1, length, d, seed=1), dim=-1)
+    u = u * (2 * randn(1, 1, length, 1, seed=2).sigmoid() if beta is None else beta) ** 0.5
+    q, k = randn(1, 1, 100, d, seed=3), randn(1, 1, length, d, seed=4)
     exact = ReflectedKeys(k, u).scores(q, length - 100)
     ours = ReflectedKeys(k.float(), u.float()).scores(q.float(), length - 100)
     seen = torch.ones(100, length, dtype=torch.bool).tril(length - 100)
@@ -86,10 +86,10 @@ def test_float32_is_exact_over_4096_keys(beta):
 
 
 def test_memory_is_bounded_by_keys_and_scores():
-    q, k, u = (random(B, H, 1000, 16, seed=seed).requires_grad_() for seed in range(3))
-    with Largest() as largest:
+    q, k, u = (randn(B, H, 1000, 16, seed=seed).requires_grad_() for seed in range(3))
+    with TensorSizes() as sizes:
         ReflectedKeys(k, 0.3 * u).scores(q[:, :, 900:], 900).sum().backward()
-    assert largest.numel <= B * H * 128 * 1024  # padded to whole blocks
+    assert sizes.largest <= B * H * 128 * 1024  # padded to whole blocks
 
 
 def householder_matrix(v):

@@ -7,11 +7,11 @@ import commands
 import numpy as np
 import pytest
 import torch
-from broken import broken, cut, drop, relabel
 from commands import assert_error, assert_resumes
+from corrupt_files import corrupted_copy, remove_file, replace_labels, truncate_file
 from hypothesis import given
 from hypothesis import strategies as st
-from labelled import WORDS, write_pictures, write_texts
+from labelled_data import WORDS, write_gray_image_dataset, write_text_dataset
 from tiny import PLUGIN, run_command, run_here
 
 from fairseq_lrpe.cli import classify
@@ -39,9 +39,9 @@ def dataset_of(folder, split="valid", **cfg):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("labelled")
-    write_texts(root / "one")
-    write_texts(root / "two", inputs=2, labels=3)
-    write_pictures(root / "pictures")
+    write_text_dataset(root / "one")
+    write_text_dataset(root / "two", inputs=2, labels=3)
+    write_gray_image_dataset(root / "pictures")
     return root
 
 
@@ -180,15 +180,15 @@ def reshape(folder):
 
 
 @pytest.mark.parametrize("kind, change, flags, message", [
-    ("one", drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
-    ("one", cut("about.json"), "", "about.json is missing or damaged"),
-    ("one", drop("train.label.npy"), "", "train.label.npy cannot be read or written (No such file"),
-    ("two", drop("valid.input1.idx"), "", "valid.input1 lacks .bin or .idx"),
-    ("one", relabel([0] * 23), "", "24 rows and 23 labels"),
-    ("one", relabel([0] * 23 + [-1]), "", "has rows without a label"),
-    ("one", relabel([0] * 23 + [2]), "", "or labels other than the 2 of about.json"),
-    ("one", cut("train.label.npy"), "", "train.label.npy is damaged"),
-    ("one", cut("train.input0.bin"), "", "it is empty, truncated"),
+    ("one", remove_file("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
+    ("one", truncate_file("about.json"), "", "about.json is missing or damaged"),
+    ("one", remove_file("train.label.npy"), "", "train.label.npy cannot be read or written (No such file"),
+    ("two", remove_file("valid.input1.idx"), "", "valid.input1 lacks .bin or .idx"),
+    ("one", replace_labels([0] * 23), "", "24 rows and 23 labels"),
+    ("one", replace_labels([0] * 23 + [-1]), "", "has rows without a label"),
+    ("one", replace_labels([0] * 23 + [2]), "", "or labels other than the 2 of about.json"),
+    ("one", truncate_file("train.label.npy"), "", "train.label.npy is damaged"),
+    ("one", truncate_file("train.input0.bin"), "", "it is empty, truncated"),
     ("pictures", reshape, "", "row 0 has 16 pixels instead of 25"),
     ("one", None, "--pooling sum", "pooling"),
     ("one", None, "--pairs both", "pairs"),
@@ -202,7 +202,7 @@ def reshape(folder):
     ("one", None, "--embed-path nosuch.txt", "nosuch.txt is missing: a file of word vectors"),
 ])  # fmt: skip
 def test_invalid_input(kind, change, flags, message, folders, tmp_path):
-    data = broken(folders / kind, tmp_path, change)
+    data = corrupted_copy(folders / kind, tmp_path, change)
     done = train(data, tmp_path / "save", "linear_classifier_rope", *flags.split())
     assert_error(done, message)
     assert not list(tmp_path.glob("save/*.pt"))
@@ -232,14 +232,14 @@ def more_words(folder):
     ("one", more_words, "test", "size mismatch for encoder.embed_tokens.embedding.weight"),
 ])  # fmt: skip
 def test_predictions_on_other_data(kind, change, split, message, folders, checkpoint, tmp_path):
-    data = broken(folders / kind, tmp_path, change)
+    data = corrupted_copy(folders / kind, tmp_path, change)
     done = run_here(classify.main, checkpoint, data, f"{split}={tmp_path / 'p'}", "--cpu")
     assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1, done.stderr
     assert not (tmp_path / "p").exists()
 
 
 def test_predictions_without_labels(folders, checkpoint, tmp_path):
-    data = broken(folders / "one", tmp_path, lambda x: np.save(x / "test.label.npy", np.full(24, -1)))
+    data = corrupted_copy(folders / "one", tmp_path, lambda x: np.save(x / "test.label.npy", np.full(24, -1)))
     assert run_here(classify.main, checkpoint, data, f"test={tmp_path / 'p.tsv'}", "--cpu").returncode == 0
     lines = (tmp_path / "p.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction" and len(lines) == 25

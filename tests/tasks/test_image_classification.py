@@ -8,14 +8,20 @@ import commands
 import numpy as np
 import pytest
 import torch
-from broken import broken, cut, drop, relabel
-from commands import assert_rejected, assert_resumes, assert_same_weights, state_of, train_in_two_processes
+from commands import (
+    assert_rejected,
+    assert_resumes,
+    assert_same_weights,
+    load_last_checkpoint,
+    train_in_two_processes,
+)
+from corrupt_files import corrupted_copy, remove_file, replace_labels, truncate_file
 from fairseq import optim
 from fairseq.logging import metrics
 from fairseq.logging.progress_bar import JsonProgressBar
 from fairseq_cli import validate
+from image_files import MeanColor, colored_image, write_image_dataset
 from omegaconf import OmegaConf
-from pictures import MeanColour, coloured, picture, write_classes
 from tiny import PLUGIN, REPOSITORY, run_here
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
@@ -29,7 +35,7 @@ from fairseq_lrpe.tasks.image_classification import ImageClassificationConfig, I
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return write_classes(tmp_path_factory.mktemp("classes") / "bin", count=25)
+    return write_image_dataset(tmp_path_factory.mktemp("classes") / "bin", count=25)
 
 
 def task_of(folder, **cfg):
@@ -149,7 +155,7 @@ def test_evaluation_batch(folder):
     for i in (0, 24):
         expected = normalize(resize_and_center_crop(dataset.image(i), 12))
         assert torch.equal(batch["net_input"]["images"][i], expected)
-        assert np.array_equal(dataset.image(i), decode(picture(coloured(i % 3, 1000 + i))))
+        assert np.array_equal(dataset.image(i), decode(colored_image(i % 3, 1000 + i)))
 
 
 def test_error_names_a_damaged_image(folder, tmp_path):
@@ -166,7 +172,7 @@ def test_error_names_a_damaged_image(folder, tmp_path):
 
 def test_criterion_formula(folder):
     torch.manual_seed(0)
-    criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColour(7)
+    criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColor(7)
     images = torch.randn(6, 3, 4, 4)
     logits = model(images).detach().double()
     log_p = logits - logits.exp().sum(1, keepdim=True).log()
@@ -181,7 +187,7 @@ def test_criterion_formula(folder):
 
 def test_metrics_are_summed_over_processes(folder):
     """Metrics are means over all images, even if batches have different sizes."""
-    criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColour(7)
+    criterion, model = SoftTargetCrossEntropy(task_of(folder)), MeanColor(7)
     images, labels = torch.randn(50, 3, 4, 4), torch.arange(50) % 7
     logs, keys = [], set()
     for part in (slice(0, 30), slice(30, 50)):
@@ -212,7 +218,7 @@ def optimizer_of(model, **common):
 
 def test_only_matrices_decay():
     """Without gradients, matrices shrink by 1 - rate × decay, and biases and norms stay."""
-    model = MeanColour(3)
+    model = MeanColor(3)
     with torch.no_grad():
         model.linear.bias.fill_(2)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -234,7 +240,7 @@ TASK = (
 
 
 def train(folder, save, *flags):
-    return commands.train(folder, "mean_colour", save, *TASK, *flags)
+    return commands.train(folder, "mean_color", save, *TASK, *flags)
 
 
 @pytest.mark.parametrize(
@@ -256,7 +262,7 @@ def test_resumed_training_is_identical(folder, tmp_path):
     """In the middle of an epoch, with worker processes too."""
 
     def run(save, *flags):
-        workers = ["--num-workers", 2] if save.name == "parts" else []
+        workers = ["--num-workers", 2] if save.name == "resumed" else []
         return train(folder, save, "--disable-validation", *workers, *flags)
 
     assert_resumes(run, tmp_path, (6, 10))
@@ -267,16 +273,16 @@ def test_two_processes_equal_one(folder, tmp_path):
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     tests = REPOSITORY / "tests"
-    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models, pictures"]
+    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models, image_files"]
     (plugin / "__init__.py").write_text("\n".join(lines) + "\n")
     common = "--batch-size 4 --max-update 9 --maximize-best-checkpoint-metric".split()
     common += ["--best-checkpoint-metric", "accuracy"]
     done = train(folder, tmp_path / "one", *common, "--update-freq", 2)
     assert done.returncode == 0, done.stderr
-    words = [*commands.SHORT_TRAINING, "--arch", "mean_colour", *TASK, *common, "--user-dir", plugin]
+    words = [*commands.SHORT_TRAINING, "--arch", "mean_color", *TASK, *common, "--user-dir", plugin]
     train_in_two_processes(folder, *words, "--save-dir", tmp_path / "two")
     assert_same_weights(tmp_path / "two", tmp_path / "one", 1e-4, 1e-5)
-    one, two = (state_of(tmp_path / name)["extra_state"]["val_loss"] for name in ("one", "two"))
+    one, two = (load_last_checkpoint(tmp_path / name)["extra_state"]["val_loss"] for name in ("one", "two"))
     assert one == two > 50
 
 
@@ -292,13 +298,13 @@ def test_classification_rejects_image_files(folder):
 
 
 @pytest.mark.parametrize(("change", "flags", "message"), [
-    (drop("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
-    (drop("train.input0.idx"), "", "train.input0 lacks .bin or .idx"),
-    (cut("train.input0.bin"), "", "it is empty, truncated"),
-    (cut("train.input0.idx"), "", "train.input0.idx is damaged"),
-    (cut("valid.label.npy"), "", "valid.label.npy is damaged"),
-    (relabel([0] * 24), "", "25 rows and 24 labels"),
-    (relabel([0] * 24 + [3]), "", "or labels other than the 3 of about.json"),
+    (remove_file("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
+    (remove_file("train.input0.idx"), "", "train.input0 lacks .bin or .idx"),
+    (truncate_file("train.input0.bin"), "", "it is empty, truncated"),
+    (truncate_file("train.input0.idx"), "", "train.input0.idx is damaged"),
+    (truncate_file("valid.label.npy"), "", "valid.label.npy is damaged"),
+    (replace_labels([0] * 24), "", "25 rows and 24 labels"),
+    (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 of about.json"),
     (no_pictures, "", "contains tokens: pass --task classification"),
     (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
     (None, "--arch linear_lm_rope", "the task image_classification is for the vit architectures"),
@@ -308,5 +314,5 @@ def test_classification_rejects_image_files(folder):
     (None, "--mixing mixup", "mixing"),
 ])  # fmt: skip
 def test_invalid_input(change, flags, message, folder, tmp_path):
-    data = broken(folder, tmp_path, change)
+    data = corrupted_copy(folder, tmp_path, change)
     assert_rejected(train(data, tmp_path / "save", *flags.split()), message, tmp_path / "save")

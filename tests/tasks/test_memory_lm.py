@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from commands import assert_error, assert_same_weights, outputs, train_in_two_processes
+from commands import assert_error, assert_same_weights, generated_lines, train_in_two_processes
 from fairseq_cli import eval_lm, generate, interactive, validate
 from tiny import PLUGIN, run_command, run_here, train_flags, train_here
 
@@ -205,7 +205,7 @@ def test_generate_and_interactive_restore_the_memory(trained, data_bin, monkeypa
         found = []
         for flags in ([], [*explicit, "--memory-length", 16], [*explicit, "--memory-length", 4]):
             monkeypatch.setattr("sys.stdin", io.StringIO("w1 w3\nw5 w15 w6\n"))
-            found.append(outputs(run_here(main, data_bin, *words, *more, *flags), "P"))
+            found.append(generated_lines(run_here(main, data_bin, *words, *more, *flags), "P"))
         assert found[0] and found[0] == found[1] != found[2]
 
 
@@ -222,7 +222,7 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
         (generate.cli_main, "--gen-subset", "test", "--prefix-size", 6),
         (interactive.cli_main, "--buffer-size", 5),
     ):
-        found.append(outputs(run_here(main, data_bin, *words, *more), "H"))
+        found.append(generated_lines(run_here(main, data_bin, *words, *more), "H"))
     for number in range(5):
         assert found[0][number] == found[1][number] and len(found[0][number].split()) >= 20
         assert found[0][number].startswith(prompts[number])

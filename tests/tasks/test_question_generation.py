@@ -7,10 +7,10 @@ import shutil
 import commands
 import pytest
 import torch
-from asked import write_questions
-from broken import broken, drop
-from commands import assert_error, assert_rejected, state_of
-from pictures import write_classes
+from commands import assert_error, assert_rejected, load_last_checkpoint
+from corrupt_files import corrupted_copy, remove_file
+from image_files import write_image_dataset
+from question_data import prepare_questions
 from tiny import PLUGIN, run_command
 from transformers import BertConfig, BertModel
 
@@ -21,7 +21,7 @@ from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    return write_questions(tmp_path_factory.mktemp("questions") / "squad")
+    return prepare_questions(tmp_path_factory.mktemp("questions") / "squad")
 
 
 TASK = (
@@ -85,13 +85,13 @@ def test_training_from_bert_saves_a_standalone_checkpoint(corpus, tmp_path):
     types = word_pieces.read_types(corpus / "bin/vocab.txt")
     bert = tmp_path / "bert"
     save_bert(bert, types)
-    data = write_questions(tmp_path / "data", "--bert", str(bert)) / "bin"
+    data = prepare_questions(tmp_path / "data", "--bert", str(bert)) / "bin"
     still = ["--encoder", bert, "--lr", 0, "--max-update", 1]  # keeps the weights
     done = train(data, tmp_path / "save", "softmax_question_generator_xl", *still)
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
     theirs = BertModel.from_pretrained(bert).state_dict()
-    ours = state_of(tmp_path / "save")["model"]
+    ours = load_last_checkpoint(tmp_path / "save")["model"]
     key = theirs["encoder.layer.0.attention.self.key.weight"]
     assert torch.equal(ours["encoder.layers.0.self_attn.k_proj.weight"], key)
     shutil.rmtree(bert)
@@ -121,8 +121,8 @@ def other_facts(folder):
 
 
 @pytest.mark.parametrize("change, flags, message", [
-    (drop("vocab.txt"), "", "vocab.txt is missing: BERT's vocab.txt is needed"),
-    (drop("train.source-question.source.idx"), "", "source lacks .bin or .idx"),
+    (remove_file("vocab.txt"), "", "vocab.txt is missing: BERT's vocab.txt is needed"),
+    (remove_file("train.source-question.source.idx"), "", "source lacks .bin or .idx"),
     (other_facts, "", "is missing or not for question generation"),
     (None, "--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),
     (None, "--decoder-attention-heads 3", "the embed dim 16 is not divisible by 3 attention heads"),
@@ -130,7 +130,7 @@ def other_facts(folder):
     (None, "--task translation -s source -t question", "the task translation is for the transformer"),
 ])  # fmt: skip
 def test_invalid_input(change, flags, message, corpus, tmp_path):
-    data = broken(corpus / "bin", tmp_path, change)
+    data = corrupted_copy(corpus / "bin", tmp_path, change)
     done = train(data, tmp_path / "save", "softmax_question_generator_gcdf", *flags.split())
     assert_error(done, message)
     assert not list(tmp_path.glob("save/*.pt"))
@@ -139,7 +139,7 @@ def test_invalid_input(change, flags, message, corpus, tmp_path):
 @pytest.mark.parametrize("pieces", ["90", "60"])
 def test_checkpoint_of_another_vocabulary(pieces, trained, tmp_path):
     """Of the same size with one other type, or of another size."""
-    other = write_questions(tmp_path / "other", "--pieces", pieces) / "bin"
+    other = prepare_questions(tmp_path / "other", "--pieces", pieces) / "bin"
     if pieces == "90":
         for name in ("vocab.txt", "dict.source.txt", "dict.question.txt"):
             (other / name).write_text((other / name).read_text().replace("How", "Now"))
@@ -150,7 +150,7 @@ def test_checkpoint_of_another_vocabulary(pieces, trained, tmp_path):
 
 
 def test_checkpoint_of_another_task(trained, tmp_path):
-    data = write_classes(tmp_path / "pictures")
+    data = write_image_dataset(tmp_path / "pictures")
     words = ["--path", trained, "--task", "image_classification", "--cpu"]
     out = run_command("fairseq-validate", data, "--user-dir", PLUGIN, "--batch-size", 8, *words)
     assert_error(out, "is of the task question_generation, not of image_classification: pass --task")
@@ -159,12 +159,12 @@ def test_checkpoint_of_another_task(trained, tmp_path):
 def test_generation_from_standard_input(trained):
     words = ["python", "-m", "fairseq_lrpe", "generate", trained, "--cpu"]
     long = "Rome\tOnce Anna lived in Rome" + ", far away from home" * 12
-    asked = run_command(*words, text=f"Anna\tAnna lived in Rome.\n{long}\n")
-    assert asked.returncode == 0 and len(asked.stdout.split("\n")) == 3, asked.stderr
-    assert asked.stderr.startswith("line 2: the text is too long and was truncated around the answer")
+    done = run_command(*words, text=f"Anna\tAnna lived in Rome.\n{long}\n")
+    assert done.returncode == 0 and len(done.stdout.split("\n")) == 3, done.stderr
+    assert done.stderr.startswith("line 2: the text is too long and was truncated around the answer")
     for line, message in (
         ("Anna lived", "generate: line 1: expected an answer, a tab"),
         ("Anna\tBob lived", "line 1: the answer 'Anna' is not in its context 'Bob lived'"),
     ):
-        asked = run_command(*words, text=f"{line}\n")
-        assert asked.returncode == 1 and asked.stderr.count("\n") == 1 and message in asked.stderr
+        done = run_command(*words, text=f"{line}\n")
+        assert done.returncode == 1 and done.stderr.count("\n") == 1 and message in done.stderr

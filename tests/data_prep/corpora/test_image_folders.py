@@ -10,7 +10,7 @@ import tarfile
 import numpy as np
 import pytest
 from fairseq.data.indexed_dataset import MMapIndexedDataset
-from pictures import coloured, picture
+from image_files import colored_image
 from scipy.io import savemat
 from small_corpora import contents, error_of, prepare, write_files, write_tar
 
@@ -24,7 +24,7 @@ def files(train=4, classes=("ant", "bee", "cow"), **more):
     """Returns {path: bytes} of class folders, half of the images PNG."""
     counts = {"train": train, **more}
     return {
-        f"top/{split}/{name}/{i:02}.{kind}": picture(coloured(label, 100 * number + i), kind.upper())
+        f"top/{split}/{name}/{i:02}.{kind}": colored_image(label, 100 * number + i, kind.upper())
         for number, (split, count) in enumerate(counts.items())
         for label, name in enumerate(classes)
         for i in range(count)
@@ -122,11 +122,11 @@ def ilsvrc(folder, valid=6):
     folder.mkdir()
     inner = {}
     for label, name in enumerate(("n2", "n3", "n1")):
-        pictures = {f"{name}_{i}.JPEG": picture(coloured(label, i)) for i in range(3)}
+        pictures = {f"{name}_{i}.JPEG": colored_image(label, i) for i in range(3)}
         path = folder / f"{name}.tar.gz"
         inner[f"{name}.tar"] = gzip.decompress(write_tar(path, pictures).read_bytes())
         path.unlink()
-    val = {f"ILSVRC2012_val_{i:08}.JPEG": picture(coloured(0, 50 + i)) for i in reversed(range(1, valid + 1))}
+    val = {f"ILSVRC2012_val_{i:08}.JPEG": colored_image(0, 50 + i) for i in reversed(range(1, valid + 1))}
     for name, members in ((TRAIN, inner), (VALID, val)):
         packed = write_tar(folder / "packed", members)
         (folder / name).write_bytes(gzip.decompress(packed.read_bytes()))

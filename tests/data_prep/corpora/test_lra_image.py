@@ -6,7 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
-from pictures import picture
+from image_files import encode_image
 from small_corpora import SPLITS, classified, error_of, prepare, write_files, write_tar
 
 from data_prep.corpora import lra_image
@@ -34,7 +34,7 @@ def batches(protocol=2):
 def files():
     names = ("train", "0001"), ("train", "0002"), ("test", "0001")
     places = [f"some/{split}/{name}/{number}.png" for name in CLASSES for split, number in names]
-    return {path: picture(colors, "PNG") for path, colors in zip(places, COLORS, strict=False)}
+    return {path: encode_image(colors, "PNG") for path, colors in zip(places, COLORS, strict=False)}
 
 
 def grayscale(colors):
@@ -127,9 +127,9 @@ def test_invalid_batches_are_errors_and_run_no_code(content, reason, tmp_path, m
     ("content", "message"),
     [
         (b"no picture", "is not a complete image (it is no JPEG or PNG file): download it again"),
-        (picture(COLORS[0], "PNG")[:900], "is not a complete image ("),
-        (picture(COLORS[0])[:500], "is not a complete image ("),
-        (picture(COLORS[0][:16], "PNG"), "has 32 x 16 pixels instead of 32 x 32"),
+        (encode_image(COLORS[0], "PNG")[:900], "is not a complete image ("),
+        (encode_image(COLORS[0])[:500], "is not a complete image ("),
+        (encode_image(COLORS[0][:16], "PNG"), "has 32 x 16 pixels instead of 32 x 32"),
     ],
 )
 def test_invalid_images_are_errors(content, message, tmp_path):

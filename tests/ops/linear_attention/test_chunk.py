@@ -4,9 +4,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from exact import assert_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensors import assert_same
 
 from fairseq_lrpe.ops import linear_attention
 

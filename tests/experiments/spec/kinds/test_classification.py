@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from labelled import write_pictures, write_texts
+from labelled_data import write_gray_image_dataset, write_text_dataset
 from tiny import REPOSITORY
 
 from fairseq_lrpe.cli import train
@@ -21,7 +21,7 @@ def run(folder, data, experiment, attention, method, *changes):
 
 
 def test_metrics_are_those_of_the_predictions(tmp_path, capsys):
-    data = write_pictures(tmp_path / "data")
+    data = write_gray_image_dataset(tmp_path / "data")
     changes = "updates=4", "train.log_interval=1"
     run(tmp_path / "runs", data, "lra/image_mini", "linear", "tmlr_type1", *changes)
     [path] = (tmp_path / "runs").rglob("evaluation.json")
@@ -39,7 +39,7 @@ def test_metrics_are_those_of_the_predictions(tmp_path, capsys):
 
 def test_choice_among_options_of_the_encoding(tmp_path, capsys):
     """Shaw does not try values of LFHC's k, and other methods try none."""
-    data = write_texts(tmp_path / "data")
+    data = write_text_dataset(tmp_path / "data")
     changes = ["updates=3", "train.total_num_update=3", "train.encoder_input_dim=16"]
     changes.append("choose.train.shaw_k=[2,3]")
     for method in ("shaw", "xl"):
@@ -99,7 +99,7 @@ def test_missing_data():
 
 
 def test_fairseq_has_no_classifier(tmp_path):
-    data = write_texts(tmp_path / "data")
+    data = write_text_dataset(tmp_path / "data")
     with pytest.raises(SystemExit) as end:
         run(tmp_path / "runs", data, "classification/sst2_mini", "softmax", "fairseq")
     assert "fairseq has no classifier of its own: choose a method of this plugin" in str(end.value.code)

@@ -5,7 +5,7 @@ import math
 import os
 
 import pytest
-from pictures import write_classes
+from image_files import write_image_dataset
 from tiny import run_here
 
 from fairseq_lrpe.cli import classify, train
@@ -24,7 +24,7 @@ def run(folder, data, method, *changes):
 
 
 def test_evaluation(tmp_path, capsys):
-    data = write_classes(tmp_path / "data")
+    data = write_image_dataset(tmp_path / "data")
     run(tmp_path, data, "tmlr_type2", "train.recipe=full", "train.repeats=3")
     [path] = tmp_path.rglob("evaluation.json")
     measured = json.loads(path.read_text())["evaluations"]
@@ -39,10 +39,10 @@ def test_evaluation(tmp_path, capsys):
 
 def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
     """The folder has the test set's files, a file that is not an image, and one that is too large."""
-    data = write_classes(tmp_path / "data")
+    data = write_image_dataset(tmp_path / "data")
     run(tmp_path, data, "rope")
     [checkpoint] = tmp_path.rglob("checkpoint_best.pt")
-    folder = tmp_path / "data.pictures"
+    folder = tmp_path / "data.images"
     for file in folder.iterdir():
         if not file.name.startswith("test"):
             file.unlink()

@@ -4,10 +4,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from asked import write_questions
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
+from question_data import prepare_questions
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import train
@@ -26,7 +26,7 @@ def run(folder, data, *changes):
 
 
 def test_metric_is_that_of_the_questions(tmp_path, capsys):
-    data = write_questions(tmp_path / "squad")
+    data = prepare_questions(tmp_path / "squad")
     run(tmp_path / "runs", data, "train.validate_interval_updates=2")
     [path] = (tmp_path / "runs").rglob("evaluation.json")
     measured = json.loads(path.read_text())["evaluations"]["valid"]
@@ -42,7 +42,7 @@ def test_metric_is_that_of_the_questions(tmp_path, capsys):
 
 
 def test_missing_data(tmp_path):
-    data = write_questions(tmp_path / "squad")
+    data = prepare_questions(tmp_path / "squad")
     (data / "bin/vocab.txt").unlink()
     with pytest.raises(SystemExit, match=r"vocab\.txt"):
         run(tmp_path / "runs", data)

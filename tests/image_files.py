@@ -1,4 +1,4 @@
-"""Shared by tests: small folders of images with classes, as files and in the format of data_prep."""
+"""Image files, a data set of images, and a simple classifier for tests of image classification."""
 
 import io
 from argparse import Namespace
@@ -12,42 +12,42 @@ from data_prep.corpora.image_folders import ImageFile, write_images
 from data_prep.labelled import write_metadata
 
 
-def picture(values, kind="JPEG"):
-    """Returns the content of an image file with these values (height, width, 3)."""
+def encode_image(values, kind="JPEG"):
+    """Returns the bytes of an image file with the pixel values (height, width, 3)."""
     out = io.BytesIO()
     Image.fromarray(np.asarray(values, np.uint8)).save(out, kind)
     return out.getvalue()
 
 
-def coloured(label, index, width=20, height=16):
-    """Returns the values of an image that has mostly the color of its class."""
+def colored_image(label, index, kind="JPEG"):
+    """Returns the bytes of a noisy image file, brightest in the color channel ``label % 3``."""
     draw = np.random.default_rng([label, index])
-    values = draw.integers(0, 80, (height, width, 3))
+    values = draw.integers(0, 80, (16, 20, 3))
     values[..., label % 3] += 150
-    return values
+    return encode_image(values, kind)
 
 
-def write_classes(folder, count=24, classes=3, splits=("train", "valid", "test")):
-    """Writes a folder of images in the format of data_prep."""
-    source = folder.with_name(f"{folder.name}.pictures")
+def write_image_dataset(folder, count=24, classes=3, splits=("train", "valid", "test")):
+    """Writes a prepared data set with ``count`` images per split, and returns its folder."""
+    source = folder.with_name(f"{folder.name}.images")
     folder.mkdir(parents=True)
     source.mkdir()
     labels, rows = [f"class{i}" for i in range(classes)], {}
     for number, split in enumerate(splits):
-        places = []
+        images = []
         for index in range(count):
             label = index % classes
-            place = ImageFile(labels[label], f"{index:04}.jpg", source / f"{split}{index}.jpg")
-            place.path.write_bytes(picture(coloured(label, 1000 * number + index)))
-            places.append(place)
-        rows[split] = write_images(folder, split, places, labels, 1, [])
+            image = ImageFile(labels[label], f"{index:04}.jpg", source / f"{split}{index}.jpg")
+            image.path.write_bytes(colored_image(label, 1000 * number + index))
+            images.append(image)
+        rows[split] = write_images(folder, split, images, labels, 1, [])
     write_metadata(folder, labels, rows, images=True)
     return folder
 
 
-@register_model("mean_colour")
-class MeanColour(BaseFairseqModel):
-    """A simple image classifier: the mean color of each of 2 x 2 parts, and a linear layer."""
+@register_model("mean_color")
+class MeanColor(BaseFairseqModel):
+    """An image classifier: a linear layer on the mean colors of the four quadrants."""
 
     def __init__(self, classes):
         super().__init__()
@@ -61,6 +61,6 @@ class MeanColour(BaseFairseqModel):
         return self.linear(self.norm(torch.nn.functional.adaptive_avg_pool2d(images, 2).flatten(1)))
 
 
-@register_model_architecture("mean_colour", "mean_colour")
+@register_model_architecture("mean_color", "mean_color")
 def _(args):
     pass

@@ -1,7 +1,7 @@
-"""Compares scores and gradients of an encoding with a formula, pair by pair."""
+"""Comparison of the attention scores of an encoding with a formula for one query and one key."""
 
 import torch
-from exact import assert_same, random
+from tensors import assert_same, randn
 
 from fairseq_lrpe.encodings import build_encoding
 
@@ -16,8 +16,8 @@ SHAPES = [  # (causal, queries, keys, q_offset)
 ]
 
 
-def build(name, causal=True, **options):
-    """Returns a small encoding whose parameters are all random."""
+def random_encoding(name, causal=True, **options):
+    """Returns a small float64 encoding whose parameters are drawn from N(0, 1)."""
     encoding = build_encoding(name, num_heads=H, head_dim=D, causal=causal, **options)
     with torch.no_grad():
         for parameter in encoding.parameters():
@@ -26,7 +26,10 @@ def build(name, causal=True, **options):
 
 
 def all_scores(encoding, q, k, q_offset=0, k_offset=0, features=None):
-    """Returns the scaled scores of softmax attention; entries of keys after their query are arbitrary."""
+    """Returns the scaled scores (B, H, queries, keys) before masking.
+
+    In causal attention, the scores of keys after their query are arbitrary.
+    """
     q, k = encoding(q, k, q_offset, k_offset)
     score_function = encoding.score_function(q, k, q_offset, input_features=features)
     if score_function is not None:
@@ -36,7 +39,7 @@ def all_scores(encoding, q, k, q_offset=0, k_offset=0, features=None):
 
 
 def scores(encoding, q, k, q_offset=0):
-    """Returns the scaled scores of softmax attention, and 0 at masked keys."""
+    """Returns the scaled scores (B, H, queries, keys), with 0 at masked keys."""
     out = all_scores(encoding, q, k, q_offset)
     if encoding.causal:
         i = torch.arange(q_offset, q_offset + q.size(2))[:, None]
@@ -45,13 +48,19 @@ def scores(encoding, q, k, q_offset=0):
 
 
 def products(encoding, q, k, q_offset=0, k_offset=0):
-    """Returns q̃k̃ᵀ of all pairs, without scale and mask."""
+    """Returns the unscaled, unmasked products of all encoded queries and keys."""
     q, k = encoding(q, k, q_offset, k_offset)
     return q @ k.mT
 
 
-def by_pairs(score, encoding, q, k, q_offset=0, k_offset=0, causal=None):
-    """Computes a matrix from ``score(encoding, q_i, k_j, i, j, h)``, which returns (B,); 0 at masked keys."""
+def pairwise_matrix(score, encoding, q, k, q_offset=0, k_offset=0, causal=None):
+    """Returns the matrix (B, H, queries, keys) of a formula for single pairs, with 0 at masked keys.
+
+    Args:
+        score: function ``score(encoding, q_i, k_j, i, j, h)`` that returns the scores (B,) of a query and a
+            key at positions i and j in head h.
+        causal: whether to mask keys after their query; by default as the encoding.
+    """
     causal = encoding.causal if causal is None else causal
 
     def row(i, h):
@@ -63,13 +72,14 @@ def by_pairs(score, encoding, q, k, q_offset=0, k_offset=0, causal=None):
     return torch.stack([torch.stack([row(i, h) for i in rows], dim=-2) for h in range(H)], dim=1)
 
 
-def check_pairs(score, encoding, queries, keys, q_offset):
-    """Asserts that scores, and gradients of q, k and every parameter, match those of ``score``."""
-    leaves = [random(2, H, n, D, seed=n).requires_grad_() for n in (queries, keys)]
+def check_scores(score, encoding, queries, keys, q_offset):
+    """Asserts that an encoding has the scores and gradients of :func:`pairwise_matrix` of ``score``."""
+    leaves = [randn(2, H, n, D, seed=n).requires_grad_() for n in (queries, keys)]
     leaves += encoding.parameters()
     results = []
-    for out in (scores(encoding, *leaves[:2], q_offset), by_pairs(score, encoding, *leaves[:2], q_offset)):
-        weighed = (out * random(*out.shape, seed=3)).sum()
-        gradients = torch.autograd.grad(weighed, leaves, allow_unused=True, materialize_grads=True)
+    qk = leaves[:2]
+    for out in (scores(encoding, *qk, q_offset), pairwise_matrix(score, encoding, *qk, q_offset)):
+        loss = (out * randn(*out.shape, seed=3)).sum()
+        gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         results.append((out, *gradients))
     assert_same(*results)

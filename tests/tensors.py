@@ -1,16 +1,20 @@
-"""Random float64 tensors and comparison of results."""
+"""Random float64 tensors and a comparison of tensors relative to their largest value."""
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 
-def random(*shape, seed=0):
+def randn(*shape, seed=0):
+    """Returns a float64 tensor of standard normal numbers that depends only on the shape and the seed."""
     g = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=g, dtype=torch.float64)
 
 
 def assert_same(actual, expected, tolerance=1e-10):
-    """Asserts equality up to ``tolerance`` times the largest absolute value."""
+    """Asserts that tensors, or nested lists of tensors, are equal up to a tolerance.
+
+    The tolerance is relative to the largest absolute value of the expected tensor, or to 1 if that is larger.
+    """
     for ours, theirs in zip(tree_leaves(actual), tree_leaves(expected), strict=True):
         scale = theirs.abs().max().clamp(min=1)
         torch.testing.assert_close(ours / scale, theirs / scale, rtol=tolerance, atol=tolerance)
