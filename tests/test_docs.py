@@ -1,7 +1,7 @@
 """Runs every command of README.md, docs/*.md and CONTRIBUTING.md, and loads their code blocks.
 
-Commands run in a shell, in a copy of the repository, with the options in ROWS that make them fast. BLOCKS lists
-the tests of the code blocks.
+Commands run in a shell, in a copy of the repository, with the options in ROWS that make them fast. BLOCKS
+lists the tests of the code blocks.
 """
 
 import json

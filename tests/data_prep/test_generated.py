@@ -1,7 +1,7 @@
-"""Generated corpora are complete, made once, and not mixed."""
+"""Tests of both generated corpora: reproducibility, repeated calls and interruptions."""
 
 import pytest
-from small_corpora import error_of, prepare
+from small_corpora import SPLITS, contents, error_of, prepare
 
 from data_prep import labelled
 
@@ -9,6 +9,27 @@ SMALL = {
     "listops": ["--depth", 4, "--length", 20, 100, "--rows", 80, 10, 10],
     "pathfinder": ["--window", 16, "--contour-length", 4, "--rows", 8, 2, 2],
 }
+
+
+# Files that do not depend on the seed. All Pathfinder images have the same size, and their labels alternate.
+METADATA = {"dict.txt", "about.json"}
+FIXED = {f"{split}.{file}" for split in SPLITS for file in ("input0.idx", "label.npy")}
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "same"),
+    [("listops", (800, 100, 100), METADATA), ("pathfinder", (24, 8, 8), METADATA | FIXED)],
+)
+def test_bytes_depend_on_the_seed_but_not_on_the_number_of_processes(name, rows, same, tmp_path):
+    def prepared(folder, workers, seed):
+        options = [*SMALL[name], "--rows", *rows, "--workers", workers, "--seed", seed]
+        prepare(name, ["--out", tmp_path / folder, *options])
+        return contents(tmp_path / folder / "bin")
+
+    one = prepared("one process", 1, 1)
+    assert one == prepared("three processes", 3, 1) == prepared("three processes again", 3, 1)
+    other = prepared("other seed", 1, 2)
+    assert {file for file, content in one.items() if other[file] == content} == same
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -6,7 +6,7 @@ from itertools import chain
 from statistics import mean, median, stdev
 
 import pytest
-from small_corpora import classified, contents, error_of, prepare
+from small_corpora import classified, error_of, prepare
 
 from data_prep.corpora import listops
 
@@ -104,21 +104,6 @@ def test_distribution_of_expressions():
         counts = [(numbers if isinstance(kind, range) else symbols)[x] for x in kind]
         each = sum(counts) / len(counts)
         assert all(abs(count - each) < 4 * each**0.5 for count in counts), counts
-
-
-def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path):
-    made = {}
-    for name, options in {
-        "one": ["--workers", 1],
-        "three": ["--workers", 3],
-        "again": ["--workers", 3],
-        "other": ["--workers", 1, "--seed", 2],
-    }.items():
-        prepare("listops", ["--out", tmp_path / name, *SMALL, *options])
-        made[name] = contents(tmp_path / name / "bin")
-    assert made["one"] == made["three"] == made["again"]
-    same = {name for name, content in made["one"].items() if made["other"][name] == content}
-    assert same == {"dict.txt", "about.json"}
 
 
 @pytest.mark.parametrize(
