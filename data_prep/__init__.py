@@ -1,1 +1,1 @@
-"""Prepares published or your own data for fairseq; one module per corpus in ``corpora``."""
+"""Prepares published corpora or the user's own data for fairseq; the package ``corpora`` implements them."""

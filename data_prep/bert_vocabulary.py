@@ -1,4 +1,4 @@
-"""BERT's WordPiece vocabulary: published, from a folder or the Hugging Face hub, or learned."""
+"""WordPiece vocabularies in BERT's format: published ones, and ones learned from text."""
 
 import json
 from collections import Counter
@@ -12,18 +12,22 @@ from fairseq_lrpe.utils.files import read_file
 CONFIG = "tokenizer_config.json"
 SPECIAL_TOKENS = [*sorted(SPECIALS), "[MASK]"]
 """Special tokens of a learned vocabulary."""
-MIN_COUNT = 2  # occurrences in the training text
+MIN_COUNT = 2  # minimum number of occurrences of a character or word piece
 
 
 class Vocabulary(NamedTuple):
-    """A vocab.txt and whether text is lower-cased."""
+    """A vocab.txt file, and whether its tokenizer lower-cases text."""
 
     path: Path
     lowercase: bool
 
 
 def published(name: str) -> Vocabulary:
-    """Returns the vocabulary of a folder or of a model on the hub."""
+    """Returns the vocabulary of a local folder, or of a model on the Hugging Face hub.
+
+    Raises:
+        ValueError: If a file is missing or damaged, or cannot be downloaded.
+    """
     if Path(name).exists():
         path, config = Path(name) / VOCABULARY, Path(name) / CONFIG
     else:
@@ -33,15 +37,19 @@ def published(name: str) -> Vocabulary:
         settings = json.loads(read_file(config)) if config and config.is_file() else {}
         return Vocabulary(path, bool(settings.get("do_lower_case", True)))
     except (ValueError, AttributeError):
-        raise ValueError(f"{config} is not a JSON object, which says whether text is lower-cased") from None
+        raise ValueError(f"{config} is not a JSON object: BERT's {CONFIG} is needed") from None
 
 
 def from_hub(name: str, file: str, required: bool = True) -> Path | None:
-    """Downloads a file of a model on the hub; returns None if an optional file does not exist."""
+    """Downloads a file of a model on the Hugging Face hub.
+
+    Returns:
+        The path of the file, or None if it does not exist and is not ``required``.
+    """
     from huggingface_hub import constants, errors, hf_hub_download
     from huggingface_hub.utils import logging
 
-    logging.set_verbosity_error()  # it logs each of several retries
+    logging.set_verbosity_error()  # otherwise each retry logs a warning
     print(f"Downloading {file} of {name} from {constants.ENDPOINT}", flush=True)
     try:
         return Path(hf_hub_download(name, file, endpoint=constants.ENDPOINT))
@@ -57,10 +65,13 @@ def from_hub(name: str, file: str, required: bool = True) -> Path | None:
 
 
 def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> None:
-    """Learns at most ``count`` word pieces and writes the vocabulary to ``target``.
+    """Learns a vocabulary of at most ``count`` word pieces and writes it to ``target``.
 
-    It contains every character that occurs twice. "##x" pieces are passed as special tokens because the
-    trainer would number them in a random order.
+    The vocabulary contains every character that occurs at least twice in ``texts``. The pieces "##x" of
+    single characters are passed as special tokens because the trainer would number them in a random order.
+
+    Raises:
+        ValueError: If ``count`` is too small for these characters.
     """
     from tokenizers import BertWordPieceTokenizer
 
@@ -75,8 +86,8 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
     alphabet = sorted(x for x, times in characters.items() if times >= MIN_COUNT)
     required = [*SPECIAL_TOKENS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
     if count < len(required):
-        number = f"{len(alphabet):,} characters that occur twice, which need {len(required):,} pieces"
-        raise ValueError(f"--pieces {count} is too few: the training text has {number}")
+        needed = f"{len(required):,} pieces are needed for the {len(alphabet):,} characters"
+        raise ValueError(f"--pieces {count} is too few: {needed} that occur twice in the training text")
     tokenizer.train_from_iterator(
         texts,
         vocab_size=count,

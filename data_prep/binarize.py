@@ -1,4 +1,4 @@
-"""Finds the text files of each split and runs fairseq-preprocess on them."""
+"""Finds the text files of each split and converts them to fairseq's binaries with fairseq-preprocess."""
 
 import os
 import re
@@ -16,22 +16,22 @@ from fairseq_lrpe.utils.subprocesses import run_command
 
 SPLITS = ("train", "valid", "test")
 SUMMARY = re.compile(r"(?<=\[None\] ).*|\[[a-z]{2}\] .*")
-"""Lines of fairseq-preprocess that are shown: sizes, with the language if there are two."""
+"""Pattern of the log lines of fairseq-preprocess that are printed: the sizes of dictionaries and splits."""
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """Returns {split: path} of train.txt, valid.txt and test.txt in a folder."""
+    """Returns {split: path} of the files train.txt, valid.txt and test.txt in a folder."""
     return {split: folder / f"{split}.txt" for split in SPLITS}
 
 
 def splits_in(folder: Path, ending: str) -> list[str]:
-    """Returns the splits, including valid1 and test1, that have a file of this ending."""
+    """Returns the splits, such as "train" or "valid1", for which a folder has a file with this ending."""
     names = sorted(path.name.removesuffix(ending) for path in folder.glob(f"*{ending}"))
     return [name for split in SPLITS for name in names if name.rstrip("1") == split]
 
 
 def concatenate(files: Iterable[Path], target: Path) -> None:
-    """Concatenates non-empty text files, with a newline at the end of each."""
+    """Concatenates non-empty text files, and adds a newline where a file does not end with one."""
     with target.open("wb") as out:
         for file in files:
             with file.open("rb") as text:
@@ -46,11 +46,11 @@ def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, wor
     """Runs fairseq-preprocess.
 
     Args:
-        texts: {split: path}; with ``languages``, paths without the suffixes .en and so on.
+        texts: {split: path of the text}; with ``languages``, paths without the suffix of the language.
         folder: Output folder.
-        log: Log file of the command.
+        log: Log file, to which the output of fairseq-preprocess is appended.
         flags: Further flags of fairseq-preprocess.
-        languages: Source and target language for translation data.
+        languages: (source, target) languages of translation data, or None for monolingual text.
         workers: Number of worker processes.
     """
     kind = [f"--{side}-lang={x}" for side, x in zip(("source", "target"), languages or (), strict=False)]
@@ -67,6 +67,6 @@ def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, wor
 
 
 def binarize(texts: dict, out: Path, source: str, *flags, workers: int = 1, name: str = "bin") -> None:
-    """Binarizes ``texts`` {split: path} into ``out``/``name`` atomically."""
+    """Writes the binaries of ``texts`` {split: path} to ``out``/``name``, and records their source there."""
     with folder_with_source(out / name, source) as part:
         preprocess(texts, part, out / "preprocess.log", *flags, workers=workers)

@@ -1,4 +1,4 @@
-"""Base class of corpora, each of which is a row in fairseq_lrpe/data/corpora.py."""
+"""Base class of the corpora that fairseq_lrpe/data/corpora.py lists, and the command that prepares one."""
 
 import os
 import re
@@ -14,19 +14,25 @@ from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg
 from fairseq_lrpe.utils.files import REPOSITORY, output_folder
 
 OPTIONS = r"(, version [\w.]+)?((,| in) \d[\d ]*[a-z ]+)*(, with (vectors|word pieces) of .+)?$"
-"""Options that corpora append to the path in the recorded source."""
+"""Pattern of the options that follow the path in a recorded source."""
 
 
 class Corpus:
-    """Prepares a corpus: from its source to fairseq's binaries in OUT/bin.
+    """Base class of corpora, whose binaries are written to the folder OUT/bin (OUT is the value of --out).
 
-    ``facts`` is the corpus's entry in sources.yaml. ``args`` are the command's options; ``args.source`` is
-    --from, or by default the source recorded by an earlier run, or None; ``args.earlier`` is that record.
+    The ``args`` of all methods are the command's options. ``args.source`` is the path given by --from. If it
+    is not given, it is the path that an earlier run recorded, or None. ``args.earlier`` is that record.
+
+    Attributes:
+        facts: The corpus's entry in sources.yaml.
+        accepts: Description of what --from accepts.
+        metavar: Name of the value of --from in --help; with "FOLDER", files are rejected.
+        task: The fairseq task that reads the binaries.
     """
 
-    accepts: str  # what --from accepts, for --help
-    metavar = "FOLDER"  # of --from
-    task = "language_modeling"  # fairseq task that reads the binaries
+    accepts: str
+    metavar = "FOLDER"
+    task = "language_modeling"
 
     def __init__(self, name: str):
         self.name, self.facts = name, SOURCES.get(name, {})
@@ -37,18 +43,18 @@ class Corpus:
         return self.facts.get("archive")
 
     def add_options(self, parser: ArgumentParser) -> None:
-        """Adds the options of this corpus."""
+        """Adds the options of this corpus to the command's parser."""
 
     def parts(self, args: Namespace) -> list[Namespace]:
-        """Returns the options of each part, if the corpus consists of several with an ``out`` each."""
+        """Returns the options of each separately prepared part, such as a GLUE task, with its own ``out``."""
         return [args]
 
     def source(self, args: Namespace) -> str:
-        """Returns the record of the source and of all options that change the binaries."""
+        """Returns a text that records the source and all options that affect the binaries."""
         return os.path.realpath(args.source) if args.source else self.published
 
     def archive(self, args: Namespace) -> Path:
-        """Returns --from, or the published archive, downloaded to OUT."""
+        """Returns the path given by --from, or that of the published archive, which is downloaded to OUT."""
         return args.source or fetch(args.out / self.facts["archive"], self.facts)
 
     def check(self, args: Namespace) -> object:
@@ -59,11 +65,11 @@ class Corpus:
         """
 
     def write_text(self, args: Namespace, inputs: object, folder: Path) -> None:
-        """Writes the plain text into ``folder``, for corpora that keep it."""
+        """Writes the corpus as plain text into ``folder``; needed only by corpora that call ``text``."""
         raise NotImplementedError
 
     def text(self, args: Namespace, source: str, inputs: object) -> Path:
-        """Returns OUT/text, written atomically by ``write_text`` unless it exists."""
+        """Returns the folder OUT/text; if it does not exist, creates it with ``write_text``."""
         text = args.out / "text"
         if not text.is_dir():
             with validation.folder_with_source(text, source) as part:
@@ -80,7 +86,7 @@ class Corpus:
         return f"{size:,} types, including fairseq's special tokens"
 
     def report(self, args: Namespace) -> None:
-        """Prints the vocabulary and how to train."""
+        """Prints the vocabulary and the beginning of a command that trains on the corpus."""
         shards = layout.shards(args.out / "bin")
         if vocabulary := self.vocabulary(shards[0]):
             print(f"vocabulary: {vocabulary}")
@@ -89,12 +95,12 @@ class Corpus:
 
 
 def add_number(parser: ArgumentParser, flag: str, text: str, minimum: int = 1, **options) -> None:
-    """Adds an option that takes a whole number."""
+    """Adds an option that takes an integer of at least ``minimum``; ``text`` is its help."""
     parser.add_argument(flag, type=min_int(minimum), metavar="N", help=text, **options)
 
 
 def prepare(corpus: Corpus, arguments: list[str]) -> None:
-    """Prepares a corpus with the command's ``arguments``, reusing what an earlier run completed."""
+    """Runs ``lrpe prepare NAME`` with these arguments, reusing the steps that an earlier run completed."""
     parser = ArgumentParser(
         prog=f"prepare {corpus.name}",
         description=sys.modules[type(corpus).__module__].__doc__,
@@ -103,8 +109,9 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
     parser.add_argument("--from", dest="source", type=path_arg, metavar=corpus.metavar, help=corpus.accepts)
     corpus.add_options(parser)
     out = REPOSITORY / "data" / corpus.name
-    parser.add_argument("--out", type=path_arg, default=out, help="default: %(default)s")
-    parser.add_argument("--workers", type=min_int(1), default=os.cpu_count(), help="default: %(default)s")
+    parser.add_argument("--out", type=path_arg, default=out, help="output folder (default: %(default)s)")
+    text = "number of processes (default: all CPUs, %(default)s)"
+    parser.add_argument("--workers", type=min_int(1), default=os.cpu_count(), metavar="N", help=text)
     args = parser.parse_intermixed_args(arguments)
     with exit_on_error(parser.prog), ExitStack() as folders:
         parts = corpus.parts(args)
@@ -112,7 +119,7 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
         unfinished = []
         for part, source in zip(parts, sources, strict=True):
             if (part.out / "bin").is_dir():
-                print(f"already there: {part.out / 'bin'}")
+                print(f"already prepared: {part.out / 'bin'}")
             else:
                 folder = part.source if corpus.metavar == "FOLDER" else None
                 if folder and not folder.is_dir() and not (part.out / "text").is_dir():
@@ -125,11 +132,11 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
             try:
                 corpus.report(part)
             except (FileNotFoundError, ValueError, LookupError, TypeError):
-                raise ValueError(f"{part.out / 'bin'} is damaged: remove it, and run this again") from None
+                raise ValueError(f"{part.out / 'bin'} is damaged: remove it and prepare it again") from None
 
 
 def source_of(corpus: Corpus, args: Namespace) -> str:
-    """Returns the record of the source, by default that of an earlier run.
+    """Sets ``args.source`` and ``args.earlier``, and returns the record of the source.
 
     Raises:
         ValueError: If --from is missing, or ``args.out`` contains data from another source.

@@ -1,8 +1,8 @@
 """Verified downloads from mirrors, and reading and unpacking of archives.
 
-``SOURCES`` is sources.yaml: the ``size`` in bytes, the ``sha256`` and the ``mirrors`` of each file, base URLs
-under which it has the same name. Downloads are our own code because pooch cannot resume a partial file and
-huggingface_hub only downloads from its hub.
+``SOURCES`` is the content of sources.yaml. The ``facts`` of a file are its ``size`` in bytes, its ``sha256``,
+and its ``mirrors``, which are base URLs to which the file's name is appended. Downloads are our own
+code because pooch cannot resume a partial file and huggingface_hub only downloads from its hub.
 """
 
 import contextlib
@@ -30,18 +30,18 @@ SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
 
 # WikiText's host rejects urllib's default user agent.
 HEADERS = {"User-Agent": "Mozilla/5.0 (compatible; fairseq-lrpe)"}
-CHUNK = 1 << 20
-TIMEOUT = 30  # seconds without data
+CHUNK = 1 << 20  # bytes read at once
+TIMEOUT = 30  # seconds without data after which a download is interrupted
 TRIES = 5  # attempts per mirror after interrupted responses
 WAIT = 1  # seconds before the second attempt, doubled before each further one
 
 
 class FetchError(ValueError):
-    """A file is unavailable or differs from the published one."""
+    """Raised if a file is unavailable or differs from the published one."""
 
 
 class _Interrupted(FetchError):
-    """The response ended early; another attempt may resume it."""
+    """Raised for errors that may be temporary, such as an incomplete response."""
 
 
 def mismatch(path: Path, facts: dict) -> str | None:
@@ -68,7 +68,13 @@ def verified(path: Path, name: str, facts: dict) -> Path:
 
 
 def fetch(dest: Path, facts: dict) -> Path:
-    """Downloads a file from the first working mirror, resuming ``dest``.part, and returns ``dest``."""
+    """Downloads a file from the first working mirror and returns its path ``dest``.
+
+    A valid ``dest`` is not downloaded again, and an incomplete ``dest``.part is resumed.
+
+    Raises:
+        FetchError: If no mirror provides the published file.
+    """
     if dest.is_file() and not mismatch(dest, facts):
         return dest
     part = dest.with_name(dest.name + ".part")
@@ -90,7 +96,7 @@ def fetch(dest: Path, facts: dict) -> Path:
 
 
 def _download_verified(part, url, facts):
-    """Completes and verifies ``part``; raises FetchError if this mirror cannot provide it."""
+    """Completes the file ``part`` from a URL and verifies it; raises FetchError if that is impossible."""
     for attempt in range(TRIES):
         if attempt:
             time.sleep(WAIT * 2 ** (attempt - 1))
@@ -105,19 +111,19 @@ def _download_verified(part, url, facts):
         part.unlink()
         if not resumed:
             break
-        # The first bytes may come from another mirror or an older version of the file: start over.
+        # Start again because the first bytes may be those of another mirror or of an older version.
     raise FetchError(reason)
 
 
 def _download(url, part, size):
-    """Appends the missing bytes to ``part``."""
+    """Appends the missing bytes of a file at a URL to ``part``."""
     start = part.stat().st_size if part.exists() else 0
     if start == size:
         return
     with _open(url, start if start < size else 0) as response:
         start, total = _response_range(response)
         if total is not None and total != size:
-            raise FetchError(f"has a file of {total:,} bytes instead of {size:,}")
+            raise FetchError(f"provides a file of {total:,} bytes instead of {size:,}")
         part.parent.mkdir(parents=True, exist_ok=True)
         bar = tqdm(total=size, initial=start, unit="B", unit_scale=True, desc=part.stem, disable=None)
         with bar, part.open("r+b" if start else "wb") as file:
@@ -126,9 +132,9 @@ def _download(url, part, size):
                 try:
                     chunk = response.read(min(CHUNK, size - done))
                 except (OSError, http.client.HTTPException) as error:
-                    raise _Interrupted(f"broke off at {done:,} of {size:,} bytes ({error})") from None
+                    raise _Interrupted(f"was cut off after {done:,} of {size:,} bytes ({error})") from None
                 if not chunk:
-                    raise _Interrupted(f"broke off at {done:,} of {size:,} bytes")
+                    raise _Interrupted(f"was cut off after {done:,} of {size:,} bytes")
                 file.write(chunk)
                 bar.update(len(chunk))
 
@@ -140,7 +146,7 @@ def _open(url, start):
         return urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
         kind = _Interrupted if error.code == 429 or error.code >= 500 else FetchError
-        raise kind(f"answers {error.code} {error.reason}") from None
+        raise kind(f"returned HTTP error {error.code} {error.reason}") from None
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         kind = _Interrupted if isinstance(reason, TimeoutError | ConnectionResetError) else FetchError
@@ -148,7 +154,7 @@ def _open(url, start):
 
 
 def _response_range(response):
-    """Returns the first byte of a response and the file size, or None if it is unknown."""
+    """Returns (offset of the response's first byte in the file, size of the file or None if unknown)."""
     if span := re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", "")):
         return int(span[1]), None if span[2] == "*" else int(span[2])
     length = response.headers.get("Content-Length")
@@ -159,7 +165,7 @@ def unpack(archive: Path, folder: Path) -> None:
     """Extracts a zip or tar archive to ``folder`` atomically, unless the folder exists.
 
     Raises:
-        FetchError: If the archive is damaged, or has a device or a link that leaves the folder.
+        FetchError: If the archive is damaged, or contains a device or a link to a path outside the folder.
     """
     if folder.is_dir():
         return
@@ -197,13 +203,16 @@ def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tup
                     with archive.open(member) if is_zip else archive.extractfile(member) as file:
                         yield match, file.read(limit)
     if not count:
-        raise FetchError(f"{source} has none of the files that are needed (see --help)")
+        raise FetchError(f"{source} contains none of the required files (see --help)")
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
-    """Yields (path, offset, size) of each file in a tar archive and in nested ones.
+    """Yields (path, offset, size) of each file in a tar archive and in the tar archives inside it.
 
-    The archive must not be compressed. Raises FetchError if it is damaged.
+    Offset and size are in bytes, in ``archive``. The archive must not be compressed.
+
+    Raises:
+        FetchError: If the archive is damaged or compressed.
     """
     with _archive_errors(archive), tarfile.open(archive, "r:") as opened:
         for member in progress(opened.getmembers(), f"listing {archive.name}", "files"):

@@ -11,20 +11,21 @@ from fairseq_lrpe.utils.cli import min_int
 
 
 class Generated(Labelled):
-    """A corpus that is generated, or read from published files, ``inputs``: {split: rows}.
+    """Base class of corpora that are generated or read from published files.
 
-    The same options give the same bytes on every machine and with any number of processes.
+    The same options give the same bytes on every machine and with any number of processes. ``check`` returns
+    {split: rows} of published files, or None.
     """
 
     published = "the generator"
-    defaults: dict[str, list[int]]  # of the generator's options
+    defaults: dict[str, list[int]]  # {option of the generator: default values}
 
     def add_options(self, parser: ArgumentParser) -> None:
         self.add_numbers(parser, "rows", 1, "number of rows", ("TRAIN", "VALID", "TEST"))
         self.add_numbers(parser, "seed", 0, "seed of the generator")
 
     def add_numbers(self, parser: ArgumentParser, name: str, smallest: int, text: str, metavar="N") -> None:
-        """Adds an integer option with as many values as its default."""
+        """Adds an integer option with as many values as it has in ``defaults``."""
         default = self.defaults[name]
         options = {"type": min_int(smallest), "nargs": len(default), "metavar": metavar}
         parser.add_argument(flag(name), help=f"{text} (default: {' '.join(map(str, default))})", **options)
@@ -40,11 +41,11 @@ class Generated(Labelled):
         return f"{self.published} with {' '.join(options)}"
 
     def generated(self, args: Namespace) -> Iterator[tuple]:
-        """Yields at least the requested number of rows."""
+        """Yields at least as many generated rows as --rows requests for all splits together."""
         raise NotImplementedError
 
     def read(self, args: Namespace, rows: list) -> Iterator[tuple]:
-        """Yields the rows of a published split, from the result of ``check``."""
+        """Yields the rows of a published split, given ``rows`` of that split from ``check``."""
         raise NotImplementedError
 
     def splits(self, args, inputs):

@@ -1,4 +1,4 @@
-"""GPT-2 byte-pair encoding on all cores, and the base class of corpora that use it."""
+"""GPT-2 byte-pair encoding in several processes, and the base class of corpora that use it."""
 
 import hashlib
 import logging
@@ -18,16 +18,16 @@ from fairseq_lrpe.utils.files import read_file, write_atomic
 
 FACTS = fetch.SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
-CACHED_WORDS = 500_000  # per process
+CACHED_WORDS = 500_000  # limit per process
 
 
 class BytePairCorpus(Corpus):
-    """A corpus in GPT-2 BPE for masked_lm, with its text in OUT/text and encoded files in OUT."""
+    """Base class of corpora in GPT-2 BPE, with plain text in OUT/text and encoded text in OUT/SPLIT.bpe."""
 
     task = "masked_lm"
 
     def add_options(self, parser: ArgumentParser) -> None:
-        text = "encoder.json, vocab.bpe and dict.txt of GPT-2 BPE (default: download them)"
+        text = "folder with encoder.json, vocab.bpe and dict.txt of GPT-2 BPE (default: download them)"
         parser.add_argument("--bpe", type=path_arg, metavar="FOLDER", help=text)
 
     def prepare(self, args, source, inputs):
@@ -36,7 +36,7 @@ class BytePairCorpus(Corpus):
         self.write_bin(args, source, self.encode(args, texts))
 
     def encode(self, args: Namespace, texts: dict[str, Path]) -> dict[str, Path]:
-        """Encodes ``texts`` and returns {split: OUT/split.bpe}; existing files are kept."""
+        """Encodes ``texts`` {split: path} and returns {split: OUT/SPLIT.bpe}; existing files are kept."""
         function = line_encoder(args.out / "gpt2_bpe")
         return map_files(function, texts, args.out, "bpe", args.workers, newline=None)
 
@@ -52,7 +52,7 @@ class BytePairCorpus(Corpus):
 
 
 def provide(folder: Path, source: Path | None = None) -> None:
-    """Copies the verified published files from ``source`` to ``folder``, or downloads them."""
+    """Writes the published BPE files to ``folder``: verified copies from ``source``, or downloaded files."""
     if source is None:
         for name, facts in FILES.items():
             fetch.fetch(folder / name, facts)
@@ -64,10 +64,10 @@ def provide(folder: Path, source: Path | None = None) -> None:
 
 
 def published(path: Path) -> bytes:
-    """Returns the content of a verified copy of a published file.
+    """Returns the content of a published BPE file after verifying this copy of it.
 
-    A dict.txt with additional madeupwords at its end, as in other fairseq releases (51,196 lines), is
-    accepted and truncated.
+    If a dict.txt has additional madeupwords at its end, as in other fairseq releases (51,196 lines), they are
+    removed.
     """
     facts = FILES[path.name]
     if path.is_file() and path.name == "dict.txt":
@@ -79,9 +79,10 @@ def published(path: Path) -> bytes:
 
 
 def line_encoder(folder: Path) -> Callable[[str], str]:
-    """Returns the function that encodes a line as BPE indices, as examples/roberta with --keep-empty.
+    """Returns a function that encodes a line of text as space-separated BPE indices.
 
-    Lines end at carriage returns, too, so files are read with ``newline=None``.
+    The result is that of fairseq's examples/roberta/multiprocessing_bpe_encoder.py with --keep-empty, for
+    files opened with ``newline=None``, which also splits lines at carriage returns.
     """
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  imported once, before workers fork
@@ -100,5 +101,5 @@ def _encode_line(folder, line):
     """Returns the BPE indices of a stripped line."""
     encoder = _encoder(folder)
     if len(encoder.cache) > CACHED_WORDS:
-        encoder.cache.clear()  # it is unbounded, in every process
+        encoder.cache.clear()  # fairseq does not limit its size
     return " ".join(map(str, encoder.encode(line.strip())))

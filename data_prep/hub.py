@@ -1,7 +1,7 @@
-"""Text datasets of the Hugging Face hub, through the optional package datasets.
+"""Loading of text datasets from the Hugging Face hub with the optional package datasets.
 
-Their entries in sources.yaml have the ``dataset``, its configuration ``name`` if it has several, the
-``revision``, and the expected number of ``rows``.
+The ``facts`` of a dataset are its entry in sources.yaml: the name of the ``dataset``, the ``name`` of its
+configuration if it has several, the ``revision``, and the expected number of ``rows``.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,15 @@ from tqdm import tqdm
 
 from data_prep.binarize import split_files
 
-BATCH = 10_000  # rows
+BATCH = 10_000  # rows read at once
 
 
 def load(facts: dict, alternative: str):
-    """Returns a dataset; ``alternative`` describes --from for the message if that fails."""
+    """Returns the training split of a dataset, downloading it if necessary.
+
+    Raises:
+        ValueError: If that fails; the message suggests ``alternative`` as the value of --from.
+    """
     try:
         from datasets import load_dataset
 
@@ -37,7 +41,15 @@ def write_texts(
     split: Callable[[int, int], str],
     text: Callable[[str], str] = "{}\n".format,
 ) -> None:
-    """Writes train.txt, valid.txt and test.txt; row i of n belongs to ``split(i, n)``."""
+    """Writes the rows of a dataset to train.txt, valid.txt and test.txt.
+
+    Args:
+        rows: Dataset with a column "text".
+        facts: Entry of the dataset in sources.yaml.
+        folder: Folder to write to.
+        split: Function that maps a row's index and the number of rows to the row's split.
+        text: Function that maps a row to the lines to write.
+    """
     count = len(rows)
     if count != facts["rows"]:
         print(f"{facts['dataset']} has {count:,} rows, expected {facts['rows']:,}", flush=True)

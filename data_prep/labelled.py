@@ -1,4 +1,4 @@
-"""Base classes and files of corpora of inputs with labels, for the task ``classification``."""
+"""Base classes of labelled corpora, and the files that the task ``classification`` reads."""
 
 import json
 import logging
@@ -17,24 +17,29 @@ from fairseq_lrpe.data.layout import METADATA
 
 MAX_LABELS_SHOWN = 20
 SPECIALS = 4
-"""Number of special types before a dictionary's own: <s>, <pad>, </s> and <unk>."""
+"""Number of special symbols that fairseq puts before a dictionary's own: <s>, <pad>, </s> and <unk>."""
 UNKNOWN = -1
-"""Value of an unknown word."""
+"""Index that represents an unknown word in the rows of a split."""
 
 
 class Labelled(Corpus):
-    """A corpus whose OUT/bin is read by the task ``classification``."""
+    """Base class of corpora for the task ``classification``.
+
+    Attributes:
+        types: Symbols of the dictionary, without fairseq's special symbols.
+        labels: Names of the classes.
+    """
 
     task = "classification"
-    types: Sequence[str]  # the dictionary, without special types
-    labels: Sequence[str]  # names of the classes
+    types: Sequence[str]
+    labels: Sequence[str]
 
     def splits(self, args: Namespace, inputs: object) -> Iterator[tuple[str, Iterable[tuple], int | None]]:
-        """Yields (split, rows as for ``write_split``, number of rows if known)."""
+        """Yields (split, rows for :func:`write_split`, number of rows or None if unknown)."""
         raise NotImplementedError
 
     def metadata(self, args: Namespace) -> dict:
-        """Returns further metadata for the task."""
+        """Returns further keyword arguments for :func:`write_metadata`."""
         return {}
 
     def prepare(self, args, source, inputs):
@@ -46,11 +51,11 @@ class Labelled(Corpus):
             write_dictionary(part, self.types, self.labels, counts, **self.metadata(args))
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
-        """Returns the published number of rows of each split, for the report."""
+        """Returns {split: published number of rows}, or {} if it is unknown."""
         return self.facts.get("rows", {})
 
     def report(self, args):
-        """Prints the number of rows next to the published one, the labels, and how to train."""
+        """Prints the numbers of rows, the published ones, the labels, and what ``Corpus.report`` prints."""
         metadata = json.loads((args.out / "bin" / METADATA).read_text())
         print_rows(metadata["rows"], self.published_rows(args))
         labels = metadata["labels"]
@@ -60,7 +65,7 @@ class Labelled(Corpus):
 
 
 class TrainRows(Corpus):
-    """A corpus with the option to use only the first training rows."""
+    """Mixin class that adds --train-rows, which restricts the training set to its first rows."""
 
     def add_options(self, parser: ArgumentParser) -> None:
         super().add_options(parser)
@@ -81,12 +86,12 @@ def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:
 
 
 def token_file(prefix: Path, types: int):
-    """Returns fairseq's dataset builder for ``prefix``.bin, for indices below ``types``."""
+    """Returns fairseq's builder of the dataset ``prefix``.bin for token indices below ``types``."""
     return dataset_builder(prefix, np.uint16 if types <= 1 << 16 else np.int32)
 
 
 def dataset_builder(prefix: Path, dtype: type):
-    """Returns fairseq's memory-mapped dataset builder for ``prefix``.bin with this element type."""
+    """Returns fairseq's builder of the memory-mapped dataset ``prefix``.bin with elements of a numpy type."""
     logging.disable(logging.INFO)  # fairseq logs missing optional packages on import
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # takes seconds to import
 
@@ -100,10 +105,13 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
     Args:
         folder: Folder of the prepared data.
         split: Name of the split.
-        rows: (values of each input ..., label) per row. Values are indices below ``types``, or UNKNOWN; the
-            label is a class index, or -1 if unknown.
-        types: Size of the dictionary without the special types, which precede it in the files.
+        rows: Tuples (values of each input ..., label). Values are indices into the dictionary without special
+            symbols, or UNKNOWN. The label is the index of a class, or -1 if it is unknown.
+        types: Number of symbols in the dictionary without special symbols.
         total: Expected number of rows, for the progress bar.
+
+    Raises:
+        ValueError: If there are no rows or a value is out of range.
     """
     builders, labels = [], []
     for *inputs, label in progress(rows, f"writing {split}", "rows", total=total):
@@ -125,19 +133,20 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
 
 
 def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata):
-    """Writes dict.txt and, as ``write_metadata``, the metadata."""
+    """Writes dict.txt with the symbols ``types``, and calls :func:`write_metadata`."""
     (folder / "dict.txt").write_text("".join(f"{name} 1\n" for name in types), encoding="utf-8")
     write_metadata(folder, labels, rows, **metadata)
 
 
 def write_metadata(folder: Path, labels: Sequence[str], rows: dict, **metadata) -> None:
-    """Writes the metadata that the task reads.
+    """Writes the metadata file that the task reads.
 
     Args:
         folder: Folder of the prepared data, with the files of all splits.
         labels: Class names, by index.
         rows: {split: number of rows}.
-        metadata: For images ``shape`` (height, width) and ``pixels`` {"mean", "std"} of the values.
+        metadata: For images as pixel values, ``shape`` (height, width) and ``pixels`` {"mean", "std"} of the
+            values; for image files, ``images=True``.
     """
     inputs = len(list(folder.glob(f"{next(iter(rows))}.input?.idx")))
     content = {"inputs": inputs, "labels": list(labels), "rows": rows, **metadata}

@@ -1,8 +1,8 @@
 """Base class of word-level corpora of labelled texts or pairs of texts.
 
-OUT/text contains the raw texts and their Penn Treebank tokens, OUT/bin the token indices. The vocabulary is
-the words that occur more than three times in the training set and, with --vectors, have a vector; all others
-are <unk>. OUT/bin/vectors.txt contains these vectors.
+OUT/text contains the raw texts and their Penn Treebank tokens, and OUT/bin contains the word indices. The
+vocabulary consists of the words that occur more than three times in the training set. With --vectors, it is
+restricted to words with a vector, and OUT/bin/vectors.txt contains the vectors. All other words are <unk>.
 """
 
 import os
@@ -23,15 +23,15 @@ from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.utils.cli import path_arg
 
-MIN_COUNT = 4  # occurrences in the training set
+MIN_COUNT = 4  # minimum number of occurrences in the training set
 
 
 class LabelledWords(TrainRows, Labelled):
-    """A corpus of labelled texts; ``inputs`` is the result of ``rows``, or None if OUT/text exists."""
+    """Base class of corpora of labelled words; ``check`` returns None if OUT/text exists, else ``rows()``."""
 
     def add_options(self, parser: ArgumentParser) -> None:
         super().add_options(parser)
-        text = "word vectors in GloVe's format; restricts the vocabulary to words with a vector"
+        text = "file of word vectors in GloVe's format, which restricts the vocabulary to words with a vector"
         parser.add_argument("--vectors", type=path_arg, metavar="FILE", help=text)
 
     def source(self, args):
@@ -39,7 +39,7 @@ class LabelledWords(TrainRows, Labelled):
         return super().source(args) + vectors
 
     def check_vectors(self, args: Namespace) -> None:
-        """Raises ValueError if the file of --vectors does not start with a word vector."""
+        """Raises ValueError if the first line of the file --vectors is not a word vector."""
         if args.vectors:
             word_vectors.dimension(args.vectors)
 
@@ -52,7 +52,7 @@ class LabelledWords(TrainRows, Labelled):
         return self.rows(args)
 
     def rows(self, args: Namespace) -> dict[str, Iterable[tuple]]:
-        """Returns {split: rows} with rows (text, optional second text, label or None if unknown)."""
+        """Returns {split: rows}; a row is (text, second text if the corpus has pairs, label or None)."""
         raise NotImplementedError
 
     def write_text(self, args, inputs, folder):
@@ -75,20 +75,20 @@ class LabelledWords(TrainRows, Labelled):
                 if args.vectors:
                     words = with_vectors(words, args.vectors, part / "vectors.txt")
                 write_bin(text, part, words, labels)
-        except ValueError:  # OUT/text would only accept the same options again
+        except ValueError:  # if OUT/text remained, another run with other options would be rejected
             shutil.rmtree(text)
             raise
 
     def vocabulary(self, data):
         size = vocabulary_size(data / "dict.txt")
-        text = f"{size:,} types, words that occur {MIN_COUNT} times or more in the training set"
+        text = f"{size:,} types, including words that occur at least {MIN_COUNT} times in the training set"
         if (data / "vectors.txt").is_file():
             return f"{text} and have a {word_vectors.dimension(data / 'vectors.txt')}-dimensional vector"
         return f"{text}; without --vectors, embeddings are initialized randomly"
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes lines to a text file."""
+    """Writes lines, given without line ends, to a text file."""
     with path.open("w", encoding="utf-8", newline="\n") as out:
         out.writelines(f"{line}\n" for line in lines)
 
@@ -103,22 +103,22 @@ def label_names(text: Path) -> list[str]:
     """Returns the sorted labels of the training set.
 
     Raises:
-        ValueError: If there are fewer than two, or another split has other labels.
+        ValueError: If there are fewer than two, or another split has a label that is not among them.
     """
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:
-        raise ValueError(f"the training set has the label {names[0]!r} alone: two labels or more are needed")
+        raise ValueError(f"the training set only has the label {names[0]!r}: two labels are needed")
     for split in splits_in(text, ".input0.txt"):
         file = text / f"{split}.label"
         if file.is_file() and (unknown := set(read_lines(file)) - set(names)):
             raise ValueError(
-                f"the {split} set has the label {min(unknown)!r}, the training set only {', '.join(names)}"
+                f"the {split} set has the label {min(unknown)!r}: the training set has {', '.join(names)}"
             )
     return names
 
 
 def vocabulary(text: Path) -> list[str]:
-    """Returns the frequent words of the training set, most frequent first."""
+    """Returns the words that occur MIN_COUNT times in the training set, most frequent first."""
     counts = Counter()
     for path in sorted(text.glob("train.input?")):
         with path.open(encoding="utf-8", newline="\n") as lines:
@@ -131,7 +131,7 @@ def vocabulary(text: Path) -> list[str]:
 
 
 def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
-    """Returns the words that have a vector, and writes these vectors to ``target``."""
+    """Returns the words that have a vector in the file ``vectors`` and writes these vectors to ``target``."""
     known = set()
     with target.open("wb") as out:
         for word, _, line in word_vectors.read(vectors, words):
@@ -141,7 +141,7 @@ def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
 
 
 def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> None:
-    """Writes OUT/bin from the tokens and labels in the folder ``text``."""
+    """Writes the binaries of all splits to ``folder``, from the tokens and labels in the folder ``text``."""
     numbers, rows = {word: i for i, word in enumerate(words)}, {}
 
     def encoded(path):

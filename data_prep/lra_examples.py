@@ -1,4 +1,4 @@
-"""Draws examples of Long-Range Arena's generated corpora: ``lrpe bench lra-examples FILE``."""
+"""Draws example images of Pathfinder and example expressions of ListOps: ``lrpe bench lra-examples FILE``."""
 
 from argparse import ArgumentParser
 
@@ -11,7 +11,7 @@ from fairseq_lrpe.utils.files import save_figure
 
 
 def examples(images: int = 8, texts: int = 2) -> Figure:
-    """Returns a figure with labelled Pathfinder images and short ListOps expressions."""
+    """Returns a figure with Pathfinder images and their labels, and ListOps expressions and their values."""
     columns = 4
     figure = Figure(figsize=(1.7 * columns, 2 * images / columns + 0.35 * texts), layout="constrained")
     above, below = figure.subfigures(2, height_ratios=[2 * images / columns, 0.35 * texts])
@@ -28,9 +28,7 @@ def examples(images: int = 8, texts: int = 2) -> Figure:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(prog="lrpe bench lra-examples", description=__doc__)
-    parser.add_argument(
-        "file", type=image_path, help="image file to write, docs/lra_examples.png in the repository"
-    )
+    parser.add_argument("file", type=image_path, help="image file to write, such as docs/lra_examples.png")
     file = parser.parse_args(arguments).file
     with exit_on_error("lra_examples"):
         save_figure(examples(), file, dpi=110)

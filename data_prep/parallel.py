@@ -1,4 +1,4 @@
-"""Ordered parallel maps over items and over the lines of a file."""
+"""Functions that map items or the lines of a file in parallel and keep their order."""
 
 import signal
 from collections import deque
@@ -17,14 +17,17 @@ from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 LINES = 1000  # lines per task
 
-_function = None  # of a worker process
+_function = None  # the function that this worker process applies
 
 
 def ordered_map(function: Callable, items: Iterable, workers: int) -> Iterator:
-    """Yields ``function(item)`` in the order of ``items``, computed by worker processes.
+    """Yields ``function(item)`` in the order of ``items``, computed by ``workers`` processes.
 
-    Only a few items are read ahead, so ``items`` may exceed memory or be infinite. Workers end with this
-    process. joblib's generator would need an iterable of bounded length and starts fresh interpreters.
+    Only a few items are read ahead, so ``items`` may be larger than memory or infinite. The worker processes
+    end when this process ends.
+
+    Raises:
+        ValueError: If a worker process is killed.
     """
     pending = deque()
     with ProcessPoolExecutor(workers, initializer=_start, initargs=(function, die_with_parent())) as pool:
@@ -57,7 +60,7 @@ def _apply(item):
 
 
 def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int, newline="\n") -> None:
-    """Applies a function to each line of ``source`` and writes the results to ``target`` atomically.
+    """Applies a function to each line of ``source`` and writes the results to ``target``.
 
     An existing ``target`` is kept. The output does not depend on the number of workers.
 
@@ -66,7 +69,7 @@ def map_lines(function: Callable[[str], str], source: Path, target: Path, worker
         source: UTF-8 text file.
         target: File to write.
         workers: Number of worker processes.
-        newline: Line end of ``source``, as in ``open``; None also splits at carriage returns.
+        newline: Argument of ``open`` for reading ``source``; with None, carriage returns also end lines.
     """
     if target.exists():
         return
@@ -86,7 +89,7 @@ def map_lines(function: Callable[[str], str], source: Path, target: Path, worker
 def map_files(
     function: Callable[[str], str], texts: dict, folder: Path, suffix: str, workers: int, newline="\n"
 ) -> dict[str, Path]:
-    """Calls :func:`map_lines` for {split: path} and returns {split: ``folder``/split.suffix}."""
+    """Calls :func:`map_lines` for {split: path} and returns {split: path of ``folder``/SPLIT.``suffix``}."""
     targets = {split: folder / f"{split}.{suffix}" for split in texts}
     for split, target in targets.items():
         map_lines(function, texts[split], target, workers, newline)
@@ -99,6 +102,6 @@ def _batches(lines):
 
 
 def _map_batch(function, lines):
-    """Returns the mapped lines and the size of the originals in bytes."""
+    """Returns the mapped lines as one text, and the size of the original lines in bytes."""
     mapped = "".join(f"{function(line.removesuffix(chr(10)))}\n" for line in lines)
     return mapped, sum(len(line.encode()) for line in lines)

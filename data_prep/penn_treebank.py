@@ -1,8 +1,8 @@
 """Penn Treebank tokenization of English text, compatible with GloVe's vocabulary.
 
-The rules are those of Robert MacIntyre's tokenizer.sed and CoreNLP, except that brackets and quotes are kept,
-as in GloVe. NLTK's tokenizer differs; sacremoses' MosesTokenizer.penn_tokenize raises an AttributeError (its
-issue 151) and would split "isn't" as "isn ' t". The list of abbreviations is sacremoses'.
+The rules are those of Robert MacIntyre's tokenizer.sed and of CoreNLP, except that brackets and quotes are
+kept, as in GloVe. NLTK's tokenizer has other rules. sacremoses' MosesTokenizer.penn_tokenize raises an
+AttributeError (its issue 151). The list of abbreviations is that of sacremoses.
 """
 
 import re
@@ -31,7 +31,7 @@ def _abbreviations():
 
 
 def tokenize_penn(text: str) -> str:
-    """Returns the tokens of a text, separated by single spaces."""
+    """Returns the Penn Treebank tokens of a text, separated by single spaces."""
     for pattern, replacement in _RULES:
         text = pattern.sub(_in_two if replacement is None else replacement, text)
     tokens, words = text.split(), []

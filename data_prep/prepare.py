@@ -14,7 +14,7 @@ USAGE = "bash data_prep/prepare.sh NAME prepares a corpus (--help lists its opti
 
 
 def state(folder: str) -> str:
-    """Returns whether the corpus of a folder is prepared, or which of its tasks."""
+    """Returns "prepared" if a corpus's folder exists, with its prepared tasks if it has several, else "-"."""
     found = sorted(REPOSITORY.glob(folder.replace("TASK", "*")))
     if not found:
         return "-"
@@ -22,7 +22,7 @@ def state(folder: str) -> str:
 
 
 def listing() -> Table:
-    """Returns a table of all corpora."""
+    """Returns a table of all corpora and of their small versions."""
     table = Table("name", "description", "origin", "folder", "state", title=USAGE, title_justify="left")
     for name in (*CORPORA, *MINI):
         folder = data_folder(name)
@@ -41,7 +41,8 @@ def main(arguments: list[str] | None = None) -> None:
     if name in ("-h", "--help"):
         print_wide(listing())
     elif name in MINI:
-        sys.exit(f"prepare: bash data_prep/prepare.sh {prepare_arguments(name)} prepares {name}")
+        command = f"bash data_prep/prepare.sh {prepare_arguments(name)}"
+        sys.exit(f"prepare: {name} is a small version of a corpus: prepare it with `{command}`")
     elif name not in CORPORA:
         known = choices(name, CORPORA, "`bash data_prep/prepare.sh` lists the corpora")
         sys.exit(f"prepare: unknown corpus {name!r}{known}")

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes a corpus for fairseq: bash data_prep/prepare.sh NAME [options]; without a name it lists the corpora.
+# Prepares a corpus for fairseq: bash data_prep/prepare.sh NAME [OPTION ...]. Without a name, lists the corpora.
 set -euo pipefail
 
 source "$(dirname -- "${BASH_SOURCE[0]}")/../scripts/environment.sh"

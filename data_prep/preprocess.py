@@ -1,4 +1,4 @@
-"""Runs fairseq-preprocess with workers that end when it is killed."""
+"""Runs fairseq-preprocess such that its worker processes end when it is killed."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Progress bars, shown on a terminal for steps of more than a few seconds."""
+"""Progress bars, which appear on a terminal in steps that take more than a few seconds."""
 
 import threading
 from collections.abc import Iterable, Iterator
@@ -12,14 +12,14 @@ LAYOUT = "{desc}: {n_fmt}B written, {elapsed}"
 
 
 def progress(iterable: Iterable | None, description: str, unit: str = "B", **options) -> tqdm:
-    """Returns a tqdm bar that appears after ``DELAY`` seconds and disappears at the end."""
+    """Returns a tqdm progress bar that appears after ``DELAY`` seconds and disappears at the end."""
     options = {"unit_scale": unit == "B", "disable": None, "leave": False, **options}
     return tqdm(iterable, description, unit=unit, delay=DELAY, **options)
 
 
 @contextmanager
 def show_written(description: str, folder: Path) -> Iterator[None]:
-    """Shows the time and the bytes written to ``folder`` by a program without progress."""
+    """Shows the elapsed time and the size of ``folder`` while the body of the ``with`` statement runs."""
     bar = progress(None, description, bar_format=LAYOUT)
     done = threading.Event()
 

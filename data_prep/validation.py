@@ -1,4 +1,4 @@
-"""Validation of input texts and provenance of output folders."""
+"""Validation of input texts, and records of the sources of output folders."""
 
 import contextlib
 from collections import Counter
@@ -16,7 +16,7 @@ def check_text(path: Path, expected: str = "text is needed") -> int:
 
     Args:
         path: Text file.
-        expected: What is expected, for the message if the file is missing.
+        expected: What is needed, for the error message if the file is missing.
 
     Raises:
         ValueError: If the file is missing, blank, or not valid UTF-8.
@@ -28,9 +28,9 @@ def check_text(path: Path, expected: str = "text is needed") -> int:
             lines = progress(iterate_lines(file), f"checking {path.name}", "lines")
             kinds = Counter(None if "\0" in line else bool(line.strip()) for line in lines)
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}): convert it first") from None
-    if kinds[None]:  # UTF-16 without a byte order mark is valid UTF-8, too
-        raise ValueError(f"{path} has zero bytes, as UTF-16 has: convert it to UTF-8 first")
+        raise ValueError(f"{path} is not UTF-8 text ({error}): convert it to UTF-8") from None
+    if kinds[None]:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
+        raise ValueError(f"{path} contains zero bytes, like UTF-16 text: convert it to UTF-8")
     if not kinds[True]:
         raise ValueError(f"{path} is empty: text is needed")
     return kinds.total()
@@ -42,7 +42,7 @@ def check_out(out: Path, source: str) -> None:
         recorded = read_source(folder)
         if recorded not in ("", source):
             raise ValueError(
-                f"{folder} was made from {recorded}: give that to --from, remove {out}, or change --out"
+                f"{folder} was made from {recorded}: use the same source and options, remove {out}, or change --out"
             )
         if not recorded and folder.name in ("text", "bin") and folder.exists():
             raise ValueError(f"{folder} was not created by this command: remove it, or change --out")
@@ -50,7 +50,7 @@ def check_out(out: Path, source: str) -> None:
 
 @contextlib.contextmanager
 def folder_with_source(folder: Path, source: str) -> Iterator[Path]:
-    """Yields a temporary folder that becomes ``folder`` on success, and records its source."""
+    """Yields a temporary folder that is renamed to ``folder`` on success, and records its source in it."""
     print(f"Preparing {folder}", flush=True)
     with atomic_folder(folder) as part:
         yield part
@@ -58,11 +58,11 @@ def folder_with_source(folder: Path, source: str) -> Iterator[Path]:
 
 
 def write_source(folder: Path, source: str) -> None:
-    """Records what a folder was made from."""
+    """Records in a folder the source of its content."""
     (folder / SOURCE_FILE).write_text(f"{source}\n")
 
 
 def read_source(folder: Path) -> str:
-    """Returns the recorded source of a folder, or an empty string."""
+    """Returns the source recorded in a folder, or an empty string if there is no record."""
     file = folder / SOURCE_FILE
     return file.read_text(errors="replace").strip() if file.is_file() else ""

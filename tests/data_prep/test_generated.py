@@ -38,7 +38,7 @@ def test_generated_data_is_kept_and_not_mixed(name, tmp_path, capsys):
     prepare(name, ["--out", out, *SMALL[name]])
     before = (out / "bin" / "train.input0.bin").stat().st_mtime_ns
     prepare(name, ["--out", out, *SMALL[name]])
-    assert f"already there: {out / 'bin'}" in capsys.readouterr().out
+    assert f"already prepared: {out / 'bin'}" in capsys.readouterr().out
     assert (out / "bin" / "train.input0.bin").stat().st_mtime_ns == before
     message = error_of(name, "--out", out, *SMALL[name], "--seed", 2)
     options = " ".join(map(str, SMALL[name][:2]))

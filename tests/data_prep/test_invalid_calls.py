@@ -49,7 +49,7 @@ TEXTS = {
     "blank": (b"\n \n", "is empty: text is needed"),
     "binary": (bytes(range(256)) * 9, "is not UTF-8 text"),
     "utf16": ("ein Text\n".encode("utf-16"), "is not UTF-8 text"),
-    "utf16_unmarked": ("ein Text\n".encode("utf-16-le"), "has zero bytes, as UTF-16 has: convert it"),
+    "utf16_unmarked": ("ein Text\n".encode("utf-16-le"), "contains zero bytes, like UTF-16 text: convert it"),
     "latin1": ("für\n".encode("latin-1"), "is not UTF-8 text"),
 }
 """{folder: content of its train.txt, valid.txt and test.txt, and a part of the message}"""
@@ -84,7 +84,7 @@ CALLS = [
     ("imdb --from {reviews} --vectors {file}", "{file} line 1 has 'text', which is no number"),
     ("imdb --from {reviews} --vectors {vectors}", "{vectors} has none of the 3 words"),
     ("imdb --vectors=", "argument --vectors: is empty: a path is needed"),
-    ("lra_text --from {text}", "{text} has none of the files that are needed (see --help)"),
+    ("lra_text --from {text}", "{text} contains none of the required files (see --help)"),
     ("lra_text --from {archive}", "{archive} is not a complete zip or tar archive"),
     ("lra_image --from {archive}", "{archive} is not a complete zip or tar archive"),
     ("lra_image --from {pictures} --size 33", "--size 33 is more than the 32 pixels"),
@@ -92,7 +92,7 @@ CALLS = [
         "lra_image --from {pictures}",
         "{pictures}: train/cat/0.png is not a complete image (it is no JPEG or PNG",
     ),
-    ("snli --from {snli}", "the training set has the label 'neutral' alone: two labels or more are needed"),
+    ("snli --from {snli}", "the training set only has the label 'neutral': two labels are needed"),
     ("sentences --from {few}", "no word occurs 4 times in the training set: more text is needed"),
     ("snli --from {snli} --cut 1 1 1", "{snli} is not a file: --cut is for one file of JSON lines"),
     ("snli --cut 1 1 1", "--cut requires --from with the file to split"),
@@ -110,7 +110,7 @@ CALLS = [
     ),
     ("squad --from {questions} --bert {nowhere}", "vocab.txt of {nowhere} could not be downloaded from"),
     ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing: BERT's vocab.txt"),
-    ("squad --from {questions} --pieces 9", "--pieces 9 is too few: the training text has"),
+    ("squad --from {questions} --pieces 9", "--pieces 9 is too few: "),
     (
         "squad --from {questions} --longest 15",
         "argument --longest: must be a whole number from 16 on, not '15'",
@@ -272,7 +272,7 @@ def test_damaged_data_is_an_error(places, tmp_path):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "source.txt").write_text(f"{places['text']} in 60 sentence pieces\n")
     words = ["text", *GOOD["text"].split(), "--out", str(tmp_path)]
-    check_error(words, places, f"{tmp_path / 'bin'} is damaged: remove it, and run this again", tmp_path)
+    check_error(words, places, f"{tmp_path / 'bin'} is damaged: remove it and prepare it again", tmp_path)
 
 
 @pytest.mark.parametrize("name", ["wikitext103_bpe", "wikitext_mini_bpe", "books", "wikibook", "glue"])

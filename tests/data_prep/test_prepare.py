@@ -58,8 +58,8 @@ def test_without_a_name_all_corpora_are_listed(tmp_path, monkeypatch, capsys):
 def test_small_versions_show_their_command():
     with pytest.raises(SystemExit) as exit_info:
         command.main(["lra_image_mini"])
-    given = "bash data_prep/prepare.sh lra_image --size 16 --out data/lra_image_mini"
-    assert exit_info.value.code == f"prepare: {given} prepares lra_image_mini"
+    expected = "`bash data_prep/prepare.sh lra_image --size 16 --out data/lra_image_mini`"
+    assert exit_info.value.code.endswith(f"is a small version of a corpus: prepare it with {expected}")
 
 
 def test_unknown_corpora_are_errors():

@@ -173,7 +173,7 @@ def test_each_task_is_prepared_once_and_from_one_source(tiny_bpe, in_process, tm
     before = (out / "RTE" / "bin" / "rows.json").stat().st_mtime_ns
     prepare("glue", ["SST-2", "RTE", "RTE", *flags(source, tiny_bpe, out)])
     printed = capsys.readouterr().out
-    assert f"already there: {out / 'RTE' / 'bin'}" in printed and printed.count("RTE train:") == 2
+    assert f"already prepared: {out / 'RTE' / 'bin'}" in printed and printed.count("RTE train:") == 2
     assert (out / "RTE" / "bin" / "rows.json").stat().st_mtime_ns == before
     assert (out / "SST-2" / "bin" / "rows.json").exists()
 

@@ -79,7 +79,7 @@ def test_reviews_in_words(archive, tmp_path, capsys, interrupt, monkeypatch):
     assert {text.split()[10] for text, _ in rows["train"]} == {"train"}
     assert {text.split()[10] for text, _ in rows["test"]} == {"<unk>"}
     printed = capsys.readouterr().out
-    assert "types, words that occur 4 times or more in the training set; without --vectors" in printed
+    assert "words that occur at least 4 times in the training set; without --vectors" in printed
     prepare("imdb", ["--from", archive, "--out", tmp_path / "few", "--workers", 1, "--train-rows", 10])
     few = (tmp_path / "few" / "text" / "train.input0.txt").read_text().splitlines()
     assert few == texts["train"][:10]
@@ -100,7 +100,7 @@ def test_word_vectors_restrict_the_vocabulary(archive, tmp_path, capsys):
     assert (out / "bin" / "source.txt").read_text() == f"{record}\n"
     assert f"was made from {record}:" in error_of("imdb", "--out", out)
     prepare("imdb", ["--out", out, "--vectors", vectors])
-    assert "already there" in capsys.readouterr().out
+    assert "already prepared" in capsys.readouterr().out
 
     vectors.write_text("Film 1 2\nbad 1\n")
     options = ["--from", archive, "--out", tmp_path / "other", "--workers", 1, "--vectors", vectors]

@@ -60,7 +60,7 @@ def test_one_file_is_split(keys, tmp_path, capsys):
     assert (tmp_path / "out" / "bin" / "source.txt").read_text() == f"{file}, 12 4 3 rows\n"
     assert "12 4 3 rows: give that to --from" in error_of("snli", *words, "--cut", 12, 4, 2)
     prepare("snli", ["--out", tmp_path / "out", "--cut", 12, 4, 3])
-    assert "already there" in capsys.readouterr().out
+    assert "already prepared" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_missing_pairs_are_errors(tmp_path):
     folder = write_files(tmp_path / "given", {**FILES, "snli_1.0/snli_1.0_dev.jsonl": b""})
     assert f"{folder} has no pairs in snli_1.0_dev.jsonl" in error_of("snli", "--from", folder, *out)
     error = error_of("snli", "--from", file, "--cut", 2, 4, 4, *out)
-    assert "the valid set has the label 'contradiction', the training set only entailment, neutral" in error
+    assert "the valid set has the label 'contradiction': the training set has entailment, neutral" in error
     assert not (tmp_path / "out").exists()
 
 

@@ -65,13 +65,16 @@ def test_prepared_data_is_kept_and_not_mixed(text_folder, in_process, interrupt,
     for _ in range(2):
         for given in changed:
             message = error_of("text", *given)
-            assert f"{out / 'text'} was made from {text_folder} in 60 sentence pieces: give that" in message
+            assert (
+                f"{out / 'text'} was made from {text_folder} in 60 sentence pieces: use that source"
+                in message
+            )
         prepare("text", options(text_folder, out))
     assert (out / "train.spm").stat().st_mtime_ns == before
     assert len(sentences(out, "valid")) == len((text_folder / "valid.txt").read_text().splitlines())
     before = (out / "bin" / "spm.model").stat().st_mtime_ns
     prepare("text", options(text_folder, out)[2:])
-    assert capsys.readouterr().out.count(f"already there: {out / 'bin'}") == 2
+    assert capsys.readouterr().out.count(f"already prepared: {out / 'bin'}") == 2
     assert (out / "bin" / "spm.model").stat().st_mtime_ns == before
 
 
@@ -105,4 +108,4 @@ def test_the_default_is_the_python_documentation(in_process, tmp_path, monkeypat
         prepare("text", ["--out", tmp_path, "--sentencepiece", 30, "--workers", 1])
     record = "the English prose inside Python in 30 sentence pieces\n"
     assert (tmp_path / "bin" / "source.txt").read_text() == record
-    assert "already there" in capsys.readouterr().out
+    assert "already prepared" in capsys.readouterr().out

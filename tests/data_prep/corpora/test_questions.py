@@ -138,10 +138,10 @@ def test_preparation_is_deterministic(file, tmp_path, capsys):
     capsys.readouterr()
     prepare("squad", words[2:])  # without --from
     printed = capsys.readouterr().out
-    assert f"already there: {first / 'bin'}" in printed and "rows: train 24, valid 9" in printed
+    assert f"already prepared: {first / 'bin'}" in printed and "rows: train 24, valid 9" in printed
     for other in (["--longest", 100], ["--cut", 24, 6], ["--pieces", 121]):
         message = error_of("squad", *words, *other)
-        assert f"was made from {file}, 24 9 questions, 512 tokens in 120 pieces: give that" in message
+        assert f"was made from {file}, 24 9 questions, 512 tokens in 120 pieces: use the same" in message
 
 
 def test_learned_vocabularies_are_the_same_in_every_process(tmp_path):
@@ -210,7 +210,7 @@ def test_vocabulary_of_a_folder(config, lowercase, file, tmp_path, capsys):
         f"{file}, 24 9 questions, 512 tokens, with word pieces of {folder}\n"
     )
     prepare("squad", words[2:])
-    assert "already there" in capsys.readouterr().out
+    assert "already prepared" in capsys.readouterr().out
 
 
 def test_invalid_vocabularies_are_errors(file, tmp_path):
@@ -322,7 +322,7 @@ def test_a_folder_with_the_published_files(folder, tmp_path, capsys):
         assert (tmp_path / version / "text" / "test.question").exists() == (version == "du")
         prepare("squad", words[2:])
     printed = capsys.readouterr().out
-    assert printed.count("already there") == 3
+    assert printed.count("already prepared") == 3
     assert "rows: train 18, valid 18; published: train 86,821, valid 5,928\n" in printed
     assert (
         "rows: train 18, valid 18, test 18; published: train 75,722, valid 10,570, test 11,877\n" in printed

@@ -228,7 +228,7 @@ def test_interrupted_preparation_resumes(tmp_path, interrupt, capsys):
     for given in (again, flags(source, out)):
         multi30k(given)
         once_more = capsys.readouterr().out
-        assert f"already there: {out / 'bin'}" in once_more
+        assert f"already prepared: {out / 'bin'}" in once_more
         assert once_more.splitlines()[-4:] == printed.splitlines()[-4:]
     other = write_pairs(tmp_path / "other")
     for given in (flags(other, out), flags(source, out, types=70), [*again, "--sentencepiece"]):

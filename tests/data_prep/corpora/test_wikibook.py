@@ -60,7 +60,7 @@ def test_text_in_shards(tiny_bpe, tmp_path, monkeypatch, capsys):
     assert all(0.4 < len(text) / len(whole) < 0.6 for text in texts)
     assert decoded(out / "bin", "valid") == (source / "valid.txt").read_text()
     prepare("wikibook", ["--out", out])
-    assert f"already there: {out / 'bin'}" in (printed := capsys.readouterr().out) and data in printed
+    assert f"already prepared: {out / 'bin'}" in (printed := capsys.readouterr().out) and data in printed
 
     task = masked_lm(*shards)
     task.load_dataset("valid")
@@ -144,7 +144,7 @@ def test_published_folders_are_downloaded(hub, binaries, tiny_bpe, tmp_path, mon
     content = hub.files.pop(path)
     (out / "bin.part").mkdir(parents=True)
     (out / "bin.part" / "test.bin").touch()  # from another source
-    assert f"{path} answers 404" in error_of("wikibook", *flags)
+    assert f"{path} returned HTTP error 404" in error_of("wikibook", *flags)
     assert not (out / "bin").exists() and not (out / "bin.part" / "test.bin").exists()
 
     hub.files[path] = content
@@ -163,7 +163,7 @@ def test_published_folders_are_downloaded(hub, binaries, tiny_bpe, tmp_path, mon
             assert (shard / file).read_bytes() == (binaries / f"bin-shard{i}-8" / file).read_bytes()
     assert not list(out.glob("*.part"))
     prepare("wikibook", flags)
-    assert "already there" in capsys.readouterr().out
+    assert "already prepared" in capsys.readouterr().out
     assert "was made from princeton-nlp" in error_of("wikibook", "--from", binaries, *flags)
 
 

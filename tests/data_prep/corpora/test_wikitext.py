@@ -54,7 +54,7 @@ def test_the_small_corpus_from_the_archive(name, publish, tmp_path, capsys):
     for _ in range(2):
         prepare(name, ["--out", tmp_path / "out"])
     printed = capsys.readouterr().out
-    assert "already there" in printed and len(publish.requests) == 2
+    assert "already prepared" in printed and len(publish.requests) == 2
     out, tokens = tmp_path / "out", tmp_path / "zipped"
     text = {x: (out / "text" / f"{x}.txt").read_text() for x in SPLITS}
     assert text["train"] == (tokens / "wiki.test.tokens").read_text()
