@@ -41,9 +41,8 @@ def check_out(out: Path, source: str) -> None:
     for folder in (out / "text", *sorted(out.glob("bin*"))):
         recorded = read_source(folder)
         if recorded not in ("", source):
-            raise ValueError(
-                f"{folder} was made from {recorded}: use the same source and options, remove {out}, or change --out"
-            )
+            remedy = f"use the same source and options, remove {out}, or change --out"
+            raise ValueError(f"{folder} was made from {recorded}: {remedy}")
         if not recorded and folder.name in ("text", "bin") and folder.exists():
             raise ValueError(f"{folder} was not created by this command: remove it, or change --out")
 

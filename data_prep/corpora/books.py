@@ -1,9 +1,9 @@
-"""Books in GPT-2 BPE, for fairseq's masked_lm.
+"""Books in GPT-2 BPE, for fairseq's language_modeling.
 
-The splits are *train.txt, *valid.txt and *test.txt of a folder; without them, whole books are assigned, about
-98% for training, 1% for validation and 1% for test. BookCorpus (Zhu et al. 2015) is loaded with the optional
-Hugging Face package datasets; it has neither splits nor book boundaries and is split at 98% and 99% of its
-lines.
+If file names in the folder --from end in train.txt, valid.txt or test.txt, they determine the splits.
+Otherwise whole books are assigned to the splits: 98% for training, 1% for validation and 1% for test.
+BookCorpus (Zhu et al. 2015) is loaded with the optional Hugging Face package datasets. It has neither splits
+nor book boundaries, and is split after 98% and 99% of its lines.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from data_prep.validation import check_text
 
 
 class Books(BytePairCorpus):
-    """BookCorpus, or a folder of books; ``inputs``: the dataset, or {split: books} of the folder."""
+    """BookCorpus or other books; ``check`` returns the dataset or {split: books} of a folder."""
 
-    accepts = "plain-text books, *.txt (default: BookCorpus, through the package datasets)"
+    accepts = "a folder with books as text files *.txt (default: BookCorpus, with the package datasets)"
     task = "language_modeling"
 
     @property
@@ -42,27 +42,27 @@ class Books(BytePairCorpus):
 
 
 def split_of(i: int, lines: int) -> str:
-    """Returns the split of BookCorpus's i-th line: first 98% train, then valid, last test."""
+    """Returns the split of line i of BookCorpus: "train" for the first 98%, then "valid", then "test"."""
     share = lines // 100
     return "train" if i < lines - 2 * share else "valid" if i < lines - share else "test"
 
 
 def find_books(folder: Path) -> dict[str, list[Path]]:
-    """Returns {split: files} of a folder with books."""
+    """Returns {split: files} of a folder with books; raises ValueError if a split would be empty."""
     books = sorted(folder.glob("*.txt"))
     named = {split: [b for b in books if re.search(rf"(^|[._-]){split}\.txt$", b.name)] for split in SPLITS}
     if any(named.values()):
         for split, files in named.items():
             if not files:
-                raise ValueError(f"{folder} has splits, but no file that ends in {split}.txt")
+                raise ValueError(f"{folder} has files for other splits, but none that ends in {split}.txt")
         return named
     if len(books) < len(SPLITS):
-        raise ValueError(f"{folder} has {len(books)} *.txt: one for each of train, valid and test is needed")
+        raise ValueError(f"{folder} has {len(books)} *.txt files: train, valid and test need one each")
     return split_books(books)
 
 
 def split_books(books: list[Path]) -> dict[str, list[Path]]:
-    """Splits books by a hash of their names: 1% (at least one) for valid, 1% for test, the rest for train."""
+    """Splits books by a hash of their names: 1%, at least one, for valid and for test, the rest for train."""
     ordered = sorted(books, key=lambda book: hashlib.sha256(book.name.encode()).hexdigest())
     share = max(1, len(books) // 100)
     parts = {"valid": ordered[:share], "test": ordered[share : 2 * share], "train": ordered[2 * share :]}

@@ -1,8 +1,10 @@
 """GLUE tasks, for fairseq's sentence_prediction or the task ``classification``.
 
-glue is in GPT-2 BPE: OUT/TASK/bin contains input0, input1 of pairs, and label; STS-B scores are divided by 5.
-glue_words is in words, without STS-B; by default, it has the tasks of the papers' tables. MNLI's valid and
-test are the matched sets, valid1 and test1 the mismatched ones. Test sets have no labels.
+The corpus glue is in GPT-2 BPE, for sentence_prediction. The folder OUT/TASK/bin contains input0, label and,
+for tasks with pairs of sentences, input1. The scores of STS-B are divided by 5.
+
+The corpus glue_words is in words, for classification. It excludes STS-B, which has scores instead of classes.
+MNLI's valid and test are the matched sets, valid1 and test1 the mismatched ones. Test sets have no labels.
 """
 
 import json
@@ -24,15 +26,15 @@ from fairseq_lrpe.utils.files import atomic_folder, iterate_lines
 
 
 class Tasks(TrainRows):
-    """GLUE, with one part per task; ``inputs``: the folder with the task's TSV files."""
+    """Base class of both GLUE corpora; ``check`` returns the folder with a task's TSV files."""
 
     published = "the published files"
-    accepts = "GLUE's TSV files, TASK/train.tsv etc. (default: download them)"
+    accepts = "a folder with GLUE's TSV files, TASK/train.tsv and so on (default: download them)"
     tasks = tuple(TASKS)
     default = tuple(PAPER_TASKS)
 
     def add_options(self, parser):
-        choices = f"from {' '.join(self.tasks)} (default: {' '.join(self.default)})"
+        choices = f"tasks to prepare, from {' '.join(self.tasks)} (default: {' '.join(self.default)})"
         parser.add_argument("tasks", nargs="*", metavar="TASK", help=choices)
         super().add_options(parser)
 
@@ -40,12 +42,12 @@ class Tasks(TrainRows):
         tasks = {name: get_task(name) for name in args.tasks or self.default}
         for name in tasks:
             if name not in self.tasks:
-                raise ValueError(f"{name} has no labels: choose from {', '.join(self.tasks)}")
-        shared = {**vars(args), "limits": {"train": args.train_rows}}  # rows per split
+                raise ValueError(f"{name} has scores instead of classes: choose from {', '.join(self.tasks)}")
+        shared = {**vars(args), "limits": {"train": args.train_rows}}  # {split: maximum number of rows}
         return [Namespace(**{**shared, "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
 
     def download(self, args: Namespace) -> Path:
-        """Downloads the task's TSV files and returns their folder."""
+        """Downloads the TSV files of the task ``args.name`` and returns their folder."""
         files = self.facts[args.name]["files"]
         mirrors = {"mirrors": self.facts["mirrors"]}
         paths = [fetch(args.out / file, {**mirrors, **facts}) for file, facts in files.items()]
@@ -69,7 +71,7 @@ class Tasks(TrainRows):
         return folder
 
     def write_text(self, args, inputs, folder):
-        """Writes SPLIT.input0.txt etc. and SPLIT.label, one row per line, rows.json and labels.txt."""
+        """Writes the sentences and labels, one row per line, and the files rows.json and labels.txt."""
         counts = {}
         for split, file in args.task.files.items():
             values = zip(*rows(inputs / file, args.task, split, args.limits.get(split)), strict=True)
@@ -77,7 +79,7 @@ class Tasks(TrainRows):
                 write_lines(folder / f"{split}.{column}{'' if column == 'label' else '.txt'}", texts)
             counts[split] = len(texts)
         (folder / "rows.json").write_text(json.dumps(counts) + "\n")
-        # Used by fairseq as it is: label i is type i after the four special ones, without madeupwords.
+        # A complete dictionary for fairseq-preprocess --srcdict, which adds no madeupwords to it.
         (folder / "labels.txt").write_text("".join(f"{name} 0\n" for name in args.task.labels))
 
 
@@ -97,7 +99,7 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
                     (part / column).mkdir()
                     for split in splits:
                         shutil.copyfile(text / f"{split}.label", part / column / f"{split}.label")
-                else:  # valid and valid1 together: fairseq-preprocess mostly takes time to start
+                else:  # one call for valid and valid1 because fairseq-preprocess is slow to start
                     texts = {}
                     for kind in SPLITS:
                         if paths := [str(text / f"{x}.{column}") for x in splits if x.startswith(kind)]:
@@ -108,7 +110,7 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
             shutil.copyfile(text / "rows.json", part / "rows.json")
 
     def report(self, args):
-        """Prints the number of rows next to the published one, and how to train."""
+        """Prints the numbers of rows, the published ones, and the beginning of a command that trains."""
         name, expected = args.name, self.facts[args.name]["rows"]
         counts = json.loads((args.out / "bin" / "rows.json").read_text())
         same = ", as published" if counts == expected else ""
@@ -137,7 +139,7 @@ class GlueWords(Tasks, LabelledWords):
 
 
 def columns(task: Task, split: str) -> list[str]:
-    """Returns the names of fairseq's folders for the columns of ``rows``."""
+    """Returns the names of the columns of :func:`rows`, which are fairseq's names of their folders."""
     inputs = [f"input{i}" for i in range(len(task.sentences))]
     return [*inputs, "label"] if split in task.labelled else inputs
 
@@ -150,20 +152,20 @@ def lines(path: Path) -> Iterator[tuple[int, list[str]]]:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8")
             except UnicodeDecodeError as error:
                 raise ValueError(
-                    f"{path} line {number} is not UTF-8 text ({error.reason}): convert it first"
+                    f"{path} line {number} is not UTF-8 text ({error.reason}): convert it to UTF-8"
                 ) from None
             # A carriage return inside a sentence would end the line when it is encoded.
             yield number, text.removesuffix("\n").removesuffix("\r").replace("\r", " ").split("\t")
 
 
 def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator[list]:
-    """Yields the sentences and label of the first ``limit`` rows."""
+    """Yields [sentence ..., label] of the first ``limit`` rows; unlabelled splits have no label."""
     numbered, labelled = lines(path), split in task.labelled
     header = task.header if labelled and task.header else next(numbered, (1, [""]))[1]
     names = [*task.sentences, task.label] if labelled else task.sentences
     for name in names:
         if name not in header:
-            raise ValueError(f"{path} line 1 names no column {name}: {excerpt(header)}")
+            raise ValueError(f"{path} line 1 has no column {name}: {excerpt(header)}")
     columns_used = [header.index(name) for name in names]
     for number, fields in islice(numbered, limit):
         where = f"{path} line {number}"
@@ -179,13 +181,13 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
 
 
 def excerpt(fields: list[str]) -> str:
-    """Returns the beginning of a line, for messages."""
+    """Returns the first 80 characters of a line for error messages."""
     text = " | ".join(fields)
     return text if len(text) <= 80 else text[:80] + "…"
 
 
 def label(field: str, task: Task, where: str) -> str | float:
-    """Returns the validated label or scaled score of a field."""
+    """Returns a validated class name, or a score divided by its maximum; ``where`` is for error messages."""
     if task.labels:
         if field not in task.labels:
             raise ValueError(f"{where} has the label {field!r} instead of one of {', '.join(task.labels)}")
@@ -200,7 +202,7 @@ def label(field: str, task: Task, where: str) -> str | float:
 
 
 def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
-    """Splits MRPC into TSV files; training rows whose pair of IDs is in ``dev_ids`` become the dev set."""
+    """Writes MRPC's TSV files; the training rows whose IDs are in the file ``dev_ids`` form the dev set."""
     if folder.is_dir():
         return
     ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}

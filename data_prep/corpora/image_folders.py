@@ -1,10 +1,11 @@
 """Labelled images such as ImageNet (Deng et al. 2009), for the task ``image_classification``.
 
-ImageNet is ILSVRC 2012: a folder with the original ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and
-ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other images are a folder, or an
-archive of one, with {train,valid,test}/CLASS/*.jpg (or .JPEG, .jpeg, .png; valid may be named val). Without
-valid, the last tenth of the training images is held out; --train-rows uses the first ones. For both, images
-are interleaved by class, in the order of their names.
+ImageNet (ILSVRC 2012) is read from a folder with the published ILSVRC2012_img_train.tar,
+ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other images
+are read from a folder with {train,valid,test}/CLASS/*.jpg (or .JPEG, .jpeg, .png; valid may be named val), or
+from an archive of such a folder. Without valid, the last tenth of the training images is used for validation.
+--train-rows N uses the first N training images. In both cases, images are sorted by name and interleaved by
+class first, so that all classes keep their shares.
 
 Image files are stored unchanged. Each is decoded once; unreadable ones are skipped and listed in
 OUT/bin/unreadable.txt.
@@ -38,11 +39,11 @@ TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 TRUTH = r"data/(meta\.mat|ILSVRC2012_validation_ground_truth\.txt)$"
 UNREADABLE = "unreadable.txt"
-BLOCK = 20  # images per task
+BLOCK = 20  # images that a worker process decodes at a time
 
 
 class ImageFile(NamedTuple):
-    """Location of an image file: all of ``path``, or ``size`` bytes at ``begin`` of an archive."""
+    """A class and an image file: ``path`` or, if ``size`` >= 0, ``size`` bytes at ``begin`` of an archive."""
 
     label: str
     name: str
@@ -51,7 +52,7 @@ class ImageFile(NamedTuple):
     size: int = -1
 
     def read(self) -> bytes:
-        """Returns the file's content."""
+        """Returns the content of the image file."""
         if self.size < 0:
             return read_file(self.path)
         check_size(self.name, self.size)
@@ -64,10 +65,10 @@ ImageFiles = dict[str, list[ImageFile]]
 
 
 class ClassFolders(TrainRows, Labelled):
-    """Images in class folders; ``inputs``: {split: image files, sorted by class and name}."""
+    """Images in class folders; ``check`` returns {split: image files sorted by class and name}."""
 
     metavar = "FILE_OR_FOLDER"
-    accepts = "{train,valid,test}/CLASS/*.jpg, .JPEG or .png, or an archive of it"
+    accepts = "{train,valid,test}/CLASS/*.jpg, .JPEG or .png, or an archive of such a folder"
     task = "image_classification"
     rows = {"train": 45_000, "valid": 5_000, "test": 10_000}
 
@@ -75,7 +76,7 @@ class ClassFolders(TrainRows, Labelled):
         return self.rows
 
     def find(self, source: Path) -> ImageFiles:
-        """Returns {split: image files}."""
+        """Returns {split: image files} of a folder."""
         return in_class_folders(source)
 
     def check(self, args):
@@ -109,7 +110,7 @@ class ClassFolders(TrainRows, Labelled):
 
 
 class ImageNet(ClassFolders):
-    """ILSVRC 2012's archives, or images in class folders."""
+    """ImageNet from the archives of ILSVRC 2012, or images in class folders."""
 
     accepts = f"{TRAIN}, {VALID} and {DEVKIT}, or with {ClassFolders.accepts}"
     rows = {"train": 1_281_167, "valid": 50_000}
@@ -125,7 +126,7 @@ class ImageNet(ClassFolders):
 
 
 def in_class_folders(folder: Path) -> ImageFiles:
-    """Returns the image files in a folder."""
+    """Returns {split: image files} of a folder with {train,valid,test}/CLASS/*.jpg, .JPEG or .png."""
     images = defaultdict(list)
     for inside, _, files in os.walk(folder):
         for path in (Path(inside, file) for file in files):
@@ -138,7 +139,7 @@ def in_class_folders(folder: Path) -> ImageFiles:
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
-    """Returns the training images, n01440764.tar/n01440764_18.JPEG etc."""
+    """Returns the images of an archive of one tar archive per class, as n01440764.tar/n01440764_18.JPEG."""
     images = []
     for name, begin, size in files_of_tar(archive):
         label, file = Path(name).parts[-2:] if "/" in name else ("", name)
@@ -149,7 +150,7 @@ def ilsvrc_train(archive: Path) -> list[ImageFile]:
 
 
 def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
-    """Returns the validation images; the n-th by name has the n-th class in the devkit."""
+    """Returns the images of an archive; the devkit lists their classes in the order of their names."""
     from scipy.io import loadmat  # takes seconds to import
 
     files = {match[1]: content for match, content in files_in(devkit, TRUTH)}
@@ -159,40 +160,46 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
         truth = files["ILSVRC2012_validation_ground_truth.txt"].split()
         labels = [classes[int(number)] for number in truth]
     except Exception as error:  # a malformed file can raise any exception
-        raise ValueError(f"{devkit} is not the published one ({error!r}): download it again") from None
+        raise ValueError(f"{devkit} is not the published file ({error!r}): download it again") from None
     images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
     if len(images) != len(labels):
-        raise ValueError(f"{archive} has {len(images):,} images, but {devkit} has labels of {len(labels):,}")
+        raise ValueError(f"{archive} has {len(images):,} images, but {devkit} has labels for {len(labels):,}")
     pairs = zip(labels, images, strict=True)
     return [ImageFile(label, name, archive, begin, size) for label, (name, begin, size) in pairs]
 
 
 def select(images: ImageFiles, args: Namespace) -> ImageFiles:
-    """Applies --train-rows and holds out validation images; sorts by class and name."""
+    """Returns the images to use, sorted by class and name.
+
+    Applies --train-rows, and uses training images for validation if ``images`` has no validation images.
+    """
     classes = defaultdict(list)
     for image in images["train"]:
         classes[image.label].append((image.name, image))
     if len(classes) < 2:
-        raise ValueError(f"{args.source} has training images of {min(classes)} only: two classes are needed")
+        only = f"training images of the class {min(classes)} only"
+        raise ValueError(f"{args.source} has {only}: two classes are needed")
     train = [image for image, _ in interleave(classes)]
     held_out = [] if images.get("valid") else train[len(train) - len(train) // 10 :]
     taken = {"train": train[: len(train) - len(held_out)][: args.train_rows]}
     taken["valid"] = images.get("valid") or held_out
     if not taken["valid"]:
-        raise ValueError(f"{args.source} has {len(train)} training images and none in valid: 10 are needed")
+        number = f"{len(train)} training images and no validation images"
+        raise ValueError(f"{args.source} has {number}: 10 training images are needed")
     if images.get("test"):
         taken["test"] = images["test"]
     known = {image.label for image in taken["train"]}
     for split, rows in taken.items():
         if unknown := {image.label for image in rows} - known:
-            raise ValueError(f"{args.source} has {split} images of {min(unknown)}, but no training images")
+            name = f"the class {min(unknown)}"
+            raise ValueError(f"{args.source} has {split} images of {name}, which has no training images")
     return {split: sorted(rows) for split, rows in taken.items()}
 
 
 def write_images(
     folder: Path, split: str, images: list[ImageFile], labels: list[str], workers: int, unreadable: list[str]
 ) -> int:
-    """Writes a split, appends skipped images to ``unreadable``, and returns its row count."""
+    """Writes a split, lists skipped images and reasons in ``unreadable``, and returns the number of rows."""
     prefix, numbers = folder / f"{split}.input0", {label: i for i, label in enumerate(labels)}
     bar = progress(None, f"writing {split}", "images", total=len(images))
     files, kept = dataset_builder(prefix, np.uint8), []
@@ -214,8 +221,8 @@ def write_images(
 
 
 def read_checked(images: list[ImageFile]) -> list[tuple[bytes, str]]:
-    """Returns (content, "") of each complete image, and (b"", reason) of unreadable ones."""
-    warnings.simplefilter("ignore")  # Pillow's about tolerated defects
+    """Returns (content, "") for each image that can be decoded, and (b"", reason) for the others."""
+    warnings.simplefilter("ignore")  # Pillow warns about defects that it tolerates
     return [_read_checked(image) for image in images]
 
 

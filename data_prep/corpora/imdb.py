@@ -1,9 +1,10 @@
 """IMDB movie reviews (Maas et al. 2011), for the task ``classification``.
 
-lra_text is Long-Range Arena's text classification: whole reviews as bytes. As in LRA itself, the validation
-set is the test set, so the best checkpoint is selected on the test set. imdb contains the reviews as words,
-without <br />; a tenth of the training reviews of each class, 2,500 in all, is held out for validation: those
-whose names have the smallest SHA-256.
+The corpus lra_text is Long-Range Arena's text classification, with whole reviews as bytes. As in LRA itself,
+the validation set is the test set, so the best checkpoint is selected on the test set.
+
+The corpus imdb contains the reviews as words, without <br /> tags. A tenth of the training reviews of each
+class is used for validation, 2,500 in total: those whose names have the smallest SHA-256 hashes.
 """
 
 import hashlib
@@ -19,12 +20,12 @@ from data_prep.labelled_words import LabelledWords
 
 LABELS = ("neg", "pos")
 PATHS = r"(?:^|/)(train|test)/(pos|neg)/([^/]+\.txt)$"
-MAX_BYTES = 1 << 24  # per review
+MAX_BYTES = 1 << 24  # limit per review
 BYTES = [f"0x{value:02x}" for value in range(256)]
 
 
 class Review(NamedTuple):
-    """A review, its label and its path."""
+    """A review as UTF-8 text, its label "neg" or "pos", and its path LABEL/NAME."""
 
     text: bytes
     label: str
@@ -32,7 +33,7 @@ class Review(NamedTuple):
 
 
 class Reviews(Corpus):
-    """The published archive, or an archive or a folder of the same layout."""
+    """Base class of both IMDB corpora, read from the published archive or from files with the same layout."""
 
     metavar = "FILE_OR_FOLDER"
 
@@ -42,7 +43,7 @@ class Reviews(Corpus):
         return f"{self.published}, or {layout} (default: download it)"
 
     def reviews(self, args) -> dict[str, list[Review]]:
-        """Returns {"train": reviews, "test": reviews}, ordered by the SHA-256 of their names."""
+        """Returns {"train": reviews, "test": reviews}, sorted by the SHA-256 of their paths."""
         source = self.archive(args)
         splits = {"train": [], "test": []}
         for match, content in files_in(source, PATHS, MAX_BYTES):
@@ -51,9 +52,8 @@ class Reviews(Corpus):
         for split, part in splits.items():
             for label in LABELS:
                 if sum(review.label == label for review in part) < 2:
-                    raise ValueError(
-                        f"{source} has fewer than two {split}/{label}/*.txt: both classes are needed"
-                    )
+                    name = f"{split}/{label}/*.txt"
+                    raise ValueError(f"{source} has fewer than two files {name}: both classes are needed")
             if empty := next((review.path for review in part if not review.text.strip()), None):
                 raise ValueError(f"{source} has an empty review, {split}/{empty}")
             part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
@@ -61,7 +61,7 @@ class Reviews(Corpus):
 
 
 class ByBytes(Reviews, Labelled):
-    """The reviews as bytes; ``inputs``: {split: reviews}."""
+    """IMDB reviews as bytes; ``check`` returns {"train": reviews, "test": reviews}."""
 
     types, labels = BYTES, LABELS
 
@@ -75,7 +75,7 @@ class ByBytes(Reviews, Labelled):
 
 
 class ByWords(Reviews, LabelledWords):
-    """The reviews as words."""
+    """IMDB reviews as words."""
 
     def rows(self, args):
         splits = self.reviews(args)
@@ -92,8 +92,10 @@ class ByWords(Reviews, LabelledWords):
 
 
 def plain(review: Review) -> str:
-    """Returns the text of a review without line break tags."""
+    """Returns the text of a review with line break tags replaced by spaces."""
     try:
         return regex.sub(r"<br\s*/?>", " ", review.text.decode())
     except UnicodeDecodeError as error:
-        raise ValueError(f"the review {review.path} is not UTF-8 text ({error}): convert it first") from None
+        raise ValueError(
+            f"the review {review.path} is not UTF-8 text ({error}): convert it to UTF-8"
+        ) from None

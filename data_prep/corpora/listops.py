@@ -1,9 +1,11 @@
 """ListOps of Long-Range Arena (Nangia and Bowman 2018; Tay et al. 2021), for the task ``classification``.
 
-Expressions such as [MAX 2 9 [MIN 4 7 ] 0 ] with MIN, MAX, MED (median, rounded down) and SM (sum modulo 10);
-the label is the value, 0 to 9. Above --depth, a node is an operator with probability 1/4 and a digit
-otherwise; operators, their number of arguments (2 to 10) and digits are uniform. Only distinct expressions
-with more than MIN and fewer than MAX tokens are kept; closing brackets are tokens.
+Expressions such as [MAX 2 9 [MIN 4 7 ] 0 ] consist of digits and of the operators MIN, MAX, MED (median,
+rounded down) and SM (sum modulo 10). The label is the value of the expression, from 0 to 9.
+
+A node is an operator with probability 1/4 and otherwise a digit; at the maximum depth it is always a digit.
+Operators, their numbers of arguments (2 to 10) and digits are drawn uniformly. Only distinct expressions with
+more than MIN and fewer than MAX tokens (--length) are kept; closing brackets count as tokens.
 """
 
 import csv
@@ -23,11 +25,11 @@ SYMBOLS = [*map(str, range(10)), *OPERATORS, "]"]
 CLOSE = len(SYMBOLS) - 1
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 BATCH = 4096  # expressions drawn from one random stream
-MAX_EMPTY = 100  # streams without any valid expression before giving up
+MAX_EMPTY = 100  # streams without a valid expression after which options are rejected
 
 
 class ListOps(Generated):
-    """Nested list expressions and their values."""
+    """Nested list expressions, labelled with their values."""
 
     accepts = f"{', '.join(FILES.values())} as published (default: generate expressions)"
     defaults = {"depth": [10], "length": [500, 2000], "rows": [96_000, 2_000, 2_000], "seed": [1]}
@@ -45,7 +47,7 @@ class ListOps(Generated):
             return {split: published(args.source / name) for split, name in FILES.items()}
         shortest, longest = args.length
         if longest < shortest + 2:
-            raise ValueError(f"--length {shortest} {longest}: no length is between the two")
+            raise ValueError(f"--length {shortest} {longest}: MAX must be at least MIN + 2")
         if not any(map(self.generator(args), range(MAX_EMPTY))):
             raise ValueError(f"{self.no_match(args, MAX_EMPTY)}: change --length or --depth")
 
@@ -54,7 +56,7 @@ class ListOps(Generated):
         return partial(expressions, args.seed[0], args.depth[0], *args.length)
 
     def no_match(self, args, streams):
-        """Returns a message that no generated expression has a valid length."""
+        """Returns the beginning of an error message: no expression of these streams has a valid length."""
         drawn = f"of {streams * BATCH:,} expressions of --depth {args.depth[0]}"
         return "{} none has more than {} and fewer than {} tokens".format(drawn, *args.length)
 
@@ -72,12 +74,12 @@ class ListOps(Generated):
                     last = stream
                     yield np.frombuffer(symbols, np.uint8), label
             if stream == last + 10 * MAX_EMPTY:
-                message = f"{self.no_match(args, 10 * MAX_EMPTY)} besides the {len(seen):,} before"
-                raise ValueError(f"{message}: ask for fewer --rows")
+                message = f"{self.no_match(args, 10 * MAX_EMPTY)} except the {len(seen):,} drawn before"
+                raise ValueError(f"{message}: reduce --rows")
 
 
 def published(path: Path) -> list[tuple[str, int]]:
-    """Returns (symbols, value) of each row of a published TSV file, without its parentheses."""
+    """Returns (expression without parentheses, value) for each row of a published TSV file."""
     check_text(path, f"--from takes a folder with {', '.join(FILES.values())}")
     with path.open(encoding="utf-8", newline="") as file:
         header, *lines = csv.reader(file, delimiter="\t")
@@ -97,10 +99,18 @@ def published(path: Path) -> list[tuple[str, int]]:
 
 
 def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int) -> list[tuple[bytes, int]]:
-    """Draws BATCH expressions and returns (symbols, value) of those with a valid length.
+    """Draws BATCH expressions and returns those with more than ``shortest``, fewer than ``longest`` tokens.
 
-    All are drawn at once, level by level. One random number n < 1440 defines a node: if n < 360 it is
-    operator n % 4 with 2 + n // 40 arguments, otherwise digit n % 10.
+    All expressions are drawn at once, level by level. One random number n < 1440 determines a node: if
+    n < 360, it is the operator n % 4 with 2 + n // 40 arguments, otherwise the digit n % 10.
+
+    Args:
+        seed: Seed of the generator.
+        depth: Maximum depth of an expression.
+        stream: Index of the random stream.
+
+    Returns:
+        (indices into SYMBOLS as bytes, value) of each expression.
     """
     bits = np.random.Philox(key=np.array([seed % 2**64, stream], np.uint64))
     half = np.uint64(32)
@@ -109,7 +119,7 @@ def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int)
         node = ((bits.random_raw(len(tree)) >> half) * np.uint64(1440) >> half).astype(np.int64)
         operator = (node < 360) & (len(levels) + 1 < depth)
         lengths += np.bincount(tree, 1 + operator, BATCH).astype(np.int64)
-        operator &= lengths[tree] < longest  # expressions that are too long need not be completed
+        operator &= lengths[tree] < longest  # do not complete expressions that are already too long
         levels.append((tree, node, operator))
         tree = np.repeat(tree[operator], arguments(node[operator]))
     kept = (shortest < lengths) & (lengths < longest)
@@ -117,18 +127,22 @@ def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int)
 
 
 def arguments(node: np.ndarray) -> np.ndarray:
-    """Returns the number of arguments of operators."""
+    """Returns the numbers of arguments of operators, given the random numbers that determine them."""
     return 2 + node // 40
 
 
 def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, int]]:
-    """Returns (symbols, value) of each tree, from (nodes, is operator) of each level."""
-    values, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # per level
+    """Returns (indices into SYMBOLS as bytes, value) of each expression.
+
+    Args:
+        levels: (random numbers of the nodes, whether they are operators) of each level, from the root down.
+    """
+    values, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # of the subtrees, by level
     for node, operator in reversed(levels):
         value, size = node % 10, np.ones_like(node)
         if operator.any():
             number = arguments(node[operator])
-            first = np.cumsum(number) - number  # index in the level below
+            first = np.cumsum(number) - number  # index of the first argument in the level below
             value[operator] = evaluate(node[operator] % 4, values[0], first, number)
             size[operator] = 2 + np.add.reduceat(sizes[0], first)
         values.insert(0, value)
@@ -146,7 +160,7 @@ def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, 
 
 
 def evaluate(operator: np.ndarray, values: np.ndarray, first: np.ndarray, number: np.ndarray) -> np.ndarray:
-    """Applies each operator to ``number`` consecutive ``values`` from index ``first`` on."""
+    """Returns the value of each operator applied to ``number`` consecutive ``values`` from ``first`` on."""
     ordered = values[np.argsort(10 * np.repeat(np.arange(len(number)), number) + values)]
     median = (ordered[first + (number - 1) // 2] + ordered[first + number // 2]) // 2
     total = np.add.reduceat(values, first) % 10

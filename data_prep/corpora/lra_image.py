@@ -1,8 +1,8 @@
 """Long-Range Arena's image classification: grayscale CIFAR-10 (Krizhevsky 2009), for ``classification``.
 
-Grayscale is ITU-R 601, as Pillow's "L". The last tenth of the training images is for validation. Images from
-a folder or an archive are interleaved by class, in the order of their names, so that this tenth contains the
-last tenth of each class.
+Colors are converted to grayscale by ITU-R 601, like Pillow's mode "L". The last tenth of the training images
+is used for validation. Images from a folder or an archive are sorted by name and interleaved by class, so
+that this tenth contains the last tenth of each class.
 """
 
 import io
@@ -27,13 +27,13 @@ IMAGES = r"(?:^|/)(train|test)/([^/]+)/([^/]+\.(?:jpe?g|png))$"
 HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
 }
-"""Globals of pickled arrays; all others are rejected because pickle would call them."""
+"""Functions and classes that pickled arrays need; all others are rejected because unpickling calls them."""
 
-Rows = list[tuple[np.ndarray, str]]
+Rows = list[tuple[np.ndarray, str]]  # (pixel values row by row, class) of each image
 
 
 class Cifar10(Labelled):
-    """CIFAR-10; ``inputs``: {split: (values, class) of each image}."""
+    """CIFAR-10 in grayscale; ``check`` returns {split: rows}."""
 
     metavar = "FILE_OR_FOLDER"
     types = [str(value) for value in range(256)]
@@ -44,27 +44,27 @@ class Cifar10(Labelled):
         return f"{self.published}, or {images} (default: download it)"
 
     def add_options(self, parser):
-        text = "width and height in pixels, downscaled by averaging (default: %(default)s)"
+        text = "downscale images to N x N pixels by averaging (default: %(default)s)"
         add_number(parser, "--size", text, default=WIDTH)
 
     def source(self, args):
         if args.size > WIDTH:
-            raise ValueError(f"--size {args.size} is more than the {WIDTH} pixels of the images")
+            raise ValueError(f"--size {args.size} exceeds the {WIDTH} pixels of the images")
         return f"{super().source(args)} in {args.size} pixels"
 
     def check(self, args):
-        """Reads all images."""
         source = self.archive(args)
         train, test = read_splits(source, args.size)
         if len(train) < 10 or not test:
-            raise ValueError(
-                f"{source} has {len(train)} training and {len(test)} test images: download it again"
-            )
+            number = f"{len(train)} training images and {len(test)} test images"
+            raise ValueError(f"{source} has {number}: at least 10 and 1 are needed")
         self.labels = sorted({name for _, name in train})
         if len(self.labels) < 2:
-            raise ValueError(f"{source} has training images of {train[0][1]} only: two classes are needed")
+            only = f"training images of the class {train[0][1]} only"
+            raise ValueError(f"{source} has {only}: two classes are needed")
         if unknown := {name for _, name in test}.difference(self.labels):
-            raise ValueError(f"{source} has test images of {min(unknown)}, but no training images")
+            name = f"the class {min(unknown)}"
+            raise ValueError(f"{source} has test images of {name}, which has no training images")
         kept = len(train) - len(train) // 10
         return {"train": train[:kept], "valid": train[kept:], "test": test}
 
@@ -77,7 +77,7 @@ class Cifar10(Labelled):
 
 
 def read_splits(source, size: int) -> tuple[Rows, Rows]:
-    """Returns the training and test images as (grayscale values row by row, class)."""
+    """Returns the training images and the test images of a folder or archive."""
     batches, files = {}, {"train": defaultdict(list), "test": defaultdict(list)}
     for match, content in files_in(source, f"{BATCHES}|{IMAGES}"):
         if batch := match[1]:
@@ -93,7 +93,14 @@ def read_splits(source, size: int) -> tuple[Rows, Rows]:
 
 
 def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[object, str]]:
-    """Interleaves images: the first by name of every class, then the second, etc."""
+    """Interleaves classes: the first image by name of each class, then the second one of each, and so on.
+
+    Args:
+        classes: {class: [(name, image)]}.
+
+    Returns:
+        [(image, class)].
+    """
     ranked = [
         (rank, name, values)
         for name, part in classes.items()
@@ -103,12 +110,12 @@ def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[objec
 
 
 def resize(image: Image.Image, size: int) -> np.ndarray:
-    """Returns the values of a grayscale image, downscaled to ``size``, row by row."""
+    """Returns the pixel values, row by row, of a grayscale image downscaled to ``size`` x ``size``."""
     return np.asarray(image if size == WIDTH else image.resize((size, size), Image.Resampling.BOX)).ravel()
 
 
 def from_file(content: bytes, where: str) -> Image.Image:
-    """Decodes a grayscale image of the expected size."""
+    """Decodes an image file of 32 x 32 pixels to grayscale; ``where`` is its name for error messages."""
     try:
         image = decode(content, "L")
     except ValueError as error:
@@ -119,7 +126,7 @@ def from_file(content: bytes, where: str) -> Image.Image:
 
 
 class _Arrays(pickle.Unpickler):
-    """Unpickles only arrays and plain values."""
+    """An unpickler that only accepts arrays and plain values."""
 
     def find_class(self, module, name):
         if (module, name) not in HARMLESS:
@@ -128,7 +135,7 @@ class _Arrays(pickle.Unpickler):
 
 
 def from_batch(content: bytes, where: str, size: int) -> Rows:
-    """Returns the images of a pickled batch with ``data`` and ``labels``."""
+    """Returns the images of one of CIFAR-10's pickled batches; ``where`` is its name for error messages."""
     try:
         batch = _Arrays(io.BytesIO(content), encoding="bytes").load()
         data, labels = np.asarray(batch[b"data"]), [CLASSES[label] for label in batch[b"labels"]]

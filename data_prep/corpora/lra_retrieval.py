@@ -1,10 +1,12 @@
-"""Related or unrelated pairs of documents as bytes, for the task ``classification``.
+"""Pairs of documents as bytes, labelled as related or not, for the task ``classification``.
 
-lra_retrieval is Long-Range Arena's Retrieval: whether one paper of the ACL Anthology Network cites the other.
-Its files new_aan_pairs.{train,eval,test}.tsv have label, two numbers and two texts per line; texts are
-truncated to 4,000 bytes, as in LRA. lra_retrieval_mini asks whether two disjoint segments of 256 bytes come
-from the same WikiText article: 8,000, 1,000 and 1,000 distinct pairs, half of them positive, with articles of
-their own in each split.
+The corpus lra_retrieval is Long-Range Arena's Retrieval. Its label is whether one of two papers of the ACL
+Anthology Network cites the other. Each line of the files new_aan_pairs.{train,eval,test}.tsv consists of a
+label, two numbers and two texts. Texts are truncated to 4,000 bytes, as in LRA.
+
+The label of the corpus lra_retrieval_mini is whether two disjoint segments of 256 bytes are from the same
+WikiText article. It has 8,000 training, 1,000 validation and 1,000 test pairs, half of which are positive. The
+pairs are distinct, and the articles of a split are in no other split.
 """
 
 import random
@@ -23,15 +25,15 @@ from data_prep.validation import check_text
 from fairseq_lrpe.utils.files import iterate_lines, read_file
 
 FILES = {x: f"new_aan_pairs.{'eval' if x == 'valid' else x}.tsv" for x in SPLITS}
-MAX_TEXT = 4000  # bytes
-SEGMENT = 256  # bytes
-MAX_BYTES = 1 << 31  # per file
+MAX_TEXT = 4000  # bytes that are kept of a text
+SEGMENT = 256  # bytes per segment
+MAX_BYTES = 1 << 31  # limit per file
 PAIRS = {"train": 8000, "valid": 1000, "test": 1000}
-TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # between blank lines
+TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # title of an article, between blank lines
 
 
 class Papers(Labelled):
-    """LRA's pairs of papers."""
+    """Long-Range Arena's pairs of papers."""
 
     accepts = ", ".join(FILES.values())
     types, labels = BYTES, ("no", "yes")
@@ -43,7 +45,7 @@ class Papers(Labelled):
                 raise ValueError(f"{args.source} has no pairs for {split}")
 
     def pairs(self, args: Namespace, split: str) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yields (text, text, label) of each pair of a split."""
+        """Yields (first text, second text, label) for each pair of a split."""
         return papers(args.source / FILES[split])
 
     def splits(self, args, inputs):
@@ -69,7 +71,7 @@ class Segments(Papers):
 
 
 def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yields (text, text, label) of each line of an LRA file."""
+    """Yields (first text, second text, label) for each line of one of Long-Range Arena's files."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: --from takes a folder with {Papers.accepts}")
     with path.open("rb") as lines:
@@ -87,13 +89,12 @@ def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
 
 
 def articles(path: Path) -> list[list[bytes]]:
-    """Returns the segments of each WikiText article with at least two of them."""
+    """Returns the segments of each WikiText article that has at least two segments."""
     text = read_file(path, MAX_BYTES)
     starts = [match.start(1) for match in TITLE.finditer(text)]
     found = []
     for start, end in pairwise([*starts, len(text)]):
-        whole = range(start, end - SEGMENT + 1, SEGMENT)
-        found.append([text[i : i + SEGMENT] for i in whole])
+        found.append([text[i : i + SEGMENT] for i in range(start, end - SEGMENT + 1, SEGMENT)])
     found = [segments for segments in found if len(segments) > 1]
     if len(found) < 2:
         raise ValueError(f"{path} has fewer than two articles of two segments: WikiText is needed")
@@ -101,19 +102,26 @@ def articles(path: Path) -> list[list[bytes]]:
 
 
 def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yields at most ``limit`` fixed random pairs of segments; every second pair is from one article."""
+    """Yields (first segment, second segment, label) of random pairs, alternating between both labels.
+
+    The pairs depend only on the segments, not on torch's or Python's random state.
+
+    Args:
+        found: Segments of each article.
+        limit: Maximum number of pairs.
+    """
     sizes = [len(segments) for segments in found]
     same = sum(size * (size - 1) // 2 for size in sizes)
     different = (sum(sizes) ** 2 - sum(size**2 for size in sizes)) // 2
-    places = [(i, j) for i, size in enumerate(sizes) for j in range(size)]
+    indices = [(article, segment) for article, size in enumerate(sizes) for segment in range(size)]
     draw, seen = random.Random(1), set()
     for n in range(2 * min(limit // 2, same, different)):
         label = n % 2
         while True:
-            first = draw.choice(places)
-            second = (first[0], draw.randrange(sizes[first[0]])) if label else draw.choice(places)
-            fits = first != second if label else first[0] != second[0]
-            if fits and frozenset((first, second)) not in seen:
+            first = draw.choice(indices)
+            second = (first[0], draw.randrange(sizes[first[0]])) if label else draw.choice(indices)
+            valid = first != second if label else first[0] != second[0]
+            if valid and frozenset((first, second)) not in seen:
                 break
         seen.add(frozenset((first, second)))
         yield *(found[i][j] for i, j in (first, second)), label

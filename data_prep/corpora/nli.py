@@ -1,7 +1,7 @@
 """Natural language inference (SNLI, Bowman et al. 2015), for the task ``classification``.
 
-Pairs with the label "-", without a majority of annotators, are skipped. --cut splits one file into a small
-corpus: its first rows are for training, the next for validation and test.
+Pairs with the label "-", for which no majority of the annotators agrees, are skipped. --cut makes a small
+corpus of one file: its first rows are used for training, the next for validation, and the next for test.
 """
 
 import json
@@ -19,11 +19,11 @@ from fairseq_lrpe.utils.files import iterate_lines
 NAMES = {"train": "train", "dev": "valid", "test": "test"}
 KEYS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "label"))
 UNDECIDED = "-"
-MAX_BYTES = 1 << 31  # per file
+MAX_BYTES = 1 << 31  # limit per file
 
 
 class Snli(LabelledWords):
-    """SNLI, or one file in its format."""
+    """SNLI, or one file in SNLI's or MNLI's JSON format."""
 
     metavar = "FILE_OR_FOLDER"
 
@@ -35,12 +35,12 @@ class Snli(LabelledWords):
 
     def add_options(self, parser):
         super().add_options(parser)
-        text = "numbers of consecutive rows of the single file --from for each split"
+        text = "numbers of rows of each split, which are taken in order from the single file given by --from"
         parser.add_argument("--cut", nargs=3, type=min_int(1), metavar=("TRAIN", "VALID", "TEST"), help=text)
 
     def source(self, args):
         if args.cut and not args.source:
-            raise ValueError("--cut requires --from with the file to split")
+            raise ValueError("--cut requires --from FILE, the file to split")
         cut = f", {' '.join(map(str, args.cut))} rows" if args.cut else ""
         return super().source(args) + cut
 
@@ -52,7 +52,7 @@ class Snli(LabelledWords):
             return cut(args)
         source, found = self.archive(args), {split: [] for split in SPLITS}
         if source.suffix == ".jsonl" and source.is_file():
-            raise ValueError(f"{source} is one file: --cut TRAIN VALID TEST says how many rows each set has")
+            raise ValueError(f"{source} is a single file: add --cut TRAIN VALID TEST, the numbers of rows")
         for match, content in files_in(source, r"(?:^|/)(snli_1\.0_(train|dev|test)\.jsonl)$", MAX_BYTES):
             found[NAMES[match[2]]] = pairs(content.splitlines(), f"{source}: {match[1]}")
         for name, split in NAMES.items():
@@ -62,7 +62,7 @@ class Snli(LabelledWords):
 
 
 def cut(args: Namespace) -> dict[str, list[tuple]]:
-    """Splits one file as given by --cut."""
+    """Returns {split: rows} of the file --from, with the numbers of rows given by --cut."""
     if not args.source.is_file():
         raise ValueError(f"{args.source} is not a file: --cut is for one file of JSON lines")
     with args.source.open("rb") as lines:
@@ -75,7 +75,7 @@ def cut(args: Namespace) -> dict[str, list[tuple]]:
 
 
 def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
-    """Returns (premise, hypothesis, label) of each labelled pair."""
+    """Returns (premise, hypothesis, label) of each labelled pair; ``name`` is the file for messages."""
     rows, undecided = [], 0
     for number, line in enumerate(lines, 1):
         where = f"{name} line {number}"
@@ -85,9 +85,8 @@ def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
             raise ValueError(f"{where} is not JSON ({error}): a pair and its label are needed") from None
         keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
         if not keys or not all(isinstance(row[key], str) for key in keys):
-            raise ValueError(
-                f"{where} is not a pair: {', '.join(KEYS[0])} or {', '.join(KEYS[1])} are needed"
-            )
+            needed = " or ".join(", ".join(keys) for keys in KEYS)
+            raise ValueError(f"{where} is not a pair with a label: text for {needed} is needed")
         *texts, label = (row[key] for key in keys)
         if label == UNDECIDED:
             undecided += 1
@@ -96,5 +95,5 @@ def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
         else:
             rows.append((*texts, label))
     if undecided:
-        print(f"{name}: {undecided:,} of {undecided + len(rows):,} pairs have no label and are skipped")
+        print(f"{name}: skipped {undecided:,} of {undecided + len(rows):,} pairs, which have no label")
     return rows

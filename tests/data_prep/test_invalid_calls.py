@@ -73,9 +73,9 @@ CALLS = [
     ("glue RTE --from {text}", "{text}/RTE/train.tsv is missing: train.tsv dev.tsv test.tsv are needed"),
     ("glue RTE --from {glue_utf16}", "train.tsv line 1 is not UTF-8 text"),
     ("glue RTE --from {glue_cut}", "train.tsv line 2 has 2 fields instead of 4"),
-    ("glue RTE --from {glue_no_bytes}", "train.tsv line 1 names no column"),
+    ("glue RTE --from {glue_no_bytes}", "train.tsv line 1 has no column"),
     ("glue Rte --from {glue}", "Rte"),
-    ("glue_words STS-B --from {glue}", "STS-B has no labels: choose from CoLA"),
+    ("glue_words STS-B --from {glue}", "STS-B has scores instead of classes: choose from CoLA"),
     ("glue_words RTE --from {glue} --vectors {nowhere}", "{nowhere} is missing: a file of word vectors"),
     (
         "imdb --from {reviews} --vectors {empty}",
@@ -87,7 +87,7 @@ CALLS = [
     ("lra_text --from {text}", "{text} contains none of the required files (see --help)"),
     ("lra_text --from {archive}", "{archive} is not a complete zip or tar archive"),
     ("lra_image --from {archive}", "{archive} is not a complete zip or tar archive"),
-    ("lra_image --from {pictures} --size 33", "--size 33 is more than the 32 pixels"),
+    ("lra_image --from {pictures} --size 33", "--size 33 exceeds the 32 pixels"),
     (
         "lra_image --from {pictures}",
         "{pictures}: train/cat/0.png is not a complete image (it is no JPEG or PNG",
@@ -95,14 +95,14 @@ CALLS = [
     ("snli --from {snli}", "the training set only has the label 'neutral': two labels are needed"),
     ("sentences --from {few}", "no word occurs 4 times in the training set: more text is needed"),
     ("snli --from {snli} --cut 1 1 1", "{snli} is not a file: --cut is for one file of JSON lines"),
-    ("snli --cut 1 1 1", "--cut requires --from with the file to split"),
+    ("snli --cut 1 1 1", "--cut requires --from FILE, the file to split"),
     ("squad --from {questions}/dev-v2.0.json", "dev-v2.0.json is not a folder: --from takes a folder with"),
     (
         "squad --from {questions} --cut 1 1 --pieces 60",
         "{questions} is not a file: --cut requires a single JSON file",
     ),
     ("squad --from {file} --cut 1 1 --pieces 60", "{file} is not JSON (Expecting value"),
-    ("squad --cut 1 1", "--cut requires --from with the file to split"),
+    ("squad --cut 1 1", "--cut requires --from FILE, the file to split"),
     ("squad --from {file} --cut 1 1 --version 1.1", "--version selects published files: it cannot be"),
     (
         "squad --version du --pieces 60",
@@ -136,7 +136,7 @@ CALLS = [
         "listops --from {expressions} --depth 4",
         "--depth is for generated data: it cannot be combined with --from",
     ),
-    ("listops --length 100 100", "--length 100 100: no length is between the two"),
+    ("listops --length 100 100", "--length 100 100: MAX must be at least MIN + 2"),
     ("listops --rows 8 0 1", "argument --rows: must be a whole number from 1 on, not '0'"),
     (
         "pathfinder --from {text}",

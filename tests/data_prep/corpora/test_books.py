@@ -37,8 +37,8 @@ def test_splits_in_file_names_are_kept(tmp_path):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["a.txt", "b.txt"], "has 2 *.txt: one for each of train, valid and test is needed"),
-        (["train.txt", "test.txt"], "has splits, but no file that ends in valid.txt"),
+        (["a.txt", "b.txt"], "has 2 *.txt files: train, valid and test need one each"),
+        (["train.txt", "test.txt"], "has files for other splits, but none that ends in valid.txt"),
     ],
 )
 def test_missing_books_are_errors(names, message, tmp_path):

@@ -232,7 +232,7 @@ SCORE = "has the score {!r} instead of a number from 0 to 5"
             "train.tsv",
             1,
             "index\tsentence1\ttext\tlabel",
-            "names no column sentence2: index | sentence1 | text",
+            "has no column sentence2: index | sentence1 | text",
         ),
         (
             "CoLA",

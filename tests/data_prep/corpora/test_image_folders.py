@@ -172,7 +172,7 @@ def cut(name, part=0.7):
         (cut(DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is not a complete zip or tar archive ("),
         (
             lambda x: write_tar(x / DEVKIT, {"data/meta.mat": b"no"}),
-            "devkit_t12.tar.gz is not the published one (",
+            "devkit_t12.tar.gz is not the published file (",
         ),
         (lambda x: shutil.copyfile(x / TRAIN, x / VALID), "ILSVRC2012_img_val.tar has 9 images, but "),
         (
@@ -196,15 +196,18 @@ def one_class(found):
     ("change", "message"),
     [
         (lambda x: {x_.replace("/ant/", "/"): y for x_, y in one_class(x).items()}, "has no training images"),
-        (one_class, "given has training images of ant only: two classes are needed"),
-        (lambda x: {**x, "top/test/dog/0.jpg": b"-"}, "given has test images of dog, but no training images"),
+        (one_class, "given has training images of the class ant only: two classes are needed"),
+        (
+            lambda x: {**x, "top/test/dog/0.jpg": b"-"},
+            "given has test images of the class dog, which has no training images",
+        ),
         (
             lambda x: dict.fromkeys(x, b"-"),
             "no image of train is readable, for example train/cow/02.jpeg: it",
         ),
         (
             lambda x: {path: y for path, y in x.items() if path[-6:-4] == "00" or path[-7:-5] == "00"},
-            "given has 3 training images and none in valid: 10 are needed",
+            "given has 3 training images and no validation images: 10 training images are needed",
         ),
     ],
 )

@@ -109,14 +109,14 @@ def test_distribution_of_expressions():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--length", 100, 20], "--length 100 20: no length is between the two"),
+        (["--length", 100, 20], "--length 100 20: MAX must be at least MIN + 2"),
         (
             ["--depth", 2, "--length", 12, 20],
             "none has more than 12 and fewer than 20 tokens: change --length",
         ),
         (
             ["--depth", 2, "--length", 3, 5, "--rows", 500, 1, 1],
-            "tokens besides the 400 before: ask for fewer --rows",
+            "tokens except the 400 drawn before: reduce --rows",
         ),
     ],
 )

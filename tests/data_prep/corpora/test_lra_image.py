@@ -144,11 +144,11 @@ def test_invalid_images_are_errors(content, message, tmp_path):
     [
         (
             lambda path: path.replace("train/cow/", "train/dog/9"),
-            "has test images of cow, but no training images",
+            "has test images of the class cow, which has no training images",
         ),
         (
             lambda path: path.replace("/test/", "/other/"),
-            "has 10 training and 0 test images: download it again",
+            "has 10 training images and 0 test images: at least 10 and 1 are needed",
         ),
         (
             lambda path: path.replace(path.split("/")[2] + "/", f"ant/{path.split('/')[2]}"),

@@ -36,7 +36,7 @@ def test_the_archive_is_downloaded(publish, tmp_path, capsys):
     prepare("snli", ["--out", tmp_path / "out", "--workers", 1])
     check(tmp_path / "out" / "bin")
     printed = capsys.readouterr().out
-    assert "snli_1.0_train.jsonl: 2 of 20 pairs have no label and are skipped" in printed
+    assert "snli_1.0_train.jsonl: skipped 2 of 20 pairs, which have no label" in printed
     assert "rows: train 18, valid 6, test 3; published: train 549,367, valid 9,842, test 9,824" in printed
 
 
@@ -68,7 +68,7 @@ def test_one_file_is_split(keys, tmp_path, capsys):
     [
         (b"{", "is not JSON"),
         (b'{"premise": "caf\xe9"}', "is not JSON"),
-        (b"[]", "is not a pair: sentence1, sentence2, gold_label or premise, hypothesis, label"),
+        (b"[]", "is not a pair with a label: text for sentence1, sentence2, gold_label or premise"),
         (b'{"premise": "a", "hypothesis": "b", "label": 1}', "is not a pair"),
         (
             json.dumps(row(0, "maybe")).encode(),
@@ -85,7 +85,7 @@ def test_invalid_lines_are_errors(line, message, tmp_path):
 def test_missing_pairs_are_errors(tmp_path):
     out = ["--out", tmp_path / "out"]
     file = write_files(tmp_path, {"pairs.jsonl": lines(20)}) / "pairs.jsonl"
-    assert "is one file: --cut TRAIN VALID TEST says" in error_of("snli", "--from", file, *out)
+    assert "is a single file: add --cut TRAIN VALID TEST" in error_of("snli", "--from", file, *out)
     error = error_of("snli", "--from", file, "--cut", 20, 1, 1, *out)
     assert "has 20 pairs with a label: --cut asks for 20 + 1 + 1" in error
     folder = write_files(tmp_path / "given", {**FILES, "snli_1.0/snli_1.0_dev.jsonl": b""})
