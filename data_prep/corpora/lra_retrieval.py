@@ -5,8 +5,8 @@ Anthology Network cites the other. Each line of the files new_aan_pairs.{train,e
 label, two numbers and two texts. Texts are truncated to 4,000 bytes, as in LRA.
 
 The label of the corpus lra_retrieval_mini is whether two disjoint segments of 256 bytes are from the same
-WikiText article. It has 8,000 training, 1,000 validation and 1,000 test pairs, half of which are positive. The
-pairs are distinct, and the articles of a split are in no other split.
+WikiText article. It has 8,000 training, 1,000 validation and 1,000 test pairs, half of which are positive.
+The pairs are distinct, and no article is in two splits.
 """
 
 import random

@@ -1,8 +1,8 @@
 """Your own train.txt, valid.txt and test.txt in SentencePiece units, for fairseq's language_modeling.
 
-The model is learned on train.txt and saved as OUT/bin/spm.model. Without --from, the text is the English
-documentation included in Python, one paragraph per line: of every topic, the first 80% of the characters are
-for training, the next and the last 10% for validation and test. Duplicate paragraphs are kept once.
+The SentencePiece model is learned on train.txt and saved as OUT/bin/spm.model. Without --from, the text is
+the English documentation included in Python, with one paragraph per line and without duplicates. Of every
+topic, the first 80% of the characters are used for training, the next 10% for validation, the rest for test.
 """
 
 import pydoc_data.topics
@@ -26,7 +26,7 @@ class OwnText(Corpus):
     """The user's own text, or Python's documentation."""
 
     published = "the English prose inside Python"
-    accepts = f"train.txt, valid.txt and test.txt, UTF-8 (default: {published})"
+    accepts = f"a folder with train.txt, valid.txt and test.txt in UTF-8 (default: {published})"
     pieces = 2000
 
     def add_options(self, parser):
@@ -66,7 +66,7 @@ class OwnText(Corpus):
         (folder / MODEL).write_bytes(model)
 
     def write_published(self, inputs: object, folder: Path) -> None:
-        """Writes the default texts, used without --from."""
+        """Writes the default text, which is used without --from, as train.txt, valid.txt and test.txt."""
         write_python_docs(folder)
 
 
@@ -76,12 +76,12 @@ def _processor(model):
 
 
 def encode_line(model: Path, line: str) -> str:
-    """Returns the SentencePiece units of a stripped line."""
+    """Returns the SentencePiece units of a line, separated by spaces; ``model`` is the path of spm.model."""
     return " ".join(_processor(model).encode(line.strip(), out_type=str))
 
 
 def write_python_docs(folder: Path) -> None:
-    """Writes Python's documentation to ``folder``, in three splits that share no paragraph."""
+    """Writes Python's documentation as train.txt, valid.txt and test.txt, which share no paragraph."""
     lines, seen = {split: [] for split in SPLITS}, set()
     for _, topic in sorted(pydoc_data.topics.topics.items()):
         paragraphs = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", topic)]

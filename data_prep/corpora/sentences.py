@@ -1,7 +1,8 @@
-"""Your own labelled texts or pairs of texts in words, for the task ``classification``.
+"""Your own labelled texts or pairs of texts as words, for the task ``classification``.
 
---from contains train.input0.txt with one text per line, train.label, and for pairs train.input1.txt; likewise
-for valid and optionally test.
+The folder --from contains train.input0.txt with one text per line, train.label with one label per line and,
+for pairs, train.input1.txt with the second texts. The same files are required for valid, and optional for
+test.
 """
 
 from pathlib import Path
@@ -10,13 +11,15 @@ from data_prep.binarize import SPLITS
 from data_prep.labelled_words import LabelledWords, read_lines
 from data_prep.validation import check_text
 
-EXPECTED = "--from takes a folder with train.input0.txt and train.label, optionally train.input1.txt, etc."
+FOLDER = (
+    "a folder with train.input0.txt, train.label and, for pairs, train.input1.txt; likewise valid and test"
+)
 
 
 class Sentences(LabelledWords):
     """The user's own labelled texts."""
 
-    accepts = "SPLIT.input0.txt, SPLIT.label and of pairs SPLIT.input1.txt, for train, valid and perhaps test"
+    accepts = FOLDER
 
     def rows(self, args):
         named = [split for split in SPLITS if split != "test" or any(args.source.glob("test.*"))]
@@ -34,12 +37,16 @@ class Sentences(LabelledWords):
 
 
 def columns(folder: Path, split: str, ends: list[str]) -> list[list[str]]:
-    """Returns the texts and labels of a split, which must have equally many lines."""
+    """Returns the lines of each of a split's files, which must have the same number of lines.
+
+    Args:
+        folder: Folder of the files.
+        split: Name of the split.
+        ends: Endings of the files, such as ".input0.txt" and ".label".
+    """
     paths = [folder / f"{split}{end}" for end in ends]
-    counts = [check_text(path, EXPECTED) for path in paths]
+    counts = [check_text(path, f"--from takes {FOLDER}") for path in paths]
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0]:
-            raise ValueError(
-                f"{paths[0]} has {counts[0]:,} lines and {path} {count:,}: one label per text is needed"
-            )
+            raise ValueError(f"{paths[0]} has {counts[0]:,} lines, but {path} has {count:,}")
     return [[line.strip() for line in read_lines(path)] for path in paths]

@@ -44,9 +44,12 @@ def test_pairs_and_a_test_set(tmp_path):
     [
         (
             {"train.input0.txt": b"a\n" * 9},
-            "train.input0.txt has 9 lines and {}/train.label 10: one label per text",
+            "train.input0.txt has 9 lines, but {}/train.label has 10",
         ),
-        ({**SECOND, "valid.input1.txt": b"a\n"}, "valid.input0.txt has 2 lines and {}/valid.input1.txt 1"),
+        (
+            {**SECOND, "valid.input1.txt": b"a\n"},
+            "valid.input0.txt has 2 lines, but {}/valid.input1.txt has 1",
+        ),
         (
             {"valid.label": b"gut\ngood\n"},
             "valid.label line 2 has the label 'good', which is not in train.label",
