@@ -1,9 +1,9 @@
 """SQuAD and CMRC 2018 in BERT word pieces, for the task ``question_generation``.
 
-A source is an answer and its context, a target the question. The first of several answers is used, and
-questions without an answer are skipped. OUT/text contains the text, OUT/bin the indices, vocab.txt and
-preparation.json. Long contexts are truncated around the answer, answers to 100 pieces but at most half of the
-source, and questions to 49.
+The source is an answer and its context, and the target is the question. The first of several answers is used,
+and questions without an answer are skipped. OUT/text contains the text, and OUT/bin contains the binaries,
+vocab.txt and preparation.json. Long contexts are truncated around the answer. Answers are truncated to 100
+word pieces and to half of the source, and questions to 49 word pieces.
 """
 
 import json
@@ -42,19 +42,19 @@ from fairseq_lrpe.utils.files import read_file
 
 SIDES = ("source", "question")
 ROWS = "rows.json"
-LONGEST, LONGEST_QUESTION = 512, 50  # tokens, </s> among them
-MIN_LENGTH = 16  # tokens of a source, six each of answer and context
+LONGEST, LONGEST_QUESTION = 512, 50  # maximum numbers of tokens of a source and a question, with </s>
+MIN_LENGTH = 16  # smallest value of --longest: 3 special tokens, 6 of the answer, 7 of the context
 LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
 MESSAGES = {
     "unanswerable": "questions have no answer and are skipped",
     "blank": "questions are blank and are skipped",
-    "left out": "answers are not in their context and are skipped",
+    "left out": "questions have an answer that is not in its context and are skipped",
     "moved": "answers were moved from answer_start to their nearest occurrence",
 }
 
 
 class Question(NamedTuple):
-    """A row of OUT/text: ``begins`` is the character of the context at which the answer begins."""
+    """A question with its answer and its context, and the index of the answer's first character in the context."""
 
     question: str
     answer: str
@@ -63,14 +63,19 @@ class Question(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """{split: rows}, or None if OUT/text exists; the published vocabulary, or None if it will be learned."""
+    """The result of ``Questions.check``.
+
+    Attributes:
+        rows: {split: questions}, or None if OUT/text exists.
+        vocabulary: A published vocabulary, or None if a vocabulary is to be learned.
+    """
 
     rows: dict[str, list[Question]] | None
     vocabulary: bert_vocabulary.Vocabulary | None
 
 
 class Questions(Corpus):
-    """SQuAD or CMRC 2018, or one file in their format."""
+    """SQuAD or CMRC 2018, or one file in SQuAD's format."""
 
     task = "question_generation --source-lang source --target-lang question"
     published = "the published files"
@@ -84,27 +89,28 @@ class Questions(Corpus):
     def accepts(self):
         sets = [" ".join(file["name"] for file in x["files"].values()) for x in self.versions.values()]
         files = " or ".join(f"with {names}" for names in sets)
-        return f"a folder {files}, or with --cut one file in their format (default: download them)"
+        return f"a folder {files}, or with --cut one file in this format (default: download the files)"
 
     def add_options(self, parser: ArgumentParser) -> None:
         if len(self.versions) > 1:
-            text = f"published version (default: {next(iter(self.versions))}); du: Du et al.'s split of 1.1"
+            text = f"published version (default: {next(iter(self.versions))}); du is Du et al.'s split of 1.1"
             parser.add_argument("--version", choices=self.versions, help=text)
         else:
             parser.set_defaults(version=None)
-        text = "split the single file --from into whole paragraphs with at most these numbers of questions"
+        text = "split the single file --from between paragraphs into at most these numbers of questions"
         parser.add_argument("--cut", nargs=2, type=min_int(1), metavar=("TRAIN", "VALID"), help=text)
         kind = parser.add_mutually_exclusive_group()
-        text = f"a folder with BERT's vocab.txt, or a model on the hub (default: {self.facts['bert']})"
+        text = "folder with BERT's vocab.txt, or name of a model on the Hugging Face hub (default: {})"
+        text = text.format(self.facts["bert"])
         kind.add_argument("--bert", metavar="NAME_OR_FOLDER", help=text)
-        text = "learn N word pieces from the training text instead"
+        text = "learn a vocabulary of N word pieces from the training text instead"
         add_number(kind, "--pieces", text)
         text = "maximum number of tokens of a source (default: %(default)s)"
         add_number(parser, "--longest", text, MIN_LENGTH, default=LONGEST)
 
     def source(self, args):
         if args.cut and not args.source:
-            raise ValueError("--cut requires --from with the file to split")
+            raise ValueError("--cut requires --from FILE, the file to split")
         if args.cut and args.version:
             raise ValueError("--version selects published files: it cannot be combined with --cut")
         parts = [super().source(args)]
@@ -117,11 +123,11 @@ class Questions(Corpus):
         return ", ".join(parts) + pieces
 
     def version(self, args: Namespace) -> str:
-        """Returns the published version that is requested."""
+        """Returns the published version that --version selects."""
         return args.version or next(iter(self.versions))
 
     def bert(self, args: Namespace) -> str:
-        """Returns the folder or model name of the published vocabulary."""
+        """Returns the name of the model, or the absolute path of the folder, of the published vocabulary."""
         name = args.bert or self.facts["bert"]
         return str(Path(name).resolve()) if Path(name).exists() else name
 
@@ -130,7 +136,7 @@ class Questions(Corpus):
         return Inputs(rows, None if args.pieces else bert_vocabulary.published(self.bert(args)))
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
-        """Returns {split: rows} from the files in --from or from downloaded ones."""
+        """Returns {split: questions} of the files given by --from, or of downloaded files."""
         if args.cut:
             return split_paragraphs(args.source, args.cut)
         if args.source and not args.source.is_dir():
@@ -144,12 +150,12 @@ class Questions(Corpus):
                 fetch(path, {"mirrors": self.facts["mirrors"], **file})
             elif not path.is_file():
                 raise ValueError(f"{path} is missing: a copy of the published {name} is needed")
-            known = "sha256" in file and not mismatch(path, file)
-            found[split] = [row for rows in paragraphs(path, known).values() for row in rows]
+            published = "sha256" in file and not mismatch(path, file)
+            found[split] = [row for rows in paragraphs(path, published).values() for row in rows]
         return found
 
     def write_text(self, args, inputs, folder):
-        """Writes SPLIT.answer etc., one row per line."""
+        """Writes SPLIT.question, SPLIT.answer, SPLIT.context and SPLIT.begins, one row per line."""
         for split, rows in inputs.rows.items():
             for column, values in zip(Question._fields, zip(*rows, strict=True), strict=True):
                 write_lines(folder / f"{split}.{column}", values)
@@ -159,20 +165,20 @@ class Questions(Corpus):
         try:
             with folder_with_source(args.out / "bin", source) as part:
                 self.write_bin(args, text, part, inputs.vocabulary)
-        except ValueError:  # OUT/text would only accept the same options again
+        except ValueError:  # if OUT/text remained, another run with other options would be rejected
             shutil.rmtree(text)
             raise
 
     def write_bin(
         self, args: Namespace, text: Path, folder: Path, vocabulary: bert_vocabulary.Vocabulary | None
     ) -> None:
-        """Writes OUT/bin with a published vocabulary or a learned one."""
+        """Writes the binaries to ``folder``, with this vocabulary or, if it is None, with a learned one."""
         language = self.facts["language"]
         if vocabulary:
             shutil.copyfile(vocabulary.path, folder / VOCABULARY)
             lowercase = vocabulary.lowercase
         else:
-            lowercase = language == "zh"  # like the common BERT models of both languages
+            lowercase = language == "zh"  # as in the default BERT models of both languages
             texts = [*dict.fromkeys(read_lines(text / "train.context")), *read_lines(text / "train.question")]
             bert_vocabulary.learn(texts, args.pieces, lowercase, folder / VOCABULARY)
         types = fairseq_types(folder / VOCABULARY)
@@ -199,7 +205,7 @@ class Questions(Corpus):
         return f"{size:,} word pieces {origin}, {'lower-cased' if about['lowercase'] else 'cased'}"
 
     def report(self, args):
-        """Prints the number of rows, how many were truncated, the vocabulary, and how to train."""
+        """Prints the numbers of rows and of truncated texts, and what ``Corpus.report`` prints."""
         counts = json.loads((args.out / "bin" / ROWS).read_text())
         rows = {split: count["rows"] for split, count in counts.items()}
         published = {} if args.cut else self.versions[self.version(args)]["rows"]
@@ -211,34 +217,54 @@ class Questions(Corpus):
 
 
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
-    """Writes the indices of a split and returns its numbers of rows and of truncated texts."""
+    """Writes the binaries of a split.
+
+    Args:
+        text: Folder OUT/text.
+        folder: Folder to write to.
+        split: Name of the split.
+        pieces: Tokenizer.
+        ids: {token: index in fairseq's dictionary}.
+        about: Content of preparation.json.
+
+    Returns:
+        The number of "rows", and of truncated "contexts", "answers" and "questions".
+    """
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
     rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
     prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]
     files = [token_file(prefix, len(ids)) for prefix in prefixes]
-    for asked, answer, context, begins in progress(list(rows), f"writing {split}", "rows"):
+    for question, answer, context, begins in progress(list(rows), f"writing {split}", "rows"):
         source = pieces.source(answer, context, about["longest"], about["longest_answer"], int(begins))
-        question = pieces.pieces(asked)
-        kept = question[: about["longest_question"] - 1]
+        question_pieces = pieces.pieces(question)
+        kept = question_pieces[: about["longest_question"] - 1]
         for file, tokens in zip(files, (source.tokens, [*kept, "</s>"]), strict=True):
             file.add_item(torch.tensor([ids[token] for token in tokens]))
         counts["rows"] += 1
         counts["contexts"] += source.context_cut
         counts["answers"] += source.answer_cut
-        counts["questions"] += len(kept) < len(question)
+        counts["questions"] += len(kept) < len(question_pieces)
     for file, prefix in zip(files, prefixes, strict=True):
         file.finalize(f"{prefix}.idx")
     return counts
 
 
 def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]:
-    """Splits a file into whole paragraphs, with at most as many questions as ``wanted`` per split."""
+    """Splits the questions of a file between paragraphs.
+
+    Args:
+        path: File in SQuAD's format.
+        wanted: Maximum numbers of training and of validation questions.
+
+    Returns:
+        {"train": questions, "valid": questions}.
+    """
     if not path.is_file():
         raise ValueError(f"{path} is not a file: --cut requires a single JSON file of questions")
-    groups = list(paragraphs(path, known=False).values())
+    groups = list(paragraphs(path, published=False).values())
     if sum(wanted) > (total := sum(map(len, groups))):
-        asked = " + ".join(f"{count:,}" for count in wanted)
-        raise ValueError(f"{path} has only {total:,} answerable questions, but --cut requests {asked}")
+        requested = " + ".join(f"{count:,}" for count in wanted)
+        raise ValueError(f"{path} has only {total:,} answerable questions, but --cut requests {requested}")
     found, taken = {"train": [], "valid": []}, 0
     for (split, rows), most in zip(found.items(), wanted, strict=True):
         while taken < len(groups) and len(rows) + len(groups[taken]) <= most:
@@ -246,22 +272,27 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
             taken += 1
         if not rows:
             number = f"paragraph {taken + 1} has {len(groups[taken])} questions"
-            raise ValueError(f"{path}: {number}: --cut allows {most} for {split}")
+            raise ValueError(f"{path}: {number}, but --cut allows only {most} for {split}")
     return found
 
 
-def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
-    """Returns {context: answerable questions} and prints what was skipped or moved.
+def paragraphs(path: Path, published: bool) -> dict[str, list[Question]]:
+    """Returns {context: answerable questions}, and prints the numbers of skipped questions and moved answers.
 
-    Answers that are not at answer_start are moved to the nearest occurrence.
+    If an answer is not at answer_start, its nearest occurrence in the context is used.
 
     Args:
         path: File in SQuAD's format.
-        known: Whether to skip questions whose answer is not in the context, as in published files.
+        published: Whether the file is a published one, in which questions whose answer is not in the context
+            are skipped.
+
+    Raises:
+        ValueError: If the file has no answerable question, does not have SQuAD's format, or, unless it is
+            published, has an answer that is not in its context.
     """
     found, counts = {}, Counter()
-    for where, context, asked in asked_in(path):
-        question, answers = fields(asked, where, question=str, answers=list)
+    for where, context, entry in iterate_questions(path):
+        question, answers = fields(entry, where, question=str, answers=list)
         if not answers or not question.strip():
             counts["blank" if answers else "unanswerable"] += 1
             continue
@@ -270,9 +301,11 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
         try:
             begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)
         except ValueError as error:
-            if not known:
+            if not published:
                 excerpt = shorten(context[start : start + len(text)])
-                raise ValueError(f"{where}: {error}; at answer_start, {start}, is {excerpt!r}") from None
+                raise ValueError(
+                    f"{where}: {error}; the text at answer_start {start} is {excerpt!r}"
+                ) from None
             counts["left out"] += 1
             continue
         counts["moved"] += context[start : start + len(text)] != text
@@ -286,8 +319,8 @@ def paragraphs(path: Path, known: bool) -> dict[str, list[Question]]:
     return found
 
 
-def asked_in(path: Path) -> Iterator[tuple[str, str, object]]:
-    """Yields (name for messages, context, question) of each question of a file."""
+def iterate_questions(path: Path) -> Iterator[tuple[str, str, object]]:
+    """Yields (name for error messages, context, entry of "qas") for each question of a file."""
     try:
         found = json.loads(read_file(path))
     except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
@@ -298,15 +331,15 @@ def asked_in(path: Path) -> Iterator[tuple[str, str, object]]:
         [article_paragraphs] = fields(article, f"{path}: article {i}", paragraphs=list)
         for k, paragraph in enumerate(article_paragraphs, 1):
             where = f"{path}: article {i}, paragraph {k}"
-            context, asked = fields(paragraph, where, context=str, qas=list)
-            for n, question in enumerate(asked, 1):
-                name = question.get("id") if isinstance(question, dict) else None
-                yield f"{path}: question {name}" if name else f"{where}, question {n}", context, question
+            context, entries = fields(paragraph, where, context=str, qas=list)
+            for n, entry in enumerate(entries, 1):
+                name = entry.get("id") if isinstance(entry, dict) else None
+                yield f"{path}: question {name}" if name else f"{where}, question {n}", context, entry
 
 
 def fields(found: object, where: str, **kinds: type) -> list:
-    """Returns the values of the given keys, which must have the given types."""
+    """Returns the values of the keys in {key: type}; raises ValueError if one is missing or has another type."""
     for key, kind in kinds.items():
         if not isinstance(found, dict) or not isinstance(found.get(key), kind):
-            raise ValueError(f"{where} lacks {key!r} of SQuAD's format: {LAYOUT} is needed")
+            raise ValueError(f"{where} lacks the key {key!r} of SQuAD's format: {LAYOUT} is needed")
     return [found[key] for key in kinds]

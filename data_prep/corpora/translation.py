@@ -1,8 +1,9 @@
 """English-German sentence pairs, for fairseq's translation.
 
-OUT/bin contains the binaries and two dictionaries, OUT/text the raw text, and OUT/codes (or
-OUT/sentencepiece.model) and OUT/bin/preparation.json what is needed to translate other text. Training pairs
-are removed if a side is empty or has more than 250 tokens, or if the length ratio exceeds 1.5.
+OUT/text contains the raw text, and OUT/bin contains the binaries and a dictionary of each language. The BPE
+merges in OUT/codes (or OUT/sentencepiece.model) and the settings in OUT/bin/preparation.json are needed to
+translate other text. Training pairs are removed if a side is empty or has more than 250 tokens, or if one
+side has more than 1.5 times as many tokens as the other.
 """
 
 import json
@@ -32,7 +33,7 @@ MAX_TOKENS, MAX_RATIO = 250, 1.5
 
 
 class Translation(Corpus):
-    """Sentence pairs; ``inputs``: {split: [{language: path}]}, or None if OUT/text exists."""
+    """English-German sentence pairs; ``check`` returns {split: [{language: path}]} or None."""
 
     task = "translation"
 
@@ -46,11 +47,14 @@ class Translation(Corpus):
 
     @property
     def accepts(self):
-        text, archives = "raw text, train.en, train.de and so on", ", ".join(self.archives)
-        return f"{text}, or copies of {archives} (default: download them)" if archives else text
+        text = "a folder with raw text as {train,valid,test}.{en,de}"
+        archives = f", or copies of {', '.join(self.archives)} (default: download them)"
+        return text + (archives if self.archives else "")
 
     def add_options(self, parser):
-        text = "joint BPE merges, or joint SentencePiece vocabulary size (default: %(default)s)"
+        text = (
+            "number of joint BPE merges, or size of the joint SentencePiece vocabulary (default: %(default)s)"
+        )
         add_number(parser, "--bpe-types", text, default=self.facts["bpe_types"])
         text = "use SentencePiece instead of Moses tokenization and BPE"
         parser.add_argument("--sentencepiece", action="store_true", help=text)
@@ -86,7 +90,7 @@ class Translation(Corpus):
         if not codec.path.is_file():
             try:
                 codec.learn([out / "words" / f"train.{language}" for language in LANGUAGES], args.bpe_types)
-            except ValueError:  # OUT/text would only accept the same --bpe-types again
+            except ValueError:  # if OUT/text remained, another run with other --bpe-types would be rejected
                 for folder in ("text", "words"):
                     shutil.rmtree(out / folder)
                 raise
@@ -106,11 +110,11 @@ class Translation(Corpus):
         words = ", ".join(f"{language} {size:,} types" for language, size in sizes.items())
         if expected := self.facts.get("vocabulary"):
             papers = ", ".join(f"{language} {size:,}" for language, size in expected.items())
-            words += ", as in the papers" if sizes == expected else f"; the papers' are {papers}"
+            words += ", as in the papers" if sizes == expected else f"; the papers have {papers}"
         return words
 
     def report(self, args):
-        """Prints the number of pairs, the vocabularies, and how to train."""
+        """Prints the numbers of pairs, and what ``Corpus.report`` prints."""
         pairs = json.loads((args.out / "bin" / "pairs.json").read_text())
         counts = Counter(pairs["train"])
         left_out = f", {removed(counts)}" if counts.total() > counts["kept"] else ""
@@ -120,12 +124,12 @@ class Translation(Corpus):
 
 
 def codec_of(args: Namespace) -> text_codec.Moses | text_codec.SentencePiece:
-    """Returns the codec selected by the options."""
+    """Returns the tokenizer that the options select."""
     return (text_codec.SentencePiece if args.sentencepiece else text_codec.Moses)(args.out)
 
 
 def in_folder(folder: Path) -> dict[str, list]:
-    """Returns {split: [{language: path}]} of a folder with raw files."""
+    """Returns {split: [{language: path}]} of a folder with raw text; the files need not exist."""
     splits = {}
     for split, names in NAMES.items():
         name = next((name for name in names if (folder / f"{name}.{LANGUAGES[0]}").exists()), names[0])
@@ -147,7 +151,7 @@ def in_archives(archives: dict, source: Path | None, out: Path) -> dict[str, lis
 
 
 def plain(path: Path) -> Path:
-    """Converts an .sgm file to text with one sentence per line; returns the path of the text."""
+    """Returns the path of a text file; an .sgm file is first converted to text with one sentence per line."""
     if path.suffix != ".sgm":
         return path
     sentences = re.findall(r"<seg[^>]*>(.*)</seg>", path.read_text(encoding="utf-8"))
@@ -157,7 +161,7 @@ def plain(path: Path) -> Path:
 
 
 def check_sides(splits: dict[str, list]) -> None:
-    """Raises ValueError unless all files are text and both languages have equally many lines."""
+    """Raises ValueError unless all files contain text and both files of a pair have equally many lines."""
     wanted = " ".join(f"{'|'.join(names)}.{{{','.join(LANGUAGES)}}}" for names in NAMES.values())
     for paths in (paths for files in splits.values() for paths in files):
         counts = {path: check_text(path, f"--from takes a folder with {wanted}") for path in paths.values()}
@@ -167,7 +171,7 @@ def check_sides(splits: dict[str, list]) -> None:
 
 
 def verdict(pair: tuple[str, str]) -> str:
-    """Returns whether a tokenized training pair is kept or why it is removed."""
+    """Returns "kept", or the reason for which a tokenized training pair is removed."""
     shorter, longer = sorted(len(side.split()) for side in pair)
     if not shorter:
         return "empty"
@@ -177,7 +181,7 @@ def verdict(pair: tuple[str, str]) -> str:
 
 
 def clean(folder: Path, target: Path) -> None:
-    """Writes the kept training pairs, and their counts in pairs.json, atomically."""
+    """Writes the training pairs that are kept to ``target``, and the numbers of pairs to pairs.json there."""
     if target.is_dir():
         return
     counts = Counter()
@@ -193,11 +197,11 @@ def clean(folder: Path, target: Path) -> None:
         for file in (*sides, *kept):
             file.close()
         if not counts["kept"]:
-            raise ValueError(f"none of the {counts.total():,} training pairs can be kept: {removed(counts)}")
+            raise ValueError(f"all {counts.total():,} training pairs are unusable: {removed(counts)}")
         others = {x: (folder / f"{x}.{LANGUAGES[0]}").read_bytes().count(b"\n") for x in SPLITS[1:]}
         (part / "pairs.json").write_text(json.dumps({"train": counts, **others}) + "\n")
 
 
 def removed(counts: Counter) -> str:
-    """Returns how many pairs were removed and why."""
+    """Returns the number of removed pairs for each reason, as a text."""
     return ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.items()) if reason != "kept")

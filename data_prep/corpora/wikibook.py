@@ -1,8 +1,8 @@
 """Wikipedia and BookCorpus in GPT-2 BPE, for fairseq's masked_lm.
 
-The default are published binaries (Wettig et al. 2022): 22 GB, two passes over the text in 8 shards each, one
-shard per epoch. Alternatively a folder with train.txt, valid.txt and optionally test.txt, with a blank line
-after each document.
+Without --from, published binaries are downloaded (Wettig et al. 2022): 22 GB in 16 shards, which contain the
+text twice. fairseq reads one shard per epoch. --from takes a copy of these binaries, or a folder with
+train.txt, valid.txt and optionally test.txt, in which a blank line ends a document.
 """
 
 import logging
@@ -23,7 +23,7 @@ from data_prep.fetch import FetchError, fetch
 from fairseq_lrpe.data import layout
 
 LATER = "try again later, or give a copy to --from"
-SHARD = r"bin-shard(\d+)-8"  # names of the published folders
+SHARD = r"bin-shard(\d+)-8"  # pattern of the names of the published folders
 ACCEPTED = (
     "--from takes a folder with text, train.txt and valid.txt, or with fairseq's binaries, "
     "dict.txt and train.bin, as published"
@@ -31,9 +31,12 @@ ACCEPTED = (
 
 
 class WikiBook(gpt2_bpe.BytePairCorpus):
-    """The published binaries, or text; ``inputs``: {split: text}, or functions for ``fill_shards``."""
+    """Wikipedia and BookCorpus; ``check`` returns {split: text}, or functions for ``fill_shards``."""
 
-    accepts = "text, or a copy of the published folders or of one of them (default: download them)"
+    accepts = (
+        "a folder with train.txt, valid.txt and optionally test.txt, or a copy of the published folders "
+        "or of one of them (default: download them)"
+    )
 
     @property
     def published(self):
@@ -87,14 +90,14 @@ class WikiBook(gpt2_bpe.BytePairCorpus):
 
 
 def numbered(name: str, i: int) -> str:
-    """Returns ``name`` with the number i, or without one if i is 0."""
+    """Returns ``name`` for i = 0, otherwise ``name`` followed by i."""
     return f"{name}{i or ''}"
 
 
 def published_shards(facts: dict) -> list[Callable[[Path], None]]:
-    """Returns functions that download one published folder each into a folder.
+    """Returns a function for each published shard that downloads it into a folder.
 
-    Sizes and SHA-256 are those in the hub's list of files, except for dict.txt, which has none there.
+    Files are verified by the sizes and SHA-256 in the hub's list of files, dict.txt by those of GPT-2's.
     """
     dataset, revision = facts["dataset"], facts["revision"]
     try:
@@ -111,7 +114,7 @@ def published_shards(facts: dict) -> list[Callable[[Path], None]]:
         files = {"dict.txt": {**gpt2_bpe.FILES["dict.txt"], **mirrors}}
         for file in layout.binaries(("train", "valid")):
             if f"{name}/{file}" not in known:
-                raise FetchError(f"{dataset} no longer contains {name}/{file}: {LATER}")
+                raise FetchError(f"{dataset} does not contain {name}/{file}: {LATER}")
             lfs = known[f"{name}/{file}"]
             files[file] = {"size": lfs.size, "sha256": lfs.sha256, **mirrors}
         fills.append(partial(fetch_shard, files))
@@ -119,13 +122,13 @@ def published_shards(facts: dict) -> list[Callable[[Path], None]]:
 
 
 def fetch_shard(files: dict[str, dict], part: Path) -> None:
-    """Downloads {name: facts} into ``part``."""
+    """Downloads the files {name: facts} into the folder ``part``."""
     for name, facts in files.items():
         fetch(part / name, facts)
 
 
 def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
-    """Hard-links the binaries of ``folder`` into ``part``, or copies them from another disk."""
+    """Hard-links the binaries of ``folder`` into ``part``, or copies them if they are on another disk."""
     shutil.copyfile(dictionary, part / "dict.txt")
     for path in (prefix.with_suffix(end) for prefix in find_prefixes(folder) for end in layout.SUFFIXES):
         (part / path.name).unlink(missing_ok=True)
@@ -136,9 +139,10 @@ def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
 
 
 def fill_shards(fills: list[Callable[[Path], None]], out: Path, source: str) -> None:
-    """Fills one shard of ``out`` with each function and renames all of them at the end.
+    """Writes the shards ``out``/bin, ``out``/bin1 and so on, each with one of the functions ``fills``.
 
-    Unlike ``atomic_folder``, a .part folder of an interrupted run with the same source is completed.
+    All shards are written to .part folders first and renamed at the end. The .part folders of an interrupted
+    run with the same source are completed.
     """
     folders = [out / numbered("bin", i) for i in range(len(fills))]
     for folder, fill in zip(folders, fills, strict=True):
@@ -150,13 +154,13 @@ def fill_shards(fills: list[Callable[[Path], None]], out: Path, source: str) -> 
                 part.mkdir(parents=True)
                 validation.write_source(part, source)
             fill(part)
-    for folder in reversed(folders):  # the first shard last, as above
+    for folder in reversed(folders):  # the first shard last: it marks completion
         if not folder.is_dir():
             os.replace(folder.with_name(f"{folder.name}.part"), folder)
 
 
 def split_documents(text: Path, paths: list[Path]) -> None:
-    """Splits ``text`` at document boundaries into files of similar size."""
+    """Splits a text file after blank lines into files of similar size, none of which may be empty."""
     size = text.stat().st_size
     bar = tqdm(total=size, unit="B", unit_scale=True, desc=text.name, disable=None)
     with text.open("rb") as lines, bar:
@@ -170,18 +174,18 @@ def split_documents(text: Path, paths: list[Path]) -> None:
                     if filled and line.isspace() and lines.tell() >= size * i / len(paths):
                         break
             if not filled:
-                few = "too few documents (separated by blank lines)"
-                raise ValueError(f"{text} has {few} for --shards {len(paths)}")
+                few = f"too few documents, which blank lines separate, for --shards {len(paths)}"
+                raise ValueError(f"{text} has {few}: reduce --shards")
 
 
 def find_prefixes(folder: Path) -> list[Path]:
-    """Returns the paths, without suffixes, of fairseq's binaries in ``folder``."""
+    """Returns the paths of fairseq's binaries in ``folder``, without the suffixes .bin and .idx."""
     names = (re.fullmatch(r"((train|valid|test)\d*)\.(bin|idx)", path.name) for path in folder.iterdir())
     return sorted({folder / name[1] for name in names if name})
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Returns the folders with fairseq's binaries: ``folder``, or its subfolders by number."""
+    """Returns the folders with fairseq's binaries: ``folder`` itself, or its subfolders, sorted by number."""
     if (folder / "dict.txt").is_file():
         return [folder]
     numbers = {path: re.fullmatch(SHARD, path.name) for path in folder.iterdir()}
@@ -189,7 +193,7 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def check_shards(folders: list[Path]) -> None:
-    """Raises ValueError unless ``folders`` are complete and have GPT-2's dictionary."""
+    """Raises ValueError unless all folders contain complete binaries and the dictionary of GPT-2 BPE."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     from fairseq.data import data_utils
 

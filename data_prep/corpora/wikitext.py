@@ -1,9 +1,9 @@
 """WikiText-103 (Merity et al. 2016), for fairseq's language_modeling or masked_lm.
 
-wikitext103 is the word-level version with rare words as <unk>, wikitext103_bpe the raw version in GPT-2 BPE.
-wikitext_mini is a small corpus: the test set is used for training, the two halves of the validation set for
-validation and test; wikitext_mini_chars is the same by characters. Results on it are not comparable with
-results on WikiText-103.
+The corpus wikitext103 is the word-level version with rare words as <unk>, and wikitext103_bpe is the raw
+version in GPT-2 BPE. wikitext_mini is a small corpus: the test set is used for training, and the two halves
+of the validation set are used for validation and test. wikitext_mini_chars and wikitext_mini_bpe are the same
+in characters and in GPT-2 BPE. Results on these three are not comparable with results on WikiText-103.
 """
 
 import re
@@ -20,14 +20,14 @@ from fairseq_lrpe.data.layout import vocabulary_size
 
 
 class WikiText103(Corpus):
-    """The published tokens; ``inputs``: {split: file}, after downloading and unpacking into OUT."""
+    """WikiText-103 at word level; ``check`` returns {split: file}, or None if OUT/text exists."""
 
     metavar = "FILE_OR_FOLDER"
     used = SPLITS
 
     @property
     def accepts(self):
-        return f"{self.published} from elsewhere, or a folder with its files (default: download it)"
+        return f"a copy of {self.published}, or a folder with its files (default: download it)"
 
     def source(self, args):
         return self.published if args.source and args.source.is_file() else super().source(args)
@@ -47,7 +47,7 @@ class WikiText103(Corpus):
         return self.files_in(args.out / "unpacked")
 
     def files_in(self, folder):
-        """Returns {split: file} in ``folder`` or in the archive's subfolder."""
+        """Returns {split: file} of ``folder``, or of its subfolder with the name that the archive uses."""
         inside = folder / self.facts["folder"]
         base = inside if inside.is_dir() else folder
         return {split: base / self.facts["file"].format(split) for split in self.used}
@@ -67,18 +67,20 @@ class WikiText103(Corpus):
 
 
 class RawBytePairs(BytePairCorpus, WikiText103):
-    """The published raw text in GPT-2 BPE."""
+    """WikiText-103's raw text in GPT-2 BPE."""
 
 
 class Mini(WikiText103):
-    """The small corpus from the published tokens, or from train.txt, valid.txt and test.txt."""
+    """A small corpus from WikiText-103's validation and test sets; its units are words."""
 
     used = ("valid", "test")
     units = "words"
 
     @property
     def accepts(self):
-        return f"{super().accepts}; or a folder with train.txt, valid.txt and test.txt, already split"
+        return (
+            f"{super().accepts}; or a folder with train.txt, valid.txt and test.txt, which are used unchanged"
+        )
 
     def check(self, args):
         texts = split_files(args.source) if args.source else {}
@@ -104,7 +106,7 @@ class Mini(WikiText103):
         binarize(self.encoded(args, texts), args.out, source, "--thresholdsrc", 5, workers=args.workers)
 
     def encoded(self, args, texts):
-        """Returns {split: file with the text's units separated by spaces}."""
+        """Returns {split: file with the units of the text separated by spaces}; here, ``texts`` itself."""
         return texts
 
     def vocabulary(self, data):
@@ -113,7 +115,7 @@ class Mini(WikiText103):
 
 
 class MiniCharacters(Mini):
-    """The small corpus in characters."""
+    """The small corpus from WikiText-103 in characters."""
 
     units = "characters"
 
@@ -122,18 +124,21 @@ class MiniCharacters(Mini):
 
 
 def split_characters(line: str) -> str:
-    """Separates characters by spaces, with ▁ for a space and <unk> kept whole."""
+    """Separates the characters of a line by spaces; a space becomes ▁, and <unk> is one symbol."""
     return " ▁ ".join(word if word == "<unk>" else " ".join(word) for word in line.split())
 
 
 class MiniBytePairs(BytePairCorpus, Mini):
-    """The small corpus in GPT-2 BPE."""
+    """The small corpus from WikiText-103 in GPT-2 BPE."""
 
 
 def find_middle(path: Path) -> tuple[list[str], int]:
-    """Returns the lines of a file and the index of the first article title in their second half.
+    """Returns the lines of a file, and the index of the first title of an article in their second half.
 
-    A title is `` = Name = `` between blank lines; headings inside articles have more equals signs.
+    A title is a line `` = Name = `` between blank lines; headings inside articles have more equals signs.
+
+    Raises:
+        ValueError: If there is no title.
     """
     with path.open(encoding="utf-8", newline="\n") as file:
         lines = file.readlines()

@@ -154,7 +154,10 @@ CALLS = [
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines, but {pairs_uneven}/train.de has 35"),
     ("multi30k --from {pairs_no_bytes}", "train.de is empty: text is needed"),
     ("multi30k --from {pairs} --sentencepiece --bpe-types 1", "cannot make 1 pieces of the training text"),
-    ("multi30k", "--from is required: raw text, train.en, train.de and so on (see https://github.com/multi"),
+    (
+        "multi30k",
+        "--from is required: a folder with raw text as {{train,valid,test}}.{{en,de}} (see https://github.com/multi",
+    ),
     ("wikibook --from {lone_dictionary}", "lone_dictionary/dict.txt is not the published dict.txt"),
     ("wikibook --from {lone_dictionary} --shards 2", "--shards requires a folder with text"),
     ("text --from {text} --sentencepiece 1", "cannot make 1 pieces of the training text"),

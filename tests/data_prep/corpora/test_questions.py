@@ -344,7 +344,7 @@ def test_published_files_are_downloaded(folder, publish, tmp_path, monkeypatch, 
         prepare("squad", ["--out", tmp_path / "out", "--pieces", 90])
         assert len(publish.requests) == 4
     printed = capsys.readouterr().out
-    assert "train-v2.0.json: 1 answers are not in their context and are skipped" in printed
+    assert "train-v2.0.json: 1 questions have an answer that is not in its context and are skipped" in printed
     assert "train-v2.0.json: 1 questions are blank and are skipped" in printed
     assert printed.count("rows: train 16, valid 18, as published") == 2
     (folder / "train-v2.0.json").write_bytes(squad(odd) + b"\n")  # not the published bytes
@@ -377,18 +377,21 @@ TWELVE = squad([paragraph(i) for i in range(12)])
     ("content", "message"),
     [
         (changed(answers=[{"text": "Rome", "answer_start": 8}]), "question 5-2: the answer 'Rome' is not in"),
-        (changed(answers=[{"text": "Rome", "answer_start": 8}]), "; at answer_start, 8, is 'the '"),
+        (changed(answers=[{"text": "Rome", "answer_start": 8}]), "; the text at answer_start 8 is 'the '"),
         (changed(answers=[{"text": " ", "answer_start": 8}]), "question 5-2: the answer is blank"),
-        (changed(answers=[{"text": "the"}]), f"question 5-2, its answer lacks 'answer_start' {LAYOUT}"),
-        (changed(answers=None), f"question 5-2 lacks 'answers' {LAYOUT}"),
-        (changed(id="", question=7), f"article 1, paragraph 2, question 3 lacks 'question' {LAYOUT}"),
+        (
+            changed(answers=[{"text": "the"}]),
+            f"question 5-2, its answer lacks the key 'answer_start' {LAYOUT}",
+        ),
+        (changed(answers=None), f"question 5-2 lacks the key 'answers' {LAYOUT}"),
+        (changed(id="", question=7), f"article 1, paragraph 2, question 3 lacks the key 'question' {LAYOUT}"),
         (TWELVE[:-9], "is not JSON ("),
         (b"\xff", "is not JSON ("),
-        (b"1", "lacks 'data'"),
-        (b'{"data": {}}', "lacks 'data'"),
-        (b"[1]", "article 1 lacks 'paragraphs'"),
-        (b'{"data": [{"title": "a"}]}', "article 1 lacks 'paragraphs'"),
-        (b'{"data": [{"paragraphs": [{"qas": []}]}]}', "paragraph 1 lacks 'context'"),
+        (b"1", "lacks the key 'data'"),
+        (b'{"data": {}}', "lacks the key 'data'"),
+        (b"[1]", "article 1 lacks the key 'paragraphs'"),
+        (b'{"data": [{"title": "a"}]}', "article 1 lacks the key 'paragraphs'"),
+        (b'{"data": [{"paragraphs": [{"qas": []}]}]}', "paragraph 1 lacks the key 'context'"),
         (squad([paragraph(1, count=0)]), "has no question with an answer"),
         (b'{"data": []}', "has no question with an answer"),
     ],
@@ -401,8 +404,8 @@ def test_invalid_files_are_errors(content, message, tmp_path):
     ("cut", "message"),
     [
         ((30, 7), "has only 36 answerable questions, but --cut requests 30 + 7"),
-        ((2, 9), "paragraph 1 has 3 questions: --cut allows 2 for train"),
-        ((9, 2), "paragraph 4 has 3 questions: --cut allows 2 for valid"),
+        ((2, 9), "paragraph 1 has 3 questions, but --cut allows only 2 for train"),
+        ((9, 2), "paragraph 4 has 3 questions, but --cut allows only 2 for valid"),
     ],
 )
 def test_invalid_cuts_are_errors(cut, message, tmp_path):

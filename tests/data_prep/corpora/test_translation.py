@@ -173,9 +173,7 @@ def test_uneven_and_long_training_pairs_are_removed(quick, tmp_path, capsys):
 
     write_pairs(source, {**SPLITS, "train": odd})
     message = error_of("multi30k", *flags(source, tmp_path / "none"))
-    assert message.endswith(
-        "none of the 4 training pairs can be kept: 2 empty, 1 of uneven length, 1 too long"
-    )
+    assert message.endswith("all 4 training pairs are unusable: 2 empty, 1 of uneven length, 1 too long")
 
 
 @pytest.mark.parametrize(
@@ -269,7 +267,7 @@ def test_wmt14_from_its_archives(archives, publish, quick, tmp_path, monkeypatch
         out = tmp_path / name
         wmt14([*source, "--out", out, "--bpe-types", 60, "--workers", 1])
         printed = capsys.readouterr().out
-        assert "types; the papers' are en 40,480, de 42,720\nready: " in printed
+        assert "types; the papers have en 40,480, de 42,720\nready: " in printed
         for split, pairs in SPLITS.items():
             for i, language in enumerate(("en", "de")):
                 lines = (out / "text" / f"{split}.{language}").read_text().splitlines()

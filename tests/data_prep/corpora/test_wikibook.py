@@ -170,7 +170,7 @@ def test_published_folders_are_downloaded(hub, binaries, tiny_bpe, tmp_path, mon
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"[]", "no longer contains bin-shard0-8/train.bin: try again later, or give a copy to --from"),
+        (b"[]", "does not contain bin-shard0-8/train.bin: try again later, or give a copy to --from"),
         (b"<html>", "cannot list the files of "),
         (None, "(404"),
     ],
@@ -231,7 +231,7 @@ def test_invalid_binaries_are_errors(file, change, message, binaries, tiny_bpe, 
         ("published", 2, "--shards requires a folder with text"),
         (None, 2, "--shards requires a folder with text"),
         (".", 1, "train.txt is missing: --from takes"),
-        ("text", 50, "too few documents (separated by blank lines) for --shards 50"),
+        ("text", 50, "too few documents, which blank lines separate, for --shards 50"),
     ],
 )
 def test_invalid_shards_are_errors(source, shards, message, binaries, tiny_bpe, tmp_path):
