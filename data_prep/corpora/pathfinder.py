@@ -1,10 +1,12 @@
 """Pathfinder of Long-Range Arena (Linsley et al. 2018; Tay et al. 2021), for the task ``classification``.
 
-Grayscale images of two long dashed contours, distracting short contours and two discs. The label is 1 if the
-discs are at both ends of one contour, and 0 if they are at ends of different ones; half of the images have
-label 1. The parameters are those of Long-Range Arena's hard set of 32 x 32 pixels; with another --window, the
-distance of the long contours and the number of short ones scale with its size. Published images are split in
-order: 80% for training, 10% for validation, 10% for test. Dashes are called paddles, as in the original.
+A grayscale image shows two long dashed contours, several short contours as distractors, and two discs. The
+label is 1 if the discs are at the two ends of the same long contour, and 0 if they are at ends of different
+ones. Half of the images have the label 1. The parameters are those of Long-Range Arena's hard set of 32 x 32
+pixels; with another --window, the distance of the long contours and the number of short ones are scaled.
+Published images are split in order: 80% for training, 10% for validation and 10% for test.
+
+As in the published generator, the dashes of a contour are called paddles.
 """
 
 import math
@@ -26,29 +28,29 @@ from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.files import read_file
 
-LENGTH = 2  # of a paddle, in pixels
-MARGIN = 1  # around a paddle
-PADDING = 1  # pixels at the window's border without paddles
-APART = 7  # distance of the starts of the long contours in a window of 32 pixels
-PADDLES = 20  # of the short contours, in a window of 32 pixels
-CONTINUITY = 1.0  # straightness of contours
-RADIUS = 1.5  # of a disc
-SHORT, LONG, DISC = 2, 2 * 0.75, 1  # brightness
-FINER = 2  # supersampling factor; a paddle is one fine pixel thick
-FULL = 1.8  # maximum coverage of a pixel by two paddles
-TRIALS = 3  # per paddle
-TRIALS_SHORT = 5  # per short contour
-TRIALS_LONG = 5000  # per pair of long contours, before giving up
+LENGTH = 2  # length of a paddle in pixels
+MARGIN = 1  # width of the margin around a paddle in pixels
+PADDING = 1  # width of the window's border without paddles in pixels
+APART = 7  # distance between the starts of the long contours in a window of 32 x 32 pixels
+PADDLES = 20  # maximum number of paddles of all short contours in a window of 32 x 32 pixels
+CONTINUITY = 1.0  # straightness of contours: the constant c in extend()
+RADIUS = 1.5  # radius of a disc in pixels
+SHORT, LONG, DISC = 2, 2 * 0.75, 1  # relative brightness of short contours, long contours and discs
+FINER = 2  # supersampling factor of drawings, in which a paddle is one pixel thick
+FULL = 1.8  # sum of the coverages of a pixel, from 0 to 1 each, at which two paddles overlap
+TRIALS = 3  # attempts to place a paddle
+TRIALS_SHORT = 5  # attempts to place a short contour
+TRIALS_LONG = 5000  # attempts to place the long contours before the options are rejected
 
-REACH = LENGTH + MARGIN + 1  # radius of a stamp
-FRAME = 2 * REACH  # around the window, so that stamps need no clipping
-BLOCK = 20  # images per task
+REACH = LENGTH + MARGIN + 1  # distance in pixels from the center of a paddle's masks to their edges
+FRAME = 2 * REACH  # width in pixels of a frame around the window, so that masks need no clipping
+BLOCK = 20  # images that a worker process generates at a time
 
-Point = tuple[int, int]
+Point = tuple[int, int]  # (row, column)
 
 
 class Paddle(NamedTuple):
-    """A dash that ends at ``head``; ``pivot`` is MARGIN before its start."""
+    """A dash that starts at distance MARGIN from ``pivot`` and ends at ``head``; its angle is in radians."""
 
     pivot: Point
     head: Point
@@ -56,7 +58,7 @@ class Paddle(NamedTuple):
 
 
 class Scene(NamedTuple):
-    """Contents of an image; the label is whether both discs are on the same contour."""
+    """Contents of a square image of ``window`` pixels per side; ``discs`` are the centers of the discs."""
 
     window: int
     long: list[list[Paddle]]
@@ -66,26 +68,27 @@ class Scene(NamedTuple):
 
     def render(self) -> np.ndarray:
         """Returns the grayscale image; its brightest pixel is 255."""
-        light = LONG * ink(self.window, chain(*self.long))
-        light = np.maximum(light, SHORT * ink(self.window, chain(*self.short)))
-        for middle in self.discs:
+        light = LONG * draw_paddles(self.window, chain(*self.long))
+        light = np.maximum(light, SHORT * draw_paddles(self.window, chain(*self.short)))
+        for center in self.discs:
             light = np.maximum(
-                light, DISC * downsample(disc(FINER * self.window, middle, RADIUS), self.window)
+                light, DISC * downsample(disc(FINER * self.window, center, RADIUS), self.window)
             )
         return np.rint(255 / light.max() * light).astype(np.uint8)
 
 
 class Pathfinder(Generated):
-    """Images of contours and whether two discs are connected; ``inputs``: paths and labels."""
+    """Images of contours, labelled with whether two discs are at the ends of the same contour."""
 
-    accepts = "imgs/K/sample_N.png and metadata/K.npy as published (default: generate images)"
+    accepts = "a published folder with imgs/K/sample_N.png and metadata/K.npy (default: generate images)"
     defaults = {"window": [32], "contour_length": [14], "rows": [160_000, 20_000, 20_000], "seed": [1]}
     types = [*map(str, range(256))]
     labels = ["0", "1"]
 
     def add_options(self, parser):
         self.add_numbers(parser, "window", 8, "width and height of an image in pixels")
-        self.add_numbers(parser, "contour_length", 2, "paddles per long contour; short ones have a third")
+        text = "number of dashes per long contour; short ones have a third of it"
+        self.add_numbers(parser, "contour_length", 2, text)
         super().add_options(parser)
 
     def check(self, args):
@@ -97,8 +100,8 @@ class Pathfinder(Generated):
         window, length, random = args.window[0], args.contour_length[0], Random(f"{args.seed[0]} 0")
         if not any(long_contours(random, window, length) for _ in range(TRIALS_LONG)):
             raise ValueError(
-                f"--contour-length {length}: in {TRIALS_LONG:,} trials no two contours of this length "
-                f"fit into a window of {window} pixels: choose a smaller length or a larger --window"
+                f"--contour-length {length} is too large: in {TRIALS_LONG:,} trials, two such contours did "
+                f"not fit into a window of {window} pixels: reduce it or increase --window"
             )
 
     def metadata(self, args):
@@ -112,7 +115,7 @@ class Pathfinder(Generated):
         return self.rows(partial(pixels, args.window[0]), rows, args.workers)
 
     def rows(self, function, items, workers):
-        """Yields the rows that a function computes from blocks of items."""
+        """Yields (pixel values, label) for each image that ``function`` computes from blocks of ``items``."""
         blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
         for block in ordered_map(function, blocks, workers):
             for values, label in block:
@@ -120,13 +123,13 @@ class Pathfinder(Generated):
 
 
 def generate_block(seed: int, window: int, length: int, indices: range) -> list[tuple[np.ndarray, int]]:
-    """Returns (grayscale values, label) of the images with the given indices."""
+    """Returns (grayscale values, label) of the generated images with the given indices."""
     scenes = (draw(seed, window, length, i) for i in indices)
     return [(scene.render(), scene.label) for scene in scenes]
 
 
 def draw(seed: int, window: int, length: int, index: int) -> Scene:
-    """Generates image number ``index``, whose long contours have ``length`` paddles."""
+    """Generates the image number ``index``, whose long contours have ``length`` paddles each."""
     random, label = Random(f"{seed} {index}"), index % 2
     while not (long := long_contours(random, window, length)):
         pass
@@ -139,14 +142,14 @@ def draw(seed: int, window: int, length: int, index: int) -> Scene:
 
 
 def long_contours(random: Random, window: int, length: int) -> list[list[Paddle]] | None:
-    """Returns two contours that start near the center, or None if they do not fit."""
+    """Returns two random contours that start near the center, or None if they do not fit."""
     apart = APART * window // 32
     tail = tuple(2 * apart + pick(random, window - 4 * apart) for _ in range(2))
     return grow(random, empty(window), [tail, step(tail, direction(random), apart)], length)
 
 
 def short_contours(random: Random, taken: np.ndarray, length: int) -> list[list[Paddle]]:
-    """Adds short contours to the free area, as many as fit, and returns them."""
+    """Returns random short contours of ``length`` paddles, and marks their area in ``taken``."""
     width, contours = len(taken), []
     for _ in range(PADDLES * (width - 2 * FRAME) ** 2 // 32**2 // length):
         free = np.flatnonzero(taken < 2 - FULL)
@@ -160,9 +163,9 @@ def short_contours(random: Random, taken: np.ndarray, length: int) -> list[list[
 
 
 def grow(random: Random, taken: np.ndarray, tails: list[Point], length: int) -> list[list[Paddle]] | None:
-    """Grows a contour of ``length`` paddles from each of the ``tails``, or returns None if one is stuck.
+    """Returns random contours of ``length`` paddles from the points ``tails``, or None if they do not fit.
 
-    They grow alternately and avoid the ``taken`` area, each other and themselves.
+    The contours are extended in turns. They avoid the ``taken`` area, each other and themselves.
     """
     around = [taken.copy() for _ in tails]  # area that each contour avoids, without its last paddle
     contours = [[] for _ in tails]
@@ -186,15 +189,16 @@ def begin(random: Random, taken: np.ndarray, tail: Point) -> Paddle | None:
 
 
 def extend(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
-    """Returns a paddle that continues the ``last`` one, or None if none fits.
+    """Returns a random paddle that continues the ``last`` one, or None if none fits.
 
-    Its head is a pixel on a circle around its pivot, with probability proportional to its free share times
-    max(cos(min(c Δ, π/2)), 0)², where c is CONTINUITY and Δ the turning angle.
+    The head is a pixel on a circle around the pivot. Its probability is proportional to
+    (1 - t) max(cos(min(c Δ, π/2)), 0)², where t is the largest coverage of the pixel and its neighbors by
+    other paddles, c is CONTINUITY, and Δ is the angle between the new paddle and the last one.
     """
     pivot = step(last.pivot, last.angle, LENGTH + 2 * MARGIN)
     heads, near, weights = turns(last.angle, taken.shape[1])
-    place = (pivot[0] + FRAME) * taken.shape[1] + pivot[1] + FRAME
-    sums = (weights * (1 - taken.take(near + place).max(0))).cumsum()
+    index = (pivot[0] + FRAME) * taken.shape[1] + pivot[1] + FRAME
+    sums = (weights * (1 - taken.take(near + index).max(0))).cumsum()
     if sums[-1] < 1e-4:
         return None
     for _ in range(TRIALS):
@@ -206,44 +210,53 @@ def extend(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
 
 
 def beginning(paddle: Paddle) -> Point:
-    """Returns the start of a paddle."""
+    """Returns the pixel at the start of a paddle."""
     return step(paddle.head, paddle.angle, -LENGTH)
 
 
 def step(point: Point, angle: float, distance: float) -> Point:
-    """Returns the pixel at an angle and distance from a point."""
+    """Returns the pixel at an angle in radians and a distance in pixels from a point."""
     y, x = shift(angle, distance)
     return point[0] + y, point[1] + x
 
 
 @cache
 def shift(angle: float, distance: float) -> Point:
-    """Returns an offset in whole pixels; sines are rounded because machines differ."""
+    """Returns the offset (rows, columns) in pixels of a distance at an angle.
+
+    Sines and cosines are rounded first because their last digits differ between machines.
+    """
     y, x = (round(round(distance * part, 6)) for part in (math.sin(angle), math.cos(angle)))
     return y, x
 
 
 def pick(random: Random, count: int) -> int:
-    """Returns a random integer in [0, count); only ``Random.random`` is stable across Python versions."""
+    """Returns a random integer in [0, count) that is the same in all versions of Python."""
     return int(count * random.random())
 
 
 def direction(random: Random) -> float:
-    """Returns one of 360 directions."""
+    """Returns a random angle of whole degrees, in radians."""
     return math.radians(pick(random, 360))
 
 
 HEADS = sorted({shift(math.radians(degrees), MARGIN + LENGTH) for degrees in range(360)})
-"""Pixels on a circle around a pivot."""
+"""Offsets of the pixels on a circle around a pivot, where the head of a paddle can be."""
 
 
 @cache
 def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray]:
-    """Returns the possible continuations of a contour.
+    """Returns the heads with which a contour can continue after a paddle with this angle.
+
+    Args:
+        angle: Angle in radians.
+        width: Number of columns of the array of taken pixels.
 
     Returns:
-        Heads relative to the pivot; memory offsets from the pivot, in rows of length ``width``, of these
-        pixels (first row) and of their neighbors at distance MARGIN; and the heads' weights.
+        heads: Offsets (rows, columns) of the heads from the pivot.
+        near: Offsets (5, heads), in the flattened array, of the heads and of their four neighbors at distance
+            MARGIN.
+        weights: Array (heads,) of max(cos(min(c Δ, π/2)), 0)².
     """
     weights = {}
     for head in HEADS:
@@ -251,71 +264,72 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
         weight = max(math.cos(min(CONTINUITY * turn, math.pi / 2)), 0) ** 2
         if weight > 1e-9:
             weights[head] = round(weight, 9)
-    places = np.array([y * width + x for y, x in weights])
+    offsets = np.array([y * width + x for y, x in weights])
     beside = np.array([0, MARGIN, -MARGIN, MARGIN * width, -MARGIN * width])
-    return list(weights), places + beside[:, None], np.array(list(weights.values()))
+    return list(weights), offsets + beside[:, None], np.array(list(weights.values()))
 
 
 @cache
-def stamp(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns two masks with values in [0, 1]: a dash that ends at the center, and it with its margin."""
-    middle, drawing = FINER * REACH, Image.new("L", (2 * FINER * REACH + 1,) * 2)
-    y, x = step((middle, middle), angle, -FINER * LENGTH)
-    ImageDraw.Draw(drawing).line([(middle, middle), (x, y)], fill=255)
+def paddle_masks(angle: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the coverage of pixels by a paddle that ends at the center, and by the paddle with its margin."""
+    center, drawing = FINER * REACH, Image.new("L", (2 * FINER * REACH + 1,) * 2)
+    y, x = step((center, center), angle, -FINER * LENGTH)
+    ImageDraw.Draw(drawing).line([(center, center), (x, y)], fill=255)
     line = np.asarray(drawing) > 0
     covered = binary_dilation(line, disc(2 * FINER * MARGIN + 1, (MARGIN, MARGIN), MARGIN))
     return downsample(line, 2 * REACH + 1), downsample(covered, 2 * REACH + 1)
 
 
-def disc(size: int, middle: Point, radius: float) -> np.ndarray:
-    """Returns a mask of a disc on a supersampled grid of ``size`` x ``size`` pixels."""
+def disc(size: int, center: Point, radius: float) -> np.ndarray:
+    """Returns the mask (size, size) of a disc on the supersampled grid; arguments are in image pixels."""
     y, x = np.ogrid[:size, :size]
-    return (y - FINER * middle[0]) ** 2 + (x - FINER * middle[1]) ** 2 <= (FINER * radius) ** 2
+    return (y - FINER * center[0]) ** 2 + (x - FINER * center[1]) ** 2 <= (FINER * radius) ** 2
 
 
 def downsample(fine: np.ndarray, size: int) -> np.ndarray:
-    """Downsamples a mask with a Lanczos filter, to values from 0 to 1."""
+    """Returns a mask downsampled to (size, size) with a Lanczos filter, with values from 0 to 1."""
     image = Image.fromarray(255 * fine.astype(np.uint8))
     return np.asarray(image.resize((size, size), Image.Resampling.LANCZOS), np.float32) / 255
 
 
 @cache
 def empty(window: int) -> np.ndarray:
-    """Returns the taken area of an empty window with a frame around it."""
+    """Returns the taken area of an empty window with its frame: 1 in the frame and the border, 0 inside."""
     return np.pad(np.zeros((window - 2 * PADDING,) * 2, np.float32), PADDING + FRAME, constant_values=1)
 
 
-def at(framed: np.ndarray, head: Point) -> np.ndarray:
-    """Returns the view of a framed window that a paddle's stamp covers."""
+def patch(framed: np.ndarray, head: Point) -> np.ndarray:
+    """Returns the part of a window with a frame that the masks of a paddle with this head cover."""
     y, x = head[0] + FRAME - REACH, head[1] + FRAME - REACH
     return framed[y : y + 2 * REACH + 1, x : x + 2 * REACH + 1]
 
 
 def fits(taken: np.ndarray, paddle: Paddle) -> bool:
-    """Returns whether a paddle with its margin avoids the taken area."""
-    return (at(taken, paddle.head) + stamp(paddle.angle)[1]).max() < FULL
+    """Returns whether a paddle with its margin does not overlap the taken area."""
+    return (patch(taken, paddle.head) + paddle_masks(paddle.angle)[1]).max() < FULL
 
 
 def cover(taken: np.ndarray, paddles: Iterator[Paddle]) -> None:
-    """Marks the area of the paddles and their margins as taken."""
+    """Marks the area of the paddles and their margins in the array ``taken``."""
     for paddle in paddles:
-        part = at(taken, paddle.head)
-        np.maximum(part, stamp(paddle.angle)[1], out=part)
+        part = patch(taken, paddle.head)
+        np.maximum(part, paddle_masks(paddle.angle)[1], out=part)
 
 
-def ink(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
-    """Draws paddles, with values from 0 to 1."""
+def draw_paddles(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
+    """Returns an image (window, window) of paddles with values from 0 to 1."""
     light = np.zeros((window + 2 * FRAME,) * 2, np.float32)
     for paddle in paddles:
-        part = at(light, paddle.head)
-        np.maximum(part, stamp(paddle.angle)[0], out=part)
+        part = patch(light, paddle.head)
+        np.maximum(part, paddle_masks(paddle.angle)[0], out=part)
     return light[FRAME:-FRAME, FRAME:-FRAME]
 
 
 def published(folder: Path) -> list[tuple[Path, int]]:
-    """Returns the paths and labels of the published images: fields 0, 1 and 3 of the metadata.
+    """Returns (path, label) of the published images, which the files metadata/*.npy list.
 
-    The published metadata files are text despite their suffix .npy; the generator writes string arrays.
+    The published files are text despite their suffix; the published generator writes arrays of strings.
+    Fields 0, 1 and 3 of a row are the image's folder, its file name and its label.
     """
     files = [path for path in folder.glob("metadata/*.npy") if path.stem.isdecimal()]
     rows = []
@@ -346,7 +360,7 @@ def metadata(path: Path) -> list[list[str]]:
 
 
 def read(path: Path) -> np.ndarray:
-    """Returns the grayscale values of a square image."""
+    """Returns the grayscale values of a square image file."""
     try:
         values = np.asarray(decode(read_file(path), "L"))
     except ValueError as error:
@@ -357,7 +371,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def pixels(window: int, rows: list[tuple[Path, int]]) -> list[tuple[np.ndarray, int]]:
-    """Returns (grayscale values, label) of published images of ``window`` x ``window`` pixels."""
+    """Returns (grayscale values, label) of published images, which must have ``window`` pixels per side."""
     found = []
     for path, label in rows:
         values = read(path)

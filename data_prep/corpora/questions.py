@@ -54,7 +54,7 @@ MESSAGES = {
 
 
 class Question(NamedTuple):
-    """A question with its answer and its context, and the index of the answer's first character in the context."""
+    """A question, its answer and context, and the index of the answer's first character in the context."""
 
     question: str
     answer: str
@@ -338,7 +338,7 @@ def iterate_questions(path: Path) -> Iterator[tuple[str, str, object]]:
 
 
 def fields(found: object, where: str, **kinds: type) -> list:
-    """Returns the values of the keys in {key: type}; raises ValueError if one is missing or has another type."""
+    """Returns the values of some keys of a dictionary; raises ValueError unless all have the given types."""
     for key, kind in kinds.items():
         if not isinstance(found, dict) or not isinstance(found.get(key), kind):
             raise ValueError(f"{where} lacks the key {key!r} of SQuAD's format: {LAYOUT} is needed")

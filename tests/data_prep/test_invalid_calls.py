@@ -140,7 +140,7 @@ CALLS = [
     ("listops --rows 8 0 1", "argument --rows: must be a whole number from 1 on, not '0'"),
     (
         "pathfinder --from {text}",
-        "{text}/metadata/*.npy list 0 images instead of 10 or more: --from takes imgs/K",
+        "{text}/metadata/*.npy list 0 images instead of 10 or more: --from takes a published",
     ),
     ("pathfinder --from {contours_pipe}", "{contours_pipe}/metadata/0.npy is not a regular file"),
     ("pathfinder --from {contours}", "{contours}/imgs/0/sample_0.png is not a complete image"),
@@ -148,7 +148,7 @@ CALLS = [
     ("pathfinder --window 7", "argument --window: must be a whole number from 8 on, not '7'"),
     (
         "pathfinder --window 8 --contour-length 40",
-        "--contour-length 40: in 5,000 trials no two contours of this",
+        "--contour-length 40 is too large: in 5,000 trials, two such contours",
     ),
     ("multi30k --from {pairs_utf16}", "train.de is not UTF-8 text"),
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines, but {pairs_uneven}/train.de has 35"),

@@ -37,8 +37,8 @@ def ends(contour):
     return (y, x), last.head
 
 
-def pieces(drawing):
-    """Returns the number of connected pieces of a drawing, including connections at corners."""
+def components(drawing):
+    """Returns the number of connected components of a drawing, including connections at corners."""
     return ndimage.label(drawing, np.ones((3, 3)))[1]
 
 
@@ -52,10 +52,12 @@ def test_labels_match_the_images(thousand):
     agree = 0
     for picture in thousand:
         grey = picture.render()
-        alone = [pathfinder.ink(32, contour) for contour in picture.long]
+        alone = [pathfinder.draw_paddles(32, contour) for contour in picture.long]
         for one in alone:
             dashes = one > 0.25
-            assert pieces(dashes) > 3 and pieces(ndimage.binary_dilation(dashes, np.ones((3, 3)))) == 1
+            assert (
+                components(dashes) > 3 and components(ndimage.binary_dilation(dashes, np.ones((3, 3)))) == 1
+            )
             assert grey[dashes].min() > 40  # all of it is inside the image
         discs = discs_in(grey)
         assert discs == set(picture.discs) and len(discs) == 2
@@ -78,7 +80,7 @@ def test_labels_are_balanced_and_the_padding_is_empty(thousand):
     assert sum(picture.label for picture in thousand) == 500
     for picture in thousand:
         paddles = [*chain(*picture.long, *picture.short)]
-        light = pathfinder.ink(32, paddles)
+        light = pathfinder.draw_paddles(32, paddles)
         light[1:-1, 1:-1] = 0
         assert light.max() < 0.05  # side lobes of the Lanczos filter
         grey = picture.render()
@@ -141,7 +143,10 @@ def test_contours_that_do_not_fit_are_errors(tmp_path, monkeypatch):
     monkeypatch.setattr(pathfinder, "TRIALS_LONG", 200)
     options = ["--window", 8, "--contour-length", 30, "--out", tmp_path / "out"]
     sentence = error_of("pathfinder", *options)
-    assert "--contour-length 30: in 200 trials no two contours of this length fit into a window" in sentence
+    assert (
+        "--contour-length 30 is too large: in 200 trials, two such contours did not fit into a window"
+        in sentence
+    )
     assert not list(tmp_path.iterdir())
 
 
