@@ -271,7 +271,7 @@ def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray
 
 @cache
 def paddle_masks(angle: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the coverage of pixels by a paddle that ends at the center, and by the paddle with its margin."""
+    """Returns the coverage of pixels by a paddle that ends at the center, without and with its margin."""
     center, drawing = FINER * REACH, Image.new("L", (2 * FINER * REACH + 1,) * 2)
     y, x = step((center, center), angle, -FINER * LENGTH)
     ImageDraw.Draw(drawing).line([(center, center), (x, y)], fill=255)

@@ -1,1 +1,1 @@
-"""Dataset folder layout, tokenization, word vectors and image transforms."""
+"""Layout of data folders, tokenization, word vectors and image transforms."""

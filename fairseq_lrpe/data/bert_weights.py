@@ -22,7 +22,7 @@ LAYER = {
     "output.dense": "fc2",
     "output.LayerNorm": "final_layer_norm",
 }
-"""{module of BERT's layer: module of our layer}"""
+"""{module of a layer of BERT: the corresponding module of fairseq's encoder layer}"""
 SIZES = {
     "num_hidden_layers": "encoder_layers",
     "hidden_size": "encoder_embed_dim",
@@ -30,20 +30,27 @@ SIZES = {
     "num_attention_heads": "encoder_attention_heads",
     "hidden_act": "activation_fn",
 }
-"""{setting of BERT's configuration: our flag}"""
+"""{attribute of transformers' BertConfig: the corresponding flag of our encoder}"""
 
 
 def check(args, vocabulary: Path) -> None:
-    """Raises a ValueError if --encoder cannot be read, or does not match the flags or the vocabulary.
+    """Checks that the BERT model --encoder is readable and matches the model's flags and the vocabulary.
 
-    For a name on the Hugging Face Hub, this downloads the configuration and vocabulary, but not the weights.
+    For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
+
+    Args:
+        args: The flags of the model.
+        vocabulary: The vocab.txt of the prepared data.
+
+    Raises:
+        ValueError: If the model is not readable or does not match.
     """
     name = args.encoder
     if name == SCRATCH:
         return
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(
-            f"--encoder {name} needs the package transformers: run `pip install 'transformers<5'`"
+            f"--encoder {name} requires the package transformers: run `pip install 'transformers<5'`"
         )
     from transformers import BertConfig
     from transformers.utils import cached_file
@@ -54,13 +61,13 @@ def check(args, vocabulary: Path) -> None:
     check_sizes(config, args)
     if word_pieces.read_types(types) != word_pieces.read_types(vocabulary):
         raise ValueError(
-            f"--encoder {name} has another vocabulary than {vocabulary}: prepare the data with its --bert"
+            f"--encoder {name} does not have the vocabulary {vocabulary}: prepare the data with --bert {name}"
         )
 
 
 @contextmanager
 def _readable(name: str) -> Iterator[None]:
-    """Converts the errors of unreadable files to a ValueError of one line."""
+    """Converts the errors that transformers raises for unreadable models to a ValueError of one line."""
     from safetensors import SafetensorError
     from transformers.utils import logging
 
@@ -69,11 +76,15 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"--encoder {name} is not a readable BERT ({reason})") from None
+        raise ValueError(f"--encoder {name} is not a readable BERT model ({reason})") from None
 
 
 def load_bert(name: str):
-    """Returns transformers' BertModel."""
+    """Returns the pretrained BertModel of a folder or of a name on the Hugging Face Hub, in float32.
+
+    Raises:
+        ValueError: If the model is not readable or lacks weights.
+    """
     from transformers import BertModel
 
     with _readable(name):
@@ -85,12 +96,12 @@ def load_bert(name: str):
 
 
 def check_sizes(config, args) -> None:
-    """Raises a ValueError if the flags of the encoder differ from BERT's configuration."""
+    """Raises a ValueError if the flags ``args`` have other sizes than the BertConfig ``config``."""
     sizes = {flag: getattr(config, setting) for setting, flag in SIZES.items()}
     different = {flag: value for flag, value in sizes.items() if str(getattr(args, flag)) != str(value)}
     if different:
         flags = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in different.items())
-        raise ValueError(f"--encoder {args.encoder} has other sizes: pass {flags}")
+        raise ValueError(f"--encoder {args.encoder} has other sizes than the flags: pass {flags}")
     limit = config.max_position_embeddings
     if args.max_source_positions > limit:
         raise ValueError(
@@ -100,20 +111,20 @@ def check_sizes(config, args) -> None:
 
 @torch.no_grad()
 def initialize(encoder, args, vocabulary: Path) -> None:
-    """Copies the weights of --encoder into an encoder.
+    """Copies the weights of the BERT model --encoder into an encoder.
 
     Args:
-        encoder: the model's encoder.
-        args: the model's flags.
-        vocabulary: BERT's vocabulary file, of which the encoder's dictionary was made.
+        encoder: The encoder of our model, whose parameters are overwritten.
+        args: The flags of the model.
+        vocabulary: The vocab.txt from which the encoder's dictionary was made.
 
     Raises:
-        ValueError: see :func:`check` and :func:`load_bert`.
+        ValueError: If :func:`check` or :func:`load_bert` raises it.
     """
     check(args, vocabulary)
     bert, ids = load_bert(args.encoder), word_pieces.bert_token_ids(vocabulary)
     theirs, ours = bert.state_dict(), dict(encoder.named_parameters())
-    first = encoder.padding_idx + 1  # fairseq's first position
+    first = encoder.padding_idx + 1  # fairseq's index of the first position
     positions = ours.pop("embed_positions.weight")
     positions[first:] = theirs["embeddings.position_embeddings.weight"][: len(positions) - first]
     ours.pop("embed_tokens.weight").copy_(theirs["embeddings.word_embeddings.weight"][ids])

@@ -1,4 +1,4 @@
-"""Table of the corpora, their data folders, and the commands that prepare them."""
+"""The table of all corpora, with their data folders and the commands that prepare them."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,15 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A corpus: module and class, description, origin, data folder, and options for preparing it."""
+    """A corpus.
+
+    Attributes:
+        implementation: "module:class" in ``data_prep.corpora``.
+        description: Short description.
+        origin: Where the data comes from.
+        folder: Data folder relative to the repository; TASK is a placeholder for the name of a task.
+        options: Required options of the command that prepares the corpus.
+    """
 
     implementation: str
     description: str
@@ -61,16 +69,16 @@ MINI = {
     "listops_mini": "listops --length 20 100 --depth 4 --rows 8000 1000 1000",
     "pathfinder_mini": "pathfinder --window 16 --contour-length 6 --rows 8000 1000 1000",
 }
-"""Small versions: {name: corpus and options that prepare it into data/NAME}"""
+"""{small version of a corpus: arguments of data_prep/prepare.sh that prepare it}"""
 
 
 def data_folder(name: str) -> str:
-    """Returns the data folder, with the placeholder TASK if the corpus has tasks."""
+    """Returns the data folder of a corpus, with the placeholder TASK if the corpus has tasks."""
     return CORPORA[MINI.get(name, name).split()[0]].folder.format(name=name)
 
 
 def prepare_arguments(name: str) -> str:
-    """Returns the arguments of ``bash data_prep/prepare.sh`` that prepare a corpus."""
+    """Returns the arguments with which ``bash data_prep/prepare.sh`` prepares a corpus or small version."""
     if name in MINI:
         return f"{MINI[name]} --out data/{name}"
     row = CORPORA[name]
@@ -79,7 +87,11 @@ def prepare_arguments(name: str) -> str:
 
 
 def prepare_command(folder: Path) -> str | None:
-    """Returns the command that prepares ``folder``, relative to the repository; None if unknown."""
+    """Returns the command that prepares a data folder, or None if it is not the folder of a corpus.
+
+    Args:
+        folder: Data folder, relative to the repository.
+    """
     for name in (*CORPORA, *MINI):
         if match := re.fullmatch(data_folder(name).replace("TASK", "([^/]+)"), folder.as_posix()):
             task = match[match.lastindex or 0]

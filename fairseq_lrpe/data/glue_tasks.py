@@ -1,4 +1,4 @@
-"""GLUE tasks: file formats, fairseq flags and metrics."""
+"""The GLUE tasks with their file formats, flags of fairseq-train and metrics."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ YES_NO = ("0", "1")
 TWO_WAY = ("entailment", "not_entailment")
 THREE_WAY = ("contradiction", "entailment", "neutral")
 MAX_SCORE = 5
-"""STS-B scores are 0 to 5; prepared data has them divided by 5."""
+"""Largest score of STS-B, by which the scores in prepared data are divided."""
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Task:
         label: Name of the label column.
         labels: Class names in the order of their dictionary; empty for a regression task.
         files: {split: file}.
-        header: Column names of labelled files that lack a header line.
+        header: Column names of labelled files, if they have no header line.
         empty: Whether sentences may be empty.
-        measure: Metric shown in tables.
-        logged: Name of that metric in fairseq's log, which also selects the best epoch.
-        flags: Flags of fairseq-train that log the metric.
-        submission: {file name for GLUE's server: test split}, if not the task's own name.
+        measure: Name of the metric in tables.
+        logged: Name of the metric in fairseq's log; it selects the best checkpoint.
+        flags: Flags of fairseq-train with which it logs the metric.
+        submission: {name of a file for GLUE's server: test split}; by default, the task's name and "test".
     """
 
     sentences: tuple[str, ...]
@@ -48,12 +48,12 @@ class Task:
 
     @property
     def development(self) -> list[str]:
-        """The development splits."""
+        """The names of the development splits."""
         return [split for split in self.files if split.startswith("valid")]
 
     @property
     def labelled(self) -> list[str]:
-        """The splits with labels."""
+        """The names of the splits with labels."""
         return ["train", *self.development]
 
 
@@ -97,7 +97,7 @@ PAPER_TASKS = [name for name in TASKS if name != "WNLI"]
 
 
 def get_task(name: str) -> Task:
-    """Returns a task by name."""
+    """Returns the GLUE task of this name; raises ValueError if there is none."""
     if name not in TASKS:
-        raise ValueError(f"GLUE has no task {name!r}: choose from {', '.join(TASKS)}")
+        raise ValueError(f"unknown GLUE task {name!r}: choose from {', '.join(TASKS)}")
     return TASKS[name]

@@ -1,20 +1,24 @@
-"""Decodes image files."""
+"""Decoding of image files."""
 
 import io
 
 from PIL import Image, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG")
-"""Accepted formats; for some others, Pillow would start external programs."""
+"""Accepted formats. Others are rejected because Pillow starts external programs for some of them."""
 
 
 def decode(content: bytes, mode: str = "RGB") -> Image.Image:
-    """Returns a file's image in this mode; raises ValueError if it cannot be decoded completely."""
+    """Decodes the content of a JPEG or PNG file to an image in one of Pillow's modes.
+
+    Raises:
+        ValueError: If the file cannot be decoded completely.
+    """
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
         image.load()
         return image if image.mode == mode else image.convert(mode)
     except UnidentifiedImageError:  # its message contains a memory address
-        raise ValueError(f"it is no {' or '.join(FORMATS)} file") from None
+        raise ValueError(f"it is not a {' or '.join(FORMATS)} file") from None
     except Exception as error:  # a malformed file can raise any exception
         raise ValueError(" ".join(str(error).split())) from None

@@ -1,7 +1,7 @@
 """Image transforms of DeiT (Touvron et al. 2021): random crop and flip, normalization, random erasing.
 
-Constants are those of DeiT's code (facebookresearch/deit, main.py) and of timm 0.3.2, which it uses. All
-randomness comes from the generator argument.
+The constants are those of DeiT's code (facebookresearch/deit, main.py) and of timm 0.3.2, which it uses. All
+random numbers are drawn from the argument ``rng``.
 """
 
 import math
@@ -12,32 +12,32 @@ from PIL import Image
 from torch import Tensor
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-"""ImageNet statistics for values from 0 to 1 (timm/data/constants.py)."""
+"""Mean and deviation of ImageNet's color channels, for values from 0 to 1 (timm/data/constants.py)."""
 MEAN_STD_255 = [255 * torch.tensor(numbers)[:, None, None] for numbers in (MEAN, STD)]
 CROP_AREA, CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
-"""Ranges of a crop's share of the area, and of its width / height (timm/data/transforms_factory.py)."""
+"""Ranges of a crop's relative area, and of its width / height (timm/data/transforms_factory.py)."""
 ERASE_PROBABILITY = 0.25
 """Probability of erasing a rectangle (DeiT's --reprob)."""
 ERASE_AREA, ERASE_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
-"""Ranges of its share of the area, and of its height / width (timm/data/random_erasing.py)."""
+"""Ranges of the rectangle's relative area, and of its height / width (timm/data/random_erasing.py)."""
 MAX_TRIALS = 10
-"""Maximum number of draws until a crop or rectangle fits."""
+"""Number of draws after which no other crop or rectangle is tried."""
 RESIZE_RATIO = 256 / 224
-"""Shorter side of a resized evaluation image, relative to its crop."""
+"""Shorter side of the resized image, relative to the side of its center crop, in evaluation."""
 
 Box = tuple[int, int, int, int]
 
 
 def log_uniform(limits: tuple[float, float], rng: np.random.Generator) -> float:
-    """Samples a number from a range, uniformly in its logarithm."""
+    """Returns a random number from a range whose logarithm is uniformly distributed."""
     return math.exp(rng.uniform(*map(math.log, limits)))
 
 
 def random_crop_box(width: int, height: int, rng: np.random.Generator) -> Box:
-    """Samples a crop (left, top, right, bottom).
+    """Returns a random crop (left, top, right, bottom) of an image.
 
-    The area is uniform in CROP_AREA, the aspect ratio log-uniform in CROP_RATIO, and the position uniform.
-    If no draw fits, the largest centered crop with a valid ratio is returned.
+    The area is uniform in CROP_AREA, the aspect ratio log-uniform in CROP_RATIO, the position uniform.
+    If no draw fits into the image, the largest centered crop with a valid aspect ratio is returned.
     """
     for _ in range(MAX_TRIALS):
         area, ratio = rng.uniform(*CROP_AREA) * width * height, log_uniform(CROP_RATIO, rng)
@@ -51,22 +51,22 @@ def random_crop_box(width: int, height: int, rng: np.random.Generator) -> Box:
 
 
 def center_box(width: int, height: int, w: int, h: int) -> Box:
-    """Returns the centered box of size ``w`` x ``h``."""
+    """Returns the box (left, top, right, bottom) of size ``w`` x ``h`` at the center of an image."""
     left, top = round((width - w) / 2), round((height - h) / 2)
     return left, top, left + w, top + h
 
 
 def random_resized_crop(image: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    """Returns a random crop, resized to ``size`` pixels and flipped with probability 0.5."""
-    # Not resize(box=...), which also uses the pixels around the box.
+    """Returns a random crop, resized to ``size`` x ``size`` and flipped horizontally with probability 0.5."""
+    # resize(box=...) would also use the pixels around the box.
     crop = image.crop(random_crop_box(*image.size, rng)).resize((size, size), Image.Resampling.BICUBIC)
     return crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if rng.random() < 0.5 else crop
 
 
 def resize_and_center_crop(image: Image.Image, size: int) -> Image.Image:
-    """Resizes the shorter side to 256/224 of ``size`` and returns the center crop, for evaluation.
+    """Resizes the shorter side of an image to 256/224 ``size`` and returns the center crop of this size.
 
-    An image of exactly ``size`` x ``size`` is returned unchanged, as DeiT does for CIFAR.
+    An image of ``size`` x ``size`` is returned unchanged, as in DeiT's evaluation on CIFAR.
     """
     width, height = image.size
     if (width, height) == (size, size):
@@ -84,7 +84,7 @@ def normalize(image: Image.Image) -> Tensor:
 
 
 def random_erase_box(height: int, width: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
-    """Samples the rows and columns of a rectangle, or returns None if no draw fits.
+    """Returns the rows and columns of a random rectangle, or None if no draw fits into the image.
 
     The area is uniform in ERASE_AREA, the aspect ratio log-uniform in ERASE_RATIO, the position uniform.
     """
@@ -98,7 +98,12 @@ def random_erase_box(height: int, width: int, rng: np.random.Generator) -> tuple
 
 
 def random_erase(pixels: Tensor, rng: np.random.Generator) -> None:
-    """Fills, with probability ERASE_PROBABILITY, a rectangle of normalized ``pixels`` with N(0, 1) noise."""
+    """Fills a random rectangle with N(0, 1) noise, in place, with probability ERASE_PROBABILITY.
+
+    Args:
+        pixels: Normalized image (3, height, width).
+        rng: Random number generator.
+    """
     if rng.random() < ERASE_PROBABILITY and (box := random_erase_box(*pixels.shape[1:], rng)):
         region = pixels[:, *box]
         region.copy_(torch.from_numpy(rng.standard_normal(tuple(region.shape), np.float32)))

@@ -1,4 +1,4 @@
-"""Files of a folder with binarized data, as written by data_prep and read by training."""
+"""The files in a folder of binarized data, which data_prep writes and fairseq's tasks read."""
 
 import json
 from collections.abc import Iterable
@@ -10,13 +10,13 @@ from fairseq_lrpe.utils.files import read_file
 
 SUFFIXES = (".bin", ".idx")
 METADATA = "about.json"
-"""Metadata file of a folder of inputs with labels."""
+"""Name of the metadata file of data for ``classification`` and ``image_classification``."""
 PREPARATION = "preparation.json"
-"""Tokenization settings of a folder of text pairs."""
+"""Name of the file with the tokenization settings of data for translation and ``question_generation``."""
 
 
 def binaries(names: Iterable[str]) -> list[str]:
-    """Returns the two files of each binarized text."""
+    """Returns the names of the two files of each binarized text."""
     return [f"{name}{end}" for name in names for end in SUFFIXES]
 
 
@@ -63,10 +63,10 @@ def read_metadata(folder: Path) -> dict:
     """
     try:
         found = json.loads(read_file(folder / METADATA))
-        fine = found["inputs"] in (1, 2) and len(found["labels"]) > 1 and isinstance(found["rows"], dict)
+        valid = found["inputs"] in (1, 2) and len(found["labels"]) > 1 and isinstance(found["rows"], dict)
     except (OSError, ValueError, LookupError, TypeError):
-        fine = False
-    if not fine:
+        valid = False
+    if not valid:
         remedy = "bash data_prep/prepare.sh creates such folders"
         if command := prepare_command(folder):
             remedy = f"`{command}` prepares it"
@@ -75,11 +75,11 @@ def read_metadata(folder: Path) -> dict:
 
 
 def shards(folder: Path) -> list[Path]:
-    """Returns [folder, folder1, ...], the existing shards of a data folder; fairseq reads one per epoch."""
+    """Returns the existing shards [folder, folder1, ...] of a data folder; fairseq reads one per epoch."""
     numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
     return [folder, *takewhile(Path.is_dir, numbered)]
 
 
 def vocabulary_size(dictionary: Path) -> int:
-    """Returns the size of a dictionary in fairseq: its lines plus <s>, <pad>, </s> and <unk>."""
+    """Returns the size of fairseq's Dictionary for a dict.txt: its lines plus <s>, <pad>, </s> and <unk>."""
     return dictionary.read_bytes().count(b"\n") + 4

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 
 MIXUP_ALPHA, CUTMIX_ALPHA = 0.8, 1.0
-"""α of λ ~ Beta(α, α) (DeiT's --mixup and --cutmix)."""
+"""Parameter α of the distribution λ ~ Beta(α, α) (DeiT's --mixup and --cutmix)."""
 CUTMIX_PROBABILITY = 0.5
 """Probability of CutMix instead of Mixup (DeiT's --mixup-switch-prob)."""
 
 
 def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
-    """Returns smoothed one-hot targets (B, classes): 1 - smoothing at the label plus smoothing / classes.
+    """Returns smoothed one-hot targets (B, classes): (1 - smoothing) one_hot(label) + smoothing / classes.
 
-    They are float64, which fairseq does not convert to half precision.
+    The targets are float64 because fairseq would convert float32 to half precision.
     """
     targets = torch.full((len(labels), classes), smoothing / classes, dtype=torch.float64)
     targets[torch.arange(len(labels)), labels] += 1 - smoothing
@@ -23,14 +23,18 @@ def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
 
 
 def mix(pixels: Tensor, targets: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Mixes a batch in place with its reverse, with one λ, and returns it with the mixed targets.
+    """Mixes a batch of images x with the reversed batch x', by Mixup or CutMix with one random λ.
 
-    Mixup computes λ x + (1 - λ) x'. CutMix pastes a box of x', 1 - λ of the area before clipping to the
-    image, into x; λ is then recomputed from the clipped box.
+    Mixup computes λ x + (1 - λ) x'. CutMix copies a box with a share 1 - λ of the area from x' to x; the box
+    is clipped to the image, and λ is recomputed from the clipped box.
 
     Args:
-        pixels: (B, 3, H, W).
-        targets: (B, classes), from :func:`soft_targets`.
+        pixels: Images (B, 3, H, W), changed in place.
+        targets: Targets (B, classes) of :func:`soft_targets`.
+        rng: Random number generator.
+
+    Returns:
+        ``pixels`` and the mixed targets, λ targets + (1 - λ) reversed targets.
     """
     if rng.random() < CUTMIX_PROBABILITY:
         rows, columns = cutmix_box(*pixels.shape[2:], rng.beta(CUTMIX_ALPHA, CUTMIX_ALPHA), rng)
@@ -44,7 +48,7 @@ def mix(pixels: Tensor, targets: Tensor, rng: np.random.Generator) -> tuple[Tens
 
 
 def cutmix_box(height: int, width: int, weight: float, rng: np.random.Generator) -> tuple[slice, slice]:
-    """Samples the rows and columns of a box with 1 - ``weight`` of the area, around a uniform center."""
+    """Returns the rows and columns of a box with a share 1 - ``weight`` of the area and a random center."""
     sides = []
     for side in (height, width):
         half, center = int(side * math.sqrt(1 - weight)) // 2, int(rng.integers(side))

@@ -1,8 +1,9 @@
 """RandAugment (Cubuk et al. 2020) as in DeiT: rand-m9-mstd0.5-inc1 of timm 0.3.2 (timm/data/auto_augment.py).
 
-Two of 15 operations are drawn with replacement; each is applied with probability 0.5 and its own magnitude
-from N(9, 0.5), clipped to 0..10. Higher magnitudes give stronger changes ("inc1"). Pixels from outside the
-image get the mean color; resampling is bicubic, as DeiT's --train-interpolation.
+Two of 15 operations are drawn with replacement. Each is applied with probability 0.5. Its magnitude is drawn
+from a normal distribution with mean 9 and standard deviation 0.5, and clipped to 0..10. Greater magnitudes
+cause stronger changes ("inc1"). Pixels from outside the image get ImageNet's mean color. Resampling is
+bicubic, like DeiT's --train-interpolation.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,11 @@ RESAMPLING = {"resample": Image.Resampling.BICUBIC, "fillcolor": FILL}
 
 
 def affine(matrix: Callable[[Image.Image, float], tuple], image: Image.Image, value: float) -> Image.Image:
-    """Applies an affine transform: output pixel (x, y) is input pixel (a x + b y + c, d x + e y + f)."""
+    """Applies an affine transform.
+
+    The output pixel (x, y) is the input pixel (a x + b y + c, d x + e y + f), where (a, b, c, d, e, f) is
+    ``matrix(image, value)``.
+    """
     return image.transform(image.size, Image.Transform.AFFINE, matrix(image, value), **RESAMPLING)
 
 
@@ -31,41 +36,47 @@ def rotate(image: Image.Image, degrees: float) -> Image.Image:
 
 
 def enhance(kind: type, image: Image.Image, factor: float) -> Image.Image:
-    """Changes color, contrast, brightness or sharpness, by the ``ImageEnhance`` class ``kind``."""
+    """Changes color, contrast, brightness or sharpness with the class ``kind`` of PIL.ImageEnhance."""
     return kind(image).enhance(factor)
 
 
 def posterize(image: Image.Image, bits: int) -> Image.Image:
-    """Keeps the leading bits of each value; unlike Pillow's function, accepts 0 bits."""
+    """Keeps the leading bits of each pixel value; unlike Pillow's posterize, it accepts 0 bits."""
     return image.point([value >> 8 - bits << 8 - bits for value in range(256)] * 3)
 
 
 def solarize_add(image: Image.Image, add: int) -> Image.Image:
-    """Adds a constant to values below 128."""
+    """Adds a constant to pixel values below 128."""
     return image.point([min(255, value + add) if value < 128 else value for value in range(256)] * 3)
 
 
 class Operation(NamedTuple):
-    """An operation, its argument as a function of the magnitude, and whether its sign is random."""
+    """An image operation.
+
+    Attributes:
+        apply: Function of an image and, if ``number`` is not None, a number.
+        number: Function that maps the magnitude, from 0 to 10, to this number.
+        signed: Whether the magnitude gets a random sign.
+    """
 
     apply: Callable[[Image.Image, float], Image.Image]
     number: Callable[[float], float] | None = None
     signed: bool = False
 
     def __call__(self, image: Image.Image, level: float, negative: bool) -> Image.Image:
-        """Returns the transformed image."""
+        """Returns the transformed image for a magnitude ``level``; ``negative`` is its random sign."""
         if self.number is None:
             return self.apply(image)
         return self.apply(image, self.number(-level if negative and self.signed else level))
 
 
 def enhance_operation(kind: type) -> Operation:
-    """Returns an enhancement whose factor goes from 1 to 0.1 or 1.9 with the magnitude."""
+    """Returns the operation :func:`enhance` with a factor from 1 to 0.1 or to 1.9."""
     return Operation(partial(enhance, kind), lambda level: 1 + 0.9 * level / MAX_LEVEL, signed=True)
 
 
 def affine_operation(matrix: Callable[[Image.Image, float], tuple], maximum: float) -> Operation:
-    """Returns an affine operation whose argument goes up to ``maximum`` or -``maximum``."""
+    """Returns the operation :func:`affine` with a value from 0 to ``maximum`` or to -``maximum``."""
     return Operation(partial(affine, matrix), lambda level: maximum * level / MAX_LEVEL, signed=True)
 
 
@@ -89,7 +100,7 @@ OPERATIONS = {
 
 
 def rand_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Applies randomly drawn operations to an image."""
+    """Returns an image after applying randomly drawn operations."""
     operations = list(OPERATIONS.values())
     for number in rng.integers(len(operations), size=NUM_OPERATIONS):
         if rng.random() < PROBABILITY:

@@ -1,4 +1,4 @@
-"""ROUGE-L (Lin 2004) of generated questions, computed by Google's rouge-score."""
+"""ROUGE-L (Lin 2004) of generated questions, computed with Google's package rouge-score."""
 
 import re
 from functools import cache
@@ -7,11 +7,11 @@ LANGUAGES = ("en", "zh")
 
 
 class Tokenizer:
-    """Lower-cased tokens: words of letters and digits in English, characters in Chinese."""
+    """A tokenizer that lower-cases text and splits English into words and Chinese into characters."""
 
     def __init__(self, language: str):
         if language not in LANGUAGES:
-            raise ValueError(f"ROUGE-L supports {' and '.join(LANGUAGES)}, not {language!r}")
+            raise ValueError(f"ROUGE-L supports the languages {' and '.join(LANGUAGES)}, not {language!r}")
         self.language = language
 
     def tokenize(self, text: str) -> list[str]:
@@ -28,9 +28,10 @@ def _scorer(language):
 
 
 def f1(hypothesis: str, reference: str, language: str) -> float:
-    """Returns 2 LCS / (m + n) of texts with m and n tokens, from 0 to 1; 0 if either is empty.
+    """Returns ROUGE-L's F1 of two texts, from 0 to 1: 2 LCS / (m + n), or 0 if a text is empty.
 
-    The formula rounds only once, unlike the equivalent one with precision and recall.
+    LCS is the length of the longest common subsequence of the texts' m and n tokens. This formula has smaller
+    rounding errors than the equivalent one with precision and recall.
     """
     tokenize = Tokenizer(language).tokenize
     lengths = len(tokenize(hypothesis)), len(tokenize(reference))
@@ -39,10 +40,10 @@ def f1(hypothesis: str, reference: str, language: str) -> float:
 
 
 def rouge_l(hypotheses: list[str], references: list[str], language: str) -> float:
-    """Returns the mean F1 of ROUGE-L in percent.
+    """Returns the mean of ROUGE-L's F1 of pairs of a hypothesis and a reference, in percent.
 
     Raises:
-        ValueError: If the lists are empty or differ in length, or for an unknown language.
+        ValueError: If the lists are empty or differ in length, or if the language is not in LANGUAGES.
     """
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"cannot compare {len(hypotheses):,} hypotheses with {len(references):,} references")

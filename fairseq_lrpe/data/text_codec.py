@@ -1,9 +1,9 @@
 """Tokenization and detokenization of translation data, for preparing corpora and for translating.
 
-``load(OUT/bin)`` returns the codec of a prepared corpus. ``decode(encode(line))`` equals the line except for
-spaces and for what the codec does not preserve: Moses converts typographic quotes, dashes and dots to ASCII,
-moves English commas and full stops before closing quotes, and restores spaces around quotes, apostrophes and
-symbols heuristically; SentencePiece applies Unicode's NFKC.
+:func:`load` returns the codec of a prepared corpus: its tokenizer and detokenizer. Decoding an encoded line
+gives the line except for spaces and the following changes. Moses converts typographic quotes, dashes and dots
+to ASCII, moves English commas and full stops before closing quotes, and restores spaces around quotes,
+apostrophes and symbols heuristically. SentencePiece applies Unicode's normalization form NFKC.
 """
 
 import functools
@@ -25,20 +25,27 @@ from fairseq_lrpe.data.layout import PREPARATION
 from fairseq_lrpe.utils.files import write_atomic
 
 SEPARATOR = "@@"  # suffix of subwords that do not end a word
-CACHED_WORDS = 500_000  # by subword-nmt
-SENTENCES = 2_000_000  # per language for SentencePiece training, limited by memory
+CACHED_WORDS = 500_000  # limit of subword-nmt's cache
+SENTENCES = 2_000_000  # maximum number of lines of a file for SentencePiece training, limited by memory
 
 
 @functools.cache
 def moses(language: str) -> tuple:
-    """Returns the cached Moses normalizer, tokenizer and detokenizer of a language."""
+    """Returns Moses's punctuation normalizer, tokenizer and detokenizer of a language."""
     return MosesPunctNormalizer(language), MosesTokenizer(language), MosesDetokenizer(language)
 
 
 class TextCodec:
-    """Tokenizer of both languages, whose learned ``file`` is in the folder of the prepared corpus."""
+    """Base class of the tokenizer and detokenizer of both languages of a corpus.
 
-    facts: ClassVar[dict]  # recorded in preparation.json
+    Attributes:
+        facts: Settings that preparation.json records.
+        unit: What the vocabulary size of the codec counts, for messages.
+        file: Name of the learned model's file in the folder of the corpus.
+        path: Path of this file.
+    """
+
+    facts: ClassVar[dict]
     unit: ClassVar[str]
     file: ClassVar[str]
 
@@ -46,26 +53,26 @@ class TextCodec:
         self.path = folder / self.file
 
     def encode(self, language: str, line: str) -> str:
-        """Tokenizes raw text."""
+        """Returns the subword tokens of a line of raw text, separated by spaces."""
         return self.pieces(self.words(language, line))
 
 
 class Moses(TextCodec):
-    """Moses tokenization and BPE of subword-nmt."""
+    """Moses tokenization followed by subword-nmt's BPE."""
 
     facts, unit, file = {"tokenizer": "moses", "bpe": "subword_nmt"}, "merges of byte pairs", "codes"
 
     def words(self, language: str, line: str) -> str:
-        """Tokenizes raw text into words."""
+        """Returns the words of a line of raw text, separated by spaces."""
         normalizer, tokenizer, _ = moses(language)
-        # As Moses's remove-non-printing-char: replace each such character by a space.
+        # Moses's remove-non-printing-char.perl also replaces each such character by a space.
         printable = regex.sub(r"\p{C}", " ", normalizer.normalize(line))
         return tokenizer.tokenize(printable, aggressive_dash_splits=True, return_str=True)
 
     def pieces(self, words: str) -> str:
-        """Splits words into subwords."""
+        """Splits words into subwords, all separated by spaces."""
         if len(self._merges.cache) > CACHED_WORDS:
-            self._merges.cache.clear()  # it is unbounded
+            self._merges.cache.clear()  # subword-nmt does not limit its size
         return " ".join(self._merges.segment_tokens(words.split()))
 
     def join(self, tokens: str) -> str:
@@ -73,18 +80,18 @@ class Moses(TextCodec):
         return regex.sub(rf"{SEPARATOR}( |$)", "", tokens)
 
     def decode(self, language: str, tokens: str) -> str:
-        """Detokenizes to raw text."""
+        """Converts subword tokens to raw text."""
         return moses(language)[2].detokenize(self.join(tokens).split())
 
     def learn(self, texts: Iterable[Path], types: int) -> None:
-        """Learns at most ``types`` BPE merges from tokenized texts."""
+        """Learns at most ``types`` BPE merges from files of words, and writes them to ``path``."""
         counts = Counter()
         for text in texts:
             with text.open(encoding="utf-8", newline="\n") as lines:
                 for line in tqdm(lines, desc=f"words of {text.name}", unit="lines", disable=None):
                     counts.update(line.split())
         if all(len(word) == 1 for word in counts):
-            raise ValueError("the training text has no word of two or more letters: BPE cannot be learned")
+            raise ValueError("BPE cannot be learned: all words of the training text have a single character")
         learn_bpe.tqdm = functools.partial(tqdm, desc=self.path.name, unit="merges", disable=None)
         merges = io.StringIO()
         learn_bpe.learn_bpe((f"{word} {n}" for word, n in counts.items()), merges, types, is_dict=True)
@@ -97,36 +104,36 @@ class Moses(TextCodec):
 
 
 class SentencePiece(TextCodec):
-    """SentencePiece unigram model."""
+    """SentencePiece with a unigram model."""
 
     facts, unit = {"tokenizer": None, "bpe": "sentencepiece"}, "sentence pieces"
     file = "sentencepiece.model"
 
     def words(self, language: str, line: str) -> str:
-        """Normalizes white space."""
-        return " ".join(line.split())  # removes all line separators
+        """Returns a line of raw text with normalized white space, which is not split into words."""
+        return " ".join(line.split())  # also removes Unicode's line separators
 
     def pieces(self, words: str) -> str:
-        """Splits raw text into pieces."""
+        """Splits raw text into sentence pieces, separated by spaces."""
         return " ".join(self._model.encode(words, out_type=str))
 
     def join(self, tokens: str) -> str:
-        """Joins pieces into raw text."""
+        """Joins sentence pieces to raw text."""
         return "".join(tokens.split()).replace("▁", " ").strip()
 
     def decode(self, language: str, tokens: str) -> str:
-        """Detokenizes to raw text."""
+        """Converts sentence pieces to raw text."""
         return self.join(tokens)
 
     def learn(self, texts: Iterable[Path], types: int) -> None:
-        """Learns a model of ``types`` pieces, including <unk>, <s> and </s>."""
+        """Learns a model of ``types`` pieces, including <unk>, <s> and </s>, and writes it to ``path``."""
         print(f"Learning {self.path}", flush=True)
         model = learn_pieces(
             types,
             "--bpe-types",
             itertools.chain.from_iterable(map(sample, texts)),
             model_type="unigram",
-            num_threads=16,  # fixed: it affects the last digits of the scores
+            num_threads=16,  # fixed because it affects the last digits of the scores
         )
         write_atomic(self.path, model)
 
@@ -136,7 +143,17 @@ class SentencePiece(TextCodec):
 
 
 def learn_pieces(types: int, option: str, lines: Iterable[str], **settings) -> bytes:
-    """Trains a SentencePiece model of ``types`` pieces; ``option`` is the option that sets ``types``."""
+    """Trains a SentencePiece model.
+
+    Args:
+        types: Number of pieces.
+        option: Name of the option that sets ``types``, for the error message.
+        lines: Training text.
+        **settings: Further arguments of SentencePieceTrainer.train.
+
+    Returns:
+        The content of the model file.
+    """
     model = io.BytesIO()
     files = {"sentence_iterator": iter(lines), "model_writer": model}
     try:
@@ -144,13 +161,13 @@ def learn_pieces(types: int, option: str, lines: Iterable[str], **settings) -> b
     except (RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[-1]
         raise ValueError(
-            f"SentencePiece cannot make {types:,} pieces of the training text, try another {option}: {reason}"
+            f"SentencePiece cannot learn {types:,} pieces ({reason}): use more text or another {option}"
         ) from None
     return model.getvalue()
 
 
 def sample(text: Path) -> Iterator[str]:
-    """Yields at most ``SENTENCES`` evenly spaced lines of a file."""
+    """Yields at most SENTENCES lines of a file, at equal distances."""
     with text.open("rb") as lines:
         count = sum(1 for _ in lines)
     with text.open(encoding="utf-8", newline="\n") as lines:
@@ -159,16 +176,20 @@ def sample(text: Path) -> Iterator[str]:
 
 
 def load(data: Path) -> TextCodec:
-    """Returns the codec of an OUT/bin."""
+    """Returns the codec of the prepared translation data in a folder.
+
+    Raises:
+        ValueError: If the data was not prepared for translation, or the codec's file is missing.
+    """
     note = data / PREPARATION
     if not note.is_file():
         raise ValueError(
-            f"{note} is missing: a folder prepared for translation by data_prep/prepare.sh is needed"
+            f"{note} is missing: a folder that data_prep/prepare.sh prepared for translation is needed"
         )
     facts = json.loads(note.read_text())
     if "bpe" not in facts:
         raise ValueError(f"{note} is not for translation: {data} was prepared for another task")
     codec = (Moses if facts["bpe"] == Moses.facts["bpe"] else SentencePiece)(data.parent)
     if not codec.path.is_file():
-        raise ValueError(f"{codec.path} is missing: it belongs to {data}")
+        raise ValueError(f"{codec.path} is missing: it is needed to tokenize text as in {data}")
     return codec

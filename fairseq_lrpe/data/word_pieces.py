@@ -1,6 +1,7 @@
-"""BERT WordPiece tokenization of raw text, and its token ids in fairseq's and in BERT's order.
+"""BERT WordPiece tokenization of raw text, and the conversion between BERT's and fairseq's token ids.
 
-A source is ``<s> answer </s> context </s>`` in fairseq's types, BERT's [CLS], [SEP] and [SEP].
+The source of question generation is ``<s> answer </s> context </s>``. Its special types are fairseq's, which
+replace BERT's [CLS], [SEP] and [SEP].
 """
 
 import json
@@ -14,9 +15,9 @@ from fairseq_lrpe.data.layout import PREPARATION
 from fairseq_lrpe.utils.files import check_size, read_file
 
 VOCABULARY = "vocab.txt"
-"""BERT's vocabulary file, one type per line; the line number is the id."""
+"""Name of BERT's vocabulary file, which has one type per line, in the order of their ids."""
 SPECIALS = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
-"""BERT's names of fairseq's four special types, in fairseq's order."""
+"""{BERT's name: fairseq's name} of the special types, in fairseq's order."""
 NUM_SEPARATORS = 3
 """Number of tokens of a source that belong neither to the answer nor to the context."""
 ANSWER_TOKENS = 100
@@ -24,7 +25,7 @@ ANSWER_TOKENS = 100
 
 
 def read_types(vocabulary: Path) -> list[str]:
-    """Returns BERT's types in order.
+    """Returns the types of a vocab.txt in the order of their ids.
 
     Raises:
         ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
@@ -40,7 +41,9 @@ def read_types(vocabulary: Path) -> list[str]:
         raise ValueError(f"{vocabulary} has no {', '.join(missing)}: BERT's {VOCABULARY} is needed")
     for name, count in Counter(types).items():
         if count > 1 or not name or name in SPECIALS.values():
-            raise ValueError(f"{vocabulary} has {name!r}, or has it twice: fairseq has no such type")
+            raise ValueError(
+                f"{vocabulary} has the type {name!r}, or has it twice: fairseq does not support it"
+            )
     return types
 
 
@@ -50,13 +53,13 @@ def fairseq_types(vocabulary: Path) -> list[str]:
 
 
 def bert_token_ids(vocabulary: Path) -> list[int]:
-    """Returns BERT's token id for each index of fairseq's Dictionary."""
+    """Returns the token id in BERT for each token id in fairseq's Dictionary."""
     ids = {name: i for i, name in enumerate(read_types(vocabulary))}
     return [ids.pop(name) for name in SPECIALS] + list(ids.values())
 
 
 class Source(NamedTuple):
-    """Tokens of a source, and whether its answer and its context were truncated."""
+    """The tokens of a source, and whether its answer and its context were truncated."""
 
     tokens: list[str]
     answer_cut: bool
@@ -64,7 +67,12 @@ class Source(NamedTuple):
 
 
 class WordPieces:
-    """BERT's tokenizer with tokens in fairseq's types."""
+    """BERT's tokenizer, with fairseq's names for the special types.
+
+    Args:
+        vocabulary: Path of a vocab.txt.
+        lowercase: Whether to lower-case text.
+    """
 
     def __init__(self, vocabulary: Path, lowercase: bool):
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -80,25 +88,25 @@ class WordPieces:
         return [SPECIALS.get(piece, piece) for piece in found.tokens], found.offsets
 
     def pieces(self, text: str) -> list[str]:
-        """Tokenizes a text; unknown words become ``<unk>``."""
+        """Returns the word pieces of a text; unknown words become ``<unk>``."""
         return self._encoded(text)[0]
 
     def text(self, pieces: list[str]) -> str:
-        """Converts tokens to text, restoring spaces heuristically."""
+        """Converts word pieces to text, restoring spaces heuristically."""
         return restore_spaces(re.sub(r" ##(?=\S)", "", " ".join(pieces)))
 
     def source(
         self, answer: str, context: str, longest: int, longest_answer: int, begins: int | None = None
     ) -> Source:
-        """Builds the source of an answer and its context.
+        """Returns the source for an answer and its context.
 
         Args:
             answer: Answer, truncated to its first ``longest_answer`` tokens.
             context: Context, truncated around the answer.
             longest: Maximum number of tokens of the source.
             longest_answer: Maximum number of tokens of the answer.
-            begins: Character of the context at which the answer begins; by default, spaces are normalized
-                and the first occurrence is used.
+            begins: Index of the answer's first character in the context. By default, spaces are normalized
+                and the answer's first occurrence is used.
 
         Raises:
             ValueError: If the context does not contain the answer.
@@ -121,7 +129,10 @@ class WordPieces:
 
 
 def max_answer_tokens(longest: int) -> int:
-    """Returns the maximum number of answer tokens in a source: 100, but at most half of the source."""
+    """Returns the maximum number of answer tokens in a source of at most ``longest`` tokens.
+
+    It is 100, or half of the tokens that are not separators if that is less.
+    """
     return min(ANSWER_TOKENS, (longest - NUM_SEPARATORS) // 2)
 
 
@@ -131,13 +142,13 @@ def normalize_spaces(text: str) -> str:
 
 
 def find_answer(answer: str, context: str, near: int = 0) -> int:
-    """Returns the position of the answer in its context that is nearest to ``near``.
+    """Returns the index at which the answer occurs in its context, the one nearest to ``near`` if several.
 
     Raises:
         ValueError: If the context does not contain the answer.
     """
     if not answer.strip():
-        raise ValueError("the answer is blank: it must be a part of the context")
+        raise ValueError("the answer is blank, but must be a part of the context")
     positions, position = [], context.find(answer)
     while position >= 0:
         positions.append(position)
@@ -148,12 +159,12 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
 
 
 def shorten(text: str) -> str:
-    """Truncates a text for messages."""
+    """Returns a text truncated to 40 characters, for error messages."""
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def window(length: int, first: int, last: int, room: int) -> slice:
-    """Returns a slice of ``room`` items, centered around ``first``..``last`` if possible."""
+    """Returns a slice of at most ``room`` of ``length`` items, centered on items ``first`` to ``last``."""
     start = first - max(room - (last - first), 0) // 2
     start = max(min(start, length - room), 0)
     return slice(start, min(start + room, length))
@@ -171,7 +182,7 @@ _SPACED = [
 
 
 def restore_spaces(words: str) -> str:
-    """Removes spaces next to full-width characters and, heuristically, around punctuation."""
+    """Removes the spaces next to full-width characters and, by heuristic rules, around punctuation."""
     wide = [False, *(unicodedata.east_asian_width(x) in "WF" for x in words), False]
     text = "".join(x for i, x in enumerate(words) if x != " " or not (wide[i] or wide[i + 2]))
     for pattern, replacement in _SPACED:
@@ -180,7 +191,11 @@ def restore_spaces(words: str) -> str:
 
 
 def read_preparation(data: Path) -> dict:
-    """Reads PREPARATION of an OUT/bin with word pieces."""
+    """Returns the tokenization settings of a folder of data for ``question_generation``.
+
+    Raises:
+        ValueError: If they are missing or those of another task.
+    """
     note = data / PREPARATION
     try:
         found = json.loads(read_file(note))
@@ -188,9 +203,9 @@ def read_preparation(data: Path) -> dict:
             return found
     except (OSError, ValueError, LookupError, TypeError):
         pass
-    raise ValueError(f"{note} is missing or not for question generation: data_prep/prepare.sh writes it")
+    raise ValueError(f"{note} is missing or not for question generation: prepare the data again")
 
 
 def load(data: Path) -> WordPieces:
-    """Returns the tokenizer of a prepared OUT/bin."""
+    """Returns the tokenizer of a folder of data for ``question_generation``."""
     return WordPieces(data / VOCABULARY, read_preparation(data)["lowercase"])

@@ -1,4 +1,4 @@
-"""Word vectors in GloVe's format: lines of a word and its numbers, separated by single spaces."""
+"""Word vectors in GloVe's text format: each line is a word and its numbers, separated by single spaces."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,29 +8,33 @@ from tqdm import tqdm
 
 from fairseq_lrpe.utils.files import iterate_lines
 
-DELAY = 5  # seconds until progress is shown
+DELAY = 5  # seconds until the progress bar is shown
 
 
 def dimension(path: Path) -> int:
-    """Returns the dimension of the first vector, whose word must not contain spaces."""
+    """Returns the dimension of a file's word vectors, according to its first line.
+
+    Raises:
+        ValueError: If the file is missing, or the first line is not a word without spaces and a vector.
+    """
     if not path.is_file():
         raise ValueError(f"{path} is missing: a file of word vectors in GloVe's format is needed")
     with path.open("rb") as file:
         fields = next(iterate_lines(file), b"").rstrip().split(b" ")
     if len(fields) < 2:
-        raise ValueError(f"{path} line 1 is no word with its vector: a file in GloVe's format is needed")
+        raise ValueError(f"{path} line 1 is not a word and a vector: a file in GloVe's format is needed")
     _numbers(fields[1:], path, 1)
     return len(fields) - 1
 
 
 def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, bytes]]:
-    """Yields (word, vector, line) of those ``words`` that have a vector in a file.
+    """Yields (word, vector, line of the file) for each of ``words`` that has a vector in a file.
 
-    Words may contain spaces, as in GloVe: the vector is the last fields of a line. Numbers are parsed only
-    for requested words; the first of several vectors of a word is used.
+    Words may contain spaces, as in GloVe's files. If a word has several vectors, the first is used. Only the
+    vectors of the requested words are parsed.
 
     Raises:
-        ValueError: If a line has no vector of the expected dimension, or no word has a vector.
+        ValueError: If a line has a vector of another dimension than the first line, or no word has a vector.
     """
     size, missing = dimension(path), {word.encode() for word in words}
     count = len(missing)
@@ -41,17 +45,17 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
             fields = line.rstrip().split(b" ")
             if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
                 found = f"{len(fields) - 1} fields after its word instead of {size}"
-                raise ValueError(f"{path} line {number} has {found}, as line 1 has")
+                raise ValueError(f"{path} line {number} has {found}, unlike line 1")
             word = b" ".join(fields[:-size])
             if word in missing:
                 missing.remove(word)
                 yield word.decode(), _numbers(fields[-size:], path, number), line
     if len(missing) == count:
-        raise ValueError(f"{path} has none of the {count:,} words: other vectors are needed")
+        raise ValueError(f"{path} has vectors for none of the {count:,} words: use another file")
 
 
 def _numbers(fields, path, line):
-    """Parses a vector of finite numbers."""
+    """Returns a vector parsed from byte strings; raises ValueError if a number is not finite."""
     try:
         vector = np.array(fields, dtype="S").astype(np.float32)
     except ValueError:
@@ -59,7 +63,7 @@ def _numbers(fields, path, line):
     if not np.isfinite(vector).all():
         wrong = next((field for field in fields if not _is_number(field)), fields[0])
         shown = wrong[:20].decode(errors="replace")
-        raise ValueError(f"{path} line {line} has {shown!r}, which is no number: a word's vector is needed")
+        raise ValueError(f"{path} line {line} has {shown!r} instead of a finite number")
     return vector
 
 

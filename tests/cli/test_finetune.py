@@ -322,7 +322,7 @@ def error_of(*words, program=finetune):
 def test_invalid_arguments(place, done, tmp_path):
     checkpoint = place / CHECKPOINT
     given = ("--experiment", "glue/mini", "--cpu", "--results", tmp_path / "r", f"data={place}/data/glue")
-    assert "GLUE has no task 'RTA': choose from CoLA, SST-2" in error_of(checkpoint, "RTA", *given)
+    assert "unknown GLUE task 'RTA': choose from CoLA, SST-2" in error_of(checkpoint, "RTA", *given)
     assert "nothing.pt does not exist" in error_of(tmp_path / "nothing.pt", "RTE", *given)
     empty = error_of(checkpoint, "RTE", *given, "choose.train.lr=[]")
     assert "choose.train.lr: list should have at least 1 item" in empty

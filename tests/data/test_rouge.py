@@ -59,7 +59,7 @@ def test_examples():
     [
         ((["a"], ["a", "b"], "en"), "cannot compare 1 hypotheses with 2 references"),
         (([], [], "en"), "cannot compare 0 hypotheses with 0"),
-        ((["a"], ["a"], "de"), "ROUGE-L supports en and zh, not 'de'"),
+        ((["a"], ["a"], "de"), "ROUGE-L supports the languages en and zh, not 'de'"),
     ],
 )
 def test_invalid_input_is_rejected(arguments, message):

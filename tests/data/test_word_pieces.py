@@ -97,9 +97,9 @@ def test_ids_in_both_orders(vocabulary, tmp_path):
 BAD = {
     "no_unk": ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: BERT's vocab.txt is needed"),
     "words": (["the", "of"], r"has no \[CLS\], \[PAD\], \[SEP\], \[UNK\]"),
-    "twice": ([*TYPES, "the"], "has 'the', or has it twice"),
-    "of_fairseq": ([*TYPES, "</s>"], "has '</s>', or has it twice"),
-    "blank": ([*TYPES, "", "more"], "has '', or has it twice"),
+    "twice": ([*TYPES, "the"], "has 'the', which is repeated, blank or a special"),
+    "of_fairseq": ([*TYPES, "</s>"], "has '</s>', which is repeated, blank or a special"),
+    "blank": ([*TYPES, "", "more"], "has '', which is repeated, blank or a special"),
 }
 
 

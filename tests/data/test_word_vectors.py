@@ -27,15 +27,15 @@ def test_vectors_of_a_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["the 1 2", "of 1"], "line 2 has 1 fields after its word instead of 2, as line 1 has"),
+        (["the 1 2", "of 1"], "line 2 has 1 fields after its word instead of 2, unlike line 1"),
         (["the 1 2", "a word 1 2", "of 1 2 3"], "line 3 has 3 fields after its word instead of 2"),
         (["2 2", "the 1 2", "of 1 2"], "line 2 has 2 fields after its word instead of 1"),
-        (["the 1 2", "of 1 two"], "line 2 has 'two', which is no number: a word's vector is needed"),
-        (["the 1 2", "of nan 2"], "line 2 has 'nan', which is no number"),
-        (["the 1 x", "of 1 2"], "line 1 has 'x', which is no number"),
-        (["the"], "line 1 is no word with its vector"),
-        ([], "line 1 is no word with its vector"),
-        (["The 1 2", "OF 1 2"], "has none of the 2 words"),
+        (["the 1 2", "of 1 two"], "line 2 has 'two' instead of a finite number"),
+        (["the 1 2", "of nan 2"], "line 2 has 'nan' instead of a finite number"),
+        (["the 1 x", "of 1 2"], "line 1 has 'x' instead of a finite number"),
+        (["the"], "line 1 is not a word and a vector"),
+        ([], "line 1 is not a word and a vector"),
+        (["The 1 2", "OF 1 2"], "has vectors for none of the 2 words"),
     ],
 )
 def test_invalid_lines_are_errors(lines, message, tmp_path):

@@ -165,7 +165,7 @@ def test_error_names_a_damaged_image(folder, tmp_path):
     with (copy / "valid.input0.bin").open("r+b") as file:
         file.seek(begin)
         file.write(bytes(int(size)))
-    with pytest.raises(ValueError, match=r"image 7 is damaged \(it is no JPEG"):
+    with pytest.raises(ValueError, match=r"image 7 is damaged \(it is not a JPEG"):
         dataset[7]
     assert dataset[8][0] == 8
 

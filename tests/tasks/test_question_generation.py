@@ -106,10 +106,10 @@ def test_unsuitable_berts(corpus, tmp_path):
     save_bert(tmp_path / "wide", types, hidden_size=32)
     save_bert(tmp_path / "other", [*types[:-1], "another"])
     for name, message in (
-        ("./nosuch", "--encoder ./nosuch is not a readable BERT ("),
-        (tmp_path / "empty", "is not a readable BERT ("),
-        (tmp_path / "wide", "has other sizes: pass --encoder-embed-dim 32"),
-        (tmp_path / "other", "has another vocabulary than"),
+        ("./nosuch", "--encoder ./nosuch is not a readable BERT model ("),
+        (tmp_path / "empty", "is not a readable BERT model ("),
+        (tmp_path / "wide", "has other sizes than the flags: pass --encoder-embed-dim 32"),
+        (tmp_path / "other", "does not have the vocabulary"),
     ):
         done = train(corpus / "bin", tmp_path / "save", "softmax_question_generator_t5", "--encoder", name)
         assert_rejected(done, message, tmp_path / "save")

@@ -110,7 +110,7 @@ def test_unreadable_images_are_skipped_and_listed(tmp_path, capsys):
     lines = (folder / "unreadable.txt").read_text().splitlines()
     named = ["ant/99.jpg", *bad, "cow/97.jpg", "cow/98.jpg", "cow/99.jpg"]
     assert [line.split(": ")[0] for line in lines] == [f"train/{name}" for name in named]
-    assert "it is no JPEG or PNG file" in lines[0] and "image file is truncated" in lines[3]
+    assert "it is not a JPEG or PNG file" in lines[0] and "image file is truncated" in lines[3]
     assert all("is not a regular file" in line for line in lines[-3:-1]) and "exceeds the limit" in lines[-1]
     kept = {path: content for path, content in found.items() if path[10:] not in (*bad, "ant/99.jpg")}
     assert prepared(folder, "train") == given(kept, "train")

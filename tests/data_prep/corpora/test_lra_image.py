@@ -126,7 +126,7 @@ def test_invalid_batches_are_errors_and_run_no_code(content, reason, tmp_path, m
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"no picture", "is not a complete image (it is no JPEG or PNG file): download it again"),
+        (b"no picture", "is not a complete image (it is not a JPEG or PNG file): download it again"),
         (encode_image(COLORS[0], "PNG")[:900], "is not a complete image ("),
         (encode_image(COLORS[0])[:500], "is not a complete image ("),
         (encode_image(COLORS[0][:16], "PNG"), "has 32 x 16 pixels instead of 32 x 32"),

@@ -200,7 +200,7 @@ def test_invalid_files_are_errors(name, content, message, tmp_path):
 def test_too_little_text_is_an_error(tmp_path):
     source, out = write_pairs(tmp_path / "given"), tmp_path / "out"
     error = error_of("multi30k", *flags(source, out, "--sentencepiece", "--bpe-types", 5000))
-    assert "SentencePiece cannot make 5,000 pieces" in error
+    assert "SentencePiece cannot learn 5,000 pieces" in error
     write_pairs(source, {**SPLITS, "train": [("a b", "c d")]})
     assert "BPE cannot be learned" in error_of("multi30k", *flags(source, tmp_path / "letters"))
     with pytest.raises(ValueError, match=r"preparation\.json is missing"):

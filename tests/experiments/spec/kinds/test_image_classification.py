@@ -52,7 +52,7 @@ def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
     os.truncate(folder / "large.png", MAX_BYTES + 1)
     done = run_here(classify.main, checkpoint, folder, "--cpu")
     assert "large.png exceeds the limit of 268,435,456 bytes" in done.stderr
-    assert done.returncode == 0 and "broken.png: it is no JPEG or PNG file" in done.stderr
+    assert done.returncode == 0 and "broken.png: it is not a JPEG or PNG file" in done.stderr
     head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["file", "label", "probability"] and len(rows) == 24
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
