@@ -1,1 +1,1 @@
-"""Holds the programs that time or draw the models and encodings themselves."""
+"""The benchmarks and plots of ``lrpe bench``, and the GPU check."""

@@ -1,4 +1,4 @@
-"""Measures time and memory of causal attention: training steps and decoding steps. Needs only torch."""
+"""Measures time and memory of training and decoding steps of causal attention. Requires only torch."""
 
 import math
 import statistics
@@ -16,10 +16,10 @@ from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
 
 TOKENS = 4096
-"""Tokens per batch."""
+"""Number of tokens per batch."""
 
 DECODING_STEPS, WARM_UP_STEPS = 20, 10
-"""Measured and discarded decoding steps per round."""
+"""Numbers of measured decoding steps, and of discarded steps before them, per round."""
 
 
 def masked(q, k, v):
@@ -30,20 +30,20 @@ def masked(q, k, v):
 
 
 def fla(q, k, v):
-    """Computes causal linear attention with flash-linear-attention's own function."""
+    """Computes causal linear attention with a function of the package flash-linear-attention."""
     from fla.ops.linear_attn import chunk_linear_attn
 
     return chunk_linear_attn(*(x.transpose(1, 2) for x in (q, k, v)), scale=1.0, normalize=True)[0]
 
 
 def flash(q, k, v):
-    """Computes causal softmax attention with torch's flash kernel, which requires half precision."""
+    """Computes causal softmax attention with torch's FlashAttention kernel, which requires half precision."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Implementation(NamedTuple):
-    """An implementation of causal attention and the dtype of its inputs."""
+    """A function of (q, k, v) that computes causal attention, and the dtype of its inputs."""
 
     compute: Callable
     dtype: torch.dtype = torch.float32
@@ -67,7 +67,12 @@ def batch_size(length: int) -> int:
 
 
 def random_inputs(name: str, length: int, heads: int, width: int) -> tuple:
-    """Returns [q, k, v] for an implementation, positive like the output of a feature map, and a gradient."""
+    """Returns random inputs of an implementation.
+
+    Returns:
+        [q, k, v], which are positive like the output of a feature map, and a gradient of the output. All have
+        the shape (batch, heads, length, width).
+    """
     g = torch.Generator().manual_seed(0)
     shape = batch_size(length), heads, length, width
     tensors = (torch.rand(shape, generator=g) for _ in range(4))
@@ -76,14 +81,17 @@ def random_inputs(name: str, length: int, heads: int, width: int) -> tuple:
 
 
 def step(name: str, qkv: list, gradient) -> None:
-    """Runs forward and backward; gradients are allocated anew, as in training after ``zero_grad``."""
+    """Runs a forward and a backward pass, which allocates new gradients, like a step after ``zero_grad``."""
     for x in qkv:
         x.grad = None
     IMPLEMENTATIONS[name].compute(*qkv).backward(gradient)
 
 
 def step_times(names: list[str], length: int, heads: int, width: int, rounds: Iterable) -> dict:
-    """Returns {name: seconds in each round} of interleaved steps; the first round is discarded."""
+    """Returns {name: seconds in each round} of training steps that alternate between implementations.
+
+    The first of the ``rounds`` is discarded.
+    """
     by_dtype = {IMPLEMENTATIONS[name].dtype: name for name in names}
     inputs = {dtype: random_inputs(name, length, heads, width) for dtype, name in by_dtype.items()}
     steps = {name: partial(step, name, *inputs[IMPLEMENTATIONS[name].dtype]) for name in names}
@@ -91,13 +99,18 @@ def step_times(names: list[str], length: int, heads: int, width: int, rounds: It
 
 
 def peak_memory(name: str, length: int, heads: int, width: int) -> tuple[int, int]:
-    """Returns :func:`step_memory` after a small step, which allocates the buffers of libraries."""
+    """Returns :func:`step_memory` of a step after a small step, in which libraries allocate buffers."""
     step(name, *random_inputs(name, 64, 1, width))
     return step_memory(name, *random_inputs(name, length, heads, width))
 
 
 def step_memory(name: str, qkv: list, gradient) -> tuple[int, int]:
-    """Returns (peak bytes beyond q, k, v, their gradients and the output's; peak bytes of the process)."""
+    """Measures the peak memory of a training step.
+
+    Returns:
+        The peak in bytes beyond q, k, v and the gradients of q, k, v and the output, and the total peak in
+        bytes, of the GPU memory or on a CPU of the process.
+    """
     for x in qkv:
         x.grad = None
     if DEVICE == "cuda":
@@ -116,7 +129,11 @@ def step_memory(name: str, qkv: list, gradient) -> tuple[int, int]:
 
 
 def decoding_times(prefixes: list[int], heads: int, width: int, rounds: Iterable) -> dict[str, dict]:
-    """Returns {"chunk" or "softmax": {length of the prefix: (seconds of each step, bytes of the state)}}."""
+    """Measures decoding steps of linear and softmax attention after prefixes of these lengths.
+
+    Returns:
+        {"chunk" or "softmax": {length of the prefix: (seconds of each step, bytes of the state)}}.
+    """
     linear = partial(linear_attention, causal=True, normalize=True, return_state=True)
 
     def softmax(q, k, v, state):
@@ -134,13 +151,13 @@ def decoding_times(prefixes: list[int], heads: int, width: int, rounds: Iterable
             steps.append((partial(function, *token, state=state), results[name][n][0]))
     for _ in rounds:
         for function, times in steps:
-            # The first steps run with caches that another implementation filled.
+            # The first steps are slower because other steps have filled the CPU's caches.
             times += [seconds(function) for _ in range(WARM_UP_STEPS + DECODING_STEPS)][WARM_UP_STEPS:]
     return results
 
 
 def scaling_exponent(lengths: list[int], values: list[float]) -> float:
-    """Returns the least-squares slope of log value over log length; nan if a value is not positive."""
-    if min(values) <= 0:  # memory of small inputs, which reuse memory of earlier steps
+    """Returns the least-squares slope of log(value) over log(length), or nan if a value is not positive."""
+    if min(values) <= 0:  # small inputs can reuse memory of earlier steps
         return math.nan
     return statistics.linear_regression(*([math.log(a) for a in row] for row in (lengths, values))).slope

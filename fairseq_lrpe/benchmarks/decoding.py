@@ -1,8 +1,8 @@
 """Compares the decoding speed of translation models with that of fairseq's own ``transformer``.
 
-Models with random weights translate the same batches with fairseq's beam search, interleaved with fairseq's
-model. Each search runs as many steps as the longest source of its batch has tokens, so that all models do the
-same work. Linear attention is in encoder and decoder.
+A model and fairseq's model, both with random weights, alternately translate the same batches with fairseq's
+beam search. The number of decoding steps is the number of tokens of the longest source in the batch, so that
+all models do the same work. Models with linear attention use it in the encoder and in the decoder.
 """
 
 from argparse import Namespace
@@ -25,7 +25,10 @@ WARM_UP_STEPS = 8
 
 
 def build(arch: str, args: Namespace, **flags):
-    """Returns a task and a model in evaluation mode, with the data's vocabulary or ``args.vocab_size``."""
+    """Returns a task and a model in evaluation mode.
+
+    The vocabulary is that of the data folder ``args.data`` or, if it is None, has ``args.vocab_size`` types.
+    """
     if args.data:
         sizes = {"task": "translation", "encoder_layers": args.layers, "decoder_layers": args.layers}
     else:
@@ -36,7 +39,7 @@ def build(arch: str, args: Namespace, **flags):
 
 
 def batches(task, args: Namespace) -> list[dict]:
-    """Returns ``args.rounds`` batches: random tokens, or of the data's test split, in order of length."""
+    """Returns ``args.rounds`` batches of the test split, in order of length, or of random tokens."""
     if not args.data:
         pad, family = task.source_dictionary.pad(), FAMILIES["transformer"]
         selected = [random_batch(family, args, pad) for _ in range(args.rounds)]
@@ -50,7 +53,7 @@ def batches(task, args: Namespace) -> list[dict]:
 
 
 def search_seconds(generator, batch, steps=None) -> float:
-    """Times a beam search with as many steps as the longest source has tokens, or ``steps``."""
+    """Returns the seconds of a beam search with ``steps`` steps, by default the length of the source."""
     steps, hypotheses = steps or batch["net_input"]["src_tokens"].size(1), []
     generator.max_len_a, generator.max_len_b, generator.min_len = 0, steps, steps
     taken = shared.seconds(lambda: hypotheses.extend(generator.generate([], batch)))
@@ -59,7 +62,7 @@ def search_seconds(generator, batch, steps=None) -> float:
 
 
 def compare(arch: str, args: Namespace, **flags) -> list[tuple[float, float, int]]:
-    """Returns [(seconds of ``arch``, of fairseq's model, sentences)] of each batch, after a warm-up."""
+    """Returns [(seconds of ``arch``, seconds of fairseq's model, number of sentences)] of each batch."""
     generators = []
     for name, model_flags in ((arch, flags), (FAIRSEQ_ARCHITECTURES["transformer"], {})):
         torch.manual_seed(1)
@@ -85,7 +88,7 @@ def check_test_split(folder: Path) -> None:
 
 
 def show(results: dict[str, list], args: Namespace) -> None:
-    """Prints the speed of each model."""
+    """Prints a table of the speed of each model, given {architecture: result of :func:`compare`}."""
     data = f"{args.data.resolve()}, test" if args.data else f"{args.length} random tokens"
     table = shared.Table(
         f"{data}: {args.layers} + {args.layers} layers, beam {args.beam}, batch {args.batch_size}, "
@@ -103,10 +106,10 @@ def show(results: dict[str, list], args: Namespace) -> None:
 def main(arguments: list[str] | None = None) -> None:
     parser = shared.BenchmarkParser("decoding", __doc__)
     parser.add_methods("base")
-    help = "folder written by fairseq-preprocess, whose test split is translated (default: random tokens)"
-    parser.add_argument("--data", type=path_arg, help=help)
-    parser.add_int("--length", 512, "tokens per sentence, without --data")
-    parser.add_int("--batch-size", 32, "sentences per batch")
+    help = "data folder of translation, whose test split is translated (default: random tokens)"
+    parser.add_argument("--data", type=path_arg, metavar="FOLDER", help=help)
+    parser.add_int("--length", 512, "number of tokens per sentence without --data")
+    parser.add_int("--batch-size", 32, "number of sentences per batch")
     parser.add_int("--beam", 5, "beam size")
     parser.add_sizes(rounds=8, layers=6, vocab_size=42720)
     args = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
-"""Compares linear attention and every encoding on a device with reference results. Needs only torch.
+"""Compares linear attention and every encoding on a device with reference results. Requires only torch.
 
-Each case is a function without arguments that returns a row of a report.
+A case is a function without arguments that makes one comparison and returns a row of the report's table.
 """
 
 import copy
@@ -19,10 +19,11 @@ from fairseq_lrpe.ops import linear_attention
 LENGTHS = (70, 1000)
 HEADS, WIDTH = 8, 64
 BOUNDS = {"chunk float64": 1e-10, "chunk float32": 1e-4, "fla float32": 2**-8}
-"""Largest relative errors. fla's kernels multiply in TF32: rounding every factor of the definition to its
-10 bits gave errors up to 2^-9 on these inputs."""
+"""Bounds of the relative errors of linear attention. fla's kernels multiply in TF32; on these inputs,
+rounding every factor of the definition to TF32's 10 bits of precision gave errors up to 2^-9."""
 
 ENCODING_BOUND = 1e-5
+"""Bound of the relative errors of encodings."""
 
 
 def relative_error(ours: Tensor, exact: Tensor) -> float:
@@ -32,7 +33,7 @@ def relative_error(ours: Tensor, exact: Tensor) -> float:
 
 
 def linear_attention_cases(backend: str, dtype: torch.dtype, device: str) -> list[Callable[[], dict]]:
-    """Returns the comparisons of a backend with the definition in float64, both on the device."""
+    """Returns the cases that compare a backend with the definition in float64 on the same device."""
     choices = product(LENGTHS, (False, True), (False, True))
     return [partial(_compare_backend, backend, dtype, device, *choice) for choice in choices]
 
@@ -72,7 +73,7 @@ def largest(errors: list[float]) -> float:
 
 
 def encoding_cases(device: str) -> list[Callable[[], dict]]:
-    """Returns functions that compare each encoding on the device with the same on the CPU, in float32.
+    """Returns the cases that compare each encoding on the device and on the CPU, in float32.
 
     Each encoding is tested with its default options and with those of every method.
     """
@@ -88,7 +89,7 @@ def encoding_cases(device: str) -> list[Callable[[], dict]]:
 def _compare_encoding(name, options, device):
     torch.manual_seed(0)
     sizes = {"num_heads": HEADS, "head_dim": WIDTH, "causal": True}
-    encoding = build_encoding(name, **sizes, **options).eval()  # in eval mode SPE draws no noise
+    encoding = build_encoding(name, **sizes, **options).eval()  # in training mode, SPE draws new noise
     g = torch.Generator().manual_seed(0)
     q, k, v = (torch.rand(2, HEADS, 300, WIDTH, generator=g) for _ in range(3))
     with torch.no_grad():
@@ -105,7 +106,7 @@ def _compare_encoding(name, options, device):
 
 
 def _outputs(encoding: Encoding, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-    """Returns everything that an encoding provides to attention, also for positions from 100 on."""
+    """Returns all tensors that an encoding provides to attention, with offsets of 0 and of 100 positions."""
     outputs = [*encoding(q, k, 100, 100), encoding.encode_values(v, 100), encoding.decode_output(v, 100)]
     q, k = encoding(q, k)
     features = None

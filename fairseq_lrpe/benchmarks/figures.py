@@ -1,7 +1,7 @@
-"""Plots the encodings.
+"""Plots the position encodings of Transformer-XL and GCDF, and the scores of all relative encodings.
 
-Figure 2 of GCDF (the position encodings of Transformer-XL and GCDF), its Figures 5 and 6 (the distance of R_x
-from R_0), and the score of a query and a key over their distance for every relative encoding.
+prior_matrices.png and prior_distances.png are Figures 2, 5 and 6 of the GCDF paper (Qu et al. 2021).
+score_curves.png shows the score of a query and a key over their distance for every relative encoding.
 """
 
 import logging
@@ -20,11 +20,11 @@ from fairseq_lrpe.utils.cli import exit_on_error, path_arg
 from fairseq_lrpe.utils.files import output_folder, save_figure
 
 WIDTH = 512
-PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # λ = 4
+PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # GCDF's λ is 4
 
 
 def prior_matrices(path, reach=128):
-    """Plots Figure 2 of Qu et al. 2021: R by dimension and relative position."""
+    """Plots Figure 2 of Qu et al. 2021: the matrices R by dimension and relative position."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, (name, prior) in zip(axes, PRIORS.items(), strict=True):
@@ -37,7 +37,7 @@ def prior_matrices(path, reach=128):
 
 
 def prior_distances(path, reach=512):
-    """Plots Figures 5 and 6 of Qu et al. 2021: ‖R_x − R_0‖ over x."""
+    """Plots Figures 5 and 6 of Qu et al. 2021: ‖R_x − R_0‖ over the relative position x."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     axes = figure.subplots(1, 2)
     x = torch.arange(reach + 1)
@@ -51,10 +51,19 @@ def prior_distances(path, reach=512):
 
 @torch.no_grad()
 def scores_by_distance(method, reach=256, heads=4, head_dim=64):
-    """Returns the scores (heads, reach + 1) of a query with a key 0, 1, .. ``reach`` positions before it.
+    """Returns the scores of a query with keys at distances 0, 1, .. ``reach`` before it.
 
-    Query and key are the same random positive unit vector. Scores are causal, before the softmax, and of
-    layer 2 of 6 with the encoding's initial parameters (seed 0).
+    The scores are those of causal softmax attention, before the softmax, in layer 2 of 6, with the encoding's
+    initial parameters (seed 0). The query and all keys are the same random positive unit vector.
+
+    Args:
+        method: A row of METHODS.
+        reach: Largest distance.
+        heads: Number of heads.
+        head_dim: Dimension of a head.
+
+    Returns:
+        A tensor (heads, reach + 1).
     """
     torch.manual_seed(0)
     cfg = PositionConfig(attention="softmax", **method.flags)
@@ -71,7 +80,7 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
 
 
 def score_curves(path, columns=5):
-    """Plots the scores of every method over the distance, one line per head."""
+    """Plots the scores of every method with a relative encoding over the distance, one line per head."""
     methods = {
         name: method
         for name, method in METHODS.items()
@@ -93,7 +102,7 @@ def score_curves(path, columns=5):
 
 
 def is_relative(name: str) -> bool:
-    """Returns whether scores depend only on the distance, not on positions or on the tokens between."""
+    """Returns whether an encoding's scores depend on the distance only, and not on other tokens."""
     encoding = ENCODINGS[name]
     if name == "none" or encoding.uses_absolute_positions:
         return False

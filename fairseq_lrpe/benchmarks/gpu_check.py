@@ -1,8 +1,8 @@
-"""Runs everything that needs a GPU and writes one report: ``bash scripts/gpu_check.sh``.
+"""Runs all tests and measurements that need a GPU, and writes a report: ``bash scripts/gpu_check.sh``.
 
-Measures the machine, the tests of ``fairseq_lrpe.ops``, numerical errors on the device, attention, training
-steps of language models, and decoding steps. Training needs fairseq; everything else needs only torch.
-Without a GPU the CPU is measured instead, which says nothing about GPUs.
+The report describes the machine, the tests of ``fairseq_lrpe.ops``, numerical errors on the device, and the
+time and memory of attention, of training steps of language models, and of decoding steps. Training requires
+fairseq; the other parts require only torch. Without a GPU, the CPU is measured instead.
 """
 
 import gc
@@ -37,7 +37,7 @@ from fairseq_lrpe.utils.files import REPOSITORY, output_folder
 
 HEADS, WIDTH = 8, 64
 ROUNDS, MIN_ROUNDS = 7, 3
-"""Measured rounds per length, and at least so many when time is short."""
+"""Number of measured rounds per length, and the minimum number when time is short."""
 
 TESTS = "tests/ops"
 ATTENTIONS = {
@@ -51,20 +51,26 @@ PREFIXES = [64, 1024, 16384]
 DECODING_ROUNDS = 10
 MODELS = [("linear", "base"), ("linear", "rope"), ("linear", "tmlr_type1")]
 MODELS += [("softmax", "base"), ("softmax", "fairseq")]
-VOCAB_SIZE = 267744  # of WikiText-103
+VOCAB_SIZE = 267744  # size of WikiText-103's vocabulary
 CPU_SIZES = {"layers": 2, "vocab_size": 8000, "batch_size": 2}
 TRAINING_ROUNDS, WARM_UP = 20, 3
 
 
 @dataclass
 class Check:
-    """The lengths to measure, and the peak rates that the first part measures for the others."""
+    """Values that the parts of the check share.
+
+    Attributes:
+        lengths: Sequence lengths of attention.
+        peak_rates: {"copy": bytes per second, dtype: operations per second}, measured by the first part.
+    """
 
     lengths: list[int]
-    peak_rates: dict = field(default_factory=dict)  # {"copy": bytes/s, dtype: operations/s}
+    peak_rates: dict = field(default_factory=dict)
 
 
 def log(message: str) -> None:
+    """Prints a message about the progress."""
     print(f"gpu_check: {message}", flush=True)
 
 
@@ -74,13 +80,13 @@ def describe_error(error: Exception) -> str:
 
 
 def fla_remark() -> str | None:
-    """Returns a remark if fla's kernels cannot run, else None."""
+    """Returns a remark if the kernels of flash-linear-attention (fla) cannot run, else None."""
     missing = fla_missing_requirement(torch.device(DEVICE))
-    return missing and f"fla's kernels are skipped: they need {missing}."
+    return missing and f"The kernels of flash-linear-attention (fla) are skipped: they need {missing}."
 
 
 def release_memory() -> None:
-    """Frees cached GPU memory."""
+    """Frees unreferenced tensors and cached GPU memory."""
     gc.collect()
     if machine.ON_GPU:
         torch.cuda.empty_cache()
@@ -88,9 +94,11 @@ def release_memory() -> None:
 
 def measure_machine(part: Part, deadline: Deadline, check: Check) -> None:
     """Describes the machine, and measures how fast it copies memory and multiplies matrices."""
-    rows = part.table("What it is")
+    rows = part.table("Hardware and software")
     rows += [{"what": name, "value": value} for name, value in machine.describe_machine().items()]
-    rows = part.table("Peak rates", "The fastest of 10 calls each. A copy counts bytes read and written.")
+    rows = part.table(
+        "Peak rates", "Fastest of 10 calls. The rate of a copy counts the bytes read and written."
+    )
     for name, key, rate in machine.measure_peak_rates():
         check.peak_rates[key] = max(rate, check.peak_rates.get(key, 0.0))
         unit, scale = ("GB/s", 1e9) if key == "copy" else ("TFLOP/s", 1e12)
@@ -98,7 +106,7 @@ def measure_machine(part: Part, deadline: Deadline, check: Check) -> None:
 
 
 def measure_tests(part: Part, deadline: Deadline, check: Check) -> None:
-    """Runs the tests of ``fairseq_lrpe.ops`` and counts the results."""
+    """Runs the tests of ``fairseq_lrpe.ops`` and adds the numbers of results and the failures."""
     if missing := [name for name in ("pytest", "hypothesis") if find_spec(name) is None]:
         part.remark(f"The tests are skipped: {' and '.join(missing)} must be installed.")
         return
@@ -106,7 +114,8 @@ def measure_tests(part: Part, deadline: Deadline, check: Check) -> None:
         part.remark(f"The tests are skipped: the folder {TESTS} is missing.")
         return
     command = [sys.executable, "-m", "pytest", TESTS, "-v", "--tb=line", "-rfE", "-p", "no:cacheprovider"]
-    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", **os.environ, "OMP_NUM_THREADS": "1"}  # as test.sh
+    # The same settings as in scripts/test.sh.
+    environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", **os.environ, "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "300"}  # pytest truncates messages to the width
     settings = {"cwd": REPOSITORY, "env": environment, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     limit, start, code = deadline.left(), time.monotonic(), 0
@@ -133,7 +142,7 @@ def measure_tests(part: Part, deadline: Deadline, check: Check) -> None:
 
 
 def measure_exactness(part: Part, deadline: Deadline, check: Check) -> None:
-    """Measures the errors of linear attention's backends and of the encodings on the device."""
+    """Measures the numerical errors of linear attention and of the encodings on the device."""
     rows = part.table(
         "Causal linear attention against its definition in float64",
         f"Batch 2, {HEADS} heads × {WIDTH}. Errors are relative to the largest value of the definition. "
@@ -158,7 +167,10 @@ def measure_exactness(part: Part, deadline: Deadline, check: Check) -> None:
 
 
 def run_cases(rows: list[dict], cases: list[Callable], deadline: Deadline, part: Part, name: str) -> None:
-    """Runs each case and appends its row; adds a remark and stops at the deadline or the first failure."""
+    """Runs each case and appends its row to ``rows``.
+
+    Stops with a remark at the deadline or after the first case that raises an error.
+    """
     log(f"exactness of {name}")
     for done, case in enumerate(cases):
         if not deadline.left():
@@ -174,7 +186,7 @@ def run_cases(rows: list[dict], cases: list[Callable], deadline: Deadline, part:
 
 
 def count_errors(part: Part, rows: list[dict], name: str) -> None:
-    """Adds a remark with the number of rows whose errors are within their bound."""
+    """Adds a remark with the number of rows whose errors are within the row's bound."""
     errors = [[row[column] for column in row if column.startswith("error")] for row in rows]
     good = sum(all(e <= row["bound"] for e in values) for row, values in zip(rows, errors, strict=True))
     if rows:
@@ -182,7 +194,7 @@ def count_errors(part: Part, rows: list[dict], name: str) -> None:
 
 
 def measure_attention(part: Part, deadline: Deadline, check: Check) -> None:
-    """Measures time and memory of forward and backward passes over the length, with lower bounds."""
+    """Measures time and memory of forward and backward passes of attention, with lower bounds of the time."""
     rows = part.table(
         f"Forward and backward pass of causal attention, {HEADS} heads × {WIDTH}, float32 unless stated",
         f"Medians of up to {ROUNDS} interleaved rounds. The first step includes compilation. Memory is the "
@@ -219,7 +231,14 @@ def measure_attention(part: Part, deadline: Deadline, check: Check) -> None:
 
 
 def first_steps(names: list[str], length: int, previous: dict, share: Deadline, part: Part) -> dict:
-    """Runs one step of each implementation whose measurement fits into the remaining time.
+    """Runs one step of each implementation if all of its measurements fit into the remaining time.
+
+    Args:
+        names: Names of the implementations.
+        length: Sequence length.
+        previous: {name: (a shorter length, median seconds of a step at this length)}.
+        share: Deadline of the measurements at this length.
+        part: Part that gets a remark for each implementation that is skipped.
 
     Returns:
         {name: (seconds, peak memory in bytes on a GPU)} of the steps that succeeded.
@@ -246,14 +265,14 @@ def first_steps(names: list[str], length: int, previous: dict, share: Deadline, 
 
 
 def first_step(name: str, length: int) -> tuple[float, int | None]:
-    """Returns the seconds of a step, and on a GPU its peak memory in bytes."""
+    """Returns the seconds of a step and, on a GPU, its peak memory in bytes, otherwise None."""
     inputs = bench.random_inputs(name, length, HEADS, WIDTH)
     taken = seconds(partial(bench.step, name, *inputs))
     return taken, bench.step_memory(name, *inputs)[0] if machine.ON_GPU else None
 
 
 def operations(name: str, length: int) -> int:
-    """Returns the number of operations of a step, as the caption of the table defines them."""
+    """Returns the number of operations of a step, as defined in the caption of the table of attention."""
     per_head = 7 * length**2 * WIDTH if name.startswith("softmax") else 14 * length * WIDTH**2
     return bench.batch_size(length) * HEADS * per_head
 
@@ -261,7 +280,16 @@ def operations(name: str, length: int) -> int:
 def attention_row(
     name: str, length: int, times: list[float], first: float, memory: int | None, peak_rates: dict
 ) -> dict:
-    """Returns the row of an implementation at a length."""
+    """Returns the table row of an implementation at a length, in milliseconds and MiB.
+
+    Args:
+        name: Name of the implementation.
+        length: Sequence length.
+        times: Seconds of the measured steps.
+        first: Seconds of the first step.
+        memory: Peak memory in bytes, or None.
+        peak_rates: See :class:`Check`.
+    """
     batch, dtype = bench.batch_size(length), bench.IMPLEMENTATIONS[name].dtype
     size = 11 * batch * length * HEADS * WIDTH * dtype.itemsize
     traffic = 1000 * size / peak_rates["copy"] if "copy" in peak_rates else None
@@ -284,14 +312,14 @@ def attention_row(
 
 
 def measure_training(part: Part, deadline: Deadline, check: Check) -> None:
-    """Measures tokens per second and peak memory of training steps of whole language models."""
-    logging.disable(logging.WARNING)  # fairseq logs each model, and each lack of memory
+    """Measures tokens per second and peak memory of training steps of language models."""
+    logging.disable(logging.WARNING)  # fairseq logs each model and each out-of-memory error
     try:
         from omegaconf import OmegaConf
 
         from fairseq_lrpe.benchmarks import speed
     except ImportError as error:
-        part.remark(f"Training is skipped: it needs fairseq and the other packages of setup.py ({error}).")
+        part.remark(f"Training is skipped: it requires fairseq and the other packages in setup.py ({error}).")
         return
     cfg = OmegaConf.load(REPOSITORY / "configs/lm/wikitext103.yaml")
     flags = OmegaConf.to_container(cfg.train)
@@ -303,7 +331,7 @@ def measure_training(part: Part, deadline: Deadline, check: Check) -> None:
         part.remark("On a CPU the models are smaller than the papers' and use float32.")
     elif not machine.has_bfloat16():
         del precisions["bf16"]
-        part.remark("bf16 is skipped: it needs compute capability 8.0.")
+        part.remark("bf16 is skipped: it requires compute capability 8.0.")
     args = Namespace(family="lm", length=flags["tokens_per_sample"], **sizes)
     rows = part.table(
         f"Training steps of language models, {args.layers} × {flags['decoder_embed_dim']}, "
@@ -330,7 +358,18 @@ def measure_training(part: Part, deadline: Deadline, check: Check) -> None:
 def measure_models(
     training_step: Callable, args: Namespace, precision: str, deadline: Deadline, part: Part
 ) -> list[dict]:
-    """Returns the rows of all models in one precision, measured in interleaved steps."""
+    """Returns the table rows of all models in one precision, whose training steps are interleaved.
+
+    Args:
+        training_step: Function that returns the training step of an architecture.
+        args: Sizes of the models and batches.
+        precision: Name of the precision.
+        deadline: Deadline of the measurements.
+        part: Part that gets remarks on models that are skipped.
+
+    Raises:
+        torch.OutOfMemoryError: If the models do not fit into memory together.
+    """
     steps, memory = {}, {}
     for attention, method in MODELS:
         arch = architecture(attention, args.family, method)
@@ -365,7 +404,7 @@ def measure_models(
 
 
 def warm_up(training_step: Callable, arch: str, args: Namespace) -> tuple[Callable[[], int], int | None]:
-    """Returns the training step of a model after a few steps, and on a GPU its peak memory in bytes."""
+    """Returns a model's training step, after WARM_UP steps, and on a GPU its peak memory in bytes or None."""
     before = torch.cuda.memory_allocated() if machine.ON_GPU else 0
     step = training_step(arch, args)
     for _ in range(WARM_UP):
@@ -381,7 +420,7 @@ def warm_up(training_step: Callable, arch: str, args: Namespace) -> tuple[Callab
 
 
 def measure_decoding(part: Part, deadline: Deadline, check: Check) -> None:
-    """Measures decoding steps after a prefix, and the size of their state."""
+    """Measures the time of decoding steps after a prefix, and the size of the state that they need."""
     results = bench.decoding_times(PREFIXES, HEADS, WIDTH, deadline.rounds(DECODING_ROUNDS, 1))
     rows = part.table(
         f"One decoding step, batch 1, {HEADS} heads × {WIDTH}, float32",
@@ -400,7 +439,7 @@ def measure_decoding(part: Part, deadline: Deadline, check: Check) -> None:
         )
 
 
-PARTS = [  # heading, function, weight of its share of the time
+PARTS = [  # (heading, function that measures the part, relative share of the time)
     ("Machine", measure_machine, 1),
     ("Tests", measure_tests, 6),
     ("Exactness", measure_exactness, 3),
@@ -411,7 +450,7 @@ PARTS = [  # heading, function, weight of its share of the time
 
 
 def new_report(minutes: int) -> Report:
-    """Returns a report without parts, with its title and introduction."""
+    """Returns a report with a title and an introduction, but without parts."""
     command = f"bash scripts/gpu_check.sh --minutes {minutes}"
     introduction = f"Output of `{command}` on {datetime.now(UTC):%Y-%m-%d}."
     if machine.ON_GPU:
@@ -424,7 +463,7 @@ def new_report(minutes: int) -> Report:
 
 
 def fill_report(report: Report, folder: Path, lengths: list[int], minutes: int) -> None:
-    """Measures all parts and writes the report after each."""
+    """Measures all parts within the time limit, and writes the report to ``folder`` after each part."""
     deadline, check = Deadline(60 * minutes), Check(lengths)
     for number, (heading, measure, weight) in enumerate(PARTS):
         log(heading.lower())
@@ -450,11 +489,11 @@ def fill_report(report: Report, folder: Path, lengths: list[int], minutes: int) 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = BenchmarkParser("gpu-check", __doc__)
-    parser.add_int("--minutes", 8, "approximate time limit")
+    parser.add_int("--minutes", 8, "approximate time limit in minutes")
     default = REPOSITORY / "results/gpu_check"
     help = "output folder (default: results/gpu_check)"
     parser.add_argument("--out", type=abs_path, default=default, help=help)
-    parser.add_int("--lengths", [2**n for n in range(9, 17)], "sequence lengths of attention")
+    parser.add_int("--lengths", [2**n for n in range(9, 17)], "sequence lengths of attention in tokens")
     args = parser.parse_args(arguments)
     with measuring(parser.prog), output_folder(args.out):
         report = new_report(args.minutes)
@@ -462,5 +501,5 @@ def main(arguments: list[str] | None = None) -> None:
         try:
             fill_report(report, args.out, sorted(set(args.lengths)), args.minutes)
         except KeyboardInterrupt:
-            sys.exit(f"{parser.prog}: interrupted; {args.out} has the results so far")
-        log(f"the report is {args.out / 'gpu_check.md'}")
+            sys.exit(f"{parser.prog}: interrupted; the results so far are in {args.out}")
+        log(f"report: {args.out / 'gpu_check.md'}")

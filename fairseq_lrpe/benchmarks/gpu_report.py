@@ -1,4 +1,4 @@
-"""A report of several parts, written after each part as Markdown and as JSON."""
+"""The report of the GPU check, which is written as Markdown and as JSON after each of its parts."""
 
 import json
 import time
@@ -11,20 +11,21 @@ from fairseq_lrpe.utils.files import write_atomic
 
 
 class Deadline:
-    """A time limit in seconds from now."""
+    """A point in time, ``seconds`` from its creation."""
 
     def __init__(self, seconds: float):
         self.end = time.monotonic() + seconds
 
     def left(self) -> float:
+        """Returns the remaining seconds, at least 0."""
         return max(0.0, self.end - time.monotonic())
 
     def share(self, fraction: float) -> "Deadline":
-        """Returns the deadline of a fraction of the remaining time."""
+        """Returns the deadline after a fraction of the remaining time."""
         return Deadline(fraction * self.left())
 
     def rounds(self, most: int, least: int) -> Iterator[int]:
-        """Yields 0, 1, .., ``most`` - 1, and stops at the deadline after at least ``least``."""
+        """Yields 0, 1, .., ``most`` - 1, and stops early at the deadline after at least ``least`` numbers."""
         for number in range(most):
             if number >= least and not self.left():
                 return
@@ -33,7 +34,14 @@ class Deadline:
 
 @dataclass
 class Part:
-    """A section of the report: tables, and remarks on failures and on measurements that were skipped."""
+    """A section of the report with tables, and with remarks on failures and skipped measurements.
+
+    Attributes:
+        heading: Heading of the section.
+        minutes: Duration of its measurements.
+        tables: Tables; those without rows are not printed.
+        remarks: Sentences that are printed as a list after the tables.
+    """
 
     heading: str
     minutes: float = 0.0
@@ -41,11 +49,12 @@ class Part:
     remarks: list[str] = field(default_factory=list)
 
     def table(self, title: str = "", caption: str = "") -> list[dict]:
-        """Adds a table and returns its list of rows, which is empty."""
+        """Adds an empty table and returns its list of rows, to which rows can be appended."""
         self.tables.append(Table(title, caption))
         return self.tables[-1].rows
 
     def remark(self, sentence: str) -> None:
+        """Adds a remark."""
         self.remarks.append(" ".join(sentence.split()))
 
     def markdown(self) -> str:
@@ -56,7 +65,7 @@ class Part:
 
 @dataclass
 class Report:
-    """A report with the parts so far and the headings of the parts that are missing."""
+    """A report with the parts measured so far, and the headings of the ``missing`` parts."""
 
     title: str
     device: str
@@ -67,12 +76,14 @@ class Report:
     def markdown(self) -> str:
         status = "Minutes: " + ", ".join(f"{part.heading} {part.minutes:.1f}" for part in self.parts) + "."
         if self.missing:
-            status = f"**Incomplete, still running or interrupted before: {', '.join(self.missing)}.**"
+            status = (
+                f"**Incomplete, still running or interrupted. Missing parts: {', '.join(self.missing)}.**"
+            )
         texts = f"# {self.title}", self.introduction, status, *(part.markdown() for part in self.parts)
         return "\n\n".join(texts) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Writes ``gpu_check.md`` and ``gpu_check.json``."""
+        """Writes ``gpu_check.md`` and ``gpu_check.json`` to a folder."""
         write_atomic(folder / "gpu_check.md", self.markdown())
         content = {"complete": not self.missing, **asdict(self)}
         write_atomic(folder / "gpu_check.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")

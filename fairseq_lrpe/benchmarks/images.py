@@ -1,8 +1,8 @@
 """Measures the throughput of image decoding and augmentation in one thread.
 
-Runs the steps of a data loader worker of the task image_classification with the full recipe, and measures the
-CPU time of each step: on the JPEGs of a folder, or on synthetic ones of 500 x 375 pixels and 97 KB (those of
-ImageNet have 110 KB on average).
+Runs the steps of a data loader's worker process in the task image_classification, with all augmentations, and
+measures the CPU time of each step. The images are the JPEG files of a folder, or synthetic JPEGs of 500 x 375
+pixels and 97 KB (ImageNet's have 110 KB on average).
 """
 
 import io
@@ -29,7 +29,7 @@ SYNTHETIC_IMAGES = 8
 
 
 def synthetic_jpeg(rng: np.random.Generator) -> bytes:
-    """Returns a JPEG of coarse and fine noise, about as large as that of a photograph."""
+    """Returns a JPEG file of coarse and fine noise, which is about as large as that of a photograph."""
     image = Image.new("RGB", SIZE)
     for pixels in (1, 8, 40):
         coarse = [side // pixels + 1 for side in SIZE]
@@ -41,7 +41,7 @@ def synthetic_jpeg(rng: np.random.Generator) -> bytes:
 
 
 def measure(files: list[bytes], rounds: int, batch_size: int, size: int) -> Counter:
-    """Returns {step: seconds of CPU time} of ``rounds`` batches."""
+    """Returns {step: seconds of CPU time} for ``rounds`` batches of images of ``size`` x ``size`` pixels."""
     times = Counter()
 
     def timed(step, function, *arguments):
@@ -70,8 +70,8 @@ def main(arguments: list[str] | None = None) -> None:
     help = "folder with *.JPEG or *.jpg files (default: synthetic images)"
     parser.add_argument("--from", dest="source", type=path_arg, metavar="FOLDER", help=help)
     parser.add_int("--rounds", 8, "number of batches")
-    parser.add_int("--batch-size", 64, "images per batch", minimum=2)
-    parser.add_int("--image-size", 224, "pixels per side")
+    parser.add_int("--batch-size", 64, "number of images per batch", minimum=2)
+    parser.add_int("--image-size", 224, "width and height of the augmented images in pixels")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     with measuring(parser.prog):
@@ -79,7 +79,9 @@ def main(arguments: list[str] | None = None) -> None:
         if args.source:
             paths = sorted(path for path in args.source.rglob("*") if path.suffix.lower() in EXTENSIONS)
             if not paths:
-                raise ValueError(f"{args.source} has no JPEG files: set --from to a folder with some")
+                raise ValueError(
+                    f"{args.source} has no JPEG files: set --from to a folder with *.JPEG or *.jpg"
+                )
             files, source = [read_file(path) for path in paths[:count]], f"JPEGs of {args.source}"
         else:
             rng = np.random.default_rng(0)

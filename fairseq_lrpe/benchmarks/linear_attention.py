@@ -1,7 +1,8 @@
 """Compares linear attention with its alternatives over the sequence length.
 
-Measures forward and backward passes of attention in float32, in interleaved rounds; their peak memory, each
-in a new process; decoding steps after a prefix; and training steps of whole language models.
+Measures the time of forward and backward passes of attention in float32, in interleaved rounds, and their
+peak memory, each in a new process. Also measures the time of decoding steps after a prefix, and of training
+steps of language models.
 """
 
 import statistics
@@ -17,13 +18,17 @@ from fairseq_lrpe.utils.files import save_figure
 
 NAMES = [name for name, item in attention.IMPLEMENTATIONS.items() if item.dtype is torch.float32]
 SLOW = 1.0
-"""Implementations that take more seconds are not measured at greater lengths."""
+"""Seconds of a step above which an implementation is not measured at greater lengths."""
 
 DECODING_ROUNDS = 10
 
 
 def measure(args: Namespace) -> dict[str, dict[int, dict]]:
-    """Returns {name: {length: {"seconds": [..], "extra": bytes, "total": bytes}}}."""
+    """Measures the time and the peak memory of forward and backward passes.
+
+    Returns:
+        {name: {length: {"seconds": [..], "extra": bytes beyond the inputs and gradients, "total": bytes}}}.
+    """
     results = {name: {} for name in NAMES}
     names = list(NAMES)
     for length in track(args.lengths, "time"):
@@ -33,7 +38,7 @@ def measure(args: Namespace) -> dict[str, dict[int, dict]]:
             break
         for name, taken in times.items():
             results[name][length] = {"seconds": taken}
-        # All others are compared with the chunk form.
+        # The chunk form is always measured because all others are compared with it.
         names = [name for name in names if name == "chunk" or statistics.median(times[name]) < SLOW]
     rows = [(name, length, row) for name in results for length, row in results[name].items()]
     for name, length, row in track(rows, "memory"):
@@ -43,7 +48,7 @@ def measure(args: Namespace) -> dict[str, dict[int, dict]]:
 
 
 def measure_models(args: Namespace) -> dict[int, list[tuple[float, float]]]:
-    """Returns {length: [(seconds of linear_lm_base, of softmax_lm_base) in each round]}."""
+    """Returns {length: [(seconds of a step of linear_lm_base, of softmax_lm_base) in each round]}."""
     from fairseq_lrpe.benchmarks.speed import compare
 
     def sizes(length):
@@ -53,7 +58,7 @@ def measure_models(args: Namespace) -> dict[int, list[tuple[float, float]]]:
 
 
 def per_sequence(by_length: dict[int, dict]) -> dict[int, tuple[float, float]]:
-    """Returns {length: (seconds, bytes beyond the inputs)} per sequence of a batch."""
+    """Returns {length: (median seconds, "extra" bytes)} per sequence of a batch, for one implementation."""
     return {
         n: (statistics.median(row["seconds"]) / batch_size(n), row["extra"] / batch_size(n))
         for n, row in by_length.items()
@@ -61,7 +66,10 @@ def per_sequence(by_length: dict[int, dict]) -> dict[int, tuple[float, float]]:
 
 
 def fit_exponents(results: dict) -> dict[str, tuple[float, float]]:
-    """Returns {name: (exponent of time, of memory)} for lengths of at least 4,096, or the last three."""
+    """Returns {name: (exponent of time, exponent of memory)} over the length.
+
+    They are fitted to the lengths of at least TOKENS or, if these are fewer than three, to the last three.
+    """
     exponents = {}
     for name, by_length in results.items():
         rows = list(per_sequence(by_length).items())
@@ -74,7 +82,7 @@ def fit_exponents(results: dict) -> dict[str, tuple[float, float]]:
 
 
 def print_attention(results: dict, args: Namespace) -> None:
-    """Prints time and memory of forward and backward passes."""
+    """Prints a table of the time and memory of forward and backward passes."""
 
     def cell(name, length):
         row = results[name].get(length)
@@ -104,7 +112,7 @@ def print_attention(results: dict, args: Namespace) -> None:
 
 
 def print_decoding(results: dict[str, dict], positions: list[int]) -> None:
-    """Prints the time of decoding steps."""
+    """Prints a table of the time of decoding steps."""
     steps = attention.DECODING_STEPS * DECODING_ROUNDS
     table = shared.Table("One decoding step, batch 1", f"median of {steps} interleaved steps")
     for n in positions:
@@ -116,7 +124,7 @@ def print_decoding(results: dict[str, dict], positions: list[int]) -> None:
 
 
 def print_models(results: dict[int, list], args: Namespace) -> None:
-    """Prints the training speed of whole models."""
+    """Prints a table of the training speed of language models."""
     table = shared.Table(
         f"Training steps of *_lm_base, {args.layers} × 512, vocabulary {args.vocab_size:,}",
         f"tokens/s: median of {args.rounds} interleaved rounds; spread: range of the rounds' ratios",
@@ -132,7 +140,7 @@ def print_models(results: dict[int, list], args: Namespace) -> None:
 
 
 def plot(results: dict, path) -> None:
-    """Plots time and memory per sequence over the length, one line per implementation."""
+    """Plots the time and memory per sequence over the length, with one line per implementation."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
@@ -153,14 +161,14 @@ def plot(results: dict, path) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = shared.BenchmarkParser("linear-attention", __doc__)
-    parser.add_int("--lengths", [2**n for n in range(9, 17)], "sequence lengths")
+    parser.add_int("--lengths", [2**n for n in range(9, 17)], "sequence lengths of attention in tokens")
     parser.add_int("--heads", 8, "number of attention heads")
-    parser.add_int("--width", 64, "width of q, k and v per head")
-    parser.add_int("--positions", [64, 1024, 16384], "lengths of the prefix of a decoding step")
-    help = "sequence lengths of whole models, none to skip them (default: %(default)s)"
+    parser.add_int("--width", 64, "dimension of q, k and v per head")
+    parser.add_int("--positions", [64, 1024, 16384], "numbers of tokens before a decoding step")
+    help = "sequence lengths of language models in tokens; empty: measure none (default: %(default)s)"
     parser.add_argument("--model-lengths", type=min_int(1), nargs="*", default=[512, 4096], help=help)
     parser.add_sizes(rounds=7, layers=6, vocab_size=50265)
-    help = "image file (default: %(default)s)"
+    help = "image file for the plot (default: %(default)s)"
     parser.add_argument("--plot", type=image_path, default="results/benchmark.png", help=help)
     args = parser.parse_args(arguments)
     args.lengths = sorted(set(args.lengths))

@@ -1,4 +1,4 @@
-"""Describes the machine, and measures how fast it copies memory and multiplies matrices. Needs only torch."""
+"""Describes the machine and measures its rates of copying and of matrix products. Requires only torch."""
 
 import os
 import platform
@@ -20,7 +20,7 @@ PACKAGES = ("fla-core", "triton", "fairseq-fixed")
 
 
 def describe_machine() -> dict[str, str]:
-    """Returns the device and the versions of the software."""
+    """Returns {name: value} of the properties of the device and the versions of the software."""
     device = describe_gpu() if ON_GPU else {"processor": processor(), "threads": f"{torch.get_num_threads()}"}
     installed = {package.name: package.version for package in distributions()}
     command = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
@@ -36,7 +36,7 @@ def describe_machine() -> dict[str, str]:
 
 
 def describe_gpu() -> dict[str, str]:
-    """Returns the properties of the GPU."""
+    """Returns {name: value} of the properties of the GPU."""
     properties = torch.cuda.get_device_properties(DEVICE)
     return {
         "GPU": f"{properties.name}, the first of {torch.cuda.device_count()} visible",
@@ -55,7 +55,10 @@ def processor() -> str:
 
 
 def measure_peak_rates() -> Iterator[tuple[str, object, float]]:
-    """Yields (description, "copy" or the dtype of a matrix product, bytes or operations per second)."""
+    """Yields (description, "copy" or the dtype of a matrix product, bytes or operations per second).
+
+    The rate of a copy counts the bytes read and written. float32 products are also measured with TF32.
+    """
     size = min(COPY_BYTES, torch.cuda.mem_get_info()[0] // 4) if ON_GPU else COPY_BYTES
     yield f"copy of {size / 2**20:,.0f} MiB", "copy", copy_rate(size)
     product = f"product of {MATRIX_SIZE:,} × {MATRIX_SIZE:,} matrices"
@@ -79,20 +82,20 @@ def has_bfloat16() -> bool:
 
 
 def copy_rate(size: int) -> float:
-    """Returns the bytes per second, read and written, of a copy of ``size`` bytes on the device."""
+    """Returns the bytes that are read and written per second while copying ``size`` bytes on the device."""
     source = torch.ones(size // 4, device=DEVICE)
     target = torch.empty_like(source)
     return 2 * source.nbytes / fastest(lambda: target.copy_(source))
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """Returns the operations per second of a matrix product."""
+    """Returns the operations (multiplications and additions) per second of a matrix product."""
     a, b = (torch.randn(MATRIX_SIZE, MATRIX_SIZE, device=DEVICE).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
     return 2 * MATRIX_SIZE**3 / fastest(lambda: torch.mm(a, b, out=out))
 
 
 def fastest(function: Callable[[], object]) -> float:
-    """Returns the time in seconds of the fastest of 10 calls, after one warm-up call."""
+    """Returns the duration in seconds of the fastest of 10 calls, after one warm-up call."""
     function()
     return min(seconds(function) for _ in range(10))

@@ -1,8 +1,9 @@
-"""Measures the cost of a language model's memory, with random tokens and weights.
+"""Measures the time that a language model's memory costs, with random tokens and weights.
 
-Compares, in interleaved rounds: evaluation with a memory as long as a segment, and with running sums, with
-evaluation without a memory; the last of many segments with running sums with the first; and a training step
-of Transformer-XL with a direct implementation of its formula.
+Evaluation with a memory of hidden states as long as a segment, and with the running sums of linear attention,
+is compared with evaluation without a memory. With running sums, the last of many segments are compared with
+the first ones. A training step of Transformer-XL is compared with a direct implementation of its formula. All
+measurements but the second are interleaved.
 """
 
 import copy
@@ -28,11 +29,11 @@ from fairseq_lrpe.models.memory import Memory, StateMemory
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
 
 EDGE = 100
-"""Number of first and of last segments that are compared."""
+"""Number of the first segments, and of the last ones, that are compared."""
 
 
 def build(arch: str, args: Namespace) -> nn.Module:
-    """Returns a decoder with the layers of Transformer-XL, whose memory is as long as a segment."""
+    """Returns a decoder whose layers are those of Transformer-XL and whose memory is as long as a segment."""
     flags = {
         "arch": arch,
         "task": "memory_lm",
@@ -55,13 +56,16 @@ def build(arch: str, args: Namespace) -> nn.Module:
 
 
 def random_tokens(args: Namespace) -> Tensor:
-    """Returns random tokens (streams, length)."""
+    """Returns a tensor (streams, length) of random token ids."""
     return torch.randint(4, args.vocab_size, (args.streams, args.length), device=shared.DEVICE)
 
 
 @torch.no_grad()
 def evaluation_times(attention: str, method: str, args: Namespace) -> dict[str, list[float]]:
-    """Returns {memory: seconds of a segment in each round}, after two segments that fill the memory."""
+    """Returns {"none", "hidden" or "state": seconds of a segment in each round} for each kind of memory.
+
+    Two rounds at the beginning, which fill the memory, are not included.
+    """
     decoder = build(architecture(attention, "lm", method), args).eval()
     memories = {"none": None, "hidden": decoder.memory}
     if attention == "linear" and method != "spe":
@@ -78,7 +82,7 @@ def evaluation_times(attention: str, method: str, args: Namespace) -> dict[str, 
 
 @torch.no_grad()
 def long_evaluation(method: str, args: Namespace) -> tuple[list[float], list[int]]:
-    """Returns the seconds and the bytes of memory of each of many segments with running sums."""
+    """Returns the seconds of each of many segments with running sums, and the bytes of the sums each time."""
     decoder = build(architecture("linear", "lm", method), args).eval()
     decoder.memory, times, sizes = StateMemory(decoder.layers), [], []
     tokens = random_tokens(args)
@@ -90,9 +94,10 @@ def long_evaluation(method: str, args: Namespace) -> tuple[list[float], list[int
 
 
 class PlainXL(FairseqSelfAttention):
-    """Computes softmax((q_i + u)·k_j + (q_i + v)·W_r R_{i−j}) v_j as in Dai et al. 2019 (Eq. 5, App. B).
+    """Transformer-XL's attention, implemented as in Dai et al. 2019, Section 3.3 and Appendix B.
 
-    One product projects memory and segment to queries, keys and values. The position scores are shifted by
+    The output at position i is Σ_j softmax_j(((q_i + u)·k_j + (q_i + v)·W_r R_{i−j}) / √d) v_j. One matrix
+    product projects memory and segment to queries, keys and values. The position scores are shifted by
     padding them with a column and reshaping.
     """
 
@@ -120,7 +125,7 @@ class PlainXL(FairseqSelfAttention):
 
 
 def with_plain_attention(decoder: nn.Module) -> nn.Module:
-    """Returns a copy of a decoder that computes attention with :class:`PlainXL`."""
+    """Returns a copy of a decoder with :class:`PlainXL` as self-attention."""
     plain = copy.deepcopy(decoder)
     for layer in plain.layers:
         layer.self_attn = PlainXL(layer.self_attn)
@@ -129,7 +134,7 @@ def with_plain_attention(decoder: nn.Module) -> nn.Module:
 
 
 def training_times(args: Namespace) -> list[tuple[float, float]]:
-    """Returns [(seconds of a training step of our Transformer-XL, of the plain formula)] of each round."""
+    """Returns [(seconds of a training step of our Transformer-XL, of one with PlainXL)] for each round."""
     ours, tokens = build("softmax_lm_xl", args).train(), random_tokens(args)
 
     def train(decoder, numbers):
@@ -144,7 +149,7 @@ def training_times(args: Namespace) -> list[tuple[float, float]]:
 
 
 def measure_evaluation(args: Namespace, selected: dict[str, list[str]], sizes: str) -> None:
-    """Measures and prints evaluation with and without a memory."""
+    """Measures evaluation with and without a memory, and prints a table."""
     table = shared.Table(
         f"evaluation: {sizes}, {args.rounds} interleaved rounds",
         "medians of a segment's seconds with a memory / without; spread: range of the rounds' ratios",
@@ -161,7 +166,7 @@ def measure_evaluation(args: Namespace, selected: dict[str, list[str]], sizes: s
 
 
 def measure_many_segments(args: Namespace, methods: list[str], sizes: str) -> None:
-    """Measures and prints the first and the last segments with running sums."""
+    """Measures many segments with running sums, and prints a table of the first and the last ones."""
     table = shared.Table(
         f"milliseconds of a segment with running sums: {sizes}, of {args.segments:,} segments",
         f"medians of the first and the last {min(EDGE, args.segments)} segments",
@@ -177,7 +182,7 @@ def measure_many_segments(args: Namespace, methods: list[str], sizes: str) -> No
 
 
 def measure_training(args: Namespace, sizes: str) -> None:
-    """Measures and prints training steps of Transformer-XL."""
+    """Measures training steps of Transformer-XL, and prints a table."""
     pairs = training_times(args)
     ours, plain = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
     ratio, spread = shared.ratios(pairs)
@@ -190,11 +195,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = shared.BenchmarkParser("memory", __doc__)
     default = ["xl", "rope", "tmlr_type1"]
     parser.add_methods(", ".join(default))
-    parser.add_int("--streams", 4, "number of parallel streams of text")
-    parser.add_int("--length", 150, "tokens per segment, and of its memory")
+    parser.add_int("--streams", 4, "number of parallel streams of text, which is the batch size")
+    parser.add_int("--length", 150, "number of tokens of a segment, and of the memory")
     parser.add_int("--width", 512, "embedding dimension", minimum=2)
     parser.add_int("--heads", 8, "number of attention heads")
-    parser.add_int("--ffn", 2100, "width of the feed-forward layers")
+    parser.add_int("--ffn", 2100, "dimension of the feed-forward layers")
     parser.add_int("--segments", 1000, "number of segments with running sums")
     parser.add_sizes(rounds=15, layers=16, vocab_size=10000)
     args = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""Timing, memory, command-line options, and tables shared by the benchmarks."""
+"""Measurement of time and memory, command-line options, and tables for all benchmarks."""
 
 import logging
 import math
@@ -22,11 +22,11 @@ from fairseq_lrpe.utils.gpus import check_architectures
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "terminated abruptly")
-"""Messages of errors of a GPU, of a CPU, and of a process that was killed."""
+"""Parts of the error messages of a GPU or CPU without memory, and of a killed process."""
 
 
 class BenchmarkParser(ArgumentParser):
-    """Parses the options of ``lrpe bench NAME``, of which several benchmarks share some."""
+    """Parser of the options of ``lrpe bench NAME``, with methods that add options of several benchmarks."""
 
     def __init__(self, name: str, description: str):
         super().__init__(prog=f"lrpe bench {name}", description=description)
@@ -38,7 +38,7 @@ class BenchmarkParser(ArgumentParser):
         self.add_argument(flag, type=min_int(minimum), default=default, nargs=nargs, help=help)
 
     def add_sizes(self, rounds: int, layers: int | None = None, vocab_size: int | None = None) -> None:
-        """Adds --rounds, --layers and --vocab-size; a default of None means the size in the papers."""
+        """Adds --rounds, --layers and --vocab-size; None as a default is described as the papers' size."""
         papers = " (default: as in the papers)"
         self.add_int("--rounds", rounds, "number of measured rounds")
         self.add_int("--layers", layers, "number of layers" + ("" if layers else papers))
@@ -47,16 +47,21 @@ class BenchmarkParser(ArgumentParser):
         )
 
     def add_methods(self, default: str, names: Iterable[str] = METHODS) -> None:
-        """Adds ``--attention`` and ``--methods``; ``default`` describes the default methods."""
+        """Adds --attention and --methods.
+
+        Args:
+            default: Description of the default methods.
+            names: Names of the methods that can be selected.
+        """
         add = self.add_argument
         add("--attention", choices=ATTENTIONS, help="measure only this attention (default: both)")
         help = f"methods to measure (default: {default})"
         add("--methods", nargs="+", choices=list(names), metavar="METHOD", help=help)
 
     def methods_by_attention(self, args: Namespace, default: Iterable[str]) -> dict[str, list[str]]:
-        """Returns {attention: methods} selected by ``--attention`` and ``--methods``.
+        """Returns {attention: methods} selected by --attention and --methods; ``default`` without --methods.
 
-        Exits if a requested method does not support the requested attention.
+        Exits with an error if a requested method does not support the requested attention.
         """
         supported = {name: method.attentions() for name, method in METHODS.items()} | {"fairseq": ATTENTIONS}
         for name in args.methods or ():
@@ -69,8 +74,8 @@ class BenchmarkParser(ArgumentParser):
 
 @contextmanager
 def measuring(program: str) -> Iterator[None]:
-    """Silences logging; invalid input, a lack of memory, and interruptions end in a one-line error."""
-    warnings.filterwarnings("ignore", category=UserWarning)  # fairseq calls a deprecated interface of hydra
+    """Context in which logs are silenced, and invalid input, lack of memory and Ctrl-C exit with one line."""
+    warnings.filterwarnings("ignore", category=UserWarning)  # fairseq uses a deprecated interface of hydra
     logging.disable(logging.INFO)
     with exit_on_error(program):
         check_architectures()
@@ -85,7 +90,7 @@ def measuring(program: str) -> Iterator[None]:
 
 
 def seconds(function: Callable[[], object]) -> float:
-    """Returns the duration of a call; on a GPU, the clock waits for all work that was queued."""
+    """Returns the duration of a call in seconds; on a GPU, it includes all work that the call queues."""
     start = timer()
     function()
     return timer() - start
@@ -94,12 +99,12 @@ def seconds(function: Callable[[], object]) -> float:
 def interleave(
     steps: dict[str, Callable[[], object]], rounds: Iterable, warm_up: int = 1
 ) -> dict[str, list[float]]:
-    """Times each step once per round.
+    """Measures each step once per round.
 
     Args:
-        steps: {name: step}; each round begins with the next of them.
-        rounds: an iterable that ends when enough rounds were measured.
-        warm_up: number of first rounds that are discarded.
+        steps: {name: function}; each round begins with another one.
+        rounds: An iterable that ends when enough rounds have been measured.
+        warm_up: Number of rounds at the beginning that are discarded.
 
     Returns:
         {name: seconds in each round}.
@@ -113,33 +118,33 @@ def interleave(
 
 
 def in_new_process(function: Callable, *arguments: object) -> object:
-    """Calls a function in a new Python process, whose memory no earlier work has touched."""
+    """Calls a function in a new Python process, so that earlier work does not affect its memory."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
 
 
 def resident_memory(field: str) -> int:
-    """Returns the current (VmRSS) or peak (VmHWM) resident memory of this process in bytes."""
+    """Returns the current ("VmRSS") or peak ("VmHWM") resident memory of this process in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith(field)))
 
 
 def ratios(pairs: Iterable[tuple[float, float]]) -> tuple[float, str]:
-    """Returns the median and the range of b / a, for pairs (a, b) of times in the same round."""
+    """Returns the median of b / a, and its range as text, for pairs (a, b) of times in the same round."""
     values = [b / a for a, b in pairs]
     return statistics.median(values), f"{min(values):.2f}-{max(values):.2f}"
 
 
 @dataclass
 class Table:
-    """A table of rows {column with its unit: value}, all with the same columns."""
+    """A table with a title and a caption, whose rows {name of the column: value} have the same columns."""
 
     title: str = ""
     caption: str = ""
     rows: list[dict] = field(default_factory=list)
 
     def cells(self) -> tuple[dict[str, str], list[list[str]]]:
-        """Returns {column: "left" for text or "right"} of all columns with values, and the formatted rows."""
+        """Returns {column: "left" or "right"} for columns with values, and the rows of formatted cells."""
         names = [name for name in self.rows[0] if any(row[name] is not None for row in self.rows)]
         sides = {
             name: "left" if any(isinstance(row[name], str) for row in self.rows) else "right"
@@ -148,7 +153,7 @@ class Table:
         return sides, [[format_cell(row[name]) for name in names] for row in self.rows]
 
     def markdown(self) -> str:
-        """Returns the table in Markdown."""
+        """Returns the title, the table and the caption in Markdown."""
         sides, rows = self.cells()
         lines = [sides, [":--" if side == "left" else "--:" for side in sides.values()], *rows]
         table = "\n".join("| " + " | ".join(x.replace("|", r"\|") for x in line) + " |" for line in lines)
@@ -156,7 +161,7 @@ class Table:
 
     def print(self) -> None:
         """Prints the table."""
-        from rich.table import Column, Table  # the GPU check works without rich
+        from rich.table import Column, Table  # imported here because the GPU check must work without rich
 
         sides, rows = self.cells()
         columns = (Column(name, justify=side) for name, side in sides.items())
@@ -168,7 +173,7 @@ class Table:
 
 
 def format_cell(value: object) -> str:
-    """Formats a value: numbers with three digits and thousands separators, None as a dash."""
+    """Returns a value as text: numbers with three digits or thousands separators, None as a dash."""
     if value is None:
         return "-"
     if isinstance(value, int):

@@ -1,14 +1,14 @@
 """Compares the training speed of each method with the base method of the same attention.
 
-Times whole training steps of fairseq's trainer (forward, backward, update) at the size of the papers' models:
-causal (``lm``), bidirectional (``roberta``) or both (``transformer``, whose decoder has softmax attention).
-Each method is interleaved with the base method, and printed with the published ratios. ``--methods base``
-measures the base method of the other attention, ``--methods fairseq`` fairseq's own model.
+Measures training steps of fairseq's trainer (forward, backward, update) with models of the papers' sizes. The
+models are causal (``lm``), bidirectional (``roberta``) or both (``transformer``, whose decoder has softmax
+attention). The steps of a method and of the base method alternate. The table also shows the published ratios.
+``--methods base`` measures the base method of the other attention, ``--methods fairseq`` fairseq's own model.
 
-``--family classifier`` is the comparison of Long-Range Arena (Tay et al. 2021, Table 2): text classification
-of 1,024, 2,048 and 4,096 bytes, relative to softmax attention, with the memory of training, which is measured
-in a new process. ``--family vit`` does the same with DeiT-small and images of 224, 384 and 1,024 pixels per
-side, which are 196, 576 and 4,096 patches; its ``--length`` is in pixels.
+``--family classifier`` repeats the comparison of Long-Range Arena (Tay et al. 2021, Table 2): text
+classification of 1,024, 2,048 and 4,096 bytes relative to softmax attention. It also measures the memory of
+training, in a new process. ``--family vit`` does the same with DeiT-small and images of 224, 384 and 1,024
+pixels per side, which are 196, 576 and 4,096 patches; its ``--length`` is in pixels.
 """
 
 import json
@@ -36,11 +36,11 @@ from fairseq_lrpe.utils.files import REPOSITORY
 from fairseq_lrpe.utils.subprocesses import PLUGIN, as_flags
 
 PUBLISHED = {"TMLR Table 6": ("lrpe_tmlr", "table6"), "ICLR Table 9": ("lrpe_iclr", "table9")}
-"""{column of published ratios: (file in configs/paper, table)}"""
+"""{title of a column of published ratios: (file in configs/paper, name of the table)}"""
 
 
 def published_speeds() -> dict[str, dict[tuple[str, str], float]]:
-    """Returns {column: {(attention, method): speed relative to the base of that attention}}."""
+    """Returns {title of a column: {(attention, method): speed relative to base in the same attention}}."""
     return {
         column: {
             (row.attention, row.method): row["values"].speed
@@ -51,28 +51,43 @@ def published_speeds() -> dict[str, dict[tuple[str, str], float]]:
 
 
 class Family(NamedTuple):
-    """Describes how models of a family are trained on random inputs."""
+    """The settings with which models of a family are trained on random inputs.
+
+    Attributes:
+        task: Task of fairseq.
+        criterion: Criterion of fairseq.
+        layers: Default number of layers, as in the papers.
+        length_flags: Flags of the input length.
+        layer_flags: Flags of the number of layers.
+        has_target: Whether the target is a second sequence.
+        mask_probability: Masking probability for masked language models, 0 for others.
+        num_labels: Number of classes, or 0 if the task is not classification.
+        lengths: Default input lengths in tokens, or sides of images in pixels.
+        vocab_size: Default size of the vocabulary; 50,265 is that of the papers' Books.
+        baseline: Attention of the base method, or None if it is the same as the method's.
+        images: Whether the inputs are images.
+    """
 
     task: str
     criterion: str
-    layers: int  # default, as in the papers
+    layers: int
     length_flags: Sequence[str]
     layer_flags: Sequence[str] = ("encoder_layers",)
-    has_target: bool = False  # whether the target is a second sequence
-    mask_probability: float = 0.0  # of masked language modeling; 0: predict the next token
-    num_labels: int = 0  # of classification; 0: no classification
-    lengths: tuple[int, ...] = (512,)  # default; in pixels for images
-    vocab_size: int = 50265  # default; that of the papers' Books
-    baseline: str | None = None  # attention of the base method; None: the same as the method's
+    has_target: bool = False
+    mask_probability: float = 0.0
+    num_labels: int = 0
+    lengths: tuple[int, ...] = (512,)
+    vocab_size: int = 50265
+    baseline: str | None = None
     images: bool = False
 
     @property
     def num_special(self) -> int:
-        """The number of symbols that fairseq adds to a dictionary."""
+        """The number of special symbols that fairseq adds to the dictionary."""
         return 5 if self.mask_probability else 4
 
     def flags(self, args: Namespace) -> dict[str, object]:
-        """Returns the flags of the task, the criterion and the sizes."""
+        """Returns {flag: value} of the task, the criterion and the sizes in ``args``."""
         flags = {"task": self.task, "criterion": self.criterion}
         flags |= dict.fromkeys(self.length_flags, args.length) | dict.fromkeys(self.layer_flags, args.layers)
         if self.has_target:
@@ -119,7 +134,13 @@ FAMILIES = {
 
 
 def random_batch(family: Family, args: Namespace, pad: int) -> dict:
-    """Returns a batch of random inputs and targets as fairseq's datasets collate them."""
+    """Returns a batch of random inputs and targets in the format of fairseq's datasets.
+
+    Args:
+        family: Family of the model.
+        args: Sizes: ``batch_size``, ``length`` and ``vocab_size``.
+        pad: Token id of the padding.
+    """
     size = args.batch_size
     if family.images:
         inputs = {"images": torch.randn(size, 3, args.length, args.length)}
@@ -142,7 +163,7 @@ def random_batch(family: Family, args: Namespace, pad: int) -> dict:
 
 
 def write_classification_data(folder: Path, vocab_size: int, family: Family) -> None:
-    """Writes the dictionary and metadata that the classification tasks read."""
+    """Writes a dictionary and metadata, which the classification tasks read, to ``folder``."""
     symbols = range(vocab_size - family.num_special)
     (folder / "dict.txt").write_text("".join(f"type{number} 1\n" for number in symbols))
     metadata = {"inputs": 1, "labels": list(map(str, range(family.num_labels))), "rows": {}}
@@ -150,7 +171,7 @@ def write_classification_data(folder: Path, vocab_size: int, family: Family) -> 
 
 
 def training_config(flags: dict, data: list = ()):
-    """Returns fairseq's configuration of a training with ``flags`` that saves nothing."""
+    """Returns fairseq's configuration for training with ``flags`` {flag: value} in this process."""
     machine = {"cpu": shared.DEVICE == "cpu", "distributed_world_size": 1}
     flags = {"user_dir": PLUGIN, "save_dir": "/nonexistent", **machine, **flags}
     parser = options.get_training_parser(default_task=flags["task"])
@@ -165,7 +186,9 @@ def training_step(arch: str, args: Namespace, **flags) -> Callable[[], int]:
     The function returns the number of updates so far; a step that overflows in fp16 makes no update.
 
     Args:
-        flags: additional flags of fairseq-train, such as ``fp16=True``; sizes in ``args`` take precedence.
+        arch: Architecture of the model.
+        args: Family and sizes of the model and the batch.
+        **flags: Further flags of fairseq-train, such as ``fp16=True``; ``args`` takes precedence.
     """
     family = FAMILIES[args.family]
     training = {"arch": arch, "batch_size": args.batch_size, "optimizer": "adam", "lr": 5e-4, **flags}
@@ -182,21 +205,21 @@ def training_step(arch: str, args: Namespace, **flags) -> Callable[[], int]:
     batch = random_batch(family, args, dictionary and dictionary.pad())
 
     def step():
-        trainer.train_step([batch], raise_oom=True)  # by default it skips batches that run out of memory
+        trainer.train_step([batch], raise_oom=True)  # by default, batches that exceed the memory are skipped
         return trainer.get_num_updates()
 
     return step
 
 
 def compare(arch: str, base: str, args: Namespace) -> list[tuple[float, float]]:
-    """Returns [(seconds of a training step of ``arch``, of ``base``) in each round] after a warm-up."""
+    """Returns [(seconds of a training step of ``arch``, of ``base``)] for each round after a warm-up."""
     steps = {"arch": training_step(arch, args), "base": training_step(base, args)}
     rounds = track(range(args.rounds + 1), f"{arch}, {args.length:,} tokens", transient=True)
     return list(zip(*shared.interleave(steps, rounds).values(), strict=True))
 
 
 def peak_memory(arch: str, args: Namespace) -> int:
-    """Returns the peak memory in bytes of two training steps: of the GPU, or beyond the process before."""
+    """Returns the peak memory in bytes of two training steps: all GPU memory, or additional CPU memory."""
     logging.disable(logging.INFO)
     before = shared.resident_memory("VmRSS")
     step = training_step(arch, args)
@@ -208,7 +231,7 @@ def peak_memory(arch: str, args: Namespace) -> int:
 
 
 def measure(attention: str, methods: list[str], args: Namespace) -> None:
-    """Measures methods in one attention at ``args.length``, and prints a table."""
+    """Measures methods in linear or softmax attention at ``args.length``, and prints a table."""
     family, archs = FAMILIES[args.family], {}
     baseline = family.baseline
     base = architecture(baseline or attention, args.family, "base")
@@ -246,14 +269,15 @@ def measure(attention: str, methods: list[str], args: Namespace) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = shared.BenchmarkParser("speed", __doc__)
-    parser.add_argument("--family", choices=FAMILIES, default="lm", help="default: %(default)s")
-    parser.add_methods("all but fairseq", [*METHODS, "fairseq"])
-    parser.add_int("--batch-size", 2, "sequences per step")
+    help = "family of the models (default: %(default)s)"
+    parser.add_argument("--family", choices=FAMILIES, default="lm", help=help)
+    parser.add_methods("all but fairseq and ablations", [*METHODS, "fairseq"])
+    parser.add_int("--batch-size", 2, "number of sequences or images per step")
     lengths = "512; classifier: 1,024, 2,048 and 4,096; vit, in pixels: 224, 384 and 1,024"
-    parser.add_int("--length", None, f"tokens per sequence (default: {lengths})", minimum=2)
+    parser.add_int("--length", None, f"number of tokens per sequence (default: {lengths})", minimum=2)
     parser.add_sizes(rounds=7)
     args = parser.parse_args(arguments)
-    # An ablation is as fast as the type with the same encoding.
+    # An ablation has the same speed as the method with the same encoding.
     default = [name for name in METHODS if not name.startswith("ablation_")]
     if args.family != "lm":
         default = [name for name in default if ENCODINGS[METHODS[name].encoding].bidirectional]

@@ -1,11 +1,11 @@
 """Measures how much positional information the padding of a convolution reveals.
 
 Islam et al. (ICLR 2020; survey of 2021, "CNN-Style") found that convolutional networks learn positions from
-the zeros around their input. Here, untrained stacks of convolutions with ReLU (He initialization) read noise,
-whose distribution is the same at every position, and a linear probe (ridge regression) predicts the
-coordinates of each position from its features. R² on noise that was not used for fitting is the information
-that the padding reveals: 1 is all, 0 none. Without padding the input is larger by the positions that the
-layers remove, so that the probe sees the same number of positions.
+the zeros around their input. Here, the inputs of untrained stacks of convolutions with ReLU (He
+initialization) are noise with the same distribution at every position, and a linear probe (ridge regression)
+predicts the coordinates of each position from its features. The result is R² on noise that was not used for
+fitting: 1 means that the padding reveals the position completely, 0 that it reveals nothing. Without padding,
+the input is larger by the positions that the layers remove, so that the number of outputs is the same.
 """
 
 import statistics
@@ -24,24 +24,24 @@ from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.files import output_folder, save_figure, write_atomic
 
 PADDINGS = {"zeros": "constant", "circular": "circular", "replicate": "replicate", "none": None}
-"""{padding: its mode in F.pad}"""
+"""{padding: mode of F.pad, or None if there is no padding}"""
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d}
 WIDTH, KERNEL, RIDGE = 32, 3, 1e-6
 GRIDS = {"64 places": ((64,), 256), "24 × 24 places": ((24, 24), 24)}
-"""{name: (positions per side, samples for fitting, and as many for testing)}"""
+"""{name: (number of positions per side, number of samples for fitting and the same number for testing)}"""
 DEPTHS = (1, 2, 4, 8, 16, 32)
 STACKS = 5
 
 
 def random_weights(dims: int, layers: int, generator: torch.Generator) -> list[Tensor]:
-    """Returns the weights of a stack of convolutions, N(0, 2 / fan-in)."""
+    """Returns the weights of a stack of convolutions in ``dims`` dimensions, drawn from N(0, 2 / fan-in)."""
     shape = (WIDTH, WIDTH, *[KERNEL] * dims)
     scale = (2 / (WIDTH * KERNEL**dims)) ** 0.5
     return [scale * torch.randn(shape, generator=generator) for _ in range(layers)]
 
 
 def run_layers(x: Tensor, weights: list[Tensor], padding: str) -> Iterator[Tensor]:
-    """Yields the output of each convolutional layer for the input x (N, E, *spatial dimensions)."""
+    """Yields the output of each convolutional layer for the input x of shape (N, E, *positions per side)."""
     dims = x.dim() - 2
     for weight in weights:
         if mode := PADDINGS[padding]:
@@ -51,9 +51,9 @@ def run_layers(x: Tensor, weights: list[Tensor], padding: str) -> Iterator[Tenso
 
 
 def probe_positions(train: Tensor, test: Tensor) -> float:
-    """Returns R² of coordinates that a ridge regression on ``train`` predicts from ``test``.
+    """Returns R² of the coordinates that a ridge regression fitted to ``train`` predicts from ``test``.
 
-    Both are features (N, E, positions per side). R² is the mean over the sides.
+    Both tensors are features (N, E, *positions per side). R² is the mean over the coordinates.
     """
     sides = [torch.linspace(-1, 1, side, dtype=torch.float64) for side in train.shape[2:]]
     positions = torch.stack(torch.meshgrid(*sides, indexing="ij"), -1).flatten(0, -2)
@@ -67,9 +67,14 @@ def probe_positions(train: Tensor, test: Tensor) -> float:
 def measure(
     shape: tuple[int, ...], samples: int, padding: str, seed: int, depths: Sequence[int]
 ) -> list[float]:
-    """Returns R² after each of ``depths`` layers of one random stack.
+    """Returns R² of the position after each number of layers in ``depths`` of a random stack.
 
-    The weights depend only on the seed, so that all paddings use the same.
+    Args:
+        shape: Number of positions per side.
+        samples: Number of samples for fitting, and for testing.
+        padding: A key of PADDINGS.
+        seed: Seed of the weights, which are the same for all paddings.
+        depths: Numbers of layers.
     """
     generator = torch.Generator().manual_seed(seed)
     weights = random_weights(len(shape), max(depths), generator)
@@ -85,7 +90,7 @@ def measure(
 
 
 def measure_all() -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Returns {(grid, padding): (mean, deviation) over the stacks after each of DEPTHS layers}."""
+    """Returns {(grid, padding): [(mean, standard deviation) of R² over STACKS stacks] for DEPTHS layers}."""
     results = {}
     cases = [(grid, padding) for grid in GRIDS for padding in PADDINGS]
     for grid, padding in track(cases, "paddings", transient=True):
@@ -105,7 +110,7 @@ def plot(results: dict, path: Path) -> None:
     for axes, grid in zip(panels, GRIDS, strict=True):
         for padding, marker, size in zip(PADDINGS, "os^x", (5, 11, 8, 5), strict=True):
             mean, std = zip(*results[grid, padding], strict=True)
-            # Three lines coincide: hollow markers of different sizes keep them visible.
+            # Three lines coincide; hollow markers of different sizes keep all of them visible.
             style = {"marker": marker, "markersize": size, "markerfacecolor": "none", "capsize": 3}
             axes.errorbar(DEPTHS, mean, std, label=padding, **style)
         axes.set(title=f"input of {grid}", xlabel="layers", xscale="log")

@@ -41,9 +41,8 @@ def read_types(vocabulary: Path) -> list[str]:
         raise ValueError(f"{vocabulary} has no {', '.join(missing)}: BERT's {VOCABULARY} is needed")
     for name, count in Counter(types).items():
         if count > 1 or not name or name in SPECIALS.values():
-            raise ValueError(
-                f"{vocabulary} has the type {name!r}, or has it twice: fairseq does not support it"
-            )
+            wrong = f"{name!r}, which is repeated, blank or a special type of fairseq"
+            raise ValueError(f"{vocabulary} has {wrong}: BERT's {VOCABULARY} is needed")
     return types
 
 

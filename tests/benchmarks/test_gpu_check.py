@@ -79,7 +79,7 @@ def test_the_command(small, tmp_path):
     named = [(row["length × batch"], row["attention"]) for row in rows(parts["Attention"])]
     contenders = "linear, chunk form", "softmax"
     assert named == [(length, name) for length in ("32 × 2", "64 × 1") for name in contenders]
-    assert "fla's kernels are skipped: they need a" in remarks(parts["Attention"])
+    assert "kernels of flash-linear-attention (fla) are skipped: they need a" in remarks(parts["Attention"])
     models = {row["model"]: row["tokens/s"] for row in rows(parts["Training"])}
     assert list(models) == ["linear_lm_rope", "transformer_lm"] and min(models.values()) > 0
     assert [row["tokens before"] for row in rows(parts["Decoding"])] == [4, 8]
@@ -107,7 +107,7 @@ gpu_check.main()
     assert done.returncode == 0, done.stderr
     text, content, parts = read(tmp_path)
     assert content["complete"] and "failed:" not in text
-    assert "Training is skipped: it needs fairseq" in remarks(parts.pop("Training"))
+    assert "Training is skipped: it requires fairseq" in remarks(parts.pop("Training"))
     assert all(rows(part) for part in parts.values())
 
 
@@ -148,7 +148,7 @@ def test_an_interrupted_run_keeps_its_results(tmp_path):
     assert done.returncode == 1 and "interrupted" in done.stderr
     text, content, _ = read(tmp_path)
     assert not content["complete"] and content["missing"] == ["Three", "Four"]
-    assert "**Incomplete, still running or interrupted before: Three, Four.**" in text
+    assert "**Incomplete, still running or interrupted. Missing parts: Three, Four.**" in text
     assert "| 1,234 | 0.5 |" in text and "This came before." in text
     assert "This part failed: RuntimeError: no kernel image." in text
 
@@ -356,4 +356,4 @@ def test_training_halves_the_batch_until_it_fits(small, fake_gpu, capability):
     assert calls[0][3]["share_decoder_input_output_embed"] is True and calls[0][3]["adam_eps"] == 1e-8
     assert "fp16: out of memory with 8 sequences per step." in part.remarks
     assert "fp16: transformer_lm is skipped: RuntimeError: this one fails." in part.remarks
-    assert ("bf16 is skipped: it needs compute capability 8.0." in part.remarks) is (capability < (8, 0))
+    assert ("bf16 is skipped: it requires compute capability 8.0." in part.remarks) is (capability < (8, 0))

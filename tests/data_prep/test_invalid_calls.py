@@ -119,7 +119,7 @@ CALLS = [
         "squad --from {text} --pieces 60",
         "{text}/train-v2.0.json is missing: a copy of the published train-v2",
     ),
-    ("sentences", "--from is required: SPLIT.input0.txt, SPLIT.label"),
+    ("sentences", "--from is required: a folder with train.input0.txt, train.label"),
     ("sentences --from {text}", "{text}/train.input0.txt is missing: --from takes a folder with"),
     ("lra_retrieval", "--from is required: new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv"),
     ("lra_retrieval --from {text}", "{text}/new_aan_pairs.train.tsv is missing: --from takes a folder with"),
