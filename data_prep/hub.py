@@ -41,14 +41,9 @@ def write_texts(
     split: Callable[[int, int], str],
     text: Callable[[str], str] = "{}\n".format,
 ) -> None:
-    """Writes the rows of a dataset to train.txt, valid.txt and test.txt.
+    """Writes the column "text" of a dataset to train.txt, valid.txt and test.txt.
 
-    Args:
-        rows: Dataset with a column "text".
-        facts: Entry of the dataset in sources.yaml.
-        folder: Folder to write to.
-        split: Function that maps a row's index and the number of rows to the row's split.
-        text: Function that maps a row to the lines to write.
+    Row i of n belongs to the split ``split(i, n)``, and is written as ``text(row)``.
     """
     count = len(rows)
     if count != facts["rows"]:

@@ -84,11 +84,7 @@ class Forks:
 
 
 def serve(listening):
-    """Serves requests until standard input is closed.
-
-    Returns:
-        In a forked process, the function that it must call; in the server, a function that does nothing.
-    """
+    """Serves requests until standard input is closed; in a fork, returns the command's main function."""
     signal.signal(signal.SIGCHLD, reap)
     while sys.stdin not in select.select([listening, sys.stdin], [], [])[0]:
         connection, _ = listening.accept()
@@ -148,13 +144,7 @@ def supervise(connection):
 def set_up(files, here, name, arguments, folder, environment):
     """Makes this process equivalent to a new one and returns the main function of the command.
 
-    Args:
-        files: file descriptors received from the client; the first three are its standard streams.
-        here: the folder of client programs.
-        name: name of the client program.
-        arguments: its command-line arguments.
-        folder: its working directory.
-        environment: its environment variables.
+    The arguments are those of the client, of whose ``files`` the first three are its standard streams.
     """
     for number, file in enumerate(files[:3]):
         os.dup2(file, number)

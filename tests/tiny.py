@@ -25,12 +25,9 @@ FLAGS = (
 
 
 def run_command(name, *arguments, text=None):
-    """Runs a command of the virtual environment, such as fairseq-train, in the repository's root folder.
+    """Runs a command such as fairseq-train in the root of the repository, with ``text`` as standard input.
 
-    Args:
-        name: name of the command, which runs as a fork (see forks.py), or ``BIN / name`` for a new process.
-        *arguments: its command-line arguments.
-        text: its standard input.
+    The command runs as a fork (see forks.py), or in a new process if its name is given as ``BIN / name``.
     """
     command = [Path(sys.executable).parent / name, *map(str, arguments)]
     return subprocess.run(command, cwd=REPOSITORY, input=text, capture_output=True, text=True)
@@ -97,13 +94,9 @@ def write_configs(folder, files):
 
 
 def write_run(folder, curve, valid=None, updates=100):
-    """Writes a run folder as ``lrpe train`` leaves it.
+    """Writes a run folder with the validations ``curve`` {number of updates: perplexity}.
 
-    Args:
-        folder: the run folder.
-        curve: {number of updates: validation perplexity}.
-        valid: perplexity in the final evaluation; None if the run is unfinished.
-        updates: planned number of updates.
+    ``valid`` is the perplexity in the final evaluation, or None if the run is unfinished.
     """
     folder.mkdir(parents=True)
     settings = {"kind": "language_modeling", "updates": updates, "config": {"updates": updates}}

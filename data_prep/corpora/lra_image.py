@@ -93,14 +93,7 @@ def read_splits(source, size: int) -> tuple[Rows, Rows]:
 
 
 def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[object, str]]:
-    """Interleaves classes: the first image by name of each class, then the second one of each, and so on.
-
-    Args:
-        classes: {class: [(name, image)]}.
-
-    Returns:
-        [(image, class)].
-    """
+    """Interleaves the classes in {class: [(name, image)]} to [(image, class)], sorted by name in each class."""
     ranked = [
         (rank, name, values)
         for name, part in classes.items()

@@ -63,12 +63,7 @@ class Question(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """The result of ``Questions.check``.
-
-    Attributes:
-        rows: {split: questions}, or None if OUT/text exists.
-        vocabulary: A published vocabulary, or None if a vocabulary is to be learned.
-    """
+    """{split: questions}, or None if OUT/text exists, and the vocabulary, or None if it is to be learned."""
 
     rows: dict[str, list[Question]] | None
     vocabulary: bert_vocabulary.Vocabulary | None
@@ -217,15 +212,7 @@ class Questions(Corpus):
 
 
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
-    """Writes the binaries of a split.
-
-    Args:
-        text: Folder OUT/text.
-        folder: Folder to write to.
-        split: Name of the split.
-        pieces: Tokenizer.
-        ids: {token: index in fairseq's dictionary}.
-        about: Content of preparation.json.
+    """Writes the binaries of a split to ``folder``; ``about`` is the content of preparation.json.
 
     Returns:
         The number of "rows", and of truncated "contexts", "answers" and "questions".
@@ -250,15 +237,7 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
 
 
 def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]:
-    """Splits the questions of a file between paragraphs.
-
-    Args:
-        path: File in SQuAD's format.
-        wanted: Maximum numbers of training and of validation questions.
-
-    Returns:
-        {"train": questions, "valid": questions}.
-    """
+    """Returns {split: questions} of a file, split between paragraphs into at most ``wanted`` questions."""
     if not path.is_file():
         raise ValueError(f"{path} is not a file: --cut requires a single JSON file of questions")
     groups = list(paragraphs(path, published=False).values())

@@ -37,13 +37,7 @@ class Sentences(LabelledWords):
 
 
 def columns(folder: Path, split: str, ends: list[str]) -> list[list[str]]:
-    """Returns the lines of each of a split's files, which must have the same number of lines.
-
-    Args:
-        folder: Folder of the files.
-        split: Name of the split.
-        ends: Endings of the files, such as ".input0.txt" and ".label".
-    """
+    """Returns the lines of the files ``split`` + ending, which must have equally many lines."""
     paths = [folder / f"{split}{end}" for end in ends]
     counts = [check_text(path, f"--from takes {FOLDER}") for path in paths]
     for path, count in zip(paths, counts, strict=True):

@@ -53,14 +53,8 @@ def prior_distances(path, reach=512):
 def scores_by_distance(method, reach=256, heads=4, head_dim=64):
     """Returns the scores of a query with keys at distances 0, 1, .. ``reach`` before it.
 
-    The scores are those of causal softmax attention, before the softmax, in layer 2 of 6, with the encoding's
-    initial parameters (seed 0). The query and all keys are the same random positive unit vector.
-
-    Args:
-        method: A row of METHODS.
-        reach: Largest distance.
-        heads: Number of heads.
-        head_dim: Dimension of a head.
+    The scores are those of causal softmax attention, before the softmax, in layer 2 of 6, with the initial
+    parameters of the method's encoding (seed 0). Query and keys are the same random positive unit vector.
 
     Returns:
         A tensor (heads, reach + 1).

@@ -58,15 +58,10 @@ TRAINING_ROUNDS, WARM_UP = 20, 3
 
 @dataclass
 class Check:
-    """Values that the parts of the check share.
-
-    Attributes:
-        lengths: Sequence lengths of attention.
-        peak_rates: {"copy": bytes per second, dtype: operations per second}, measured by the first part.
-    """
+    """The sequence lengths of attention, and the peak rates that the first part measures for the others."""
 
     lengths: list[int]
-    peak_rates: dict = field(default_factory=dict)
+    peak_rates: dict = field(default_factory=dict)  # {"copy": bytes per second, dtype: operations per second}
 
 
 def log(message: str) -> None:
@@ -233,12 +228,7 @@ def measure_attention(part: Part, deadline: Deadline, check: Check) -> None:
 def first_steps(names: list[str], length: int, previous: dict, share: Deadline, part: Part) -> dict:
     """Runs one step of each implementation if all of its measurements fit into the remaining time.
 
-    Args:
-        names: Names of the implementations.
-        length: Sequence length.
-        previous: {name: (a shorter length, median seconds of a step at this length)}.
-        share: Deadline of the measurements at this length.
-        part: Part that gets a remark for each implementation that is skipped.
+    ``previous`` is {name: (shorter length, median seconds of a step)} of the steps that were measured before.
 
     Returns:
         {name: (seconds, peak memory in bytes on a GPU)} of the steps that succeeded.
@@ -280,16 +270,7 @@ def operations(name: str, length: int) -> int:
 def attention_row(
     name: str, length: int, times: list[float], first: float, memory: int | None, peak_rates: dict
 ) -> dict:
-    """Returns the table row of an implementation at a length, in milliseconds and MiB.
-
-    Args:
-        name: Name of the implementation.
-        length: Sequence length.
-        times: Seconds of the measured steps.
-        first: Seconds of the first step.
-        memory: Peak memory in bytes, or None.
-        peak_rates: See :class:`Check`.
-    """
+    """Returns the table row of an implementation at a length, given seconds of its steps and bytes."""
     batch, dtype = bench.batch_size(length), bench.IMPLEMENTATIONS[name].dtype
     size = 11 * batch * length * HEADS * WIDTH * dtype.itemsize
     traffic = 1000 * size / peak_rates["copy"] if "copy" in peak_rates else None
@@ -359,13 +340,6 @@ def measure_models(
     training_step: Callable, args: Namespace, precision: str, deadline: Deadline, part: Part
 ) -> list[dict]:
     """Returns the table rows of all models in one precision, whose training steps are interleaved.
-
-    Args:
-        training_step: Function that returns the training step of an architecture.
-        args: Sizes of the models and batches.
-        precision: Name of the precision.
-        deadline: Deadline of the measurements.
-        part: Part that gets remarks on models that are skipped.
 
     Raises:
         torch.OutOfMemoryError: If the models do not fit into memory together.

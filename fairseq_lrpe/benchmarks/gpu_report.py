@@ -34,14 +34,7 @@ class Deadline:
 
 @dataclass
 class Part:
-    """A section of the report with tables, and with remarks on failures and skipped measurements.
-
-    Attributes:
-        heading: Heading of the section.
-        minutes: Duration of its measurements.
-        tables: Tables; those without rows are not printed.
-        remarks: Sentences that are printed as a list after the tables.
-    """
+    """A section of the report with tables, and with remarks on failures and skipped measurements."""
 
     heading: str
     minutes: float = 0.0

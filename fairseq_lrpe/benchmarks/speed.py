@@ -51,35 +51,20 @@ def published_speeds() -> dict[str, dict[tuple[str, str], float]]:
 
 
 class Family(NamedTuple):
-    """The settings with which models of a family are trained on random inputs.
-
-    Attributes:
-        task: Task of fairseq.
-        criterion: Criterion of fairseq.
-        layers: Default number of layers, as in the papers.
-        length_flags: Flags of the input length.
-        layer_flags: Flags of the number of layers.
-        has_target: Whether the target is a second sequence.
-        mask_probability: Masking probability for masked language models, 0 for others.
-        num_labels: Number of classes, or 0 if the task is not classification.
-        lengths: Default input lengths in tokens, or sides of images in pixels.
-        vocab_size: Default size of the vocabulary; 50,265 is that of the papers' Books.
-        baseline: Attention of the base method, or None if it is the same as the method's.
-        images: Whether the inputs are images.
-    """
+    """The settings with which models of a family are trained on random inputs."""
 
     task: str
     criterion: str
-    layers: int
-    length_flags: Sequence[str]
-    layer_flags: Sequence[str] = ("encoder_layers",)
-    has_target: bool = False
-    mask_probability: float = 0.0
-    num_labels: int = 0
-    lengths: tuple[int, ...] = (512,)
-    vocab_size: int = 50265
-    baseline: str | None = None
-    images: bool = False
+    layers: int  # default number of layers, as in the papers
+    length_flags: Sequence[str]  # flags of the input length
+    layer_flags: Sequence[str] = ("encoder_layers",)  # flags of the number of layers
+    has_target: bool = False  # whether the target is a second sequence
+    mask_probability: float = 0.0  # masking probability, or 0 if the model is not a masked language model
+    num_labels: int = 0  # number of classes, or 0 if the task is not classification
+    lengths: tuple[int, ...] = (512,)  # default input lengths in tokens, or sides of images in pixels
+    vocab_size: int = 50265  # default vocabulary size, which is that of the papers' Books
+    baseline: str | None = None  # attention of the base method, or None for that of the compared method
+    images: bool = False  # whether the inputs are images
 
     @property
     def num_special(self) -> int:
@@ -136,10 +121,7 @@ FAMILIES = {
 def random_batch(family: Family, args: Namespace, pad: int) -> dict:
     """Returns a batch of random inputs and targets in the format of fairseq's datasets.
 
-    Args:
-        family: Family of the model.
-        args: Sizes: ``batch_size``, ``length`` and ``vocab_size``.
-        pad: Token id of the padding.
+    ``args`` has the sizes ``batch_size``, ``length`` and ``vocab_size``; ``pad`` is the index of padding.
     """
     size = args.batch_size
     if family.images:
@@ -187,7 +169,7 @@ def training_step(arch: str, args: Namespace, **flags) -> Callable[[], int]:
 
     Args:
         arch: Architecture of the model.
-        args: Family and sizes of the model and the batch.
+        args: Family and sizes of the model, and sizes of the batch.
         **flags: Further flags of fairseq-train, such as ``fp16=True``; ``args`` takes precedence.
     """
     family = FAMILIES[args.family]

@@ -36,18 +36,11 @@ def moses(language: str) -> tuple:
 
 
 class TextCodec:
-    """Base class of the tokenizer and detokenizer of both languages of a corpus.
+    """Base class of tokenizers and detokenizers of translation data; ``path`` is that of a learned model."""
 
-    Attributes:
-        facts: Settings that preparation.json records.
-        unit: What the vocabulary size of the codec counts, for messages.
-        file: Name of the learned model's file in the folder of the corpus.
-        path: Path of this file.
-    """
-
-    facts: ClassVar[dict]
-    unit: ClassVar[str]
-    file: ClassVar[str]
+    facts: ClassVar[dict]  # settings that preparation.json records
+    unit: ClassVar[str]  # name of what --bpe-types counts
+    file: ClassVar[str]  # name of the learned model's file
 
     def __init__(self, folder: Path):
         self.path = folder / self.file
@@ -143,16 +136,10 @@ class SentencePiece(TextCodec):
 
 
 def learn_pieces(types: int, option: str, lines: Iterable[str], **settings) -> bytes:
-    """Trains a SentencePiece model.
+    """Trains a SentencePiece model of ``types`` pieces on ``lines``, and returns the content of its file.
 
-    Args:
-        types: Number of pieces.
-        option: Name of the option that sets ``types``, for the error message.
-        lines: Training text.
-        **settings: Further arguments of SentencePieceTrainer.train.
-
-    Returns:
-        The content of the model file.
+    Raises:
+        ValueError: If the text is too small; the message names the ``option`` that sets ``types``.
     """
     model = io.BytesIO()
     files = {"sentence_iterator": iter(lines), "model_writer": model}
