@@ -21,7 +21,7 @@ class Generated(Labelled):
     defaults: dict[str, list[int]]  # {option of the generator: default values}
 
     def add_options(self, parser: ArgumentParser) -> None:
-        self.add_numbers(parser, "rows", 1, "number of rows", ("TRAIN", "VALID", "TEST"))
+        self.add_numbers(parser, "rows", 1, "numbers of rows of the splits", ("TRAIN", "VALID", "TEST"))
         self.add_numbers(parser, "seed", 0, "seed of the generator")
 
     def add_numbers(self, parser: ArgumentParser, name: str, smallest: int, text: str, metavar="N") -> None:

@@ -68,7 +68,7 @@ class ClassFolders(TrainRows, Labelled):
     """Images in class folders; ``check`` returns {split: image files sorted by class and name}."""
 
     metavar = "FILE_OR_FOLDER"
-    accepts = "{train,valid,test}/CLASS/*.jpg, .JPEG or .png, or an archive of such a folder"
+    accepts = "a folder with {train,valid,test}/CLASS/*.jpg, .JPEG or .png, or an archive of such a folder"
     task = "image_classification"
     rows = {"train": 45_000, "valid": 5_000, "test": 10_000}
 
@@ -81,7 +81,7 @@ class ClassFolders(TrainRows, Labelled):
 
     def check(self, args):
         if not (args.source.is_dir() or args.source.is_file()):
-            raise ValueError(f"{args.source} is missing: --from takes a folder with {self.accepts}")
+            raise ValueError(f"{args.source} is missing: --from takes {self.accepts}")
         folder = args.source
         if folder.is_file():
             folder = args.out / "unpacked"
@@ -112,7 +112,7 @@ class ClassFolders(TrainRows, Labelled):
 class ImageNet(ClassFolders):
     """ImageNet from the archives of ILSVRC 2012, or images in class folders."""
 
-    accepts = f"{TRAIN}, {VALID} and {DEVKIT}, or with {ClassFolders.accepts}"
+    accepts = f"a folder with {TRAIN}, {VALID} and {DEVKIT}; or {ClassFolders.accepts}"
     rows = {"train": 1_281_167, "valid": 50_000}
 
     def find(self, source):

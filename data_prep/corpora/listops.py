@@ -31,7 +31,7 @@ MAX_EMPTY = 100  # streams without a valid expression after which options are re
 class ListOps(Generated):
     """Nested list expressions, labelled with their values."""
 
-    accepts = f"{', '.join(FILES.values())} as published (default: generate expressions)"
+    accepts = f"a folder with the published {', '.join(FILES.values())} (default: generate expressions)"
     defaults = {"depth": [10], "length": [500, 2000], "rows": [96_000, 2_000, 2_000], "seed": [1]}
     types = SYMBOLS
     labels = SYMBOLS[:10]

@@ -93,7 +93,7 @@ def read_splits(source, size: int) -> tuple[Rows, Rows]:
 
 
 def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[object, str]]:
-    """Interleaves the classes in {class: [(name, image)]} to [(image, class)], sorted by name in each class."""
+    """Returns [(image, class)] of {class: [(name, image)]}: each class's first by name, then each second."""
     ranked = [
         (rank, name, values)
         for name, part in classes.items()

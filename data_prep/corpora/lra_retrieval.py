@@ -35,7 +35,7 @@ TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # title of a
 class Papers(Labelled):
     """Long-Range Arena's pairs of papers."""
 
-    accepts = ", ".join(FILES.values())
+    accepts = f"a folder with {', '.join(FILES.values())}"
     types, labels = BYTES, ("no", "yes")
 
     def check(self, args):
@@ -61,19 +61,19 @@ class Papers(Labelled):
 class Segments(Papers):
     """Pairs of segments of WikiText articles."""
 
-    accepts = "WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
+    accepts = "a folder with WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
 
     def pairs(self, args, split):
         path, other = args.source / f"{split}.txt", args.source / f"wiki.{split}.tokens"
         path = other if other.exists() and not path.exists() else path
-        check_text(path, f"--from takes a folder with {self.accepts}")
+        check_text(path, f"--from takes {self.accepts}")
         return sample_pairs(articles(path), PAIRS[split])
 
 
 def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
     """Yields (first text, second text, label) for each line of one of Long-Range Arena's files."""
     if not path.is_file():
-        raise ValueError(f"{path} is missing: --from takes a folder with {Papers.accepts}")
+        raise ValueError(f"{path} is missing: --from takes {Papers.accepts}")
     with path.open("rb") as lines:
         for number, line in enumerate(iterate_lines(lines), 1):
             fields = line.rstrip(b"\r\n").split(b"\t")

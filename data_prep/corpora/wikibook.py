@@ -25,8 +25,8 @@ from fairseq_lrpe.data import layout
 LATER = "try again later, or give a copy to --from"
 SHARD = r"bin-shard(\d+)-8"  # pattern of the names of the published folders
 ACCEPTED = (
-    "--from takes a folder with text, train.txt and valid.txt, or with fairseq's binaries, "
-    "dict.txt and train.bin, as published"
+    "--from takes a folder with train.txt, valid.txt and optionally test.txt, or with the published "
+    "binaries, dict.txt, train.bin and so on"
 )
 
 

@@ -38,10 +38,6 @@ def check(args, vocabulary: Path) -> None:
 
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
 
-    Args:
-        args: The flags of the model.
-        vocabulary: The vocab.txt of the prepared data.
-
     Raises:
         ValueError: If the model is not readable or does not match.
     """

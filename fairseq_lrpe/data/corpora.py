@@ -6,21 +6,13 @@ from typing import NamedTuple
 
 
 class Row(NamedTuple):
-    """A corpus.
+    """A corpus in the table CORPORA."""
 
-    Attributes:
-        implementation: "module:class" in ``data_prep.corpora``.
-        description: Short description.
-        origin: Where the data comes from.
-        folder: Data folder relative to the repository; TASK is a placeholder for the name of a task.
-        options: Required options of the command that prepares the corpus.
-    """
-
-    implementation: str
+    implementation: str  # "module:class" in the package data_prep.corpora
     description: str
-    origin: str
-    folder: str = "data/{name}/bin"
-    options: str = ""
+    origin: str  # where the data comes from
+    folder: str = "data/{name}/bin"  # data folder; TASK is a placeholder for the name of a task
+    options: str = ""  # options that are required to prepare the corpus
 
 
 CORPORA = {

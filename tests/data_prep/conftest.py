@@ -21,7 +21,7 @@ def published():
 
 @pytest.fixture
 def tiny_bpe(tmp_path, monkeypatch):
-    """A folder with a tiny GPT-2 BPE that is accepted as the published one."""
+    """Returns a folder with a tiny GPT-2 BPE that is accepted as the published one."""
     from data_prep import gpt2_bpe
 
     folder = tmp_path / "tiny_bpe"
@@ -48,7 +48,10 @@ def in_process(monkeypatch):
 
 @pytest.fixture
 def publish(monkeypatch):
-    """publish(facts, content): serves a file as the published one; ``requests`` lists the downloads."""
+    """Returns ``publish(facts, content)``, which serves a file and changes its facts in sources.yaml.
+
+    The attribute ``requests`` lists the downloads.
+    """
     from local_server import Server
 
     with Server() as server:
@@ -66,7 +69,7 @@ def publish(monkeypatch):
 
 @pytest.fixture
 def interrupt(monkeypatch):
-    """interrupt(object, name): a context in which this function is interrupted by Ctrl-C."""
+    """Returns ``interrupt(object, name)``, a context in which Ctrl-C interrupts a function of an object."""
 
     def stop(*_, **__):
         raise KeyboardInterrupt
@@ -83,7 +86,7 @@ def interrupt(monkeypatch):
 
 @pytest.fixture
 def datasets_package(tmp_path, monkeypatch):
-    """A function that installs a package ``datasets`` with one dataset of texts, read in batches of seven."""
+    """Returns ``install(texts)``, which installs a package ``datasets`` with one dataset of these texts."""
     from data_prep import hub
 
     def install(texts):

@@ -1,4 +1,4 @@
-"""A real HTTP server with working and broken mirrors of a file; the first part of the path selects one."""
+"""An HTTP server with working and broken mirrors of a file; the first part of the path selects a mirror."""
 
 import http.server
 import threading
@@ -36,7 +36,12 @@ class Mirrors(http.server.BaseHTTPRequestHandler):
 
 
 class Server:
-    """``url(kind)`` of a mirror; ``requests``: (path, range) of each; ``files``: further {kind: content}."""
+    """A server in a thread.
+
+    Attributes:
+        requests: (path, range) of each request.
+        files: {mirror: content} of further files.
+    """
 
     def __init__(self, handler=Mirrors):
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)

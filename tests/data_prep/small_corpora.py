@@ -1,4 +1,4 @@
-"""Shared by the tests of corpora: the command in this process, small sources, and reading binaries back."""
+"""Helpers for tests of corpora, which run the command, write small sources and read binaries."""
 
 import io
 import json
@@ -22,7 +22,7 @@ ARTICLE = (
 
 
 def prepare(name, options):
-    """Prepares a corpus as ``data_prep/prepare.sh`` does."""
+    """Runs ``lrpe prepare NAME`` with these options in this process."""
     main([name, *map(str, options)])
 
 
