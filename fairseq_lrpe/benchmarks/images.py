@@ -91,8 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
         sizes = f"{kilobytes:,.0f} KB, to {args.image_size} x {args.image_size}"
         times = measure(files, args.rounds, args.batch_size, args.image_size)
         table, total = Table(f"{source}, {sizes}: {count:,} in one thread"), times.total()
-        for name, seconds in [*times.items(), ("whole", total)]:
+        for name, seconds in [*times.items(), ("total", total)]:
             row = {"part": name, "ms per image": f"{1000 * seconds / count:.2f}"}
             rate = count / seconds if seconds else None
-            table.rows.append(row | {"of the whole": f"{seconds / total:.0%}", "images/s per core": rate})
+            table.rows.append(row | {"share": f"{seconds / total:.0%}", "images/s per core": rate})
         table.print()

@@ -186,7 +186,7 @@ def measure_training(args: Namespace, sizes: str) -> None:
     pairs = training_times(args)
     ours, plain = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
     ratio, spread = shared.ratios(pairs)
-    row = {"ours": ours, "Transformer-XL's formula written plainly": plain}
+    row = {"ours": ours, "plain formula": plain}
     row |= {"times as fast": ratio, "spread": spread}
     shared.Table(f"milliseconds of a training step with a memory: {sizes}", rows=[row]).print()
 

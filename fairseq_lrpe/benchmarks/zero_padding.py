@@ -27,7 +27,7 @@ PADDINGS = {"zeros": "constant", "circular": "circular", "replicate": "replicate
 """{padding: mode of F.pad, or None if there is no padding}"""
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d}
 WIDTH, KERNEL, RIDGE = 32, 3, 1e-6
-GRIDS = {"64 places": ((64,), 256), "24 × 24 places": ((24, 24), 24)}
+GRIDS = {"64 positions": ((64,), 256), "24 × 24 positions": ((24, 24), 24)}
 """{name: (number of positions per side, number of samples for fitting and the same number for testing)}"""
 DEPTHS = (1, 2, 4, 8, 16, 32)
 STACKS = 5

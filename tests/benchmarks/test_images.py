@@ -19,7 +19,7 @@ def test_every_step_is_measured(source, tmp_path):
     assert done.returncode == 0, done.stderr
     rows = [re.split(r"\s*│\s*", line)[1:5] for line in done.stdout.splitlines() if line.startswith("│")]
     names = [row[0] for row in rows]
-    assert names[:3] == ["decoding", "crop, resizing, mirror image", "RandAugment"] and names[-1] == "whole"
+    assert names[:3] == ["decoding", "crop, resizing, mirror image", "RandAugment"] and names[-1] == "total"
     total = sum(float(row[1]) for row in rows[:-1])
     assert float(rows[-1][1]) == pytest.approx(total, abs=0.01 * len(rows))
     assert "to 64 x 64: 6 in one thread" in " ".join(done.stdout.split())

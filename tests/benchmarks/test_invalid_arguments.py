@@ -132,7 +132,7 @@ def test_damaged_data(name, content, message, data, tmp_path):
 
 
 def test_a_folder_with_the_name_of_a_plot(tmp_path, monkeypatch):
-    monkeypatch.setattr(zero_padding, "GRIDS", {"8 places": ((8,), 4)})
+    monkeypatch.setattr(zero_padding, "GRIDS", {"8 positions": ((8,), 4)})
     monkeypatch.setattr(zero_padding, "DEPTHS", (1,))
     for name, plot in (("figures", "prior_matrices.png"), ("zero_padding", "zero_padding.png")):
         (tmp_path / plot).mkdir()

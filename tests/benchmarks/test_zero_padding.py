@@ -65,7 +65,7 @@ def test_zeros_reveal_more_with_every_layer_and_circular_padding_nothing(shape, 
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(zero_padding, "GRIDS", {"8 places": ((8,), 4), "4 × 4 places": ((4, 4), 4)})
+    monkeypatch.setattr(zero_padding, "GRIDS", {"8 positions": ((8,), 4), "4 × 4 positions": ((4, 4), 4)})
     monkeypatch.setattr(zero_padding, "DEPTHS", (1, 2))
     monkeypatch.setattr(zero_padding, "STACKS", 2)
 
@@ -79,6 +79,6 @@ def test_command(small, tmp_path):
     lines = (tmp_path / "new/zero_padding.md").read_text().splitlines()
     assert "| input | padding | 1 layer | 2 layers |" in lines
     values = [measure((8,), 4, "zeros", seed, (1, 2))[1] for seed in range(2)]
-    [row] = [line for line in lines if line.startswith("| 8 places | zeros |")]
+    [row] = [line for line in lines if line.startswith("| 8 positions | zeros |")]
     mean, std = torch.tensor(values).mean(), torch.tensor(values).std()
     assert row.endswith(f"| {mean:.3f} ± {std:.3f} |") and "zeros" in done.stdout
