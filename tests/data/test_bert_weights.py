@@ -99,9 +99,9 @@ def test_embeddings_belong_to_the_same_types(folder):
     [
         (
             {"encoder_layers": 2, "encoder_ffn_embed_dim": 12},
-            "has other sizes: pass --encoder-layers 3 --encoder-ffn-embed-dim 36",
+            "has other sizes than the flags: pass --encoder-layers 3 --encoder-ffn-embed-dim 36",
         ),
-        ({"activation_fn": "relu"}, "has other sizes: pass --activation-fn gelu"),
+        ({"activation_fn": "relu"}, "has other sizes than the flags: pass --activation-fn gelu"),
         ({"max_source_positions": 17}, "has 16 positions: pass --max-source-positions 16"),
     ],
 )
@@ -115,7 +115,7 @@ def test_another_vocabulary_is_an_error(folder, tmp_path):
     model, cfg, _ = build(folder)
     (tmp_path / "vocab.txt").write_text("".join(f"{name}\n" for name in TYPES[:-1]))
     with pytest.raises(
-        ValueError, match=r"has another vocabulary than .*vocab.txt: prepare the data with its --bert"
+        ValueError, match=r"does not have the vocabulary .*vocab.txt: prepare the data with --bert"
     ):
         bert_weights.initialize(model.encoder, cfg, tmp_path / "vocab.txt")
 
