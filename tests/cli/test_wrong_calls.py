@@ -78,7 +78,7 @@ CALLS = [
     ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
     ("train", "lm/mini base --results {results} --cpu --gpus 3", "is not a multiple of 3 GPUs × 8"),
     ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
-    ("train", "lm/mini base --results {results} --seed 0", "must be a whole number from 1 on, not '0'"),
+    ("train", "lm/mini base --results {results} --seed 0", "must be an integer of at least 1, not '0'"),
     (
         "train",
         "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
@@ -113,14 +113,14 @@ CALLS = [
     ("evaluate-synthetic", "/nowhere.pt x", "the checkpoint /nowhere.pt does not exist"),
     ("evaluate-synthetic", "{damaged} x", "(it contains a list)"),
     ("evaluate-synthetic", "{checkpoint} x", "was not trained on the task synthetic_lm"),
-    ("synthetic_lm", "search --first 0", "must be a whole number from 1 on"),
+    ("synthetic_lm", "search --first 0", "must be an integer of at least 1"),
     ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
     *(
         (program, f"{words}{place}{end}", part)
         for program, words, end, part in OUTPUTS
         for place in ("README.md", "README.md/far", "/dev/null/x", "/proc/far/x")
     ),
-    *((program, words, "is empty: a path is needed") for program, words, _, _ in OUTPUTS),
+    *((program, words, "must be a path, not an empty string") for program, words, _, _ in OUTPUTS),
     ("results", f"{{data}} --experiment lm/mini --plot {'x' * 300}/x.png", "(File name too long)"),
     ("glue-submission", "{fine_tuned} --out {data}", "is a folder, not a zip file"),
 ]

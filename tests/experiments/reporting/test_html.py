@@ -315,7 +315,7 @@ def test_long_keys_are_wrapped(runs):
     ("{runs} --out {empty}", "argument --out: must be a file that ends in .html, not"),
     ("{runs} --out {empty}/x.png", "argument --out: must be a file that ends in .html, not"),
     ("{runs} --out {file}/x.html", "is not a writable folder ("),
-    ("{runs} --out=", "argument --out: is empty: a path is needed"),
+    ("{runs} --out=", "argument --out: must be a path, not an empty string"),
     ("{runs} --nosuch", "unrecognized arguments: --nosuch"),
 ])  # fmt: skip
 def test_invalid_arguments(words, message, runs, tmp_path):
