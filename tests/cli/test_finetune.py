@@ -351,5 +351,5 @@ def test_invalid_arguments(place, done, tmp_path):
     torch.save(state, tmp_path / "fairseqs.pt")
     assert "has the architecture roberta: a" in error_of(tmp_path / "fairseqs.pt", "RTE", *given)
     other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
-    assert "has rope in linear attention, not base in linear" in error_of(*other, program=train)
+    assert "was trained with rope in linear attention, not base in" in error_of(*other, program=train)
     assert not (tmp_path / "r").exists()

@@ -175,7 +175,7 @@ def visible_range(lines: Collection[pd.DataFrame], end: int, curve: Curve) -> tu
     training is visible, and so are lines of one or two points. Curves that are ``whole`` are shown in full.
     """
     bottom, top = None, math.inf
-    if curve.whole:
+    if curve.show_all:
         bottom = 0.95 * min(points["min"].min() for points in lines)
         top = 1.05 * max(points["max"].max() for points in lines)
     elif curve.better == "lower":
