@@ -280,6 +280,6 @@ def test_nothing_starts_without_data(tmp_path):
     words = ["tmlr_figure2", "--scale", "mini", "--results", tmp_path / "results", "data=nowhere"]
     done = run_here(table_command.main, *words)
     [line] = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and "lm/mini skipped: " in line and "nowhere lacks dict.txt" in line
-    assert "roberta/mini skipped: " in line
+    assert done.returncode == 1 and "lm/mini is skipped: " in line and "nowhere lacks dict.txt" in line
+    assert "roberta/mini is skipped: " in line
     assert not (tmp_path / "results").exists()

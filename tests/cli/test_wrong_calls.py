@@ -122,7 +122,7 @@ CALLS = [
     ),
     *((program, words, "must be a path, not an empty string") for program, words, _, _ in OUTPUTS),
     ("results", f"{{data}} --experiment lm/mini --plot {'x' * 300}/x.png", "(File name too long)"),
-    ("glue-submission", "{fine_tuned} --out {data}", "is a folder, not a zip file"),
+    ("glue-submission", "{fine_tuned} --out {data}", "is a folder: give the path of a file"),
 ]
 
 
