@@ -201,7 +201,7 @@ def repair_checkpoints(checkpoints: Path) -> None:
     """Replaces truncated best and last checkpoints with the newest complete one, or removes them.
 
     fairseq writes a checkpoint atomically, and then copies it to checkpoint_best.pt and checkpoint_last.pt.
-    If fairseq is killed while it copies, the content of the truncated file is that of the newest complete one.
+    If fairseq is killed while it copies, the newest complete checkpoint replaces the truncated copies.
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable  # imports torch, which takes seconds
 

@@ -150,7 +150,7 @@ def test_report_contains_tables_and_runs(runs):
     assert shown.table("attention", "method", "valid") == [["linear", "rope", "-5.00 (1 seed: no interval)"]]
     for words in ("contain published numbers", "one is training", "only some of the planned seeds"):
         assert words in text
-    assert "Its runs: 3 finished, 1 running, 1 failed, 1 damaged." in text
+    assert "Runs of this table: 3 finished, 1 running, 1 failed, 1 damaged." in text
     [[run, bar, updated, progress]] = shown.table("run", "updates", "last updated", "progress")
     assert run == "lm/big/linear_tmlr_type1/seed-1" and bar == "100 of 100" and updated.endswith("UTC")
     assert progress.startswith("starting, 100 of 100 updates, ppl 90")
@@ -192,7 +192,7 @@ def test_files_are_escaped_and_nothing_is_fetched(runs):
 
 def test_report_is_reproducible(runs):
     def lasting(text):
-        return [line for line in text.splitlines() if "Made at" not in line]
+        return [line for line in text.splitlines() if "Created at" not in line]
 
     assert lasting(made(runs)) == lasting(made(runs))
 

@@ -398,7 +398,7 @@ def test_missing_tables_and_runs(runs, tmp_path):
     empty = tmp_path / "empty"
     (empty / "lm/small").mkdir(parents=True)
     message = error_of(empty, "--table", "some_table9")
-    assert "has no run of" in message and "lm/big/linear_base/seed-1; for the runs of lm/small" in message
+    assert "has no run of" in message and "lm/big/linear_base/seed-1; to show the runs of lm/small" in message
     assert "has no run of" in error_of(runs, "--table", "some_table9", "--scale", "mini")
 
 
@@ -409,7 +409,7 @@ def test_overrides_of_existing_runs_are_suggested(configs, tmp_path):
         write_run(folder / f"lm/big/{name}/seed-1", {10: 100}, 100)
     write_run(folder / "lm/big/linear_t5/updates=7/seed-1", {7: 100}, 100)  # of no row
     message = error_of(folder, "--table", "some_table9")
-    assert message.endswith("the existing runs add updates=10 or train.lr=0.1 updates=20")
+    assert message.endswith("the existing runs, add updates=10 or train.lr=0.1 updates=20")
     assert "add updates=10" in error_of(folder, "--table", "some_table9", "updates=30")
 
 
