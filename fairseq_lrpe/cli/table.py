@@ -60,11 +60,7 @@ def make_parser() -> ArgumentParser:
 
 
 def execute(table: Table, runs: list[Run], args: Namespace, gpus: int | None, flags: list[str]) -> list[str]:
-    """Executes the runs and prints the table.
-
-    Returns one message for each failed run and each experiment without data. ``flags`` are further arguments
-    of ``lrpe train``.
-    """
+    """Executes the runs, prints the table, and returns a message for each run or experiment that failed."""
     runs, errors = scheduler.runs_with_data(table, runs, gpus)
     for message in errors:
         print(f"table: {message}", file=sys.stderr)

@@ -19,10 +19,7 @@ def start(job, settings: dict) -> None:
 
     The training then gives exactly the result of an uninterrupted one, since fairseq seeds each update by its
     number. If the learning rate depends on the total number of updates, nothing is copied.
-
-    Args:
-        job: the job to start.
-        settings: content of the job's run.json; "extended" is set to the copied run and its updates.
+    ``settings["extended"]`` is set to the copied run and its number of updates.
     """
     before = read_json(job.folder / "run.json")
     if (job.folder / LAST).exists():
@@ -42,10 +39,7 @@ def start(job, settings: dict) -> None:
 
 
 def shorter_runs(job) -> list[tuple[Path, int]]:
-    """Returns (folder, updates) of the finished runs that differ from the job only by having fewer updates.
-
-    The list starts with the longest run.
-    """
+    """Returns (folder, updates) of the finished runs that have only fewer updates, the longest run first."""
     shorter = []
     for folder in run_folders(job.results / job.run.experiment, Path()) if "updates" in job.cfg else ():
         try:

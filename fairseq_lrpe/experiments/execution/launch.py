@@ -22,9 +22,6 @@ class Launch:
 
     Args:
         gpus: number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
-        nodes: number of machines.
-        cpu: whether to train on the CPU.
-        precision: one of ``PRECISIONS``.
         rendezvous: HOST:PORT at which the nodes connect.
     """
 
@@ -76,11 +73,7 @@ def choose_launch(args: argparse.Namespace) -> Launch:
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
-    """Returns the number of batches that each process accumulates per update to reach the total batch.
-
-    Raises:
-        ValueError: the total batch is not a multiple of the batches of all processes.
-    """
+    """Returns the number of batches per process and update; raises ValueError if it is not an integer."""
     total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
     if total % (per_gpu * processes):
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"

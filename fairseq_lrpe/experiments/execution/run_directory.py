@@ -66,11 +66,7 @@ def object_in(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Returns the objects in a JSON lines file, except an incomplete last line.
-
-    Raises:
-        ValueError: another line is not a JSON object.
-    """
+    """Returns the objects in a JSON lines file; raises ValueError if a line before the last is damaged."""
     lines = path.read_text().splitlines() if path.exists() else []
     objects = []
     for number, line in enumerate(lines, 1):
@@ -98,14 +94,8 @@ class InUse(ValueError):
 def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
     """Creates the folder if necessary and holds its lock during the block.
 
-    Subprocesses inherit the lock, and hold it for a short time after this process is killed.
-
-    Args:
-        folder: the folder of a run.
-        timeout: number of seconds to wait for the lock.
-
-    Raises:
-        InUse: another process still holds the lock after ``timeout`` seconds.
+    Raises InUse if another process still holds the lock after ``timeout`` seconds. Subprocesses inherit the
+    lock, and hold it for a short time after this process is killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + timeout
@@ -287,8 +277,7 @@ class Log:
 def epoch_summary(checkpoint: Path, updates: int, with_ppl: bool) -> dict | None:
     """Returns the "train" entry that fairseq logs after saving a checkpoint, without times and speeds.
 
-    Returns None if the checkpoint is from the middle of an epoch. ``with_ppl`` adds the perplexity, which is
-    not in checkpoints.
+    Returns None in the middle of an epoch. ``with_ppl`` adds the perplexity, which checkpoints do not have.
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 

@@ -102,11 +102,7 @@ def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
 
 
 def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[list[Run], list[str]]:
-    """Returns the runs whose data exists, and one message for each experiment without data.
-
-    Raises:
-        ValueError: no run has data, or a total batch is not a multiple of the batches of all GPUs.
-    """
+    """Returns the runs with data and a message for each experiment without; ValueError if no run has data."""
     ready, messages = [], {}
     for run in planned:
         experiment = table.experiment_of(run)
@@ -144,11 +140,8 @@ def execute_runs(
 ) -> list[str]:
     """Executes the runs that are not complete, each after the runs that it needs.
 
-    If another process executes a run, such as ``lrpe table`` for another table, waits for that run. A failed
-    run does not stop the others. ``flags`` are further arguments of ``lrpe train``.
-
-    Returns:
-        One message for each failed run.
+    Waits for runs that another process executes, such as those of another table. A failed run does not stop
+    the others. ``flags`` are further arguments of ``lrpe train``. Returns a message for each failed run.
     """
     priority = {run: number for number, run in enumerate(runs) if not is_complete(table, run, results)}
     needs = {run: priority.keys() & table.experiment_of(run).needs(run) for run in priority}

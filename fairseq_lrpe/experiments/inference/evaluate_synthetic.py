@@ -25,13 +25,8 @@ PROBLEMS = 128
 def complete(model, questions: list[torch.Tensor], length: int, end: int) -> list[list[int]]:
     """Returns the greedy completion of each question, up to and including the token ``end``.
 
-    All questions are decoded in one batch with incremental state.
-
-    Args:
-        model: a language model.
-        questions: token indices of each question, of shape (length of the question,).
-        length: maximum number of tokens of a question and its answer together.
-        end: the token that ends an answer.
+    The questions are one-dimensional and decoded in one batch with incremental state. A question and its
+    answer together have at most ``length`` tokens.
     """
     lengths = torch.tensor([len(question) for question in questions])
     tokens = torch.full((len(questions), length), end)

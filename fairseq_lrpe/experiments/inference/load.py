@@ -9,10 +9,7 @@ import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 
 
 def load_model(checkpoint: Path, cpu: bool, **overrides: str) -> tuple:
-    """Returns (model, task) of a checkpoint; ``overrides`` replace settings that are stored in it.
-
-    The model is in evaluation mode, and on a GPU if there is one, unless ``cpu`` is set.
-    """
+    """Returns (model in evaluation mode, task) of a checkpoint, whose settings ``overrides`` replace."""
     [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], arg_overrides=overrides or None
     )

@@ -10,11 +10,7 @@ def prediction_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu
 
 
 def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
-    """Predicts the split of the evaluation ``name`` with the job's checkpoint.
-
-    Returns:
-        (predictions, targets) as text.
-    """
+    """Predicts the split of the evaluation ``name``; returns (predictions, targets) as text."""
     split, path = job.kind.evaluations(job.cfg)[name]["split"], job.folder / f"predictions-{name}.tsv"
     job.call(prediction_command(job.checkpoint, data, {split: path}, job.launch.cpu), name)
     return read_predictions(path)

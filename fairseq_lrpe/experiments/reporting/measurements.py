@@ -18,13 +18,10 @@ PUBLISHED = ["paper", "table", "row", "attention", "method", "changes", "column"
 
 
 def load_results(results: str | Path) -> pd.DataFrame:
-    """Loads every measurement below a results folder, one per line.
+    """Loads every measurement below a results folder, one per line; raises ValueError without a folder.
 
     Args:
         results: the folder to which ``lrpe train`` or ``lrpe table`` wrote (``--results``).
-
-    Raises:
-        ValueError: the folder does not exist.
 
     Returns:
         A DataFrame with the columns

@@ -221,11 +221,7 @@ def needs_log_scale(values: pd.Series) -> bool:
 
 
 def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
-    """Plots the measured numbers of a table over its columns, in one panel per attention.
-
-    Raises:
-        ValueError: there is nothing to plot.
-    """
+    """Plots a table's measured numbers over its columns; raises ValueError if there are no numbers."""
     from matplotlib.figure import Figure
 
     cells, columns = column_lines(summary)

@@ -230,10 +230,8 @@ class Experiment:
     ) -> list[Run]:
         """Returns the runs of a method, one for each seed and each combination of values of the grid.
 
-        ``changes`` are {key: value} of further changed settings, which replace the values of a grid.
-
-        Raises:
-            ValueError: a change does not identify runs, or is an option of another encoding.
+        ``changes`` {key: value} are further changed settings, which replace the values of the grid. Raises
+        ValueError if a change does not identify runs, or is an option of another encoding.
         """
         if free := [key for key in changes if is_free(key)]:
             raise ValueError(f"{free[0]} is not allowed in changes: set it in the experiment {self.name}")
@@ -291,8 +289,7 @@ class Experiment:
     def trials(self, run: Run) -> list[Run]:
         """Returns one run for each combination of values in ``choose``, of which the best is the result.
 
-        Options of other encodings are ignored. Without ``choose``, and for the trials themselves, the list is
-        empty.
+        Options of other encodings are ignored. The list is empty without ``choose``, and for a trial itself.
         """
         encoding, changes = encoding_of(run.method), dict(run.changes)
         choose = {

@@ -53,10 +53,7 @@ class Run:
 
 
 def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
-    """Returns the run folders below a folder, optionally only those of one experiment.
-
-    ``experiment`` is the path of the experiment relative to ``folder``.
-    """
+    """Returns the run folders below a folder; only those of ``experiment``, a relative path, if given."""
     found = (path for path in folder.rglob("seed-*") if any((path / name).exists() for name in RECORDS))
     experiments = ((path, experiment_of(path, folder)) for path in found)
     return sorted(path for path, one in experiments if one is not None and experiment in (None, one))

@@ -10,10 +10,7 @@ from fairseq_lrpe.utils.suggest import choices
 
 
 class InvalidKey(ValueError):
-    """Raised if a key of a YAML file is unknown, missing or has an invalid value.
-
-    ``location`` is the key, such as "rows[1].method".
-    """
+    """Raised if a key of a YAML file, such as "rows[1].method", is unknown, missing or invalid."""
 
     def __init__(self, location: str, message: str):
         super().__init__(f"{location}: {message}" if location else message)

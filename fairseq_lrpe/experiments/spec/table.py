@@ -211,11 +211,7 @@ def read_paper(path: Path) -> Paper:
 
 
 class TableSpec:
-    """The YAML file of a table and its published table; the experiments are not loaded.
-
-    Raises:
-        ValueError: there is no such table, or a file is invalid.
-    """
+    """The YAML file of a table and its published table, without the experiments; ValueError if invalid."""
 
     def __init__(self, name: str):
         if name not in tables():

@@ -15,9 +15,7 @@ TABLES = ("learned", "multiplicative", "hierarchical")
 
 
 class BlockEvaluation(Evaluation):
-    """Settings of an evaluation on blocks of tokens, which overlap only by their context.
-
-    Every token of the split is predicted once, for any length and context.
+    """Settings of an evaluation on blocks of tokens, which overlap only by their context tokens.
 
     Args:
         length: number of tokens per block; the default is that of the training.

@@ -32,14 +32,8 @@ class Translation(Kind):
 def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
     """Returns sacreBLEU and BLEU of the hypotheses in a log, their signatures, and the number of sentences.
 
-    sacreBLEU compares detokenized hypotheses with the raw references. BLEU compares the tokenized words of
-    both, as papers did before sacreBLEU.
-
-    Args:
-        log: log of fairseq-generate.
-        data: folder of the binarized data, next to which is the raw text.
-        split: the translated split.
-        language: the target language.
+    sacreBLEU compares detokenized hypotheses with the raw references, which are next to the folder ``data``.
+    BLEU compares the tokenized words of both, as papers did before sacreBLEU.
     """
     import sacrebleu  # takes seconds
 
@@ -61,12 +55,9 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
 
 
 def read_hypotheses(log: Path, count: int) -> tuple[list[str], list[str]]:
-    """Returns (hypotheses, targets) in a log as tokenized text, in the order of the input.
+    """Returns the tokenized hypotheses and targets (empty if not logged) of ``count`` sentences in a log.
 
-    The targets are empty if the log has none.
-
-    Raises:
-        ValueError: the log does not have exactly one hypothesis for each of ``count`` sentences.
+    Raises ValueError if the log does not have a hypothesis for each sentence.
     """
     found = parse_hypotheses(log.read_text())
     if sorted(found["H"]) != list(range(count)):
