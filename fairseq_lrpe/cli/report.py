@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def write_report(results, out) -> None:
-    """Writes the report to a file and prints its numbers of tables and runs, and the states of the runs."""
+    """Writes the report to a file and prints the number of its tables and the states of its runs."""
     from fairseq_lrpe.experiments.reporting import html
 
     with output_folder(out.parent):

@@ -1,4 +1,4 @@
-"""Train and evaluate a method in an experiment: one run for each seed and each value of the YAML's grid.
+"""Train and evaluate a method in an experiment, with one run per seed and value of the experiment's grid.
 
 configs/EXPERIMENT.yaml defines the training. KEY=VALUE overrides a setting, and arguments after -- are passed
 to fairseq-train. Results are written to RESULTS/EXPERIMENT/ATTENTION_METHOD/[KEY=VALUE/]seed-SEED. The same

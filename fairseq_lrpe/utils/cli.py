@@ -17,10 +17,10 @@ from fairseq_lrpe.utils.subprocesses import CommandFailed, exit_on_signals
 
 @contextmanager
 def exit_on_error(program: str) -> Iterator[None]:
-    """Exits with the message of an exception, after the name of the program, instead of a traceback.
+    """Exits with a message instead of a traceback if an expected error occurs in the block.
 
-    This applies to ``ValueError``, ``OSError``, ``CommandFailed``, omegaconf's errors and Ctrl-C. Other
-    exceptions are bugs and propagate. If stdout is a closed pipe, as after ``| head``, no message is printed.
+    Expected errors are ``ValueError``, ``OSError``, ``CommandFailed``, omegaconf's errors and Ctrl-C. Other
+    exceptions propagate. If stdout is a closed pipe, as after ``| head``, no message is printed.
     """
     try:
         with exit_on_signals():

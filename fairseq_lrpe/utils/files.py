@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-"""Root folder of the repository; relative paths in the YAML files of experiments start here."""
+"""Root folder of the repository; paths in the YAML files of experiments are relative to it."""
 MAX_BYTES = 1 << 28
 """Maximum size in bytes of a file, or of a line of text, that is read into memory at once."""
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # write errors without a file name

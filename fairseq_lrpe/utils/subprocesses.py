@@ -97,7 +97,7 @@ def _die_with(parent):
 
 
 def terminate_group(process):
-    """Sends SIGTERM to the group of a process, and SIGKILL after its end or the grace period."""
+    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or the grace period is over."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)

@@ -16,10 +16,10 @@ def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:
 
 
 def choices(name: object, known: Iterable[str], listing: str = "", prefix: str = "") -> str:
-    """Returns the end of an error message about an unknown name: the closest known name, then all of them.
+    """Returns the end of an error message about an unknown name: the closest known name and a list of all.
 
-    If there are more than ``SHORT`` known names, ``listing`` replaces them: it says what lists them, such as
-    a command. ``prefix`` is put before the closest name.
+    If there are more than ``SHORT`` known names, ``listing`` replaces the list, such as "`lrpe --help` lists
+    the commands". ``prefix`` is put before the closest name.
     """
     known = list(known)
     where = listing if listing and len(known) > SHORT else f"choose from {', '.join(known)}"

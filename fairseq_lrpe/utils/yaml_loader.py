@@ -7,7 +7,7 @@ from omegaconf._utils import get_yaml_loader
 
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
-"""Maximum depth and size of a document with expanded aliases; files in configs have up to 2,000 values."""
+"""Maximum nesting and number of values with expanded aliases; files in configs have up to 2,000 values."""
 
 
 def parse(text: str) -> object:

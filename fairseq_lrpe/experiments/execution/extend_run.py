@@ -39,7 +39,7 @@ def start(job, settings: dict) -> None:
 
 
 def shorter_runs(job) -> list[tuple[Path, int]]:
-    """Returns (folder, updates) of the finished runs that have only fewer updates, the longest run first."""
+    """Returns (folder, updates) of finished runs like the job but with fewer updates, the longest first."""
     shorter = []
     for folder in run_folders(job.results / job.run.experiment, Path()) if "updates" in job.cfg else ():
         try:

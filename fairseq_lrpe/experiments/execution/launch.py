@@ -54,7 +54,7 @@ def add_results_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_launch(args: argparse.Namespace) -> Launch:
-    """Returns the launch settings for the machine flags; raises ValueError if they are not supported."""
+    """Returns the launch settings of the flags; raises ValueError if this machine does not support them."""
     available = len(gpus_here())
     gpus = (0 if args.cpu else available) if args.gpus is None else args.gpus
     cpu = args.cpu or not gpus or not (available or args.dry_run)
@@ -152,7 +152,7 @@ def check_checkpoint(job, command: list[str]) -> None:
 
 def visible_gpus() -> list[str]:
     """Returns the visible GPUs as elements of CUDA_VISIBLE_DEVICES."""
-    import torch  # takes seconds
+    import torch  # this import takes seconds
 
     if not torch.cuda.is_available():
         return []

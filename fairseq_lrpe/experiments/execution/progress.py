@@ -33,7 +33,7 @@ TAIL = 65536  # bytes at the end of a log that are searched for the current phas
 
 
 def phase_of(line: str) -> str | None:
-    """Returns the phase that begins with a line of train.log, if any."""
+    """Returns the phase that begins with a line of train.log, or None."""
     return next((phase for pattern, phase in PHASES.items() if pattern.search(line)), None)
 
 

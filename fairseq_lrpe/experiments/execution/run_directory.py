@@ -21,7 +21,7 @@ from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
 def installed_versions() -> dict[str, str | None]:
     """Returns the versions of Python, torch (with its build, such as +cu126), fairseq and this package."""
-    import torch  # takes seconds
+    import torch  # this import takes seconds
 
     packages = {"fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
     found = {name: [*importlib.metadata.distributions(name=package)] for name, package in packages.items()}
@@ -58,7 +58,7 @@ def read_json(path: Path) -> dict:
 
 
 def object_in(path: Path) -> dict:
-    """Returns the same as ``read_json``, which adds the path of the file to the message of the ValueError."""
+    """Returns the same as ``read_json``, without the path of the file in the message of the ValueError."""
     content = json.loads(path.read_text()) if path.exists() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")

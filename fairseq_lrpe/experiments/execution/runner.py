@@ -108,7 +108,7 @@ class Job:
         return [Job(self.experiment, run, self.results, self.launch, self.more) for run in runs]
 
     def call(self, command: list[str], name: str) -> Path:
-        """Runs a command of the evaluation ``name`` and returns the log of its output.
+        """Runs a command of the evaluation ``name`` and returns the path of its log.
 
         The command inherits the lock, so that the folder stays locked if this process is killed.
         """
@@ -279,9 +279,9 @@ def run_worker(job: Job) -> None:
 
 
 def choose(job: Job, trials: list[Job], settings: dict) -> None:
-    """Executes the trials and records their evaluations, and that of the best trial as the run's own.
+    """Executes the trials, records their evaluations, and uses those of the best trial for the run.
 
-    The kind's first metric in the first evaluation decides. A link to the best trial's checkpoint and the
+    The first metric of the kind in the first evaluation decides. A link to the best checkpoint and the
     validations of its log are added to the job's folder. The checkpoints of all other trials are removed.
     """
     write_json(job.folder / "run.json", settings)
@@ -336,7 +336,7 @@ def was_discarded(trial: Job) -> bool:
 
 
 def trial_name(job: Job, trial: Job) -> str:
-    """Returns the changes of a trial relative to the run that chooses, such as "train.lr=0.001"."""
+    """Returns the changes of a trial that its run does not have, such as "train.lr=0.001"."""
     return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in dict(job.run.changes))
 
 

@@ -22,7 +22,7 @@ from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 
 class LocalLauncher:
-    """Starts runs as processes on this machine; used as a context manager, which terminates them on exit.
+    """A context manager that starts runs as processes on this machine, and terminates them on exit.
 
     Args:
         jobs: the maximum number of runs at a time.
@@ -102,7 +102,7 @@ def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
 
 
 def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[list[Run], list[str]]:
-    """Returns the runs with data and a message for each experiment without; ValueError if no run has data."""
+    """Returns runs with data, and a message per experiment without; raises ValueError if none has data."""
     ready, messages = [], {}
     for run in planned:
         experiment = table.experiment_of(run)

@@ -25,8 +25,8 @@ PROBLEMS = 128
 def complete(model, questions: list[torch.Tensor], length: int, end: int) -> list[list[int]]:
     """Returns the greedy completion of each question, up to and including the token ``end``.
 
-    The questions are one-dimensional and decoded in one batch with incremental state. A question and its
-    answer together have at most ``length`` tokens.
+    The questions, one-dimensional tensors, are decoded in one batch with incremental state. A question and
+    its answer have at most ``length`` tokens together.
     """
     lengths = torch.tensor([len(question) for question in questions])
     tokens = torch.full((len(questions), length), end)
@@ -64,7 +64,7 @@ def result(answer: str) -> str:
 
 
 def evaluate(model, task) -> dict:
-    """Returns the content of the JSON file that the module describes."""
+    """Returns the metrics and answers of a model, in the format that the docstring of the module defines."""
     problem, length = task.problem, task.cfg.tokens_per_sample
     if not hasattr(problem, "problem"):
         task.load_dataset("test")

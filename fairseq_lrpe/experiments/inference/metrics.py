@@ -24,7 +24,7 @@ def read_predictions(path: Path) -> tuple[list[str], list[str]]:
 
 def label_metrics(predicted: list[str], target: list[str]) -> dict[str, float]:
     """Returns accuracy, Matthews correlation and, for binary tasks, the F1 of the label "1", in percent."""
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef  # takes seconds
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef  # this import takes seconds
 
     values = {"accuracy": accuracy_score(target, predicted), "matthews": matthews_corrcoef(target, predicted)}
     if "1" in target and len(set(target)) <= 2:
@@ -39,7 +39,7 @@ def majority_metrics(target: list[str]) -> dict[str, float]:
 
 def score_metrics(predicted: list[float], target: list[float]) -> dict[str, float]:
     """Returns the Pearson and Spearman correlations in percent."""
-    from scipy.stats import pearsonr, spearmanr  # takes seconds
+    from scipy.stats import pearsonr, spearmanr  # this import takes seconds
 
     pair = predicted, target
     values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
@@ -47,7 +47,7 @@ def score_metrics(predicted: list[float], target: list[float]) -> dict[str, floa
 
 
 def describe_score(metric: str, score: float | None, majority: float | None) -> str | None:
-    """Returns a score in words, with that of always predicting the most frequent label, or None."""
+    """Returns a score in words, with that of always predicting the most frequent label."""
     if score is None:
         return None
     baseline = "" if majority is None else f" (always predicting the most frequent label: {majority:.2f})"

@@ -44,7 +44,7 @@ def is_regression(task) -> bool:
 
 
 def to_text(task, values: list) -> list[str]:
-    """Converts scores from 0 to 1 to those from 0 to 5 of STS-B, and indices of labels to their names."""
+    """Converts scores to STS-B's scale from 0 to 5, and indices of labels to the labels, as text."""
     if is_regression(task):
         return [f"{MAX_SCORE * x:.6f}" for x in values]
     if isinstance(task, ClassificationTask):

@@ -18,7 +18,7 @@ PUBLISHED = ["paper", "table", "row", "attention", "method", "changes", "column"
 
 
 def load_results(results: str | Path) -> pd.DataFrame:
-    """Loads every measurement below a results folder, one per line; raises ValueError without a folder.
+    """Loads every measurement below a results folder, one per line; raises ValueError if it does not exist.
 
     Args:
         results: the folder to which ``lrpe train`` or ``lrpe table`` wrote (``--results``).

@@ -67,7 +67,7 @@ def experiment_lines(records: Collection[RunRecord]) -> pd.DataFrame:
 
 
 def common_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the mean, min and max over the seeds for each number of updates at which all are finite.
+    """Returns the mean, min and max over the seeds, by number of updates, where all values are finite.
 
     If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
     """
@@ -80,7 +80,7 @@ def common_points(runs: pd.DataFrame) -> pd.DataFrame:
 def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
     """Plots the curves of ``table_lines`` or ``experiment_lines``, in one panel per experiment and attention.
 
-    A line shows the mean over the seeds of a row, and the band around the line shows the lowest and highest.
+    A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
 
     Raises:
         ValueError: there is nothing to plot.
@@ -169,7 +169,7 @@ def _set_ticks(ax, is_wide):
 
 
 def visible_range(lines: Collection[pd.DataFrame], end: int, curve: Curve) -> tuple[int, float | None, float]:
-    """Returns (first updates, lowest value, highest value) of the visible part of the lines.
+    """Returns (first number of updates, lowest value, highest value) of the visible part of the lines.
 
     For falling curves, the last values of the lines fill the lower half of the panel, except those far above
     the others. The second half of the training and lines of one or two points are visible. Curves with
@@ -216,7 +216,7 @@ def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
 
 
 def needs_log_scale(values: pd.Series) -> bool:
-    """Returns whether values differ by more than a factor of 4, and are drawn on a logarithmic scale."""
+    """Returns whether positive values differ by more than a factor of 4, which needs a logarithmic scale."""
     return values.max() > 4 * values.min() > 0
 
 

@@ -24,7 +24,7 @@ class Section(NamedTuple):
     frame: pd.DataFrame
 
     def lines(self) -> list[tuple[tuple[str, ...], bool]]:
-        """Returns (row, whether its first cell differs from that of the previous row) of each row."""
+        """Returns (row, is_new_group) of each row; a new group starts where the first cell changes."""
         rows = list(self.frame.itertuples(index=False, name=None))
         return [(row, i > 0 and row[0] != rows[i - 1][0]) for i, row in enumerate(rows)]
 
@@ -111,7 +111,7 @@ def show_latex(sections: Iterable[str | Section]) -> None:
 
 
 FORMATS: dict[str, Callable] = {"markdown": show_markdown, "latex": show_latex}
-"""{format: function that prints sections}; other functions print CSV, and tables on a terminal."""
+"""{name of a format: function that prints sections in this format}, except CSV and text on a terminal."""
 
 
 def show(sections: Iterable[str | Section], format: str | None) -> None:

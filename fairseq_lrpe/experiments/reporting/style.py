@@ -58,7 +58,7 @@ LINE_STYLES = {"linear": "-", "softmax": (0, (5, 2))}
 
 
 def method_style(method: str | None) -> tuple[str, str]:
-    """Returns the color and marker of a method, which depend on its name if ``METHOD_STYLES`` has none."""
+    """Returns the color and marker of a method, from ``METHOD_STYLES`` or derived from its name."""
     name = canonical(method or "")
     if name in METHOD_STYLES:
         return METHOD_STYLES[name]

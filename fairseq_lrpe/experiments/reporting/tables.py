@@ -25,7 +25,7 @@ from fairseq_lrpe.methods import canonical
 
 
 def collect(table: Table, results: Path) -> pd.DataFrame:
-    """Reads a table's runs and returns their ``summarize``; raises ValueError if no run can be read."""
+    """Reads a table's runs and returns the result of ``summarize``; raises ValueError without runs."""
     records = read_table_runs(table, results)
     if all(record.problem is not None for record in records):
         raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
@@ -75,7 +75,7 @@ def existing_overrides(table: Table, records: list[RunRecord]) -> dict[tuple[str
 
 
 def show_table(table: Table, summary: pd.DataFrame, format: str | None = None) -> None:
-    """Prints the summary of a table as "markdown", "latex" or "csv"; None depends on the terminal."""
+    """Prints a summary as "markdown", "latex" or "csv"; by default like ``renderers.show``."""
     if format == "csv":
         renderers.show_csv(summary[CSV], "seeds")
     else:

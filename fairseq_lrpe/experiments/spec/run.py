@@ -60,7 +60,7 @@ def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
 
 
 def experiment_of(path: Path, folder: Path) -> Path | None:
-    """Returns the part of a path between ``folder`` and ATTENTION_METHOD; None without ATTENTION_METHOD."""
+    """Returns the experiment of a run folder, the path from ``folder`` to ATTENTION_METHOD, or None."""
     parents = path.relative_to(folder).parents
     return next((p.parent for p in parents if p.name.startswith(tuple(f"{a}_" for a in ATTENTIONS))), None)
 

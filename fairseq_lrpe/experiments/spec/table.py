@@ -211,7 +211,7 @@ def read_paper(path: Path) -> Paper:
 
 
 class TableSpec:
-    """The YAML file of a table and its published table, without the experiments; ValueError if invalid."""
+    """The YAML file of a table and its published table; raises ValueError if one of them is invalid."""
 
     def __init__(self, name: str):
         if name not in tables():

@@ -153,8 +153,8 @@ class Kind:
     def run_evaluation(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
         """Runs a command of fairseq on the split of an evaluation and returns the path of its log.
 
-        The command runs in a single process, since each of several would report only a part of the split. Its
-        ``split_flag`` is set to the split of the evaluation ``name``.
+        The command runs in a single process, since each of several would report only a part of the split. The
+        flag ``split_flag`` is set to the split of the evaluation ``name``.
         """
         flags = {
             "user_dir": "fairseq_lrpe",

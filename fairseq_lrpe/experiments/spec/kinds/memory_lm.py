@@ -25,7 +25,7 @@ class MemoryEvaluation(Evaluation):
             linear attention over all previous positions, which is evaluated only if training used it, too.
         segment: number of tokens per segment.
         streams: number of contiguous parts of the split that are read in parallel.
-        clamp: distance at which larger distances are clamped; 0 disables clamping.
+        clamp: maximum distance, which replaces all larger distances; 0 disables it.
         same_length: whether each position attends to the same number of positions.
     """
 

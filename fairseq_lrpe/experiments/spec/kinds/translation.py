@@ -35,7 +35,7 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
     sacreBLEU compares detokenized hypotheses with the raw references, which are next to the folder ``data``.
     BLEU compares the tokenized words of both, as papers did before sacreBLEU.
     """
-    import sacrebleu  # takes seconds
+    import sacrebleu  # this import takes seconds
 
     from fairseq_lrpe.data import text_codec
 
