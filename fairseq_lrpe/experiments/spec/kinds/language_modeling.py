@@ -92,7 +92,7 @@ def model_flags(job) -> dict:
 
 
 def check_length(job, split: str, length: int) -> int:
-    """Returns the number of tokens in a split; raises ValueError if a block of ``length`` tokens is too long."""
+    """Returns the number of tokens in a split; raises ValueError if blocks of ``length`` are too long."""
     from fairseq.data.indexed_dataset import make_dataset  # this import takes seconds
 
     limit, reason = max_length(model_flags(job))
