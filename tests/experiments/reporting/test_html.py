@@ -148,7 +148,7 @@ def test_report_contains_tables_and_runs(runs):
     ranks = [rows for rows in shown.tables if rows[-1][1] == "Spearman ρ"]
     assert [row[1:] for row in ranks[0][1:3]] == [["base", "2", "2"], ["rope", "1", "1"]]
     assert shown.table("attention", "method", "valid") == [["linear", "rope", "-5.00 (1 seed: no interval)"]]
-    for words in ("contain published numbers", "one is training", "only some of the planned seeds"):
+    for words in ("contain published numbers", "one has trained for", "only some of the planned seeds"):
         assert words in text
     assert "Runs of this table: 3 finished, 1 running, 1 failed, 1 damaged." in text
     [[run, bar, updated, progress]] = shown.table("run", "updates", "last updated", "progress")
@@ -232,7 +232,7 @@ def test_damaged_runs(runs):
         path.write_text("3")
     shown = Page(made(runs))
     rows = shown.table("attention", "method", "valid (paper)", "valid (measured)")
-    assert [row[3] for row in rows] == ["damaged"] * 3 and "there are no curves" in shown.text()
+    assert [row[3] for row in rows] == ["damaged"] * 3 and "There are no curves" in shown.text()
 
 
 def test_table_run_with_overrides(runs):
