@@ -11,12 +11,12 @@ from fairseq_lrpe.utils.suggest import choices
 
 COMMANDS = {
     "train": ("fairseq_lrpe.cli.train", "train and evaluate one method in one experiment"),
-    "table": ("fairseq_lrpe.cli.table", "run a table of a paper, or list all tables"),
+    "table": ("fairseq_lrpe.cli.table", "run the experiments of a paper's table, or list all tables"),
     "results": ("fairseq_lrpe.cli.results", "show results as a table or plot"),
     "report": ("fairseq_lrpe.cli.report", "write an HTML report of a results folder"),
-    "evaluate": ("fairseq_lrpe.cli.evaluate", "evaluate a language model at several lengths"),
+    "evaluate": ("fairseq_lrpe.cli.evaluate", "evaluate a language model at several block lengths"),
     "generate": ("fairseq_lrpe.cli.generate", "translate text or generate questions"),
-    "classify": ("fairseq_lrpe.cli.classify", "predict labels of a dataset or of images"),
+    "classify": ("fairseq_lrpe.cli.classify", "predict the labels of texts or images"),
     "finetune": ("fairseq_lrpe.cli.finetune", "fine-tune a pretrained model on GLUE"),
     "glue-submission": (
         "fairseq_lrpe.experiments.inference.glue_submission",
@@ -25,11 +25,11 @@ COMMANDS = {
     "prepare": ("data_prep.prepare", "prepare a corpus, or list all corpora"),
     "quickstart": ("fairseq_lrpe.cli.quickstart", "train four small language models and compare them"),
     "synthetic": ("fairseq_lrpe.tasks.synthetic_lm", "print examples of RoPER's synthetic problems"),
-    "bench": ("fairseq_lrpe.cli.bench", "measure speed, memory and decoding"),
-    "methods": ("fairseq_lrpe.cli.methods", "list the methods, or explain the flags of the models"),
+    "bench": ("fairseq_lrpe.cli.bench", "measure speed and memory, or plot the encodings"),
+    "methods": ("fairseq_lrpe.cli.methods", "list the methods, or explain the flags of encodings"),
 }
 INTERNAL = {"evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic"}
-"""Commands for the experiment runner only, which are not listed."""
+"""Commands that only the experiment runner calls, and that ``lrpe --help`` does not list."""
 EXAMPLES = """\
 examples:
   lrpe train lm/mini tmlr_type1 --seed 1
@@ -39,7 +39,7 @@ examples:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a subcommand; ``arguments`` defaults to those of the command line."""
+    """Runs a subcommand; ``arguments`` defaults to ``sys.argv[1:]``."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(f"usage: lrpe COMMAND [options]\n\n{listing()}\n\n`lrpe COMMAND --help` explains a command.")

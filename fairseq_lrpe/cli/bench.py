@@ -1,23 +1,23 @@
-"""``lrpe bench``: measure speed, memory and decoding."""
+"""``lrpe bench``: benchmarks of speed and memory, and plots of encodings and corpora."""
 
 import sys
 from importlib import import_module
 
 BENCHMARKS = {
-    "speed": "training speed of each method relative to the base",
-    "linear-attention": "time and memory of linear attention over the sequence length",
+    "speed": "training speed of each method relative to the method base",
+    "linear-attention": "time and memory of linear attention by sequence length",
     "decoding": "decoding speed of translation models",
-    "memory": "cost of a language model's memory",
+    "memory": "time that a memory of previous segments costs a language model",
     "images": "throughput of image decoding and augmentation",
     "figures": "plots of the encodings",
-    "zero-padding": "positional information revealed by zero padding",
-    "lra-examples": "plots of the generated corpora of Long-Range Arena",
-    "gpu-check": "everything that needs a GPU, in one report",
+    "zero-padding": "positional information that zero padding gives convolutions",
+    "lra-examples": "plots of examples of Long-Range Arena's generated corpora",
+    "gpu-check": "report of all tests and measurements that need a GPU",
 }
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs a benchmark; ``arguments`` defaults to the command line."""
+    """Runs a benchmark; ``arguments`` defaults to ``sys.argv[1:]``."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in BENCHMARKS:
         package = "data_prep" if name == "lra-examples" else "fairseq_lrpe.benchmarks"

@@ -1,7 +1,8 @@
 """Evaluate a trained language model at several block lengths, to see how it extrapolates.
 
-The test split is cut into blocks of each length, which do not overlap: every length predicts the same tokens.
-The results are recorded in the run's folder and are not measured again. For example:
+The test split is cut into non-overlapping blocks of each length, so that the same tokens are predicted at
+every length. The results are recorded in the run's folder, and recorded lengths are not evaluated again. For
+example:
 
   lrpe evaluate results/lm/mini/linear_rope/seed-1 256 512 1024 --plot rope.png
 """
@@ -28,9 +29,9 @@ SPLIT = "test"
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe evaluate", __doc__, "RUN LENGTH [LENGTH ...] [--plot FILE.png]")
-    parser.add_argument("run", type=abs_path, metavar="RUN", help="the folder of a finished run")
+    parser.add_argument("run", type=abs_path, metavar="RUN", help="folder of a finished run")
     parser.add_argument("lengths", type=min_int(1), nargs="+", metavar="LENGTH", help="tokens per block")
-    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot perplexity over length")
+    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the perplexities")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate"):
         lengths = sorted(set(args.lengths))
@@ -46,7 +47,7 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     """Returns the job that evaluates the run in a folder, which may have been moved or copied.
 
     Raises:
-        ValueError: the folder has no finished language model, or the model cannot be evaluated at a length.
+        ValueError: there is no finished language model, or a block is too long for the model or the split.
     """
     settings = read_json(folder / "run.json")
     if not settings:
@@ -57,9 +58,9 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or remove the folder") from None
     if settings["kind"] != "language_modeling":
-        raise ValueError(f"{folder} is of kind {settings['kind']}; a language model is required")
+        raise ValueError(f"{folder} has a run of kind {settings['kind']}: language_modeling is required")
     if "finished" not in read_json(folder / "evaluation.json"):
-        raise ValueError(f"{folder} is not finished: resume it with `lrpe train`")
+        raise ValueError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     cfg.evaluations = {f"{SPLIT}_{length}": {"split": SPLIT, "length": length} for length in lengths}
     experiment = Experiment(run.experiment, cfg, kind, [folder / "run.json"], [])
     job = Job(experiment, run, folder.parent, moved=folder)
@@ -69,7 +70,7 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
 
 
 def evaluate_lengths(job: Job, lengths: list[int]) -> dict[int, dict]:
-    """Returns {length: metrics} of the test split by block length; recorded ones are not repeated."""
+    """Evaluates the test split at the block lengths that are not recorded; returns {length: metrics}."""
     names = {length: f"{SPLIT}_{length}" for length in lengths}
     with locked(job.folder) as job.lock:
         missing = runner.missing_evaluations(job, read_json(job.folder / "evaluation.json"))
@@ -81,10 +82,10 @@ def evaluate_lengths(job: Job, lengths: list[int]) -> dict[int, dict]:
 
 
 def print_table(measured: dict[int, dict], trained: int, job: Job) -> None:
-    """Prints the perplexity at each length."""
+    """Prints a table of the perplexity at each block length."""
     tokens = next(iter(measured.values()))["tokens"]
     print(f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens:")
-    print(f"the {tokens:,} tokens of the {SPLIT} split in blocks of other lengths")
+    print(f"perplexity of the {tokens:,} tokens of the {SPLIT} split at each block length")
     table = Table()
     for column in ("tokens per block", "× training", "perplexity"):
         table.add_column(column, justify="right")
@@ -100,9 +101,9 @@ def plot(measured: dict[int, dict], trained: int, run: Run, path: Path) -> None:
     lengths = list(measured)
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
     axes = figure.subplots()
-    (colour, marker), line = method_style(run.method), LINE_STYLES[run.attention]
+    (color, marker), line = method_style(run.method), LINE_STYLES[run.attention]
     perplexities = [metrics["perplexity"] for metrics in measured.values()]
-    axes.plot(lengths, perplexities, marker=marker, color=colour, linestyle=line)
+    axes.plot(lengths, perplexities, marker=marker, color=color, linestyle=line)
     axes.axvline(trained, color="0.5", linestyle="--", linewidth=1, label="training length")
     axes.legend()
     axes.set_xscale("log", base=2)

@@ -1,7 +1,7 @@
 """Fine-tune a pretrained RoBERTa on GLUE tasks with each learning rate of the experiment.
 
-The learning rate with the best development score (at its best epoch) is reported. KEY=VALUE overrides a
-setting of the experiment. For example:
+The result is that of the learning rate with the best score on the development set, at its best epoch.
+KEY=VALUE overrides a setting of the experiment. For example:
 
   lrpe finetune checkpoint_best.pt RTE MRPC choose.train.lr=[1e-4]
 """
@@ -34,9 +34,11 @@ def main(arguments: list[str] | None = None) -> None:
 def make_parser() -> ArgumentParser:
     usage = "CHECKPOINT TASK [TASK ...] [options] [KEY=VALUE ...]"
     parser = new_parser("lrpe finetune", __doc__, usage)
-    parser.add_argument("checkpoint", type=abs_path, help="a RoBERTa, such as checkpoint_best.pt")
-    parser.add_argument("tasks", nargs="+", metavar="TASK", help=", ".join(TASKS))
-    parser.add_argument("--experiment", default="glue/wikibook", help="default: %(default)s")
-    parser.add_argument("--seeds", nargs="+", type=min_int(1), help="default: those of the experiment")
+    parser.add_argument("checkpoint", type=abs_path, help="pretrained RoBERTa, such as checkpoint_best.pt")
+    parser.add_argument("tasks", nargs="+", metavar="TASK", help=f"GLUE tasks: {', '.join(TASKS)}")
+    text = "experiment that fine-tunes on GLUE (default: %(default)s)"
+    parser.add_argument("--experiment", default="glue/wikibook", help=text)
+    text = "random seeds, with one run each (default: those of the experiment)"
+    parser.add_argument("--seeds", nargs="+", type=min_int(1), help=text)
     add_machine_flags(parser)
     return parser

@@ -1,4 +1,4 @@
-"""Translate text or generate questions with a trained model, one line of standard input at a time.
+"""Translate text or generate questions: print one line of output for each line of standard input.
 
 Translation models read sentences. Question generation models read lines with an answer, a tab, and a text
 that contains the answer; long texts are truncated around the answer, with a warning. For example:
@@ -13,7 +13,7 @@ from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser,
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe generate", __doc__, "CHECKPOINT [options] < TEXT")
-    parser.add_argument("checkpoint", type=abs_path, help="a translation or question generation model")
+    parser.add_argument("checkpoint", type=abs_path, help="translation or question generation model")
     parser.add_argument("--beam", type=min_int(1), default=5, help="beam size (default: %(default)s)")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
@@ -22,8 +22,8 @@ def main(arguments: list[str] | None = None) -> None:
         settings = read_checkpoint(args.checkpoint, remedy)["cfg"]["task"]
         task = settings.get("_name")
         if task not in GENERATORS:
-            tasks = " or ".join(GENERATORS)
-            raise ValueError(f"{args.checkpoint} was trained on the task {task}: {tasks} is required")
+            required = f"a model of {' or '.join(GENERATORS)} is required"
+            raise ValueError(f"{args.checkpoint} was trained on the task {task}: {required}")
         flags = {"beam": args.beam, "cpu": args.cpu}
         for line in GENERATORS[task](read_stdin_lines(), args.checkpoint, settings, **flags):
             print(line)

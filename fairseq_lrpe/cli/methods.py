@@ -1,4 +1,4 @@
-"""List the published methods, or explain the flags of the models.
+"""List the published methods, or explain the flags that select and configure encodings.
 
 An architecture is named <attention>_<family>_<method>, such as linear_lm_tmlr_type1. For example:
 
@@ -14,7 +14,7 @@ from fairseq_lrpe.utils.subprocesses import as_flags
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe methods", __doc__, "[--flags]")
-    parser.add_argument("--flags", action="store_true", help="explain the flags that a method sets")
+    parser.add_argument("--flags", action="store_true", help="explain the flags of encodings and attention")
     if parser.parse_args(arguments).flags:
         print_flags()
     else:
@@ -22,7 +22,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def print_methods() -> None:
-    """Prints each method with its attentions, flags and source."""
+    """Prints a table of the methods: the attention that they support, their flags and their sources."""
     from rich.table import Table
 
     table = Table("method", "attention", "flags", "source", title="--arch <attention>_<family>_<method>")
@@ -33,7 +33,7 @@ def print_methods() -> None:
 
 
 def print_flags() -> None:
-    """Prints the flags that all model families share."""
+    """Prints the help of the flags that all model families share."""
     from fairseq.dataclass.utils import gen_parser_from_dataclass
 
     from fairseq_lrpe.config import PositionConfig

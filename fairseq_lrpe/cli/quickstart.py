@@ -1,6 +1,6 @@
-"""Train the four small language models of the table quickstart and compare them.
+"""Train four small language models with linear attention and compare their perplexities and speeds.
 
-They are trained on the documentation inside Python's standard library, or on text of your own. For example:
+The text is the English documentation in Python's standard library, unless --data is given. For example:
 
   lrpe quickstart --data my_text --updates 200
 """
@@ -17,8 +17,9 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe quickstart", __doc__, "[options]")
-    parser.add_argument("--data", type=abs_path, help="a folder with train.txt, valid.txt and test.txt")
-    parser.add_argument("--updates", type=min_int(1), help="default: that of configs/lm/quickstart.yaml")
+    parser.add_argument("--data", type=abs_path, help="folder with train.txt, valid.txt and test.txt")
+    text = "training updates of each model (default: see configs/lm/quickstart.yaml)"
+    parser.add_argument("--updates", type=min_int(1), help=text)
     parser.add_argument("--out", type=abs_path, help="output folder (default: results/quickstart[-DATA])")
     args = parser.parse_args(arguments)
     name, start = f"quickstart-{args.data.name}" if args.data else "quickstart", time.time()
@@ -27,7 +28,7 @@ def main(arguments: list[str] | None = None) -> None:
     command = [sys.executable, "-m", "fairseq_lrpe", "prepare", "text", *source, "--out", out / "text"]
     if code := subprocess.run(list(map(str, command)), cwd=REPOSITORY).returncode:
         sys.exit(code)
-    jobs = min(4, len(os.sched_getaffinity(0)))  # the table has four runs
+    jobs = min(4, len(os.sched_getaffinity(0)))  # the table quickstart has four runs
     words = ["quickstart", "--results", out, "--jobs", jobs, "--gpus", 0, "--plot", out / "quickstart.png"]
     words += [f"data={out / 'text' / 'bin'}", *([f"updates={args.updates}"] if args.updates else [])]
     table.main(list(map(str, words)))

@@ -1,6 +1,6 @@
 """Write an HTML report of a results folder: tables with published numbers, curves, and the states of runs.
 
-The report is a single file that opens without a network connection. It needs the extra `report`.
+The report is a single file that needs no network connection. The command requires the extra `report`.
 
 examples:
   lrpe report results
@@ -21,8 +21,8 @@ INSTALL = "pip install -c constraints.txt -e '.[report]'"
 def main(arguments: list[str] | None = None) -> None:
     usage = "%(prog)s RESULTS [--out FILE.html]"
     parser = ArgumentParser("lrpe report", usage, __doc__, formatter_class=RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=abs_path, help="the folder that the runs were written to")
-    parser.add_argument("--out", type=html_path, metavar="FILE.html", help="default: RESULTS/report.html")
+    parser.add_argument("results", type=abs_path, help="folder to which the runs were written")
+    parser.add_argument("--out", type=html_path, metavar="FILE.html", help="default: report.html in RESULTS")
     args = parser.parse_args(arguments)
     with exit_on_error("report"):
         if find_spec("plotly") is None:
@@ -33,7 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def write_report(results, out) -> None:
-    """Writes the report and prints what it contains."""
+    """Writes the report to a file and prints the number of its tables and the states of its runs."""
     from fairseq_lrpe.experiments.reporting import html
 
     with output_folder(out.parent):

@@ -32,22 +32,23 @@ def main(arguments: list[str] | None = None) -> None:
 def parser() -> ArgumentParser:
     usage = "RESULTS (--table TABLE | --experiment EXPERIMENT) [options] [KEY=VALUE ...]"
     parser = new_parser("lrpe results", __doc__, usage)
-    parser.add_argument("results", type=abs_path, help="the folder that the runs were written to")
+    parser.add_argument("results", type=abs_path, help="folder to which the runs were written")
     shown = parser.add_mutually_exclusive_group(required=True)
-    shown.add_argument("--table", help="the name of a file in configs/tables")
-    shown.add_argument("--experiment", help="an experiment, such as lm/mini, of which all runs are shown")
-    parser.add_argument("--scale", choices=SCALES, help="scale of the table (default: full)")
-    forms = ("markdown", "latex", "csv")
-    text = "default: a table on a terminal, and Markdown elsewhere"
-    parser.add_argument("--format", choices=forms, help=text)
-    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot the validation curves")
-    text = "plot what a table's columns measured, one line per row"
+    shown.add_argument("--table", help="table to show, a file in configs/tables without .yaml")
+    shown.add_argument("--experiment", help="show all runs of this experiment, such as lm/mini")
+    text = "configuration of the table: the paper's (full, default) or a small one (mini)"
+    parser.add_argument("--scale", choices=SCALES, help=text)
+    formats = ("markdown", "latex", "csv")
+    text = "output format (default: a text table on a terminal, and Markdown otherwise)"
+    parser.add_argument("--format", choices=formats, help=text)
+    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
+    text = "plot of the table's measured numbers, with one line per row over the columns"
     parser.add_argument("--plot-columns", type=image_path, metavar="FILE.png", help=text)
     return parser
 
 
 def show_table(args: Namespace, overrides: list[str]) -> None:
-    """Prints a table and plots its curves or columns."""
+    """Prints a table and plots its validation curves and columns if requested."""
     from fairseq_lrpe.experiments.reporting import plots, tables
     from fairseq_lrpe.experiments.spec.table import Table
 
@@ -62,7 +63,7 @@ def show_table(args: Namespace, overrides: list[str]) -> None:
 
 
 def show_experiment(args: Namespace) -> None:
-    """Prints all runs of an experiment and plots their curves."""
+    """Prints all runs of an experiment and plots their validation curves if requested."""
     from fairseq_lrpe.experiments.reporting import plots, tables
     from fairseq_lrpe.experiments.reporting.measurements import measurements
 

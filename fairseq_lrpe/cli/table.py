@@ -1,7 +1,7 @@
-"""Run a table of a paper and compare it with the published numbers, or list all tables.
+"""Run the experiments of a paper's table and show the results next to the published ones, or list all tables.
 
-configs/tables/TABLE.yaml defines the runs. KEY=VALUE overrides a setting of all its experiments. Finished
-runs are not repeated, and interrupted ones are resumed. For example:
+configs/tables/TABLE.yaml defines the runs. KEY=VALUE overrides a setting of all experiments of the table.
+Finished runs are not repeated, and interrupted ones are resumed. For example:
 
   lrpe table tmlr_table2 --scale mini --jobs 2
 """
@@ -45,19 +45,22 @@ def main(arguments: list[str] | None = None) -> None:
 
 def make_parser() -> ArgumentParser:
     parser = new_parser("lrpe table", __doc__, "[TABLE] [options] [KEY=VALUE ...]")
-    parser.add_argument("table", nargs="?", help="a file in configs/tables")
-    parser.add_argument("--scale", choices=SCALES, default="full", help="default: full, as in the paper")
+    parser.add_argument("table", nargs="?", help="a file in configs/tables, without .yaml")
+    text = "configuration of the table: the paper's (full, default) or a small one (mini)"
+    parser.add_argument("--scale", choices=SCALES, default="full", help=text)
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="run only these methods")
-    parser.add_argument("--jobs", type=min_int(1), default=1, help="runs at a time (default: %(default)s)")
-    parser.add_argument("--gpus", type=min_int(0), help="GPUs per job (default: an equal share)")
+    text = "number of runs executed in parallel (default: %(default)s)"
+    parser.add_argument("--jobs", type=min_int(1), default=1, help=text)
+    text = "number of GPUs of each run (default: an equal share; 0: train on the CPU)"
+    parser.add_argument("--gpus", type=min_int(0), help=text)
     add_results_flag(parser)
-    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot the validation curves")
+    parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
     return parser
 
 
 def execute(table: Table, runs: list[Run], args: Namespace, gpus: int | None, flags: list[str]) -> list[str]:
-    """Executes the runs, prints the table and returns one message per run that failed or has no data."""
+    """Executes the runs, prints the table, and returns a message for each run or experiment that failed."""
     runs, errors = scheduler.runs_with_data(table, runs, gpus)
     for message in errors:
         print(f"table: {message}", file=sys.stderr)
@@ -74,7 +77,7 @@ def execute(table: Table, runs: list[Run], args: Namespace, gpus: int | None, fl
 
 
 def print_commands(table: Table, runs: list[Run], results: Path, flags: list[str]) -> None:
-    """Prints the training command of each run, or a comment where it depends on an earlier run."""
+    """Prints each run's training command, or a comment if it depends on a checkpoint that does not exist."""
     for job in (Job(table.experiment_of(run), run, results) for run in runs):
         if job.trials():
             continue
@@ -92,7 +95,7 @@ def print_tables(results: Path) -> None:
         finished.setdefault(key, []).append(changes)
 
     def count(cells):
-        """Counts the finished runs whose changes are compatible with a cell's."""
+        """Returns the number of finished runs that belong to one of the cells; "-" if there are no cells."""
         matches = (
             (key, number)
             for key, wanted in cells

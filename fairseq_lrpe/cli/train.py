@@ -1,4 +1,4 @@
-"""Train a method in an experiment and evaluate it: one run, or one for each value of the experiment's grid.
+"""Train and evaluate a method in an experiment, with one run per seed and value of the experiment's grid.
 
 configs/EXPERIMENT.yaml defines the training. KEY=VALUE overrides a setting, and arguments after -- are passed
 to fairseq-train. Results are written to RESULTS/EXPERIMENT/ATTENTION_METHOD/[KEY=VALUE/]seed-SEED. The same
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
-    """Checks all jobs, then executes them one after another; a dry run only prints their commands."""
+    """Checks all jobs and executes them one after another, or only prints their training commands."""
     if dry_run:
         for trial in (trial for job in jobs for trial in job.trials() or [job]):
             print(shlex.join(train_command(trial)))
@@ -49,7 +49,7 @@ def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
 
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
-    """Parses the arguments (default: the command line's) and returns them and the KEY=VALUE among them."""
+    """Returns the parsed arguments and the list of KEY=VALUE; ``arguments`` defaults to ``sys.argv[1:]``."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     overrides = [text for text in arguments if OVERRIDE.match(text)]
     return parser.parse_args([text for text in arguments if not OVERRIDE.match(text)]), overrides
@@ -58,9 +58,10 @@ def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespac
 def make_parser() -> ArgumentParser:
     usage = "EXPERIMENT METHOD [options] [KEY=VALUE ...] [-- fairseq-train's flags]"
     parser = new_parser("lrpe train", __doc__, usage)
-    parser.add_argument("experiment", help=", ".join(experiments()))
-    parser.add_argument("method", help="listed by `lrpe methods`; 'fairseq' is fairseq's own model")
-    parser.add_argument("--attention", default="linear", help="linear (default) or softmax")
-    parser.add_argument("--seed", type=min_int(1), nargs="+", default=[1], help="default: 1")
+    parser.add_argument("experiment", help=f"one of {', '.join(experiments())}")
+    parser.add_argument("method", help="one of `lrpe methods`, or fairseq for fairseq's own model")
+    parser.add_argument("--attention", default="linear", help="type: linear (default) or softmax")
+    text = "random seeds, with one run each (default: 1)"
+    parser.add_argument("--seed", type=min_int(1), nargs="+", default=[1], help=text)
     add_machine_flags(parser)
     return parser

@@ -1,1 +1,1 @@
-"""What runs fairseq's commands and shows their results; it never imports the models."""
+"""Experiments: their definition, their execution with fairseq's commands, reports, and inference."""

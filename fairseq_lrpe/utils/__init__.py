@@ -1,1 +1,1 @@
-"""Files, subprocesses, GPUs and command-line helpers that all packages share."""
+"""Helpers shared by all packages: command lines, files, subprocesses, GPUs and YAML."""

@@ -1,4 +1,4 @@
-"""Command lines: parsers, types of arguments, standard input, output and errors."""
+"""Helpers for command-line programs: argument types, standard input and output, and error messages."""
 
 import argparse
 import io
@@ -17,20 +17,22 @@ from fairseq_lrpe.utils.subprocesses import CommandFailed, exit_on_signals
 
 @contextmanager
 def exit_on_error(program: str) -> Iterator[None]:
-    """Exits with a one-line message for invalid input, I/O errors, failed commands and Ctrl-C.
+    """Exits with a message instead of a traceback if an expected error occurs in the block.
 
-    Other exceptions are bugs and propagate. A closed pipe, as after ``| head``, exits without a message.
+    Expected errors are ``ValueError``, ``OSError``, ``CommandFailed``, omegaconf's errors and Ctrl-C. Other
+    exceptions propagate. If stdout is a closed pipe, as after ``| head``, no message is printed.
     """
     try:
         with exit_on_signals():
             yield
-        sys.stdout.flush()  # otherwise a closed pipe would be detected at exit
+        sys.stdout.flush()  # raises BrokenPipeError here instead of at exit
     except KeyboardInterrupt:
         print(f"\n{program}: interrupted; run the same command to resume", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and is_closed_pipe(sys.stdout):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for output in the buffer
+            # Otherwise Python would report the remaining output as a second error at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
         if not (isinstance(error, ValueError | OSError | CommandFailed) or is_omegaconf_error(error)):
             raise
@@ -38,12 +40,12 @@ def exit_on_error(program: str) -> Iterator[None]:
 
 
 def is_omegaconf_error(error: Exception) -> bool:
-    """Whether omegaconf, which some programs do not import, raised the error."""
+    """Returns whether omegaconf raised the error; omegaconf itself is not imported, since that takes long."""
     return type(error).__module__.partition(".")[0] == "omegaconf"
 
 
 def error_message(error: Exception) -> str:
-    """Returns the message of an error; of omegaconf's errors the first line, as the others name types."""
+    """Returns the message to print for an error; omegaconf's errors are reduced to their first line."""
     if isinstance(error, OSError) and error.strerror:
         path = error.filename2 or error.filename
         return f"{path} cannot be read or written ({error.strerror})" if path else error.strerror
@@ -51,37 +53,37 @@ def error_message(error: Exception) -> str:
 
 
 def read_stdin_lines() -> list[str]:
-    """Returns the lines of standard input without line ends; ValueError if it is not UTF-8."""
+    """Returns the lines of standard input without newlines; raises ValueError if it is not UTF-8."""
     decode_stdin()
     try:
         return [line.removesuffix("\n") for line in sys.stdin]
     except UnicodeDecodeError as error:
-        raise ValueError(f"the text is not UTF-8 ({error}): convert it first") from None
+        raise ValueError(f"standard input is not UTF-8 ({error}): convert the text to UTF-8") from None
 
 
 def decode_stdin() -> None:
-    """Decodes standard input as UTF-8; in the locale C.UTF-8, Python would accept invalid bytes."""
+    """Sets strict UTF-8 decoding of standard input; Python accepts invalid bytes in the locale C.UTF-8."""
     if isinstance(sys.stdin, io.TextIOWrapper):
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
 def is_closed_pipe(stream: IO) -> bool:
-    """Whether the stream is a pipe whose reading end is closed."""
+    """Returns whether the stream is a pipe whose reading end is closed."""
     poll = select.poll()
     poll.register(stream, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def new_parser(prog: str, description: str, arguments: str) -> argparse.ArgumentParser:
-    """Returns a parser with an unwrapped description and a usage of ``arguments``."""
+    """Returns a parser that keeps the line breaks of the description; its usage is ``prog arguments``."""
     formatter = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(prog, f"%(prog)s {arguments}", description, formatter_class=formatter)
 
 
 def path_arg(text: str) -> Path:
-    """Converts an argument to a path; an empty one, which would be the working directory, is an error."""
+    """Converts an argument to a path; an empty argument, which ``Path`` accepts as ".", is an error."""
     if not text:
-        raise argparse.ArgumentTypeError("is empty: a path is needed")
+        raise argparse.ArgumentTypeError("must be a path, not an empty string")
     return Path(text)
 
 
@@ -91,17 +93,17 @@ def abs_path(text: str) -> Path:
 
 
 def image_path(text: str) -> Path:
-    """Converts an argument to the path of a writable image file."""
+    """Converts an argument to the absolute path of a writable PNG, PDF or SVG file."""
     return output_path(text, ".png", ".pdf", ".svg")
 
 
 def html_path(text: str) -> Path:
-    """Converts an argument to the path of a writable HTML file."""
+    """Converts an argument to the absolute path of a writable HTML file."""
     return output_path(text, ".html")
 
 
 def output_path(text: str, *suffixes: str) -> Path:
-    """Converts an argument to the path of a writable file with one of the suffixes."""
+    """Converts an argument to the absolute path of a writable file with one of the suffixes."""
     path = abs_path(text)
     if path.suffix not in suffixes or os.path.isdir(path):
         ends = " or ".join(", ".join(suffixes).rsplit(", ", 1))
@@ -114,18 +116,18 @@ def output_path(text: str, *suffixes: str) -> Path:
 
 
 def min_int(minimum: int) -> Callable[[str], int]:
-    """Returns the argparse type of an integer that is at least ``minimum``."""
+    """Returns an argparse type that accepts integers of at least ``minimum``."""
 
     def convert(text):
         if not text.isdecimal() or int(text) < minimum:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {minimum} on, not {text!r}")
+            raise argparse.ArgumentTypeError(f"must be an integer of at least {minimum}, not {text!r}")
         return int(text)
 
     return convert
 
 
 def print_wide(renderable: object) -> None:
-    """Prints a rich renderable; into a pipe, which has no width of its own, 150 characters wide."""
+    """Prints a rich renderable in the width of the terminal, or in 150 characters if there is no terminal."""
     from rich.console import Console
 
     console = Console()

@@ -1,4 +1,4 @@
-"""Repository root, atomic writes, and reading with size limits."""
+"""The root of the repository, atomic writes, and reading with size limits."""
 
 import errno
 import os
@@ -11,25 +11,25 @@ from pathlib import Path
 from typing import IO
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-"""Root of the repository; relative paths of data, configs and results start here."""
+"""Root folder of the repository; paths in the YAML files of experiments are relative to it."""
 MAX_BYTES = 1 << 28
-"""Largest file, or line of a text file, that is read into memory at once."""
-DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # these write errors carry no file name
+"""Maximum size in bytes of a file, or of a line of text, that is read into memory at once."""
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # write errors without a file name
 
 
 def display_path(path: Path) -> Path:
-    """Returns the path relative to the repository if it is inside it, otherwise unchanged."""
+    """Returns the path relative to the repository, or the path itself if it is outside of the repository."""
     return path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:
-    """Writes a file atomically; text is encoded as UTF-8."""
+    """Writes bytes, or text encoded as UTF-8, to a file atomically."""
     with atomic_file(path) as part:
         part.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
-    """Returns the content of a regular file of at most ``limit`` bytes; ValueError for any other file."""
+    """Returns the content of a regular file of at most ``limit`` bytes; raises ValueError for others."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"{path} is not a regular file")
@@ -39,7 +39,7 @@ def read_file(path: Path, limit: int = MAX_BYTES) -> bytes:
 
 
 def check_size(name: str, size: int, limit: int = MAX_BYTES) -> None:
-    """Raises ValueError if ``size``, in bytes, exceeds the limit."""
+    """Raises ValueError if the ``size`` of the file or line ``name`` exceeds the limit, both in bytes."""
     if size > limit:
         raise ValueError(f"{name} exceeds the limit of {limit:,} bytes")
 
@@ -53,7 +53,7 @@ def iterate_lines(file: IO) -> Iterator:
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[Path]:
-    """Yields a temporary path, ``path``.part, that is renamed to ``path`` on success and removed on error."""
+    """Yields the path PATH.part of a file that is renamed to ``path`` on success and removed on error."""
     part = path.with_name(path.name + ".part")
     try:
         yield part
@@ -67,7 +67,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: Path) -> Iterator[Path]:
-    """Yields a new empty folder, ``folder``.part, that is renamed to ``folder`` on success."""
+    """Yields a new empty folder, FOLDER.part, that is renamed to ``folder`` on success."""
     with atomic_file(folder) as part:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -75,14 +75,14 @@ def atomic_folder(folder: Path) -> Iterator[Path]:
 
 
 def save_figure(figure, path: Path, **options) -> None:
-    """Saves a matplotlib figure atomically and creates parent folders; the suffix selects the format."""
+    """Saves a matplotlib figure atomically in the format of the path's suffix; creates parent folders."""
     with output_folder(path.parent), atomic_file(path) as part:
         figure.savefig(part, format=path.suffix[1:], **options)
 
 
 @contextmanager
 def output_folder(folder: Path) -> Iterator[None]:
-    """Creates a writable folder; on exit, it and its new parents are removed again if they are empty.
+    """Creates a folder and its parents; on exit, removes the folders that it created if they are empty.
 
     Raises ValueError if the folder cannot be created or written to.
     """
@@ -93,7 +93,7 @@ def output_folder(folder: Path) -> Iterator[None]:
             tempfile.TemporaryFile(dir=folder).close()
         except OSError as error:
             raise ValueError(
-                f"{folder} is not a writable folder ({error.strerror}): choose another"
+                f"{folder} is not a writable folder ({error.strerror}): choose another folder"
             ) from None
         yield
     finally:

@@ -1,11 +1,11 @@
-"""The visible GPUs, and checks that the installed torch supports them. torch is imported on use."""
+"""Lists the visible GPUs and checks what they support. The functions import torch, which takes seconds."""
 
 BF16 = (8, 0)
-"""The lowest compute capability with bfloat16."""
+"""Lowest compute capability (major, minor) with native bfloat16."""
 
 
 def gpus_here() -> dict[str, tuple[int, int]]:
-    """Returns {name: compute capability} of the visible GPUs."""
+    """Returns {name: compute capability (major, minor)} of the visible GPUs."""
     import torch
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -18,24 +18,24 @@ def gpus_here() -> dict[str, tuple[int, int]]:
 def check_architectures() -> None:
     """Raises ValueError if the installed torch has no code for one of the visible GPUs.
 
-    Otherwise the first kernel fails with "no kernel image is available for execution on the device".
+    Without this check, the first kernel fails: "no kernel image is available for execution on the device".
     """
     import torch
 
-    if torch.version.cuda is None:  # AMD GPUs have other names of architectures
+    if torch.version.cuda is None:  # architectures of AMD GPUs have other names
         return
     for name, capability in gpus_here().items():
         if not any(_runs_on(capability, architecture) for architecture in torch.cuda.get_arch_list()):
             build = "cu126" if capability < (7, 5) else "default"
             raise ValueError(
                 f"torch {torch.__version__} has no code for {name} with compute capability "
-                f"{_dotted(capability)}: run `bash scripts/setup_env.sh --torch {build}`, set --cpu, "
+                f"{_dotted(capability)}: run `bash scripts/setup_env.sh --torch {build}`, use --cpu, "
                 "or exclude the GPU from CUDA_VISIBLE_DEVICES"
             )
 
 
 def _runs_on(capability, architecture):
-    # "sm_86" runs on 8.6 and later 8.x; "compute_90" is compiled on loading, for 9.0 and later.
+    # Code for "sm_86" runs on GPUs with 8.6 to 8.9; "compute_90" is compiled on loading for 9.0 and later.
     kind, number = architecture.rstrip("af").split("_")
     built = int(number[:-1]), int(number[-1])
     return built <= capability and (kind == "compute" or built[0] == capability[0])
@@ -46,7 +46,7 @@ def check_bf16() -> None:
     for name, capability in gpus_here().items():
         if capability < BF16:
             required, actual = _dotted(BF16), _dotted(capability)
-            raise ValueError(f"bf16 needs compute capability {required}, and {name} has {actual}: use fp16")
+            raise ValueError(f"{name} has compute capability {actual}, but bf16 needs {required}: use fp16")
 
 
 def _dotted(capability):

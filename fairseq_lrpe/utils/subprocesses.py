@@ -14,8 +14,8 @@ TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 PLUGIN = Path(__file__).resolve().parents[1]
 POLL_INTERVAL = 0.1  # seconds between two reads of a command's log
 GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its own workers first
-# By default glibc returns large freed tensors to the system and page-faults on the next allocation, which
-# costs a quarter of the time on the CPU; these settings make it keep the memory.
+# By default, glibc returns the memory of large freed tensors to the system. Page faults on later allocations
+# then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -23,13 +23,14 @@ PR_SET_PDEATHSIG = 1  # from <linux/prctl.h>
 
 
 class CommandFailed(Exception):
-    """A command exited with a non-zero code; the message contains its log's path and last lines."""
+    """Raised if a command exits with a non-zero code; the message contains the path and end of its log."""
 
 
 def run_command(command, log, on_line=lambda line: None, **popen):
-    """Runs a command of this environment, appends its output to a log, and terminates it on any exception.
+    """Runs a command of this Python environment until it ends and appends its output to a log.
 
-    The command writes to the log directly, so no output is lost if this process is killed.
+    The command writes to the log directly, so no output is lost if this process is killed. Any exception in
+    this process terminates the command.
 
     Args:
         command: Program name and arguments.
@@ -73,7 +74,7 @@ def _follow(process, output):
     """Yields the lines that a process appends to its log until it exits."""
     partial_line, exited = b"", False
     while not exited:
-        exited = process.poll() is not None  # before the last read, so that nothing is missed
+        exited = process.poll() is not None  # checked before the last read, so that all output is read
         *lines, partial_line = (partial_line + output.read()).split(b"\n")
         if exited and partial_line:
             lines.append(partial_line)
@@ -96,7 +97,7 @@ def _die_with(parent):
 
 
 def terminate_group(process):
-    """Terminates a process group by its leader, with SIGKILL after the grace period."""
+    """Sends SIGTERM to a process group, and SIGKILL when its leader ends or the grace period is over."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, number)
@@ -117,7 +118,7 @@ def defer_signals():
 
 @contextmanager
 def exit_on_signals():
-    """Turns SIGTERM and SIGHUP into SystemExit inside the block, as Ctrl-C raises KeyboardInterrupt."""
+    """Makes SIGTERM and SIGHUP raise SystemExit inside the block, as Ctrl-C raises KeyboardInterrupt."""
 
     def exit_with_code(number, frame):
         raise SystemExit(128 + number)
@@ -128,9 +129,9 @@ def exit_on_signals():
 
 @contextmanager
 def handle_signals(handler, *signals):
-    """Installs a signal handler inside the block.
+    """Installs a handler for some signals and restores the previous handlers at the end of the block.
 
-    Ignored signals (as under nohup) stay ignored, and nothing is installed outside the main thread.
+    Signals that are ignored, as under nohup, stay ignored. Outside the main thread, nothing is installed.
     """
     previous = {}
     if threading.current_thread() is threading.main_thread():
@@ -145,8 +146,9 @@ def handle_signals(handler, *signals):
 
 
 def as_flags(flags):
-    """Converts a dictionary to command-line flags: {"max_update": 5, "cpu": True, "x": None} ->
-    ["--max-update", "5", "--cpu"].
+    """Converts a dictionary to a list of command-line flags, without those that are None or False.
+
+    For example, {"max_update": 5, "cpu": True, "x": None} becomes ["--max-update", "5", "--cpu"].
     """
     words = []
     for name, value in flags.items():

@@ -1,24 +1,25 @@
-"""Messages for unknown names."""
+"""Suggestions for error messages about unknown names."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-SHORT = 12
+SHORT = 12  # maximum number of names that a message lists
 
 
 def did_you_mean(name: object, known: Iterable[str], prefix: str = "") -> str:
     """Returns ``" (did you mean 'rope'?)"`` for the known name closest to ``name``, or an empty string.
 
-    ``prefix`` is shown before the name.
+    ``prefix`` is put before the known name.
     """
     close = get_close_matches(str(name), list(known), n=1)
     return f" (did you mean {prefix + close[0]!r}?)" if close else ""
 
 
 def choices(name: object, known: Iterable[str], listing: str = "", prefix: str = "") -> str:
-    """Returns what follows an unknown name in an error message: the closest match, then where to choose from.
+    """Returns the end of an error message about an unknown name: the closest known name and a list of all.
 
-    That is the known names if they are few, or else ``listing``, a command or file that lists them.
+    If there are more than ``SHORT`` known names, ``listing`` replaces the list, such as "`lrpe --help` lists
+    the commands". ``prefix`` is put before the closest name.
     """
     known = list(known)
     where = listing if listing and len(known) > SHORT else f"choose from {', '.join(known)}"

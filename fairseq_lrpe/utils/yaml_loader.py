@@ -7,7 +7,7 @@ from omegaconf._utils import get_yaml_loader
 
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
-"""Limits of a document with expanded aliases; the largest file in configs has 2,000 values."""
+"""Maximum nesting and number of values with expanded aliases; files in configs have up to 2,000 values."""
 
 
 def parse(text: str) -> object:
@@ -22,8 +22,8 @@ def parse(text: str) -> object:
 
 
 def check_limits(text: str) -> None:
-    """Raises the errors of :func:`parse` from the parser's events, in bounded time and memory."""
-    anchors, parents = {}, []  # {anchor: (values, depth)}; [anchor, values, depth] of the open collections
+    """Raises the errors of :func:`parse` without building the values, so that time and memory are bounded."""
+    anchors, parents = {}, []  # {anchor: (values, depth)}, and [anchor, values, depth] of open collections
     for event in yaml.parse(text, Loader=yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader):
         anchor, values, depth = getattr(event, "anchor", None), 1, 0
         if isinstance(event, yaml.CollectionStartEvent):
@@ -37,7 +37,7 @@ def check_limits(text: str) -> None:
         elif not isinstance(event, yaml.ScalarEvent):
             continue
         if len(parents) + depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_DEPTH} nested lists or mappings")
+            raise ValueError(f"lists and mappings are nested more than {MAX_DEPTH} levels deep")
         if isinstance(event, yaml.CollectionStartEvent):
             continue
         if anchor:
@@ -46,7 +46,7 @@ def check_limits(text: str) -> None:
             parents[-1][1] += values
             parents[-1][2] = max(parents[-1][2], depth + 1)
             if parents[-1][1] > MAX_VALUES:
-                raise ValueError(f"more than {MAX_VALUES:,} values, with aliases expanded")
+                raise ValueError(f"the YAML has more than {MAX_VALUES:,} values, with aliases expanded")
 
 
 @cache

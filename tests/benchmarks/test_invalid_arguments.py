@@ -50,7 +50,7 @@ PATHS = {
 }
 CALLS = [
     *(
-        (f"{name} {option} {number}", f"{option}: must be a whole number from {least} on, not '{number}'")
+        (f"{name} {option} {number}", f"{option}: must be an integer of at least {least}, not '{number}'")
         for name, options in MINIMUM.items()
         for option, least in options.items()
         for number in (least - 1, "-3", "1.5", "x")
@@ -61,7 +61,7 @@ CALLS = [
     ("memory --width 9 --heads 2 --methods rope", "the embed dim 9 is not divisible by 2 attention heads"),
     ("speed --family nosuch", "invalid choice: 'nosuch'"),
     *(
-        (f"{name} {option}=", f"argument {option}: is empty: a path is needed")
+        (f"{name} {option}=", f"argument {option}: must be a path, not an empty string")
         for name, option in PATHS.items()
     ),
     *(

@@ -210,7 +210,7 @@ def test_a_submission(place, done, tmp_path):
     shutil.copytree(place / "results/glue/mini/linear_rope", moved, ignore=trials)
     output = run(place, "glue-submission", moved, "--cpu")
     assert output.returncode == 0, output.stderr
-    assert "missing for GLUE's server: CoLA.tsv, SST-2.tsv, MRPC.tsv" in output.stdout
+    assert "GLUE's server also requires: CoLA.tsv, SST-2.tsv, MRPC.tsv" in output.stdout
     with zipfile.ZipFile(moved / "submission.zip") as archive:
         assert archive.namelist() == ["RTE.tsv", "STS-B.tsv"]
         labels = [line.split("\t") for line in archive.read("RTE.tsv").decode().splitlines()]
@@ -332,7 +332,7 @@ def test_invalid_arguments(place, done, tmp_path):
     lacking = error_of(checkpoint, "CoLA", *given, "--dry-run")
     assert "`bash data_prep/prepare.sh glue CoLA` prepares" in lacking
     none = error_of(checkpoint, "RTE", *given, "evaluations.valid=null")
-    assert "glue/mini/linear_rope/task=RTE/seed-1 needs an evaluation to choose by" in none
+    assert "glue/mini/linear_rope/task=RTE/seed-1 needs an evaluation to compare" in none
     other = error_of(checkpoint, "RTE", "--experiment", "roberta/mini")
     assert "roberta/mini does not fine-tune on GLUE" in other
     (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
@@ -351,5 +351,5 @@ def test_invalid_arguments(place, done, tmp_path):
     torch.save(state, tmp_path / "fairseqs.pt")
     assert "has the architecture roberta: a" in error_of(tmp_path / "fairseqs.pt", "RTE", *given)
     other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
-    assert "has rope in linear attention, not base in linear" in error_of(*other, program=train)
+    assert "was trained with rope in linear attention, not base in" in error_of(*other, program=train)
     assert not (tmp_path / "r").exists()

@@ -126,7 +126,7 @@ def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
     assert set(found) == names and found["quickstart"][1:] == ["0", "-"]
     for name, (_, message) in wrong.items():
         assert found[name][0].startswith("error: ") and message in found[name][0]
-    assert "more than 50 nested" in found["brackets"][0] and "contains itself" in found["cycle"][0]
+    assert "more than 50 levels deep" in found["brackets"][0] and "contains itself" in found["cycle"][0]
     assert found["interpolation"][0].startswith("error: ")
 
 
@@ -280,6 +280,6 @@ def test_nothing_starts_without_data(tmp_path):
     words = ["tmlr_figure2", "--scale", "mini", "--results", tmp_path / "results", "data=nowhere"]
     done = run_here(table_command.main, *words)
     [line] = done.stderr.strip().splitlines()
-    assert done.returncode == 1 and "lm/mini skipped: " in line and "nowhere lacks dict.txt" in line
-    assert "roberta/mini skipped: " in line
+    assert done.returncode == 1 and "lm/mini is skipped: " in line and "nowhere lacks dict.txt" in line
+    assert "roberta/mini is skipped: " in line
     assert not (tmp_path / "results").exists()

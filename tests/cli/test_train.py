@@ -381,9 +381,9 @@ def test_unsupported_gpu_settings_are_rejected(monkeypatch, tmp_path):
 
     pretend_gpus(monkeypatch, {"Tesla V100": (7, 0)}, built_for=["sm_70"])
     assert launch().precision == "fp16"
-    with pytest.raises(ValueError, match=r"bf16 needs .* 8\.0, and Tesla V100 .* has 7\.0: use fp16$"):
+    with pytest.raises(ValueError, match=r"Tesla V100 .* 7\.0, but bf16 needs 8\.0: use fp16$"):
         launch("--precision", "bf16")
-    with pytest.raises(ValueError, match="--gpus 2: this machine has 1"):
+    with pytest.raises(ValueError, match="--gpus 2: the number of GPUs of this machine is 1"):
         launch("--gpus", "2")
     pretend_gpus(monkeypatch, {"Tesla V100": (7, 0)}, built_for=["sm_75", "sm_90"])
     with pytest.raises(SystemExit, match=r"^train: torch .* has no code for Tesla V100 .*--torch cu126"):

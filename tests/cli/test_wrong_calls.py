@@ -33,20 +33,20 @@ PROGRAMS = {
 }
 OVERRIDES = [
     ("updates=null", "updates: input should be a valid integer"),
-    ("updates=???", "updates is a number, such as 400, not a string: ???"),
-    ("updates={{", "updates is a number, such as 400, not a string: {"),
-    ("updates=[1", "updates is a number, such as 400, not a string: [1"),
-    ("updates=!!python/object:os.system x", "updates is a number, such as 400, not a string: !!python"),
+    ("updates=???", "updates must be a number, such as 400, not a string: ???"),
+    ("updates={{", "updates must be a number, such as 400, not a string: {"),
+    ("updates=[1", "updates must be a number, such as 400, not a string: [1"),
+    ("updates=!!python/object:os.system x", "updates must be a number, such as 400, not a string: !!python"),
     ("updates=0", "updates: input should be greater than 0"),
     ("updates=1.5", "updates: input should be a valid integer"),
-    ("train=null", "train is a section: override one of its keys, "),
-    ("batch=null", "batch is a section: override one of its keys, total, per_gpu"),
+    ("train=null", "train is a section: override one of its keys ("),
+    ("batch=null", "batch is a section: override one of its keys (total, per_gpu"),
     ("batch.total=null", "batch.total: input should be a valid integer"),
     ("batch.per_gpu=-8", "batch.per_gpu: input should be greater than 0"),
     ("batch.unit=x", "batch.unit: input should be 'sequences' or 'tokens'"),
     ("data=???", "Missing mandatory value: data"),
     ("data=${{x", "no viable alternative at input"),
-    ("kind=masked_lm", "kind cannot be changed: lm/mini is language_modeling, use another experiment"),
+    ("kind=masked_lm", "kind cannot be changed: lm/mini is of kind language_modeling, use another"),
     ("kind=null", "kind cannot be changed"),
     ("grid.kind=[masked_lm]", "kind cannot be changed"),
     ("choose.kind=[masked_lm]", "kind cannot be changed"),
@@ -78,7 +78,7 @@ CALLS = [
     ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
     ("train", "lm/mini base --results {results} --cpu --gpus 3", "is not a multiple of 3 GPUs × 8"),
     ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
-    ("train", "lm/mini base --results {results} --seed 0", "must be a whole number from 1 on, not '0'"),
+    ("train", "lm/mini base --results {results} --seed 0", "must be an integer of at least 1, not '0'"),
     (
         "train",
         "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
@@ -113,16 +113,16 @@ CALLS = [
     ("evaluate-synthetic", "/nowhere.pt x", "the checkpoint /nowhere.pt does not exist"),
     ("evaluate-synthetic", "{damaged} x", "(it contains a list)"),
     ("evaluate-synthetic", "{checkpoint} x", "was not trained on the task synthetic_lm"),
-    ("synthetic_lm", "search --first 0", "must be a whole number from 1 on"),
+    ("synthetic_lm", "search --first 0", "must be an integer of at least 1"),
     ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
     *(
         (program, f"{words}{place}{end}", part)
         for program, words, end, part in OUTPUTS
         for place in ("README.md", "README.md/far", "/dev/null/x", "/proc/far/x")
     ),
-    *((program, words, "is empty: a path is needed") for program, words, _, _ in OUTPUTS),
+    *((program, words, "must be a path, not an empty string") for program, words, _, _ in OUTPUTS),
     ("results", f"{{data}} --experiment lm/mini --plot {'x' * 300}/x.png", "(File name too long)"),
-    ("glue-submission", "{fine_tuned} --out {data}", "is a folder, not a zip file"),
+    ("glue-submission", "{fine_tuned} --out {data}", "is a folder: give the path of a file"),
 ]
 
 

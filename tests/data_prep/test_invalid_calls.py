@@ -83,7 +83,7 @@ CALLS = [
     ),
     ("imdb --from {reviews} --vectors {file}", "{file} line 1 has 'text' instead of a finite number"),
     ("imdb --from {reviews} --vectors {vectors}", "{vectors} has vectors for none of the 3 words"),
-    ("imdb --vectors=", "argument --vectors: is empty: a path is needed"),
+    ("imdb --vectors=", "argument --vectors: must be a path, not an empty string"),
     ("lra_text --from {text}", "{text} contains none of the required files (see --help)"),
     ("lra_text --from {archive}", "{archive} is not a complete zip or tar archive"),
     ("lra_image --from {archive}", "{archive} is not a complete zip or tar archive"),
@@ -113,7 +113,7 @@ CALLS = [
     ("squad --from {questions} --pieces 9", "--pieces 9 is too few: "),
     (
         "squad --from {questions} --longest 15",
-        "argument --longest: must be a whole number from 16 on, not '15'",
+        "argument --longest: must be an integer of at least 16, not '15'",
     ),
     (
         "squad --from {text} --pieces 60",
@@ -140,7 +140,7 @@ CALLS = [
         "--depth is for generated data: it cannot be combined with --from",
     ),
     ("listops --length 100 100", "--length 100 100: MAX must be at least MIN + 2"),
-    ("listops --rows 8 0 1", "argument --rows: must be a whole number from 1 on, not '0'"),
+    ("listops --rows 8 0 1", "argument --rows: must be an integer of at least 1, not '0'"),
     (
         "pathfinder --from {text}",
         "{text}/metadata/*.npy list 0 images instead of 10 or more: --from takes a published",
@@ -148,7 +148,7 @@ CALLS = [
     ("pathfinder --from {contours_pipe}", "{contours_pipe}/metadata/0.npy is not a regular file"),
     ("pathfinder --from {contours}", "{contours}/imgs/0/sample_0.png is not a complete image"),
     ("pathfinder --from {contours} --window 16", "--window is for generated data: it cannot be"),
-    ("pathfinder --window 7", "argument --window: must be a whole number from 8 on, not '7'"),
+    ("pathfinder --window 7", "argument --window: must be an integer of at least 8, not '7'"),
     (
         "pathfinder --window 8 --contour-length 40",
         "--contour-length 40 is too large: in 5,000 trials, two such contours",
@@ -165,9 +165,9 @@ CALLS = [
     ("wikibook --from {lone_dictionary} --shards 2", "--shards requires a folder with text"),
     ("text --from {text} --sentencepiece 1", "SentencePiece cannot learn 1 pieces ("),
     ("text --from {text} surplus", "unrecognized arguments: surplus"),
-    ("text --from=", "argument --from: is empty: a path is needed"),
+    ("text --from=", "argument --from: must be a path, not an empty string"),
     ("text --from {text} --sentencepiece 60 --out {loop}", "{loop} is not a writable folder"),
-    ("text --workers 1.5", "argument --workers: must be a whole number from 1 on, not '1.5'"),
+    ("text --workers 1.5", "argument --workers: must be an integer of at least 1, not '1.5'"),
     ("../text", "unknown corpus '../text' (did you mean 'text'?): `bash data_prep/prepare.sh` lists"),
     ("--nosuch", "unknown corpus '--nosuch': `bash data_prep/prepare.sh` lists"),
 ]

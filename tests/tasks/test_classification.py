@@ -226,7 +226,7 @@ def more_words(folder):
 
 
 @pytest.mark.parametrize("kind, change, split, message", [
-    ("one", None, "dev", "has no split dev: its splits are train, valid, test"),
+    ("one", None, "dev", "has no split 'dev': choose from train, valid, test"),
     ("one", more_labels, "test", "does not match the model: size mismatch for head.weight"),
     ("two", None, "test", 'Missing key(s) in state_dict: "encoder.embed_tokens.segments'),
     ("one", more_words, "test", "size mismatch for encoder.embed_tokens.embedding.weight"),

@@ -163,7 +163,7 @@ def test_generation_from_standard_input(trained):
     assert done.returncode == 0 and len(done.stdout.split("\n")) == 3, done.stderr
     assert done.stderr.startswith("line 2: the text is too long and was truncated around the answer")
     for line, message in (
-        ("Anna lived", "generate: line 1: expected an answer, a tab"),
+        ("Anna lived", "generate: line 1: there is no tab: expected an answer, a tab"),
         ("Anna\tBob lived", "line 1: the answer 'Anna' is not in its context 'Bob lived'"),
     ):
         done = run_command(*words, text=f"{line}\n")

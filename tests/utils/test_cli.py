@@ -21,5 +21,5 @@ def test_lines_are_utf8_in_every_locale(encoding, monkeypatch):
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
 def test_invalid_bytes_are_rejected_in_every_locale(encoding, monkeypatch):
     monkeypatch.setattr("sys.stdin", standard_input("caf\u00e9\n".encode("latin-1"), encoding))
-    with pytest.raises(ValueError, match=r"the text is not UTF-8 .*0xe9 in position 3.*: convert it first"):
+    with pytest.raises(ValueError, match=r"standard input is not UTF-8 .*0xe9 in position 3.*: convert "):
         read_stdin_lines()

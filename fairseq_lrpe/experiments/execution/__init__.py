@@ -1,1 +1,1 @@
-"""Training and evaluating runs: run directories, resuming, scheduling, progress."""
+"""Training and evaluation of runs: run folders, resuming, scheduling and progress."""

@@ -1,4 +1,4 @@
-"""Extending a finished run: a run with more updates resumes from a shorter one with the same settings."""
+"""Starts a run from a finished run with fewer updates and otherwise the same settings."""
 
 import shutil
 from argparse import Namespace
@@ -15,11 +15,11 @@ LAST = "checkpoints/checkpoint_last.pt"
 
 
 def start(job, settings: dict) -> None:
-    """Copies the longest finished shorter run, if any, into the folder of a run that has not started.
+    """Copies the longest finished run with fewer updates, if any, into the folder of a job before its start.
 
-    The result is bit for bit that of an uninterrupted training, since fairseq seeds each update by its
+    The training then gives exactly the result of an uninterrupted one, since fairseq seeds each update by its
     number. If the learning rate depends on the total number of updates, nothing is copied.
-    ``settings["extended"]`` is set to the shorter run and its updates.
+    ``settings["extended"]`` is set to the copied run and its number of updates.
     """
     before = read_json(job.folder / "run.json")
     if (job.folder / LAST).exists():
@@ -31,7 +31,7 @@ def start(job, settings: dict) -> None:
                 check(job, settings, shorter, updates)
                 copy(shorter, job.folder)
         except ValueError as error:
-            print(f"starting from scratch: {error}", flush=True)
+            print(f"not extending a shorter run: {error}", flush=True)
         else:
             settings["extended"] = {"from": str(shorter.relative_to(job.results)), "updates": updates}
             print(f"extending: {job.folder} resumes after the {updates} updates of {shorter}", flush=True)
@@ -39,7 +39,7 @@ def start(job, settings: dict) -> None:
 
 
 def shorter_runs(job) -> list[tuple[Path, int]]:
-    """Returns (folder, updates) of finished runs that differ from the job by fewer updates, longest first."""
+    """Returns (folder, updates) of finished runs like the job but with fewer updates, the longest first."""
     shorter = []
     for folder in run_folders(job.results / job.run.experiment, Path()) if "updates" in job.cfg else ():
         try:
@@ -53,18 +53,18 @@ def shorter_runs(job) -> list[tuple[Path, int]]:
 
 
 def without_updates(run: Run) -> Run:
-    """Returns the run without a change of its updates, under the canonical name of its method."""
+    """Returns the run without the change of ``updates``, and with the canonical name of its method."""
     changes = tuple(pair for pair in run.changes if pair[0] != "updates")
     return replace(run, method=canonical(run.method), changes=changes)
 
 
 def check(job, settings: dict, shorter: Path, updates: int) -> None:
-    """Raises ValueError if a run of ``updates`` updates cannot be extended to the job's."""
+    """Raises ValueError if the run in ``shorter``, which has ``updates`` updates, cannot be extended."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     last = shorter / LAST
     if not last.exists():
-        raise ValueError(f"{last} does not exist any more")
+        raise ValueError(f"{last} no longer exists")
     config = {**settings["config"], "updates": updates}
     run_directory.check_settings(shorter, {**settings, "config": config})
     if (completed := run_directory.completed_updates(shorter / "checkpoints")) != updates:
@@ -79,9 +79,10 @@ def check(job, settings: dict, shorter: Path, updates: int) -> None:
 
 
 def copy(shorter: Path, folder: Path) -> None:
-    """Copies logs and checkpoints, the last checkpoint last: it determines where training resumes.
+    """Copies the logs and checkpoints of the run in ``shorter`` to ``folder``.
 
-    Hard links would not do, since fairseq overwrites checkpoints in place.
+    checkpoint_last.pt is copied at the end, since it determines where training resumes. Hard links cannot
+    replace the copies, since fairseq overwrites checkpoints in place.
     """
     (folder / "checkpoints").mkdir(exist_ok=True)
     for name in ("train.log", "log.jsonl", "checkpoints/checkpoint_best.pt", LAST):

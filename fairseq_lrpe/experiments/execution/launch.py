@@ -18,7 +18,7 @@ BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
 
 @dataclass(frozen=True)
 class Launch:
-    """The processes of a training.
+    """The devices, processes and precision of a training.
 
     Args:
         gpus: number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
@@ -33,30 +33,33 @@ class Launch:
 
 
 def add_machine_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that select GPUs, nodes, precision and results folder."""
+    """Adds the flags that select GPUs, nodes, precision and results folder, and --dry-run."""
     parser.add_argument("--gpus", type=min_int(0), help="GPUs per node (default: all; 0: train on the CPU)")
-    parser.add_argument("--cpu", action="store_true", help="use no GPU; --gpus is the number of processes")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU with --gpus processes")
     parser.add_argument("--precision", choices=PRECISIONS, help="default: fp16 on GPUs, fp32 on the CPU")
-    parser.add_argument("--nodes", type=min_int(1), default=1, help="start the same command on each")
-    parser.add_argument("--rendezvous", metavar="HOST:PORT", help="address of one of the nodes")
+    text = "number of machines, each of which must execute this command (default: 1)"
+    parser.add_argument("--nodes", type=min_int(1), default=1, help=text)
+    text = "address of one of the nodes, at which they connect (required if there are several)"
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
     add_results_flag(parser)
-    text = "print the commands without running them; assumes that --gpus are available, unless --cpu is given"
+    text = "print the commands without running them, as if the GPUs of --gpus were available"
     parser.add_argument("--dry-run", action="store_true", help=text)
 
 
 def add_results_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds --results, the folder to which runs are written."""
+    """Adds the flag --results, the folder to which runs are written."""
     results = REPOSITORY / "results"
-    parser.add_argument("--results", type=abs_path, default=results, help="default: %(default)s")
+    text = "folder of the runs (default: %(default)s)"
+    parser.add_argument("--results", type=abs_path, default=results, help=text)
 
 
 def choose_launch(args: argparse.Namespace) -> Launch:
-    """Returns the launch settings of the machine flags; ValueError if this machine does not support them."""
+    """Returns the launch settings of the flags; raises ValueError if this machine does not support them."""
     available = len(gpus_here())
     gpus = (0 if args.cpu else available) if args.gpus is None else args.gpus
     cpu = args.cpu or not gpus or not (available or args.dry_run)
     if not cpu and not args.dry_run and gpus > available:
-        raise ValueError(f"--gpus {gpus}: this machine has {available}")
+        raise ValueError(f"--gpus {gpus}: the number of GPUs of this machine is {available}")
     if args.nodes > 1 and not (gpus and args.rendezvous):
         raise ValueError(f"--nodes {args.nodes} requires --gpus (per node) and --rendezvous HOST:PORT")
     precision = args.precision or ("fp32" if cpu else "fp16")
@@ -70,7 +73,7 @@ def choose_launch(args: argparse.Namespace) -> Launch:
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
-    """Returns the number of batches that each process accumulates for one update with the total batch."""
+    """Returns the number of batches per process and update; raises ValueError if it is not an integer."""
     total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
     if total % (per_gpu * processes):
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"
@@ -82,7 +85,7 @@ def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
 
 
 def train_command(job) -> list[str]:
-    """Returns the fairseq-train command of a job, run by torchrun where that has to start the processes."""
+    """Returns the fairseq-train command of a job; torchrun starts it on several nodes or CPU processes."""
     cfg, launch = job.cfg, job.launch
     if launch.precision == "bf16" and job.run.method == "fairseq":
         raise ValueError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
@@ -96,7 +99,7 @@ def train_command(job) -> list[str]:
         "max_update": job.updates,
         BATCH_FLAGS[cfg.batch.unit]: cfg.batch.per_gpu,
         "update_freq": update_freq(cfg.batch, gpus, nodes),
-        # Otherwise fairseq drops a last batch whose size is not a multiple of 8.
+        # Otherwise, fairseq drops the last batch if its size is not a multiple of 8.
         "required_batch_size_multiple": 1,
         "seed": job.run.seed,
         "finetune_from_model": job.starts_from and display_path(job.starts_from),
@@ -108,7 +111,7 @@ def train_command(job) -> list[str]:
         "cpu": launch.cpu,
     }
     if launch.cpu and gpus * nodes > 1:
-        # Without these flags, each CPU process trains a model of its own.
+        # Without these flags, each CPU process trains a separate model.
         flags |= {"distributed_init_method": "env://", "distributed_rank": -1, "distributed_no_spawn": True}
         flags |= {"distributed_backend": "gloo", "ddp_backend": "legacy_ddp"}
     start = ["fairseq-train"]
@@ -132,7 +135,7 @@ def check_checkpoint(job, command: list[str]) -> None:
     try:
         flags, _ = parser.parse_known_args(command)
     except argparse.ArgumentError:
-        return  # fairseq-train rejects it too
+        return  # fairseq-train reports the error
     name, every, last = job.cfg.evaluate.checkpoint, flags.save_interval_updates, job.updates + 1
     epochs = range(0) if flags.no_epoch_checkpoints else range(last)[:: max(flags.save_interval, 1)][1:]
     updates = range(last)[::every][1:][-max(flags.keep_interval_updates, 0) :] if every > 0 else range(0)
@@ -149,7 +152,7 @@ def check_checkpoint(job, command: list[str]) -> None:
 
 def visible_gpus() -> list[str]:
     """Returns the visible GPUs as elements of CUDA_VISIBLE_DEVICES."""
-    import torch  # takes seconds
+    import torch  # this import takes seconds
 
     if not torch.cuda.is_available():
         return []

@@ -19,8 +19,8 @@ from fairseq_lrpe.experiments.execution.run_directory import (
 )
 from fairseq_lrpe.utils.files import display_path
 
-EVERY = 60  # seconds between two lines where no line can be rewritten
-METRICS = ("loss", "ppl", "accuracy")  # of training batches, as fairseq names them
+REPORT_INTERVAL = 60  # seconds between two lines of progress if the output is not a terminal
+METRICS = ("loss", "ppl", "accuracy")  # the metrics of training batches in fairseq's log
 STARTING = "starting fairseq-train"
 PHASES = {  # {pattern of a line in train.log: the phase that begins with it}
     re.compile(r"^\$ "): STARTING,
@@ -33,13 +33,13 @@ TAIL = 65536  # bytes at the end of a log that are searched for the current phas
 
 
 def phase_of(line: str) -> str | None:
-    """Returns the phase that begins with a line of train.log, if any."""
+    """Returns the phase that begins with a line of train.log, or None."""
     return next((phase for pattern, phase in PHASES.items() if pattern.search(line)), None)
 
 
 def current_phase(folder: Path) -> str:
     """Returns the phase of an active run according to the newest log in its folder."""
-    with suppress(OSError, ValueError):  # no log yet, or one that is being replaced
+    with suppress(OSError, ValueError):  # there is no log yet, or it is being replaced
         logs = [*folder.glob("train*.log"), *folder.glob("eval-*.log")]
         newest = max(logs, key=lambda path: path.stat().st_mtime)
         if newest.name.startswith("eval-"):
@@ -52,7 +52,7 @@ def current_phase(folder: Path) -> str:
 
 
 def describe(entries: list[dict], updates: int, log: Path, phase: str) -> str:
-    """Describes the progress of a training with these log entries in one line."""
+    """Returns one line about a training: its phase, updates, metrics, speed and remaining time."""
     inner = next((entry for entry in reversed(entries) if entry["kind"] == "train_inner"), {})
     completed = entry_updates(entries[-1]) if entries else 0
     parts = [phase, f"{completed:,} of {updates:,} updates"]
@@ -64,13 +64,13 @@ def describe(entries: list[dict], updates: int, log: Path, phase: str) -> str:
 
 
 def describe_job(job) -> str:
-    """Describes the progress of a job, or of its current trial, in another process."""
+    """Returns one line about the progress of a job or its current trial, which another process executes."""
     active = next((trial for trial in job.trials() if is_locked(trial.folder)), job)
     return f"{active.run}: {describe_folder(active.folder, active.updates)}"
 
 
 def describe_folder(folder: Path, updates: int) -> str:
-    """Describes the progress of the run in a folder in another process."""
+    """Returns one line about the progress of the run in a folder, which another process executes."""
     phase = current_phase(folder)
     if phase.startswith("evaluating"):
         return phase
@@ -79,7 +79,7 @@ def describe_folder(folder: Path, updates: int) -> str:
 
 @contextmanager
 def show_phase(name: str, phase: str) -> Iterator[None]:
-    """Shows a phase of the run ``name``: as a status on a terminal, as a line elsewhere."""
+    """Shows a phase of the run ``name`` during the block: as a status on a terminal, otherwise as a line."""
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console.print(f"{name}: {phase}", soft_wrap=True)
@@ -91,10 +91,10 @@ def show_phase(name: str, phase: str) -> Iterator[None]:
 def show_training(name: str, updates: int, log: Log, metric: str) -> Iterator:
     """Yields a function that records a line of fairseq's output in the log and shows the progress.
 
-    A terminal shows one line, which is updated; elsewhere a line with the run's ``name`` is printed at the
-    start and once a minute. Each validation is printed with its ``metric``, such as valid_ppl.
+    On a terminal, a single line is updated. Otherwise, a line with the run's ``name`` is printed at the start
+    and once a minute. The ``metric`` of each validation, such as valid_ppl, is printed in both cases.
     """
-    console = Console(highlight=False, markup=False)  # the status may wrap, printed lines may not
+    console = Console(highlight=False, markup=False)  # the status is wrapped, printed lines are not
     last, phase = time.monotonic(), STARTING
     text = describe(log.entries(), updates, log.path, phase)
     if not console.is_terminal:
@@ -111,7 +111,7 @@ def show_training(name: str, updates: int, log: Log, metric: str) -> Iterator:
                 shown = metric if metric in entry else "valid_loss"
                 result = f"{shown.replace('_', ' ')} {entry[shown]}"
                 console.print(f"    {entry['valid_num_updates']} updates: {result}", soft_wrap=True)
-            if not console.is_terminal and time.monotonic() - last >= EVERY:
+            if not console.is_terminal and time.monotonic() - last >= REPORT_INTERVAL:
                 console.print(f"{name}: {text}", soft_wrap=True)
                 last = time.monotonic()
 

@@ -20,8 +20,8 @@ from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Returns the versions of Python and the packages; torch's includes its build, such as 2.13.0+cu126."""
-    import torch  # takes seconds
+    """Returns the versions of Python, torch (with its build, such as +cu126), fairseq and this package."""
+    import torch  # this import takes seconds
 
     packages = {"fairseq": "fairseq-fixed", "fairseq_lrpe": "fairseq-lrpe"}
     found = {name: [*importlib.metadata.distributions(name=package)] for name, package in packages.items()}
@@ -30,7 +30,7 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def git_revision() -> dict[str, str | bool | None]:
-    """Returns the git revision and whether tracked files differ from it; None outside of git."""
+    """Returns "revision" and "dirty" (whether tracked files differ from it); both are None outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     try:
         text = subprocess.check_output(command, cwd=REPOSITORY, stderr=subprocess.DEVNULL, text=True).strip()
@@ -40,15 +40,17 @@ def git_revision() -> dict[str, str | bool | None]:
 
 
 def timestamp() -> str:
+    """Returns the current time in UTC in ISO format, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def write_json(path: Path, content: object) -> None:
+    """Writes a JSON file atomically."""
     write_atomic(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_json(path: Path) -> dict:
-    """Returns the JSON object in a file, {} if it does not exist; ValueError if it is damaged."""
+    """Returns the JSON object in a file, or {} if there is no file; raises ValueError if it is damaged."""
     try:
         return object_in(path)
     except ValueError as error:
@@ -56,7 +58,7 @@ def read_json(path: Path) -> dict:
 
 
 def object_in(path: Path) -> dict:
-    """Like ``read_json``, but the message of the ValueError does not include the path."""
+    """Returns the same as ``read_json``, without the path of the file in the message of the ValueError."""
     content = json.loads(path.read_text()) if path.exists() else {}
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} is not a JSON object")
@@ -64,7 +66,7 @@ def object_in(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Returns the objects of a JSON lines file; an incomplete last line is ignored."""
+    """Returns the objects in a JSON lines file; raises ValueError if a line before the last is damaged."""
     lines = path.read_text().splitlines() if path.exists() else []
     objects = []
     for number, line in enumerate(lines, 1):
@@ -85,15 +87,15 @@ IN_USE = "is in use by another training process"
 
 
 class InUse(ValueError):
-    """Another process holds the lock of the folder."""
+    """Raised if another process holds the lock of a run's folder."""
 
 
 @contextmanager
 def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
-    """Creates the folder if necessary and holds its lock; InUse if another process still holds it at the end.
+    """Creates the folder if necessary and holds its lock during the block.
 
-    Subprocesses inherit the lock. If this process is killed, they release it a little later, which is what
-    ``timeout`` seconds are for.
+    Raises InUse if another process still holds the lock after ``timeout`` seconds. Subprocesses inherit the
+    lock, and hold it for a short time after this process is killed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + timeout
@@ -110,7 +112,7 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a process holds the lock of the folder."""
+    """Returns whether a process holds the lock of the folder."""
     if not (folder / "lock").exists():
         return False
     with (folder / "lock").open() as lock:
@@ -124,7 +126,7 @@ def is_locked(folder: Path) -> bool:
 def check_settings(folder: Path, settings: dict) -> None:
     """Raises ValueError if the run in the folder has been trained with different settings.
 
-    The machine and the versions may differ: the total batch stays the same, and run.json lists the versions
+    The machine and the versions may differ, since the total batch stays the same. run.json lists the versions
     of the last start.
     """
     before = read_json(folder / "run.json")
@@ -143,7 +145,7 @@ def check_settings(folder: Path, settings: dict) -> None:
 
 
 def run_differences(before: dict, settings: dict) -> list[str]:
-    """Describes the differences between two run.json that make them different runs."""
+    """Returns descriptions of the differences between two run.json files that make them different runs."""
     different = setting_differences(before["config"], settings["config"])
     for name in ("flags", "precision"):
         different += setting_differences(before[name], settings[name], name)
@@ -154,7 +156,7 @@ def run_differences(before: dict, settings: dict) -> list[str]:
 
 
 def setting_differences(before: object, after: object, key: str = "") -> list[str]:
-    """Describes the different settings as "key was x, now y"; ``is_free`` settings are ignored."""
+    """Returns the differences of settings as "key was x, now y"; settings in ``FREE`` are ignored."""
     if not (isinstance(before, dict) and isinstance(after, dict)):
         return [] if before == after else [f"{key} was {before}, now {after}"]
     keys = [f"{key}.{name}".lstrip(".") for name in dict.fromkeys([*before, *after])]
@@ -164,7 +166,7 @@ def setting_differences(before: object, after: object, key: str = "") -> list[st
 
 
 def data_differences(before: dict[str, int], after: dict[str, int]) -> list[str]:
-    """Describes the files of different sizes; only training files may not be missing on one side."""
+    """Returns the differences of file sizes; files on only one side count only if they are for training."""
     names = [name for name in {**before, **after} if "train" in name or (name in before and name in after)]
     pairs = ((name, before.get(name), after.get(name)) for name in names)
     return [f"data.{name} was {old} bytes, now {new}" for name, old, new in pairs if old != new]
@@ -186,10 +188,10 @@ def checkpoint_updates(checkpoint: Path) -> int | None:
 
 
 def repair_checkpoints(checkpoints: Path) -> None:
-    """Replaces truncated best and last checkpoints by the newest complete one, or removes them.
+    """Replaces truncated best and last checkpoints with the newest complete one, or removes them.
 
-    fairseq writes one checkpoint atomically, then copies it to the best and to the last one: if it is killed
-    meanwhile, the newest complete checkpoint has the content of the truncated one.
+    fairseq writes a checkpoint atomically, and then copies it to checkpoint_best.pt and checkpoint_last.pt.
+    If fairseq is killed while it copies, the newest complete checkpoint replaces the truncated copies.
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable  # imports torch, which takes seconds
 
@@ -202,17 +204,17 @@ def repair_checkpoints(checkpoints: Path) -> None:
                 shutil.copyfile(newest, part)
 
 
-KINDS = ("train_inner", "valid", "train")  # of log entries, in the order in which an update logs them
+KINDS = ("train_inner", "valid", "train")  # kinds of log entries, in the order in which fairseq logs them
 
 
 class Log:
-    """The metrics that fairseq logs, parsed from train.log into log.jsonl, each once.
+    """The metrics that fairseq writes to train.log, copied to log.jsonl without duplicates.
 
     Metrics missing in log.jsonl because its writer was killed are read from train.log.
 
     Args:
         folder: the run's folder.
-        name: the file that fairseq writes.
+        name: the log file that fairseq writes.
         completed: the number of updates after which training resumes; metrics of later updates are dropped.
     """
 
@@ -220,7 +222,7 @@ class Log:
 
     def __init__(self, folder: Path, name: str = "train.log", completed: int = 0):
         self.path, self.jsonl = folder / name, folder / "log.jsonl"
-        logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # one per node
+        logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # each node has a log
         lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
         self._entries = {}
         for entry in (*read_lines(self.jsonl), *filter(None, map(self.parse, lines))):
@@ -265,7 +267,7 @@ class Log:
         self.write()
 
     def speed(self) -> dict[str, float]:
-        """Returns the median training speed, {} if none was logged."""
+        """Returns the median training speed, such as {"tokens_per_second": 9000.0}; {} if none was logged."""
         measured = [entry for entry in self._entries.values() if entry.get("wps")]
         if not measured:
             return {}
@@ -275,7 +277,7 @@ class Log:
 def epoch_summary(checkpoint: Path, updates: int, with_ppl: bool) -> dict | None:
     """Returns the "train" entry that fairseq logs after saving a checkpoint, without times and speeds.
 
-    It is None in the middle of an epoch. ``with_ppl`` adds the perplexity, which checkpoints do not contain.
+    Returns None in the middle of an epoch. ``with_ppl`` adds the perplexity, which checkpoints do not have.
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
@@ -295,7 +297,7 @@ def epoch_summary(checkpoint: Path, updates: int, with_ppl: bool) -> dict | None
 
 
 def speed_unit(entry: dict) -> str:
-    """Returns the unit of an entry's ``wps``: tokens, or rows for tasks whose samples have no tokens."""
+    """Returns the unit of an entry's ``wps``: "tokens", or "rows" for tasks whose samples have no tokens."""
     return "rows" if entry.get("wpb") == entry.get("bsz") else "tokens"
 
 
@@ -305,7 +307,7 @@ def entry_updates(entry: dict) -> int:
 
 
 def to_number(value: object) -> object:
-    """Converts text to int or float where possible."""
+    """Converts a string to int or float if possible; returns other values unchanged."""
     for kind in (int, float):
         try:
             return kind(value) if isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""Executing a run: training or choosing among trials, evaluating, and recording the results.
+"""Executes a run: trains or chooses among trials, evaluates, and records the results.
 
 A run's folder contains run.json (settings, versions), command.sh, train.log and log.jsonl, checkpoints,
 eval-<name>.log and evaluation.json: {"evaluations": {name: {"settings", metric: value, ..}}, "finished"}.
@@ -46,8 +46,8 @@ from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, display_path, writ
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import CommandFailed, run_command
 
-LOCK_TIMEOUT = 5  # seconds for the subprocesses of a killed process to end
-ERROR_PREFIX = "fairseq_lrpe: "  # of a message with which the plugin ends fairseq-train
+LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
+ERROR_PREFIX = "fairseq_lrpe: "  # start of a message with which the plugin exits from fairseq-train
 
 
 @dataclass
@@ -55,9 +55,11 @@ class Job:
     """A run to execute on this machine.
 
     Args:
+        results: the folder to which runs are written.
+        launch: the hardware and precision.
         more: further arguments of fairseq-train.
-        lock: the lock of the folder while this process holds it.
-        moved: the run's folder if it is not in its place below ``results``.
+        lock: the open lock file of the folder while this process holds the lock.
+        moved: the run's folder if it was moved or copied from its path below ``results``.
     """
 
     experiment: Experiment
@@ -83,7 +85,7 @@ class Job:
 
     @property
     def checkpoint(self) -> Path:
-        """The evaluated checkpoint; a run that chooses among trials has a link to the best trial's."""
+        """The checkpoint to evaluate; a run that chooses among trials has a link to the best one."""
         own = f"checkpoints/{self.cfg.evaluate.checkpoint}"
         return self.folder / read_json(self.folder / "evaluation.json").get("checkpoint", own)
 
@@ -101,12 +103,12 @@ class Job:
         return Job(other, initial, self.results).checkpoint
 
     def trials(self) -> list["Job"]:
-        """Returns the jobs from which this one chooses."""
+        """Returns the jobs of the trials among which this job chooses the best; empty without ``choose``."""
         runs = self.experiment.trials(self.run)
         return [Job(self.experiment, run, self.results, self.launch, self.more) for run in runs]
 
     def call(self, command: list[str], name: str) -> Path:
-        """Runs a command of the evaluation ``name`` and returns the log of its output.
+        """Runs a command of the evaluation ``name`` and returns the path of its log.
 
         The command inherits the lock, so that the folder stays locked if this process is killed.
         """
@@ -121,7 +123,7 @@ class Job:
             trial.check()
             if not self.kind.evaluations(self.cfg):
                 example = "evaluations.x={split: valid}"
-                raise ValueError(f"{self.run} needs an evaluation to choose by, such as {example}")
+                raise ValueError(f"{self.run} needs an evaluation to compare its trials, such as {example}")
         initial = self.experiment.starts_from(self.run)
         if isinstance(initial, Path) and not initial.is_file():  # a run's checkpoint may be trained later
             raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
@@ -133,7 +135,7 @@ class Job:
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    """Returns {file: bytes} of a run's data, which detect changes; ValueError if a file is missing."""
+    """Returns {file: size in bytes} of a run's data; raises ValueError if a file is missing."""
     folder, files = REPOSITORY / cfg.data, kind.data(cfg)
     names = {os.path.relpath(path, folder): path for path in files}
     if absent := [name for name, path in names.items() if not path.is_file()]:
@@ -149,7 +151,7 @@ def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
 
 
 def is_finished(job: Job) -> bool:
-    """Whether all trials and evaluations of the run are recorded."""
+    """Returns whether all trials and evaluations of the run are recorded."""
     record = read_json(job.folder / "evaluation.json")
     trials = {trial_name(job, trial) for trial in job.trials()}
     is_complete = trials == set(record.get("tried", ()))
@@ -157,7 +159,7 @@ def is_finished(job: Job) -> bool:
 
 
 def missing_evaluations(job: Job, record: dict) -> list[str]:
-    """Returns the evaluations that are not recorded with the same settings."""
+    """Returns the names of the evaluations that are not recorded with the same settings."""
     recorded = record.get("evaluations", {})
     wanted = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
     differ = run_directory.setting_differences
@@ -172,11 +174,11 @@ def evaluation_settings(job: Job, name: str) -> dict:
 
 
 class TrainingRejected(ValueError):
-    """fairseq-train rejected its arguments."""
+    """Raised if fairseq-train rejects its arguments."""
 
 
 def execute_run(job: Job) -> None:
-    """Executes what is missing of a run, or joins its training as a further node.
+    """Executes the missing parts of a run, or joins a training that another node has started.
 
     If fairseq-train rejects its arguments, a new folder in which nothing was trained is removed.
     """
@@ -198,7 +200,7 @@ def execute_run(job: Job) -> None:
 
 
 def run_primary(job: Job) -> None:
-    """Trains, evaluates and records the run; called by the process that holds the lock."""
+    """Trains and evaluates the run and records the results; the process must hold the lock of the folder."""
     trials, settings = job.trials(), run_settings(job)
     for one in (job, *trials):
         config = OmegaConf.to_container(one.cfg, resolve=True)
@@ -223,7 +225,7 @@ def run_primary(job: Job) -> None:
 
 
 def train(job: Job, settings: dict) -> None:
-    """Trains from the last checkpoint, if there is one, and records the speed."""
+    """Trains from the last checkpoint or from scratch, and records the training speed."""
     folder, before = job.folder, read_json(job.folder / "run.json")
     if before:
         settings["started"] = before["started"]
@@ -244,7 +246,7 @@ def train(job: Job, settings: dict) -> None:
 
 
 def run_training(job: Job, command: list[str], log: Log) -> None:
-    """Runs fairseq-train unless a checkpoint has all updates."""
+    """Runs fairseq-train unless the last checkpoint already has all updates."""
     print(shlex.join(command), flush=True)
     # fairseq would train a finished model for one more update.
     if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
@@ -254,7 +256,7 @@ def run_training(job: Job, command: list[str], log: Log) -> None:
 
 
 def explain_failure(job: Job, error: CommandFailed) -> Exception:
-    """Returns TrainingRejected if fairseq-train rejected an argument, naming its YAML key; else the error."""
+    """Returns TrainingRejected with the YAML key if fairseq-train rejected an argument, or else the error."""
     last = str(error).splitlines()[-1]
     if last.startswith(ERROR_PREFIX):
         return TrainingRejected(last.removeprefix(ERROR_PREFIX))
@@ -269,7 +271,7 @@ def explain_failure(job: Job, error: CommandFailed) -> Exception:
 
 
 def run_worker(job: Job) -> None:
-    """Joins the training of another node, which holds the lock, and writes nothing but its own log."""
+    """Joins the training of the node that holds the lock; writes only the log of this node."""
     for one in [trial for trial in job.trials() if not was_discarded(trial)] if job.trials() else [job]:
         name = f"train-{socket.gethostname()}-{os.getpid()}.log"
         log = Log(one.folder, name, run_directory.completed_updates(one.folder / "checkpoints"))
@@ -277,10 +279,10 @@ def run_worker(job: Job) -> None:
 
 
 def choose(job: Job, trials: list[Job], settings: dict) -> None:
-    """Executes the trials, records their evaluations, and adopts those of the best trial.
+    """Executes the trials, records their evaluations, and uses those of the best trial for the run.
 
-    The best trial is determined by the kind's first metric in the first evaluation. The job's folder gets a
-    link to its checkpoint and the validations of its log; the checkpoints of all other trials are removed.
+    The first metric of the kind in the first evaluation decides. A link to the best checkpoint and the
+    validations of its log are added to the job's folder. The checkpoints of all other trials are removed.
     """
     write_json(job.folder / "run.json", settings)
     first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
@@ -295,7 +297,7 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
     sign = 1 if job.kind.metrics[metric] == "higher" else -1
     scores = [sign * measured[first][metric] for measured in tried.values()]
     best = trials[max(range(len(trials)), key=lambda i: -math.inf if math.isnan(scores[i]) else scores[i])]
-    if not best.checkpoint.exists():  # it was discarded for a trial that is no longer among these
+    if not best.checkpoint.exists():  # it was removed in favor of a trial that is no longer listed
         (best.folder / "evaluation.json").unlink()
         execute_run(best)
     name, checkpoint = trial_name(job, best), best.checkpoint
@@ -315,7 +317,7 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
 def link(checkpoint: Path, own: Path) -> None:
     """Makes ``own`` a hard link to the checkpoint, or a copy if the file system does not support links."""
     own.parent.mkdir(exist_ok=True)
-    if own.exists() and own.samefile(checkpoint):  # os.replace would leave the temporary link
+    if own.exists() and own.samefile(checkpoint):  # os.replace would then not remove the temporary link
         return
     with atomic_file(own) as part:
         part.unlink(missing_ok=True)
@@ -326,7 +328,7 @@ def link(checkpoint: Path, own: Path) -> None:
 
 
 def was_discarded(trial: Job) -> bool:
-    """Whether a trial was evaluated and its checkpoint removed in favour of a better trial's."""
+    """Returns whether a trial was evaluated, and its checkpoint removed in favor of a better trial."""
     record = read_json(trial.folder / "evaluation.json")
     first = next(iter(trial.kind.evaluations(trial.cfg)), None)
     is_evaluated = "finished" in record and first not in missing_evaluations(trial, record)
@@ -334,7 +336,7 @@ def was_discarded(trial: Job) -> bool:
 
 
 def trial_name(job: Job, trial: Job) -> str:
-    """Returns the changes of a trial relative to the run that chooses it."""
+    """Returns the changes of a trial that its run does not have, such as "train.lr=0.001"."""
     return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in dict(job.run.changes))
 
 

@@ -1,4 +1,4 @@
-"""Scheduling of a table's runs: their order, their data, and the processes that execute them."""
+"""Executes the runs of a table in an order that respects their dependencies, several at a time."""
 
 import os
 import subprocess
@@ -22,11 +22,11 @@ from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 
 class LocalLauncher:
-    """Executes runs in processes on this machine and terminates them when its context is left.
+    """A context manager that starts runs as processes on this machine, and terminates them on exit.
 
     Args:
-        jobs: the number of runs at a time.
-        gpus: the number of GPUs of each run; None lets the run choose.
+        jobs: the maximum number of runs at a time.
+        gpus: the number of GPUs of each run; if None, each run uses its default.
     """
 
     def __init__(self, jobs: int, gpus: int | None):
@@ -80,8 +80,8 @@ def start_process(arguments: list[str], environment: dict[str, str]) -> subproce
 def job_environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
     """Returns the environment variables that give a job its share of the GPUs or CPU cores.
 
-    OMP_NUM_THREADS takes precedence if set: on cores shared with other work, synchronizing many threads slows
-    training down several times.
+    An existing OMP_NUM_THREADS takes precedence, since on cores that are shared with other work, the
+    synchronization of many threads slows down training several times.
     """
     share = visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]
     if share:
@@ -90,19 +90,19 @@ def job_environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
 
 
 def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
-    """Returns the GPUs of each job, None to let the run choose; ValueError if there are too few."""
+    """Returns the number of GPUs of each job, or None for its default; raises ValueError for too few GPUs."""
     available = len(visible_gpus())
     if gpus is None and available:
         if available < jobs:
-            raise ValueError(f"--jobs {jobs}: this machine has {available} GPUs, one job needs one")
+            raise ValueError(f"--jobs {jobs}: each job needs a GPU, and this machine has {available}")
         return available // jobs
     if available and gpus * jobs > available and not dry_run:
-        raise ValueError(f"--jobs {jobs} with --gpus {gpus} each: this machine has {available}")
+        raise ValueError(f"--jobs {jobs} --gpus {gpus}: the number of GPUs of this machine is {available}")
     return gpus
 
 
 def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[list[Run], list[str]]:
-    """Returns the runs with data, and one message per experiment without; ValueError if none has data."""
+    """Returns runs with data, and a message per experiment without; raises ValueError if none has data."""
     ready, messages = [], {}
     for run in planned:
         experiment = table.experiment_of(run)
@@ -112,7 +112,7 @@ def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tu
             data_sizes(experiment.kind, cfg)
             ready.append(run)
         except ValueError as error:
-            messages[f"{run.experiment} skipped: {error}"] = None
+            messages[f"{run.experiment} is skipped: {error}"] = None
     if not ready:
         raise ValueError("; ".join(messages))
     return ready, list(messages)
@@ -129,7 +129,7 @@ def train_arguments(table: Table, run: Run, results: Path) -> list[str]:
 
 
 def is_complete(table: Table, run: Run, results: Path) -> bool:
-    """Whether all evaluations of a run are recorded, or it is a trial that was discarded."""
+    """Returns whether all evaluations of a run are recorded, or the run is a trial that was discarded."""
     experiment = table.experiment_of(run)
     job, is_trial = Job(experiment, run, results), bool(experiment.cfg.choose) and not experiment.trials(run)
     return job.folder.is_dir() and (is_finished(job) or (is_trial and was_discarded(job)))
@@ -138,10 +138,10 @@ def is_complete(table: Table, run: Run, results: Path) -> bool:
 def execute_runs(
     table: Table, runs: list[Run], results: Path, launcher: LocalLauncher, flags: list[str]
 ) -> list[str]:
-    """Executes the runs that are not complete, each after those it needs; returns one message per failed run.
+    """Executes the runs that are not complete, each after the runs that it needs.
 
-    A run that another process is executing, such as that of another table, is waited for. Failing runs do not
-    stop the others. ``flags`` are further arguments of ``lrpe train``.
+    Waits for runs that another process executes, such as those of another table. A failed run does not stop
+    the others. ``flags`` are further arguments of ``lrpe train``. Returns a message for each failed run.
     """
     priority = {run: number for number, run in enumerate(runs) if not is_complete(table, run, results)}
     needs = {run: priority.keys() & table.experiment_of(run).needs(run) for run in priority}
@@ -174,7 +174,7 @@ def execute_runs(
                 if launcher.is_full:
                     break
             for run, code, error in launcher.collect():
-                if code and IN_USE in error:  # another process was faster: try the other runs first
+                if code and IN_USE in error:  # another process has locked it: try the other runs first
                     priority[run] = max(priority.values()) + 1
                     ready.append(run)
                     continue
@@ -182,7 +182,7 @@ def execute_runs(
                     errors.append(f"{run}: {error}")
                 console.print(f"{'FAILED  ' if code else 'finished'} {run}")
                 finish(run)
-            if time.monotonic() - last_report >= progress.EVERY:
+            if time.monotonic() - last_report >= progress.REPORT_INTERVAL:
                 last_report = time.monotonic()
                 for run in launcher.running:
                     console.print(progress.describe_job(Job(table.experiment_of(run), run, results)))

@@ -1,1 +1,1 @@
-"""Loading a trained model to predict, generate and classify."""
+"""Inference with trained models: predicted labels, generated text and classified images."""

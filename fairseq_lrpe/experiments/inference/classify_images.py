@@ -1,4 +1,4 @@
-"""Classifying image files with a trained vision transformer."""
+"""Classifies image files with a trained vision transformer."""
 
 import sys
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Returns the image files in a folder and its subfolders, sorted; ValueError if there are none."""
+    """Returns the sorted image files in a folder and its subfolders; raises ValueError if there are none."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder with {', '.join(SUFFIXES)} files")
     files = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
@@ -29,7 +29,7 @@ def find_images(folder: Path) -> list[Path]:
 
 
 def load_images(files: list[Path], size: int) -> Iterator[tuple[Path, torch.Tensor]]:
-    """Yields (file, preprocessed image); unreadable files are skipped with a warning."""
+    """Yields (file, image of shape (3, size, size)); unreadable files are skipped with a warning."""
     for file in tqdm(files, "images", disable=None):
         try:
             yield file, normalize(resize_and_center_crop(decode(read_file(file)), size))
@@ -39,7 +39,7 @@ def load_images(files: list[Path], size: int) -> Iterator[tuple[Path, torch.Tens
 
 @torch.no_grad()
 def classify(model, task, files: list[Path]) -> Iterator[tuple[Path, str, float]]:
-    """Yields (file, label, probability) of each readable image."""
+    """Yields (file, predicted label, probability of this label) of each readable image."""
     device, images = next(model.parameters()).device, load_images(files, task.cfg.image_size)
     while batch := list(islice(images, BATCH_SIZE)):
         pixels = torch.stack([image for _, image in batch]).to(device)
@@ -50,9 +50,9 @@ def classify(model, task, files: list[Path]) -> Iterator[tuple[Path, str, float]
 
 
 def run(checkpoint: Path, settings: dict, folder: Path, cpu: bool) -> None:
-    """Prints the file, label and probability of each image; ``settings`` are those of the task."""
+    """Prints the file, label and probability of each image; ``settings`` are those of the model's task."""
     files = find_images(folder)
-    data = str(REPOSITORY / settings["data"])  # contains the names of the labels
+    data = str(REPOSITORY / settings["data"])  # the folder that contains the names of the labels
     model, task = load_model(checkpoint, cpu, data=data)
     print("file\tlabel\tprobability")
     for file, label, probability in classify(model, task, files):

@@ -1,7 +1,9 @@
-"""Evaluate a language model on RoPER's synthetic problems: the percentage of correct answers.
+"""Evaluate a language model on RoPER's synthetic problems and write the results to a JSON file.
 
-The output is {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}.
-The problem Search has no questions; its output is {"measured": {"floor"}}, the lowest possible loss.
+The file has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}.
+"correct" is the number of correct results, "problems" is the number of problems, and "accuracy" is the
+percentage of correct characters in answers with teacher forcing. The problem Search has no questions, and its
+file has only {"measured": {"floor"}}, the lowest possible loss.
 """
 
 import json
@@ -16,15 +18,15 @@ from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
 from fairseq_lrpe.utils.files import write_atomic
 
 PROBLEMS = 128
-"""Number of problems, as in the paper; they are the same for every model."""
+"""Number of problems, as in the paper; all models get the same problems."""
 
 
 @torch.no_grad()
 def complete(model, questions: list[torch.Tensor], length: int, end: int) -> list[list[int]]:
     """Returns the greedy completion of each question, up to and including the token ``end``.
 
-    The questions are decoded in one batch with incremental state; question and answer together have at most
-    ``length`` tokens.
+    The questions, one-dimensional tensors, are decoded in one batch with incremental state. A question and
+    its answer have at most ``length`` tokens together.
     """
     lengths = torch.tensor([len(question) for question in questions])
     tokens = torch.full((len(questions), length), end)
@@ -46,7 +48,7 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
 
 @torch.no_grad()
 def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) -> float:
-    """Returns the percentage of the answers' tokens that are predicted correctly, given those before them."""
+    """Returns the percentage of the answers' tokens that are predicted correctly with teacher forcing."""
     correct = total = 0
     for question, answer in zip(questions, answers, strict=True):
         tokens = torch.cat([question, answer]).to(next(model.parameters()).device)
@@ -62,7 +64,7 @@ def result(answer: str) -> str:
 
 
 def evaluate(model, task) -> dict:
-    """Returns the metrics of a model and its answers."""
+    """Returns the metrics and answers of a model, in the format that the docstring of the module defines."""
     problem, length = task.problem, task.cfg.tokens_per_sample
     if not hasattr(problem, "problem"):
         task.load_dataset("test")
@@ -82,13 +84,13 @@ def evaluate(model, task) -> dict:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe evaluate-synthetic", __doc__, "CHECKPOINT OUT [--cpu]")
-    parser.add_argument("checkpoint", type=path_arg)
+    parser.add_argument("checkpoint", type=path_arg, help="model of the task synthetic_lm")
     parser.add_argument("out", type=path_arg, help="the JSON file to write")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate-synthetic"):
         state = read_checkpoint(args.checkpoint, "train one with `lrpe train roper/...`")
         if state["cfg"]["task"].get("_name") != "synthetic_lm":
-            raise ValueError(f"{args.checkpoint} was not trained on the task synthetic_lm")
+            raise ValueError(f"{args.checkpoint} was not trained on the task synthetic_lm, which is required")
         model, task = load_model(args.checkpoint, args.cpu)
         write_atomic(args.out, json.dumps(evaluate(model, task), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Generating text from raw text: translations, and questions from answers and texts."""
+"""Generates translations of sentences, and questions about answers in texts."""
 
 import sys
 import tempfile
@@ -10,15 +10,17 @@ from fairseq_lrpe.utils.files import REPOSITORY
 from fairseq_lrpe.utils.subprocesses import as_flags, run_command
 
 QUESTION_SEARCH = {"lenpen": 0.6, "no_repeat_ngram_size": 3, "max_len_a": 0, "max_len_b": 50}
-"""The paper's beam search settings for questions."""
+"""Flags of fairseq's beam search for questions, as in the LFHC and GCDF paper."""
 
 
 def translate(sentences: list[str], checkpoint: Path, settings: dict, **flags: object) -> list[str]:
     """Returns the translations of raw sentences; blank sentences stay blank.
 
     Args:
-        settings: those of the checkpoint's task; they name the data that defines the tokenization.
-        flags: further flags of fairseq-interactive.
+        sentences: the sentences in the source language.
+        checkpoint: a translation model.
+        settings: settings of the checkpoint's task, with the data folder that defines the tokenization.
+        flags: further flags of fairseq-interactive, with underscores.
     """
     data, source, target = REPOSITORY / settings["data"], settings["source_lang"], settings["target_lang"]
     codec, indices = text_codec.load(data), [i for i, sentence in enumerate(sentences) if sentence.strip()]
@@ -29,9 +31,9 @@ def translate(sentences: list[str], checkpoint: Path, settings: dict, **flags: o
 
 
 def generate_questions(lines: list[str], checkpoint: Path, settings: dict, **flags: object) -> list[str]:
-    """Returns a question for each line, which has an answer, a tab and a text that contains the answer.
+    """Returns a question for each line, which consists of an answer, a tab and a text with the answer.
 
-    Long texts are truncated around the answer, with a warning. The arguments are those of ``translate``.
+    Long texts are truncated around the answer, with a warning. The other arguments are as in ``translate``.
 
     Raises:
         ValueError: a line has another format, or its text does not contain the answer.
@@ -42,7 +44,7 @@ def generate_questions(lines: list[str], checkpoint: Path, settings: dict, **fla
         answer, tab, text = line.partition("\t")
         try:
             if not tab:
-                raise ValueError("expected an answer, a tab, and a text with the answer")
+                raise ValueError("there is no tab: expected an answer, a tab, and a text with the answer")
             source = pieces.source(answer.strip(), text, facts["longest"], facts["longest_answer"])
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
@@ -56,11 +58,11 @@ def generate_questions(lines: list[str], checkpoint: Path, settings: dict, **fla
 
 
 GENERATORS = {"translation": translate, "question_generation": generate_questions}
-"""{task: function that generates text with its models}"""
+"""{task of fairseq: function that generates text with models of this task}"""
 
 
 def generate(lines: list[str], checkpoint: Path, data: Path, **flags: object) -> list[str]:
-    """Returns the best hypothesis of fairseq-interactive for each tokenized line."""
+    """Returns the best hypothesis of fairseq-interactive, as tokenized text, for each tokenized line."""
     if not lines:
         return []
     with tempfile.TemporaryDirectory() as scratch:

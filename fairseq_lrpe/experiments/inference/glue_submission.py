@@ -1,7 +1,7 @@
 """Write a zip file of predictions for GLUE's test sets in the format of its evaluation server.
 
-For each task, the seed with the best score on the development set predicts. Missing files that the server
-requires are listed. For example:
+For each task, the model of the seed with the best score on the development set is used. Files that the server
+requires, but for which there is no model, are listed. For example:
 
   lrpe glue-submission results/glue/wikibook/linear_rope
 """
@@ -23,12 +23,12 @@ from fairseq_lrpe.utils.subprocesses import run_command
 
 
 def submission_files(name: str) -> dict[str, str]:
-    """Returns {file name in the submission: test set} of a task."""
+    """Returns {file name in the zip file, without suffix: test split} of a task."""
     return TASKS[name].submission or {name: "test"}
 
 
 def best_runs(folder: Path) -> dict[str, tuple[float, Path]]:
-    """Returns {task: (score on the development set, run folder)} of the best seeds."""
+    """Returns {task: (score on the development set, run folder)} of each task's best finished run."""
     best = {}
     for path in sorted(folder.glob("task=*/seed-*/evaluation.json")):
         record, name = read_json(path), path.parents[1].name.removeprefix("task=")
@@ -45,9 +45,9 @@ def best_runs(folder: Path) -> dict[str, tuple[float, Path]]:
 
 
 def write(runs: dict[str, tuple[float, Path]], out: Path, cpu: bool) -> None:
-    """Writes the predictions of the best runs to a zip file."""
+    """Writes the predictions of ``best_runs`` for the test sets to a zip file."""
     if out.is_dir():
-        raise ValueError(f"--out {out} is a folder, not a zip file")
+        raise ValueError(f"--out {out} is a folder: give the path of a file")
     with output_folder(out.parent), tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         for name, (_, run) in tqdm(runs.items(), unit="task", disable=None):
             checkpoint = run / read_json(run / "evaluation.json")["checkpoint"]
@@ -62,8 +62,8 @@ def write(runs: dict[str, tuple[float, Path]], out: Path, cpu: bool) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe glue-submission", __doc__, "RUNS [options]")
-    parser.add_argument("runs", type=abs_path, help="the folder of a method")
-    parser.add_argument("--out", type=abs_path, help="default: submission.zip in that folder")
+    parser.add_argument("runs", type=abs_path, help="folder of a method's runs")
+    parser.add_argument("--out", type=abs_path, help="zip file to write (default: RUNS/submission.zip)")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     out = args.out or args.runs / "submission.zip"
@@ -75,5 +75,5 @@ def main(arguments: list[str] | None = None) -> None:
     required = [*(file for name in TASKS for file in submission_files(name)), "AX"]
     written = {file for name in runs for file in submission_files(name)}
     if missing := [f"{file}.tsv" for file in required if file not in written]:
-        print(f"missing for GLUE's server: {', '.join(missing)}")
+        print(f"GLUE's server also requires: {', '.join(missing)}")
     print(f"written: {out}")

@@ -1,4 +1,4 @@
-"""Loading a trained model with its task."""
+"""Loads a trained model and its task."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 
 
 def load_model(checkpoint: Path, cpu: bool, **overrides: str) -> tuple:
-    """Returns (model, task) of a checkpoint in evaluation mode; ``overrides`` replace its settings."""
+    """Returns (model in evaluation mode, task) of a checkpoint; ``overrides`` replace its settings."""
     [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], arg_overrides=overrides or None
     )

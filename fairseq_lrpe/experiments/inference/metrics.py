@@ -1,30 +1,30 @@
-"""Metrics of the predictions that a trained model writes to a file."""
+"""Metrics of the predicted labels or scores that a trained model writes to a file."""
 
 from pathlib import Path
 
 
 def prediction_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: bool) -> list[str]:
-    """Returns the command that writes the predictions for {split: file}."""
+    """Returns the ``lrpe classify`` command that writes the predictions for {split: file}."""
     arguments = [str(checkpoint), str(data), *(f"{split}={path}" for split, path in files.items())]
     return ["python", "-m", "fairseq_lrpe", "classify", *arguments, *["--cpu"] * cpu]
 
 
 def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
-    """Predicts the split of an evaluation with the job's checkpoint; returns (predictions, targets)."""
+    """Predicts the split of the evaluation ``name``; returns (predictions, targets) as text."""
     split, path = job.kind.evaluations(job.cfg)[name]["split"], job.folder / f"predictions-{name}.tsv"
     job.call(prediction_command(job.checkpoint, data, {split: path}, job.launch.cpu), name)
     return read_predictions(path)
 
 
 def read_predictions(path: Path) -> tuple[list[str], list[str]]:
-    """Returns (predictions, targets) of a file."""
+    """Returns (predictions, targets) in a file written by ``lrpe classify``, as text."""
     rows = [line.split("\t") for line in path.read_text().splitlines()[1:]]
     return [row[1] for row in rows], [row[2] for row in rows]
 
 
 def label_metrics(predicted: list[str], target: list[str]) -> dict[str, float]:
-    """Returns accuracy, Matthews correlation and, for binary tasks with the label "1", its F1, in percent."""
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef  # takes seconds
+    """Returns accuracy, Matthews correlation and, for binary tasks, the F1 of the label "1", in percent."""
+    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef  # this import takes seconds
 
     values = {"accuracy": accuracy_score(target, predicted), "matthews": matthews_corrcoef(target, predicted)}
     if "1" in target and len(set(target)) <= 2:
@@ -33,13 +33,13 @@ def label_metrics(predicted: list[str], target: list[str]) -> dict[str, float]:
 
 
 def majority_metrics(target: list[str]) -> dict[str, float]:
-    """Returns the metrics of always predicting the most frequent label."""
+    """Returns ``label_metrics`` of always predicting the most frequent label."""
     return label_metrics([max(sorted(set(target)), key=target.count)] * len(target), target)
 
 
 def score_metrics(predicted: list[float], target: list[float]) -> dict[str, float]:
-    """Returns Pearson and Spearman correlation in percent."""
-    from scipy.stats import pearsonr, spearmanr  # takes seconds
+    """Returns the Pearson and Spearman correlations in percent."""
+    from scipy.stats import pearsonr, spearmanr  # this import takes seconds
 
     pair = predicted, target
     values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
@@ -47,8 +47,8 @@ def score_metrics(predicted: list[float], target: list[float]) -> dict[str, floa
 
 
 def describe_score(metric: str, score: float | None, majority: float | None) -> str | None:
-    """Returns a score in words, compared with that of the most frequent label; None without a score."""
+    """Returns a score in words, with that of always predicting the most frequent label."""
     if score is None:
         return None
-    baseline = "" if majority is None else f", always the most frequent label {majority:.2f}"
+    baseline = "" if majority is None else f" (always predicting the most frequent label: {majority:.2f})"
     return f"{metric} {score:.2f}{baseline}"

@@ -1,4 +1,4 @@
-"""Predicting labels or scores with a trained classifier or a fine-tuned model."""
+"""Predicts labels or scores with a trained classifier or a fine-tuned model."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ TASKS = ("sentence_prediction", "classification")
 
 @torch.no_grad()
 def predict(model, task, split: str, batch_size: int) -> list[tuple[str, str | None]]:
-    """Returns (prediction, target or None) of each row of a split, in order, as text."""
+    """Returns (prediction, target or None) of each row of a split as text, in the order of the rows."""
     task.load_dataset(split)
     dataset, rows = task.dataset(split), {}
     batches = task.get_batch_iterator(dataset, max_sentences=batch_size).next_epoch_itr(shuffle=False)
@@ -32,19 +32,19 @@ def predict(model, task, split: str, batch_size: int) -> list[tuple[str, str | N
 
 
 def compute_logits(model, task, sample: dict) -> torch.Tensor:
-    """Returns logits (B, labels), or scores (B, 1) of a regression."""
+    """Returns the logits of a batch, of shape (batch, labels), or its scores, of shape (batch, 1)."""
     if isinstance(task, ClassificationTask):
         return model(**sample["net_input"])
     return model(**sample["net_input"], classification_head_name=task.cfg.classification_head_name)[0]
 
 
 def is_regression(task) -> bool:
-    """Whether the task predicts scores instead of labels."""
+    """Returns whether the task predicts scores instead of labels."""
     return getattr(task.cfg, "regression_target", False)
 
 
 def to_text(task, values: list) -> list[str]:
-    """Converts scores to 0..5, and label indices to labels, as in the task's files."""
+    """Converts scores to STS-B's scale from 0 to 5, and indices of labels to the labels, as text."""
     if is_regression(task):
         return [f"{MAX_SCORE * x:.6f}" for x in values]
     if isinstance(task, ClassificationTask):
@@ -53,22 +53,23 @@ def to_text(task, values: list) -> list[str]:
 
 
 def write(path: Path, rows: list[tuple[str, str | None]]) -> None:
-    """Writes index, prediction and, if available, target of each row in GLUE's submission format."""
+    """Writes the index, prediction and target (if known) of each row to a TSV file, as GLUE requires."""
     columns = ["index", "prediction", "target"][: 2 if any(target is None for _, target in rows) else 3]
     lines = ["\t".join([str(i), *row][: len(columns)]) for i, row in enumerate(rows)]
     write_atomic(path, "\n".join(["\t".join(columns), *lines]) + "\n")
 
 
 def run(checkpoint: Path, name: str, data: Path, splits: list[str], cpu: bool) -> None:
-    """Writes the predictions of a model of the task ``name`` for each SPLIT=FILE."""
+    """Writes the predictions for each SPLIT=FILE in ``splits``; ``name`` is the task of the model."""
     for pair in splits or [""]:
         if "=" not in pair:
             raise ValueError(f"{pair!r}: SPLIT=FILE is required, such as valid=predictions.tsv")
     if name not in TASKS:
-        raise ValueError(f"{checkpoint} was trained on the task {name}: {' or '.join(TASKS)} is required")
+        required = f"a model of {' or '.join(TASKS)} is required"
+        raise ValueError(f"{checkpoint} was trained on the task {name}: {required}")
     model, task = load_model(checkpoint, cpu, data=str(data))
     for pair in splits:
         split, _, path = pair.partition("=")
         if isinstance(task, ClassificationTask) and split not in task.about["rows"]:
-            raise ValueError(f"{data} has no split {split}: its splits are {', '.join(task.about['rows'])}")
+            raise ValueError(f"{data} has no split {split!r}: choose from {', '.join(task.about['rows'])}")
         write(Path(path), predict(model, task, split, BATCH_SIZE))

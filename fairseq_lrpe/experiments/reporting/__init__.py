@@ -1,1 +1,1 @@
-"""Measurements of finished and unfinished runs as tables, plots and an HTML report."""
+"""Reports of the measurements of runs, finished or not: tables, plots and an HTML page."""

@@ -1,6 +1,6 @@
-"""A paper's table from the DataFrame of all measurements: means, ranks, differences to the baseline.
+"""Aggregates measurements into the cells of a table: means, ranks and differences to the baseline.
 
-:func:`seed_values` has a line per cell and seed, :func:`summarize` one per cell. Both are pure functions.
+:func:`seed_values` returns one line per cell and seed, and :func:`summarize` returns one line per cell.
 """
 
 import math
@@ -16,24 +16,25 @@ from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.spec.table import Cell, Table
 from fairseq_lrpe.methods import METHODS, canonical
 
-METHOD_ORDER = {method: place for place, method in enumerate(METHODS)}
+METHOD_ORDER = {method: index for index, method in enumerate(METHODS)}
 CSV = "attention row column measured_on metric length unit paper paper_std mean std state seeds".split()
 CSV += "paper_rank rank difference low high common_seeds".split()
 RUNS_CSV = "attention method changes evaluation metric length seeds mean std measured_seeds state".split()
-"""The columns that are printed as CSV of a table, and of the runs of an experiment."""
+"""Columns of the CSV output: ``CSV`` of a table, ``RUNS_CSV`` of the runs of an experiment."""
 
 
 def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
-    """Returns the value of each cell and seed.
+    """Returns the measured value of each cell of a table with each seed.
 
     Args:
         table: the table.
         results: measurements of any runs, as ``load_results`` returns them.
 
     Returns:
-        A DataFrame with the columns of ``results``, ``cell`` (the position in ``table.cells``) and
-        ``is_measured`` (whether the run has a value; the value of a diverged run is NaN). A cell with runs
-        has a row for each planned seed; one that combines others has a row for each seed that they share.
+        A DataFrame with the columns of ``results``, ``cell`` (the index in ``table.cells``) and
+        ``is_measured`` (whether the run has a value, which may be NaN for a diverged run). A cell with runs
+        has one line per planned seed. A cell that combines others has one line per seed that all of these
+        have measured.
     """
     planned = pd.DataFrame(
         [
@@ -63,13 +64,13 @@ def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
 
 
 def _key(run):
-    """The values of a run in the columns ``RUN``."""
+    """Returns the values of a run in the columns ``RUN``."""
     changes = ", ".join(f"{key}={value}" for key, value in run.changes)
     return run.experiment, run.attention, canonical(run.method), changes, run.seed
 
 
 def _combine(cell: Cell, parts: pd.DataFrame) -> pd.DataFrame:
-    """Returns the (seed, value) of a cell made of others, for the seeds that all of these have measured."""
+    """Returns the columns seed and value of a cell that combines ``parts``, for the seeds of all parts."""
     by_seed = parts[parts["is_measured"]].groupby("seed")["value"]
     how = {"higher": "max", "lower": "min"}[cell.better] if cell.is_best else statistics.fmean
     return by_seed.agg(how)[by_seed.size() == len(cell.parts)].reset_index()
@@ -80,31 +81,34 @@ def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         table: the table.
-        values: what :func:`seed_values` returns.
+        values: the DataFrame that :func:`seed_values` returns.
 
     Returns:
         A DataFrame with the columns
 
         - attention, row, method, column, measured_on (the experiment), metric, better
-        - paper, paper_std: the published number
-        - mean, std, seeds: of the measured seeds, for ``drop_worst`` without the worst of three or more;
-          ``seeds`` includes it. The mean of a diverged run is not finite.
-        - planned, state: the number of planned seeds; "3", "2 of 3", the state of the run that got furthest,
-          "damaged", or "-"
-        - length, unit: the length of the measured trainings if it is the same for all
+        - paper, paper_std: the published mean and standard deviation
+        - mean, std: the mean over the measured seeds (not finite if a run diverged) and the sample standard
+          deviation, both without the worst of three or more seeds if ``drop_worst`` is set
+        - seeds, planned: the numbers of measured and planned seeds
+        - state: "3" or "2 of 3" measured seeds, or without any, the state of the run that got furthest,
+          "damaged", or "-" if no run was started
+        - length, unit: the length of the measured trainings if all have the same
         - lengths, started_lengths: tuples of (length, unit) of the measured, and of all started trainings
-        - signatures: how the metric was computed (sacreBLEU's signatures), a tuple
-        - is_apart: whether the runs were trained for another length than most of the column
-        - is_ranked: whether the mean is finite and not apart, so that it can be compared with others
-        - is_comparable: whether it is ranked, and a number is published
-        - is_best, paper_is_best: whether it is the best one of the attention's rows, if these differ
-        - paper_rank, rank: among the rows that have both numbers, if there are two or more; 1 is best
-        - difference, low, high, common_seeds: the mean difference to the baseline over common seeds, and its
-          95% confidence interval (Student t); only between runs of the same length
-        - decimals: how many decimals are shown
+        - signatures: a tuple of sacreBLEU's signatures of the metric
+        - is_apart: whether the length of the trainings differs from the most frequent one of the column
+        - is_ranked: whether the mean is finite and ``is_apart`` is false
+        - is_comparable: whether ``is_ranked`` is true, and there is a published number
+        - is_best, paper_is_best: whether the mean, or the published number, is the best one of the column and
+          attention; false if all of them are equal
+        - paper_rank, rank: the ranks of the published number and of the mean among the comparable cells of
+          the column and attention, if there are two or more; 1 is best
+        - difference, low, high, common_seeds: the mean difference to the baseline over the seeds of both, its
+          95% confidence interval (Student t), and the number of these seeds, if both have the same length
+        - decimals: the number of decimals that are shown
     """
     positions = {id(cell): i for i, cell in enumerate(table.cells)}
-    seeds = {i: [] for i in range(len(table.cells))}  # lists, because pandas is slow for so few lines each
+    seeds = {i: [] for i in range(len(table.cells))}  # lists, since pandas is slow for a few lines per cell
     for line in values.itertuples():
         seeds[line.cell].append(line)
     parts = {i: [positions[id(part)] for part in cell.parts] for i, cell in enumerate(table.cells)}
@@ -128,17 +132,17 @@ def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
 
 
 def _measured(lines):
-    """{seed: value} of what was measured."""
+    """Returns {seed: value} of the measured lines."""
     return {line.seed: line.value for line in lines if line.is_measured}
 
 
 def _lengths(lines):
-    """The lengths of trainings, such as {(400, "updates")}."""
+    """Returns the set of the lengths of trainings, such as {(400, "updates")}."""
     return {(line.length, line.unit) for line in lines if isinstance(line.unit, str)}
 
 
 def _in_order(lengths):
-    """Lengths of trainings as a tuple, the shortest first."""
+    """Returns lengths of trainings as a tuple, the shortest first."""
     return tuple(sorted(lengths, key=lambda length: length[::-1]))
 
 
@@ -154,7 +158,7 @@ def describe_lengths(lengths: Iterable[tuple[float, str]]) -> str:
 
 
 def _trained_differently(table, lengths, parts):
-    """{cell: whether its runs were trained for another length than most of its column}."""
+    """Returns {cell: whether the length of its trainings differs from the column's most frequent one}."""
     apart = {}
     for column in dict.fromkeys(cell.column for cell in table.cells):
         cells = [i for i, cell in enumerate(table.cells) if cell.column == column]
@@ -164,7 +168,7 @@ def _trained_differently(table, lengths, parts):
 
 
 def _summarize_cell(cell, lines, planned):
-    """The columns that depend on a single cell."""
+    """Returns the columns of ``summarize`` that depend on a single cell."""
     values = sorted(_measured(lines).values(), reverse=cell.better == "higher")
     mean, std = _mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
     state = f"{len(values)}" if len(values) == planned else f"{len(values)} of {planned}"
@@ -191,13 +195,13 @@ def _summarize_cell(cell, lines, planned):
 
 
 def _mean_and_std(values):
-    """The mean and the sample standard deviation, correctly rounded; NaN where undefined."""
+    """Returns the mean and the sample standard deviation, which are NaN if they are undefined."""
     std = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
     return statistics.fmean(values) if len(values) else math.nan, std
 
 
 def _state(lines):
-    """The state of the unfinished run that got furthest, "damaged", or "-" if no run was started."""
+    """Returns the state of the unfinished run that got furthest, "damaged", or "-" if no run was started."""
     started = [line for line in lines if isinstance(line.state, str)]
     readable = [line for line in started if line.state != "damaged"]
     if not readable:
@@ -226,7 +230,7 @@ def _add_ranks(summary):
 def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
     """Returns {(attention, column): Spearman's ρ} of the ranks.
 
-    It is NaN for two rows, whose correlation is always 1 or -1, and where all values are equal.
+    ρ is NaN if there are fewer than three rows, or if all published or all measured values are equal.
     """
     ranked = summary.dropna(subset=["paper_rank", "rank"])
     found = {}
@@ -237,7 +241,7 @@ def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
 
 
 def _difference(ours, base):
-    """The columns of the difference to the baseline, paired by seed."""
+    """Returns the columns of ``summarize`` about the difference to the baseline, paired by seed."""
     from scipy.stats import ttest_1samp
 
     pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
@@ -250,12 +254,12 @@ def summarize_runs(results: pd.DataFrame) -> pd.DataFrame:
     """Summarizes the runs of one experiment over their seeds.
 
     Args:
-        results: measurements as ``load_results`` returns them, of one experiment.
+        results: measurements of one experiment, as ``load_results`` returns them.
 
     Returns:
-        A DataFrame with one line per attention, method, changes, evaluation and metric, which has the columns
-        length (such as "400 updates"), seeds, mean, std, measured_seeds, state (of the unfinished seeds) and
-        decimals. Runs without measurements have one line without a metric.
+        A DataFrame with one line per attention, method, changes, evaluation and metric. The further columns
+        are length (such as "400 updates"), seeds, mean, std, measured_seeds, state (of the unfinished seeds)
+        and decimals. Runs without measurements have one line without a metric.
     """
     lines = []
     order = results["method"].map(METHOD_ORDER).rename("order")
@@ -280,7 +284,7 @@ def summarize_runs(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def _describe_run(run):
-    """The state of an unfinished run in words."""
+    """Returns the state of an unfinished run in words."""
     if run.state == "damaged":
         return f"damaged ({run.problem})"
     return describe_state(run.state, run.reached, run.updates)

@@ -1,6 +1,6 @@
 """Writes an HTML report of a results folder: tables with published numbers, curves, and the states of runs.
 
-The page is one file that needs no network. Its layout is in ``report.html.jinja``.
+The page is a single file that needs no network connection. Its template is ``report.html.jinja``.
 """
 
 import json
@@ -39,24 +39,24 @@ from fairseq_lrpe.utils.files import display_path
 
 STATES = ("finished", "running", "stopped", "failed", "damaged", "not started")
 EXPLANATIONS = {
-    r"^-$": "“-”: there is no number, because the paper has none, or there is no readable run.",
-    r"\(\d+\)$": "The number of seeds is in brackets, their standard deviation after “±”.",
+    r"^-$": "“-”: there is no number, because the paper has none, or because no run can be read.",
+    r"\(\d+\)$": "The number of seeds is in brackets. The standard deviation over the seeds is after “±”.",
     r"\(\d+ of \d+\)$": "“(2 of 3)”: only some of the planned seeds have been measured.",
-    r"^running ": "“running 240/400”: no seed has been measured; one is training, and has done 240 of 400 "
-    "updates.",
-    r"^stopped at ": "“stopped at 240 of 400”: no seed has been measured, and none is training; the same "
-    "command continues it.",
+    r"^running ": "“running 240/400”: no seed has been measured, and one has trained for 240 of 400 updates "
+    "so far.",
+    r"^stopped at ": "“stopped at 240 of 400”: no seed has been measured, and none is training. The same "
+    "command resumes the training.",
     r"^not measured$": "“not measured”: the training is finished, but this number is missing.",
-    r"^damaged$": "“damaged”: the files of its runs cannot be read.",
+    r"^damaged$": "“damaged”: the files of the runs cannot be read.",
     r"diverged": "“diverged”: the number is infinite or NaN.",
 }
-"""{what a cell of a table may contain: the explanation below the table}"""
+"""{regular expression of cells of a table: explanation below a table with such a cell}"""
 PROBLEMS = {
     "damaged": "Damaged: the files cannot be read, and the runs count as missing in tables",
     "failed": "Failed: the last command ended with an error",
-    "stopped": "Stopped: the same command continues them",
+    "stopped": "Stopped: the same command resumes the training",
 }
-MAX_LOG_LINE = 500  # characters
+MAX_LOG_LINE = 500  # number of characters of a log line that are shown
 
 
 @dataclass
@@ -65,9 +65,9 @@ class Report:
 
     results: Path
     records: dict[Path, RunRecord]
-    tables: list[tuple[Table, pd.DataFrame]] = field(default_factory=list)  # with their summaries
+    tables: list[tuple[Table, pd.DataFrame]] = field(default_factory=list)  # with summaries
     experiments: dict[str, list[RunRecord]] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)  # why tables cannot be shown
+    errors: list[str] = field(default_factory=list)  # messages about tables that cannot be shown
 
     @cached_property
     def measurements(self) -> pd.DataFrame:
@@ -76,11 +76,11 @@ class Report:
 
     @cached_property
     def ids(self) -> dict[Path, str]:
-        """{folder: the id of the run's element}"""
+        """{run folder: id of the HTML element of the run}."""
         return {folder: f"run-{i}" for i, folder in enumerate(self.records)}
 
     def find(self, table: Table) -> list[RunRecord | None]:
-        """Returns the records of a table's runs, None for those that have not been started."""
+        """Returns the records of a table's runs, with None for runs that have not been started."""
         return [self.records.get(run.folder(self.results)) for run in table.runs()]
 
     def add_table(self, table: Table) -> None:
@@ -91,7 +91,7 @@ class Report:
             self.tables.append((table, summarize(table, seed_values(table, found))))
 
     def state_counts(self) -> dict[str, int]:
-        """Returns {state: number of runs}."""
+        """Returns {state: number of runs}, including the tables' runs that have not been started."""
         counts = Counter(record.state for record in self.records.values())
         missing = (
             {str(run) for run, record in zip(table.runs(), self.find(table), strict=True) if record is None}
@@ -102,11 +102,11 @@ class Report:
 
 
 def scan(results: Path) -> Report:
-    """Reads all runs below a results folder and finds their tables; ValueError if there is no run."""
+    """Reads all runs below a results folder and finds their tables; raises ValueError if there is no run."""
     folders = run_folders(results)
     if not folders:
         missing = "no folder such as lm/mini/linear_base/seed-1 with a run.json"
-        raise ValueError(f"{results} has no runs ({missing}): give the folder that --results named")
+        raise ValueError(f"{results} has no runs ({missing}): give the folder that was passed as --results")
     console = Console(file=sys.stderr)
     folders = track(folders, "runs", console=console)
     report = Report(results, {folder: read_run(folder, results) for folder in folders})
@@ -118,7 +118,7 @@ def scan(results: Path) -> Report:
         for scale in SCALES:
             try:
                 found.append(Table(name, scale))
-            except ValueError as error:  # it has only one scale, or is invalid
+            except ValueError as error:  # the table has only one scale, or is invalid
                 errors.append(str(error))
         if not found:
             report.errors.append(f"The table {name} cannot be shown: {errors[0]}")
@@ -126,19 +126,19 @@ def scan(results: Path) -> Report:
             report.add_table(table)
             for overrides, methods in existing_overrides(table, report.records.values()).items():
                 if len(methods) > 1:
-                    with suppress(ValueError):  # not every row can have them
+                    with suppress(ValueError):  # some rows may not support these overrides
                         report.add_table(Table(name, table.scale, overrides))
     return report
 
 
 def _names_any(table: str, names: Iterable[str]) -> bool:
-    """Whether a table's YAML contains one of the experiments; loading every table would take long."""
+    """Returns whether a table's YAML file contains one of the names; loading the table would take longer."""
     text = (experiments.CONFIGS / "tables" / f"{table}.yaml").read_text(errors="replace")
     return any(name in text for name in names)
 
 
 def render(report: Report, time: datetime) -> str:
-    """Returns the page; ``time`` is shown as the time at which it was made."""
+    """Returns the HTML page of a report; ``time`` is shown as the time of its creation."""
     records = list(report.records.values())
     problems = {title: [r for r in records if r.state == state] for state, title in PROBLEMS.items()}
     machines = Counter((versions(r.settings), machine(r.settings), commit(r.settings)) for r in records)
@@ -169,7 +169,7 @@ def render(report: Report, time: datetime) -> str:
 
 
 def _table(report, number, table, summary):
-    """What the template shows of a table."""
+    """Returns the variables of the template for a table."""
     title, *sections = table_sections(table, summary)
     records = report.find(table)
     states = Counter(record.state if record else "not started" for record in records)
@@ -186,7 +186,7 @@ def _table(report, number, table, summary):
 
 
 def _notes(table, summary, frame):
-    """Explains what the cells of a table contain."""
+    """Yields explanations of the cells of a table."""
     cells = {cell for column in frame.columns[2:] for cell in frame[column]}
     if summary["paper"].notna().any():
         ours = "mini" if table.scale == "mini" else "measured"
@@ -197,7 +197,7 @@ def _notes(table, summary, frame):
 
 
 def _experiment(number, name, records):
-    """What the template shows of an experiment."""
+    """Returns the variables of the template for an experiment."""
     _, *sections = experiment_sections(name, measurements(records))
     figure = curve_figure(experiment_lines(records))
     plot = figure and Markup(figure_html(figure, f"plot-experiment-{number}"))
@@ -205,12 +205,12 @@ def _experiment(number, name, records):
 
 
 def breakable(text: object) -> Markup:
-    """Allows line breaks in a path or key after slashes and dots."""
+    """Returns a path or key as HTML that may be wrapped after slashes and dots."""
     return Markup(re.sub(r"(?<=[./])(?=\w)", "<wbr>", str(escape(text))))
 
 
 def unbroken(cell: str) -> str:
-    """Prevents line breaks within "± 0.15" and "(2 of 3)"."""
+    """Returns the text of a cell without line breaks in parts such as "± 0.15" and "(2 of 3)"."""
     return re.sub(r"± |\(\d+ of \d+\)", lambda match: match[0].replace(" ", "\u00a0"), cell)
 
 
@@ -233,13 +233,13 @@ def flatten(content: object, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def versions(settings: dict) -> str:
-    """Returns the versions in a run.json."""
+    """Returns the versions in a run.json as text."""
     found = settings.get("versions")
     return ", ".join(f"{name} {x}" for name, x in found.items()) if isinstance(found, dict) else "-"
 
 
 def machine(settings: dict) -> str:
-    """Returns the GPUs in a run.json, or "CPU", and the precision."""
+    """Returns the GPUs in a run.json, or "CPU", and the precision as text."""
     names = settings.get("gpu_names")
     gpus = Counter(map(str, names)) if isinstance(names, list) else {}
     devices = ", ".join(f"{n} × {name}" for name, n in gpus.items())
@@ -248,18 +248,18 @@ def machine(settings: dict) -> str:
 
 
 def commit(settings: dict) -> str:
-    """Returns the git revision in a run.json."""
+    """Returns the git revision in a run.json as text."""
     git = settings.get("git")
     revision = git.get("revision") if isinstance(git, dict) else None
     return f"{str(revision)[:12]}{' with changes' if git.get('dirty') else ''}" if revision else "-"
 
 
 def last_log_line(record: RunRecord) -> str:
-    """Returns the last line of a run's newest log."""
+    """Returns the name and the last line of a run's newest log."""
     name, line = record.last_log_line()
     return f"{name} ends: {line[:MAX_LOG_LINE]}" if name else "-"
 
 
 def format_time(time: datetime | None) -> str:
-    """Formats a time in UTC."""
+    """Returns a time in UTC as text, or "-" for None."""
     return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if time else "-"

@@ -1,4 +1,4 @@
-"""The plots of ``plots.py`` for an HTML page, with plotly (the extra ``report``)."""
+"""The plots of ``plots.py`` for an HTML page, drawn by plotly (which the extra ``report`` installs)."""
 
 import math
 from html import escape
@@ -24,9 +24,9 @@ SYMBOLS = dict(zip(
     "triangle-left triangle-right octagon hexagon2".split(),
     strict=True,
 ))  # fmt: skip
-"""{matplotlib's marker: plotly's}"""
-WIDTH = 1.5  # of lines, in pixels
-MAX_MARKERS = 12  # per line
+"""{marker of matplotlib: symbol of plotly}"""
+WIDTH = 1.5  # width of lines in pixels
+MAX_MARKERS = 12  # number of markers on a line
 
 LAYOUT = {
     "template": "none",
@@ -36,7 +36,7 @@ LAYOUT = {
     "height": 520,
     "margin": {"l": 8, "r": 12, "t": 34, "b": 8},
     "hovermode": "closest",
-    "showlegend": True,  # also for a single line
+    "showlegend": True,  # otherwise, plotly omits the legend of a single line
     "legend": {
         "orientation": "h",
         "yref": "container",
@@ -54,17 +54,17 @@ AXIS = {
     "ticks": "outside",
 }
 TOUCH_SCRIPT = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false});"
-"""On touch screens, dragging scrolls the page; the plot's buttons zoom."""
+"""JavaScript that disables zooming by dragging on touch screens, where dragging scrolls the page."""
 CONFIG = {
     "responsive": True,
     "displaylogo": False,
-    "showSendToCloud": False,  # no data leaves the page
+    "showSendToCloud": False,  # a button that would upload the data
     "modeBarButtonsToRemove": ["select2d", "lasso2d"],
 }
 
 
 def curve_figure(lines: pd.DataFrame) -> go.Figure | None:
-    """Plots the validation curves of ``plots.experiment_lines``, one line per run; None without any."""
+    """Returns a plot of the curves of ``plots.experiment_lines``, one line per run; None without curves."""
     groups = []
     for (attention, row), runs in lines.groupby(["attention", "row"], sort=False):
         seeds = {seed: common_points(of) for seed, of in runs.groupby("seed", sort=False)}
@@ -104,12 +104,12 @@ def _set_curve_axes(figure, lines, curve):
     end = max(points.index[-1] for points in lines)
     start, bottom, top = visible_range(lines, end, curve)
     highest = max(points["mean"].min() for points in lines)
-    if curve.better == "lower" and highest > top:  # a run that has just begun
+    if curve.better == "lower" and highest > top:  # the line of a run that has just started
         start, top = min(points.index[0] for points in lines), 1.05 * highest
     margin = 0.02 * (end - start) or max(0.02 * end, 1)
     figure.update_xaxes(AXIS, title="updates", range=[start - margin, end + margin], tickformat=",~f")
     if end - start + 2 * margin < 10:
-        figure.update_xaxes(dtick=1)  # whole updates only
+        figure.update_xaxes(dtick=1)  # no fractions of updates
     figure.update_yaxes(AXIS, title=curve.label)
     if curve.better == "lower":
         limits = [math.log10(bottom), math.log10(top)]
@@ -117,9 +117,9 @@ def _set_curve_axes(figure, lines, curve):
 
 
 def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
-    """Plots the numbers that several columns measured of the same runs, such as perplexities by length.
+    """Returns a plot of columns that were measured on the same runs, such as perplexities by block length.
 
-    Returns None if there are fewer than three such columns: a line between other columns means nothing.
+    Returns None if there are fewer than three such columns, for which a plot is not useful.
     """
     first = {}
     for cell in table.cells:
@@ -150,12 +150,12 @@ def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
 
 
 def legend_text(value: str, name: str) -> str:
-    """Returns the legend entry of a line; long names are wrapped."""
+    """Returns the legend entry of a line as HTML; long names are wrapped."""
     return escape(f"{value}  {wrap(name)}").replace("\n", "<br>")
 
 
 def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
-    """Returns plotly's settings for a line; softmax attention has dashed lines and open markers."""
+    """Returns plotly's settings of a line, which is dashed and has open markers for softmax attention."""
     style = LINE_STYLES.get(attention, "-")
     symbol = SYMBOLS[marker] + ("" if style == "-" else "-open")
     dash = "solid" if style == "-" else ",".join(f"{WIDTH * x}px" for x in style[1])
@@ -166,6 +166,6 @@ def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
 
 
 def figure_html(figure: go.Figure, name: str) -> str:
-    """Returns the HTML that draws a figure in a page with plotly's script; ``name`` is the element's id."""
+    """Returns HTML that draws a figure in a page with plotly's script; ``name`` is the id of its element."""
     options = {"include_plotlyjs": False, "full_html": False, "post_script": TOUCH_SCRIPT}
     return to_html(figure, CONFIG, div_id=name, **options)

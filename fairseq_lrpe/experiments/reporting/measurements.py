@@ -1,4 +1,4 @@
-"""All measurements of a results folder, and all published numbers, as tidy DataFrames."""
+"""The measurements in a results folder and the published numbers as DataFrames, one number per line."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,28 +11,28 @@ from fairseq_lrpe.experiments.spec.run import as_text, run_folders
 from fairseq_lrpe.experiments.spec.table import read_paper
 
 RUN = ["experiment", "attention", "method", "changes", "seed"]
-"""The columns that identify a run."""
+"""Columns that identify a run."""
 STATE = ["kind", "updates", "reached", "length", "unit", "state", "problem", "folder"]
 MEASUREMENT = ["evaluation", "metric", "value", "signature"]
 PUBLISHED = ["paper", "table", "row", "attention", "method", "changes", "column", "metric", "better"]
 
 
 def load_results(results: str | Path) -> pd.DataFrame:
-    """Loads every measurement below a results folder, one per line.
+    """Loads every measurement below a results folder, one per line; raises ValueError if it does not exist.
 
     Args:
-        results: the folder that ``lrpe train`` or ``lrpe table`` wrote to (``--results``).
+        results: the folder to which ``lrpe train`` or ``lrpe table`` wrote (``--results``).
 
     Returns:
         A DataFrame with the columns
 
         - experiment, attention, method, changes, seed: the run; ``changes`` is "KEY=VALUE, ..", or empty
-        - evaluation, metric, value: what was measured. A run without measurements has one line in which
-          these are missing; a run that diverged has a metric whose value is NaN.
-        - signature: how the metric was computed (sacreBLEU's signature), if known
+        - evaluation, metric, value: the measurement. A run without measurements has one line in which these
+          columns are missing. The value of a run that diverged may be NaN.
+        - signature: sacreBLEU's signature of the metric, if it has one
         - kind: the kind of experiment, such as language_modeling
-        - updates, reached: the planned updates, and those done
-        - length, unit: the length of the training, such as 400 and "updates"
+        - updates, reached: the planned and the completed number of updates
+        - length, unit: the planned length of the training, such as 400 and "updates"
         - state: finished, running, stopped, failed or damaged
         - problem: why a damaged run cannot be read
         - folder: the run's folder
@@ -54,7 +54,7 @@ def check_folder(results: Path) -> None:
 
 
 def measurements(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Returns the DataFrame of :func:`load_results` for these runs."""
+    """Returns the measurements of runs in the format of :func:`load_results`."""
     lines = [
         _run_values(record) | dict(zip(MEASUREMENT, measured, strict=True))
         for record in records
@@ -68,7 +68,7 @@ def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
     """Returns the validation curves of runs, one validation per line.
 
     The columns are experiment, attention, method, changes, seed (the run), kind, is_measured (whether the run
-    has evaluations), folder, updates and value. ``KINDS[kind].curve`` says what the value is.
+    has evaluations), folder, updates and value. ``KINDS[kind].curve`` defines the metric of the value.
     """
     columns = [*RUN, "kind", "is_measured", "folder"]
     lines = []
@@ -80,7 +80,7 @@ def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
 
 
 def _run_values(record):
-    """The columns of a run, {name: value}."""
+    """Returns {column: value} of the columns that describe a run."""
     values = {name: getattr(record, name) for name in (*RUN, *STATE)}
     kind = record.settings["kind"] if record.kind else None
     return values | {"changes": ", ".join(record.changes), "kind": kind, "folder": str(record.folder)}
@@ -93,10 +93,10 @@ def published() -> pd.DataFrame:
         A DataFrame with the columns
 
         - paper, table: the file in ``configs/paper`` and the table in it
-        - row, attention, method, changes: the table's row, and what it corresponds to in this project, if
-          anything; ``changes`` has the form that :func:`load_results` has
-        - column, metric, better: the table's column, its metric, and whether "lower" or "higher" is better
-        - mean, std: the number and its standard deviation, if one was published
+        - row, attention, method, changes: the name of the row, and the attention, method and changed settings
+          with which this package measures it, if any; ``changes`` is formatted as in :func:`load_results`
+        - column, metric, better: the column, its metric, and whether "lower" or "higher" is better
+        - mean, std: the published number and its standard deviation, if there is one
     """
     lines = []
     for path in sorted((experiments.CONFIGS / "paper").glob("*.yaml")):
@@ -106,7 +106,7 @@ def published() -> pd.DataFrame:
                 key = [path.stem, name, row.row, row.attention, row.method, changes]
                 for column in row.values:
                     about, number = table.columns[column], row.published(column)
-                    if number:  # otherwise a dash in the paper
+                    if number:  # otherwise, the paper has a dash
                         lines.append([*key, column, about.metric, about.better, *number])
     frame = pd.DataFrame(lines, columns=[*PUBLISHED, "mean", "std"])
     return frame.astype({"mean": "float64", "std": "float64"})

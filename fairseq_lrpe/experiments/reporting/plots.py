@@ -1,4 +1,4 @@
-"""Matplotlib plots of validation curves and of the measurements in a table's columns."""
+"""Plots of validation curves, and of a table's measured numbers over its columns, with matplotlib."""
 
 import math
 import statistics
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MIN_VALUE = 5e-4
-"""What a value of 0 is drawn as: fairseq's logs have three decimals of a loss."""
+"""Lower limit of drawn values; losses that fairseq logs as 0.000 would be missing on a logarithmic axis."""
 
 
 def plot_table(table: Table, results: Path, path: Path) -> None:
-    """Plots the validation curves of a table's runs; the title is the table's if all runs are shown."""
+    """Plots the validation curves of a table's runs and prints the path of the plot."""
     lines = table_lines(table, results)
     shown = set(lines["experiment"])
     planned = {cell.experiment for cell in table.cells if cell.kind and cell.kind.curve}
@@ -39,12 +39,12 @@ def plot_table(table: Table, results: Path, path: Path) -> None:
 
 
 def table_name(table: Table) -> str:
-    """Returns what identifies a table: its name, and the options it was made with."""
+    """Returns the name of a table with its scale and overrides, such as "tmlr_table2 --scale mini"."""
     return " ".join([table.name, *["--scale mini"] * (table.scale == "mini"), *table.overrides])
 
 
 def table_lines(table: Table, results: Path) -> pd.DataFrame:
-    """Returns the curves of a table's runs with the column ``row``, the name of the line in the legend."""
+    """Returns the curves of a table's runs, with the column ``row``: the name of the line in the legend."""
     found = curves(record for record in read_table_runs(table, results) if record.problem is None)
     first_runs, lines = {}, {}
     for cell in table.cells:
@@ -52,14 +52,14 @@ def table_lines(table: Table, results: Path) -> pd.DataFrame:
         runs = found[found["folder"].isin(folders)]
         if len(common_points(runs)):
             key, name = (cell.experiment, cell.attention, cell.row), cell.row
-            if first_runs.setdefault(key, cell.runs) != cell.runs:  # the column has its own changes
+            if first_runs.setdefault(key, cell.runs) != cell.runs:  # the runs have changes of the column
                 name = f"{cell.row}, {cell.column}"
             lines[*key[:2], name] = runs.assign(row=name, method=cell.method or "")
     return pd.concat(lines.values()) if lines else found.assign(row="")
 
 
 def experiment_lines(records: Collection[RunRecord]) -> pd.DataFrame:
-    """Returns the curves of an experiment's runs with the column ``row``, the name of the line."""
+    """Returns the curves of an experiment's runs, with the column ``row``: the name of the line."""
     labels = {str(record.folder): record.label for record in records}
     lines = curves(record for record in records if record.problem is None)
     lines = lines.assign(row=lines["folder"].map(labels), order=lines["method"].map(METHOD_ORDER))
@@ -67,9 +67,9 @@ def experiment_lines(records: Collection[RunRecord]) -> pd.DataFrame:
 
 
 def common_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the mean, min and max of curves over the seeds, by updates, where all seeds have finite values.
+    """Returns the mean, min and max over the seeds, by number of updates, where all values are finite.
 
-    If some runs have been evaluated, only these are used.
+    If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
     """
     runs = runs[runs["is_measured"]] if runs["is_measured"].any() else runs
     points = runs.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
@@ -80,7 +80,7 @@ def common_points(runs: pd.DataFrame) -> pd.DataFrame:
 def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
     """Plots the curves of ``table_lines`` or ``experiment_lines``, in one panel per experiment and attention.
 
-    A line is the mean over the row's seeds; its band ranges from the lowest to the highest of them.
+    A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
 
     Raises:
         ValueError: there is nothing to plot.
@@ -113,7 +113,7 @@ def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
 
 
 def wrap(row: str, notes: Collection[str] = ()) -> str:
-    """Wraps the name of a row for the legend."""
+    """Returns the name of a row, with notes in brackets, wrapped for the legend."""
     text = row + (f" ({', '.join(notes)})" if notes else "")
     whole_words = {"break_long_words": False, "break_on_hyphens": False}
     return textwrap.fill(text, 32, subsequent_indent="    ", **whole_words)
@@ -126,7 +126,7 @@ def _draw_panel(
     lines: dict[str, pd.DataFrame],
     styles: dict[str, tuple[str, str]],
 ) -> None:
-    """Draws the lines of a panel; the legend starts with the best one."""
+    """Draws the lines of a panel; the legend starts with the line that ends with the best value."""
     last = {row: float(points["mean"].iloc[-1]) for row, points in lines.items()}
     end = max(int(points.index[-1]) for points in lines.values())
     lower = curve.better == "lower"
@@ -142,7 +142,7 @@ def _draw_panel(
             linestyle=LINE_STYLES.get(attention, "-"),
             marker=marker,
             markersize=6,
-            # Long lines have few markers, at different places for different rows.
+            # Long lines have few markers, at different updates for different rows.
             markevery=1 if len(points) <= 12 else (i % 4 * (len(points) // 32), len(points) // 8),
             linewidth=1.5,
             label=f"{last[row]:.{curve.decimals}f}  {wrap(row, notes)}",
@@ -169,13 +169,14 @@ def _set_ticks(ax, is_wide):
 
 
 def visible_range(lines: Collection[pd.DataFrame], end: int, curve: Curve) -> tuple[int, float | None, float]:
-    """Returns (the first updates, the lowest and the highest value to show).
+    """Returns (first number of updates, lowest value, highest value) of the visible part of the lines.
 
-    The ends of the lines fill the lower half, except lines far above the others; the second half of the
-    training is visible, and so are lines of one or two points. Curves that are ``whole`` are shown in full.
+    For falling curves, the last values of the lines fill the lower half of the panel, except those far above
+    the others. The second half of the training and lines of one or two points are visible. Curves with
+    ``show_all`` are visible in full. For rising curves, the values have no limits.
     """
     bottom, top = None, math.inf
-    if curve.whole:
+    if curve.show_all:
         bottom = 0.95 * min(points["min"].min() for points in lines)
         top = 1.05 * max(points["max"].max() for points in lines)
     elif curve.better == "lower":
@@ -185,7 +186,7 @@ def visible_range(lines: Collection[pd.DataFrame], end: int, curve: Curve) -> tu
 
 
 def _value_range(lines: list[pd.Series], end: int) -> tuple[float, float]:
-    """Returns the lowest and the highest value to show of falling curves."""
+    """Returns the lowest and the highest visible value of falling curves."""
     last = [means.iloc[-1] for means in lines]
     near = [x for x in last if x <= 1.5 * statistics.median(last)]
     spread = max(math.log(max(near) / min(near)), 0.05)
@@ -200,8 +201,8 @@ def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Selects the cells of a summary that can be drawn as lines over a table's columns.
 
     Returns:
-        The cells of the metric that most columns have, without columns made of others, the best row of each
-        attention first; and the names of the columns in the table's order.
+        The cells of the most frequent metric, without columns that combine others, sorted so that each
+        attention starts with its best row; and the names of the columns in the order of the table.
     """
     cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]
     metrics = cells["metric"].tolist()
@@ -209,18 +210,18 @@ def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     columns = list(cells["column"].unique())
     by_row = cells.groupby(["attention", "row"], sort=False)
     last = by_row["mean"].transform("last") * cells["better"].map({"lower": 1, "higher": -1})
-    places = cells.groupby("attention", sort=False).ngroup()
-    order = pd.DataFrame({"attention": places, "last": last, "row": by_row.ngroup()})
+    attentions = cells.groupby("attention", sort=False).ngroup()
+    order = pd.DataFrame({"attention": attentions, "last": last, "row": by_row.ngroup()})
     return cells.loc[order.sort_values(list(order.columns), kind="stable").index], columns
 
 
 def needs_log_scale(values: pd.Series) -> bool:
-    """Returns whether values differ so much that they are drawn on a logarithmic scale."""
+    """Returns whether positive values differ by more than a factor of 4, which needs a logarithmic scale."""
     return values.max() > 4 * values.min() > 0
 
 
 def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
-    """Plots measured numbers over the columns, one panel per attention; ValueError without numbers."""
+    """Plots a table's measured numbers over its columns; raises ValueError if there are no numbers."""
     from matplotlib.figure import Figure
 
     cells, columns = column_lines(summary)

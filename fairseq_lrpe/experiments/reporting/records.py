@@ -1,4 +1,4 @@
-"""Reads run folders: what was run, how far it got, and what was measured."""
+"""Reads run folders: the settings, progress and measurements of runs."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_i
 from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.spec.run import RECORDS, experiment_of
 
-ERROR = re.compile(r"[\w.]*(Error|Exception)\b|fairseq_lrpe: ")  # the last line of a log after a failure
+ERROR = re.compile(r"[\w.]*(Error|Exception)\b|fairseq_lrpe: ")  # last line of a failed command's log
 LOG_TAIL = 4096  # bytes of a log that are searched for its last line
 
 
@@ -22,8 +22,8 @@ LOG_TAIL = 4096  # bytes of a log that are searched for its last line
 class RunRecord:
     """The contents of a run folder.
 
-    The first five fields come from the folder's path, so that damaged runs have them, too. If the files
-    cannot be used, ``problem`` says why, and the fields after it are incomplete.
+    The first five fields are parsed from the folder's path, so that damaged runs have them, too. If the files
+    cannot be read, ``problem`` says why, and the fields after ``problem`` are incomplete.
     """
 
     experiment: str
@@ -32,24 +32,24 @@ class RunRecord:
     changes: tuple[str, ...]  # "KEY=VALUE"
     seed: int | str
     folder: Path
-    settings: dict = field(default_factory=dict)  # run.json
-    evaluation: dict = field(default_factory=dict)  # evaluation.json
+    settings: dict = field(default_factory=dict)  # content of run.json
+    evaluation: dict = field(default_factory=dict)  # content of evaluation.json
     problem: str | None = None
     kind: Kind | None = None
-    updates: int | None = None  # planned
-    reached: int | None = None  # done
-    length: float | None = None  # of the training, in ``unit``
+    updates: int | None = None  # planned number of updates
+    reached: int | None = None  # completed number of updates
+    length: float | None = None  # planned length of the training in ``unit``
     unit: str | None = None  # "updates" or "epochs"
-    curve: dict[int, float] = field(default_factory=dict)  # {updates: value} of the validations
+    curve: dict[int, float] = field(default_factory=dict)  # {updates: value of the kind's curve}
     values: dict[str, dict] = field(default_factory=dict)  # {evaluation: {metric: value}}
 
     @property
     def label(self) -> str:
-        """The method with its changes, as shown in legends."""
+        """The method and the changes, as shown in the legends of plots."""
         return ", ".join((self.method, *self.changes))
 
     def describe_state(self) -> str:
-        """Describes how far the run got, or why it cannot be read."""
+        """Returns in words how far the run got, or why it cannot be read."""
         if self.problem is not None:
             return f"damaged: {self.problem}"
         return describe_state(self.state, self.reached, self.updates)
@@ -66,20 +66,20 @@ class RunRecord:
         return "failed" if ERROR.match(self.last_log_line()[1]) else "stopped"
 
     def measurements(self) -> Iterator[tuple[str, str, float, str | None]]:
-        """Yields (evaluation, metric, value, signature or None) of every measured metric."""
+        """Yields (evaluation, metric, value, signature or None) of every reported metric."""
         for evaluation, measured in self.values.items():
             for metric in reported_metrics(self.kind, measured):
                 yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
 
     def progress(self) -> str:
-        """Describes in one line how the training of a running run is progressing."""
+        """Returns one line about the progress of the run while it is running."""
         try:
             return progress.describe_folder(self.folder, self.updates)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # truncated, or unexpected values
+        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # truncated or damaged
             return self.describe_state()
 
     def last_updated(self) -> datetime | None:
-        """Returns when the run's files were last written to."""
+        """Returns the time of the last change of the run's files, or None if there are none."""
         times = []
         for name in (*RECORDS, "train.log"):
             with suppress(OSError):
@@ -99,7 +99,7 @@ class RunRecord:
 
 
 def describe_state(state: str, reached: float, updates: float) -> str:
-    """Describes the state of a run that is not damaged, such as "stopped at 40 of 100"."""
+    """Returns the state of a run that is not damaged in words, such as "stopped at 40 of 100" (updates)."""
     if state == "running":
         return f"running {reached:.0f}/{updates:.0f}"
     if state == "finished":
@@ -108,7 +108,7 @@ def describe_state(state: str, reached: float, updates: float) -> str:
 
 
 def read_run(folder: Path, results: Path) -> RunRecord:
-    """Reads one run folder below the results folder; never raises for damaged files."""
+    """Reads a run folder below the results folder; errors in its files are recorded as ``problem``."""
     experiment = experiment_of(folder, results)
     name, *changes, seed = folder.relative_to(results / experiment).parts
     attention, _, method = name.partition("_")
@@ -123,12 +123,12 @@ def read_run(folder: Path, results: Path) -> RunRecord:
         record.evaluation = object_in(folder / "evaluation.json")
         _read_measurements(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        record.problem = f"no {error}" if isinstance(error, KeyError) else str(error)
+        record.problem = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
     return record
 
 
 def _read_measurements(record):
-    """Fills in the fields after ``problem``; raises one of several errors if the files are damaged."""
+    """Sets the fields after ``problem``; raises various errors if the files are damaged."""
     settings, evaluation, folder = record.settings, record.evaluation, record.folder
     if not settings:
         raise ValueError("run.json is missing or empty")
@@ -138,7 +138,7 @@ def _read_measurements(record):
     epochs, values = settings["config"].get("epochs"), evaluation.get("evaluations", {})
     length, unit = (epochs, "epochs") if epochs else (settings["config"].get("updates"), "updates")
     if not all(isinstance(measured, dict) for measured in values.values()):
-        raise ValueError("an evaluation has no values")
+        raise ValueError("an evaluation in evaluation.json is not an object")
     numbers = {f"{unit} in run.json": length or 0}
     for name, measured in values.items():
         shown = reported_metrics(kind, measured)
@@ -149,7 +149,7 @@ def _read_measurements(record):
     updates = int(settings["updates"])
     log = read_lines(folder / "log.jsonl")
     reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
-    # The curve of a run with a search (`choose:`) is that of its best trial.
+    # The curve of a run that chooses among trials is that of its best trial.
     best = (folder / evaluation["checkpoint"]).parents[1] if "checkpoint" in evaluation else folder
     validations = [entry for entry in read_lines(best / "log.jsonl") if entry["kind"] == "valid"]
     if kind.curve is not None:
@@ -161,6 +161,6 @@ def _read_measurements(record):
 
 
 def reported_metrics(kind: Kind, measured: dict) -> list[str]:
-    """Returns the metrics of an evaluation that are reported: the kind's own, and speeds."""
+    """Returns the metrics of an evaluation that are reported: those of the kind, and speeds."""
     speeds = [name for name in measured if name.endswith("_per_second")]
     return [*(metric for metric in kind.metrics if metric in measured), *speeds]

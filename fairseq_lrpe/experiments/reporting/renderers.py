@@ -1,6 +1,6 @@
-"""Prints sections of a report as Markdown, LaTeX, CSV, or tables on a terminal.
+"""Prints lines of text and tables of strings as Markdown, LaTeX, CSV, or tables on a terminal.
 
-A section is a line of text, or a title and a DataFrame of strings.
+In this module, ``sections`` contain a string for each line of text, and a :class:`Section` for each table.
 """
 
 import math
@@ -14,29 +14,29 @@ from rich.table import Table
 from rich.text import Text
 
 TEXT_COLUMNS = ("attention", "method", "changes", "state")
-"""Columns that are aligned to the left; the others hold numbers."""
+"""Columns that are aligned to the left; all others contain numbers."""
 
 
 class Section(NamedTuple):
-    """A table with its title, which may be empty; the columns' names are the headings."""
+    """A table of strings with a title, which may be empty; the names of the columns are the headings."""
 
     title: str
     frame: pd.DataFrame
 
     def lines(self) -> list[tuple[tuple[str, ...], bool]]:
-        """Returns the rows, and for each whether its first cell differs from that of the row before."""
+        """Returns (row, is_new_group) of each row; a new group starts where the first cell changes."""
         rows = list(self.frame.itertuples(index=False, name=None))
         return [(row, i > 0 and row[0] != rows[i - 1][0]) for i, row in enumerate(rows)]
 
 
 class Bold(str):
-    """A cell that is printed in bold."""
+    """The text of a cell that is printed in bold."""
 
     __slots__ = ()
 
 
 def format_number(mean: float, std: float | None, digits: int) -> str:
-    """Formats a mean with its standard deviation, such as "95.00 ± 3.00"."""
+    """Returns a mean with its standard deviation as text, such as "95.00 ± 3.00", or "diverged"."""
     if not math.isfinite(mean):
         return "diverged"
     has_std = std is not None and not math.isnan(std)
@@ -44,7 +44,7 @@ def format_number(mean: float, std: float | None, digits: int) -> str:
 
 
 def show_rich(sections: Iterable[str | Section]) -> None:
-    """Prints tables for a terminal."""
+    """Prints sections on a terminal."""
     console = Console()
     for section in sections:
         if isinstance(section, str):
@@ -61,7 +61,7 @@ def show_rich(sections: Iterable[str | Section]) -> None:
 
 
 def show_markdown(sections: Iterable[str | Section]) -> None:
-    """Prints Markdown."""
+    """Prints sections as Markdown."""
 
     def escape(cell):
         text = cell.replace("|", r"\|")
@@ -69,7 +69,7 @@ def show_markdown(sections: Iterable[str | Section]) -> None:
 
     for section in sections:
         if isinstance(section, str):
-            print(section + "  ")  # two spaces are a line break
+            print(section + "  ")  # two spaces at the end are a line break in Markdown
             continue
         header = list(section.frame.columns)
         print(f"\n{section.title}\n" if section.title else "")
@@ -86,7 +86,7 @@ LATEX |= {"±": r"$\pm$", "×": r"$\times$", "ρ": r"$\rho$", "Λ": r"$\Lambda$"
 
 
 def show_latex(sections: Iterable[str | Section]) -> None:
-    """Prints LaTeX; text is printed as comments."""
+    """Prints sections as LaTeX, in which lines of text are comments."""
 
     def escape(cell):
         text = "".join(LATEX.get(character, character) for character in cell)
@@ -110,19 +110,20 @@ def show_latex(sections: Iterable[str | Section]) -> None:
         print(r"\end{tabular}")
 
 
-FORMS: dict[str, Callable] = {"markdown": show_markdown, "latex": show_latex}
-"""Besides CSV, and tables on a terminal."""
+FORMATS: dict[str, Callable] = {"markdown": show_markdown, "latex": show_latex}
+"""{name of a format: function that prints sections in this format}, except CSV and text on a terminal."""
 
 
-def show(sections: Iterable[str | Section], form: str | None) -> None:
-    """Prints the sections in a form; the default is tables on a terminal, and Markdown elsewhere."""
-    (FORMS[form] if form else show_rich if sys.stdout.isatty() else show_markdown)(sections)
+def show(sections: Iterable[str | Section], format: str | None) -> None:
+    """Prints sections in one of ``FORMATS``; the default is text on a terminal, and Markdown otherwise."""
+    (FORMATS[format] if format else show_rich if sys.stdout.isatty() else show_markdown)(sections)
 
 
 def show_csv(frame: pd.DataFrame, count: str) -> None:
     """Prints a DataFrame as CSV, with up to 10 significant digits.
 
-    ``count`` is the column with the number of measurements: a mean of none is empty, a diverged one nan.
+    ``count`` is the column with the number of measurements. Without measurements, the mean is empty. The mean
+    of a diverged run is printed as nan or inf.
     """
     means = frame["mean"].map("{:.10g}".format).where(frame[count] > 0, "")
     frame.assign(mean=means).to_csv(sys.stdout, index=False, float_format="%.10g", lineterminator="\n")

@@ -1,4 +1,4 @@
-"""Colors and markers of methods, the same in all plots."""
+"""Colors and markers of methods, which are the same in all plots."""
 
 from collections import Counter
 from collections.abc import Hashable
@@ -51,14 +51,14 @@ METHOD_STYLES = {  # methods in the same table of a paper have different colors
 OTHER_STYLES = sorted(set(product(COLORS, MARKERS)) - set(METHOD_STYLES.values()))
 
 SHADES = (0, 0.5, -0.6, -0.3, 0.25)
-"""How much lighter (or darker, if negative) the color of each further row of a method is."""
+"""Change of lightness for the color of each row of the same method; negative values are darker."""
 
 LINE_STYLES = {"linear": "-", "softmax": (0, (5, 2))}
 """{attention: matplotlib's line style}"""
 
 
 def method_style(method: str | None) -> tuple[str, str]:
-    """Returns the color and marker of a method; those of unlisted methods are derived from their names."""
+    """Returns the color and marker of a method, from ``METHOD_STYLES`` or derived from its name."""
     name = canonical(method or "")
     if name in METHOD_STYLES:
         return METHOD_STYLES[name]

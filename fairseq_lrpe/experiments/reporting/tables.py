@@ -1,4 +1,4 @@
-"""Tables with published and measured numbers, and lists of all runs of an experiment, as text."""
+"""Prints tables with published and measured numbers, and lists of all runs of an experiment."""
 
 import sys
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from fairseq_lrpe.methods import canonical
 
 
 def collect(table: Table, results: Path) -> pd.DataFrame:
-    """Reads a table's runs and returns their ``aggregate.summarize``; ValueError without readable runs."""
+    """Reads a table's runs and returns the result of ``summarize``; raises ValueError without runs."""
     records = read_table_runs(table, results)
     if all(record.problem is not None for record in records):
         raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
@@ -33,7 +33,7 @@ def collect(table: Table, results: Path) -> pd.DataFrame:
 
 
 def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
-    """Reads the folders of the table's runs that exist; damaged ones are reported on stderr."""
+    """Reads the existing runs of a table; damaged runs are reported on stderr."""
     check_folder(results)
     runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
     folders = dict.fromkeys(run.folder(results) for run in runs)
@@ -47,21 +47,21 @@ def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
 
 
 def _suggestion(table, results):
-    """Returns a hint for a table without runs: an example folder, and options that match existing runs."""
+    """Returns hints for a table without runs: an example folder, and the options for existing runs."""
     suggestion = f"such as {results / str(table.runs()[0])}"
     folders = (folder for name in table.experiments for folder in run_folders(results / name, Path()))
     found = existing_overrides(table, [read_run(folder, results) for folder in folders])
     if found:
-        suggestion += f"; for the existing runs add {' or '.join(map(' '.join, found))}"
+        suggestion += f"; to show the existing runs, add {' or '.join(map(' '.join, found))}"
     names = [table.settings.mini, *(column.mini for column in table.settings.columns.values())]
     mini = next((name for name in names if name and (results / name).is_dir()), None)
     if mini and table.scale == "full":
-        suggestion += f"; for the runs of {mini} add --scale mini"
+        suggestion += f"; to show the runs of {mini}, add --scale mini"
     return suggestion
 
 
 def existing_overrides(table: Table, records: list[RunRecord]) -> dict[tuple[str, ...], set]:
-    """Returns {overrides with which the table was run: (attention, method) pairs that have such runs}."""
+    """Returns {overrides of existing runs of the table: set of (attention, method) of these runs}."""
     own = {key for run in table.runs() for key, _ in run.changes}
     own -= {text.partition("=")[0] for text in table.overrides}
     rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
@@ -74,16 +74,16 @@ def existing_overrides(table: Table, records: list[RunRecord]) -> dict[tuple[str
     return found
 
 
-def show_table(table: Table, summary: pd.DataFrame, form: str | None = None) -> None:
-    """Prints what ``collect`` returns as "markdown", "latex" or "csv"; None depends on the terminal."""
-    if form == "csv":
+def show_table(table: Table, summary: pd.DataFrame, format: str | None = None) -> None:
+    """Prints a summary as "markdown", "latex" or "csv"; by default like ``renderers.show``."""
+    if format == "csv":
         renderers.show_csv(summary[CSV], "seeds")
     else:
-        renderers.show(table_sections(table, summary), form)
+        renderers.show(table_sections(table, summary), format)
 
 
 def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Section]:
-    """Yields what is printed of a table: lines of text, and DataFrames of strings."""
+    """Yields the parts of a printed table: lines of text, and sections with a DataFrame of strings."""
     yield from _heading(table, summary)
     ours = "mini" if table.scale == "mini" else "measured"
     lengths = _lengths_apart(summary)
@@ -112,7 +112,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
 
 
 def _heading(table, summary):
-    """The lines above a table: its title and source, and what was measured."""
+    """Yields the lines above a table: its title, its source and the measured metrics."""
     metrics, trained = {}, {}
     for cell in summary[summary["metric"].notna()].itertuples():
         metric = f"{cell.metric.replace('_', ' ')} ({cell.better} is better)"
@@ -139,20 +139,22 @@ def _heading(table, summary):
 
 
 def _title(column):
-    """The heading of a column."""
+    """Returns the heading of a column."""
     return column.replace("_", " ")
 
 
 def _lengths_apart(summary):
-    """{(attention, row): lengths} of the rows that were trained for a different length."""
+    """Returns {(attention, row): lengths in words} of the rows that were trained for a different length."""
     apart = summary[summary["is_apart"]].groupby(["attention", "row"], sort=False)["lengths"]
     return {key: describe_lengths(sorted({x for cell in cells for x in cell})) for key, cells in apart}
 
 
 def _grid(cells: pd.DataFrame, texts: dict[str, list[str]]) -> pd.DataFrame:
-    """Arranges texts in a line per row and, for each column of the table, a column per kind of text.
+    """Returns a DataFrame with one line per row of the table, and one column per table column and suffix.
 
-    ``texts`` is {suffix of the column's heading: a text for each of the cells}.
+    Args:
+        cells: lines of ``summarize`` with the column ``label``, the name of the row.
+        texts: {suffix of the headings: a text for each of the cells}.
     """
     columns = list(cells["column"].unique())
     keys = ["attention", "label", "column"]
@@ -165,7 +167,7 @@ def _grid(cells: pd.DataFrame, texts: dict[str, list[str]]) -> pd.DataFrame:
 
 
 def values_frame(summary: pd.DataFrame, ours: str) -> pd.DataFrame:
-    """Returns the published and the measured numbers as text; ``ours`` names the measured ones."""
+    """Returns the published and measured numbers as text; ``ours`` is the suffix of measured columns."""
     published, measured = [], []
     for cell in summary.itertuples():
         text = format_published(cell.paper, cell.paper_std) if cell.paper == cell.paper else "-"
@@ -179,14 +181,14 @@ def values_frame(summary: pd.DataFrame, ours: str) -> pd.DataFrame:
 
 
 def format_published(mean: float, std: float) -> str:
-    """Formats a published number with two decimals, or with more if it has them."""
+    """Returns a published number as text, with two decimals or up to four if the number has them."""
     numbers = [x for x in (mean, std) if x == x]
     digits = next((n for n in (2, 3) if all(round(x, n) == x for x in numbers)), 4)
     return format_number(mean, std, digits)
 
 
 def _ranks(summary, ours):
-    """The ranks as text, with Spearman's rank correlation below those of each attention."""
+    """Returns the ranks as text, with Spearman's rank correlation as the last row of each attention."""
     ranked = summary[summary["rank"].notna()].assign(label=summary["row"])
     texts = {"paper": "paper_rank", ours: "rank"}
     frame = _grid(ranked, {text: [f"{x:g}" for x in ranked[name]] for text, name in texts.items()})
@@ -201,7 +203,7 @@ def _ranks(summary, ours):
 
 
 def _differences(summary):
-    """The differences to the baseline as text."""
+    """Returns the differences to the baseline as text."""
     cells = summary[summary["common_seeds"] > 0]
     texts = []
     for cell in cells.itertuples():
@@ -212,7 +214,7 @@ def _differences(summary):
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
-    """Reads all runs of an experiment, which needs no YAML file; ValueError if there are none."""
+    """Reads all runs of an experiment, whose YAML file may be missing; raises ValueError without runs."""
     check_folder(results)
     folders = run_folders(results / experiment, Path())
     if not folders:
@@ -222,18 +224,18 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     return [read_run(folder, results) for folder in folders]
 
 
-def show_experiment(experiment: str, results: pd.DataFrame, form: str | None = None) -> None:
-    """Prints the measurements of an experiment's runs in the forms of ``show_table``."""
-    if form == "csv":
+def show_experiment(experiment: str, results: pd.DataFrame, format: str | None = None) -> None:
+    """Prints the measurements of an experiment's runs in one of the formats of ``show_table``."""
+    if format == "csv":
         renderers.show_csv(summarize_runs(results)[RUNS_CSV], "measured_seeds")
     else:
-        renderers.show(experiment_sections(experiment, results), form)
+        renderers.show(experiment_sections(experiment, results), format)
 
 
 def experiment_sections(experiment: str, results: pd.DataFrame) -> Iterator[str | Section]:
-    """Yields what is printed of an experiment: lines of text, and a DataFrame of strings."""
+    """Yields the parts of a printed experiment: lines of text, and a section with a DataFrame of strings."""
     yield f"all runs of {experiment}"
-    yield "mean ± sample standard deviation over the seeds (their number, if not all)"
+    yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
     runs = summarize_runs(results)
     lines = {}
     for run in runs.itertuples():

@@ -1,1 +1,1 @@
-"""What a YAML of configs means: experiments, runs, tables and kinds."""
+"""Experiments, their runs and kinds, and tables, as the YAML files in ``configs`` define them."""

@@ -24,11 +24,11 @@ from fairseq_lrpe.utils.yaml_loader import parse
 CONFIGS = REPOSITORY / "configs"
 FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
-FREE += ("train.linear_backend",)  # the backends compute the same numbers
-"""Settings that do not identify a run: where its data is, how it uses the machine, how it is evaluated."""
+FREE += ("train.linear_backend",)  # all backends compute the same function
+"""Settings that do not identify a run: its data folder, use of the machine, evaluation and choice of runs."""
 
 OPEN = ("evaluations", "grid", "choose")
-"""Sections to which the command line can add keys."""
+"""Sections of a YAML file to which overrides can add keys."""
 
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
@@ -43,7 +43,7 @@ def experiments() -> list[str]:
 
 @cache
 def option_flags() -> dict[str, tuple[str, str]]:
-    """Returns {flag: (encoding, option)} of all options of encodings."""
+    """Returns {flag: (encoding, option)} of the options of all encodings."""
     from fairseq_lrpe.encodings import ENCODINGS, encoding_options  # imports torch, which takes seconds
 
     options = ((name, option) for name, cls in ENCODINGS.items() for option in encoding_options(cls))
@@ -51,27 +51,27 @@ def option_flags() -> dict[str, tuple[str, str]]:
 
 
 def method_flags() -> list[str]:
-    """Returns the flags of our models, which overrides can set even if the YAML file does not."""
+    """Returns the flags of this package's models; overrides can set them even if the YAML file does not."""
     return [*SHARED_FLAGS, *option_flags()]
 
 
 def encoding_for(key: str) -> str | None:
-    """Returns the encoding whose option a setting is, or None."""
+    """Returns the encoding that has the option ``key``, such as ``train.lrpe_core``, or None."""
     return option_flags().get(key.removeprefix("train."), (None, None))[0]
 
 
 def encoding_of(method: str) -> str:
-    """Returns the encoding of a method; for other models, the name itself."""
+    """Returns the name of a method's encoding, or ``method`` if it is not in ``METHODS``."""
     return METHODS[method].encoding if method in METHODS else method
 
 
 def is_free(key: str) -> bool:
-    """Whether runs with different values of this setting are the same run."""
+    """Returns whether a setting is one of ``FREE``, so that its value does not identify a run."""
     return any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
 def read_yaml(path: Path) -> dict:
-    """Returns the content of a YAML file, which must be a mapping, with a one-line ValueError otherwise."""
+    """Returns the mapping in a YAML file; raises ValueError with one line if the file is invalid."""
     return copy.deepcopy(_parsed(path, path.stat().st_mtime_ns))
 
 
@@ -80,32 +80,32 @@ def _parsed(path, modified):
     try:
         content = parse(path.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
-        raise ValueError(f"{display_path(path)} is not YAML: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{display_path(path)} is not valid YAML: {' '.join(str(error).split())}") from None
     except ValueError as error:  # too large, or not UTF-8
         raise ValueError(f"{display_path(path)}: {error}") from None
     if content is not None and not isinstance(content, dict):
-        raise ValueError(f"{display_path(path)} is not a mapping")
+        raise ValueError(f"{display_path(path)} is not a mapping of keys to values")
     return content or {}
 
 
 def build_config(kind: Kind, content: DictConfig) -> DictConfig:
-    """Validates an experiment's settings and adds the defaults; interpolations stay unresolved."""
+    """Validates the settings of an experiment and adds defaults; interpolations stay unresolved."""
     settings = validate(kind.settings, OmegaConf.to_container(content, resolve=True))
-    # Evaluations are recorded with exactly the given settings.
+    # Evaluations get no defaults, since their recorded settings are compared with the given ones.
     return OmegaConf.merge(settings.model_dump() | {"evaluations": {}}, content)
 
 
 @dataclass
 class Experiment:
-    """An experiment with KEY=VALUE overrides.
+    """An experiment: the settings of its YAML file with KEY=VALUE overrides.
 
     Args:
         name: path of the YAML file in configs, without the suffix.
-        cfg: settings, with overrides that do not identify a run.
+        cfg: settings, including the overrides of ``FREE`` settings.
         kind: kind of experiment.
-        paths: its YAML file and those that it builds on.
-        shared: overrides that also apply to the experiments from which its runs start, if they have the key.
-        changes: overrides that identify a run.
+        paths: the YAML file and the files that it extends with ``defaults``.
+        shared: overrides that also apply to the experiments from which runs start, if these have the key.
+        changes: the other overrides as {key: value}, which are part of the identity of each run.
     """
 
     name: str
@@ -130,7 +130,7 @@ class Experiment:
             path = CONFIGS / f"{base}.yaml"
             if path in contents or not path.is_file():
                 last = display_path(list(contents)[-1])
-                raise ValueError(f"{last}: defaults: there is no {base} to build on")
+                raise ValueError(f"{last}: defaults: {base} does not exist, or extends this file")
             contents[path] = read_yaml(path)
             base = contents[path].pop("defaults", None)
         kind = next((content["kind"] for content in contents.values() if "kind" in content), None)
@@ -158,10 +158,10 @@ class Experiment:
         self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
-        """Returns (section, name) of a setting; ValueError with suggestions if there is none."""
+        """Returns (section, name) of a setting; raises ValueError with suggestions if the key is unknown."""
         if key == "kind":
             raise ValueError(
-                f"kind cannot be changed: {self.name} is {self.cfg.kind}, use another experiment"
+                f"kind cannot be changed: {self.name} is of kind {self.cfg.kind}, use another experiment"
             )
         section, name, path = self.cfg if cfg is None else cfg, key, []
         while name not in list(section) and isinstance(
@@ -176,13 +176,13 @@ class Experiment:
         known = [*section, *flags.get(tuple(path), ())]
         prefix = "".join(f"{each}." for each in path)
         files = " or ".join(str(display_path(path)) for path in self.paths)
-        listing = f"an override is key=value with a key of {files}, or train.FLAG (`lrpe methods --flags`)"
+        listing = f"use a key of {files}, or train.FLAG (`lrpe methods --flags` lists them)"
         raise ValueError(f"{self.name} has no key {key!r}{choices(name, known, listing, prefix)}")
 
     def _override(self, text):
         key, equals, new = text.partition("=")
         if not equals:
-            raise ValueError(f"{text!r}: an override is key=value")
+            raise ValueError(f"{text!r} is not an override: expected KEY=VALUE")
         section, name = self._locate(key)
         try:
             value = as_value(new)
@@ -195,23 +195,24 @@ class Experiment:
             self.changes[key] = as_text(value)
 
     def _check_type(self, key, value):
-        """Raises ValueError if a value and the one that it replaces have different types."""
+        """Raises ValueError if the type of a value differs from that of the current value of the key."""
         section, name = self._locate(key)
         old = None if OmegaConf.is_missing(section, name) else section.get(name)
         is_omitted = value is None and key.startswith(("choose", "evaluations."))
         if isinstance(old, DictConfig) and not is_omitted:
-            raise ValueError(f"{key} is a section: override one of its keys, {', '.join(old)}")
+            raise ValueError(f"{key} is a section: override one of its keys ({', '.join(old)})")
         if None not in (old, value) and type_name(old) != type_name(value):
-            raise ValueError(f"{key} is {type_name(old)}, such as {old}, not {type_name(value)}: {value}")
+            expected = f"{type_name(old)}, such as {old}"
+            raise ValueError(f"{key} must be {expected}, not {type_name(value)}: {value}")
 
     def _differs(self, key, value):
-        """Whether a run with this value is another run; values of a grid or a choice are always named."""
+        """Returns whether a value identifies a run: it is new, or its key is in grid, choose or by_method."""
         section, name = self._locate(key)
         by_method = any(name in flags for flags in self.cfg.by_method.values())
         return key in self.cfg.grid or key in self.cfg.choose or by_method or section.get(name) != value
 
     def settings(self, run: Run) -> DictConfig:
-        """Returns the settings of a run, with its changes."""
+        """Returns the settings of the experiment with the changes of a run."""
         return self._changed(dict(run.changes))
 
     def _changed(self, changes):
@@ -227,15 +228,19 @@ class Experiment:
     def runs(
         self, attention: str, method: str, seeds: Iterable[int], changes: Mapping = MappingProxyType({})
     ) -> list[Run]:
-        """Returns the runs of a method, one for each seed and each value of the grid without a change."""
+        """Returns the runs of a method, one for each seed and each combination of values of the grid.
+
+        ``changes`` {key: value} are further changed settings, which replace the values of the grid. Raises
+        ValueError if a change does not identify runs, or is an option of another encoding.
+        """
         if free := [key for key in changes if is_free(key)]:
-            raise ValueError(f"{free[0]} cannot be a change: runs of {self.name} do not depend on it")
+            raise ValueError(f"{free[0]} is not allowed in changes: set it in the experiment {self.name}")
         changes = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
         encoding = encoding_of(method)
         for key in changes:
             if (required := encoding_for(key) or encoding) != encoding:
                 raise ValueError(
-                    f"{key} is an option of the encoding {required}, and {method} has {encoding}"
+                    f"{key} is an option of the encoding {required}, but {method} has {encoding}"
                 )
         grid = {key: values for key, values in self.cfg.grid.items() if key not in changes}
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
@@ -243,16 +248,16 @@ class Experiment:
         return [run.changed({**changes, **cell}) for run in runs for cell in cells]
 
     def check_changes(self, changes: Mapping) -> None:
-        """Raises ValueError for changes that are invalid for this experiment."""
+        """Raises ValueError if a key or value of the changes is invalid for this experiment."""
         for key, value in changes.items():
             self._check_type(key, value)
         if changes:
             self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
 
     def check_options(self, run: Run) -> None:
-        """Raises ValueError for values of attention and encoding options that the model would reject.
+        """Raises ValueError for options of attention and encoding that the run's model would reject.
 
-        It builds a single encoding instead of a model.
+        To save time, only one encoding is built, and not the model.
         """
         if run.method not in METHODS:
             return
@@ -282,7 +287,10 @@ class Experiment:
             build_encoding(encoding, num_heads=heads, head_dim=width // heads, causal=True, **options)
 
     def trials(self, run: Run) -> list[Run]:
-        """Returns the runs among which this one chooses, without options of other encodings, if any."""
+        """Returns one run for each combination of values in ``choose``, of which the best is the result.
+
+        Options of other encodings are ignored. The list is empty without ``choose``, and for a trial itself.
+        """
         encoding, changes = encoding_of(run.method), dict(run.changes)
         choose = {
             key: values
@@ -293,7 +301,7 @@ class Experiment:
         return [run.changed(dict(zip(choose, cell, strict=True))) for cell in cells]
 
     def starts_from(self, run: Run) -> Run | Path | None:
-        """Returns the run or the checkpoint that initializes a run's model."""
+        """Returns the run or the path of the checkpoint that initializes a run's model, or None."""
         name = self.cfg.starts_from
         if not name or not (CONFIGS / f"{name}.yaml").is_file():
             return name and REPOSITORY / name
@@ -306,7 +314,7 @@ class Experiment:
         return [*self.trials(run), *([initial] if isinstance(initial, Run) else [])]
 
     def other(self, name: str) -> "Experiment":
-        """Returns another experiment with those of the ``shared`` overrides for which it has a key."""
+        """Returns another experiment with the ``shared`` overrides whose keys it has."""
         if name not in self._others:
             overrides = applicable_overrides(name, self.shared)
             self._others[name] = Experiment.load(name, overrides, self.shared)
@@ -318,14 +326,14 @@ class Experiment:
 
 
 def _contains(content, key):
-    """Whether a YAML file has a key such as "train.lr"."""
+    """Returns whether the content of a YAML file has a key such as "train.lr"."""
     with suppress(OmegaConfBaseException):  # raised for some keys with brackets
         return OmegaConf.select(OmegaConf.create(content), key) is not None
     return False
 
 
 def _converted(flag, value, kind):
-    """The value of an encoding's option, converted to its type as fairseq-train does."""
+    """Returns the value of an encoding's option, converted to its type as fairseq-train does."""
     try:
         if kind is not bool:
             return kind(str(value))
@@ -337,7 +345,7 @@ def _converted(flag, value, kind):
 
 
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
-    """Returns the overrides for which an experiment has a key."""
+    """Returns the KEY=VALUE overrides whose keys the experiment ``name`` has."""
     experiment, found = Experiment.load(name) if overrides else None, []
     for text in overrides:
         try:
@@ -350,7 +358,7 @@ def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
 
 
 def type_name(value: object) -> str:
-    """Returns the type of a setting in words."""
+    """Returns the type of a setting in words, such as "a number"."""
     if isinstance(value, bool):
         return "a boolean"
     if isinstance(value, int | float):

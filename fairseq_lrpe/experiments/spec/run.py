@@ -14,14 +14,15 @@ from fairseq_lrpe.methods import ATTENTIONS, aliases, canonical
 from fairseq_lrpe.utils.yaml_loader import check_limits
 
 RECORDS = ("run.json", "log.jsonl", "evaluation.json")
-"""The files in a run's folder that describe it."""
+"""Files in a run's folder with its settings, the logged metrics and the evaluations."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training; ``changes`` are sorted (key, value) pairs of changed settings, with values as text.
+    """One training of a method in an experiment, with its evaluations.
 
-    ``str(run)`` is EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
+    ``changes`` are sorted (key, value) pairs of changed settings, with values as text. ``str(run)`` is its
+    folder in the results: EXPERIMENT/ATTENTION_METHOD/KEY=VALUE/../seed-SEED.
     """
 
     experiment: str
@@ -36,30 +37,30 @@ class Run:
 
     @classmethod
     def of(cls, settings: dict) -> "Run":
-        """Returns the run that a run.json describes; KeyError if it is incomplete."""
+        """Returns the run with the settings in a run.json; raises KeyError if they are incomplete."""
         names = "experiment", "attention", "method", "seed"
         return cls(*(settings[name] for name in names), tuple(sorted(settings["changes"].items())))
 
     def changed(self, changes: dict[str, object]) -> "Run":
-        """Returns the run with additional changes."""
+        """Returns a copy of the run with additional changes."""
         texts = {key: as_text(value) for key, value in changes.items()}
         return replace(self, changes=tuple(sorted({**dict(self.changes), **texts}.items())))
 
     def folder(self, results: Path) -> Path:
-        """Returns the run's folder; an existing one may have another name of the same method."""
+        """Returns the run's folder: an existing one under any alias of the method, or else ``str(self)``."""
         folders = [results / str(replace(self, method=name)) for name in aliases(self.method)]
         return next((folder for folder in folders if folder.is_dir()), results / str(self))
 
 
 def run_folders(folder: Path, experiment: Path | None = None) -> list[Path]:
-    """Returns the run folders below a folder, optionally only those of one experiment."""
+    """Returns the run folders below a folder; only those of ``experiment``, a relative path, if given."""
     found = (path for path in folder.rglob("seed-*") if any((path / name).exists() for name in RECORDS))
     experiments = ((path, experiment_of(path, folder)) for path in found)
     return sorted(path for path, one in experiments if one is not None and experiment in (None, one))
 
 
 def experiment_of(path: Path, folder: Path) -> Path | None:
-    """Returns the part of a run folder's path before ATTENTION_METHOD, or None if it has no such part."""
+    """Returns the experiment of a run folder, the path from ``folder`` to ATTENTION_METHOD, or None."""
     parents = path.relative_to(folder).parents
     return next((p.parent for p in parents if p.name.startswith(tuple(f"{a}_" for a in ATTENTIONS))), None)
 
@@ -67,13 +68,13 @@ def experiment_of(path: Path, folder: Path) -> Path | None:
 def finished_runs(results: Path) -> Iterator[tuple[tuple[str, str, str], dict[str, str]]]:
     """Yields ((experiment, attention, method), changes) of each finished run below a folder.
 
-    Only paths and the word "finished" in evaluation.json are read, which is fast for thousands of runs.
+    Only paths and the word "finished" in evaluation.json are read, since there may be thousands of runs.
     """
     for folder, folders, _ in os.walk(results):
         path = Path(folder)
         if not path.name.startswith("seed-"):
             continue
-        folders.clear()  # checkpoints
+        folders.clear()  # there are no runs below a run's folder
         with suppress(OSError):
             experiment = experiment_of(path, results)
             is_finished = b'"finished"' in (path / "evaluation.json").read_bytes()
@@ -85,7 +86,7 @@ def finished_runs(results: Path) -> Iterator[tuple[tuple[str, str, str], dict[st
 
 
 def as_value(text: str) -> object:
-    """Parses the value of a KEY=VALUE override."""
+    """Parses the value of a KEY=VALUE override as YAML; invalid YAML is returned as text."""
     try:
         check_limits(text)
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
@@ -94,7 +95,7 @@ def as_value(text: str) -> object:
 
 
 def as_text(value: object) -> str:
-    """Returns the canonical text of a value; 1e-3 and 0.001 have the same."""
+    """Returns the canonical text of a value; for example, that of 1e-3 is "0.001"."""
     if isinstance(value, bool | None):
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Validation of YAML files with pydantic models: one-line errors with the location of the key."""
+"""Validation of YAML files with pydantic models; errors have one line, which names the key."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -10,7 +10,7 @@ from fairseq_lrpe.utils.suggest import choices
 
 
 class InvalidKey(ValueError):
-    """A key of a YAML file is unknown, missing or has an invalid value."""
+    """Raised if a key of a YAML file, such as "rows[1].method", is unknown, missing or invalid."""
 
     def __init__(self, location: str, message: str):
         super().__init__(f"{location}: {message}" if location else message)
@@ -18,7 +18,7 @@ class InvalidKey(ValueError):
 
 
 class Model(BaseModel):
-    """Base class for the contents of YAML files; values are not converted, and unknown keys are errors."""
+    """Base class for the contents of YAML files; rejects unknown keys, and values of another type."""
 
     model_config = ConfigDict(strict=True)
 
@@ -40,7 +40,7 @@ def error_at(key: str, message: str) -> PydanticCustomError:
 
 
 def validate(model: type[ModelType], content: object) -> ModelType:
-    """Returns the content of a YAML file as a model; InvalidKey describes the first error."""
+    """Returns the content of a YAML file as a ``model``; raises InvalidKey for the first error."""
     try:
         return model.model_validate(content)
     except ValidationError as errors:

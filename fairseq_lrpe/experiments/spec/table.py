@@ -1,4 +1,4 @@
-"""A table: the paper's rows and columns, and the runs that measure its cells."""
+"""A table of a paper: its rows and columns, and the runs that measure its cells."""
 
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,29 +21,29 @@ Attention = Literal[ATTENTIONS]
 
 
 class Column(Model):
-    """What measures a column: an evaluation of an experiment, or other columns."""
+    """A column of a table: the evaluation that measures it, or the columns that it combines."""
 
-    experiment: str | None = None  # like mini and metric, the default is the table's
+    experiment: str | None = None  # the default is the table's, as for mini and metric
     mini: str | None = None  # the experiment of the small configuration
-    evaluation: str | None = None  # "training" for the speed
-    metric: str | None = None  # default: the first one of the kind
-    changes: dict[str, Any] = {}  # of the column's runs, such as a task
+    evaluation: str | None = None  # "training" has the training speed
+    metric: str | None = None  # the default is the first metric of the experiment's kind
+    changes: dict[str, Any] = {}  # changed settings of the column's runs, such as the task
     attention: Attention | None = None  # restricts the column to rows of this attention
     average: list[str] = []  # columns of which this one is the average
     best: list[str] = []  # columns of which this one is the best for each seed
 
     @property
     def parts(self) -> list[str]:
-        """The columns that this one combines; empty for a column with runs of its own."""
+        """The columns that this column combines; empty if it is measured by runs."""
         return self.average or self.best
 
     def experiment_at(self, scale: str) -> str | None:
-        """Returns the name of the experiment, None if the column does not exist at this scale."""
+        """Returns the name of the experiment at a scale; None if the column does not exist there."""
         return self.mini if scale == "mini" else self.experiment
 
 
 class Number(Model):
-    """A published number: the mean, or {mean, std}."""
+    """A published number, as a mean or as {mean, std}."""
 
     mean: FiniteFloat
     std: FiniteFloat | None = None
@@ -55,14 +55,14 @@ class Number(Model):
 
 
 class Row(Model):
-    """A published row; without a method or an attention, it is not run."""
+    """A row of a table; a row without a method or an attention has only published numbers."""
 
     row: str
     attention: Attention | None = None
     method: str | None = None
     changes: dict[str, Any] = {}
-    columns: list[str] | None = None  # default: all columns
-    values: dict[str, Number | None] = {}  # null is a dash, which is not run
+    columns: list[str] | None = None  # the columns of the row (default: all)
+    values: dict[str, Number | None] = {}  # published numbers; null is a dash, which is not measured
 
     @field_validator("method")
     @classmethod
@@ -72,23 +72,23 @@ class Row(Model):
         return method
 
     def published(self, column: str) -> tuple[float, float | None] | None:
-        """Returns the published mean and standard deviation (or None), if any."""
+        """Returns the published (mean, std or None) of a column, or None if there is no number."""
         number = self.values.get(column)
         return number and (number.mean, number.std)
 
     def shows(self, name: str, column: Column) -> bool:
-        """Whether a column is for this row."""
+        """Returns whether the table has a cell for this row in a column."""
         return name in (self.columns or (name,)) and column.attention in (None, self.attention)
 
     def has_runs(self, name: str, column: Column) -> bool:
-        """Whether the row's own runs measure a column."""
+        """Returns whether runs of the row measure a column; combined columns have no runs."""
         is_dash = self.values.get(name, 0) is None
         is_run = self.method and self.attention and not column.parts and not is_dash
         return bool(is_run) and self.shows(name, column)
 
 
 class OwnRow(Row):
-    """A row without published numbers."""
+    """A row in the YAML file of a table, which has no published numbers."""
 
     attention: Attention
     method: str
@@ -100,21 +100,21 @@ class TableSettings(Model):
     title: str
     paper: str | None = None  # a file in configs/paper
     table: str | None = None  # a table in that file, whose rows come first
-    baseline: str | None = None  # method with which the others of the same attention are compared
-    experiment: str | None = None
+    baseline: str | None = None  # the method that others of the same attention are compared with
+    experiment: str | None = None  # like mini and metric, the default of all columns
     mini: str | None = None
     metric: str | None = None
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     rows: list[OwnRow] = []
     seeds: list[int] | None = None  # default: those of the experiments
-    mini_seeds: list[int] | None = None
+    mini_seeds: list[int] | None = None  # seeds of the small configuration
     drop_worst: bool = False  # excludes the worst of three or more seeds
 
     @model_validator(mode="after")
     def complete(self) -> "TableSettings":
         """Adds the defaults of the columns and checks the references between keys."""
         if self.table and not self.paper:
-            raise error_at("table", "needs the key paper, a file in configs/paper")
+            raise error_at("table", "requires the key paper, the name of a file in configs/paper")
         measured = [name for name, column in self.columns.items() if not column.parts]
         for name, column in self.columns.items():
             for key in {"experiment", "mini", "metric"} - column.model_fields_set:
@@ -128,7 +128,7 @@ class TableSettings(Model):
                 raise error_at(f"columns.{name}.experiment", message)
         for i, row in enumerate(self.rows):
             if row.values:
-                raise error_at(f"rows[{i}].values", "only rows of configs/paper have values")
+                raise error_at(f"rows[{i}].values", "published values belong in configs/paper: remove them")
             for name in row.columns or ():
                 if name not in self.columns:
                     message = f"unknown column {name!r}{choices(name, self.columns)}"
@@ -137,19 +137,23 @@ class TableSettings(Model):
 
 
 class PaperColumn(Model):
+    """A column of a published table."""
+
     metric: str
     better: Literal["higher", "lower"]
 
 
 class PaperTable(Model):
-    shows: str = ""
-    note: str | None = None
+    """A published table."""
+
+    shows: str = ""  # description of the table
+    note: str | None = None  # remark on doubtful values
     columns: dict[str, PaperColumn] = {}
     rows: list[Row] = []
 
 
 class Paper(Model):
-    """A file of configs/paper."""
+    """The content of a file in configs/paper: the paper's citation and its tables."""
 
     source: str
     tables: dict[str, PaperTable]
@@ -161,10 +165,10 @@ class Cell:
 
     Args:
         published: mean and standard deviation (or None) in the paper.
-        better: "lower" or "higher".
-        runs: the runs that measure it.
-        parts: the cells of which this one is the average, or the best if ``is_best``.
-        drop_worst: excludes the worst of three or more seeds.
+        better: whether "lower" or "higher" values are better.
+        runs: the runs that measure the cell.
+        parts: the cells of which this cell is the average, or the best one if ``is_best``.
+        drop_worst: whether the worst of three or more seeds is excluded.
     """
 
     attention: str
@@ -184,19 +188,19 @@ class Cell:
 
 
 def tables() -> list[str]:
-    """Returns the names of all tables."""
+    """Returns the names of all tables: the YAML files in configs/tables."""
     return sorted(path.stem for path in (experiments.CONFIGS / "tables").glob("*.yaml") if path.is_file())
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
-    """Returns the validated content of a YAML file; ValueError names the file and the invalid key."""
+    """Returns the validated content of a YAML file; raises ValueError with the file and the invalid key."""
     try:
         return validate(model, read_yaml(path))
     except InvalidKey as error:
         raise ValueError(f"{display_path(path)}: {error}") from None
 
 
-@cache  # several tables are of the same paper
+@cache  # several tables belong to the same paper
 def _read_paper(path, modified):
     return read_model(path, Paper)
 
@@ -207,7 +211,7 @@ def read_paper(path: Path) -> Paper:
 
 
 class TableSpec:
-    """A table's YAML file with its published table, without experiments; ValueError if it is invalid."""
+    """The YAML file of a table and its published table; raises ValueError if one of them is invalid."""
 
     def __init__(self, name: str):
         if name not in tables():
@@ -238,12 +242,12 @@ class TableSpec:
         return ValueError(f"{display_path(self.path)}: {key}: {message}")
 
     def _origin(self, column, key):
-        """The key that defines a value of a column: the table's default or the column's own."""
+        """Returns the key that defines a value of a column: the table's default or the column's own key."""
         value = getattr(self.settings.columns[column], key)
         return key if value == getattr(self.settings, key) else f"columns.{column}.{key}"
 
     def _read_published(self):
-        """Returns (source, published table), which may be None and empty."""
+        """Returns (citation, published table); without a paper, these are None and an empty table."""
         if self.settings.paper is None:
             return None, PaperTable()
         path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
@@ -259,7 +263,7 @@ class TableSpec:
         return paper.source, paper.tables[self.settings.table]
 
     def outline(self, scale: str) -> list[tuple[tuple[str, str, str], dict[str, str]]]:
-        """Returns ((experiment, attention, method), changes) of each cell with runs at a scale."""
+        """Returns ((experiment, attention, method), changes) of each cell that has runs at a scale."""
         cells = []
         for name, column in self.settings.columns.items():
             experiment = column.experiment_at(scale)
@@ -275,7 +279,7 @@ class Table(TableSpec):
     """A table at one scale, with KEY=VALUE overrides for all its runs.
 
     Args:
-        name: a file in configs/tables.
+        name: name of a file in configs/tables, without the suffix.
         scale: "full", as in the paper, or "mini", the small configuration.
         overrides: KEY=VALUE for all experiments that have the key.
     """
@@ -287,12 +291,12 @@ class Table(TableSpec):
         self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
         if all(about.parts for about in self.columns.values()):
             if scale == "full":
-                message = "missing: the table has only a small configuration, --scale mini"
+                message = "missing: the table has only a small configuration; use --scale mini"
                 raise self._error("experiment", message)
             raise ValueError(f"the table {name!r} has no small configuration: omit --scale mini")
         names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
         own = {one: applicable_overrides(one, overrides) for one in names}
-        # A key that no experiment has is passed to all: it may be a new one, such as an evaluation.
+        # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.
         new = [text for text in overrides if not any(text in texts for texts in own.values())]
         self.experiments = {
             one: Experiment.load(one, [*texts, *new], overrides) for one, texts in own.items()
@@ -308,11 +312,11 @@ class Table(TableSpec):
         if column.evaluation not in known:
             problem = f"unknown evaluation {column.evaluation!r}" if column.evaluation else "missing"
             close = did_you_mean(column.evaluation, known)
-            message = f"{problem}{close}: {experiment.name} has {', '.join(known)}"
+            message = f"{problem}{close}: the evaluations of {experiment.name} are {', '.join(known)}"
             raise self._error(f"columns.{name}.evaluation", message)
         metrics = ["tokens_per_second"] if column.evaluation == "training" else list(experiment.kind.metrics)
         if column.metric is not None and column.metric not in metrics:
-            measured = f"{column.evaluation} of {experiment.name} measures {', '.join(metrics)}"
+            measured = f"{column.evaluation} of {experiment.name} has the metrics {', '.join(metrics)}"
             message = f"unknown metric {column.metric!r}{did_you_mean(column.metric, metrics)}: {measured}"
             raise self._error(self._origin(name, "metric"), message)
         try:
@@ -344,7 +348,7 @@ class Table(TableSpec):
         return [cell for cell in found.values() if self.scale == "full" or cell.column in measured]
 
     def _plan(self, cell, row, column):
-        """Adds the runs of a cell, unless its changes are outside the grid of the small configuration."""
+        """Adds the runs of a cell, unless the experiment has a grid that lacks the value of a change."""
         experiment = self.experiments[column.experiment_at(self.scale)]
         try:
             check_method(row.method, row.attention)
@@ -367,16 +371,16 @@ class Table(TableSpec):
             cell.better = experiment.kind.metrics.get(cell.metric, "higher")
 
     def baseline(self, cell: Cell) -> Cell | None:
-        """Returns the cell with which this one is compared; None for the baseline itself."""
+        """Returns the baseline's cell of the same attention and column; None for the baseline itself."""
         found = (c for c in self.cells if (c.attention, c.column) == (cell.attention, cell.column))
         base = next((c for c in found if c.method is not None and c.method == self.settings.baseline), None)
         return None if base is None or cell.method == self.settings.baseline else base
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
-        """Returns all runs, or those of the methods ``only``, without duplicates, after the runs they need.
+        """Returns the runs of all methods, or of the methods ``only``, in the order of their execution.
 
-        Runs of other experiments that the table's runs start from come first, then all methods of the first
-        seed.
+        The list includes the runs that others need. Runs of other experiments, such as pretraining, come
+        first. All other runs are sorted by seed, so that the methods can be compared early.
         """
         pairs = ((cell.method, canonical(cell.method)) for cell in self.cells if cell.runs)
         methods = dict.fromkeys(method for pair in pairs for method in pair)

@@ -144,7 +144,7 @@ def test_different_run_is_ignored(start, other):
 def test_schedule_that_depends_on_the_updates_starts_from_scratch(start, schedule, depends):
     path = start.short / "checkpoints/checkpoint_last.pt"
     torch.save(state(start.short) | {"cfg": {**state(start.short)["cfg"], "lr_scheduler": schedule}}, path)
-    message = f"starting from scratch: in {start.short} the learning rate ({schedule['_name']}) depends"
+    message = f"not extending a shorter run: in {start.short} the learning rate ({schedule['_name']}) depends"
     assert start().startswith(message if depends else "extending: ")
 
 
@@ -159,7 +159,7 @@ def test_schedules_of_fairseq_have_these_keys():
 
 
 def test_different_flags_start_from_scratch_with_a_message(start):
-    message = f"starting from scratch: {start.short} contains a run with other settings (flags was []"
+    message = f"not extending a shorter run: {start.short} contains a run with other settings (flags was []"
     assert start("--decoder-layerdrop", "0.1").startswith(message)
 
 
@@ -169,13 +169,13 @@ def test_incomplete_shorter_run(start):
     checkpoint = torch.load(last, weights_only=True)
     checkpoint["optimizer_history"][-1]["num_updates"] = 6
     torch.save(checkpoint, last)
-    assert start() == f"starting from scratch: {start.short} ended after 6 of its 8 updates\n"
+    assert start() == f"not extending a shorter run: {start.short} ended after 6 of its 8 updates\n"
     last.unlink()
-    assert start() == f"starting from scratch: {last} does not exist any more\n"
+    assert start() == f"not extending a shorter run: {last} no longer exists\n"
     last.write_bytes(whole)
     with (start.short / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert start().startswith(f"starting from scratch: {start.short} is in use")
+        assert start().startswith(f"not extending a shorter run: {start.short} is in use")
     for name, content in (("evaluation.json", "{}"), ("run.json", "[1]")):
         (start.short / name).write_text(content)
         assert start() == ""

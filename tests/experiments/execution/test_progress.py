@@ -46,11 +46,11 @@ def test_terminal_shows_one_line_and_the_validations(shown, tmp_path):
 
 
 def test_pipe_gets_a_line_per_minute_with_the_name_of_the_run(shown, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "EVERY", math.inf)
+    monkeypatch.setattr(progress, "REPORT_INTERVAL", math.inf)
     start = f"a/run: starting fairseq-train, 0 of 1,100 updates, log {tmp_path}/train.log"
     assert shown(tmp_path, terminal=False).splitlines() == [start, "    100 updates: valid ppl 10.56"]
     (tmp_path / "log.jsonl").unlink()
-    monkeypatch.setattr(progress, "EVERY", 0)
+    monkeypatch.setattr(progress, "REPORT_INTERVAL", 0)
     first, *others, validation, last, after = shown(tmp_path, terminal=False).splitlines()
     assert first == start and others == [last] and after == last
     assert last.startswith("a/run: training, 100 of 1,100 updates, loss 3.5, ppl 11.31, ")

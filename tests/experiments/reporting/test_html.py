@@ -148,9 +148,9 @@ def test_report_contains_tables_and_runs(runs):
     ranks = [rows for rows in shown.tables if rows[-1][1] == "Spearman ρ"]
     assert [row[1:] for row in ranks[0][1:3]] == [["base", "2", "2"], ["rope", "1", "1"]]
     assert shown.table("attention", "method", "valid") == [["linear", "rope", "-5.00 (1 seed: no interval)"]]
-    for words in ("contain published numbers", "one is training", "only some of the planned seeds"):
+    for words in ("contain published numbers", "one has trained for", "only some of the planned seeds"):
         assert words in text
-    assert "Its runs: 3 finished, 1 running, 1 failed, 1 damaged." in text
+    assert "Runs of this table: 3 finished, 1 running, 1 failed, 1 damaged." in text
     [[run, bar, updated, progress]] = shown.table("run", "updates", "last updated", "progress")
     assert run == "lm/big/linear_tmlr_type1/seed-1" and bar == "100 of 100" and updated.endswith("UTC")
     assert progress.startswith("starting, 100 of 100 updates, ppl 90")
@@ -192,7 +192,7 @@ def test_files_are_escaped_and_nothing_is_fetched(runs):
 
 def test_report_is_reproducible(runs):
     def lasting(text):
-        return [line for line in text.splitlines() if "Made at" not in line]
+        return [line for line in text.splitlines() if "Created at" not in line]
 
     assert lasting(made(runs)) == lasting(made(runs))
 
@@ -232,7 +232,7 @@ def test_damaged_runs(runs):
         path.write_text("3")
     shown = Page(made(runs))
     rows = shown.table("attention", "method", "valid (paper)", "valid (measured)")
-    assert [row[3] for row in rows] == ["damaged"] * 3 and "there are no curves" in shown.text()
+    assert [row[3] for row in rows] == ["damaged"] * 3 and "There are no curves" in shown.text()
 
 
 def test_table_run_with_overrides(runs):
@@ -315,7 +315,7 @@ def test_long_keys_are_wrapped(runs):
     ("{runs} --out {empty}", "argument --out: must be a file that ends in .html, not"),
     ("{runs} --out {empty}/x.png", "argument --out: must be a file that ends in .html, not"),
     ("{runs} --out {file}/x.html", "is not a writable folder ("),
-    ("{runs} --out=", "argument --out: is empty: a path is needed"),
+    ("{runs} --out=", "argument --out: must be a path, not an empty string"),
     ("{runs} --nosuch", "unrecognized arguments: --nosuch"),
 ])  # fmt: skip
 def test_invalid_arguments(words, message, runs, tmp_path):

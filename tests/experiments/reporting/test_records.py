@@ -20,7 +20,7 @@ KIND = '"kind": "language_modeling"'
     ("run.json", b"\xff\xfe", "codec can't decode"),
     ("run.json", None, "run.json is missing or empty"),
     ("evaluation.json", "3", "evaluation.json is not a JSON object"),
-    ("evaluation.json", '{"evaluations": {"valid": 3}}', "an evaluation has no values"),
+    ("evaluation.json", '{"evaluations": {"valid": 3}}', "an evaluation in evaluation.json is not an object"),
     ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "is not a number: 'many'"),
     ("evaluation.json", '{"evaluations": {"valid": {"loss": null}}}', "is not a number: None"),
     ("evaluation.json", '{"evaluations": {"training": {"tokens_per_second": []}}}', "is not a number: []"),

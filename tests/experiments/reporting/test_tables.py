@@ -398,7 +398,7 @@ def test_missing_tables_and_runs(runs, tmp_path):
     empty = tmp_path / "empty"
     (empty / "lm/small").mkdir(parents=True)
     message = error_of(empty, "--table", "some_table9")
-    assert "has no run of" in message and "lm/big/linear_base/seed-1; for the runs of lm/small" in message
+    assert "has no run of" in message and "lm/big/linear_base/seed-1; to show the runs of lm/small" in message
     assert "has no run of" in error_of(runs, "--table", "some_table9", "--scale", "mini")
 
 
@@ -409,7 +409,7 @@ def test_overrides_of_existing_runs_are_suggested(configs, tmp_path):
         write_run(folder / f"lm/big/{name}/seed-1", {10: 100}, 100)
     write_run(folder / "lm/big/linear_t5/updates=7/seed-1", {7: 100}, 100)  # of no row
     message = error_of(folder, "--table", "some_table9")
-    assert message.endswith("the existing runs add updates=10 or train.lr=0.1 updates=20")
+    assert message.endswith("the existing runs, add updates=10 or train.lr=0.1 updates=20")
     assert "add updates=10" in error_of(folder, "--table", "some_table9", "updates=30")
 
 
@@ -443,19 +443,20 @@ MEASURED = {"experiment": "lm/big", "evaluation": "valid"}
     ({"columns": {"a": {**MEASURED, "experiment": "lm/bgi"}}},
      "columns.a.experiment: unknown experiment 'lm/bgi' (did you mean 'lm/big'?): choose from lm/big"),
     ({"columns": {"a": {**MEASURED, "evaluation": "vaild"}}},
-     "columns.a.evaluation: unknown evaluation 'vaild' (did you mean 'valid'?): lm/big has valid, training"),
+     "unknown evaluation 'vaild' (did you mean 'valid'?): the evaluations of lm/big are valid, training"),
     ({"columns": {"a": {**MEASURED, "metric": "perplexty"}}},
-     "columns.a.metric: unknown metric 'perplexty' (did you mean 'perplexity'?): valid of lm/big measures "),
-    ({"columns": {"a": {"experiment": "lm/big"}}}, "columns.a.evaluation: missing: lm/big has valid"),
+     "columns.a.metric: unknown metric 'perplexty' (did you mean 'perplexity'?): valid of lm/big has the "),
+    ({"columns": {"a": {"experiment": "lm/big"}}},
+     "columns.a.evaluation: missing: the evaluations of lm/big are valid"),
     ({"columns": {"a": {"evaluation": "valid"}}}, "columns.a.experiment: missing: name an experiment"),
     ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}},
-     "experiment: missing: the table has only a small configuration, --scale mini"),
+     "experiment: missing: the table has only a small configuration; use --scale mini"),
     ({"columns": {"a": "valid"}}, "columns.a: input should be a valid dictionary"),
     ({"columns": ["a"]}, "columns: input should be a valid dictionary"),
     ({"columns": {}}, "columns: dictionary should have at least 1 item"),
     ({"columns": {"a": {**MEASURED, "changes": {"updatse": 3}}}},
      "columns.a.changes: lm/big has no key 'updatse'"),
-    (COLUMN | {"metric": "x"}, "own.yaml: metric: unknown metric 'x': valid of lm/big measures"),
+    (COLUMN | {"metric": "x"}, "own.yaml: metric: unknown metric 'x': valid of lm/big has the"),
     ({"columns": {**COLUMN["columns"], "mean": {"average": ["a", "b"]}}},
      "columns.mean.average: unknown column 'b': choose from a"),
     ({"columns": {**COLUMN["columns"], "mean": {"average": "a"}}},
@@ -466,18 +467,18 @@ MEASURED = {"experiment": "lm/big", "evaluation": "valid"}
      "columns.a.attention: input should be 'linear' or 'softmax'"),
     ({"baseline": "bsae"}, "baseline: no row has the method 'bsae' (did you mean 'base'?): choose"),
     ({"table": None}, "rows: missing: give rows, or a paper and its table"),
-    ({"paper": None}, "table: needs the key paper"),
+    ({"paper": None}, "table: requires the key paper"),
     ({"seeds": [1, "two"]}, "seeds[1]: input should be a valid integer"),
     ({"rows": ["base"]}, "rows[0]: input should be a valid dictionary"),
     (own_row(method="bsae"), "rows[0].method: unknown method 'bsae' (did you mean 'base'?)"),
     (own_row(method="t5"), "rows[0]: the method 't5' does not exist in linear attention"),
     (own_row(attention="lin"), "rows[0].attention: input should be 'linear' or 'softmax'"),
     (own_row(changes={"train.x": 1}), "rows[0]: lm/big has no key 'train.x'"),
-    (own_row(changes={"updates": "many"}), "rows[0]: updates is a number, such as 100, not a string: many"),
+    (own_row(changes={"updates": "many"}), "rows[0]: updates must be a number, such as 100, not a string"),
     (own_row(changes={"updates": 0}), "rows[0]: updates: input should be greater than 0"),
-    (own_row(changes={"data": "x"}), "rows[0]: data cannot be a change: runs of lm/big do not depend on it"),
+    (own_row(changes={"data": "x"}), "data is not allowed in changes: set it in the experiment lm/big"),
     (own_row(columns=["b"]), "rows[0].columns: unknown column 'b': choose from a_valid"),
-    (own_row(values={"a_valid": 3}), "rows[0].values: only rows of configs/paper"),
+    (own_row(values={"a_valid": 3}), "rows[0].values: published values belong in configs/paper"),
     (own_row(methd="base"), "rows[0].methd: unknown key (did you mean 'method'?): choose from row"),
     (own_row(row="Base"), "rows: linear Base is not unique"),
     ({"rows": [{"row": "Own", "attention": "linear"}]}, "rows[0].method: field required"),

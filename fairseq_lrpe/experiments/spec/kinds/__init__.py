@@ -1,4 +1,4 @@
-"""Kinds of experiments: each other file in this folder defines one, named after the file."""
+"""Kinds of experiments: each file in this folder except base.py defines a kind of the file's name."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""The interface of a kind of experiment, and the settings that all experiments have."""
+"""The base class of kinds of experiments, and the settings that all experiments have."""
 
 import json
 import re
@@ -19,7 +19,7 @@ Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class Batch(Model):
-    """The batch of one update: in total, and as much of it as fits a GPU."""
+    """Batch size of one update: the total, and the part that one GPU processes at once."""
 
     total: PositiveInt
     per_gpu: PositiveInt
@@ -27,34 +27,34 @@ class Batch(Model):
 
 
 class Evaluate(Model):
-    """Settings of all evaluations: the checkpoint, and additional flags of fairseq's command."""
+    """Settings that all evaluations share: the checkpoint, and additional flags of fairseq's command."""
 
     checkpoint: str = "checkpoint_best.pt"
     flags: dict[str, Any] = {}
 
 
 class Evaluation(Model):
-    """Settings of one evaluation; a kind with more of them extends this."""
+    """Settings of one evaluation; kinds with further settings extend this class."""
 
     split: str
 
 
 class Settings(Model):
-    """The keys of an experiment's YAML file; a kind with more of them extends this."""
+    """The keys of an experiment's YAML file; kinds with further keys extend this class."""
 
-    kind: str  # a file in experiments/spec/kinds
-    source: str = ""  # the paper and table of these settings
+    kind: str  # name of a file in experiments/spec/kinds
+    source: str = ""  # paper and table from which the settings are taken
     data: str  # folder of binarized data, relative to the repository
     batch: Batch
-    # Flags of fairseq-train with underscores; true is a flag without a value, null omits one.
+    # {flag of fairseq-train with underscores: value}; true is a flag without a value, null omits the flag.
     train: dict[str, Any] = {}
     by_method: dict[str, dict[str, Any]] = {}  # {method: additional flags}
     seeds: list[int] = [1]
     evaluate: Evaluate = Evaluate()
-    evaluations: dict[str, Evaluation | None] = {}  # null omits one
-    grid: dict[str, Values] = {}  # {key: values}, with one run per value
-    choose: dict[str, Values] = {}  # {key: values}; the best by the first evaluation is reported
-    starts_from: str | None = None  # an experiment whose runs come first, or a checkpoint
+    evaluations: dict[str, Evaluation | None] = {}  # {name: settings}; null omits the evaluation
+    grid: dict[str, Values] = {}  # {key: values}, with one run per combination
+    choose: dict[str, Values] = {}  # {key: values}; the best run in the first evaluation is reported
+    starts_from: str | None = None  # experiment or checkpoint that initializes the models
 
     @field_validator("evaluations")
     @classmethod
@@ -65,21 +65,21 @@ class Settings(Model):
 
 
 class TrainingSettings(Settings):
-    """Adds the number of updates; kinds that derive it from the data extend ``Settings`` instead."""
+    """Adds ``updates``; kinds that derive the number of updates from the data extend ``Settings`` instead."""
 
     updates: PositiveInt
 
 
 class Curve(NamedTuple):
-    """What plots show of a training.
+    """The validation metric that plots show over the updates.
 
     Args:
         key: key of fairseq's JSON log.
-        label: label of the axis.
-        better: "lower" or "higher".
+        label: label of the y-axis.
+        better: whether "lower" or "higher" values are better.
         factor: factor by which logged values are multiplied.
-        decimals: number of decimals.
-        whole: shows all of a falling curve instead of its end only.
+        decimals: number of decimals in the legend.
+        show_all: whether all values of a falling curve are shown, and not only those near its end.
     """
 
     key: str
@@ -87,33 +87,34 @@ class Curve(NamedTuple):
     better: str = "lower"
     factor: float = 1.0
     decimals: int = 2
-    whole: bool = False
+    show_all: bool = False
 
 
 class Kind:
-    """A kind of experiment: everything about it that the runner, the scheduler and reports use.
+    """Base class of kinds of experiments, such as language modeling.
 
-    Each kind is a file in this folder with a subclass and its only instance, ``KIND``.
+    The runner, the scheduler and the reports use only this interface. Each kind is a file in this folder with
+    a subclass and its only instance, ``KIND``.
     """
 
     settings: type[Settings] = TrainingSettings
-    """Model of its YAML files."""
+    """Pydantic model of the YAML files of this kind."""
     task: str
-    """fairseq's --task."""
+    """Value of fairseq's ``--task``."""
     family: str
-    """Model family of its architectures."""
+    """Model family in the names of architectures, such as "lm"."""
     metrics: dict[str, str]
-    """{name: "lower" or "higher", which is better}; the first one is printed and used by ``choose``."""
+    """{name: "lower" or "higher", which is better}; the first metric is printed and used by ``choose``."""
     decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}
     """{metric: number of decimals in tables}; the default is 2."""
     curve: Curve | None = None
-    """What plots show, if anything."""
+    """Validation metric that plots show, or None for no plots."""
 
     def check(self, cfg: DictConfig) -> None:
         """Raises ValueError for invalid combinations of settings."""
 
     def data(self, cfg: DictConfig) -> list[Path]:
-        """Returns the files that must exist before a run starts; their sizes identify the data."""
+        """Returns the data files that must exist before a run starts; changes of their sizes are detected."""
         raise NotImplementedError
 
     def folders(self, cfg: DictConfig) -> list[Path]:
@@ -129,7 +130,7 @@ class Kind:
         return cfg.updates
 
     def flags(self, job) -> dict[str, object]:
-        """Returns the flags of fairseq-train that depend on neither the YAML nor the machine."""
+        """Returns {name with underscores: value} of the flags of fairseq-train that this kind adds."""
         return {"arch": architecture(job.run.attention, self.family, job.run.method)}
 
     def validation_metric(self, job) -> str:
@@ -145,14 +146,15 @@ class Kind:
         raise NotImplementedError
 
     def describe(self, cfg: DictConfig, measured: dict) -> str | None:
-        """Returns a summary of an evaluation: its first metric, if it has any."""
+        """Returns one line about the metrics of an evaluation, or None if it has none to show."""
         shown = next((metric for metric in self.metrics if metric in measured), None)
         return shown and f"{shown} {measured[shown]:.2f}"
 
     def run_evaluation(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
-        """Runs fairseq's command on the split of an evaluation and returns the log of its output.
+        """Runs a command of fairseq on the split of an evaluation and returns the path of its log.
 
-        It runs in one process and in single precision; several processes would report parts of the split.
+        The command runs in a single process, since each of several would report only a part of the split. The
+        flag ``split_flag`` is set to the split of the evaluation ``name``.
         """
         flags = {
             "user_dir": "fairseq_lrpe",
@@ -168,7 +170,7 @@ class Kind:
         return job.call([program, *map(str, (*data, *as_flags(flags)))], name)
 
     def validate(self, job, name: str, **flags) -> dict[str, object]:
-        """Runs fairseq-validate on the split of an evaluation and returns the logged metrics."""
+        """Runs fairseq-validate on the split of an evaluation and returns the logged {metric: value}."""
         log = self.run_evaluation(job, name, "fairseq-validate", "valid_subset", task=self.task, **flags)
         split = self.evaluations(job.cfg)[name]["split"]
         entry = json.loads(re.search(rf"\| {split} \| (\{{.*\}})$", log.read_text(), re.M)[1])

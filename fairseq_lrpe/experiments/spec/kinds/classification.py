@@ -1,4 +1,4 @@
-"""Classification of texts, text pairs and images from scratch, evaluated by predictions."""
+"""Classification of texts, text pairs and images from scratch, evaluated on the predicted labels."""
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.inference import metrics
@@ -7,7 +7,7 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 
 class Classification(Kind):
-    """Trains a classifier with the task classification.
+    """Trains classifiers with the task ``classification``.
 
     ``majority`` is the accuracy of always predicting the most frequent label.
     """
@@ -25,13 +25,13 @@ class Classification(Kind):
         return [folder / name for name in layout.classified(self.splits(cfg), inputs)]
 
     def evaluate(self, job, name):
-        """Returns the metrics of the split's predictions, which are kept in predictions-<name>.tsv."""
+        """Returns the metrics of the predictions, which are written to predictions-<name>.tsv."""
         predicted, target = metrics.predict_split(job, name, REPOSITORY / job.cfg.data)
         majority = metrics.majority_metrics(target)["accuracy"]
         return {**metrics.label_metrics(predicted, target), "majority": majority, "rows": len(target)}
 
     def describe(self, cfg, measured):
-        """Returns the accuracy, compared with that of the most frequent label."""
+        """Returns the accuracy in words, with that of always predicting the most frequent label."""
         return metrics.describe_score("accuracy", measured.get("accuracy"), measured.get("majority"))
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning of a pretrained RoBERTa on GLUE tasks, evaluated by predictions."""
+"""Fine-tuning of a pretrained RoBERTa on GLUE tasks, evaluated on the predicted labels or scores."""
 
 import json
 import logging
@@ -20,17 +20,17 @@ from fairseq_lrpe.utils.files import REPOSITORY, display_path
 
 SHAPE = "encoder_layers encoder_embed_dim encoder_ffn_embed_dim encoder_attention_heads".split()
 SHAPE += "encoder_normalize_before layernorm_embedding activation_fn untie_weights_roberta".split()
-"""Flags that a model must share with its pretrained checkpoint, besides those of its positions."""
+"""Flags that are copied from the pretrained checkpoint, besides those of attention and encoding."""
 
 
 class GlueEvaluation(Evaluation):
-    """GLUE's test sets have no labels."""
+    """Settings of one evaluation; GLUE's test sets cannot be evaluated, since their labels are secret."""
 
     split: Literal["train", "valid", "valid1"]
 
 
 class GlueSettings(Settings):
-    """Adds ``task`` (usually set by ``grid``), ``epochs``, and ``warmup``, a fraction of the updates."""
+    """Adds ``task`` (usually a key of ``grid``), ``epochs``, and ``warmup`` (a fraction of the updates)."""
 
     task: str | None = None
     epochs: PositiveInt
@@ -39,7 +39,7 @@ class GlueSettings(Settings):
 
 
 class Glue(Kind):
-    """Trains fairseq's sentence_prediction on one GLUE task, from a checkpoint of our RoBERTa."""
+    """Fine-tunes a pretrained RoBERTa on one GLUE task with fairseq's task ``sentence_prediction``."""
 
     settings = GlueSettings
     task = "sentence_prediction"
@@ -60,7 +60,7 @@ class Glue(Kind):
         return f"valid_{get_task(job.cfg.task).logged}"
 
     def evaluations(self, cfg):
-        """Returns the evaluations of splits that the task has; only MNLI has a second development set."""
+        """Returns the evaluations whose splits the task has; only MNLI has the development set valid1."""
         splits = get_task(cfg.task).labelled
         return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
 
@@ -70,8 +70,8 @@ class Glue(Kind):
             command = (
                 prepare_command(display_path(rows.parent)) or f"bash data_prep/prepare.sh glue {cfg.task}"
             )
-            remedy = f"`{command}` prepares it, or override data=FOLDER"
-            raise ValueError(f"{rows.parent} has no data of {cfg.task}: {remedy} with its --out")
+            remedy = f"`{command}` prepares it, or override data=FOLDER if its --out was FOLDER"
+            raise ValueError(f"{rows.parent} has no data of {cfg.task}: {remedy}")
         return cfg.epochs * math.ceil(json.loads(rows.read_text())["train"] / cfg.batch.total)
 
     def flags(self, job):
@@ -79,14 +79,17 @@ class Glue(Kind):
         model = pretrained(job.starts_from)
         attention, method = method_of(job.starts_from)
         if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):
-            requested = f"{job.run.method} in {job.run.attention} attention"
-            raise ValueError(f"{job.starts_from} has {method} in {attention} attention, not {requested}")
+            trained, requested = f"{method} in {attention}", f"{job.run.method} in {job.run.attention}"
+            raise ValueError(
+                f"{job.starts_from} was trained with {trained} attention, not {requested} attention"
+            )
         dictionary = self.folder(cfg) / "input0" / "dict.txt"
-        types, trained_on = layout.vocabulary_size(dictionary) + 1, model["data"] / "dict.txt"  # with <mask>
+        types = layout.vocabulary_size(dictionary) + 1  # with <mask>
+        trained_on = model["data"] / "dict.txt"
         same = not trained_on.is_file() or trained_on.read_bytes() == dictionary.read_bytes()
         if types != model["types"] or not same:
             raise ValueError(
-                f"{job.starts_from} has another vocabulary ({model['types']:,} types) than "
+                f"{job.starts_from} has another vocabulary ({model['types']:,} tokens) than "
                 f"{self.folder(cfg)} ({types:,}): prepare both with the same dictionary, such as GPT-2's"
             )
         return {
@@ -102,21 +105,21 @@ class Glue(Kind):
         }
 
     def evaluate(self, job, name):
-        """Returns the metrics of the split's predictions, which are kept in predictions-<name>.tsv."""
+        """Returns the metrics of the predictions, which are written to predictions-<name>.tsv."""
         return measure(job.cfg.task, *metrics.predict_split(job, name, self.folder(job.cfg)))
 
     def describe(self, cfg, measured):
-        """Returns the task's metric, compared with that of the most frequent label."""
+        """Returns the task's metric in words, with that of always predicting the most frequent label."""
         metric = get_task(cfg.task).measure
         return metrics.describe_score(metric, measured.get("score"), measured.get("majority"))
 
 
 @cache
 def pretrained(path: Path) -> dict:
-    """Returns the architecture, flags, vocabulary size and data folder of a pretrained checkpoint."""
+    """Returns "arch", "flags", "types" (vocabulary size) and "data" (folder) of a pretrained checkpoint."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
-    state = read_checkpoint(path, "scripts/train.sh roberta/... makes one")
+    state = read_checkpoint(path, "train one with `lrpe train roberta/...`")
     model, task = state["cfg"]["model"], state["cfg"]["task"]
     if "_roberta" not in str(model["_name"]):
         required = "a <linear|softmax>_roberta_... is required"
@@ -132,15 +135,17 @@ def pretrained(path: Path) -> dict:
 
 
 def method_of(path: Path) -> tuple[str, str]:
-    """Returns a checkpoint's attention and method; the method is by_flags if the architecture has none."""
+    """Returns (attention, method) of a checkpoint; an architecture without a method has "by_flags"."""
     attention, _, method = pretrained(path)["arch"].partition("_roberta")
     return attention, method.removeprefix("_") or "by_flags"
 
 
 def measure(name: str, predicted: list[str], target: list[str]) -> dict[str, float]:
-    """Returns {metric: value in percent} of predictions for a task; "score" is the task's own metric.
+    """Returns {metric: value in percent} of predictions for the GLUE task ``name``, and the number of "rows".
 
-    Labels have accuracy, F1, Matthews correlation and "majority", scores Pearson and Spearman correlation.
+    "score" is the task's official metric, and "majority" is its value for always predicting the most frequent
+    label. The others are accuracy, F1 and Matthews correlation of labels, or Pearson and Spearman correlation
+    of scores.
     """
     task = get_task(name)
     if not task.labels:

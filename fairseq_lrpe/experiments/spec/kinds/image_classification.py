@@ -10,9 +10,9 @@ TRAINED = re.compile(r"num\. trained: ([\d,]+)\)")
 
 
 class ImageClassification(Kind):
-    """Trains a vision transformer with the task image_classification.
+    """Trains vision transformers with the task ``image_classification``.
 
-    ``accuracy5`` is the top-5 accuracy. ``parameters`` are in millions.
+    ``accuracy5`` is the top-5 accuracy, and ``parameters`` is the number of parameters in millions.
     """
 
     task = "image_classification"

@@ -1,4 +1,4 @@
-"""Language models, evaluated by perplexity, also at block lengths other than that of the training."""
+"""Language models, evaluated by perplexity at the training's block length or at other lengths."""
 
 import math
 import re
@@ -11,11 +11,11 @@ from fairseq_lrpe.experiments.spec.kinds.base import Curve, Evaluation, Kind, Tr
 from fairseq_lrpe.utils.files import REPOSITORY
 
 TABLES = ("learned", "multiplicative", "hierarchical")
-"""Token positions that have parameters for each position of the training."""
+"""Values of ``--token-positions`` with a table of parameters for the training's positions."""
 
 
 class BlockEvaluation(Evaluation):
-    """Evaluates on blocks that overlap only by their context, so that the predicted tokens are the same.
+    """Settings of an evaluation on blocks of tokens, which overlap only by their context tokens.
 
     Args:
         length: number of tokens per block; the default is that of the training.
@@ -31,7 +31,7 @@ class LanguageModelingSettings(TrainingSettings):
 
 
 class LanguageModeling(Kind):
-    """Trains fairseq's language_modeling."""
+    """Trains language models with fairseq's task ``language_modeling``."""
 
     settings = LanguageModelingSettings
     task = "language_modeling"
@@ -57,7 +57,7 @@ class LanguageModeling(Kind):
             flags["context_window"] = evaluation["context_window"]
         if length := evaluation.get("length"):
             expected = check_length(job, evaluation["split"], length)
-            # The batch has more tokens than in training only if a single block does.
+            # A batch has up to 2,048 tokens, or one block that is longer.
             flags |= {"tokens_per_sample": length, "batch_size": None, "max_tokens": max(length, 2048)}
             if length > trained_length(model_flags(job)):
                 flags["model_overrides"] = f"{{'max_target_positions':{length}}}"
@@ -66,23 +66,23 @@ class LanguageModeling(Kind):
 
 
 def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
-    """Returns the metrics in the output of fairseq-eval-lm.
+    """Returns {metric: value} from the log of fairseq-eval-lm.
 
     Raises:
-        ValueError: no token was evaluated, or not all ``expected`` ones; fairseq silently skips samples that
-            are too long.
+        ValueError: fairseq evaluated no token, or another number than ``expected``, since it silently skips
+            samples that are too long.
     """
     text = log.read_text()
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
     if not tokens or tokens != (expected or tokens):
-        raise ValueError(f"fairseq-eval-lm evaluated {tokens:,} tokens, not all of the split: see {log}")
+        raise ValueError(f"fairseq-eval-lm evaluated only {tokens:,} tokens of the split: see {log}")
     loss, perplexity = re.search(r"Loss \(base 2\): ([\w.]+), Perplexity: ([\w.]+)", text).groups()
     nats = math.log(2) * float(loss)
     return {"perplexity": float(perplexity), "loss": float(loss), "nats": nats, "tokens": tokens}
 
 
 def model_flags(job) -> dict:
-    """Returns the flags of the job's trained model."""
+    """Returns {flag: value} of the job's trained model; raises ValueError for fairseq's own models."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     model = read_checkpoint(job.checkpoint, "train the run first")["cfg"]["model"]
@@ -92,16 +92,16 @@ def model_flags(job) -> dict:
 
 
 def check_length(job, split: str, length: int) -> int:
-    """Returns the number of tokens of a split; ValueError if it, or the model, is too short for a block."""
-    from fairseq.data.indexed_dataset import make_dataset  # takes seconds
+    """Returns the number of tokens in a split; raises ValueError if blocks of ``length`` are too long."""
+    from fairseq.data.indexed_dataset import make_dataset  # this import takes seconds
 
     limit, reason = max_length(model_flags(job))
     if length > limit:
         raise ValueError(f"this model reads at most {limit:,} tokens, not {length:,}: {reason}")
     path = REPOSITORY / job.cfg.data / split
     if not path.with_suffix(".idx").is_file():
-        raise ValueError(f"the data of the run has no {split} split: {path}.idx is missing")
-    dataset = make_dataset(str(path), impl="mmap")  # keeps the sizes alive
+        raise ValueError(f"the run's data has no {split} split: {path}.idx is missing")
+    dataset = make_dataset(str(path), impl="mmap")  # must outlive its sizes, which are memory-mapped
     tokens = int(dataset.sizes.sum())
     if length > tokens:
         raise ValueError(f"the {split} split has {tokens:,} tokens, too few for a block of {length:,}")
@@ -109,15 +109,15 @@ def check_length(job, split: str, length: int) -> int:
 
 
 def trained_length(model: dict) -> int:
-    """Returns the longest sequence that the model was built for."""
+    """Returns the number of tokens in the longest sequence for which the model was built."""
     return model["max_target_positions"] or model["tokens_per_sample"]
 
 
 def max_length(model: dict) -> tuple[float, str]:
-    """Returns the longest sequence that a trained model can read, and the reason for the limit.
+    """Returns (number of tokens in the longest sequence that a model can read, reason for this limit).
 
-    For longer sequences than in training, fairseq must build the model for that length
-    (``max_target_positions``), which fails if parameters or the encoding depend on it.
+    For longer sequences than in training, fairseq must build the model for their length
+    (``max_target_positions``), which is impossible if the parameters or the encoding depend on that length.
     """
     from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
 
@@ -135,8 +135,8 @@ def max_length(model: dict) -> tuple[float, str]:
         theta = model["lrpe_theta_type"]
         return trained, f"its fixed angles of type {theta} depend on the {trained} training positions"
     if positions == "none" or model["no_token_positional_embeddings"]:
-        return math.inf, "nothing in it depends on the length"
-    return 100_000, "fairseq's token positions end there"
+        return math.inf, "no part of the model depends on the length"
+    return 100_000, "fairseq's sinusoidal token positions end there"
 
 
 KIND = LanguageModeling()

@@ -1,14 +1,14 @@
-"""RoBERTa pretraining, evaluated by the perplexity of masked tokens."""
+"""Pretraining of RoBERTa, evaluated by the perplexity of masked tokens."""
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
 
 SEED = 1
-"""Seed of the masks of evaluations, which are the same for all runs."""
+"""Seed of the masks in evaluations, so that all runs are evaluated on the same masked tokens."""
 
 
 class MaskedLM(Kind):
-    """Trains fairseq's masked_lm."""
+    """Trains RoBERTa models with fairseq's task ``masked_lm``."""
 
     task = "masked_lm"
     family = "roberta"
@@ -21,7 +21,7 @@ class MaskedLM(Kind):
         return [*files, *(shard / "train.bin" for shard in more)]
 
     def evaluate(self, job, name):
-        """Returns the loss (base 2) and the perplexity of the masked tokens."""
+        """Returns the loss in bits and the perplexity of the masked tokens."""
         entry = self.validate(job, name, seed=SEED)
         return {"perplexity": float(entry["ppl"]), "loss": float(entry["loss"])}
 

@@ -1,4 +1,4 @@
-"""Language models with a memory of previous segments, evaluated with memories of any length."""
+"""Language models with a memory of previous segments, evaluated with memories of different lengths."""
 
 from typing import Any
 
@@ -18,15 +18,15 @@ STATE = "state"
 
 
 class MemoryEvaluation(Evaluation):
-    """Evaluates with a memory.
+    """Settings of an evaluation with a memory of previous segments.
 
     Args:
-        memory: number of positions before a segment, or "state", the running sums of all of them, which only
-            trainings with running sums have.
-        segment: length of a segment.
-        streams: number of parallel streams that the split is read in.
-        clamp: distances above this value are treated as equal to it; 0 disables it.
-        same_length: lets each position see the same number of positions.
+        memory: number of previous positions whose hidden states are kept, or "state" for the running sums of
+            linear attention over all previous positions, which is evaluated only if training used it, too.
+        segment: number of tokens per segment.
+        streams: number of contiguous parts of the split that are read in parallel.
+        clamp: maximum distance, which replaces all larger distances; 0 disables it.
+        same_length: whether each position attends to the same number of positions.
     """
 
     memory: Any = 0
@@ -48,21 +48,21 @@ class MemorySettings(TrainingSettings):
 
 
 class MemoryLM(LanguageModeling):
-    """Trains the task memory_lm on as many streams as the total batch has sequences."""
+    """Trains language models with the task ``memory_lm``, on one stream of text per sequence of the batch."""
 
     settings = MemorySettings
     task = "memory_lm"
 
     def check(self, cfg):
         if cfg.batch.unit != "sequences":
-            raise ValueError(f"batch.unit={cfg.batch.unit}: memory_lm needs sequences, one per stream")
+            raise ValueError(f"batch.unit={cfg.batch.unit}: memory_lm needs batch.unit=sequences")
 
     def flags(self, job):
         check_method(job.run, self.evaluations(job.cfg))
         return {**super().flags(job), "streams": job.cfg.batch.total}
 
     def evaluations(self, cfg):
-        """Returns the evaluations with the training's type of memory."""
+        """Returns the evaluations with the training's kind of memory: "state" or a number of positions."""
         state = cfg.train.get("memory") == STATE
         found = super().evaluations(cfg)
         return {name: e for name, e in found.items() if (e.get("memory") == STATE) == state}
@@ -101,7 +101,7 @@ def check_method(run: Run, evaluations: dict[str, dict]) -> None:
             )
         if evaluation.get("same_length") and run.attention == "linear":
             key = f"evaluations.{name}.same_length"
-            raise ValueError(f"{key} needs single keys, but linear attention sums them: set {key}=false")
+            raise ValueError(f"{key} is impossible in linear attention, which sums all keys: set {key}=false")
 
 
 KIND = MemoryLM()

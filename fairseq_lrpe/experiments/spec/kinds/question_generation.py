@@ -1,4 +1,4 @@
-"""Question generation, evaluated by ROUGE-L of fairseq-generate's questions."""
+"""Question generation, evaluated by ROUGE-L of the questions from fairseq-generate."""
 
 from fairseq_lrpe.data import layout, word_pieces
 from fairseq_lrpe.data.rouge import rouge_l
@@ -8,7 +8,7 @@ from fairseq_lrpe.utils.files import REPOSITORY, write_atomic
 
 
 class QuestionGeneration(Kind):
-    """Trains the task question_generation."""
+    """Trains question generators with the task ``question_generation``."""
 
     task = "question_generation"
     family = "question_generator"
@@ -19,9 +19,9 @@ class QuestionGeneration(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.questions(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns ROUGE-L of the generated questions against the raw ones.
+        """Returns ROUGE-L of the generated questions against the reference questions.
 
-        Writes the answers, raw questions and generated questions to questions-<name>.tsv.
+        Writes the answers, reference questions and generated questions to questions-<name>.tsv.
         """
         log = self.run_evaluation(job, name, "fairseq-generate", "gen_subset", task=self.task)
         data, split = REPOSITORY / job.cfg.data, self.evaluations(job.cfg)[name]["split"]

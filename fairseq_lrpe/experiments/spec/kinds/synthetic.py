@@ -9,16 +9,17 @@ from fairseq_lrpe.tasks.synthetic_problems import build_problem
 
 
 class SyntheticSettings(TrainingSettings):
-    """There is no data to prepare."""
+    """Settings without a data folder, since the problems are generated during training."""
 
     data: str = ""
 
 
 class Synthetic(Kind):
-    """Trains the task synthetic_lm; evaluates the loss in nats per character and the answers to problems.
+    """Trains language models with the task ``synthetic_lm`` and evaluates their answers to problems.
 
-    ``correct`` is the number of correct results among 128 problems, ``accuracy`` the percentage of correct
-    characters in answers with teacher forcing, and ``floor`` the lowest possible loss of Search.
+    ``loss`` is in nats per character, ``correct`` is the number of correct results among 128 problems,
+    ``accuracy`` is the percentage of correct characters in answers with teacher forcing, and ``floor`` is the
+    lowest possible loss of the problem Search.
     """
 
     settings = SyntheticSettings
@@ -27,7 +28,7 @@ class Synthetic(Kind):
     metrics = {"loss": "lower", "correct": "higher", "accuracy": "higher", "floor": "lower"}
     decimals = {**Kind.decimals, "floor": 4}
     curve = Curve(
-        "valid_loss", "validation loss in nats per character", factor=math.log(2), decimals=4, whole=True
+        "valid_loss", "validation loss in nats per character", factor=math.log(2), decimals=4, show_all=True
     )
 
     def check(self, cfg):
@@ -41,7 +42,7 @@ class Synthetic(Kind):
         return []
 
     def evaluate(self, job, name):
-        """Returns the loss in nats, and the other metrics that the problem has."""
+        """Returns the loss, and those of the other metrics that are defined for the problem."""
         measured = {"loss": math.log(2) * float(self.validate(job, name)["loss"])}
         out = job.folder / f"problems-{name}.json"
         program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic", str(job.checkpoint), str(out)]

@@ -1,4 +1,4 @@
-"""Translation, evaluated by BLEU of fairseq-generate's hypotheses."""
+"""Translation, evaluated by BLEU of the hypotheses from fairseq-generate."""
 
 import re
 from pathlib import Path
@@ -8,11 +8,11 @@ from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
 from fairseq_lrpe.utils.files import REPOSITORY
 
 LINE = re.compile(r"^([HT])-(\d+)\t(?:-?[\d.]+(?:e-?\d+)?\t)?(.*)$", re.M)
-"""fairseq's hypotheses, with their score, and targets, without one."""
+"""Lines of fairseq-generate's output: hypotheses (H) with a score, and targets (T) without a score."""
 
 
 class Translation(Kind):
-    """Trains fairseq's translation; the data folder defines how raw text is tokenized."""
+    """Trains models with fairseq's task ``translation``; the data folder defines the tokenization."""
 
     task = "translation"
     family = "transformer"
@@ -30,12 +30,12 @@ class Translation(Kind):
 
 
 def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
-    """Returns sacreBLEU and BLEU of fairseq-generate's log with signatures, and the number of sentences.
+    """Returns sacreBLEU and BLEU of the hypotheses in a log, their signatures, and the number of sentences.
 
-    sacreBLEU compares raw text with the raw reference; BLEU compares the tokenized words of both, as papers
-    did before sacreBLEU.
+    sacreBLEU compares detokenized hypotheses with the raw references, which are next to the folder ``data``.
+    BLEU compares the tokenized words of both, as papers did before sacreBLEU.
     """
-    import sacrebleu  # takes seconds
+    import sacrebleu  # this import takes seconds
 
     from fairseq_lrpe.data import text_codec
 
@@ -55,7 +55,10 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
 
 
 def read_hypotheses(log: Path, count: int) -> tuple[list[str], list[str]]:
-    """Returns tokenized hypotheses, and targets if logged; ValueError if not of ``count`` sentences."""
+    """Returns the tokenized hypotheses and targets (empty if not logged) of ``count`` sentences in a log.
+
+    Raises ValueError if the log does not have a hypothesis for each sentence.
+    """
     found = parse_hypotheses(log.read_text())
     if sorted(found["H"]) != list(range(count)):
         raise ValueError(f"{log} has {len(found['H'])} hypotheses for {count} sentences")
@@ -63,7 +66,7 @@ def read_hypotheses(log: Path, count: int) -> tuple[list[str], list[str]]:
 
 
 def parse_hypotheses(text: str) -> dict[str, dict[int, str]]:
-    """Returns {"H": {number: best hypothesis}, "T": {number: target}} of tokenized sentences."""
+    """Returns {"H": {number: best hypothesis}, "T": {number: target}} by the number of the sentence."""
     found = {"H": {}, "T": {}}
     for kind, number, tokens in LINE.findall(text):
         found[kind].setdefault(int(number), tokens)

@@ -31,7 +31,7 @@ def test_metrics_are_those_of_the_predictions(tmp_path, capsys):
     assert measured["rows"] == len(rows) == 24
     assert measured["accuracy"] == pytest.approx(100 * right / 24)
     assert measured["majority"] == pytest.approx(100 * max(up, 24 - up) / 24)
-    text = f"test: accuracy {measured['accuracy']:.2f}, always the most frequent label"
+    text = f"test: accuracy {measured['accuracy']:.2f} (always predicting the most frequent label"
     assert text in capsys.readouterr().out
     speed = json.loads(path.read_text())["evaluations"]["training"]
     assert speed.keys() == {"rows_per_second"}

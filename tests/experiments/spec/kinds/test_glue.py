@@ -61,7 +61,7 @@ def test_three_labels_have_no_f1():
 def test_description_includes_the_majority_baseline():
     cfg = OmegaConf.create({"task": "RTE"})
     text = glue.KIND.describe(cfg, {"score": 61.234, "majority": 52.7})
-    assert text == "accuracy 61.23, always the most frequent label 52.70"
+    assert text == "accuracy 61.23 (always predicting the most frequent label: 52.70)"
     assert glue.KIND.describe(cfg, {"tokens_per_second": 9}) is None
 
 
