@@ -234,19 +234,19 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--arch softmax_lm_xl --clamp-length -1", "--clamp-length must be at least 0, not -1"),
     ("--memory x", "unknown memory 'x': choose from hidden, state"),
     ("--arch linear_lm_rope --memory state", "--memory state is of unlimited length: omit --memory-length"),
-    ("--memory state --memory-length 0", "--memory state needs the running sums of linear attention"),
+    ("--memory state --memory-length 0", "--memory state requires linear attention"),
     ("--arch linear_lm_spe --memory state --memory-length 0", "spe cannot shift the positions"),
     ("--arch linear_lm_rope --same-length", "--same-length needs softmax attention"),
     ("--same-length --memory-length 0", "--same-length needs a memory"),
     ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length needs a memory"),
-    ("--clamp-length 5", "--clamp-length needs an encoding with a table of distances, which rope is not"),
-    ("--arch softmax_lm_tupe_r", "tupe uses absolute positions, which a memory would shift"),
-    ("--arch softmax_lm_fire", "fire uses absolute positions, which a memory would shift"),
+    ("--clamp-length 5", "--clamp-length is not supported by rope, which does not look up distances"),
+    ("--arch softmax_lm_tupe_r", "tupe uses absolute positions, which a memory does not support"),
+    ("--arch softmax_lm_fire", "fire uses absolute positions, which a memory does not support"),
     ("--token-positions learned", "learned token positions restart in each segment"),
     ("--token-positions hierarchical", "hierarchical token positions restart in each segment"),
     ("--token-positions convolution", "convolution token positions restart in each segment"),
     ("--token-positions sinusoidal", "sinusoidal token positions restart in each segment"),
-    ("--checkpoint-activations", "--checkpoint-activations reads each segment twice"),
+    ("--checkpoint-activations", "--checkpoint-activations is not supported with a memory"),
     ("--batch-size 2", "an update needs all 4 streams, and 2 (--batch-size) × 1 (processes) × 1"),
     ("--sample-break-mode eos", "--sample-break-mode eos: memory_lm needs none to read streams"),
     ("--tokens-per-sample 100000", "a segment of 100,000 needs 100,001"),
@@ -261,5 +261,5 @@ def test_fairseqs_model_is_rejected(data_bin, tmp_path):
     words = flags(tmp_path / "save", data_bin, arch="transformer_lm")
     place = words.index("--token-positions")  # not a flag of this model
     del words[place : place + 2]
-    message = "memory_lm is for --arch linear_lm_... and softmax_lm_..., not for transformer_lm"
+    message = "--task memory_lm requires --arch linear_lm_... or softmax_lm_..., not transformer_lm"
     assert_error(train_here(*words), message)

@@ -127,7 +127,7 @@ def other_facts(folder):
     (None, "--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),
     (None, "--decoder-attention-heads 3", "the embed dim 16 is not divisible by 3 attention heads"),
     (None, "--attention linear", "works on the score matrix, which linear attention never forms"),
-    (None, "--task translation -s source -t question", "the task translation is for the transformer"),
+    (None, "--task translation -s source -t question", "--task translation requires an architecture"),
 ])  # fmt: skip
 def test_invalid_input(change, flags, message, corpus, tmp_path):
     data = broken(corpus / "bin", tmp_path, change)
