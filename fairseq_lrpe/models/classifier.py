@@ -37,9 +37,7 @@ class ClassifierConfig(with_defaults(LayerConfig, **DEFAULTS, dropout=0.0, atten
         II("model.encoder_embed_dim"),
         "dimension of the token embeddings, which are projected to --encoder-embed-dim if it differs",
     )
-    embed_path: Optional[str] = flag(  # noqa: UP045
-        None, "file with word vectors in GloVe's format, from which token embeddings are initialized"
-    )
+    embed_path: Optional[str] = flag(None, "file of initial word vectors in GloVe's format")  # noqa: UP045
     pixels: str = flag(
         "linear",
         "representation of a pixel: a projection of its value (linear) or one of 256 embeddings (embedding)",
@@ -147,12 +145,8 @@ class ClassifierEncoder(Encoder):
 class ClassifierModel(BaseFairseqModel):
     """Classifier of the pooled encoder output.
 
-    Args:
-        encoder: the encoder.
-        pooling: how outputs are pooled, "mean", "max" or "first".
-        apart: whether inputs are pairs of texts that are encoded separately. The classifier's input is then
-            [a, b, a − b, a ∗ b] for the pooled outputs a and b.
-        classes: number of classes.
+    If ``apart``, inputs are pairs of texts that are encoded separately. Their pooled outputs a and b are
+    classified as [a, b, a − b, a ∗ b].
     """
 
     def __init__(self, encoder, pooling: str, apart: bool, classes: int):

@@ -30,12 +30,9 @@ class Memory:
 
     @contextmanager
     def attached(self, segment: Segment, streams: int, training: bool) -> Iterator[None]:
-        """Attaches the memory to the layers inside the context, and saves the updated memory on exit.
+        """Attaches the memory to the layers while they process a segment, and saves the updated memory.
 
-        Args:
-            segment: the segment that is processed inside the context.
-            streams: number of streams in the batch.
-            training: whether the model is trained.
+        ``streams`` is the number of streams in the batch.
         """
         if training:  # frees the memory of a finished evaluation, which may be large
             self.saved = {key: saved for key, saved in self.saved.items() if key[0]}

@@ -61,13 +61,9 @@ class PatchLayer(EncoderLayer):
 class ViTModel(BaseFairseqModel):
     """Vision transformer of the LRPE paper, which classifies the normalized mean of the encoded patches.
 
-    It follows the authors' code (OpenNLPLab/im, classification/models/lrpe). As there, the position table has
-    one unused row, which is included in the paper's parameter counts.
-
-    Args:
-        args: the flags.
-        image_size: side length of the images in pixels.
-        classes: number of classes.
+    Images have ``image_size`` × ``image_size`` pixels. As in the authors' code (OpenNLPLab/im,
+    classification/models/lrpe), the position table has one unused row, which the paper's parameter counts
+    include.
     """
 
     def __init__(self, args, image_size: int, classes: int):
