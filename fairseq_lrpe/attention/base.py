@@ -16,9 +16,9 @@ class AttentionState(NamedTuple):
     """State of incremental decoding, which represents all previous positions.
 
     Attributes:
-        past: cached keys and values (softmax attention) or running sums (linear attention); None at the
-        start. length: number of previous positions. context: the last ``left_context`` inputs (B,
-        left_context, E), if the encoding has ``input_features``.
+        past: cached keys and values in softmax attention, running sums in linear attention, or None.
+        length: number of previous positions.
+        context: last inputs (B, left_context, E), if the encoding uses ``input_features``, otherwise None.
     """
 
     past: dict | None = None

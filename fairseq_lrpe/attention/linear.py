@@ -47,7 +47,7 @@ class LinearAttention(SelfAttention):
         super().__init__(encoding)
         if not encoding.decomposable:
             raise ValueError(
-                f"{type(encoding).__name__} works on the score matrix and cannot be used in linear attention"
+                f"{type(encoding).__name__} needs the score matrix, which linear attention does not compute"
             )
         check_choice("linear norm", linear_norm, LINEAR_NORMS)
         check_choice("feature map", feature_map, FEATURE_MAPS)

@@ -10,8 +10,7 @@ def literal(text: str) -> object:
 
     Raises:
         SystemExit: if ``text`` is any other expression.
-        TypeError: if ``text`` is not a string, because fairseq's ``eval_bool`` expects this error of
-        ``eval``.
+        TypeError: if ``text`` is not a string, as for ``eval``; fairseq's ``eval_bool`` relies on it.
     """
     if not isinstance(text, str):
         raise TypeError(f"expected a string, not {text!r}")

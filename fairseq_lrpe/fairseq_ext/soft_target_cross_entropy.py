@@ -12,10 +12,7 @@ ACCURACIES = {"accuracy": 1, "accuracy5": 5}
 
 @register_criterion("soft_target_cross_entropy")
 class SoftTargetCrossEntropy(FairseqCriterion):
-    """Cross entropy −Σ target · log softmax(logits) with soft targets, or with labels in validation.
-
-    Targets are probabilities (B, classes) in training, and labels (B,) in validation.
-    """
+    """Cross entropy with soft targets (B, classes) in training, and with labels (B,) in validation."""
 
     def forward(self, model, sample, reduce=True):
         """Returns the loss in nats summed over the batch, the number of images, and the logging output."""

@@ -83,11 +83,7 @@ class StateMemory(Memory):
 
 
 def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
-    """Returns the memory that the task's flags select, or None if they select no memory.
-
-    Raises:
-        ValueError: if the model does not support the memory.
-    """
+    """Returns the memory that the task's flags select, or None; raises a ValueError if it is unsupported."""
     state = task.memory == "state"
     if not (state or task.memory_length):
         return None

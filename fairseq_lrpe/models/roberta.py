@@ -31,9 +31,7 @@ class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     pooler_dropout: float = flag(0.0, "dropout probability in the classification heads")
     encoder_layerdrop: float = flag(0.0, "probability of dropping a layer in training")
     untie_weights_roberta: bool = flag(False, "do not share input and output embeddings")
-    max_positions: Optional[int] = flag(  # noqa: UP045
-        None, "maximum sequence length in tokens (default: that of the task)"
-    )
+    max_positions: Optional[int] = flag(None, "maximum length in tokens (default: the task's)")  # noqa: UP045
     load_checkpoint_heads: bool = flag(False, "load the classification heads of a checkpoint")
     spectral_norm_classification_head: bool = flag(False, "apply spectral norm to the classification heads")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")

@@ -43,16 +43,10 @@ class TransformerMTConfig(
     decoder_ffn_embed_dim: int = flag(2048, "hidden dimension of the decoder's feed-forward layers")
     decoder_attention_heads: int = flag(8, "number of decoder attention heads")
     decoder_normalize_before: bool = flag(False, "apply layernorm before each decoder block")
-    decoder_input_dim: int = flag(
-        II("model.decoder_embed_dim"), "decoder input dimension (default: --decoder-embed-dim)"
-    )
-    decoder_output_dim: int = flag(
-        II("model.decoder_embed_dim"), "decoder output dimension (default: --decoder-embed-dim)"
-    )
+    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "input dimension (default: the embed dim)")
+    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output dimension (default: the embed dim)")
     share_decoder_input_output_embed: bool = flag(False, "share the decoder's input and output embeddings")
-    share_all_embeddings: bool = flag(
-        False, "share all embeddings, which requires one dictionary for both languages"
-    )
+    share_all_embeddings: bool = flag(False, "share all embeddings (requires a joined dictionary)")
     max_source_positions: int = flag(1024, "maximum source length in tokens")
     max_target_positions: int = flag(1024, "maximum target length in tokens")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")

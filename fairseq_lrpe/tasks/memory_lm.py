@@ -167,7 +167,7 @@ class MemoryLMTask(LanguageModelingTask):
     def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
         if context_window:
             raise SystemExit(
-                "fairseq_lrpe: memory_lm does not support --context-window: pass --memory-length instead"
+                "fairseq_lrpe: memory_lm does not support --context-window: pass --memory-length"
             )
         return super().eval_lm_dataloader(dataset, batch_size=batch_size, **kwargs)
 
@@ -176,11 +176,7 @@ class MemoryLMTask(LanguageModelingTask):
 
 
 def batch_streams(streams: int, limit: int | None, processes: int) -> int:
-    """Returns the number of streams per batch, which is at most ``limit`` and equal for all batches.
-
-    Raises:
-        ValueError: if the streams cannot be divided equally among the processes.
-    """
+    """Returns the number of streams per batch; raises a ValueError if processes cannot share them equally."""
     if streams % processes:
         raise ValueError(f"--streams {streams} is not divisible by the number of processes, {processes}")
     share = streams // processes
@@ -221,8 +217,6 @@ def replaced_settings(saved: dict, explicit: dict) -> set[str]:
 def read_tokens(prefix: Path) -> np.ndarray:
     """Returns all tokens of a binarized text as a memory map; raises a ValueError if it is missing."""
     if infer_dataset_impl(str(prefix)) != "mmap":
-        raise ValueError(
-            f"{prefix}.bin is missing or not in the format mmap: run fairseq-preprocess on the text again"
-        )
+        raise ValueError(f"{prefix}.bin is missing or not in the format mmap: run fairseq-preprocess again")
     index = MMapIndexedDataset.Index(index_file_path(str(prefix)))
     return np.memmap(data_file_path(str(prefix)), index.dtype, "r")
