@@ -87,10 +87,10 @@ class Encoding(nn.Module):
     def log_decay(self) -> Tensor | None:
         """Logarithm of the decay in causal attention, at most 0, or None for no decay.
 
-        With shape (H,), linear attention multiplies q_i·k_j by exp(log_decay·(i−j)). Softmax attention adds
-        log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), or multiplies scores, too, if
-        ``multiplicative_decay``. With shape (H, d), or (1, d) for all heads, each feature t has its own
-        decay: both kinds of attention replace q_i·k_j by Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
+        With shape (H,), linear attention multiplies q_i·k_j by the decay exp(log_decay·(i−j)). Softmax
+        attention adds log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), or multiplies the
+        scores by the decay if ``multiplicative_decay``. With shape (H, d), or (1, d) for all heads, each
+        feature t has its own decay: q_i·k_j becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
         """
         return None
 
@@ -256,7 +256,7 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
 
 
 def encoding_options(cls: type[Encoding]) -> dict[str, object]:
-    """Returns {option: default} of a class: the arguments of its constructor that are not ``**shared``."""
+    """Returns {option: default} for the constructor arguments that :class:`Encoding` does not have."""
     options = {}
     for name, p in inspect.signature(cls.__init__).parameters.items():
         if name not in _SHARED_ARGUMENTS and p.kind is not p.VAR_KEYWORD:

@@ -16,7 +16,7 @@ class KERPLE(Encoding):
 
     r₁ and r₂ are the learned parameters ``bias_p`` and ``bias_a`` (H,), initialized uniformly in (0, 2) and
     (0, 1). Values below 0.01 are replaced by 0.01. The authors' code overwrites such parameters before each
-    use; here they are clamped in the formula, so that they stay unchanged and have no gradient.
+    use; here they are clamped in the formula, so that the parameters stay unchanged.
     The bias costs O(L²) additions per head, but only O(L) logarithms.
     """
 

@@ -41,7 +41,7 @@ class PaTH(Encoding):
         nn.init.uniform_(self.convolution, -(KERNEL_SIZE**-0.5), KERNEL_SIZE**-0.5)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        return q, k.to(_at_least_float32(k))  # because rounding errors of cached keys add up
+        return q, k.to(_at_least_float32(k))  # rounding errors of cached keys add up
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns √β_s w_s (B, H, n, d), from which H_s is computed."""

@@ -21,7 +21,7 @@ class RoPE(Encoding):
             )
 
     def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
-        """Returns x (B, H, L, d) rotated by the angles of its positions, or by their negatives."""
+        """Returns x (B, H, L, d) rotated by the angles of its positions, in reverse if ``backwards``."""
         frequencies = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
         table = cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
         return rotate_pairs(x, table.conj() if backwards else table)

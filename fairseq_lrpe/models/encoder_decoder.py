@@ -21,7 +21,7 @@ UNLIMITED = 10**9
 
 
 def segment_ids(tokens: Tensor, end: int) -> Tensor:
-    """Returns segments (B, L) of tokens (B, L): 0 up to the first ``end`` of each row, and 1 after it."""
+    """Returns segments of tokens (B, L): 0 up to and including the first ``end`` of a row, and 1 after it."""
     ends = tokens.eq(end).int()
     return (ends.cumsum(1) - ends).clamp(max=1)
 

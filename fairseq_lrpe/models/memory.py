@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 class Memory:
-    """Memory that provides each layer with its last ``length`` inputs in previous segments, detached.
+    """Memory of the last ``length`` inputs of each layer in previous segments, without their gradients.
 
     A text is split into streams that are processed in parallel. Each batch of streams has its own memory,
     separately in training and for each evaluated split. A memory starts empty, and is discarded if it does

@@ -18,8 +18,7 @@ def odd_even_permutation(width: int) -> Tensor:
 def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
     """Returns the gather indices (..., length, d) of π^s for each position s.
 
-    Large offsets are cheap: π^offset is computed by repeated squaring, and the following powers by doubling
-    their number.
+    π^offset is computed by repeated squaring, so that large offsets are cheap.
 
     Args:
         permutation: the gather indices (..., d) of π.

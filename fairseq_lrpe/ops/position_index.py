@@ -1,4 +1,4 @@
-"""Positions of tokens whose positions are not consecutive, such as the patches of an image."""
+"""Non-consecutive positions of tokens, such as the patches of an image."""
 
 from typing import NamedTuple
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class PositionIndex(NamedTuple):
-    """Positions of queries and keys that are not consecutive; replaces the argument ``offset``.
+    """Non-consecutive positions of queries and keys, which replace an offset as a function's argument.
 
     Attributes:
         query_positions: position of each query (Lq,), from 0 to ``max_position``.

@@ -29,7 +29,7 @@ class ReflectedKeys:
         H_end ··· H_{j+1} k_j, in rows             K − Zᵀ U
         transition H_end ··· H_start               M = I − Uᵀ W, d × d
 
-    Scores with keys of earlier blocks are products of the second and third rows, with the M of all blocks in
+    Scores with keys of earlier blocks are products of the second and third lines, with the M of all blocks in
     between. The norm of M is at most 1 for ‖u‖² ≤ 2. The cost is about twice that of Q Kᵀ.
     The triangular system is solved in float64, because in float32 the rounding errors of U Uᵀ are amplified
     tenfold if u is nearly constant.
