@@ -100,8 +100,8 @@ class CopyingDecoder(Decoder):
 
     For features h and the encoder's output S, the probabilities of the next token are
     p = g · softmax(E W h) + (1 − g) · Σ_j a_j [token j], where g = σ(w h), a = softmax(S V h) over the source
-    tokens, and E are the embeddings shared by encoder, decoder and output. The source is the code
-    menghuanlater/Tianchi2020ChineseMedicineQuestionGeneration by an author of LFHC and GCDF.
+    tokens, and E are the embeddings shared by encoder, decoder and output. The formula is that of the code
+    menghuanlater/Tianchi2020ChineseMedicineQuestionGeneration by the author of LFHC and GCDF.
     """
 
     def __init__(self, args, cfg, dictionary, embed_tokens):

@@ -22,7 +22,8 @@ from fairseq_lrpe.utils.files import REPOSITORY
 class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     """Flags of fairseq's RoBERTa; the defaults are RoBERTa base.
 
-    Like the public models of LRPE's authors (OpenNLPLab/fairseq-evo), all methods use learned positions.
+    As in the public models of LRPE's authors (OpenNLPLab/fairseq-evo), encodings are combined with learned
+    positions by default.
     """
 
     encoder_normalize_before: bool = flag(False, "apply layernorm before each block")

@@ -74,7 +74,7 @@ class TextDataset(LabeledDataset):
     size = num_tokens_vec = num_tokens
 
     def ordered_indices(self):
-        """Returns all indices, sorted by length; in training, random pools are sorted separately.
+        """Returns all indices, sorted by length; in training, random pools of rows are sorted separately.
 
         Before fairseq calls this method, it seeds numpy with --seed and the epoch.
         """
