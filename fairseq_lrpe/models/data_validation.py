@@ -85,7 +85,7 @@ def check_binary(prefix: Path) -> np.ndarray | None:
     again = "run fairseq-preprocess on the text again"
     kind = infer_dataset_impl(str(prefix))
     if kind is None:
-        raise ValueError(f"{prefix} lacks .bin or .idx, or is not binarized text of fairseq: {again}")
+        raise ValueError(f"{prefix} lacks .bin or .idx, or is not fairseq's binarized text: {again}")
     if kind != "mmap":
         return None
     try:

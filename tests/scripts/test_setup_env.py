@@ -149,7 +149,7 @@ def test_unsupported_gpus_are_rejected(machine, requested, rows, message):
 
 def test_a_failing_nvidia_smi_is_reported(machine):
     machine.command("nvidia-smi", f"echo '{H100}'\necho 'no driver' >&2\nexit 9")
-    assert "no driver); repair the driver or pass --torch" in dry_run(machine, "").stderr
+    assert "no driver): repair the driver or pass --torch" in dry_run(machine, "").stderr
     machine.command("nvidia-smi", "exit 9")
     assert "nvidia-smi failed" in dry_run(machine, "").stderr
     assert dry_run(machine, "cpu").returncode == 0

@@ -250,7 +250,7 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--batch-size 2", "an update must have all 4 streams, but 2 (--batch-size) × 1 (processes) × 1"),
     ("--sample-break-mode eos", "memory_lm requires --sample-break-mode none, not eos"),
     ("--tokens-per-sample 100000", "a segment of 100,000 needs 100,001"),
-    ("--streams 3000 --batch-size 3000", "3,000 streams, and a segment of 16 needs 17"),
+    ("--streams 3000 --batch-size 3000", "3,000 streams, but a segment of 16 needs 17"),
 ])  # fmt: skip
 def test_invalid_arguments(more, message, data_bin, tmp_path):
     assert_error(train_here(*flags(tmp_path / "save", data_bin), *more.split()), message)

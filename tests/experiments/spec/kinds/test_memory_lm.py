@@ -75,7 +75,7 @@ def test_evaluation_with_running_sums(data_bin, tmp_path):
     ("linear", "rope", "train.memory=state", "--memory state includes all previous positions"),
     ("softmax", "xl", "train.token_positions=learned", "pass --token-positions none"),
     ("softmax", "fairseq", "updates=1", "the method fairseq has no memory"),
-    ("softmax", "xl", "train.tokens_per_sample=5000", "and a segment of 5,000 needs 5,001"),
+    ("softmax", "xl", "train.tokens_per_sample=5000", "but a segment of 5,000 needs 5,001"),
     ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: memory_lm needs sequences"),
 ])  # fmt: skip
 def test_invalid_settings(attention, method, change, message, data_bin, tmp_path):
