@@ -6,7 +6,7 @@ from fairseq_lrpe.encodings.shaw import Shaw
 
 @register_encoding(
     "lfhc",
-    k="maximum level of LFHC, which has 2k + 1 vectors",
+    k="LFHC's clipping distance divided by the layer number; there are 2k + 1 vectors",
     rounding="how LFHC rounds a distance divided by the layer number: away (from zero) or floor (as in its "
     "paper's formula)",
     per_head="use separate LFHC vectors for each head",
@@ -19,7 +19,7 @@ class LFHC(Shaw):
 
     Eq. 9 has ⌊x/l⌋ in both of its middle cases, x ≥ 0 and x < 0, which would make them one case. The author's
     public code (menghuanlater/mt-llm-code, others/RPEBERT.py) uses sign(x)·⌈|x|/l⌉, so that only distance 0
-    has level 0, and separate vectors for each head. Therefore ``rounding`` defaults to "away", and our
+    becomes 0, and separate vectors for each head. Therefore ``rounding`` defaults to "away", and our
     experiments for the paper's tables use ``per_head``. Values are not encoded, because Eq. 5 includes only
     the keys. The cost is that of Shaw's encoding.
     """

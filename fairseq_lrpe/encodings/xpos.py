@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings.rope import RoPE
 
 @register_encoding(
     "xpos",
-    gamma="xPos's γ: the larger, the slower the decay",
+    gamma="xPos's γ; a larger γ makes the decay slower",
     scale_base="distance over which xPos's features decay by ζ: 1 in the paper's formula, 512 in its code",
 )
 class XPos(RoPE):

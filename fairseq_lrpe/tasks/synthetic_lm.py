@@ -104,7 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser("lrpe synthetic", description=main.__doc__)
     parser.formatter_class = ArgumentDefaultsHelpFormatter
     parser.add_argument("problem", choices=PROBLEMS, help="kind of problem")
-    parser.add_argument("--seed", type=min_int(1), default=1, help="seed of the training")
+    parser.add_argument("--seed", type=min_int(1), default=1, help="seed of the training run")
     parser.add_argument("--count", type=min_int(1), default=1, help="number of sequences to print")
     for f in fields(SyntheticLMConfig):
         if type(f.default) is int:
