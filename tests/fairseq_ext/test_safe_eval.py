@@ -63,7 +63,7 @@ def code(mark):
 def assert_rejected(done, mark):
     assert done.returncode == 1 and not mark.exists()
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("fairseq_lrpe: the setting \"__import__('pathlib')") and last.endswith("not run")
+    assert last.startswith("fairseq_lrpe: the setting \"__import__('pathlib')") and last.endswith("executed")
 
 
 def words_of(command, checkpoint, data):
