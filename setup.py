@@ -1,10 +1,11 @@
 from setuptools import find_packages, setup
 
-# Lower bounds only where something breaks without them; the tested set of exact versions is in
-# constraints.txt. numpy<2: fairseq's datasets still use np.compat. fla-core 0.6, flash-linear-attention's
-# kernels without its models: what the backend was written for. transformers<5: 5 imports torchaudio, of which
-# no build fits this torch. torch 2.6: the oldest that passes the tests. tensorboardX: fairseq asks for it at
-# the start of every command.
+# Versions are restricted only where other versions do not work; constraints.txt has the tested versions.
+# - torch: 2.6 is the oldest version that passes the tests.
+# - numpy: fairseq's datasets use np.compat, which numpy 2 does not have.
+# - tensorboardX: without it, every fairseq command logs a message to install it.
+# - transformers: version 5 imports torchaudio, which has no build for this torch.
+# - fla-core: it contains flash-linear-attention's kernels; 0.6 is the version that the backend supports.
 setup(
     name="fairseq-lrpe",
     version="0.1.0",
@@ -46,11 +47,11 @@ setup(
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "transformers<5", "plotly"],
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
-        # Published weights of BERT, for question generation.
+        # For reading published weights of BERT in question generation.
         "bert": ["transformers<5", "safetensors"],
-        # The page of everything that was run.
+        # For the interactive plots of lrpe report.
         "report": ["plotly"],
-        # What fairseq's --tensorboard-logdir and --wandb-project log to.
+        # For fairseq's --tensorboard-logdir and --wandb-project.
         "tensorboard": ["tensorboard"],
         "wandb": ["wandb"],
     },

@@ -1,8 +1,8 @@
 """fairseq-lrpe: positional encodings for linear and softmax attention, as a fairseq plugin.
 
-``fairseq-train --user-dir fairseq_lrpe`` imports this package and then its ``models``, which registers
-every architecture; in Python, ``import fairseq_lrpe.models`` does. ``fairseq_lrpe.ops``, ``encodings``,
-``positions`` and ``attention`` need only torch.
+``fairseq-train --user-dir fairseq_lrpe`` registers all architectures and tasks of this plugin, as does
+``import fairseq_lrpe.models`` in Python. The packages ``ops``, ``encodings``, ``positions`` and ``attention``
+depend only on torch.
 """
 
 import logging
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-# fairseq's import sets the root logger to DEBUG, at which Pillow would log every chunk of a PNG file.
+# Importing fairseq sets the root logger to DEBUG, a level at which Pillow logs every chunk of a PNG file.
 logging.getLogger("PIL").setLevel(logging.INFO)
 
 
 def load_results(results: "str | Path") -> "pd.DataFrame":
-    """Loads every measurement below a results folder as a tidy DataFrame.
+    """Returns all measurements in a results folder and its subfolders as a tidy DataFrame.
 
     See :func:`fairseq_lrpe.experiments.reporting.measurements.load_results` for its columns.
     """
@@ -28,7 +28,7 @@ def load_results(results: "str | Path") -> "pd.DataFrame":
 
 
 def published() -> "pd.DataFrame":
-    """Loads the papers' published numbers as a tidy DataFrame.
+    """Returns the numbers that the papers published as a tidy DataFrame.
 
     See :func:`fairseq_lrpe.experiments.reporting.measurements.published` for its columns.
     """

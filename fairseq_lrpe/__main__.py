@@ -1,4 +1,4 @@
-"""``python -m fairseq_lrpe`` is the command ``lrpe``."""
+"""Runs the command ``lrpe`` when called as ``python -m fairseq_lrpe``."""
 
 from fairseq_lrpe.cli import main
 

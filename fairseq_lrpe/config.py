@@ -1,6 +1,6 @@
-"""Flags shared by all model families: attention, encoding, and each encoding's options.
+"""Flags that all model families share, which are those of attention, encodings and token positions.
 
-``lrpe methods --flags`` prints their help; fairseq-train --help does not show the flags of models.
+``lrpe methods --flags`` prints their help, because fairseq-train --help does not show the flags of models.
 """
 
 from argparse import Namespace
@@ -22,13 +22,13 @@ TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two
 def flag(default, help: str) -> Field:
     """Returns a dataclass field that fairseq turns into a command-line flag.
 
-    fairseq's parser does not support ``str | None``: the type of an optional flag is ``Optional[str]``.
+    The type of an optional flag has to be ``Optional[str]``, because fairseq does not support ``str | None``.
     """
     return field(default=default, metadata={"help": help})
 
 
 def option_flag(encoding: str, option: str) -> str:
-    """Returns the flag of an encoding's option, without the trailing underscore of ``lambda_``."""
+    """Returns the flag of an encoding's option, such as "gcdf_lambda" for ``lambda_`` of ``gcdf``."""
     return f"{encoding}_{option.rstrip('_')}"
 
 
@@ -38,11 +38,11 @@ class _SharedConfig(FairseqDataclass):
     encoding: str = flag("none", f"positional encoding inside attention: {', '.join(ENCODINGS)}")
     linear_norm: str = flag(
         "denominator",
-        "normalization of linear attention: division by the encoded denominator (denominator) or by that of "
-        "the unencoded features (content), or a LayerNorm instead (layernorm)",
+        "normalization of linear attention: division by the sum of the weights (denominator) or by their sum "
+        "without the encoding (content), or a LayerNorm instead of a division (layernorm)",
     )
     feature_map: str = flag(
-        "elu", f"linear attention's feature map: {', '.join(FEATURE_MAPS)} (elu is 1 + elu)"
+        "elu", f"feature map of linear attention: {', '.join(FEATURE_MAPS)} (elu is 1 + elu(x))"
     )
     linear_backend: str = flag(
         "auto",
@@ -62,19 +62,19 @@ PositionConfig = make_dataclass(
         for option, default in encoding_options(cls).items()
     ],
     bases=(_SharedConfig,),
-    namespace={"__doc__": "Flags of attention and positions; encoding options are --<encoding>-<option>."},
+    namespace={"__doc__": "Flags of attention and positions, with --<encoding>-<option> for each option."},
 )
 PositionConfig.__module__ = __name__
 
 
 @dataclass
 class LayerConfig(PositionConfig):
-    """Flags shared by the models with an encoder; the defaults are BERT base."""
+    """Flags shared by all models with an encoder; the defaults are those of BERT base."""
 
-    encoder_layers: int = flag(12, "encoder layers")
+    encoder_layers: int = flag(12, "number of encoder layers")
     encoder_embed_dim: int = flag(768, "encoder embedding dimension")
-    encoder_ffn_embed_dim: int = flag(3072, "embedding dimension of the encoder's feed-forward layers")
-    encoder_attention_heads: int = flag(12, "encoder attention heads")
+    encoder_ffn_embed_dim: int = flag(3072, "hidden dimension of the encoder's feed-forward layers")
+    encoder_attention_heads: int = flag(12, "number of encoder attention heads")
     activation_fn: ACTIVATIONS = flag("gelu", "activation function of the feed-forward layers")  # noqa: RUF009
     dropout: float = flag(0.1, "dropout probability")
     attention_dropout: float = flag(0.1, "dropout probability of softmax attention weights")
@@ -92,11 +92,11 @@ def with_defaults(config: type, **defaults) -> type:
 
 
 PLACEMENT_FLAGS = ("encoder_attention", "decoder_attention", "encoding_in", "image_positions")
-"""Flags of some model families that determine to which part or positions PositionConfig applies."""
+"""Flags of some model families that select the parts or positions to which PositionConfig applies."""
 
 
 def part_config(cfg, part: str):
-    """Returns the flags that apply to the ``part`` of a model, "encoder" or "decoder"."""
+    """Returns the flags of attention and positions for a ``part`` of a model, "encoder" or "decoder"."""
     if not hasattr(cfg, "encoding_in"):
         return cfg  # the model has only one part
     flags = {f.name: getattr(cfg, f.name) for f in fields(PositionConfig)}
@@ -107,7 +107,7 @@ def part_config(cfg, part: str):
 
 
 def method_flags(cfg) -> dict:
-    """Returns {flag: value} that identify a model's method, without options of other encodings."""
+    """Returns the {flag: value} that identifies a model's method, without options of other encodings."""
     options = {option_flag(cfg.encoding, option) for option in encoding_options(ENCODINGS[cfg.encoding])}
     placement = {name: getattr(cfg, name) for name in PLACEMENT_FLAGS if hasattr(cfg, name)}
     shared = {"attention", "encoding", "token_positions"}
@@ -118,7 +118,7 @@ def method_flags(cfg) -> dict:
 
 
 def check_position(cfg, embed_dim: int, num_heads: int) -> None:
-    """Raises a ValueError, with the valid choices, if the flags are invalid for a model of this size."""
+    """Raises a ValueError if the flags are invalid for a model of this size; it lists the valid choices."""
     for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
@@ -131,7 +131,7 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
     if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
         raise ValueError(
-            f"encoding {cfg.encoding!r} works on the score matrix, which linear attention never forms: "
+            f"encoding {cfg.encoding!r} needs the score matrix, which linear attention does not compute: "
             f"use softmax attention, or one of {', '.join(decomposable)}"
         )
     if num_heads < 1 or embed_dim % num_heads:
@@ -145,13 +145,13 @@ def check_options(cfg, given) -> None:
             option = option_flag(name, option)
             if option in given and name != cfg.encoding:
                 raise ValueError(
-                    f"--{option.replace('_', '-')} is an option of the encoding {name!r}, and the encoding "
-                    f"is {cfg.encoding!r}: give --encoding {name} too, or leave it out"
+                    f"--{option.replace('_', '-')} is an option of the encoding {name!r}, but the encoding "
+                    f"is {cfg.encoding!r}: omit it, or pass --encoding {name}, too"
                 )
 
 
 def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> Encoding:
-    """Builds the encoding that the flags select, with ``shared`` arguments such as ``causal``.
+    """Returns the encoding that the flags select, with further arguments of :class:`Encoding` in ``shared``.
 
     Raises:
         ValueError: if the flags are invalid or cannot be combined.
@@ -164,7 +164,7 @@ def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> En
 
 
 def check_range(name: str, value: float, minimum: float, maximum: float = inf) -> None:
-    """Raises a ValueError if the value of a flag is outside ``minimum``..``maximum``."""
+    """Raises a ValueError if the value of a flag is not between ``minimum`` and ``maximum``, inclusive."""
     if not minimum <= value <= maximum:
         allowed = f"at least {minimum}" if maximum == inf else f"from {minimum} to {maximum}"
         raise ValueError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")

@@ -1,4 +1,4 @@
-"""Published methods, one row each; every model family registers one architecture per method and attention.
+"""Table of published methods, from which every model family registers an architecture for each attention.
 
 ``lrpe methods`` prints the table.
 """
@@ -17,8 +17,8 @@ class Method:
     """A published method.
 
     Attributes:
-        flags: {flag: value}, which replace the default values of a model's flags.
-        source: paper and table row.
+        flags: {flag: value}, which replaces default values of a model's flags.
+        source: paper, and the tables and rows in which it is published.
     """
 
     flags: dict
@@ -30,7 +30,7 @@ class Method:
         return self.flags.get("encoding", "none")
 
     def attentions(self) -> list[str]:
-        """Returns the kinds of attention that the method supports."""
+        """Returns the kinds of attention, linear and softmax, that the method supports."""
         from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
 
         return [a for a in ATTENTIONS if a == "softmax" or ENCODINGS[self.encoding].decomposable]
@@ -70,7 +70,7 @@ METHODS = {
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
     "alibi": Method({"encoding": "alibi"}, "Press et al. 2022"),
     "xpos": Method({"encoding": "xpos"}, "xPos, Sun et al. 2022, Algorithm 1"),
-    "xpos_512": Method({"encoding": "xpos", "xpos_scale_base": 512}, "the same, as its public code has it"),
+    "xpos_512": Method({"encoding": "xpos", "xpos_scale_base": 512}, "xPos, as in its public code"),
     "retnet": Method({"encoding": "retnet", "linear_norm": "layernorm"}, "Sun et al. 2023, Eqs. 5 and 8"),
     "lrpe_decay": Method(
         {"encoding": "lrpe_decay", "linear_norm": "layernorm"}, "TransNormerLLM, Qin et al. 2023"
@@ -91,7 +91,8 @@ METHODS = {
     "iclr_type8": _lrpe("unitary", "fft", f"{_ICLR}, Table 1 'Type8'"),
 }
 
-# TMLR Table 5: every P with every Λ; its 'Permutation' row is the papers' fixed odd-even permutation.
+# TMLR Table 5 combines every P with every Λ. Its 'Permutation' is the fixed odd-even permutation of the
+# papers.
 for _p, _rotation in (("householder", "householder"), ("identity", "identity"), ("permutation", "odd_even")):
     for _core in ("unitary", "orthogonal", "permutation"):
         _source = f"{_TMLR}, Table 5 '{_p.capitalize()}' × '{_core.capitalize()}'"
@@ -102,18 +103,20 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
 LISTING = "`lrpe methods` lists the methods and their attentions"
 
 FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
-"""fairseq's own architecture of each family: the method ``fairseq``, equal to ``base`` with softmax."""
+"""fairseq's own architecture of each family, for the method ``fairseq``, which equals ``base`` in softmax."""
 
 
 def architecture(attention: str, family: str, method: str) -> str:
-    """Returns the value of fairseq's --arch; raises a ValueError if fairseq has no model of that family."""
+    """Returns the value of --arch; raises a ValueError for ``fairseq`` if it has no model of the family."""
     if method == "fairseq" and family not in FAIRSEQ_ARCHITECTURES:
-        raise ValueError(f"fairseq has no {family} of its own: choose a method of this plugin")
+        raise ValueError(
+            f"the method 'fairseq' does not exist for the family {family!r}: choose another; {LISTING}"
+        )
     return FAIRSEQ_ARCHITECTURES[family] if method == "fairseq" else f"{attention}_{family}_{method}"
 
 
 def check_method(method: str, attention: str) -> None:
-    """Raises a ValueError if the method does not exist, or not in this kind of attention."""
+    """Raises a ValueError if the method does not exist or does not support this kind of attention."""
     if attention not in ATTENTIONS:
         raise ValueError(f"unknown attention {attention!r}{choices(attention, ATTENTIONS)}")
     check_method_name(method)
@@ -129,11 +132,11 @@ def check_method_name(method: str) -> None:
 
 def aliases(method: str) -> list[str]:
     """Returns all methods with the same flags, which share their runs."""
-    if method not in METHODS:  # fairseq's own, or a model configured by flags
+    if method not in METHODS:  # the method "fairseq", or a model that is configured by flags
         return [method]
     return [name for name in METHODS if METHODS[name].flags == METHODS[method].flags]
 
 
 def canonical(method: str) -> str:
-    """Returns the first of a method's aliases, whose name is used for runs."""
+    """Returns the first of a method's aliases, which names the folders of their runs."""
     return aliases(method)[0]

@@ -1,6 +1,6 @@
 # Sourced by the other scripts: sets up the environment if necessary and adds this repository to PYTHONPATH.
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
-# Before the first setup, --help prints the comment at the top of the script and installs nothing.
+# Before the first setup, --help prints only the comment at the top of the script and installs nothing.
 ready=${VIRTUAL_ENV:-$root/.venv}/.fairseq-lrpe-ready
 if [[ " $* " == *" --help "* || " $* " == *" -h "* ]] && [ ! -e "$ready" ]; then
   while IFS= read -r line && [[ $line == "#"* ]]; do

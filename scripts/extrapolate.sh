@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Evaluates a trained run at several lengths; --help lists the options:
+# Evaluates a trained run at several sequence lengths; --help lists the options:
 #   bash scripts/extrapolate.sh results/lm/mini/linear_rope/seed-1 256 512 1024 --plot rope.png
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Generates a question for each line with an answer, a tab and a text that contains it; --help lists the options:
+# Generates a question for each input line, which is an answer, a tab and a text; --help lists the options:
 #   bash scripts/generate_questions.sh results/questions/squad/softmax_gcdf/seed-1/checkpoints/checkpoint_best.pt < lines
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Writes the zip file for GLUE's server from the fine-tuned runs of one model; --help lists the options:
+# Writes the zip file for the GLUE server from one model's fine-tuned runs; --help lists the options:
 #   bash scripts/glue_submission.sh results/glue/wikibook/linear_rope
 set -euo pipefail
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the measurements that need a GPU and writes one report; needs torch and installs nothing:
+# Runs the measurements that require a GPU and writes a report. It requires torch and installs nothing:
 #   bash scripts/gpu_check.sh --minutes 8 --out results/gpu_check
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
@@ -19,10 +19,10 @@ case $status in
   0) wrong="" ;;
   1) wrong="$python has no torch" ;;
   2) wrong="$python is older than 3.11" ;;
-  *) wrong="$python is no working Python" ;;
+  *) wrong="$python does not run" ;;
 esac
 if [ -n "$wrong" ]; then
-  echo "gpu_check: $wrong: activate a virtual environment of Python 3.11 or 3.12 that has torch." >&2
+  echo "gpu_check: $wrong: activate a virtual environment of Python 3.11 or 3.12 with torch" >&2
   exit 1
 fi
 export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore}

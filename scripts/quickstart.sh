@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains the small language models of the table quickstart; --help lists the options.
+# Trains the four small language models of the table "quickstart"; --help lists the options.
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 exec python -m fairseq_lrpe quickstart "$@"

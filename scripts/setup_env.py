@@ -1,4 +1,4 @@
-"""Sets up the Python environment for the other scripts; bash scripts/setup_env.sh runs this."""
+"""Sets up the Python environment of the other scripts."""
 
 import argparse
 import os
@@ -17,24 +17,25 @@ UNFINISHED = READY.with_suffix(".new")
 REQUIREMENTS = "".join((ROOT / name).read_text() for name in ("constraints.txt", "setup.py"))
 TORCH = re.search(r"^torch==(.*)", REQUIREMENTS, re.MULTILINE)[1]
 CPU, CU126 = f"{TORCH}+cpu", f"{TORCH}+cu126"
-# For torch 2.13.0: compute capability from and to, oldest driver, GiB to download and of disk space.
+# {build: (lowest and highest compute capability, oldest driver, GiB to download, GiB on disk)} of torch
+# 2.13.0
 BUILDS = {TORCH: (7.5, 99, 580, 2.6, 8), CU126: (5, 9, 525, 3, 8), CPU: (0, 99, 0, 0.2, 4)}
 
 
 def find_gpus(requested):
-    """Returns (compute capability, driver, name) of each kind of GPU."""
+    """Returns (compute capability, driver version, name) of each kind of GPU in this machine."""
     if not shutil.which("nvidia-smi"):
         return []
     command = "timeout 30 nvidia-smi --format=csv,noheader --query-gpu=compute_cap,driver_version,name"
     code, output = subprocess.getstatusoutput(command)
     rows = re.findall(r"^(\d+\.\d+), (\d+).*?, (.+)$", output, re.MULTILINE)
     if not requested and "No devices" not in output and (code or not rows):
-        raise RuntimeError(f"nvidia-smi failed ({output}); repair the driver or pass --torch")
+        raise RuntimeError(f"nvidia-smi failed ({output}): repair the driver or pass --torch")
     return sorted({(float(capability), int(driver), name) for capability, driver, name in rows})
 
 
 def mismatches(version, gpus):
-    """Returns a message for each GPU that a build of torch does not support."""
+    """Returns an error message for each GPU that a build of torch does not support."""
     first, last, oldest, *_ = BUILDS.get(version, BUILDS[CPU])
     return [
         f"torch {version} does not support {name} (compute capability {capability}, driver {driver})"
@@ -44,7 +45,7 @@ def mismatches(version, gpus):
 
 
 def choose_version(requested, gpus, current):
-    """Returns the version of torch to use; ``current`` is the installed one."""
+    """Returns the build of torch to install, or ``current``, the installed one, if it supports the GPUs."""
     candidates = [requested] if requested else [TORCH, CU126] if gpus else [CPU]
     problems = [text for version in candidates for text in mismatches(version, gpus)]
     if requested and (not gpus or len(problems) < len(gpus)):
@@ -55,7 +56,7 @@ def choose_version(requested, gpus, current):
     for version in candidates:
         if not mismatches(version, gpus):
             return version
-    raise RuntimeError(f"{', '.join(problems)}; see --torch and the builds in README.md")
+    raise RuntimeError(f"{', '.join(problems)}: pass --torch with another build of docs/install.md")
 
 
 def pip(*arguments, check=True):
@@ -64,17 +65,17 @@ def pip(*arguments, check=True):
 
 
 def install_torch(version, has_fallback):
-    """Installs torch and returns its version; the fallback is the default build."""
+    """Installs a build of torch, or as a fallback the default build, and returns the installed version."""
     *_, download, disk = BUILDS[version]
     for folder, needed in {ENV: disk, os.environ.get("TMPDIR", "/tmp"): download + 1}.items():
         if shutil.disk_usage(folder).free < needed * 2**30:
-            raise RuntimeError(f"torch {version} needs {needed} GiB of free space in {folder}")
+            raise RuntimeError(f"torch {version} requires {needed} GiB of free space in {folder}")
     arguments = ["--no-deps", f"torch==={version}"]
     if version != TORCH and pip("--dry-run", *arguments, check=False).returncode:
         arguments += ["--extra-index-url", f"https://download.pytorch.org/whl/{version.split('+')[1]}"]
         if has_fallback and pip("--dry-run", *arguments, check=False).returncode:
-            size = "{3} GiB to download, {4} GiB of disk space".format(*BUILDS[TORCH])
-            print(f"no index offers torch {version}; installing {TORCH}, which runs on CPUs, too ({size})")
+            size = "{3} GiB to download, {4} GiB on disk".format(*BUILDS[TORCH])
+            print(f"no index offers torch {version}; installing {TORCH}, which also runs on CPUs ({size})")
             return install_torch(TORCH, has_fallback=False)
     pip(*arguments)
     return version
@@ -84,7 +85,7 @@ def setup(version, has_fallback, requested, current):
     if not PYTHON.exists():
         subprocess.run([sys.executable, "-m", "venv", "--clear", "--without-pip", ENV], check=True)
     for folder in PACKAGES.glob("*.dist-info") if UNFINISHED.exists() else []:
-        if not (folder / "RECORD").exists():  # incomplete, but installed to pip
+        if not (folder / "RECORD").exists():  # pip would treat an incomplete package as installed
             shutil.rmtree(folder)
     READY.unlink(missing_ok=True)
     UNFINISHED.touch()
@@ -93,7 +94,7 @@ def setup(version, has_fallback, requested, current):
     if current != version:
         version = install_torch(version, has_fallback)
     pip("torch", "numpy", "cython", "setuptools", "wheel")
-    print("building fairseq (about 3 minutes) and installing the rest ...")
+    print("building fairseq (about 3 minutes) and installing the other packages ...")
     pip("--quiet", "--no-build-isolation", "-e", ".[test]")
     UNFINISHED.write_text("\n".join([str(requested), version, str(ROOT), REQUIREMENTS]))
     UNFINISHED.replace(READY)
@@ -102,7 +103,7 @@ def setup(version, has_fallback, requested, current):
 
 def main():
     parser = argparse.ArgumentParser(prog="bash scripts/setup_env.sh", description=__doc__)
-    parser.add_argument("--torch", choices=["default", "cu126", "cpu"], help="build of torch")
+    parser.add_argument("--torch", choices=["default", "cu126", "cpu"], help="torch build (default: by GPU)")
     parser.add_argument("--dry-run", action="store_true", help="print what would be installed")
     options = parser.parse_args()
     requested = {"default": TORCH, "cu126": CU126, "cpu": CPU}.get(options.torch)
@@ -113,15 +114,15 @@ def main():
         return print(f"environment ready: {ENV}")
     is_users = ENV.resolve() != (ROOT / ".venv").resolve()
     if (is_users or PYTHON.exists()) and not (PACKAGES.exists() and (ENV / "pyvenv.cfg").exists()):
-        raise RuntimeError(f"{ENV} has no Python 3.11 or 3.12; deactivate or remove it")
+        raise RuntimeError(f"{ENV} has no Python 3.11 or 3.12: deactivate or remove it")
     gpus = find_gpus(requested)
     version = choose_version(requested, gpus, current)
     if is_users and current not in (None, version):
-        raise RuntimeError(f"{ENV} has torch {current} instead of {version}; deactivate it")
+        raise RuntimeError(f"{ENV} has torch {current} instead of {version}: deactivate it")
     has_fallback = version == CPU != current and not gpus
     fallback = f" ({TORCH} if no index offers it)" if has_fallback else ""
     names = ", ".join(name for *_, name in gpus) or "CPU"
-    moved = f", until now the environment of {done[2]}" if done[2:] and done[2] != str(ROOT) else ""
+    moved = f", previously the environment of {done[2]}" if done[2:] and done[2] != str(ROOT) else ""
     print(f"torch {version}{fallback} for {names} in {ENV}{moved}", *mismatches(TORCH, gpus), sep="\n")
     if not options.dry_run:
         setup(version, has_fallback, requested, current)

@@ -4,7 +4,7 @@
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
 cd "$root"
-# There is one worker per core, with one thread. A file runs on one worker, so that its fixtures are built once.
+# Each core has one worker with one thread. All tests of a file run on one worker, which builds its fixtures once.
 export OMP_NUM_THREADS=1
 # On some virtual machines, the newest bfloat16 instructions that oneDNN detects are illegal.
 export ONEDNN_MAX_CPU_ISA=${ONEDNN_MAX_CPU_ISA:-AVX512_CORE}

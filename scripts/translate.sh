@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Translates raw text, one sentence per line, with a trained model; --help lists the options:
+# Translates raw text with one sentence per line by a trained model; --help lists the options:
 #   bash scripts/translate.sh results/mt/multi30k/linear_iclr_type4/seed-1/checkpoints/checkpoint_best.pt < text.en
 set -euo pipefail
 

@@ -13,12 +13,12 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 class AttentionState(NamedTuple):
-    """State for decoding: what later calls need of the positions so far.
+    """State of incremental decoding, which represents all previous positions.
 
     Attributes:
-        past: cached keys and values, or running sums; None at the start.
-        length: number of positions so far.
-        context: (B, left_context, E), the last inputs, for encodings with ``input_features``.
+        past: cached keys and values in softmax attention, running sums in linear attention, or None.
+        length: number of previous positions.
+        context: last inputs (B, left_context, E), if the encoding uses ``input_features``, otherwise None.
     """
 
     past: dict | None = None
@@ -35,7 +35,7 @@ class SelfAttention(nn.Module):
     """
 
     time_dim = 1
-    """Dimension of time in inputs and outputs, which are (B, L, E)."""
+    """Dimension of inputs and outputs that is the sequence; here they are (B, L, E)."""
 
     def __init__(self, encoding: Encoding):
         super().__init__()
@@ -46,7 +46,7 @@ class SelfAttention(nn.Module):
         embed_dim = self.num_heads * self.head_dim
         projections = [nn.Linear(embed_dim, embed_dim) for _ in range(4)]
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = projections
-        # Same initialization as fairseq's attention, so that models differ in their encoding only.
+        # The initialization is that of fairseq's attention, so that models differ in their encoding only.
         for projection in projections[:3]:
             nn.init.xavier_uniform_(projection.weight, gain=1 / math.sqrt(2))
         nn.init.xavier_uniform_(self.out_proj.weight)
@@ -57,17 +57,17 @@ class SelfAttention(nn.Module):
 
         Args:
             q: queries (B, H, Lq, d).
-            k: keys (B, H, Lk, d), not yet encoded.
+            k: keys (B, H, Lk, d). q, k and v are not encoded yet.
             v: values (B, H, Lk, d).
             key_padding_mask: (B, Lk), True at padding, or None.
-            past: what the previous call returned, or None.
+            past: the ``past`` that the previous call returned, or None.
             q_offset: position of the first query.
-            k_offset: position of the first key, which is the number of positions that ``past`` covers.
-            return_state: whether the returned ``past`` will be used; if False, its content does not matter.
+            k_offset: position of the first key, which is the number of positions in ``past``.
+            return_state: whether the caller uses the returned ``past``.
             input_features: the encoding's ``input_features`` for these keys, or None.
 
         Returns:
-            The outputs (B, H, Lq, d) and the ``past`` of the next call, a dict.
+            The outputs (B, H, Lq, d), and a dict that is the ``past`` of the next call.
         """
         raise NotImplementedError
 
@@ -84,21 +84,21 @@ class SelfAttention(nn.Module):
         """Computes self-attention.
 
         Args:
-            x: (B, L, E).
-            memory: inputs (B, M, E) at the positions before x, which are additional keys.
-            key_padding_mask: True at padding, (B, L), or (B, M + L) if there is padding in the memory.
-            state: the state that the previous call returned; the positions continue those of earlier calls.
+            x: inputs (B, L, E).
+            memory: inputs (B, M, E) at the positions before x, to which the queries of x also attend.
+            key_padding_mask: True at padding, (B, L), or (B, M + L) if the memory also contains padding.
+            state: the state that the previous call returned, whose positions precede those of this call.
             return_state: whether to return the state for the next call.
             position_index: positions of the tokens if they are not consecutive; only for bidirectional
                 attention.
 
         Returns:
-            The output (B, L, E), or a tuple of the output and the state.
+            The output (B, L, E), or a tuple of the output and the state if ``return_state``.
         """
         past, offset, context = state or AttentionState()
         parts = [x] if memory is None else [memory, x]
         q = self.split_heads(self.q_proj(x))
-        # The memory is projected separately, so that its gradient is not computed.
+        # Projecting the memory separately avoids computing its gradient.
         k, v = (self.split_heads(self._concat([p(y) for y in parts])) for p in (self.k_proj, self.v_proj))
         earlier = k.size(2) - q.size(2)
         if key_padding_mask is not None:
@@ -118,24 +118,24 @@ class SelfAttention(nn.Module):
         return o.transpose(1, 2).flatten(2)
 
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
-        """Returns the state in which batch row i continues from what was row ``order[i]``."""
+        """Returns the state whose batch row i is row ``order[i]`` of the given state."""
         return tree_map_only(torch.Tensor, lambda x: x.index_select(0, order), state)
 
     def restart_positions(self, state: AttentionState) -> AttentionState:
-        """Returns the state for a continuation whose first position is 0.
+        """Returns the state with all previous positions shifted, so that the next position is 0.
 
         Raises:
-            ValueError: if the state cannot be moved to other positions.
+            ValueError: if the positions of the state cannot be shifted.
         """
-        raise ValueError(f"{type(self).__name__} keeps all positions: its state has no constant size")
+        raise ValueError(f"{type(self).__name__} cannot restart positions: its state is not of constant size")
 
     def _concat(self, parts):
         return torch.cat(parts, dim=self.time_dim) if len(parts) > 1 else parts[0]
 
     def _input_features(self, parts, padding, context):
-        """Returns the encoding's input features, if it uses any, and the inputs that the next call needs.
+        """Returns the encoding's input features, if it has any, and the context of the next call.
 
-        ``context`` (B, left_context, E) are the inputs before ``parts``, None at the start of a sequence.
+        ``context`` contains the inputs (B, left_context, E) before ``parts``, or is None at the start.
         """
         length = self.encoding.left_context
         if length is None:

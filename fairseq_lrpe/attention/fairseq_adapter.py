@@ -1,7 +1,7 @@
 """Linear and softmax attention with the interface of fairseq's attention, built from flags.
 
-fairseq's conventions are confined to this module: inputs (L, B, E), and one dictionary of incremental state
-for all layers.
+Only this module uses fairseq's conventions: inputs are (L, B, E), and all layers share one dictionary of
+incremental state.
 """
 
 from typing import NamedTuple
@@ -17,17 +17,17 @@ from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 
-# Strong decays produce denormal weights, which make attention on a CPU twice as slow as zeros do.
+# Strong decays produce denormal weights, with which attention on a CPU is twice as slow as with zeros.
 torch.set_flush_denormal(True)
 
 
 class DecodingState(NamedTuple):
-    """What a layer stores in fairseq's incremental state.
+    """Data that an attention module stores in fairseq's incremental state.
 
     Attributes:
         attention: state of the attention module.
-        segment_position: number of queries since the segment began.
-        segment_inputs: (B, n, E), inputs that the next segment sees as its memory.
+        segment_position: number of queries since the start of the segment.
+        segment_inputs: inputs (B, n, E) from which the memory of the next segment is taken.
     """
 
     attention: AttentionState | None = None
@@ -36,33 +36,33 @@ class DecodingState(NamedTuple):
 
 
 class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
-    """Replaces ``fairseq.modules.MultiheadAttention`` as the ``self_attn`` of a layer.
+    """Base class of the modules that replace ``fairseq.modules.MultiheadAttention`` as ``self_attn``.
 
-    It is a subclass instead of a wrapper, so that parameters have the same names as in fairseq's attention.
+    It extends the attention module instead of wrapping it, so that parameters have fairseq's names.
     """
 
     time_dim = 0
 
     prefix_state: dict | None = None
-    """Incremental state to fill when the caller passes none; set by the decoder while it reads a prefix."""
+    """Incremental state to use if the caller passes none; set by the decoder while it reads a prefix."""
 
     memory: Tensor | None = None
-    """Inputs (M, B, E) of earlier positions, attended to before the keys; set by the decoder layer."""
+    """Inputs (M, B, E) of earlier positions, which are additional keys; set by the decoder layer."""
 
     carry_state = False
-    """Whether the state is kept in ``carried_state`` for the next call, whose positions restart at 0."""
+    """Whether the next call continues from the state of this call, with positions that restart at 0."""
 
     carried_state: AttentionState | None = None
-    """State after the last call with ``carry_state``."""
+    """State after the last call with ``carry_state``, from which the next call continues."""
 
     position_index: PositionIndex | None = None
     """Positions of the tokens if they are not consecutive; only for bidirectional attention."""
 
     segment_length = 0
-    """Length of a segment while decoding; 0 means that the text is not split into segments."""
+    """Number of positions in a segment during decoding; 0 means that the text is not split into segments."""
 
     memory_length: int | None = None
-    """While decoding in segments: number of positions before a segment that it sees; None means all."""
+    """Number of positions before a segment to which it attends during decoding; None means all."""
 
     def forward(
         self,
@@ -76,14 +76,15 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         """Computes self-attention with the call signature of fairseq's attention.
 
         Args:
-            query: (Lq, B, E).
-            key: (Lk, B, E), by default the query. If it is longer, the leading keys are earlier positions
-                and the last Lq keys are those of the queries.
+            query: inputs (Lq, B, E).
+            key: inputs (Lk, B, E), by default ``query``. If there are more of them, the leading ones are at
+                earlier positions, and the last Lq are those of ``query``.
             value: ignored; values are computed from ``key``.
             key_padding_mask: (B, Lk), True at padding.
-            incremental_state: fairseq's decoding state; the Lk positions continue those of earlier calls.
-            **_: fairseq's other arguments are ignored; its ``attn_mask`` is not needed because the module
-                knows whether it is causal.
+            incremental_state: fairseq's decoding state. The positions of this call follow those of earlier
+                calls with the same state.
+            **_: fairseq's other arguments, which are ignored. ``attn_mask`` is not needed, because the
+                encoding determines whether attention is causal.
 
         Returns:
             The output (Lq, B, E), and None in place of the attention weights that fairseq's module returns.
@@ -138,7 +139,7 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         return DecodingState(segment_inputs=saved.segment_inputs[:, -self.memory_length :])
 
     def _append_inputs(self, inputs, query):
-        """Returns the inputs of a segment and its memory, (B, n, E), if the next segment needs them."""
+        """Returns the inputs (B, n, E) of a segment and its memory, or None if no segment needs them."""
         if not (self.segment_length and self.memory_length):
             return None
         query = query.transpose(0, 1)
@@ -148,7 +149,7 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         return self.get_incremental_state(incremental_state, "attention")
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:
-        """Lets batch row i continue from what was row ``new_order[i]``, for beam search."""
+        """Replaces batch row i of the state by row ``new_order[i]``, for beam search."""
         saved = self._get_input_buffer(incremental_state)
         if saved is not None:
             state, position, inputs = saved
@@ -168,14 +169,14 @@ class FairseqSoftmaxAttention(FairseqSelfAttention, SoftmaxAttention):
 def build_attention(
     cfg: PositionConfig, *, dropout: float, shared: list[Encoding] | None = None, **arguments
 ) -> FairseqSelfAttention:
-    """Builds the attention module that the flags select.
+    """Builds the attention module that a model's flags select.
 
     Args:
-        cfg: the flags.
+        cfg: the model's flags.
         dropout: dropout probability of the attention weights (softmax attention only).
-        shared: one list for all layers of an encoder or decoder. The first layer stores an encoding that is
-            ``shared_across_layers`` in it, and the other layers reuse it.
-        **arguments: passed on to :func:`fairseq_lrpe.config.encoding_from_config`.
+        shared: an initially empty list that is passed for all layers of an encoder or decoder. The first
+            layer appends an encoding that is ``shared_across_layers``, and the other layers reuse it.
+        **arguments: arguments of :func:`fairseq_lrpe.config.encoding_from_config`.
 
     Raises:
         ValueError: if the flags are invalid or cannot be combined.

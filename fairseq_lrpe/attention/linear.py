@@ -15,26 +15,26 @@ _MIN_CHECKPOINT_KEYS = 1024
 """Number of keys above which bidirectional attention recomputes encoded q and k in the backward pass."""
 
 MAX_FLOAT16_OUTPUT = 2.0**10
-"""Largest output feature in float16 (range: 2^16), which leaves room for the output projection's sums."""
+"""Largest output of a float16 model, far below 2^16 so that the output projection's sums do not overflow."""
 
 
 class LinearAttention(SelfAttention):
-    """Computes :func:`fairseq_lrpe.ops.linear_attention` of the encoded ϕ(q), ϕ(k) (LRPE TMLR Eqs. 3 and 13).
+    """Linear self-attention with a positional encoding (LRPE TMLR Eqs. 3 and 13).
 
-    The feature map is applied before the encoding; there is no 1/√d and no attention dropout. While decoding,
-    the state is the running sums, whose size is constant.
+    Queries and keys are mapped by the feature map ϕ and then encoded. They are not scaled by 1/√d, and there
+    is no attention dropout. The state for decoding consists of running sums and has a constant size.
 
     Args:
         encoding: the positional encoding, which must be decomposable.
-        linear_norm: ``denominator`` divides by the encoded denominator; ``layernorm`` does not divide, and
-            normalizes all heads' outputs together by a LayerNorm(E); ``content`` divides by the
-            denominator of the unencoded ϕ(q), ϕ(k), which is always positive (RoFormer Eq. 19).
+        linear_norm: "denominator" divides outputs by the sum of the weights; "content" divides by the sum of
+            the weights without the encoding, which is always positive (RoFormer Eq. 19); "layernorm" does not
+            divide, but applies a LayerNorm(E) to the concatenated heads.
         feature_map: a name in ``FEATURE_MAPS``.
-        backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. Outside training, ``fla`` means
-            ``auto``, so that models trained with the GPU kernels can be used without them.
+        backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" is replaced
+            by "auto", so that models trained with the GPU kernels can be used without them.
 
     Raises:
-        ValueError: if the encoding is not decomposable, or for an unknown name.
+        ValueError: if the encoding is not decomposable, or for an unknown norm, feature map or backend.
     """
 
     def __init__(
@@ -46,7 +46,9 @@ class LinearAttention(SelfAttention):
     ):
         super().__init__(encoding)
         if not encoding.decomposable:
-            raise ValueError(f"{type(encoding).__name__} cannot be used in linear attention")
+            raise ValueError(
+                f"{type(encoding).__name__} needs the score matrix, which linear attention does not compute"
+            )
         check_choice("linear norm", linear_norm, LINEAR_NORMS)
         check_choice("feature map", feature_map, FEATURE_MAPS)
         check_choice("linear backend", backend, LINEAR_BACKENDS)
@@ -55,7 +57,7 @@ class LinearAttention(SelfAttention):
         self.backend = backend
         width = self.num_heads * self.head_dim
         self.norm = _InputDtypeLayerNorm(width) if linear_norm == "layernorm" else None
-        # Attention itself is recomputed as well, which is cheap if it is not causal.
+        # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
         self._recompute_encoding = not encoding.causal and type(encoding).forward is not Encoding.forward
 
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
@@ -80,7 +82,7 @@ class LinearAttention(SelfAttention):
         else:
             o, sums = encode_and_attend(q, k, v)
         if self.linear_norm == "content":
-            # The sum of the weights is the same attention applied to values that are all one.
+            # The sum of the weights is the output of attention if all values are 1.
             ones = v.new_ones(*v.shape[:-1], 1)
             denominator, content = attend(q, k, ones, False, past["content"])
             o = o / denominator.clamp(min=1e-6)
@@ -100,14 +102,14 @@ class LinearAttention(SelfAttention):
 
 
 def _limit_magnitude(o):
-    # An output whose rotated denominator is near zero exceeds float16's range. All heads of such a token are
-    # scaled together: the layer norm that follows attention uses only the direction of an output this large.
+    # Outputs whose denominator is near zero can exceed float16's range. All heads of such a token are scaled
+    # by one factor, because the layer norm after attention removes the scale of outputs that are this large.
     largest = o.detach().abs().amax((1, 3), keepdim=True)
     return o * (MAX_FLOAT16_OUTPUT / largest.clamp(min=MAX_FLOAT16_OUTPUT))
 
 
 class _InputDtypeLayerNorm(nn.LayerNorm):
-    """LayerNorm in the dtype of its input: undivided sums exceed float16 and arrive in float32."""
+    """LayerNorm in the dtype of its input, which is float32 even in float16 models."""
 
     def forward(self, x):
         weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)

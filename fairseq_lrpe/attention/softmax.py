@@ -12,29 +12,30 @@ from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 _CAUSAL_BLOCK_SIZE = 128
-"""Number of queries in a block if scores are biased and causal."""
+"""Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
 
 _MAX_BIAS_ELEMENTS = 2**21
-"""Maximum number of scores in a block of a long sequence."""
+"""Maximum number of scores per block of a sequence of more than 1,024 positions."""
 
 _MIN_FLASH_KEYS = 512
-"""Number of keys from which training on a CPU is faster if values are padded to the width of wider q and k.
+"""Number of keys from which values are padded to the width of wider q and k for training on a CPU.
 
-The CPU's flash kernel requires equal widths; without it torch forms the n × n weights of all heads. On a GPU,
-torch's memory-efficient kernel takes values of any width.
+torch's flash kernel for CPUs requires equal widths; otherwise torch computes the n × n weights of all heads.
+On a GPU, torch's memory-efficient kernel supports values of any width.
 """
 
 
 class SoftmaxAttention(SelfAttention):
-    """Computes softmax(scale·q̃k̃ᵀ + bias) v through torch's ``scaled_dot_product_attention``.
+    """Softmax self-attention with a positional encoding.
 
-    An encoding whose scores do not have this form computes them itself; they are followed by a plain softmax.
+    It computes softmax(scale·q kᵀ + bias) v from the encoded q, k and v by torch's
+    ``scaled_dot_product_attention``. If the scores of the encoding do not have this form, it applies a
+    softmax to the scores that the encoding computes.
 
-    While decoding, the state holds the encoded keys, the values and the padding mask so far, and the row
-    order that beam search has requested since. A bias is a matrix of length × length, so it is computed for
-    one block of queries at a time. Causal blocks see only the keys up to their last query. Above 1,024
-    positions the bias is not stored but recomputed in the backward pass, so that memory grows linearly with
-    the length.
+    A bias is computed for one block of queries at a time, because it has length × length entries. Causal
+    blocks use only the keys up to their last query. Above 1,024 positions, the bias is not stored but
+    recomputed in the backward pass, so that memory grows linearly with the length. The state for decoding
+    contains the encoded keys, the values, the padding mask, and a row order that beam search has requested.
 
     Args:
         encoding: the positional encoding.
@@ -47,7 +48,7 @@ class SoftmaxAttention(SelfAttention):
         self._use_blocks = encoding.modifies_scores or encoding.needs_weights
 
     window = 0
-    """Number of keys that a query sees, including its own; 0 means no limit."""
+    """Number of keys to which a query attends, including its own; 0 means no limit."""
 
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
         q, k = self.encoding(q, k, q_offset, k_offset)
@@ -62,7 +63,7 @@ class SoftmaxAttention(SelfAttention):
         length, outputs = q.size(2), []
         block_size, recompute = length, length > 1024 and torch.is_grad_enabled()
         if self._use_blocks:
-            # Blocks of nearly equal size: 150 queries are not split into 128 and 22.
+            # Blocks have nearly equal sizes, so that 150 queries are not split into 128 and 22.
             if self.causal:
                 block_size = math.ceil(length / max(1, round(length / _CAUSAL_BLOCK_SIZE)))
             if length > 1024:
@@ -92,7 +93,7 @@ class SoftmaxAttention(SelfAttention):
         return self.encoding.decode_output(o, q_offset), past
 
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
-        """Records the order; rows are copied once, when the next keys and values are appended."""
+        """Returns the state with a new row order; rows are copied when the next keys are appended."""
         past, length, context = state
         context = None if context is None else context.index_select(0, order)
         if past["order"] is not None:
@@ -100,14 +101,14 @@ class SoftmaxAttention(SelfAttention):
         return AttentionState({**past, "order": order}, length, context)
 
     def _attend_block(self, q, k, v, key_padding_mask, offset, bias_function, score_function):
-        """Computes attention of the queries at positions ``offset`` and following to the keys at 0, 1, .."""
+        """Returns the output for a block of queries, whose first position is ``offset``; keys start at 0."""
         bias = (bias_function if score_function is None else score_function)(q, k, offset)
         mask = self._mask_arguments(bias, key_padding_mask, q, k, offset)
         dropout = self.dropout if self.training else 0.0
-        # On a CPU, torch's own attention is slow for the single query of a decoding step.
+        # On a CPU, scaled_dot_product_attention is slow for the single query of a decoding step.
         if score_function is None and not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
             width, training = v.size(-1), torch.is_grad_enabled()
-            # The CPU's flash kernel does not support dropout.
+            # torch's flash kernel for CPUs does not support dropout.
             if q.size(-1) > width and not (
                 q.is_cuda or dropout or (training and k.size(2) < _MIN_FLASH_KEYS)
             ):
@@ -123,7 +124,7 @@ class SoftmaxAttention(SelfAttention):
         return o + self.encoding.output_from_weights(weights, offset) if self.encoding.needs_weights else o
 
     def _mask_arguments(self, bias, key_padding_mask, q, k, offset):
-        """Returns bias and masks as torch's keyword arguments; only ``is_causal`` if that is sufficient."""
+        """Returns bias and masks as torch's keyword argument, ``is_causal`` or ``attn_mask``."""
         queries, keys = q.size(2), k.size(2)
         causal = self.causal and queries > 1
         windowed = 0 < self.window < keys
@@ -143,7 +144,7 @@ class SoftmaxAttention(SelfAttention):
 
 
 def _masked_scores(q, k, mask):
-    """Returns q kᵀ with torch's ``attn_mask`` applied: bool (True where visible), additive, or None."""
+    """Returns q kᵀ with the ``attn_mask`` of torch's attention (bool, additive, or None) applied."""
     scores = _matmul(q, k.mT)
     if mask is None:
         return scores
@@ -157,12 +158,12 @@ def _masked_softmax(scores):
 
 
 def _matmul(a, b):
-    # With four dimensions torch multiplies the many small matrices of a decoding step far slower.
+    # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
     return torch.bmm(a.flatten(0, 1), b.flatten(0, 1)).unflatten(0, a.shape[:2])
 
 
 def _append(past, order, new):
-    """Reorders the rows of past (B, H, n, d) and appends new (B', H, L, d): (B', H, n + L, d)."""
+    """Returns (B', H, n + L, d), which is ``past`` (B, H, n, d) in row order ``order``, then ``new``."""
     if order is None:
         return torch.cat([past, new], dim=2)
     if past.requires_grad or new.requires_grad:
@@ -175,7 +176,7 @@ def _append(past, order, new):
 
 
 def _concat_masks(past, new, past_length, k):
-    """Concatenates padding masks (B, past_length) and (B, L); either may be None, for no padding."""
+    """Concatenates padding masks (B, past_length) and (B, L), where None stands for no padding."""
     if past is None and new is None:
         return None
     parts = [

@@ -1,4 +1,4 @@
-"""Positional encodings, one per file; they need only torch. New files in this folder register themselves."""
+"""Positional encodings, which depend only on torch; all files in this folder are imported and registered."""
 
 import importlib
 import pkgutil

@@ -10,9 +10,9 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 class ALiBi(Encoding):
     """Adds −m_h·(i−j) to the scaled scores, m_h = 2^(−8h/H), h = 1..H (Press et al. 2022, Section 3).
 
-    In linear attention, the same weights are the decay e^(−m_h(i−j)). If H is not a power of two, the paper's
-    code interpolates between the slopes of powers of two; here the formula is used for every H.
-    No parameters; O(L²) additions in softmax attention, no extra cost in linear attention.
+    Linear attention multiplies q_i·k_j by e^(−m_h(i−j)) instead. If H is not a power of two, the paper's code
+    interpolates between the slopes of powers of two; here the formula is used for every H.
+    ALiBi has no parameters. It costs O(L²) additions in softmax attention, and nothing in linear attention.
     """
 
     bidirectional = False

@@ -23,43 +23,44 @@ class Encoding(nn.Module):
     ``ops.relative`` accept both. ``bash scripts/test.sh --encoding NAME`` tests an encoding against this
     interface.
 
-    Subclasses declare their own options as keyword arguments with defaults, and pass ``**shared`` on.
+    Subclasses declare their options as keyword arguments with defaults, and pass the arguments below to this
+    class as ``**shared``.
 
     Args:
         num_heads: number of attention heads H.
         head_dim: head dimension d.
-        causal: whether queries cannot see later keys.
-        layer: number of the attention layer, starting at 1.
-        layers: number of attention layers, by default ``layer``.
+        causal: whether attention is causal.
+        layer: index of the attention layer, starting at 1.
+        layers: total number of attention layers, by default ``layer``.
         max_positions: length of the longest training sequence, for formulas that depend on it.
     """
 
     decomposable = True
-    """Class attribute: encodes q and k independently, so that it works in linear attention."""
+    """Whether q and k are encoded independently of each other, which linear attention requires."""
 
     relative = True
-    """Class attribute: scores depend on two positions only through their difference."""
+    """Whether scores depend on the positions of query and key only through their difference."""
 
     bidirectional = True
-    """Class attribute: also works in attention that is not causal."""
+    """Whether the encoding also works in attention that is not causal."""
 
     uses_absolute_positions = False
-    """Class attribute: scores depend on a token's own position, so no memory can precede a sequence."""
+    """Whether scores depend on absolute positions, which excludes a memory of preceding segments."""
 
     has_position_limit = False
-    """Class attribute: positions from ``max_positions`` on raise a ValueError."""
+    """Whether positions of ``max_positions`` or more raise a ValueError."""
 
     shared_across_layers = False
-    """Class attribute: one module serves all attention layers of an encoder or decoder."""
+    """Whether all attention layers of an encoder or decoder share one module."""
 
     uses_distance_table = False
-    """Class attribute: looks values up by distance, and supports ``clamp_length``."""
+    """Whether values are looked up by distance, so that ``clamp_length`` can be set."""
 
     multiplicative_decay = False
-    """Class attribute: softmax attention multiplies scores by the decay instead of adding its logarithm."""
+    """Whether softmax attention multiplies scores by the decay instead of adding its logarithm to them."""
 
     clamp_length = 0
-    """Distances above it are treated as equal to it in an evaluation; 0 means no limit."""
+    """Maximum distance in an evaluation, which replaces larger distances; 0 means no maximum."""
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class Encoding(nn.Module):
     ):
         super().__init__()
         if layer < 1:
-            raise ValueError(f"layers are numbered from 1, got layer {layer}")
+            raise ValueError(f"layer must be at least 1, not {layer}")
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.causal = causal
@@ -84,12 +85,12 @@ class Encoding(nn.Module):
 
     @property
     def log_decay(self) -> Tensor | None:
-        """Logarithm of the decay, at most 0, or None; only for causal attention.
+        """Logarithm of the decay in causal attention, at most 0, or None for no decay.
 
-        With shape (H,), pairs are weighted by exp(log_decay·(i−j)). Linear attention multiplies its sums by
-        it; softmax attention adds log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), or
-        multiplies them if ``multiplicative_decay``. With shape (H, d), or (1, d) for all heads, each feature
-        decays on its own: in both attentions q_i·k_j becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
+        With shape (H,), linear attention multiplies q_i·k_j by the decay exp(log_decay·(i−j)). Softmax
+        attention adds log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), or multiplies the
+        scores by the decay if ``multiplicative_decay``. With shape (H, d), or (1, d) for all heads, each
+        feature t has its own decay: q_i·k_j becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
         """
         return None
 
@@ -98,11 +99,11 @@ class Encoding(nn.Module):
         return q, k
 
     def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor | None:
-        """Returns the term that is added to the scaled scores, or None.
+        """Returns the term that softmax attention adds to the scaled scores, or None for no term.
 
         Args:
             q: queries as returned by :meth:`forward`.
-            k: keys as returned by :meth:`forward`, at positions 0..Lk-1; if causal, up to the last query.
+            k: keys as returned by :meth:`forward`, at positions 0..Lk-1, if causal only up to the last query.
             q_offset: position of the first query.
 
         Returns:
@@ -125,23 +126,23 @@ class Encoding(nn.Module):
         return overridden or self.log_decay is not None
 
     def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor | None]:
-        """Returns :meth:`bias` as a function to call for blocks of these queries and their visible keys.
+        """Returns a function that computes :meth:`bias` for blocks of the queries and their visible keys.
 
-        Override it instead of :meth:`bias` to compute only once what all blocks need.
+        Subclasses override it instead of :meth:`bias` if all blocks share a part of the computation.
         """
         return self.bias
 
     left_context: int | None = None
-    """Class attribute: number of preceding inputs that :meth:`input_features` needs, None without them."""
+    """Number of preceding inputs that :meth:`input_features` needs, or None if it is not implemented."""
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns the features of the layer's inputs that the scores depend on.
+        """Returns features of the attention layer's inputs, on which the scores depend.
 
         Args:
             x: inputs (B, left_context + n, E), 0 at padding and before the start of a sequence.
 
         Returns:
-            (B, H, n, ...); the caller sets features at padding to 0.
+            The features (B, H, n, ...). The caller sets features at padding to 0.
         """
         raise NotImplementedError
 
@@ -153,11 +154,11 @@ class Encoding(nn.Module):
         key_padding_mask: Tensor | None = None,
         input_features: Tensor | None = None,
     ) -> Callable[..., Tensor] | None:
-        """Returns a function for scores of softmax attention that are not scale·q·kᵀ + bias, otherwise None.
+        """Returns a function that computes the scores if they are not scale·q·kᵀ + bias, otherwise None.
 
-        The function is called like :meth:`bias` for blocks of these queries and their visible keys, and
-        returns the complete, scaled scores (B, H, Lq, Lk). Entries of keys after their query or at padding
-        are arbitrary.
+        The function has the arguments of :meth:`bias`, for a block of the queries and their visible keys. It
+        returns the scaled scores (B, H, Lq, Lk). Entries of keys after their query or at padding are
+        arbitrary.
 
         Args:
             q: queries as returned by :meth:`forward`.
@@ -174,38 +175,40 @@ class Encoding(nn.Module):
         return lambda q, k, q_offset=0: products(self.scale * q, k, q_offset)
 
     def cached_keys(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
-        """Returns the keys to cache for later calls; ``scores`` is what :meth:`score_function` returned."""
+        """Returns the keys to cache for later calls; ``scores`` is the result of :meth:`score_function`."""
         return k
 
     needs_weights = False
     """Whether softmax attention calls :meth:`output_from_weights`."""
 
     def output_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
-        """Returns the term added to the output (B, H, Lq, d), given the attention weights (B, H, Lq, Lk)."""
+        """Returns a term to add to the output (B, H, Lq, d), given the attention weights (B, H, Lq, Lk)."""
         raise NotImplementedError
 
     def encode_values(self, v: Tensor, offset: int = 0) -> Tensor:
-        """Returns the encoded v, whose row j is at position ``offset + j``."""
+        """Returns the encoded values, where row j is at position ``offset + j``."""
         return v
 
     def decode_output(self, o: Tensor, offset: int = 0) -> Tensor:
-        """Returns the transformed output of attention, whose row i is at position ``offset + i``."""
+        """Returns the transformed output of attention, where row i is at position ``offset + i``."""
         return o
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
-        """Moves encoded keys (B, H, n, d') from their positions to positions smaller by ``shift``.
+        """Returns the encoding of the same keys at positions smaller by ``shift``.
 
-        Linear in k, so that it also shifts sums of encoded keys.
+        Args:
+            k: encoded keys (B, H, n, d'), or sums of them, because the operation is linear.
+            shift: number of positions, at least 0.
 
         Raises:
-            ValueError: if the encoding does not support it.
+            ValueError: if the encoding cannot be shifted.
         """
         if type(self).forward is not Encoding.forward:
             raise ValueError(f"{self.name} cannot shift the positions of encoded keys")
         return k
 
     def shift_values(self, v: Tensor, shift: int) -> Tensor:
-        """Moves encoded values (B, H, n, d) to positions smaller by ``shift``, like :meth:`shift_keys`."""
+        """Returns the encoding of the same values at positions smaller by ``shift``; see ``shift_keys``."""
         if type(self).encode_values is not Encoding.encode_values:
             raise ValueError(f"{self.name} cannot shift the positions of encoded values")
         return v
@@ -215,7 +218,7 @@ _SHARED_ARGUMENTS = inspect.signature(Encoding.__init__).parameters
 
 
 def position_tables(build: Callable, q: Tensor, k: Tensor, q_offset: int, k_offset: int) -> tuple:
-    """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, calling it once for equal positions."""
+    """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, computed once if the positions are equal."""
     q_table = build(q, q_offset)
     same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
     return q_table, q_table if same else build(k, k_offset)
@@ -229,14 +232,14 @@ def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
 
 
 def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]], type[Encoding]]:
-    """Decorator that registers an encoding.
+    """Returns a class decorator that registers an encoding.
 
     Args:
-        name: the value of ``--encoding``.
-        **option_help: help text of each option; it becomes the flag ``--<name>-<option>`` of every model.
+        name: name of the encoding, a value of ``--encoding``.
+        **option_help: help text of each option, which becomes the flag ``--<name>-<option>`` of every model.
 
     Raises:
-        TypeError: if an option has no help text, or a help text no option.
+        TypeError: if the help texts are not those of the class's options.
     """
 
     def register(cls):
@@ -253,7 +256,7 @@ def register_encoding(name: str, **option_help: str) -> Callable[[type[Encoding]
 
 
 def encoding_options(cls: type[Encoding]) -> dict[str, object]:
-    """Returns {option: default}: constructor arguments that :class:`Encoding` itself does not have."""
+    """Returns {option: default} for the constructor arguments that :class:`Encoding` does not have."""
     options = {}
     for name, p in inspect.signature(cls.__init__).parameters.items():
         if name not in _SHARED_ARGUMENTS and p.kind is not p.VAR_KEYWORD:
@@ -264,14 +267,14 @@ def encoding_options(cls: type[Encoding]) -> dict[str, object]:
 
 
 def build_encoding(name: str, **arguments) -> Encoding:
-    """Builds an encoding by name.
+    """Builds the encoding with a registered name.
 
     Args:
         name: a name in ``ENCODINGS``.
         **arguments: the arguments of :class:`Encoding` and the encoding's own options.
 
     Raises:
-        ValueError: for an unknown name or option, or arguments that cannot be combined.
+        ValueError: for an unknown name or option, or invalid arguments.
     """
     check_choice("encoding", name, ENCODINGS)
     cls = ENCODINGS[name]
@@ -279,12 +282,12 @@ def build_encoding(name: str, **arguments) -> Encoding:
     for option in arguments:
         if option not in (*known, *_SHARED_ARGUMENTS):
             own = ", ".join(known) or "none"
-            raise ValueError(f"encoding {name!r} has no option {option!r}; its options: {own}")
+            raise ValueError(f"encoding {name!r} has no option {option!r}; its options are: {own}")
     encoding = cls(**arguments)
     if encoding.causal:
         return encoding
     if encoding.log_decay is not None:
-        reason = "decays with the distance into the past, which requires causal attention"
+        reason = "decays with the distance, which requires causal attention"
     elif not encoding.bidirectional:
         reason = "works only in causal attention"
     else:

@@ -13,15 +13,15 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 
 @register_encoding("cope", positions="number of CoPE's position embeddings, at least 2")
 class CoPE(Encoding):
-    """Uses the gated number of keys from j up to query i as their distance (Golovneva et al. 2024).
+    """Measures the distance from key j to query i by a sum of gates, one per key (Golovneva et al. 2024).
 
-    With s_ij = q_i·k_j / √d, the gates are g_ij = σ(s_ij) and the position is p_ij = Σ_{t=j..i} g_it, clipped
-    to positions − 1. The score is s_ij + q_i·e[p_ij] / √d, where e[p] interpolates linearly between e[⌊p⌋]
-    and e[⌈p⌉]. The authors' listing leaves open where logits are scaled; here every q·k is scaled, including
-    those in the gates. Padding and keys after the query have g = 0. The embeddings e are shared by all heads
-    and initialized to 0.
+    With s_ij = q_i·k_j / √d, the gates are g_ij = σ(s_ij), and the position is p_ij = Σ_{t=j..i} g_it,
+    clipped to ``positions`` − 1. The score is s_ij + q_i·e[p_ij] / √d, where e[p] interpolates linearly
+    between e[⌊p⌋] and e[⌈p⌉]. The authors' listing does not specify where logits are scaled; here every q·k
+    is scaled, including those in the gates. Padding and keys after the query have g = 0. The embeddings e
+    (positions, d) are shared by all heads and initialized to 0.
 
-    Products of q with the embeddings cost O(L·positions·d); sums and look-ups cost O(L²), and q·k O(L² d).
+    Products of q with the embeddings take O(L·positions·d) time, and sums and look-ups O(L²).
     """
 
     decomposable = False
@@ -53,9 +53,9 @@ class CoPE(Encoding):
 
 
 class _ContextualScores(torch.autograd.Function):
-    # ``table`` (..., positions, 2) holds q·e[n] and q·(e[n+1] − e[n]) of each query. Each key gathers one
-    # pair as a complex number, which takes half the time of two look-ups. Only gates and positions are
-    # stored.
+    # ``table`` (..., positions, 2) contains q·e[n] and q·(e[n+1] − e[n]) of each query. Each key gathers one
+    # pair as a complex number, which takes half the time of two look-ups. Of the tensors by query and key,
+    # only gates and positions are saved for the backward pass.
     @staticmethod
     def forward(ctx, content, table, padding, q_offset):
         dtype = torch.promote_types(content.dtype, torch.float32)
@@ -83,6 +83,6 @@ class _ContextualScores(torch.autograd.Function):
 
 
 def _look_up(table, positions):
-    """Returns q·e[⌊p⌋], and its difference to the next embedding."""
+    """Returns q·e[n] and q·(e[n+1] − e[n]) for n = ⌊p⌋ of each position p."""
     pairs = torch.view_as_complex(table.to(positions.dtype)).gather(-1, positions.long())
     return pairs.real, pairs.imag

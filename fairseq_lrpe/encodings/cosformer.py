@@ -10,12 +10,13 @@ from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, complex_feat
 class CosFormer(Encoding):
     """Multiplies q_i·k_j by cos(π(i−j) / 2M) (Qin et al. 2022; LRPE ICLR Eq. 36).
 
-    x̃_s = [cos(πs/2M) x, sin(πs/2M) x], two copies of the features, width 2d. M is ``max_positions``; weights
-    are positive up to that distance. O(L d); linear attention then costs twice as much. No parameters.
+    At position s, x is encoded as [cos(πs/2M) x, sin(πs/2M) x], of width 2d. M is ``max_positions``; weights
+    are positive at distances below M. The encoding has no parameters and takes O(L d) time; its doubled width
+    doubles the time of linear attention.
     """
 
     def _phases(self, x, offset, length):
-        # One angle π/2M for all features: frequencies of type "b" with count 1.
+        # The angles of type "b" with count 1 are the single angle π/2M.
         frequencies = ("b", 1, 1, self.max_positions)
         return cached_phases(frequencies, offset, length, complex_dtype(x), x.device)
 

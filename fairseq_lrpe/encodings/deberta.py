@@ -12,17 +12,17 @@ from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_s
 
 
 def relative_index(distance: Tensor, k: int, sign: int) -> Tensor:
-    """Returns g(sign·(i − j)) of LRPE TMLR Eq. 31 with c = ``k``: g(x) is x + k, clipped to 0..2k−1."""
+    """Returns g(sign·(i − j)), where g(x) is x + k clipped to 0..2k−1 (LRPE TMLR Eq. 31 with c = ``k``)."""
     return (sign * distance + k).clamp(0, 2 * k - 1)
 
 
-@register_encoding("deberta", k="half the number of DeBERTa's relative embeddings, its maximum distance")
+@register_encoding("deberta", k="DeBERTa's maximum distance, which is half the number of its embeddings")
 class DeBERTa(Encoding):
     """Adds content-to-position and position-to-content scores (He et al. 2021; LRPE TMLR Eq. 31).
 
     Scores become (q_i·k_j + q_i·k^r_{g(i−j)} + k_j·q^r_{g(j−i)}) / √(3d). k^r and q^r are two projections of
-    2k relative embeddings of the model's width; g clips to 0..2k−1.
-    Two products, of q and of k with the L distances (2L if not causal), O(L²·d), and two relative shifts.
+    2k relative embeddings of the model's width; g(x) is x + k, clipped to 0..2k−1. The added scores take
+    O(L²·d) time.
     """
 
     decomposable = False
@@ -57,9 +57,9 @@ class DeBERTa(Encoding):
             index = q_offset.distance_index().mT.expand(*k.shape[:-1], queries)
             return content_to_position + ((k * self.scale) @ to_query).gather(-1, index).mT
 
-        # The same with keys as rows: reversing both sides keeps the distances i − j in decreasing order. In
-        # blocks of keys: otherwise each key would be multiplied with the distances of all keys, even if there
-        # are only a few queries.
+        # Position-to-content scores have keys as rows; reversing rows and columns keeps the distances i − j
+        # in decreasing order. Keys are processed in blocks, because otherwise each key would be multiplied
+        # with the distances of all keys, even if there are only a few queries.
         block_size, blocks = max(queries, 64), []
         for start in range(0, keys, block_size):
             block = k[:, :, start : start + block_size].flip(-2) * self.scale

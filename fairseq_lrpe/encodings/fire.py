@@ -12,30 +12,30 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, expand_distances
 
 EPSILON = 1e-6
-"""Added to the normalizer, as in the authors' listing."""
+"""Constant that is added to the normalizer, as in the authors' listing."""
 
 _MAX_HIDDEN_ELEMENTS = 2**20
-"""Maximum number of hidden units, over all pairs, that are computed at once."""
+"""Maximum number of activations of the hidden layer, over all pairs, that are computed at once."""
 
 
 @register_encoding(
     "fire",
-    width="hidden units of FIRE's function",
-    threshold="initial value of FIRE's threshold, up to which queries share one normalizer; "
-    "0 means a quarter of the positions",
+    width="number of hidden units of FIRE's perceptron",
+    threshold="initial value of FIRE's threshold, the position up to which all queries have the same "
+    "normalizer; 0 means a quarter of the model's maximum length",
 )
 class FIRE(Encoding):
-    """Adds f(ψ(|i−j|) / ψ(max(L, i))), ψ(x) = log(c x + 1), to the scaled scores (Li et al. 2024, Sec. 3).
+    """Adds f(ψ(|i−j|) / ψ(max(T, i))), ψ(x) = log(c x + 1), to the scaled scores (Li et al. 2024, Sec. 3).
 
     f is a perceptron 1 → ``width`` → H with ReLU. Its output layer has no bias, which would shift all scores
-    of a query equally. c > 0 and L are learned. They are initialized to 0.1 and to 1.0 times ``threshold``,
-    and kept positive by taking absolute values; 10⁻⁶ is added to the normalizer, as in the authors' listing.
-    The paper's threshold is 512, a quarter of its 2,048 positions. It is stored in the checkpoint, so that an
-    evaluation at other lengths uses the same one.
+    of a query equally. c and the threshold T, the paper's L, are learned. They are initialized to 0.1 and to
+    the option ``threshold``, and kept positive by taking absolute values; 10⁻⁶ is added to the denominator,
+    as in the authors' listing. The paper's threshold is 512, a quarter of its 2,048 positions. The initial
+    threshold is stored in the checkpoint, so that evaluations at other lengths use the same one.
 
-    i is the query's absolute position. Queries up to L depend on distances only, O(L) values of f; later
-    queries need f at each pair, O(width · L²) for all heads and the whole batch together. The hidden layer is
-    computed in blocks of pairs and recomputed in the backward pass.
+    i is the query's absolute position. For queries up to T, f depends on the distance only and is computed
+    for each distance. For later queries, f is computed for each pair, which takes O(width · L²) time for the
+    whole batch. The hidden layer is computed in blocks of pairs and recomputed in the backward pass.
 
     Raises:
         ValueError: for a width below 1 or a negative threshold.
@@ -49,12 +49,13 @@ class FIRE(Encoding):
         super().__init__(**shared)
         if width < 1 or threshold < 0:
             raise ValueError(
-                f"fire needs a width of at least 1 and a threshold of at least 0, not {width} and {threshold}"
+                "fire needs a width of at least 1 and a threshold of at least 0, "
+                f"not width {width} and threshold {threshold}"
             )
         self.c, self.multiplier = nn.Parameter(torch.tensor([0.1])), nn.Parameter(torch.ones(1))
         self.register_buffer("threshold", torch.tensor([float(threshold or max(1, self.max_positions // 4))]))
-        # Parameters instead of nn.Linear: models that re-initialize every nn.Linear with small weights would
-        # reduce f to almost nothing.
+        # f uses parameters instead of nn.Linear, because models that re-initialize every nn.Linear with small
+        # weights would reduce f to almost nothing.
         first, second = nn.Linear(1, width), nn.Linear(width, self.num_heads)
         self.hidden_weight, self.hidden_bias = nn.Parameter(first.weight.data), nn.Parameter(first.bias.data)
         self.output_weight = nn.Parameter(second.weight.data)
@@ -90,7 +91,7 @@ class FIRE(Encoding):
         return self._psi(x) + EPSILON
 
     def _function_of_pairs(self, z):
-        """Returns f of z (queries, keys) as (H, queries, keys), computed in blocks of queries."""
+        """Returns f(z) (H, queries, keys) for z (queries, keys), computed in blocks of queries."""
         blocks = z.split(max(1, _MAX_HIDDEN_ELEMENTS // (len(self.hidden_weight) * z.size(1))))
         if torch.is_grad_enabled():
             options = {"use_reentrant": False, "preserve_rng_state": False}
@@ -98,7 +99,7 @@ class FIRE(Encoding):
         return torch.cat([self._function(block) for block in blocks], dim=1)
 
     def _function(self, z):
-        """Returns f of z (...) as (H, ...)."""
+        """Returns f(z) (H, ...) for z (...)."""
         weight, bias, output = (
             x.to(z.dtype) for x in (self.hidden_weight, self.hidden_bias[:, None], self.output_weight)
         )

@@ -8,21 +8,21 @@ from fairseq_lrpe.encodings.xl import XL
 
 
 def gaussian_cdfs(distance: Tensor, width: int) -> Tensor:
-    """Returns Φ(x/σ_k), k = 1..width, for distances x; float64 (distances, width)."""
+    """Returns Φ(x/σ_k) for distances x, float64 (distances, width); σ_k = width^(k/width), k = 1..width."""
     k = torch.arange(1, width + 1, dtype=torch.float64)
     return torch.special.ndtr(distance[:, None] / width ** (k / width))
 
 
 @register_encoding("gcdf", lambda_="GCDF's scale factor λ")
 class GCDF(XL):
-    """Replaces the R of ``xl`` by R_x^k = λ Φ(x/σ_k), σ_k = E^(k/E), k = 1..E (Qu et al. 2021, Eqs. 14-15).
+    """Encoding ``xl`` with R_x^k = λ Φ(x/σ_k), σ_k = E^(k/E), k = 1..E (Qu et al. 2021, Eqs. 14-15).
 
     Φ is the standard normal distribution function: Eq. 15 is λ times the integral up to x of the normal
-    density with standard deviation σ_k. λ = 4 by the paper's footnote 6. W_r, u, v and the cost are those of
+    density with standard deviation σ_k. λ is 4 in the paper's footnote 6. W_r, u, v and the cost are those of
     ``xl``.
 
-    Choices that the paper leaves open: the index k starts at 1 (as in its figures and Eq. 19), and E is the
-    model's width d_model instead of the head dimension.
+    Where the paper is ambiguous, the index k starts at 1 (as in its figures and Eq. 19), and E is the model's
+    width d_model, not the head dimension.
     """
 
     table = staticmethod(gaussian_cdfs)

@@ -14,10 +14,10 @@ MIN_VALUE = 0.01
 class KERPLE(Encoding):
     """Adds −r₁ log(1 + r₂ |i−j|) to the scaled scores (Chi et al. 2022, the logarithmic variant).
 
-    r₁, r₂ > 0 are learned, ``bias_p`` and ``bias_a`` (H,), initialized uniformly in (0, 2) and (0, 1). Values
-    below 0.01 are treated as 0.01. The authors' code overwrites such parameters before each use; here they
-    are clamped in the formula, which leaves the parameter unchanged and gives it no gradient below 0.01.
-    O(L²) additions per head; only O(L) logarithms.
+    r₁ and r₂ are the learned parameters ``bias_p`` and ``bias_a`` (H,), initialized uniformly in (0, 2) and
+    (0, 1). Values below 0.01 are replaced by 0.01. The authors' code overwrites such parameters before each
+    use; here they are clamped in the formula, so that the parameters stay unchanged.
+    The bias costs O(L²) additions per head, but only O(L) logarithms.
     """
 
     decomposable = False

@@ -27,30 +27,33 @@ ROTATIONS = ("identity", "householder", "odd_even", "fft")
     rotation=f"LRPE's matrix P, applied first: {', '.join(ROTATIONS)} (fft requires the unitary core)",
     learn_theta="train LRPE's angles instead of freezing them",
     learn_householder="train LRPE's Householder vector v instead of freezing it",
-    theta_type="LRPE's angles: a = 10000^(-2t/w), b = linear, c = harmonic in max positions",
+    theta_type="LRPE's n angles: a is 10000^(-2t/w), b is π(t+1)/(2Mn) and c is π/(2M(t+1)) for t = 0..n-1, "
+    "with w rotated features and the maximum length M",
 )
 class LRPE(Encoding):
-    """Multiplies q and k by Λ^(s) P, a unitary matrix that depends on the position s (LRPE TMLR Eq. 75):
+    """Multiplies q and k by a unitary matrix Λ^(s) P that depends on the position s (LRPE TMLR Eq. 75).
 
-        x̃_s = Λ^(s) P x, so that q̃_s·k̃_t = Re(qᴴ Pᴴ Λ^(t-s) P k); the outer Pᴴ cancels.
+    For a query q at position s and a key k at position t, the product is Re(qᴴ Pᴴ Λ^(t-s) P k). The outer Pᴴ
+    of Eq. 75 is omitted, because it cancels.
 
-    Λ^(s), ``core``:
+    The option ``core`` selects Λ^(s):
         unitary      diag e^{isα_t}, t < d, in the real form [Re, Im] of width 2d (Proposition 3.3)
         orthogonal   2×2 rotations by sα_t of the pairs (x_2t, x_2t+1), t < d/2 (Proposition 3.4, q = 0)
-        mixed        the same for the first e = d//2 features (plus one if that is odd), the rest unchanged
+        mixed        rotations of the first d//2 features (plus one if that is odd), the rest unchanged
                      (q = ⌊d/2⌋, ICLR App. C.7; ``mix_reflect`` in the pseudocode)
-        permutation  x_{π^s(i)} with a random π (Proposition 3.5)
-    P, ``rotation``:
-        identity
+        permutation  x_{π^s(i)} with a random permutation π (Proposition 3.5)
+    The option ``rotation`` selects P:
+        identity     no change
         householder  I − 2 v vᵀ/vᵀv, v ~ N(0, I) (Eq. 73)
         odd_even     ``odd_even_permutation`` of the pseudocode
         fft          discrete Fourier transform over the features, norm "ortho"
 
-    Parameters are ``theta`` (angles per position, a frozen float64 tensor unless learned) and ``v`` (d,); a
-    buffer is ``permutation`` (d,). A learned theta is an ordinary parameter: --fp16 rounds it to float16,
-    equally for q and k, so that scores stay relative.
+    ``theta`` contains the angles per position, ``v`` (d,) the Householder vector and ``permutation`` (d,) the
+    gather indices of π. Only a learned theta or v is a parameter. --fp16 rounds a learned theta to float16,
+    equally for q and k, so that scores still depend only on the difference of positions.
 
-    O(L d), and O(L d log d) with fft; linear attention then costs twice as much with the unitary core.
+    Encoding takes O(L d) time, or O(L d log d) with fft. The width 2d of the unitary core doubles the time of
+    linear attention.
 
     Raises:
         ValueError: for unknown or incompatible options, or a head dimension that does not fit the core.
@@ -121,7 +124,7 @@ class LRPE(Encoding):
         return torch.cat([rotate_pairs(k[..., :width], table), k[..., width:]], dim=-1)
 
     def _position_table(self, x, offset):
-        """Returns Λ^(s) for the positions of x: gather indices, or phases e^{isα}."""
+        """Returns Λ^(s) for the positions of x, as gather indices of π^s or as phases e^{isα}."""
         length = x.size(-2)
         if self.core == "permutation":
             return permutation_powers(self.permutation, offset, length)

@@ -9,11 +9,12 @@ from fairseq_lrpe.encodings.lrpe import LRPE
 
 @register_encoding("lrpe_decay")
 class LRPEDecay(LRPE):
-    """Unitary LRPE with learned angles, with the decay λ = e^(−(8h/H)(1 − l/L)).
+    """Unitary LRPE with learned angles and the decay λ = e^(−(8h/H)(1 − l/L)) of head h in layer l.
 
-    h = 1..H is the head and l = 1..L the layer. Pairs are weighted by λ^(i−j) e^{iθ(i−j)}; the last layer has
-    no decay (TransNormerLLM, Qin et al. 2023, Section 3.1). Its public code uses ALiBi's slopes 2^(−8h/H)
-    instead of 8h/H; here the paper's formula is used. O(L d), with features of width 2d.
+    It is the encoding of TransNormerLLM (Qin et al. 2023, Section 3.1). With h = 1..H and l = 1..L, the
+    product of query i and key j is weighted by λ^(i−j), which is 1 in the last layer. The public code uses
+    ALiBi's slopes 2^(−8h/H) instead of 8h/H; here the paper's formula is used. Encoding takes O(L d) time and
+    doubles the width of q and k.
     """
 
     bidirectional = False

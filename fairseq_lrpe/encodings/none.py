@@ -5,4 +5,4 @@ from fairseq_lrpe.encodings.base import Encoding, register_encoding
 
 @register_encoding("none")
 class NoEncoding(Encoding):
-    """Leaves q and k unchanged: NoPE, or the baseline with absolute position embeddings."""
+    """Leaves q and k unchanged, as in NoPE or in a baseline with absolute position embeddings only."""

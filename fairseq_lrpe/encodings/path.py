@@ -16,16 +16,16 @@ RANK, KERNEL_SIZE = 32, 3
 
 @register_encoding("path")
 class PaTH(Encoding):
-    """Multiplies keys by a Householder-like matrix of each position up to the query (Yang et al. 2025).
+    """Multiplies keys by a Householder-like matrix of each later position up to the query (Yang et al. 2025).
 
     The score is q_iᵀ H_i H_{i−1} ··· H_{j+1} k_j / √d, with H_s = I − β_s w_s w_sᵀ for each head. Given the
     layer's input x, β_s = 2 σ(u·x_s + b), and w_s is computed by a linear layer of rank 32 without bias, a
-    causal depthwise convolution over 3 positions, SiLU, and normalization per head. H = I at padding. The
+    causal depthwise convolution over 3 positions, SiLU, and normalization per head. H_s is I at padding. The
     paper's forget gate (PaTH-FoX) is not included.
 
-    :class:`fairseq_lrpe.ops.reflections.ReflectedKeys` computes the scores with about twice the products of
-    q·k, O(L² d). While decoding, cached keys already include all reflections so far, so that a step is O(L
-    d). Everything is computed in float32 in half precision, too.
+    :class:`fairseq_lrpe.ops.reflections.ReflectedKeys` computes the scores in O(L² d) time, about twice the
+    time of q·k. Cached keys include all previous reflections, so that a decoding step takes O(L d) time. In
+    half precision, the normalized w and the scores are computed in float32.
     """
 
     decomposable = False
@@ -41,10 +41,10 @@ class PaTH(Encoding):
         nn.init.uniform_(self.convolution, -(KERNEL_SIZE**-0.5), KERNEL_SIZE**-0.5)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        return q, k.to(_at_least_float32(k))  # cached keys are reflected repeatedly
+        return q, k.to(_at_least_float32(k))  # rounding errors of cached keys add up
 
     def input_features(self, x: Tensor) -> Tensor:
-        """Returns √β_s w_s, (B, H, n, d)."""
+        """Returns √β_s w_s (B, H, n, d), from which H_s is computed."""
         x = x.transpose(0, 1).contiguous()  # the convolution shifts along the first dimension
         w, length = self.w_out(self.w_in(x)), len(x) - self.left_context
         w = F.silu(sum(w[t : t + length] * row for t, row in enumerate(self.convolution)))

@@ -10,12 +10,12 @@ from fairseq_lrpe.ops.permutation import permutation_powers, permute_features
 
 @register_encoding("per")
 class PER(Encoding):
-    """Permutes features by position, with a decay in causal attention (PermuteFormer, Chen 2021).
+    """Permutes features depending on the position, with a decay if causal (PermuteFormer, Chen 2021).
 
     The scores are r_h^(i−j) (π_h^i q_i)·(π_h^j k_j), with a random permutation π_h of each head's features.
-    r_h = sigmoid(3h/H + 2), h = 0..H-1, if causal, and r = 1 otherwise. The published form divides k by r^j,
-    which exceeds float32 after about 700 positions. Here r is the ``log_decay`` of linear attention, O(L d);
-    in softmax attention the scores are multiplied by r^(i−j) ≤ 1, O(L² d).
+    r_h is sigmoid(3h/H + 2), h = 0..H-1, if causal, and 1 otherwise. The paper divides k_j by r^j, which
+    overflows float32 after about 700 positions. Here, linear attention applies log r as its ``log_decay``, in
+    O(L d) time, and softmax attention multiplies the scores by r^(i−j) ≤ 1, in O(L² d) time.
     """
 
     multiplicative_decay = True

@@ -11,9 +11,9 @@ from fairseq_lrpe.encodings.rope import RoPE
 class RetNet(RoPE):
     """RoPE with the decay γ_h = 1 − 2^(−5−h), h = 0..H−1 (RetNet, Sun et al. 2023, Eqs. 5 and 8).
 
-    Pairs are weighted by γ_h^(i−j) e^{iθ(i−j)}. Only the encoding is implemented, without retention's gate
-    and its normalization per head. In softmax attention (i−j)·log γ_h is added to the scores, as for every
-    decay. No parameters; O(L d).
+    Linear attention multiplies the product of query i and key j by γ_h^(i−j), and softmax attention adds
+    (i−j)·log γ_h to the scores. Retention's gate and its normalization per head are not implemented. The
+    encoding has no parameters and takes O(L d) time.
     """
 
     bidirectional = False

@@ -10,7 +10,7 @@ from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, rotate_pairs
 class RoPE(Encoding):
     """Rotates the pair (x_2t, x_2t+1) at position s by s·10000^(-2t/d), t < d/2 (Su et al. 2021, Eq. 15).
 
-    O(L d); no parameters.
+    The encoding has no parameters and takes O(L d) time.
     """
 
     def __init__(self, **shared):
@@ -21,7 +21,7 @@ class RoPE(Encoding):
             )
 
     def rotate(self, x: Tensor, offset: int, backwards: bool = False) -> Tensor:
-        """Returns x (B, H, L, d), rotated by the angles of the positions offset, offset+1, .."""
+        """Returns x (B, H, L, d) rotated by the angles of its positions, in reverse if ``backwards``."""
         frequencies = ("a", self.head_dim // 2, self.head_dim, self.max_positions)
         table = cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
         return rotate_pairs(x, table.conj() if backwards else table)

@@ -10,7 +10,8 @@ from fairseq_lrpe.encodings.rope import RoPE
 class RoPER(RoPE):
     """RoPE that also rotates v at position s by +s, and the output by −s (Harik and Jayasiri 2022).
 
-    o_i = Σ_j a_ij RoPE(v_j, j−i), so that values encode their distance to the query. O(L d); no parameters.
+    The output is o_i = Σ_j a_ij RoPE(v_j, j−i), so that values encode their distance to the query. The
+    encoding has no parameters and takes O(L d) time.
     """
 
     def encode_values(self, v: Tensor, offset: int = 0) -> Tensor:

@@ -8,9 +8,9 @@ from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
 def level(distance: Tensor, k: int, width: int, rounding: str) -> Tensor:
-    """Returns k + x/width, rounded and clipped to ±k, for x = i − j; with width 1, Shaw's Eq. 4.
+    """Returns the index of the vector of each distance x, which is k plus x/width, rounded and clipped to ±k.
 
-    ``rounding`` is "floor", or "away" from zero.
+    With width 1, this is Eq. 4 of Shaw et al. ``rounding`` is "floor" or "away" (from zero).
     """
     result = torch.div(distance, width, rounding_mode="floor")
     if rounding == "away":
@@ -20,17 +20,17 @@ def level(distance: Tensor, k: int, width: int, rounding: str) -> Tensor:
 
 @register_encoding(
     "shaw",
-    k="distance from which on Shaw's representations are the same",
-    values="use Shaw's representations for the values, too",
-    per_head="use separate Shaw representations for each head",
+    k="clipping distance of Shaw's encoding, which has 2k + 1 vectors",
+    values="add relative position representations to the values, too, in Shaw's encoding",
+    per_head="use separate vectors for each head in Shaw's encoding",
 )
 class Shaw(Encoding):
     """Adds q_i·w_{clip(i−j, k)} / √d to the scaled scores (Shaw et al. 2018; LFHC paper Eqs. 4-5).
 
-    With ``values``, Σ_j a_ij w'_{clip(i−j, k)} is added to the output (survey Eq. 5). The vectors are shared
-    by the heads, as in Shaw et al., unless ``per_head``. q is multiplied with the 2k+1 vectors once,
-    O(L·k·d), from which the scores are gathered, O(L²); with ``values``, weights are summed by distance in
-    O(L²).
+    With ``values``, Σ_j a_ij w'_{clip(i−j, k)} is added to the output (survey Eq. 5). ``w_k.weight`` and
+    ``w_v.weight`` contain w and w' (2k+1, d), which all heads share as in Shaw et al., or (2k+1, H·d) if
+    ``per_head``. Products of q with all vectors take O(L·k·d) time, and gathering the scores from them O(L²);
+    with ``values``, summing the weights by distance takes O(L²) time.
     """
 
     decomposable = False
@@ -38,7 +38,7 @@ class Shaw(Encoding):
     width = 1
     """Number of distances that share one vector."""
     rounding = "floor"
-    """Rounding of a distance divided by the width."""
+    """How a distance divided by the width is rounded, "floor" or "away" (from zero)."""
 
     def __init__(self, *, k: int = 16, values: bool = False, per_head: bool = False, **shared):
         super().__init__(**shared)
@@ -63,7 +63,7 @@ class Shaw(Encoding):
         return weight.unflatten(1, (self.num_heads, -1)).transpose(0, 1) if self.per_head else weight
 
     def _levels(self, queries, keys, q_offset, like):
-        """Returns the index of each pair's vector (B, H, Lq, Lk), with batch and device of ``like``."""
+        """Returns the vector index of each pair (B, H, Lq, Lk), with B, H and the device of ``like``."""
         options = (self.k, self.width, self.rounding)
         distances = queries, keys, q_offset, self.causal, like.device
         table = distance_table(level, options, *distances, clamp=self.clamp_length)

@@ -9,23 +9,25 @@ from fairseq_lrpe.ops.rotation import complex_dtype, phases
 
 @register_encoding("spe")
 class SPE(Encoding):
-    """Multiplies q and k by sines and noise, so that their products are relative in expectation.
+    """Multiplies q and k by sines and noise, so that expected scores depend only on i − j.
 
-    Gated SineSPE with one sine and R = d realizations (Liutkus et al. 2021, Sec. 3.2; their public code):
-    E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n), with
-    f = sigmoid(freqs)/2, o = ``offsets``, g = sigmoid(gate), by
+    This is gated SineSPE with one sine and R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its public
+    code). With f = sigmoid(freqs)/2, o = offsets and g = sigmoid(gate), queries are encoded as
 
         q̂_i = (q_i ⊙ cos φ_i) Z₁ + (q_i ⊙ sin φ_i) Z₂ + q_i Z₃,   φ_i = 2πfi + o,
 
-    and the same for k without o. Z is standard normal noise (d, R) per head with scaled rows. It is drawn
-    once per forward in training and shared by q, k and the batch; it is fixed outside training, so that
-    decoding step by step uses the same noise.
+    and keys in the same way without o, so that
 
-    ``freqs``, ``offsets``, ``gains`` (H, d, 1), ``gate`` (H, d). One product with (3d, R): O(L d R), and
-    no tensor of shape (L, H, d, R).
+        E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n).
+
+    Z is standard normal noise (d, R) per head with scaled rows, shared by q, k and the batch. It is drawn in
+    each forward pass in training, and fixed otherwise, so that all decoding steps use the same noise.
+
+    Parameters are ``freqs``, ``offsets`` and ``gains`` (H, d, 1), and ``gate`` (H, d). Encoding takes
+    O(L d R) time for the product with a matrix (3d, R).
     """
 
-    relative = False  # only in expectation over the noise
+    relative = False  # scores are relative only in expectation over the noise
 
     def __init__(self, **shared):
         super().__init__(**shared)
@@ -39,14 +41,14 @@ class SPE(Encoding):
         self.register_buffer("noise", torch.randn(3, *shape, shape[1], generator=generator), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        # Drawn in float32 under float16, too: other dtypes draw different numbers from the same seed.
+        # Noise is drawn in float32 for half precision, too: another dtype gives other numbers for a seed.
         dtype = torch.promote_types(self.noise.dtype, torch.float32)
         noise = torch.randn_like(self.noise, dtype=dtype) if self.training else self.noise
         gain = nn.functional.softplus(self.gains) / 2**0.5
         gate = torch.sigmoid(self.gate)[..., None]
         z1, z2, z3 = noise / (self.head_dim * noise.size(-1)) ** 0.25
         z1, z2, z3 = (1 - gate).sqrt() * gain * z1, (1 - gate).sqrt() * gain * z2, gate.sqrt() * z3
-        # cos(a+o) z1 + sin(a+o) z2 with o applied to the noise, so that q and k share their sines.
+        # The offsets o are applied to the noise instead of the angles, so that q and k share their sines.
         cos, sin = self.offsets.cos(), self.offsets.sin()
         q_noise = torch.cat([cos * z1 + sin * z2, cos * z2 - sin * z1, z3], dim=1)
         k_noise = torch.cat([z1, z2, z3], dim=1)

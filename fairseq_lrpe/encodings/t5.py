@@ -10,16 +10,16 @@ from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
 def relative_bucket(distance: Tensor, causal: bool, buckets: int, max_distance: int) -> Tensor:
-    """Returns T5's bucket of the distances i − j (Raffel et al. 2020; table in Su's survey of 2021).
+    """Returns T5's bucket index of each distance i − j (Raffel et al. 2020; table in Su's survey of 2021).
 
-    Half of the buckets (all if ``causal``) are for keys at or before the query: the first half of them have
-    one bucket per distance, the others grow logarithmically up to ``max_distance``. The other half is for
-    later keys, in the same way.
+    One half of the buckets is for keys at or before the query, and the other half for later keys; if
+    ``causal``, all buckets are for the former. The first half of these buckets cover one distance each, and
+    the others increase in width logarithmically up to ``max_distance``.
     """
     side = buckets if causal else buckets // 2
     exact = side // 2
     distance_abs = distance.clamp(min=0) if causal else distance.abs()
-    # Integer lower bounds of the logarithmic buckets: comparisons with them are immune to rounded logarithms.
+    # Comparing distances with the integer lower bounds of the logarithmic buckets avoids rounding errors.
     growth = (max_distance / exact) ** (1 / (side - exact))
     starts = [math.ceil(exact * growth**m - 1e-9) for m in range(1, side - exact)]
     logarithmic = exact + torch.bucketize(distance_abs, torch.tensor(starts), right=True)
@@ -30,13 +30,13 @@ def relative_bucket(distance: Tensor, causal: bool, buckets: int, max_distance: 
 @register_encoding(
     "t5",
     buckets="number of T5's distance buckets",
-    max_distance="distance from which on T5's last bucket is used",
+    max_distance="distance from which on all distances are in T5's last bucket",
 )
 class T5(Encoding):
-    """Adds β_{bucket(i−j), h} to the scaled scores (Raffel et al. 2020; survey Eq. 10).
+    """Adds a learned β_{bucket(i−j), h} to the scaled scores of head h (Raffel et al. 2020; survey Eq. 10).
 
     T5 itself does not scale its scores; here they are scaled as in every other encoding.
-    O(L²) additions per head; only O(L) look-ups.
+    The bias costs O(L²) additions per head, but only O(L) look-ups.
     """
 
     decomposable = False
@@ -46,8 +46,8 @@ class T5(Encoding):
         super().__init__(**shared)
         if buckets < 4 or buckets % 4 or max_distance <= buckets // 2:
             raise ValueError(
-                f"t5 needs a multiple of 4 buckets and a max distance above half of them, "
-                f"not {buckets} and {max_distance}"
+                "t5 needs a number of buckets that is a multiple of 4 and a max distance above half of it, "
+                f"not {buckets} buckets and max distance {max_distance}"
             )
         self.buckets, self.max_distance = buckets, max_distance
         self.relative_attention_bias = nn.Embedding(buckets, self.num_heads)

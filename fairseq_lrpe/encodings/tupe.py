@@ -13,34 +13,34 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 BUCKETS, MAX_DISTANCE = 32, 128
-"""Options of TUPE-R's relative bias, which is T5's."""
+"""Number of buckets and maximum distance of TUPE-R's relative bias, which is that of T5."""
 
 
 @register_encoding(
     "tupe",
-    cls="give TUPE's first token scores of its own instead of its position's, if attention is not causal",
+    cls="give the first token separate position scores in TUPE, if attention is not causal",
     relative_bias="add T5's relative bias to TUPE's scores (TUPE-R instead of TUPE-A)",
 )
 class TUPE(Encoding):
-    """Adds scores between absolute positions, untied from those between tokens (Ke et al. 2021, Sec. 3).
+    """Adds scores between absolute positions to the scores between tokens (Ke et al. 2021, Sec. 3).
 
     Scaled scores become (x_i W_Q · x_j W_K + p_i U_Q · p_j U_K) / √(2d). p is a learned table of
     ``max_positions`` rows of the model's width E = H·d, followed by a LayerNorm; U_Q and U_K (E, E) have a
     bias. With ``relative_bias``, b_{bucket(j−i)} is added, unscaled as in T5, with 32 buckets up to distance
-    128 (TUPE-R). One module is shared by all layers. Tokens should have no other positions:
-    ``--token-positions none``.
+    128 (TUPE-R). All layers share one module. Use ``--token-positions none`` with it, so that tokens have no
+    other position embeddings.
 
-    ``cls`` is for a first token that represents the whole text, such as <s>, and applies if attention is not
-    causal (Sec. 3.2): the score of its position is θ₁ where it is the query, and θ₂ where it is the key of
-    another query. As in the authors' code (guolinke/TUPE), θ = q·k / √(2d) is computed from two rows of the
-    table, an additional one before position 0 and that of position 0, through LayerNorm, U_Q and U_K; the
-    relative bias is bucket 16, which no distance uses, in the first token's row, and a bucket of its own in
-    its column. It is off for translation and images, which have no such token. Turn it off
-    (``--no-tupe-cls``) for classifiers that pool over all tokens.
+    With ``cls``, bidirectional attention treats the first token separately, because a token such as <s>
+    represents the whole text (Sec. 3.2). Its position score is θ₁ if it is the query, and θ₂ if it is the key
+    of another query. As in the authors' code (guolinke/TUPE), θ₁ and θ₂ are the scores of two table rows with
+    themselves: of an additional row before position 0, and of the row of position 0. The relative bias of
+    the first token is bucket 16, which no distance uses, if it is the query, and an additional bucket if it
+    is the key. Models for translation and images turn ``cls`` off, because they have no such token; do the
+    same (``--no-tupe-cls``) for classifiers that pool over all tokens.
 
-    O(L²·d) for the whole batch together, and O(L·E²) for the table rows in use; O(L·E·H) for a decoding step.
-    The authors' model also normalizes the embeddings: use ``--layernorm-embedding`` where a model family has
-    it.
+    For the whole batch, the bias takes O(L²·E) time, and projecting the table rows O(L·E²); a decoding step
+    takes O(L·E·H) time. The authors' model also normalizes the embeddings; use ``--layernorm-embedding`` in
+    the model families that have this flag.
 
     Raises:
         ValueError: for a position beyond the table.
@@ -100,7 +100,7 @@ class TUPE(Encoding):
         """
         if position_q.size(1) * self.num_heads >= rows.size(1):
             return position_q, self._project(self.to_key, rows).mT
-        # In a decoding step it is cheaper to multiply its only query by U_K than all rows.
+        # In a decoding step, multiplying the only query by U_K is cheaper than multiplying all rows.
         projection = torch.cat([self.to_key.weight, self.to_key.bias[:, None]], dim=1)
         return position_q @ projection.unflatten(0, (self.num_heads, -1)), F.pad(rows, (0, 1), value=1.0).T
 

@@ -11,7 +11,7 @@ from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_s
 
 
 def sinusoids(distance: Tensor, width: int) -> Tensor:
-    """Returns R of LFHC paper Eqs. 6-7, float64 (distances, width)."""
+    """Returns the sinusoidal R of each distance, float64 (distances, width) (LFHC paper Eqs. 6-7)."""
     angle = distance[:, None] / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
 
@@ -22,13 +22,13 @@ class XL(Encoding):
 
     R is sinusoidal, with interleaved sines and cosines, of the model's width E = H·d. W_r (E, E) maps it to d
     features per head; u and v are (H, d) (Dai et al. 2019).
-    One product of q with the L distances (2L if not causal), O(L²·d), and a relative shift, which is a view.
+    The product of q with the R of L distances (2L if not causal) takes O(L²·d) time.
     """
 
     decomposable = False
     uses_distance_table = True
     amplitude = 1.0
-    """Factor of the table that gives R."""
+    """Factor by which ``table`` is multiplied."""
 
     def __init__(self, **shared):
         super().__init__(**shared)

@@ -9,16 +9,17 @@ from fairseq_lrpe.encodings.rope import RoPE
 
 @register_encoding(
     "xpos",
-    gamma="xPos's γ: the larger, the slower the decay",
+    gamma="xPos's γ; a larger γ makes the decay slower",
     scale_base="distance over which xPos's features decay by ζ: 1 in the paper's formula, 512 in its code",
 )
 class XPos(RoPE):
     """RoPE in which the feature pair t decays by ζ_t^(i−j) (Sun et al. 2022, Algorithm 1).
 
-    ζ_t = (t/(d/2) + γ)/(1 + γ), t < d/2, γ = 0.4. The paper multiplies q_i by ζ^i and k_j by ζ^−j, which
-    exceeds float32 after about 70 positions; here the factors are computed for one block of queries, or one
-    chunk, at a time. The public code uses ζ^((i−j)/512): ``scale_base`` 512. No parameters; O(L d) in linear
-    attention, O(L² d) in softmax attention, without torch's fused kernel.
+    ζ_t is (t/(d/2) + γ)/(1 + γ), t < d/2, with γ = 0.4. The paper multiplies q_i by ζ^i and k_j by ζ^−j,
+    which overflows float32 after about 70 positions; here the factors are computed relative to the middle of
+    a block of queries or of a chunk. The public code uses ζ^((i−j)/512), which is ``scale_base`` 512. The
+    encoding has no parameters. It takes O(L d) time in linear attention, and O(L² d) time in softmax
+    attention, which cannot use torch's fused kernels.
     """
 
     bidirectional = False
@@ -26,7 +27,7 @@ class XPos(RoPE):
     def __init__(self, *, gamma: float = 0.4, scale_base: int = 1, **shared):
         super().__init__(**shared)
         if not gamma > 0:
-            raise ValueError(f"xpos needs a positive gamma, not {gamma}: with 0 the first pair would vanish")
+            raise ValueError(f"xpos needs a positive gamma, not {gamma}")
         if scale_base < 1:
             raise ValueError(f"xpos needs a scale base of at least 1, not {scale_base}")
         self.gamma, self.scale_base = gamma, scale_base

@@ -1,7 +1,7 @@
-"""Reading of fairseq's checkpoints.
+"""Functions that read fairseq's checkpoints.
 
-Importing this module allows torch's safe loading to read all of them: metrics that are numpy scalars, and the
-Namespace of models that are configured by flags alone.
+Importing this module allows torch.load with weights_only=True to load two harmless types in them: numpy
+scalars, which are metrics, and argparse.Namespace, which contains the flags of some models.
 """
 
 import argparse
@@ -20,8 +20,8 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
     """Reads a checkpoint of fairseq.
 
     Args:
-        path: the file.
-        remedy: what creates a checkpoint, for the error message.
+        path: the checkpoint file.
+        remedy: suggested fix that ends the error message if the file does not exist.
 
     Returns:
         The checkpoint with memory-mapped tensors, and with ``cfg.model`` and ``cfg.task`` as dicts.
@@ -56,7 +56,7 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
 
 
 def _load(path):
-    # torch before 1.6 wrote no zip files; these cannot be memory-mapped.
+    # Checkpoints of torch before 1.6 are not zip files and cannot be memory-mapped.
     return torch.load(path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True)
 
 

@@ -1,7 +1,7 @@
-"""Makes fairseq's evaluation commands use the task and its settings that a checkpoint stores.
+"""Makes fairseq's evaluation commands use the task, and the settings of the task, of a checkpoint.
 
-By default, most of them read both from the command line only, so a model trained by ``memory_lm`` would be
-evaluated by ``language_modeling``, without its memory.
+By default, most of these commands read both from the command line only, so a model trained by ``memory_lm``
+would be evaluated by ``language_modeling``, without its memory.
 """
 
 import os
@@ -20,13 +20,17 @@ from fairseq_lrpe.tasks.memory_lm import replaced_settings
 def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
     """Makes the task in the checkpoints of ``--path`` the default of a parser.
 
-    Tasks of fairseq are left to the command, except for ``fairseq-validate``, which has no default. Once the
-    parser has the task's flags, a second call makes the saved settings of our tasks their defaults. Explicit
-    flags take precedence.
+    Only this plugin's tasks are restored, except in ``fairseq-validate``, which has no default task. fairseq
+    calls this function again after it has added the task's flags to the parser; the settings of this plugin's
+    tasks in the checkpoints then become the defaults of these flags. Explicit flags take precedence.
+
+    Args:
+        parser: the parser of the command.
+        words: the arguments of the command, or None for those of the process.
 
     Raises:
         ValueError: if a checkpoint cannot be read or is of a task for another kind of model, or if the
-            checkpoints differ in what would be restored.
+            checkpoints differ in the task or in settings to restore.
     """
     args, _ = parser.parse_known_args(words, Namespace(task=None))
     if not getattr(args, "path", None):
@@ -41,7 +45,7 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
         if family and FAMILIES.get(task.get("_name"), family) != family:
             raise ValueError(
                 f"the checkpoint {path} is of the task {task['_name']}, not of {args.task}: "
-                f"pass --task {task['_name']} and data of its kind"
+                f"pass --task {task['_name']} and data for this task"
             )
     if args.task is None and (parser.get_default("task") is None or any(map(_is_ours, names))):
         if len(names) > 1:
@@ -74,7 +78,8 @@ def _restore_settings(parser, words, args, tasks):
         restored.append({name: task[name] for name in names})
     for name in sorted(flags):
         if any(settings.get(name) != restored[0].get(name) for settings in restored):
-            raise ValueError(f"the checkpoints differ in --{name.replace('_', '-')}: pass it")
+            flag = f"--{name.replace('_', '-')}"
+            raise ValueError(f"the checkpoints differ in {flag}: pass {flag}")
     if "sample_break_mode" in restored[0] and args.task == "memory_lm" and hasattr(args, "beam"):
         restored[0]["sample_break_mode"] = "eos"  # the only mode in which it can generate
     parser.set_defaults(**restored[0])

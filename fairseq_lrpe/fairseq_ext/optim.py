@@ -8,13 +8,13 @@ NAME = "adam_decay_matrices"
 
 @register_optimizer(NAME, dataclass=FairseqAdamConfig)
 class AdamDecayMatrices(FairseqAdam):
-    """Adam that does not apply --weight-decay to one-dimensional parameters: biases and norms.
+    """Adam that does not apply --weight-decay to one-dimensional parameters, such as biases and norms.
 
     This follows timm 0.3.2, which DeiT and the LRPE paper's code use. DeiT also excludes its position
     embeddings from weight decay; the LRPE paper's code does not.
     """
 
-    supports_flat_params = False  # a flat vector has no matrices
+    supports_flat_params = False  # because matrices cannot be recognized in a flat vector
 
     def __init__(self, cfg, params):
         params = list(params)

@@ -1,7 +1,7 @@
 """Patches of fairseq for safe checkpoints and correct results; :func:`apply` installs all of them.
 
-Patches that reject input act only in fairseq's own commands: other programs that import fairseq_lrpe keep
-fairseq's behavior.
+Patches that reject input are only active in fairseq's own commands, so that other programs that import
+fairseq_lrpe keep fairseq's behavior.
 """
 
 import os
@@ -31,7 +31,12 @@ from fairseq_lrpe.utils.files import atomic_file
 def apply(
     check_command_line: Callable[[list[str]], None], check_arguments: Callable[[Namespace], None]
 ) -> None:
-    """Patches fairseq, with functions that raise a ValueError for an invalid command line or arguments."""
+    """Installs all patches.
+
+    Args:
+        check_command_line: raises a ValueError if the words of a command line are invalid.
+        check_arguments: raises a ValueError if the parsed arguments of a command are invalid.
+    """
     # fairseq evaluates strings in a checkpoint's settings as Python code.
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("fairseq", "fairseq_cli"):
@@ -39,11 +44,11 @@ def apply(
     # fairseq copies checkpoints in place, so a killed training leaves a truncated file.
     if file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
         file_io.PathManager.copy = staticmethod(_copy_atomically)
-    # fairseq also compares the unfilled end of its buffer, so --no-repeat-ngram-size blocks nothing.
+    # fairseq also compares the unused end of its token buffer, so --no-repeat-ngram-size has no effect.
     _wrap(NGramRepeatBlock, "_no_repeat_ngram", _block_generated_ngrams)
-    # fairseq selects a TPU for --bf16, and evaluates checkpoints without the task of their training.
+    # fairseq selects a TPU for --bf16, and evaluates checkpoints without the task that they were trained on.
     _wrap(options, "parse_args_and_arch", partial(_parse, check_command_line, check_arguments))
-    # fairseq skips samples of an evaluation in several ways, most of them silently.
+    # fairseq's evaluations skip samples in several cases, mostly without a message.
     _wrap(FairseqTask, "filter_indices_by_size", _keep_all_samples)
     _wrap(FairseqTask, "get_batch_iterator", _keep_last_batch)
     _wrap(Trainer, "get_train_iterator", _record_training_split)
@@ -62,7 +67,7 @@ def _wrap(owner, name, function):
 
 
 def is_fairseq_command() -> bool:
-    """Returns whether this is a fairseq command, such as fairseq-train or python -m fairseq_cli.train."""
+    """Returns whether this process runs a fairseq command, such as fairseq-train or fairseq_cli/train.py."""
     return any(part.startswith(("fairseq-", "fairseq_cli")) for part in Path(sys.argv[0]).parts[-2:])
 
 
@@ -86,13 +91,14 @@ def _parse(
     suppress_defaults: bool = False,
     modify_parser: Callable | None = None,
 ):
-    """Parses as fairseq does, with the task of the checkpoint, and checks what was parsed."""
-    ours = is_fairseq_command() and not suppress_defaults  # with suppressed defaults fairseq parses again
+    """Parses arguments like fairseq, but restores the task of a checkpoint and validates the arguments."""
+    # fairseq parses a second time with suppress_defaults.
+    is_command = is_fairseq_command() and not suppress_defaults
 
     def modify(parser):
         if modify_parser is not None:
             modify_parser(parser)
-        if ours:
+        if is_command:
             with exit_on_error("fairseq_lrpe"):
                 check_command_line(sys.argv[1:] if input_args is None else input_args)
                 restore_task(parser, input_args)
@@ -101,11 +107,11 @@ def _parse(
     args = parsed[0] if isinstance(parsed, tuple) else parsed
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
         args.tpu = False
-    if ours:
+    if is_command:
         with exit_on_error("fairseq_lrpe"):
             check_arguments(args)
         if hasattr(args, "buffer_size"):  # fairseq-interactive
-            decode_stdin()  # in the locale C.UTF-8, Python accepts invalid bytes
+            decode_stdin()  # because Python accepts invalid bytes in the locale C.UTF-8
     return parsed
 
 
@@ -115,14 +121,14 @@ def _is_evaluated(task, dataset):
 
 
 def _split_of(task, dataset):
-    same = (dataset, getattr(dataset, "dataset", None))  # --context-window wraps the split
+    same = (dataset, getattr(dataset, "dataset", None))  # --context-window wraps the dataset
     return next((name for name, known in task.datasets.items() if any(known is x for x in same)), "the input")
 
 
 def _keep_all_samples(
     filter_indices_by_size, self, indices, dataset, max_positions=None, ignore_invalid_inputs=False
 ):
-    """Rejects an evaluation that would skip samples, even with --skip-invalid-size-inputs-valid-test."""
+    """Exits if an evaluation would skip samples, even with --skip-invalid-size-inputs-valid-test."""
     if not _is_evaluated(self, dataset):
         return filter_indices_by_size(self, indices, dataset, max_positions, ignore_invalid_inputs)
     kept, skipped = dataset.filter_indices_by_size(indices, max_positions)
@@ -139,7 +145,7 @@ def _keep_all_samples(
 
 
 def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
-    """Evaluates the last batch even if --required-batch-size-multiple, 8 by default, would drop it."""
+    """Keeps the last batch of an evaluation, which --required-batch-size-multiple (default: 8) could drop."""
     if _is_evaluated(self, dataset):
         kwargs["required_batch_size_multiple"] = 1
         _check_not_shortened(self, _split_of(self, dataset))
@@ -147,7 +153,7 @@ def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
 
 
 def _check_not_shortened(task, split):
-    """Rejects --shorten-method for evaluated text, all of which a language model is to predict."""
+    """Exits if --shorten-method would remove tokens of an evaluated text of a language model."""
     cfg = task.cfg or task.args
     if not isinstance(task, LanguageModelingTask | MaskedLMTask) or str(cfg.shorten_method) == "none":
         return
@@ -159,13 +165,13 @@ def _check_not_shortened(task, split):
     if skipped := int(np.maximum(sizes - cfg.tokens_per_sample, 0).sum()):
         raise SystemExit(
             f"fairseq_lrpe: evaluating {split} would skip {skipped:,} of {int(sizes.sum()):,} tokens, which "
-            f"--shorten-method {cfg.shorten_method} cuts: pass --shorten-method none, or "
-            "--shorten-data-split-list train to cut the training data only"
+            f"--shorten-method {cfg.shorten_method} removes: pass --shorten-method none, or "
+            "--shorten-data-split-list train to shorten the training data only"
         )
 
 
 def _record_training_split(get_train_iterator, self, *args, **kwargs):
-    """Stores in the task which split it trains on: fairseq may skip samples of this split."""
+    """Stores the training split in the task, because fairseq may skip samples of this split."""
     self.task.training_split = self.cfg.dataset.train_subset
     return get_train_iterator(self, *args, **kwargs)
 
@@ -174,11 +180,10 @@ def _reject_step_limit(get_valid_iterator, self, subset, *args, **kwargs):
     batches = get_valid_iterator(self, subset, *args, **kwargs)
     steps = self.cfg.dataset.max_valid_steps
     if steps is not None and is_fairseq_command():
-        # fairseq evaluates one batch more than the flag says.
+        # fairseq evaluates one batch more than --max-valid-steps.
         left_out = batches.frozen_batches[(steps + 1) * batches.num_shards :]
         if skipped := sum(map(len, left_out)):
             raise SystemExit(
-                f"fairseq_lrpe: --max-valid-steps {steps} would skip {skipped:,} samples of {subset}: "
-                "leave it out"
+                f"fairseq_lrpe: --max-valid-steps {steps} would skip {skipped:,} samples of {subset}: omit it"
             )
     return batches

@@ -1,4 +1,4 @@
-"""Evaluation of literals in place of Python's ``eval``, which fairseq applies to settings of checkpoints."""
+"""Evaluation of literals, which replaces the ``eval`` that fairseq applies to settings of checkpoints."""
 
 import ast
 
@@ -6,11 +6,11 @@ import ast
 def literal(text: str) -> object:
     """Returns the value of a literal, or of sums and products of literals.
 
-    fairseq's architectures need no more: "[(512, 3)] * 9 + [(1024, 3)] * 4".
+    This is sufficient for fairseq's settings, such as "[(512, 3)] * 9 + [(1024, 3)] * 4".
 
     Raises:
         SystemExit: if ``text`` is any other expression.
-        TypeError: if ``text`` is not a string, like ``eval``; fairseq's ``eval_bool`` relies on it.
+        TypeError: if ``text`` is not a string, as for ``eval``; fairseq's ``eval_bool`` relies on it.
     """
     if not isinstance(text, str):
         raise TypeError(f"expected a string, not {text!r}")
@@ -19,8 +19,8 @@ def literal(text: str) -> object:
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         shown = text if len(text) < 60 else f"{text[:60]}..."
         raise SystemExit(
-            f"fairseq_lrpe: the setting {shown!r} is not a number, string, list or dict: Python code in a "
-            "checkpoint's settings or on the command line is not run"
+            f"fairseq_lrpe: the setting {shown!r} is not a number, string, list or dict; Python code in a "
+            "checkpoint's settings or on the command line is not executed"
         ) from None
 
 

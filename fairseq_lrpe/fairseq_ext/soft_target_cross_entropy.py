@@ -7,12 +7,12 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 
 ACCURACIES = {"accuracy": 1, "accuracy5": 5}
-"""{metric: k}: the percentage of images whose label is among the k most probable classes."""
+"""{metric: k}, where the metric is the percentage of images whose label is among the k likeliest classes."""
 
 
 @register_criterion("soft_target_cross_entropy")
 class SoftTargetCrossEntropy(FairseqCriterion):
-    """-Σ target · log softmax(logits), where a target is (classes) in training and a label in validation."""
+    """Cross entropy with soft targets (B, classes) in training, and with labels (B,) in validation."""
 
     def forward(self, model, sample, reduce=True):
         """Returns the loss in nats summed over the batch, the number of images, and the logging output."""
@@ -25,8 +25,8 @@ class SoftTargetCrossEntropy(FairseqCriterion):
             losses = -log_probabilities.gather(-1, target[:, None])[:, 0]
             k = min(max(ACCURACIES.values()), log_probabilities.size(-1))
             labels, hits = len(target), log_probabilities.topk(k).indices == target[:, None]
-        # The keys and types must be the same for all batches: fairseq sums the outputs of processes in order,
-        # and a process without a batch may use one of validation.
+        # The keys and types must be the same for all batches, because fairseq sums the outputs of processes
+        # in order, and a process without a training batch may use a validation batch.
         logged = {name: sample["nsentences"] for name in ("sample_size", "nsentences", "ntokens")}
         logged |= {name: hits[:, :k].sum() for name, k in ACCURACIES.items()}
         loss = losses.sum()

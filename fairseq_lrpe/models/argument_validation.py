@@ -1,6 +1,7 @@
-"""Validation of the command lines of fairseq's commands: our flags, and whatever would give wrong numbers.
+"""Validation of the arguments of fairseq's commands.
 
-Invalid input fails early with a one-line error and a suggested fix. fairseq's own flags are left to fairseq.
+Invalid flags of this plugin, and arguments that would silently give wrong results, fail early with a one-line
+error that suggests a fix. All other flags are validated by fairseq itself.
 """
 
 import sys
@@ -22,7 +23,7 @@ from fairseq_lrpe.utils.suggest import choices
 
 
 def check_command_line(words: list[str]) -> None:
-    """Raises a ValueError for an unknown method in --arch: fairseq's parser would list every architecture."""
+    """Raises a ValueError if the method in --arch is unknown; fairseq's own error lists all architectures."""
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--arch", "-a", default="")
     arch = parser.parse_known_args(list(map(str, words)))[0].arch
@@ -37,7 +38,8 @@ def check_command_line(words: list[str]) -> None:
 def check_arguments(args) -> None:
     """Validates the parsed arguments of one of fairseq's commands.
 
-    A training with an unreadable ``checkpoint_last.pt`` is redirected to the newest readable checkpoint.
+    If ``checkpoint_last.pt`` is unreadable, ``args`` is changed to continue from the newest readable
+    checkpoint.
 
     Raises:
         ValueError: for invalid arguments, damaged data or an unreadable checkpoint.
@@ -55,7 +57,7 @@ def check_arguments(args) -> None:
     if hasattr(args, "data"):
         check_data(args, splits)
     if task == "memory_lm" and training and args.arch.partition("_")[0] not in ATTENTIONS:
-        raise ValueError(f"memory_lm is for --arch linear_lm_... and softmax_lm_..., not for {args.arch}")
+        raise ValueError(f"--task memory_lm requires --arch linear_lm_... or softmax_lm_..., not {args.arch}")
     if hasattr(TASK_REGISTRY.get(task), "check_arguments"):
         TASK_REGISTRY[task].check_arguments(args)
     if training:
@@ -64,20 +66,20 @@ def check_arguments(args) -> None:
 
 
 def check_block_length(args) -> None:
-    """Raises a ValueError for blocks of text longer than the model accepts: fairseq would train on none."""
+    """Raises a ValueError if blocks of text exceed the model's maximum length; fairseq would skip all."""
     flag = {"language_modeling": "max_target_positions", "masked_lm": "max_positions"}.get(args.task)
     longest = flag and getattr(args, flag, None)
     if longest and str(args.sample_break_mode) in ("None", "none") and args.tokens_per_sample > longest:
         raise ValueError(
-            f"blocks of --tokens-per-sample {args.tokens_per_sample} are longer than "
-            f"--{flag.replace('_', '-')} {longest}: pass the same number, or omit the latter"
+            f"--tokens-per-sample {args.tokens_per_sample} exceeds --{flag.replace('_', '-')} {longest}: "
+            f"pass equal values, or omit --{flag.replace('_', '-')}"
         )
 
 
 def check_restored_checkpoint(args) -> None:
-    """Raises a ValueError if the checkpoint to continue from cannot be read.
+    """Raises a ValueError if the checkpoint from which training continues cannot be read.
 
-    An unreadable ``checkpoint_last.pt`` is replaced in ``args`` by the newest readable checkpoint beside it.
+    If it is ``checkpoint_last.pt``, the newest readable checkpoint in its folder replaces it in ``args``.
     """
     remedy, last = "pass one that fairseq-train wrote", Path(args.save_dir, "checkpoint_last.pt")
     if args.restore_file != last.name:
@@ -88,7 +90,9 @@ def check_restored_checkpoint(args) -> None:
         except ValueError as error:
             newest = newest_readable(last.parent)
             if newest is None:
-                raise ValueError(f"{error}, and its folder has no other: remove it to start afresh") from None
+                raise ValueError(
+                    f"{error}, nor is any other in its folder: remove it to train from scratch"
+                ) from None
             print(f"fairseq_lrpe: {error}: continuing from {newest}", file=sys.stderr)
             args.restore_file, args.finetune_from_model = str(newest), None
     elif args.finetune_from_model:
@@ -96,34 +100,32 @@ def check_restored_checkpoint(args) -> None:
 
 
 def check_task(task: str, family: str) -> None:
-    """Raises a ValueError for a task that is for another family of architectures."""
+    """Raises a ValueError if the task requires another family of architectures."""
     if FAMILIES.get(task, family) != family:
         tasks = [name for name in FAMILIES if FAMILIES[name] == family]
         raise ValueError(
-            f"the task {task} is for the {FAMILIES[task]} architectures, and the architecture is of the "
-            f"family {family}: pass --task {' or '.join(tasks)}, or another --arch"
+            f"--task {task} requires an architecture of the family {FAMILIES[task]}, not {family}: "
+            f"pass --task {' or '.join(tasks)}, or another --arch"
         )
 
 
 def check_shared_encoding(args, cfg) -> None:
-    """Raises a ValueError if several processes cannot train an encoding that all layers share."""
+    """Raises a ValueError if --ddp-backend does not support an encoding that all layers share."""
     if not ENCODINGS[cfg.encoding].shared_across_layers:
         return
-    shared = f"all layers share the encoding {cfg.encoding}, which"
+    shared = f"does not support the encoding {cfg.encoding}, which all layers share"
     if args.ddp_backend == "fully_sharded":
+        raise ValueError(f"--ddp-backend fully_sharded {shared}: pass another backend")
+    recomputed = getattr(cfg, "checkpoint_activations", False) and args.distributed_world_size > 1
+    if recomputed and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
         raise ValueError(
-            f"{shared} --ddp-backend fully_sharded would shard in each layer: use another backend"
-        )
-    twice = getattr(cfg, "checkpoint_activations", False) and args.distributed_world_size > 1
-    if twice and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
-        raise ValueError(
-            f"{shared} --ddp-backend {args.ddp_backend} does not support with --checkpoint-activations: "
+            f"--ddp-backend {args.ddp_backend} with --checkpoint-activations {shared}: "
             "pass --ddp-backend legacy_ddp"
         )
 
 
 def check_machine(args, linear_backend: str) -> None:
-    """Raises a ValueError if this machine lacks bfloat16 or the requested backend of linear attention."""
+    """Raises a ValueError if this machine does not support --bf16 or the backend of linear attention."""
     gpu = torch.cuda.is_available() and not args.cpu
     if gpu and args.bf16:
         check_bf16()

@@ -1,4 +1,4 @@
-"""Classifiers: our encoder, and a classifier of the pooled output of a text, image or pair of texts."""
+"""Classifiers of texts, pairs of texts, and images as token sequences, with fairseq's encoder."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,18 +29,18 @@ DEFAULTS = {f"encoder_{name}": size for name, size in LRA_SIZES.items()}
 
 @dataclass
 class ClassifierConfig(with_defaults(LayerConfig, **DEFAULTS, dropout=0.0, attention_dropout=0.0)):
-    """Flags of a classifier; the defaults are those of the smaller tasks of Long-Range Arena."""
+    """Flags of a classifier; the default sizes are those of the smaller tasks of Long-Range Arena."""
 
-    encoder_normalize_before: bool = flag(True, "normalize before each block and at the end")
+    encoder_normalize_before: bool = flag(True, "normalize before each block and after the last layer")
     encoder_norm: str = flag("batch", f"type of normalization: {', '.join(NORMS)}")
     encoder_input_dim: int = flag(
         II("model.encoder_embed_dim"),
-        "embedding dimension of the tokens; projected if it differs from --encoder-embed-dim",
+        "dimension of the token embeddings, which are projected to --encoder-embed-dim if it differs",
     )
     embed_path: Optional[str] = flag(None, "file of initial word vectors in GloVe's format")  # noqa: UP045
     pixels: str = flag(
         "linear",
-        "input of a pixel: a projection of its value (linear) or an embedding of its 256 values (embedding)",
+        "representation of a pixel: a projection of its value (linear) or one of 256 embeddings (embedding)",
     )
     layernorm_embedding: bool = flag(False, "apply layernorm to the embeddings")
     no_scale_embedding: bool = flag(False, "do not multiply embeddings by the square root of their dimension")
@@ -49,7 +49,7 @@ class ClassifierConfig(with_defaults(LayerConfig, **DEFAULTS, dropout=0.0, atten
 class TokenBatchNorm(nn.BatchNorm1d):
     """Batch normalization over all tokens (L, B, E) of a batch except padding.
 
-    Statistics are float32 under fp16 and bf16.
+    The running statistics of half-precision models are float32.
 
     Attributes:
         padding: (B, L), True at padding, where the output is 0; or None.
@@ -66,7 +66,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
         return torch.zeros_like(x).masked_scatter(real[..., None], self._normalized(x[real]))
 
     def _normalized(self, x):
-        """Normalizes tokens (N, E), by the running statistics in evaluation and for a single token."""
+        """Returns normalized tokens (N, E); the running statistics are used in evaluation and if N is 1."""
         exact = x.to(torch.promote_types(x.dtype, self.running_mean.dtype))
         weight, bias = self.weight.to(exact.dtype), self.bias.to(exact.dtype)
         training = self.training and len(x) > 1
@@ -75,7 +75,7 @@ class TokenBatchNorm(nn.BatchNorm1d):
 
 
 class BatchNormLayer(EncoderLayer):
-    """An encoder layer with :class:`TokenBatchNorm`."""
+    """Encoder layer with :class:`TokenBatchNorm` instead of layer normalization."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -87,11 +87,11 @@ class BatchNormLayer(EncoderLayer):
 
 
 class Inputs(nn.Module):
-    """Embedding of tokens (B, L) -> (B, L, E), a replacement for fairseq's.
+    """Replacement for fairseq's token embedding, which maps tokens (B, L) to the encoder's inputs (B, L, E).
 
-    Token embeddings are projected if they have another dimension. With --pixels linear, values of pixels are
-    normalized by the statistics of the data folder and projected instead. Joined pairs of texts also have
-    segment embeddings.
+    Token embeddings are projected if their dimension is not E. With --pixels linear, pixel values are
+    normalized by the mean and standard deviation in the data folder's metadata, and projected. Pairs of texts
+    that are one input also have segment embeddings.
     """
 
     def __init__(self, args, task: FairseqTask):
@@ -123,7 +123,7 @@ class Inputs(nn.Module):
 
 
 class ClassifierEncoder(Encoder):
-    """fairseq's encoder with the norms of :class:`ClassifierConfig`."""
+    """Encoder with the normalization that :class:`ClassifierConfig` selects."""
 
     def __init__(self, args, cfg, task, inputs):
         self.batch_norm = args.encoder_norm == "batch"
@@ -143,7 +143,11 @@ class ClassifierEncoder(Encoder):
 
 
 class ClassifierModel(BaseFairseqModel):
-    """Classifier of the pooled encoder output, or of [a, b, a − b, a ∗ b] for pairs of texts ``apart``."""
+    """Classifier of the pooled encoder output.
+
+    If ``apart``, inputs are pairs of texts that are encoded separately. Their pooled outputs a and b are
+    classified as [a, b, a − b, a ∗ b].
+    """
 
     def __init__(self, encoder, pooling: str, apart: bool, classes: int):
         super().__init__()
@@ -162,12 +166,13 @@ class ClassifierModel(BaseFairseqModel):
 
     @staticmethod
     def check_data(cfg, args):
-        """Raises a ValueError if a special token would be taken for a pixel."""
+        """Raises a ValueError if inputs contain special tokens but --pixels linear has no embeddings."""
         about = layout.read_metadata(Path(args.data))
         has_specials = args.pooling == "first" or is_joined(about, args.pairs)
         if "pixels" in about and cfg.pixels == "linear" and has_specials:
             raise ValueError(
-                "--pixels linear has no <s>: pass --pixels embedding, --pooling mean or --pairs apart"
+                "--pixels linear does not support the special tokens of --pooling first and --pairs joined: "
+                "pass --pixels embedding, or --pooling mean and --pairs apart"
             )
 
     @classmethod
@@ -192,7 +197,7 @@ class ClassifierModel(BaseFairseqModel):
         return (total / (~padding).sum(0)).type_as(x)
 
     def forward(self, src_tokens, src_lengths=None, second_tokens=None, second_lengths=None) -> Tensor:
-        """Returns the logits (B, classes) of tokens (B, L), or of pairs of tokens."""
+        """Returns the logits (B, classes) of texts (B, L), or of pairs of texts (B, L) and (B, L')."""
         x = self.pooled(src_tokens)
         if second_tokens is not None:
             y = self.pooled(second_tokens)
@@ -212,12 +217,12 @@ class ClassifierModel(BaseFairseqModel):
         """
         embedding = self.encoder.embed_tokens.embedding
         if embedding is None:
-            raise ValueError(f"--embed-path {path}: --pixels linear has no embeddings: omit it")
+            raise ValueError("--embed-path needs embeddings, and --pixels linear has no embeddings: omit it")
         width = word_vectors.dimension(path)
         if width != embedding.embedding_dim:
             raise ValueError(
-                f"{path} has vectors of dimension {width} and the embeddings {embedding.embedding_dim}: pass "
-                f"--encoder-input-dim {width}, or other vectors"
+                f"{path} has vectors of dimension {width}, and the embeddings have dimension "
+                f"{embedding.embedding_dim}: pass --encoder-input-dim {width}, or other vectors"
             )
         for word, vector, _ in word_vectors.read(path, dictionary.symbols[dictionary.nspecial :]):
             embedding.weight[dictionary.index(word)] = torch.from_numpy(vector)

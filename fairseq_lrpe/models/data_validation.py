@@ -1,4 +1,4 @@
-"""Validation of data folders: damaged files, and data that would silently give wrong numbers."""
+"""Validation of data folders, which finds damaged files and data that would silently give wrong results."""
 
 import os
 from math import prod
@@ -11,15 +11,15 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.tasks import FAMILIES
 
-PREPARE_AGAIN = "prepare it again"
+PREPARE_AGAIN = "prepare the data again"
 
 
 def check_data(args, splits: list[str]) -> None:
     """Raises a ValueError if a data folder does not exist, or if files of ``splits`` are damaged.
 
-    Folders after the first are shards of the training set. Missing files are left to fairseq.
+    Folders after the first contain only shards of the training set. Missing files are reported by fairseq.
     """
-    if args.task not in FAMILIES:  # the task of another plugin
+    if args.task not in FAMILIES:  # a task of another plugin
         return
     for folder in map(Path, args.data.split(os.pathsep)):
         if not folder.is_dir():
@@ -38,18 +38,18 @@ def check_data(args, splits: list[str]) -> None:
 
 
 def check_source_length(folder: Path, limit: int) -> None:
-    """Raises a ValueError if a source is longer than ``limit`` tokens: fairseq would skip it in training."""
+    """Raises a ValueError if a source has more than ``limit`` tokens; fairseq would skip it in training."""
     indices = [MMapIndexedDataset.Index(str(path)) for path in folder.glob("*.source.idx")]
     longest = max((index.sizes.max() for index in indices), default=0)
     if longest > limit:
         raise ValueError(
             f"{folder} has a source of {longest} tokens, more than --max-source-positions {limit}: pass "
-            f"--max-source-positions {longest}, or prepare it with --longest {limit}"
+            f"--max-source-positions {longest}, or prepare the data with --longest {limit}"
         )
 
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:
-    """Raises a ValueError if a split of inputs with labels is damaged, or not of image files or tokens."""
+    """Raises a ValueError if a split of labeled ``images`` or texts is damaged or contains the other type."""
     about = layout.read_metadata(folder)
     if bool(about.get("images")) != images:
         content, task = ("tokens", "classification") if images else ("image files", "image_classification")
@@ -60,13 +60,13 @@ def check_labeled(folder: Path, split: str, images: bool = False) -> None:
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is damaged ({error}): {PREPARE_AGAIN}") from None
     if labels.min() < 0 or labels.max() >= len(about["labels"]):
-        known = f"the {len(about['labels'])} of {layout.METADATA}"
-        raise ValueError(f"{path} has rows without a label, or labels other than {known}")
+        known = f"the {len(about['labels'])} labels of {layout.METADATA}"
+        raise ValueError(f"{path} has missing labels, or labels other than {known}: {PREPARE_AGAIN}")
     for number in range(about["inputs"]):
         prefix = folder / f"{split}.input{number}"
         sizes = check_binary(prefix)
         if len(sizes) != len(labels):
-            raise ValueError(f"{prefix} has {len(sizes):,} rows and {len(labels):,} labels: {PREPARE_AGAIN}")
+            raise ValueError(f"{prefix} has {len(sizes):,} rows, but {len(labels):,} labels: {PREPARE_AGAIN}")
         wrong = sizes != prod(about["shape"]) if "shape" in about else np.zeros(len(sizes), bool)
         if wrong.any():
             raise ValueError(
@@ -79,7 +79,7 @@ def check_binary(prefix: Path) -> np.ndarray | None:
     """Returns the sizes of the rows of a binarized text, or None for fairseq's older formats.
 
     Raises:
-        ValueError: if the text is empty or damaged, or does not belong to its index.
+        ValueError: if the text is empty or damaged, or does not match its index.
     """
     binary, index = (prefix.with_name(prefix.name + end) for end in layout.SUFFIXES)
     again = "run fairseq-preprocess on the text again"
@@ -90,13 +90,13 @@ def check_binary(prefix: Path) -> np.ndarray | None:
         return None
     try:
         about = MMapIndexedDataset.Index(str(index))
-    except Exception as error:  # struct, numpy and a dict of types raise different ones
+    except Exception as error:  # errors of struct, numpy and fairseq have different types
         raise ValueError(f"{index} is damaged ({error}): {again}") from None
     sizes = about.sizes.copy()  # the original is a view into a file that is closed with the index
     expected = int(sizes.sum(dtype=np.int64)) * np.dtype(about.dtype).itemsize
     if not expected or binary.stat().st_size != expected:
         raise ValueError(
-            f"{binary} has {binary.stat().st_size:,} bytes instead of the {expected:,} of its index: it is "
-            f"empty, truncated, or of another text: {again}"
+            f"{binary} has {binary.stat().st_size:,} bytes instead of the {expected:,} that its index "
+            f"describes, so it is empty, truncated, or from another text: {again}"
         )
     return sizes

@@ -1,4 +1,4 @@
-"""fairseq's Transformer encoder and decoder with our self-attention and token positions."""
+"""fairseq's Transformer encoder and decoder with this plugin's self-attention and token positions."""
 
 from functools import partial
 from itertools import count
@@ -17,17 +17,17 @@ from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.positions import POSITIONS, build_position
 
 UNLIMITED = 10**9
-"""More positions than any text has."""
+"""Maximum number of positions of models that have no limit."""
 
 
 def segment_ids(tokens: Tensor, end: int) -> Tensor:
-    """Returns 0 up to and including the first ``end`` in each row of tokens (B, L), and 1 after it."""
+    """Returns segments of tokens (B, L): 0 up to and including the first ``end`` of a row, and 1 after it."""
     ends = tokens.eq(end).int()
     return (ends.cumsum(1) - ends).clamp(max=1)
 
 
 class CustomAttentionLayer:
-    """Mixin for layers of fairseq whose self-attention is built by ``self_attention()``."""
+    """Mixin for fairseq's layers, whose self-attention is created by calling ``self_attention()``."""
 
     def __init__(self, self_attention, *args):
         self._self_attention = self_attention
@@ -38,11 +38,11 @@ class CustomAttentionLayer:
 
 
 class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer with our self-attention."""
+    """fairseq's encoder layer with this plugin's self-attention."""
 
 
 class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer with our self-attention and an optional memory.
+    """fairseq's decoder layer with this plugin's self-attention and an optional memory.
 
     Attributes:
         memory: inputs (M, B, E) of this layer at previous positions, which are additional keys, or None.
@@ -65,12 +65,14 @@ class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
 
 
 class CustomLayers:
-    """Mixin for encoders and decoders of fairseq that are made of our layers.
+    """Mixin for fairseq's encoder and decoder, which builds layers with this plugin's self-attention.
 
-    ``args`` are all flags of the model, and ``cfg`` is fairseq's TransformerConfig of them, which lacks ours.
+    ``args`` has all flags of the model. ``cfg`` is fairseq's TransformerConfig, which lacks this plugin's
+    flags.
     """
 
     part: str
+    """Which part of a model this is, "encoder" or "decoder"."""
 
     def __init__(self, args, cfg, dictionary, embed_tokens, **kwargs):
         self._layer_numbers, self._shared, self.args = count(1), [], args
@@ -99,7 +101,7 @@ class CustomLayers:
 
 
 class Encoder(CustomLayers, TransformerEncoderBase):
-    """fairseq's encoder with :class:`EncoderLayer`; padding may be on either side."""
+    """fairseq's encoder with :class:`EncoderLayer`; padding may be on the left or on the right."""
 
     part = "encoder"
 
@@ -107,7 +109,7 @@ class Encoder(CustomLayers, TransformerEncoderBase):
         return self.build_layer(EncoderLayer, cfg, cfg.max_source_positions)
 
     def forward(self, src_tokens, *rest, **kwargs):
-        """Encodes like fairseq, but sentences start at position 0 despite padding on the left."""
+        """Encodes tokens like fairseq, but the first token after padding on the left is at position 0."""
         padding = src_tokens.ne(self.padding_idx).int().argmax(1, keepdim=True)
         if not padding.any():
             return super().forward(src_tokens, *rest, **kwargs)
@@ -116,9 +118,9 @@ class Encoder(CustomLayers, TransformerEncoderBase):
         return _permute_tokens(super().forward(src_tokens.gather(1, left), *rest, **kwargs), right)
 
     def reorder_encoder_out(self, encoder_out, new_order):
-        """Reorders like fairseq, but without copies while every row stays in its sentence.
+        """Reorders rows like fairseq, but copies nothing if each row is replaced by one of its own sentence.
 
-        The rows of a sentence are equal, and every step of a search permutes them.
+        Every step of beam search reorders the rows of a sentence, which are equal.
         """
         (old,) = encoder_out.get("sentences") or [
             torch.arange(encoder_out["encoder_out"][0].size(1), device=new_order.device)
@@ -130,7 +132,7 @@ class Encoder(CustomLayers, TransformerEncoderBase):
 
 
 def _permute_tokens(out, index):
-    """Returns an encoder's output with its tokens in another order; ``index`` is (B, L)."""
+    """Returns an encoder's output with its tokens in the order ``index`` (B, L)."""
     batch = torch.arange(len(index), device=index.device)
     indices = dict.fromkeys(("encoder_out", "encoder_states"), (index.T, batch))  # (L, B, E)
     # (B, L) and (B, L, E)
@@ -151,7 +153,7 @@ class Decoder(CustomLayers, TransformerDecoderBase):
     """fairseq's decoder with :class:`DecoderLayer`.
 
     Attributes:
-        memory: the :class:`fairseq_lrpe.models.memory.Memory` of the model, or None.
+        memory: the :class:`fairseq_lrpe.models.memory.Memory` of previous segments, or None.
     """
 
     part = "decoder"
@@ -161,11 +163,11 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         return self.build_layer(DecoderLayer, cfg, cfg.max_target_positions, no_encoder_attn)
 
     def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
-        """Decodes like fairseq, except that a first call with a state reads all of its tokens at once."""
+        """Decodes like fairseq, except that the first call with an incremental state processes all tokens."""
         extract = super().extract_features_scriptable
         if incremental_state is None or incremental_state or tokens.size(1) == 1:
             return extract(tokens, encoder_out, incremental_state, *rest, **kwargs)
-        # With a state, fairseq would read the last token alone: only attention receives it.
+        # Only attention receives the state, because with a state fairseq would process only the last token.
         attentions = [module for module in self.modules() if isinstance(module, FairseqSelfAttention)]
         for attention in attentions:
             attention.prefix_state = incremental_state
@@ -177,23 +179,23 @@ class Decoder(CustomLayers, TransformerDecoderBase):
                 attention.prefix_state = None
 
     def forward(self, prev_output_tokens, *args, segment=None, **kwargs):
-        """Decodes like fairseq; a ``segment`` of a text continues from the memory of the previous one."""
+        """Decodes like fairseq; a ``segment`` of a text also attends to the memory of previous segments."""
         if self.memory is None or segment is None:
             return super().forward(prev_output_tokens, *args, **kwargs)
         with self.memory.attached(segment, len(prev_output_tokens), self.training):
             return super().forward(prev_output_tokens, *args, **kwargs)
 
     def max_positions(self):
-        """Returns the maximum length of a text, which is unlimited with a memory."""
+        """Returns the maximum number of tokens of a text, which is unlimited with a memory."""
         return super().max_positions() if self.memory is None else UNLIMITED
 
     def buffered_future_mask(self, tensor):
-        """Returns None: causal attention needs no mask, and linear attention avoids (L, L) tensors."""
+        """Returns None, because this plugin's causal attention does not use a mask (L, L)."""
         return None
 
 
 def add_token_positions(module, args, max_positions):
-    """Replaces the position embeddings of an encoder or decoder, unless ``args`` select fairseq's own."""
+    """Replaces the position embeddings of an encoder or decoder, unless the flags select fairseq's own."""
     if args.token_positions in POSITIONS:
         position = build_position(
             args.token_positions,
@@ -207,10 +209,10 @@ def add_token_positions(module, args, max_positions):
 
 
 class TokenPositions(nn.Module):
-    """Replacement for fairseq's ``embed_positions``, whose output is added to the scaled embeddings.
+    """Replacement for the module ``embed_positions``, whose output fairseq adds to the scaled embeddings.
 
-    Positions that are not additive (see ``position.additive``) transform the embeddings themselves, which
-    this module looks up again and scales.
+    If the position embedding is not additive (see ``AbsolutePosition.additive``), this module also computes
+    the scaled embeddings x, and returns the difference between x with positions and x.
     """
 
     max_positions = int(1e5)
@@ -222,9 +224,9 @@ class TokenPositions(nn.Module):
         self.scale = scale
 
     def forward(self, tokens, incremental_state=None):
-        """Returns (B, L, E) for (B, L) tokens, or (B, 1, E) for the last one while decoding."""
+        """Returns the term to add (B, L, E) for tokens (B, L), or (B, 1, E) for the last one in decoding."""
         positions = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
-        if incremental_state is not None:  # fairseq passes all tokens so far, reordered by its search
+        if incremental_state is not None:  # fairseq passes all previous tokens, too
             last = self.position.left_context + 1
             return self._offsets(tokens[:, -last:], positions[:, -last:])[:, -1:]
         return self._offsets(tokens, positions)

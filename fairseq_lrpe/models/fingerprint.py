@@ -1,4 +1,4 @@
-"""Fingerprint of a model's method: checkpoints are only loaded into models of the same method."""
+"""Fingerprint of a model's method, which prevents loading a checkpoint into a model of another method."""
 
 import json
 
@@ -11,9 +11,9 @@ from fairseq_lrpe.config import method_flags
 class MethodFingerprint(nn.Module):
     """Stores the flags of a model's method in its state dict, and rejects a state dict with different flags.
 
-    Several methods have the same parameters, so loading one into another would go unnoticed. The flags are
-    stored as JSON in an integer buffer, which checkpoint averaging keeps; "version" in its name excludes it
-    from fairseq's exponential moving average.
+    Several methods have the same parameters, so loading weights into a model of another method would go
+    unnoticed. The flags are stored as JSON in an integer buffer, which checkpoint averaging does not change.
+    The buffer's name contains "version" to exclude it from fairseq's exponential moving average.
     """
 
     def __init__(self, cfg):
@@ -26,12 +26,12 @@ class MethodFingerprint(nn.Module):
         if stored is None:
             raise SystemExit(
                 "fairseq_lrpe: the checkpoint has no method, so it is not of a model of fairseq_lrpe: pass "
-                "another --restore-file or --save-dir, or a new --save-dir to start afresh"
+                "another --restore-file, or a new --save-dir to train from scratch"
             )
         if not torch.equal(stored.cpu(), self.version.cpu()):
             raise SystemExit(
                 f"fairseq_lrpe: the checkpoint is of another method ({_format(stored)}) than the model "
-                f"({_format(self.version)}): pass the same --arch and flags, or a new --save-dir"
+                f"({_format(self.version)}): pass the --arch and flags of the checkpoint, or a new --save-dir"
             )
         super()._load_from_state_dict(state_dict, prefix, *args)
 

@@ -1,4 +1,4 @@
-"""Decoder-only language models: fairseq's ``transformer_lm`` with our self-attention."""
+"""Decoder-only language models, which are fairseq's ``transformer_lm`` with this plugin's self-attention."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -18,18 +18,18 @@ from fairseq_lrpe.utils.cli import exit_on_error
 
 @dataclass
 class LMConfig(PositionConfig, TransformerLanguageModelConfig):
-    """Flags of fairseq's language model; pre-norm by default, with one width for input and output."""
+    """Flags of fairseq's language model, with pre-norm layers and equal embedding dimensions by default."""
 
     decoder_normalize_before: bool = flag(True, "apply layernorm before each decoder block")
-    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
-    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
+    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "input dimension (default: the embed dim)")
+    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output dimension (default: the embed dim)")
     init_std: float = flag(
-        0.0, "standard deviation of the initial matrices (0: the default initialization of each module)"
+        0.0, "standard deviation of initial weights and embeddings (0: each module's default initialization)"
     )
 
 
 class LanguageModel(TransformerLanguageModel):
-    """A decoder with the attention and positions of its :class:`LMConfig`."""
+    """Language model with the attention and positions that :class:`LMConfig` selects."""
 
     check = staticmethod(partial(check_part, part="decoder"))
 
@@ -38,9 +38,10 @@ class LanguageModel(TransformerLanguageModel):
         args.decoder_learned_pos |= args.token_positions == "learned"
         args.no_token_positional_embeddings |= args.token_positions == "none"
         with_memory = isinstance(task, MemoryLMTask)
-        if with_memory and args.max_target_positions is None:  # for training; an evaluation may remember more
+        if with_memory and args.max_target_positions is None:
+            # This is the length in training; the memory of an evaluation can be longer.
             args.max_target_positions = task.args.memory_length + args.tokens_per_sample
-        # fairseq builds every kind of embedding; its decoder is replaced by ours.
+        # Only the embeddings of fairseq's model are used, which can be of several kinds.
         embed_tokens = super().build_model(args, task).decoder.embed_tokens
         cfg = TransformerConfig.from_namespace(args)
         decoder = Decoder(args, cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
@@ -54,7 +55,7 @@ class LanguageModel(TransformerLanguageModel):
 
 
 def init_normal(decoder: nn.Module, std: float) -> None:
-    """Initializes matrices and embeddings from N(0, std²) and biases with 0 as in Transformer-XL's code."""
+    """Initializes matrices and embeddings from N(0, std²) and biases with 0, as in Transformer-XL's code."""
     for module in decoder.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=std)

@@ -16,21 +16,25 @@ logger = logging.getLogger(__name__)
 
 
 class Memory:
-    """Provides each layer with its last ``length`` inputs of previous segments, without gradients.
+    """Memory of the last ``length`` inputs of each layer in previous segments, without their gradients.
 
-    Each group of streams has its own memory, and training is separate from each evaluated split. A memory
-    starts empty, and is dropped if it is not of the preceding segment.
+    A text is split into streams that are processed in parallel. Each batch of streams has its own memory,
+    separately in training and for each evaluated split. A memory starts empty, and is discarded if it does
+    not end with the preceding segment.
     """
 
     def __init__(self, layers: list[nn.Module], length: int = 0):
         self.layers, self.length = layers, length
         self.saved = {}
-        """{(training, split, first stream, number of streams): (number of the segment, memory per layer)}"""
+        """{(training, split, first stream, number of streams): (last segment, memory of each layer)}"""
 
     @contextmanager
     def attached(self, segment: Segment, streams: int, training: bool) -> Iterator[None]:
-        """Attaches the memory to the layers inside the context, and saves the new one at its end."""
-        if training:  # the evaluation is over, and its memory may be large
+        """Attaches the memory to the layers while they process a segment, and saves the updated memory.
+
+        ``streams`` is the number of streams in the batch.
+        """
+        if training:  # frees the memory of a finished evaluation, which may be large
             self.saved = {key: saved for key, saved in self.saved.items() if key[0]}
         key = (training, segment.split, segment.stream, streams)
         number, memories = self.saved.pop(key, (None, None))
@@ -48,7 +52,7 @@ class Memory:
                 self.detach(layer)
 
     def attach(self, layer: nn.Module, memory: object) -> None:
-        """Sets the memory of a layer; None is an empty one."""
+        """Sets the memory of a layer, where None is an empty memory."""
         layer.memory, layer.keep_inputs = memory, True
 
     def updated(self, layer: nn.Module) -> object:
@@ -62,9 +66,9 @@ class Memory:
 
 
 class StateMemory(Memory):
-    """Provides each layer of linear attention with the running sums of all previous segments.
+    """Memory that provides each layer of linear attention with the running sums over all previous segments.
 
-    Its size is constant. Each segment starts at position 0, and the sums are shifted by its length
+    Its size is constant. Each segment starts at position 0. The sums are shifted by the segment's length
     afterwards, so that positions do not grow without bound.
     """
 
@@ -79,7 +83,7 @@ class StateMemory(Memory):
 
 
 def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
-    """Returns the memory that a task's flags select; raises a ValueError if the model does not support it."""
+    """Returns the memory that the task's flags select, or None; raises a ValueError if it is unsupported."""
     state = task.memory == "state"
     if not (state or task.memory_length):
         return None
@@ -99,34 +103,32 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
     positions, encoding = cfg.token_positions, attention.encoding
     if positions != "none" and not (positions == "sinusoidal" and cfg.no_token_positional_embeddings):
         raise ValueError(
-            f"{positions} token positions restart in each segment, so positions in the memory would be taken "
-            "for the segment's own: pass --token-positions none"
+            f"{positions} token positions restart in each segment, so a memory does not support them: pass "
+            "--token-positions none"
         )
     if encoding.uses_absolute_positions:
         known = ", ".join(name for name, cls in ENCODINGS.items() if not cls.uses_absolute_positions)
         raise ValueError(
-            f"{encoding.name} uses absolute positions, which a memory would shift: use one of {known}"
+            f"{encoding.name} uses absolute positions, which a memory does not support: use one of {known}"
         )
     if cfg.checkpoint_activations:
-        raise ValueError(
-            "--checkpoint-activations reads each segment twice, and the memory would save it twice: omit it"
-        )
+        raise ValueError("--checkpoint-activations is not supported with a memory: omit it")
     if task.clamp_length and not encoding.uses_distance_table:
         known = ", ".join(name for name, cls in ENCODINGS.items() if cls.uses_distance_table)
         raise ValueError(
-            f"--clamp-length needs an encoding with a table of distances, which {encoding.name} is not: "
-            f"omit it, or use one of {known}"
+            f"--clamp-length is not supported by {encoding.name}, which does not look up distances: omit it, "
+            f"or use one of {known}"
         )
     if task.memory == "state":
         check_state(attention)
     if task.same_length and not isinstance(attention, SoftmaxAttention):
-        raise ValueError("--same-length needs softmax attention: running sums cannot be restricted later")
+        raise ValueError("--same-length requires softmax attention: omit it, or pass --arch softmax_lm_...")
 
 
 def check_state(attention: SelfAttention) -> None:
-    """Raises a ValueError for attention whose state grows, or cannot be shifted to other positions."""
+    """Raises a ValueError if the state of the attention is not of constant size, or cannot be shifted."""
     if not isinstance(attention, LinearAttention):
-        raise ValueError("--memory state needs the running sums of linear attention: pass --memory hidden")
+        raise ValueError("--memory state requires linear attention: pass --memory hidden")
     encoding = attention.encoding
     zeros = torch.zeros(1, encoding.num_heads, 1, encoding.head_dim)
     try:

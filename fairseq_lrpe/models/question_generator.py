@@ -1,4 +1,4 @@
-"""Question generators: BERT's encoder, and a copying decoder with the encoding under test."""
+"""Question generators with BERT as the encoder, and a decoder with a copy mechanism."""
 
 import zlib
 from argparse import Namespace
@@ -16,7 +16,7 @@ from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_posi
 from fairseq_lrpe.models.register import register_family
 
 EPSILON = 1e-6
-"""Added to probabilities before the logarithm, as in the loss of the authors of LFHC and GCDF."""
+"""Constant that is added to probabilities before the logarithm, as in the code of the authors of LFHC."""
 BERT_EPSILON = 1e-12
 """Epsilon of the encoder's layernorms."""
 
@@ -25,26 +25,26 @@ BERT_EPSILON = 1e-12
 class QuestionGeneratorConfig(with_defaults(LayerConfig, token_positions="none")):
     """Flags of a question generator; the defaults are those of Table 2 of the paper on LFHC and GCDF.
 
-    The flags of attention and positions apply to the decoder; the encoder is BERT.
+    The flags of attention and positions apply to the decoder only, because the encoder is BERT.
     """
 
     encoder: str = flag(
         bert_weights.SCRATCH,
-        "pretrained BERT to initialize the encoder and embeddings from: its name on the Hugging Face Hub, or "
+        "pretrained BERT that initializes the encoder and embeddings: its name on the Hugging Face Hub, or "
         f"its folder ({bert_weights.SCRATCH}: random initialization)",
     )
-    decoder_layers: int = flag(3, "decoder layers")
-    decoder_ffn_embed_dim: int = flag(3072, "embedding dimension of the decoder's feed-forward layers")
-    decoder_attention_heads: int = flag(12, "decoder attention heads")
-    max_source_positions: int = flag(512, "maximum source length")
-    max_target_positions: int = flag(64, "maximum question length")
+    decoder_layers: int = flag(3, "number of decoder layers")
+    decoder_ffn_embed_dim: int = flag(3072, "hidden dimension of the decoder's feed-forward layers")
+    decoder_attention_heads: int = flag(12, "number of decoder attention heads")
+    max_source_positions: int = flag(512, "maximum source length in tokens")
+    max_target_positions: int = flag(64, "maximum question length in tokens")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
 
 
 def transformer_args(args) -> Namespace:
-    """Returns the flags with those of fairseq's Transformer that are constant here."""
+    """Returns the flags, and those flags of fairseq's Transformer whose values are fixed in this family."""
     flags = asdict(args) if is_dataclass(args) else dict(args)
-    del flags["encoder"]  # in fairseq these are the encoder's sizes
+    del flags["encoder"]  # in fairseq's TransformerConfig, this attribute has the encoder's sizes
     return Namespace(
         **flags,
         encoder_attention="softmax",
@@ -60,16 +60,17 @@ def transformer_args(args) -> Namespace:
 
 
 class BertEncoder(Encoder):
-    """BERT as our encoder: post-norm, with learned positions and segments separated by the first </s>.
+    """Encoder with the architecture of BERT, with learned positions and segments separated by the first </s>.
 
-    Its output also has the source tokens, from which the decoder copies.
+    The output also contains the source tokens, from which the decoder copies.
     """
 
     def __init__(self, args, cfg, dictionary, embed_tokens):
         super().__init__(args, cfg, dictionary, embed_tokens)
         self.segments = nn.Embedding(2, embed_tokens.embedding_dim)
         self.end = dictionary.eos()
-        # Learned vocabularies may have equal sizes; "version" as in MethodFingerprint.
+        # The digest identifies the vocabulary, because others can have the same size. MethodFingerprint
+        # explains why its name contains "version".
         digest = zlib.crc32("\n".join(dictionary.symbols).encode())
         self.register_buffer("types_version", torch.tensor(digest))
         for module in self.modules():
@@ -81,7 +82,7 @@ class BertEncoder(Encoder):
         return super().forward_embedding(src_tokens, self.embed_tokens(src_tokens) + segments)
 
     def upgrade_state_dict_named(self, state_dict, name):
-        """Exits with an error message if ``state_dict`` is of another vocabulary."""
+        """Exits with an error message if ``state_dict`` is of a model with another vocabulary."""
         super().upgrade_state_dict_named(state_dict, name)
         stored = state_dict.get(f"{name}.types_version", self.types_version)
         if stored.item() != self.types_version.item():
@@ -95,11 +96,12 @@ class BertEncoder(Encoder):
 
 
 class CopyingDecoder(Decoder):
-    """A decoder whose next token is generated from the vocabulary or copied from the source.
+    """Decoder that generates the next token from the vocabulary or copies it from the source.
 
-    For features h and the encoder's output S, p = g · softmax(E W h) + (1 − g) · Σ_j a_j [token j], where
-    g = σ(w h), a = softmax(S V h) over the source tokens, and E are the embeddings shared by encoder, decoder
-    and output (menghuanlater/Tianchi2020ChineseMedicineQuestionGeneration, by the author of LFHC and GCDF).
+    For features h and the encoder's output S, the probabilities of the next token are
+    p = g · softmax(E W h) + (1 − g) · Σ_j a_j [token j], where g = σ(w h), a = softmax(S V h) over the source
+    tokens, and E are the embeddings shared by encoder, decoder and output. The formula is that of the code
+    menghuanlater/Tianchi2020ChineseMedicineQuestionGeneration by the author of LFHC and GCDF.
     """
 
     def __init__(self, args, cfg, dictionary, embed_tokens):
@@ -111,7 +113,8 @@ class CopyingDecoder(Decoder):
     def forward(self, prev_output_tokens, encoder_out=None, *args, features_only=False, **kwargs):
         """Returns the logits of the vocabulary (B, T, V) and a dict for :meth:`get_normalized_probs`.
 
-        The dict has "copied" a (B, T, S), "gate" g (B, T, 1) and "source", the source tokens (B, S).
+        The dict contains a (B, T, S) as "copied", g (B, T, 1) as "gate", and the source tokens (B, S) as
+        "source".
         """
         h, extra = super().forward(prev_output_tokens, encoder_out, *args, features_only=True, **kwargs)
         if features_only:
@@ -126,9 +129,9 @@ class CopyingDecoder(Decoder):
         return self.output_layer(self.to_output(h)), extra
 
     def get_normalized_probs(self, net_output, log_probs: bool, sample=None) -> Tensor:
-        """Returns p (B, T, V), or log(p + 1e-6), for the output of ``forward``.
+        """Returns p (B, T, V), or log(p + 1e-6) if ``log_probs``, for the output of ``forward``.
 
-        Searches truncate the logits to the last tokens; the other tensors are truncated accordingly.
+        fairseq's search truncates the logits to the last token, so the other tensors are truncated, too.
         """
         logits, extra = net_output
         last = logits.size(1)
@@ -139,7 +142,7 @@ class CopyingDecoder(Decoder):
 
 
 class QuestionGeneratorModel(TransformerModelBase):
-    """A question generator with the decoder of its :class:`QuestionGeneratorConfig`."""
+    """Question generator with the flags of :class:`QuestionGeneratorConfig`."""
 
     @staticmethod
     def check(args):

@@ -15,17 +15,17 @@ from fairseq_lrpe.utils.cli import exit_on_error
 
 
 def register_family(family: str, model_cls: type, config_cls: type) -> None:
-    """Registers ``<attention>_<family>`` and ``<attention>_<family>_<method>``.
+    """Registers the architectures ``<attention>_<family>`` and ``<attention>_<family>_<method>`` of a family.
 
     Each architecture is a model with its own default flags, so that fairseq-train's --arch and
     fairseq-hydra-train's model._name are equivalent and checkpoints contain every flag of their method.
 
-    ``model_cls.check(cfg)`` raises a ValueError for invalid flags, and the optional
-    ``model_cls.check_data(cfg, args)`` for flags that do not fit the task or its data.
+    ``model_cls.check(cfg)`` raises a ValueError for invalid flags, and the optional method
+    ``model_cls.check_data(cfg, args)`` for flags that do not match the task or its data.
     """
     for attention in ATTENTIONS:
         plain = {"attention": attention}
-        _register(family, f"{attention}_{family}", model_cls, config_cls, plain, "everything by flag")
+        _register(family, f"{attention}_{family}", model_cls, config_cls, plain, "configured by flags")
         for name, method in METHODS.items():
             if attention in method.attentions():
                 arch, flags = f"{attention}_{family}_{name}", plain | method.flags
@@ -36,12 +36,12 @@ def _register(family, arch, model_cls, config_cls, flags, source):
     config = with_defaults(config_cls, **flags)
 
     def add_args(parser):
-        # fairseq's own flag for a boolean that is on by default turns it off under the same name.
+        # For a boolean that is True by default, fairseq alone would add a flag that sets it to False.
         for f in fields(config):
             if isinstance(f.default, bool):
                 flag = "--" + f.name.replace("_", "-")
                 parser.add_argument(flag, action=BooleanOptionalAction, help=f.metadata["help"])
-        # Some of fairseq's models override this method with a list of flags.
+        # The method is that of the base class, because some of fairseq's models override it with own flags.
         models.BaseFairseqModel.add_args.__func__(model, parser)
 
     def build_model(cls, args, task):
@@ -52,7 +52,7 @@ def _register(family, arch, model_cls, config_cls, flags, source):
     def load_state_dict(self, *args, **kwargs):
         try:
             return super(model, self).load_state_dict(*args, **kwargs)
-        except RuntimeError as error:  # its lines are a title and the parameters that do not match
+        except RuntimeError as error:  # the message is a title, followed by lines with mismatched parameters
             reason = shorten(str(error).splitlines()[1], 300).removesuffix(".")
             raise SystemExit(
                 f"fairseq_lrpe: the checkpoint does not match the model: {reason}: pass the flags and "

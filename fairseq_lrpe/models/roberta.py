@@ -1,4 +1,4 @@
-"""Bidirectional language models: fairseq's RoBERTa with our self-attention."""
+"""Bidirectional language models, which are fairseq's RoBERTa with this plugin's self-attention."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,8 @@ from fairseq_lrpe.utils.files import REPOSITORY
 class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     """Flags of fairseq's RoBERTa; the defaults are RoBERTa base.
 
-    The authors' public models (OpenNLPLab/fairseq-evo) combine learned positions with every encoding, too.
+    As in the public models of LRPE's authors (OpenNLPLab/fairseq-evo), encodings are combined with learned
+    positions by default.
     """
 
     encoder_normalize_before: bool = flag(False, "apply layernorm before each block")
@@ -31,7 +32,7 @@ class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     pooler_dropout: float = flag(0.0, "dropout probability in the classification heads")
     encoder_layerdrop: float = flag(0.0, "probability of dropping a layer in training")
     untie_weights_roberta: bool = flag(False, "do not share input and output embeddings")
-    max_positions: Optional[int] = flag(None, "maximum sequence length (default: the task's)")  # noqa: UP045
+    max_positions: Optional[int] = flag(None, "maximum length in tokens (default: the task's)")  # noqa: UP045
     load_checkpoint_heads: bool = flag(False, "load the classification heads of a checkpoint")
     spectral_norm_classification_head: bool = flag(False, "apply spectral norm to the classification heads")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
@@ -46,13 +47,14 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
 
 
 class RobertaModel(fairseq_roberta.RobertaModel):
-    """RoBERTa with the attention and positions of its :class:`RobertaConfig`."""
+    """RoBERTa with the attention and positions that :class:`RobertaConfig` selects."""
 
     check = staticmethod(partial(check_part, part="encoder"))
 
     def __init__(self, args, encoder):
         super().__init__(args, encoder)
-        # After fairseq has initialized every layer like BERT's: positions have their own initialization.
+        # Positions are added after fairseq has initialized all layers, because they have their own
+        # initialization.
         add_token_positions(encoder.sentence_encoder, args, encoder.sentence_encoder.max_source_positions)
 
     @classmethod
@@ -67,15 +69,16 @@ class RobertaModel(fairseq_roberta.RobertaModel):
     def from_pretrained(
         cls, folder, checkpoint_file="checkpoint_best.pt", data=None, bpe="gpt2", **overrides
     ):
-        """Loads a checkpoint into fairseq's interface for inference.
+        """Loads a checkpoint and returns fairseq's hub interface for inference.
 
-        The returned hub interface encodes text, fills masks, extracts features and predicts labels.
+        The hub interface encodes text, fills masks, extracts features and predicts labels.
 
         Args:
             folder: folder of the checkpoint.
             checkpoint_file: name of the checkpoint.
-            data: data folder (default: the one that the model was trained on).
-            bpe: fairseq's --bpe. GPT-2's files are taken from the data's ``gpt2_bpe`` folder if it exists.
+            data: data folder (default: the one on which the model was trained).
+            bpe: value of fairseq's --bpe. The files of "gpt2" are read from a folder ``gpt2_bpe`` next to the
+                data folder or one of its parents, if it exists.
             **overrides: settings that replace those of the checkpoint.
 
         Raises:
@@ -88,7 +91,7 @@ class RobertaModel(fairseq_roberta.RobertaModel):
             if not data.is_dir():
                 raise ValueError(
                     f"the data folder {data} that {checkpoint_file} was trained on does not exist: "
-                    "pass data=FOLDER, one with the same dict.txt"
+                    "pass data=FOLDER with a folder that has the same dict.txt"
                 )
         data = Path(data).resolve()
         folders = [p / "gpt2_bpe" for p in data.parents if (p / "gpt2_bpe/encoder.json").is_file()]

@@ -1,4 +1,4 @@
-"""Translation models: fairseq's ``transformer`` with our self-attention."""
+"""Translation models, which are fairseq's ``transformer`` with this plugin's self-attention."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -27,28 +27,28 @@ class TransformerMTConfig(
         None, "kind of self-attention in the encoder (default: --attention)"
     )
     decoder_attention: str = flag(
-        "softmax", "kind of self-attention in the decoder (with linear it does not converge in the paper)"
+        "softmax", "kind of self-attention in the decoder (in the LRPE paper, linear does not converge)"
     )
     encoding_in: Optional[str] = flag(  # noqa: UP045
         None,
-        f"where the encoding is applied: {', '.join(ENCODING_IN)} (default: encoder if it has linear "
-        "attention, as in the paper, and both otherwise)",
+        f"part of the model with the encoding: {', '.join(ENCODING_IN)} (default: encoder if its attention "
+        "is linear, as in the LRPE paper, and both otherwise)",
     )
     tupe_cls: bool = flag(
-        False, "reset the positional scores of the first token in TUPE, as if each source began with <s>"
+        False, "give the first token separate position scores in TUPE, as if each source began with <s>"
     )
     encoder_normalize_before: bool = flag(False, "apply layernorm before each encoder block")
-    decoder_layers: int = flag(6, "decoder layers")
+    decoder_layers: int = flag(6, "number of decoder layers")
     decoder_embed_dim: int = flag(512, "decoder embedding dimension")
-    decoder_ffn_embed_dim: int = flag(2048, "embedding dimension of the decoder's feed-forward layers")
-    decoder_attention_heads: int = flag(8, "decoder attention heads")
+    decoder_ffn_embed_dim: int = flag(2048, "hidden dimension of the decoder's feed-forward layers")
+    decoder_attention_heads: int = flag(8, "number of decoder attention heads")
     decoder_normalize_before: bool = flag(False, "apply layernorm before each decoder block")
-    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
-    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "(default: the decoder's embed dim)")
+    decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "input dimension (default: the embed dim)")
+    decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output dimension (default: the embed dim)")
     share_decoder_input_output_embed: bool = flag(False, "share the decoder's input and output embeddings")
-    share_all_embeddings: bool = flag(False, "share all embeddings; needs one dictionary for both languages")
-    max_source_positions: int = flag(1024, "maximum source length")
-    max_target_positions: int = flag(1024, "maximum target length")
+    share_all_embeddings: bool = flag(False, "share all embeddings (requires a joined dictionary)")
+    max_source_positions: int = flag(1024, "maximum source length in tokens")
+    max_target_positions: int = flag(1024, "maximum target length in tokens")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
 
 
@@ -69,7 +69,7 @@ def resolve_flags(cfg) -> None:
 
 
 class TransformerModel(TransformerModelBase):
-    """A Transformer with the self-attention and positions of its :class:`TransformerMTConfig`."""
+    """Transformer with the self-attention and positions that :class:`TransformerMTConfig` selects."""
 
     check = staticmethod(resolve_flags)
 

@@ -1,4 +1,4 @@
-"""Vision transformers: image patches, our encoder layers, and a classifier of their mean."""
+"""Vision transformers, which classify the mean of encoded image patches."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -19,9 +19,9 @@ from fairseq_lrpe.utils.cli import exit_on_error
 
 IMAGE_POSITIONS = ("sum", "flat")
 TOKEN_POSITIONS = ("learned", "none")
-"""Absolute position embeddings of the patches."""
+"""Names of the absolute position embeddings of patches."""
 MAX_DROP_PATH = 0.99
-"""Residual branches are divided by 1 - drop path."""
+"""Maximum of --drop-path, because residual branches are divided by 1 - drop path."""
 
 
 DEIT_SMALL = {"encoder_embed_dim": 384, "encoder_ffn_embed_dim": 1536, "encoder_attention_heads": 6}
@@ -35,15 +35,15 @@ class ViTConfig(with_defaults(LayerConfig, **DEIT_SMALL, dropout=0.0, attention_
         "learned", f"absolute position embeddings of the patches: {', '.join(TOKEN_POSITIONS)}"
     )
     image_positions: str = flag(
-        "sum", "position of the patch in row r and column c: r + c (sum), or its index row by row (flat)"
+        "sum", "position of the patch in row r and column c: r + c (sum), or its index in row order (flat)"
     )
-    tupe_cls: bool = flag(False, "reset the positional scores of the first patch in TUPE, as if it were <s>")
+    tupe_cls: bool = flag(False, "give the first patch separate position scores in TUPE, as if it were <s>")
     patch_size: int = flag(16, "side length of a patch in pixels")
     drop_path: float = flag(0.1, "probability of dropping a residual branch for an image in training")
 
 
 class PatchLayer(EncoderLayer):
-    """An encoder layer without biases of q, k and v, and with drop path in its residual branches."""
+    """Encoder layer without biases of q, k and v, and with drop path in its residual branches."""
 
     def __init__(self, drop_path, *args):
         super().__init__(*args)
@@ -59,9 +59,11 @@ class PatchLayer(EncoderLayer):
 
 
 class ViTModel(BaseFairseqModel):
-    """Classifier of the normalized mean of image patches (OpenNLPLab/im, classification/models/lrpe).
+    """Vision transformer of the LRPE paper, which classifies the normalized mean of the encoded patches.
 
-    The position table has one unused row, as in that code: the paper's parameter counts include it.
+    Images have ``image_size`` × ``image_size`` pixels. As in the authors' code (OpenNLPLab/im,
+    classification/models/lrpe), the position table has one unused row, which the paper's parameter counts
+    include.
     """
 
     def __init__(self, args, image_size: int, classes: int):
@@ -107,7 +109,7 @@ class ViTModel(BaseFairseqModel):
         size, patch = args.image_size, cfg.patch_size
         if size % patch:
             raise ValueError(
-                f"--image-size {size} is not divisible by --patch-size {patch}: pass one that divides it"
+                f"--image-size {size} is not divisible by --patch-size {patch}: pass another --patch-size"
             )
 
     @classmethod
@@ -129,7 +131,7 @@ class ViTModel(BaseFairseqModel):
         return self.head(self.norm(x.mean(0)))
 
     def max_positions(self):
-        """Returns None: images have no maximum length."""
+        """Returns None, because images have no maximum length."""
 
 
 register_family("vit", ViTModel, ViTConfig)

@@ -1,4 +1,4 @@
-"""Parameter-free tensor functions; they need only torch."""
+"""Tensor functions without parameters, which depend only on torch."""
 
 from fairseq_lrpe.ops.feature_maps import FEATURE_MAPS
 from fairseq_lrpe.ops.linear_attention import LinearState, linear_attention

@@ -9,8 +9,8 @@ from torch import Tensor
 def stable_block_size(log_decay: Tensor, limit: int) -> int:
     """Returns the largest block size, at most ``limit``, for which weights γ^(i−m) do not overflow.
 
-    m is the middle position of the block. The weights are at most e^32, so that the product of two weighted
-    numbers fits into float32.
+    Here, i is a position of the block and m its middle. The weights are at most e^32, so that the product of
+    two weighted numbers fits into float32.
     """
     return max(1, min(limit, int(64 / max(1e-9, -float(log_decay.detach().min())))))
 
@@ -18,23 +18,25 @@ def stable_block_size(log_decay: Tensor, limit: int) -> int:
 def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tensor, Tensor, int], Tensor]:
     """Returns a function that computes s_ij = Σ_t exp(log_decay_t·(i−j)) q_it k_jt for blocks of queries.
 
-    Queries are processed in blocks: those of a block with middle m are weighted by γ^(i−m) and the keys by
-    γ^(m−j). Neither overflows, and the weights of distant keys vanish. O(Lq Lk d).
+    Queries are processed in blocks. In a block with the middle m, query i is weighted by γ^(i−m) and key j by
+    γ^(m−j), where γ = exp(log_decay). Neither weight overflows, and the weights of distant keys underflow to
+    0. Computing all products takes O(Lq Lk d) time.
 
     Args:
-        log_decay: at most 0; (H, d), or (1, d) for all heads, or (H, 1) for all features.
+        log_decay: logarithms of the decays, at most 0; (H, d), or (1, d) for all heads, or (H, 1) for all
+            features.
         q: all queries (B, H, Lq, d); only the shape and dtype are used.
         k: all keys (B, H, Lk, d); only the shape is used.
 
     Returns:
-        A function of some rows of q, the leading keys of k, and the position of the first row. It returns
-        (B, H, rows, keys); entries with j > i are arbitrary, but finite.
+        A function with the arguments (rows of q, leading keys of k, position of the first row). It returns
+        the products (B, H, rows, keys), whose entries with j > i are arbitrary, but finite.
     """
     block_size = stable_block_size(log_decay, 64)
     half = block_size // 2
     num_keys, dtype = k.size(-2), torch.promote_types(q.dtype, torch.float32)
     powers = torch.arange(num_keys + half - 1, -q.size(-2) - half, -1, device=log_decay.device)
-    # Keys far after the middle are also after every query, so any finite weight is correct for them.
+    # Keys far after the middle come after every query, so their products only have to be finite.
     weights = torch.exp(log_decay[:, None] * powers[:, None].clamp(min=-half)).to(q.device, dtype)
     q_weights = weights[:, num_keys + 2 * half - block_size : num_keys + 2 * half].flip(-2)  # γ^(i−m)
 

@@ -1,11 +1,11 @@
-"""Kernel feature maps ϕ of linear attention, elementwise and non-negative."""
+"""Kernel feature maps ϕ of linear attention, which are elementwise and non-negative."""
 
 import torch
 import torch.nn.functional as F
 
 
 class _Elu(torch.autograd.Function):
-    """1 + elu(x); backward needs only the output, which the product that follows also stores."""
+    """Computes 1 + elu(x); saves only the output for backward, which the next operation saves anyway."""
 
     @staticmethod
     def forward(ctx, x):
@@ -20,13 +20,14 @@ class _Elu(torch.autograd.Function):
 
 
 def _one_plus_elu(x):
-    # Not 1 + (e^x - 1), which half precision rounds to 0 below -8. In-place, because autocast would return
-    # exp in float32.
+    # In half precision, 1 + (e^x - 1) would be rounded to 0 for x below -8. Operations are in-place because
+    # autocast would return exp in float32.
     return x.clamp(max=0).exp_().add_(x.clamp(min=0))
 
 
 def _elu(x):
-    return _Elu.apply(x) if x.requires_grad else _one_plus_elu(x)  # the latter is faster while decoding
+    # Skipping the autograd function makes decoding faster.
+    return _Elu.apply(x) if x.requires_grad else _one_plus_elu(x)
 
 
 FEATURE_MAPS = {

@@ -1,4 +1,4 @@
-"""Permutations of features whose power grows with the position."""
+"""Feature permutations that depend on the position: position s applies the power π^s of a permutation π."""
 
 import torch
 from torch import Tensor
@@ -7,24 +7,24 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 def odd_even_permutation(width: int) -> Tensor:
-    """Returns the gather index of the LRPE papers' pseudocode: k at 2k, and ⌈width/2⌉ + k at 2k+1."""
+    """Returns the gather index of the odd-even permutation in the LRPE papers' pseudocode.
+
+    Entry 2k of the index is k, and entry 2k+1 is ⌈width/2⌉ + k.
+    """
     index = torch.arange(width)
     return torch.where(index % 2 == 0, index // 2, (index - 1) // 2 + width - width // 2)
 
 
 def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
-    """Returns the gather indices of π^s for the positions s.
+    """Returns the gather indices (..., length, d) of π^s for each position s.
 
-    Computed by square-and-multiply up to π^offset, then by doubling: any offset works without a table of all
-    positions.
+    π^offset is computed by repeated squaring, so that large offsets are cheap.
 
     Args:
-        permutation: π, gather indices (..., d).
-        offset: the positions are offset, offset+1, ..; with a :class:`PositionIndex`, its query positions.
+        permutation: the gather indices (..., d) of π.
+        offset: first of ``length`` consecutive positions, or a :class:`PositionIndex` whose query positions
+            are used.
         length: number of positions.
-
-    Returns:
-        Gather indices (..., length, d).
     """
     if isinstance(offset, PositionIndex):
         return permutation_powers(permutation, 0, offset.max_position + 1)[..., offset.query_positions, :]
@@ -43,7 +43,7 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
 
 
 class _Permute(torch.autograd.Function):
-    # The backward pass of gather is a scatter_add; that of a permutation is a gather with its inverse.
+    # torch's backward pass of gather is a scatter_add; for a permutation, a gather by its inverse is enough.
     @staticmethod
     def forward(ctx, x, index, inverse):
         ctx.save_for_backward(index, inverse)
@@ -56,7 +56,7 @@ class _Permute(torch.autograd.Function):
 
 
 def permute_features(x: Tensor, index: Tensor) -> Tensor:
-    """Returns x[..., s, index[..., s, i]] at (s, i); every row of ``index`` is a permutation of 0..d-1."""
+    """Returns y with y[..., s, i] = x[..., s, index[..., s, i]]; rows of ``index`` permute 0..d-1."""
     identity = torch.arange(index.size(-1), device=index.device).expand_as(index)
     inverse = torch.empty_like(index).scatter_(-1, index, identity)
     return _Permute.apply(x, index, inverse)

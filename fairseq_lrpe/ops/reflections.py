@@ -1,42 +1,43 @@
-"""Householder reflections, and scores of queries with keys that every position between them reflects."""
+"""Householder reflections, and attention scores that reflect a key at each position up to the query."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 _BLOCK_SIZE = 32
-"""Number of keys in a block."""
+"""Number of keys per block."""
 
 _MERGED_BLOCKS = 4
-"""Number of blocks that are merged, so that there are as few d × d products as with blocks of 128 keys."""
+"""Number of adjacent blocks that are merged into one, which saves products of d × d matrices."""
 
 
 def householder(x: Tensor, v: Tensor) -> Tensor:
-    """Returns (I − 2 v vᵀ / vᵀv) x for every row x of (..., d) (LRPE TMLR Eq. 73); v (d,) is non-zero."""
+    """Returns (I − 2 v vᵀ / vᵀv) x for every row of x (..., d), where v (d,) is not 0 (LRPE TMLR Eq. 73)."""
     v = v.to(x.dtype)
     return x - (x @ v).unsqueeze(-1) * (v * (2 / v.dot(v)))
 
 
 class ReflectedKeys:
-    """Computes q_iᵀ H_i ··· H_{j+1} k_j with H_s = I − u_s u_sᵀ from keys k_j and vectors u_s.
+    """Keys for the scores q_iᵀ H_i ··· H_{j+1} k_j of queries q_i and keys k_j, with H_s = I − u_s u_sᵀ.
 
-    With the U, K and Q of a block of c positions as rows, let T = (I + strictly lower(U Uᵀ))⁻¹. Forward
-    substitution gives W = T U and Z = T strictly lower(U Kᵀ) (a form of the UT transform, Joffrain et al.
-    2006):
+    The sequence is split into blocks of c positions. Let U, K and Q (c, d) be the vectors, keys and queries
+    of a block, and T = (I + strictly lower(U Uᵀ))⁻¹. Forward substitution gives W = T U and
+    Z = T strictly lower(U Kᵀ), a form of the UT transform (Joffrain et al. 2006). Then
 
-        scores inside a block               Q Kᵀ − lower(Q Uᵀ) Z, on and below the diagonal
-        queries, moved to the block start   Q − lower(Q Uᵀ) W
-        keys, moved to the block end        K − Zᵀ U
-        transition over the whole block     M = I − Uᵀ W, d × d
+        scores of the block's own keys             Q Kᵀ − lower(Q Uᵀ) Z, on and below the diagonal
+        H_start ··· H_i q_i, in rows               Q − lower(Q Uᵀ) W
+        H_end ··· H_{j+1} k_j, in rows             K − Zᵀ U
+        transition H_end ··· H_start               M = I − Uᵀ W, d × d
 
-    "Moved" means reflected by all positions up to there. Queries and earlier keys meet at a block start, the
-    latter through products of M, whose norm is at most 1 for ‖u‖² ≤ 2. The cost is about that of Q Kᵀ.
-    The triangular system is solved in float64: for nearly constant u, it would amplify the rounding errors of
-    U Uᵀ in float32 tenfold.
+    Scores with keys of earlier blocks are products of the second and third lines, with the M of all blocks in
+    between. The norm of M is at most 1 for ‖u‖² ≤ 2. The cost is about twice that of Q Kᵀ.
+    The triangular system is solved in float64, because in float32 the rounding errors of U Uᵀ are amplified
+    tenfold if u is nearly constant.
 
     Args:
-        k: (B, H, n, d).
-        u: (B, H, m, d), of the last m keys; earlier keys include the reflections of all positions before.
+        k: keys (B, H, n, d).
+        u: vectors (B, H, m, d) of the last m keys. Earlier keys are those that :meth:`final_keys` returned
+            for the preceding part of the sequence.
     """
 
     def __init__(self, k: Tensor, u: Tensor):
@@ -53,7 +54,7 @@ class ReflectedKeys:
         z, w = solution.split([block_size, u.size(-1)], dim=-1)
         end_keys = keys - z.mT @ u
         transitions = torch.eye(u.size(-1), dtype=u.dtype, device=u.device) - u.mT @ w
-        num_merged = (u.size(2) - 1) // _MERGED_BLOCKS  # no query comes after the last block
+        num_merged = (u.size(2) - 1) // _MERGED_BLOCKS  # without the last block, which no later query uses
         self._merged = []
         if num_merged:
             groups = (
@@ -62,18 +63,18 @@ class ReflectedKeys:
             )
             self._merged = list(zip(*(x.unbind(2) for x in _merge_blocks(*groups)), strict=True))
         self._block_size, self._num_keys, self._earlier = block_size, k.size(2), earlier
-        # Lists of blocks: the gradient of a slice would be as large as the whole tensor.
+        # Blocks are kept in lists, because the gradient of a slice would be as large as the whole tensor.
         self._keys_and_u, self._solution = torch.cat([keys, u], dim=-2).unbind(2), solution.unbind(2)
         self._blocks = list(zip(end_keys.unbind(2), transitions.unbind(2), strict=True))
 
     def scores(self, q: Tensor, q_offset: int) -> Tensor:
-        """Returns the scores (B, H, Lq, Lk) of queries with all keys up to that of the last query.
+        """Returns the scores (B, H, Lq, q_offset + Lq) of the queries with all keys up to the last query.
 
         Entries of keys after their query are arbitrary.
 
         Args:
-            q: (B, H, Lq, d).
-            q_offset: index of the first query's own key among all keys.
+            q: queries (B, H, Lq, d).
+            q_offset: position of the first query; key 0 is at position 0.
         """
         block_size, length = self._block_size, q.size(2)
         first, front = divmod(q_offset - self._earlier.size(2), block_size)
@@ -87,7 +88,8 @@ class ReflectedKeys:
         result = torch.cat([qk, q], dim=-1) - qu.tril() @ solution
         inner, start_q = (x.unbind(2) for x in result.split([block_size, q.size(-1)], dim=-1))
         columns, moved = [inner[-1]], start_q[-1]
-        for j in reversed(range(num_blocks - 1)):  # ``moved``: queries of later blocks, at the end of block j
+        # ``moved`` contains the queries of later blocks, reflected at all positions after block j.
+        for j in reversed(range(num_blocks - 1)):
             end_keys, transition = self._blocks[first + j]
             columns.append(torch.cat([inner[j], moved @ end_keys.mT], dim=2))
             moved = torch.cat([start_q[j], moved @ transition], dim=2)
@@ -96,11 +98,11 @@ class ReflectedKeys:
         return scores[:, :, front : front + length, : q_offset + length]
 
     def final_keys(self) -> Tensor:
-        """Returns the keys (B, H, n, d), each reflected by all later positions."""
+        """Returns the keys (B, H, n, d), each reflected at all later positions."""
         return self._keys_before(len(self._blocks))[:, :, : self._num_keys]
 
     def _keys_before(self, block):
-        """Returns the keys before a block, moved to its start."""
+        """Returns the keys before a block, each reflected at all later positions before the block."""
         num_merged = min(block // _MERGED_BLOCKS, len(self._merged))
         moved, transition = [], None
         for keys, step in reversed(
@@ -109,9 +111,7 @@ class ReflectedKeys:
             moved.append(keys if transition is None else keys @ transition.mT)
             transition = step if transition is None else transition @ step
         earlier = self._earlier
-        if (
-            block == 1
-        ):  # W and U have one row for a single new key, which is cheaper than the d × d transition
+        if block == 1:  # uses W and U, which are cheaper than the d × d transition for a single new key
             w, u = self._solution[0][..., self._block_size :], self._keys_and_u[0][..., self._block_size :, :]
             earlier = earlier - earlier @ w.mT @ u
         elif moved:
@@ -123,11 +123,12 @@ def _merge_blocks(end_keys, transitions):
     """Merges m adjacent blocks into one.
 
     Args:
-        end_keys: (..., m, c, d), keys moved to the end of their block.
-        transitions: (..., m, d, d).
+        end_keys: keys (..., m, c, d), reflected at all later positions of their block.
+        transitions: transitions (..., m, d, d) of the blocks.
 
     Returns:
-        The keys (..., m·c, d) moved to the end of the last block, and the transition (..., d, d) over all.
+        The keys (..., m·c, d), reflected at all later positions of the m blocks, and the transition
+        (..., d, d) of the merged block.
     """
     moved, transition = [end_keys[..., -1, :, :]], transitions[..., -1, :, :]
     for j in reversed(range(end_keys.size(-3) - 1)):

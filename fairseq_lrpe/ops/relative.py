@@ -1,9 +1,10 @@
-"""Conversion of values by relative distance into matrices by query and key.
+"""Conversion of tensors indexed by relative distance into matrices indexed by query and key.
 
-No tensor of shape (length, length, width) is formed. A score matrix needs the distances r = i − j in
-decreasing order, from the last query and key 0 down to the first query and the last key, or down to 0 if
-causal; one more makes :func:`relative_shift` a view. There are W = Lq + Lk of them, or q_offset + Lq + 1 if
-causal. With a :class:`PositionIndex` as ``q_offset``, the distances are max_position, .., -max_position.
+No tensor of shape (length, length, width) is formed. The distances r = i − j of a score matrix are listed in
+decreasing order. The first is that of the last query and key 0. The last is that of the first query and the
+last key, or 0 if causal, followed by one more, which makes :func:`relative_shift` a view. Their number W is
+Lq + Lk, or q_offset + Lq + 1 if causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are
+max_position, .., -max_position.
 """
 
 import functools
@@ -17,7 +18,7 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 def _distance_range(queries, keys, q_offset, causal):
-    """Returns the first and the last of the W distances."""
+    """Returns the first and the last of the W distances of a score matrix."""
     if isinstance(q_offset, PositionIndex):
         return q_offset.max_position, -q_offset.max_position
     return q_offset + queries - 1, -1 if causal else q_offset - keys
@@ -34,23 +35,21 @@ def distance_table(
     dtype: torch.dtype | None = None,
     clamp: int = 0,
 ) -> Tensor:
-    """Returns ``function(r, *options)`` for the W distances r of a score matrix.
+    """Returns the values (W, ...) of ``function(r, *options)`` for the W distances r of a score matrix.
 
-    Values are computed once per function, options and device, and sliced from a cached table.
+    The result is a slice of a table that is cached by function, options, device and dtype.
 
     Args:
-        function: maps an integer tensor (n,) to (n, ...); must be the same object in every call.
+        function: maps distances, an integer tensor (n,), to values (n, ...). It must be the same object in
+            every call, because it is part of the cache key.
         options: further arguments of ``function``, which must be hashable.
         queries: number of queries Lq.
         keys: number of keys Lk.
         q_offset: position of the first query; keys start at position 0.
-        causal: whether keys after their query can be omitted.
+        causal: whether to omit distances of keys after their query.
         device: device of the result.
-        dtype: dtype of the result, by default that of ``function``.
-        clamp: distances above it are replaced by it; 0 means no limit.
-
-    Returns:
-        (W, ...).
+        dtype: dtype of the result, by default that of the function's values.
+        clamp: maximum distance, which replaces larger ones; 0 means no maximum.
     """
     first, last = _distance_range(queries, keys, q_offset, causal)
     clamped = max(0, first - clamp) if clamp else 0
@@ -59,39 +58,39 @@ def distance_table(
     return torch.cat([rows[:1].expand(clamped, *rows.shape[1:]), rows]) if clamped else rows
 
 
-def distance_slice(whole: tuple, queries: int, keys: int, q_offset: int, causal: bool) -> slice:
-    """Returns the slice that selects the distances of a block from those of the whole score matrix.
+def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal: bool) -> slice:
+    """Returns the slice of a score matrix's distances that are the distances of one of its blocks.
 
     Args:
-        whole: (queries, keys, q_offset, causal) of the whole score matrix.
-        queries, keys, q_offset, causal: the same of the block.
+        matrix: the arguments (queries, keys, q_offset, causal) of :func:`distance_table` for the matrix.
+        queries, keys, q_offset, causal: the same arguments for the block.
     """
     first, last = _distance_range(queries, keys, q_offset, causal)
-    start = _distance_range(*whole)[0]
+    start = _distance_range(*matrix)[0]
     return slice(start - first, start - last + 1)
 
 
 @functools.lru_cache(maxsize=16)
 @torch.inference_mode(False)  # a table cached during inference may be used in training later
 def _cached_table(function, options, size, device, dtype):
-    # In parts: computing a wide table in float64 needs several times its memory.
+    # Computed in parts, because a wide table in float64 would need several times the memory of the result.
     distances = torch.arange(size - 1, -size - 1, -1).split(1024)
     return torch.cat([function(part, *options).to(device, dtype) for part in distances])
 
 
 def relative_shift(x: Tensor, keys: int, q_offset: int | PositionIndex = 0) -> Tensor:
-    """Converts columns by distance into columns by key (Transformer-XL's relative shift).
+    """Converts scores of queries and distances into scores of queries and keys (Transformer-XL's shift).
 
-    out[..., i, j] = x[..., i, j − i + Lq − 1]. If causal, entries of keys after their query are arbitrary,
-    but finite; the attention mask covers them.
+    For consecutive positions, out[..., i, j] = x[..., i, j − i + Lq − 1]. If causal, entries of keys after
+    their query are arbitrary, but finite, and have to be masked.
 
     Args:
-        x: (..., Lq, W).
+        x: scores (..., Lq, W), with one column per distance.
         keys: number of keys Lk.
-        q_offset: only tested for being a :class:`PositionIndex`.
+        q_offset: a :class:`PositionIndex` if positions are not consecutive; integers are ignored.
 
     Returns:
-        (..., Lq, Lk), a view of x unless ``q_offset`` is a :class:`PositionIndex`.
+        The scores (..., Lq, Lk), a view of x for consecutive positions.
     """
     if isinstance(q_offset, PositionIndex):
         return x.gather(-1, q_offset.distance_index().expand(*x.shape[:-1], keys))
@@ -119,9 +118,9 @@ class _RelativeShift(torch.autograd.Function):
 
 
 def expand_distances(x: Tensor, queries: int, keys: int, q_offset: int | PositionIndex = 0) -> Tensor:
-    """Expands values by distance (..., W) into a Toeplitz matrix (..., Lq, Lk).
+    """Expands x (..., W), with one value per distance, into a matrix (..., Lq, Lk) by query and key.
 
-    out[..., i, j] = x[..., j − i + Lq − 1]. If causal, entries of keys after their query are 0.
+    For consecutive positions, out[..., i, j] = x[..., j − i + Lq − 1], or 0 beyond the end of x.
     """
     if isinstance(q_offset, PositionIndex):
         return x[..., q_offset.distance_index()]

@@ -12,11 +12,14 @@ THETA_TYPES = ("a", "b", "c")
 
 
 def rotary_frequencies(theta_type: str, count: int, width: int, max_positions: int) -> Tensor:
-    """Returns the angles θ_t per position, (count,) in float64 (LRPE pseudocode, ``theta_type``).
+    """Returns the rotation angles per position θ_t, t = 0..count-1, (count,) in float64.
 
-    For t = 0..count-1: a: 10000^(-2t/width), b: π/(2 M count)·(t+1), c: π/(2 M)/(t+1). M is
-    ``max_positions``; the pseudocode uses the length of the input, which would make angles depend on the
-    sentence length.
+    The formulas are those of ``theta_type`` in the LRPE papers' pseudocode, where M is the length of the
+    input. Here M is ``max_positions``, so that angles do not depend on the input.
+
+        a   10000^(-2t/width)
+        b   π (t+1) / (2 M count)
+        c   π / (2 M (t+1))
 
     Raises:
         ValueError: for an unknown type.
@@ -32,17 +35,16 @@ def rotary_frequencies(theta_type: str, count: int, width: int, max_positions: i
 
 
 def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
-    """Returns e^{isθ_t} for the positions s, differentiable in ``theta``.
+    """Returns the phases e^{isθ_t} for each position s, complex128 (length, count).
 
-    Computed in float64 for every model dtype: a float32 product s·θ is off by 0.01 at s = 100,000.
+    The result is differentiable in ``theta``. Angles are computed in float64 for every model dtype, because
+    in float32 the rounding error of s·θ reaches 0.01 at s = 100,000.
 
     Args:
         theta: angles per position (count,).
-        offset: the positions are offset, offset+1, ..; with a :class:`PositionIndex`, its query positions.
+        offset: first of ``length`` consecutive positions, or a :class:`PositionIndex` whose query positions
+            are used.
         length: number of positions.
-
-    Returns:
-        complex128 (length, count).
     """
     if isinstance(offset, PositionIndex):
         return phases(theta, 0, offset.max_position + 1)[offset.query_positions]
@@ -60,7 +62,7 @@ def _cached_table(frequencies, size, dtype, device):
 def cached_phases(
     frequencies: tuple, offset: int | PositionIndex, length: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Returns :func:`phases` of ``rotary_frequencies(*frequencies)``, sliced from a cached table."""
+    """Returns :func:`phases` for ``theta = rotary_frequencies(*frequencies)``, from a cached table."""
     if isinstance(offset, PositionIndex):
         return cached_phases(frequencies, 0, offset.max_position + 1, dtype, device)[offset.query_positions]
     size = max(64, 1 << (offset + length - 1).bit_length())
@@ -68,7 +70,7 @@ def cached_phases(
 
 
 def complex_dtype(x: Tensor) -> torch.dtype:
-    """Returns the complex dtype in which x is rotated; half precision is rotated in float32."""
+    """Returns the dtype for rotations of x: complex128 for float64, and complex64 for all other dtypes."""
     return torch.complex128 if x.dtype == torch.float64 else torch.complex64
 
 
@@ -82,17 +84,17 @@ def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
 
 
 def rotate_halves(x: Tensor, table: Tensor) -> Tensor:
-    """Multiplies x = [Re, Im] (..., 2d) by the phases ``table`` (..., d); returns [Re, Im] again."""
+    """Multiplies the complex numbers x = [Re, Im] (..., 2d) by the phases ``table`` (..., d)."""
     real, imaginary = x.chunk(2, dim=-1)
     cos, sin = table.real.to(x.dtype), table.imag.to(x.dtype)
     return torch.cat([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
 
 
 def complex_features(x: Tensor, table: Tensor) -> Tensor:
-    """Returns e^{isθ_t} x_t as real features of width 2d; x (..., L, d), phases ``table`` (L, d).
+    """Returns the product of x (..., L, d) and the phases ``table`` (L, d), as real features (..., L, 2d).
 
-    Real x gives [Re, Im]; complex x gives interleaved parts, as they are stored in memory. The real dot
-    product of two such vectors is Re(ãᴴ b̃), so it applies a unitary encoding.
+    If x is real, the features are [Re, Im]; if it is complex, real and imaginary parts alternate. In both
+    forms, the dot product of the features of two complex vectors a and b is Re(aᴴ b).
     """
     if x.is_complex():
         return torch.view_as_real(x * table).flatten(-2)
@@ -100,7 +102,7 @@ def complex_features(x: Tensor, table: Tensor) -> Tensor:
 
 
 class _ComplexFeatures(torch.autograd.Function):
-    """[x cos, x sin]; torch's own backward pass takes twice as long."""
+    """Computes [x cos, x sin]; the backward pass of the same operations in torch takes twice as long."""
 
     @staticmethod
     def forward(ctx, x, cos, sin):

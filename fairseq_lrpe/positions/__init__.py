@@ -1,4 +1,4 @@
-"""Absolute position embeddings, one per file; they need only torch. New files register themselves."""
+"""Absolute position embeddings, which depend only on torch; all files here are imported and registered."""
 
 import importlib
 import pkgutil

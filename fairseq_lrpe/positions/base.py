@@ -9,7 +9,7 @@ POSITIONS = {}
 
 
 class AbsolutePosition(nn.Module):
-    """Base class of modules that add positions to token embeddings.
+    """Base class of absolute position embeddings, which are combined with token embeddings.
 
     A row of the output depends only on its own embedding, position and token, and on those of the
     ``left_context`` rows before it and the ``right_context`` rows after it. Embedding tokens one at a time,
@@ -20,12 +20,13 @@ class AbsolutePosition(nn.Module):
         vocab_size: number of tokens in the vocabulary.
         max_positions: length of the longest training sequence.
         padding_idx: index of the padding token, whose output is arbitrary, but finite.
-        causal: whether rows cannot depend on later rows, as in a decoder.
+        causal: whether rows must not depend on later rows, as in a decoder.
     """
 
     additive = False
-    """Class attribute: computes x + p, where p does not depend on x."""
+    """Whether the output is x + p, where p does not depend on the embeddings x."""
     left_context = right_context = 0
+    """Number of preceding or following rows on which a row of the output depends."""
 
     def __init__(
         self,
@@ -44,20 +45,17 @@ class AbsolutePosition(nn.Module):
         self.causal = causal
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        """Adds the positions to the embeddings.
+        """Returns the token embeddings with positions (B, L, E), in the dtype of x.
 
         Args:
-            x: embeddings (B, L, E).
-            positions: (B, L), starting at 0, in any order and possibly repeated.
-            tokens: (B, L).
-
-        Returns:
-            (B, L, E), in the dtype of x.
+            x: token embeddings (B, L, E).
+            positions: positions (B, L) from 0 on, in any order and possibly repeated.
+            tokens: token indices (B, L).
         """
         raise NotImplementedError
 
     def mask_padding(self, positions: Tensor, tokens: Tensor, limit: int | None = None) -> tuple[Tensor, int]:
-        """Returns the positions with 0 at padding, and the largest of them.
+        """Returns the positions with padding set to 0, and the largest of these positions.
 
         Raises:
             ValueError: if a position is not below ``limit``.
@@ -66,13 +64,13 @@ class AbsolutePosition(nn.Module):
         last = int(positions.max()) if positions.numel() else 0
         if limit is not None and last >= limit:
             raise ValueError(
-                f"{self.name} positions support at most {limit} tokens, not a sequence of {last + 1}"
+                f"{self.name} positions support sequences of at most {limit} tokens, not {last + 1}"
             )
         return positions, last
 
 
 def register_position(name: str) -> Callable[[type[AbsolutePosition]], type[AbsolutePosition]]:
-    """Decorator that registers a class under the name that :func:`build_position` takes."""
+    """Returns a class decorator that registers a position embedding, a value of ``--token-positions``."""
 
     def register(cls):
         cls.name = name
@@ -83,7 +81,7 @@ def register_position(name: str) -> Callable[[type[AbsolutePosition]], type[Abso
 
 
 def build_position(name: str, **kwargs) -> AbsolutePosition:
-    """Builds an absolute position embedding by name; raises a ValueError if the name is unknown."""
+    """Builds the position embedding with a registered name; raises a ValueError if the name is unknown."""
     if name not in POSITIONS:
-        raise ValueError(f"unknown position {name!r}: choose from {', '.join(POSITIONS)}")
+        raise ValueError(f"unknown position embedding {name!r}: choose from {', '.join(POSITIONS)}")
     return POSITIONS[name](**kwargs)

@@ -1,4 +1,4 @@
-"""Complex-order embeddings."""
+"""Complex-order embeddings, in which each word has its own frequencies."""
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +11,12 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 class ComplexOrder(AbsolutePosition):
     """Maps word w at position k to r_w e^{i(ω_w k + θ_w)}, feature by feature (Wang et al., ICLR 2020).
 
-    Eq. 12 of the survey of 2021, "Complex-Valued", in the real form [Re, Im]: the two halves of x are r_w
-    e^{iθ_w}, and the output is x rotated by ω_w k. The model above stays real, while the paper's is complex.
-    Every ω_w is initialized to 10000^(-2t/E), t < E/2, as in the authors' code; padding has ω = 0 and is not
-    rotated. Angles are computed in float64, which is needed at large positions. O(L E).
+    This is Eq. 12 of the survey of 2021, "Complex-Valued", in the real form [Re, Im]: the two halves of x are
+    r_w e^{iθ_w}, and the output is x rotated by ω_w k. The layers of the model are real, while those of the
+    paper are complex. Every ω_w is initialized to 10000^(-2t/E), t < E/2, as in the authors' code; padding
+    has ω = 0 and is not rotated. Angles are computed in float64, because positions can be large.
 
-    ``omega.weight`` (vocab_size, E/2).
+    The parameter is ``omega.weight`` (vocab_size, E/2). The time is O(L E).
     """
 
     def __init__(self, **shared):

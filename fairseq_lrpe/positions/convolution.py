@@ -1,4 +1,4 @@
-"""Positions from the zero padding of a convolution."""
+"""Position information from the zero padding of a convolution."""
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +11,19 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 class Convolution(AbsolutePosition):
     """Adds a depthwise convolution of the embeddings, whose zero padding marks the tokens near a border.
 
+    The term that is added to x_i is
+
         p_i = Σ_j w_j ⊗ x_{i−b+j},  0 ≤ j < k = 3,
 
-    with x = 0 before the first token, after the last token and at padding; b = (k−1)/2, or k − 1 in a causal
-    model. Islam et al. (ICLR 2020; survey of 2021, "CNN-Style") found that convolutional networks derive
+    where x is 0 before the first token, after the last token and at padding, and b is (k−1)/2, or k − 1 if
+    causal. Islam et al. (ICLR 2020; survey of 2021, "CNN-Style") found that convolutional networks derive
     positions from this padding. A single layer distinguishes only the first b and the last k−1−b tokens from
-    all others, and otherwise sees only the order of neighbours.
+    all others, and otherwise only represents the order of neighbours.
 
-    Choices: one layer, without bias, instead of a table, so that ``positions`` are ignored; weights are
-    initialized from U(−1/√k, 1/√k) as in nn.Conv1d. O(L E k).
+    It is our choice to use a single layer without bias, and weights that are initialized from U(−1/√k, 1/√k)
+    as in nn.Conv1d. The argument ``positions`` is ignored.
 
-    ``weight`` (k, E).
+    The parameter is ``weight`` (k, E). The time is O(L E k).
     """
 
     kernel_size = 3
@@ -37,7 +39,7 @@ class Convolution(AbsolutePosition):
         length = x.size(1)
         padded = x.masked_fill(tokens.eq(self.padding_idx).unsqueeze(-1), 0)
         padded = F.pad(padded, (0, 0, self.left_context, self.right_context))
-        # As fast as F.conv1d, and exactly the same for single tokens as for whole sequences.
+        # Unlike F.conv1d, this gives exactly the same result for single tokens as for whole sequences.
         for j, weight in enumerate(self.weight.to(x.dtype)):
             x = x + weight * padded[:, j : j + length]
         return x

@@ -13,14 +13,14 @@ from fairseq_lrpe.positions.table import RecurrentTable, at_least_float32
 class Floater(RecurrentTable):
     """Adds p(k Δ) with dp/dt = h(p, t) and learned p(0) (Liu et al., ICML 2020; survey of 2021, "Recurrent").
 
-    h(p, t) = W₂ tanh(W₁ [p; t] + b₁) + b₂, and one step of the classic Runge–Kutta method from each position
-    to the next. Choices: tanh, hidden width E, Δ = 0.1, a single step, positions only for the embeddings
-    (FLOATER can also have positions in every layer). W₂ is initialized from N(0, (Δ M)⁻²/E), M =
-    ``max_positions``, and b₂ to 0, so that features change by about 1 within M positions; W₁ and b₁ are
-    initialized as in nn.Linear.
+    h(p, t) is W₂ tanh(W₁ [p; t] + b₁) + b₂. The equation is solved by one step of the classic Runge–Kutta
+    method from each position to the next. It is our choice to use tanh, the hidden width E, Δ = 0.1, a single
+    step, and positions only for the embeddings (FLOATER can also have positions in every layer). W₂ is
+    initialized from N(0, (Δ M)⁻²/E), M = ``max_positions``, and b₂ to 0, so that features change by about 1
+    within M positions; W₁ and b₁ are initialized as in nn.Linear.
 
-    O(max E²) for positions up to max, with four sequential evaluations of h each, and O(L E).
-    ``start`` (E,), ``inner`` (W₁, b₁), ``outer`` (W₂, b₂).
+    Parameters are ``start`` (E,), ``inner`` (W₁, b₁) and ``outer`` (W₂, b₂). For n positions, the time is
+    O(n E²), with four sequential evaluations of h per position, and O(L E) for the addition.
     """
 
     delta = 0.1

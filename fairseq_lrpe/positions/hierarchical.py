@@ -11,14 +11,16 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 class Hierarchical(AbsolutePosition):
     """Adds α u_i + (1−α) u_j at position i·n + j; u_i = (p_i − α p_0)/(1−α), α = 0.4, n = ``max_positions``.
 
-    Learned positions p for sequences up to n² (Su 2020, "Hierarchically decomposed position encoding", listed
-    under "Trainable" in the survey of 2021; α as in the author's code). It is computed in the equivalent form
+    With n learned positions p, sequences can have up to n² tokens (Su 2020, "Hierarchically decomposed
+    position encoding", listed under "Trainable" in the survey of 2021; α as in the author's code). The sum is
+    computed in the equivalent form
 
         p_j + α/(1−α) (p_i − p_0),
 
-    which is exactly p_j below n. p is initialized from N(0, 1/E) like fairseq's learned positions. O(L E).
+    which is exactly p_j at positions below n.
 
-    ``weight`` (n, E).
+    The parameter is p, ``weight`` (n, E), which is initialized from N(0, 1/E) like fairseq's learned
+    positions. The time is O(L E).
 
     Raises:
         ValueError: for positions from n² on.

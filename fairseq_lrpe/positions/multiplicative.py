@@ -1,4 +1,4 @@
-"""Multiplicative positions."""
+"""Multiplicative position embeddings."""
 
 import torch
 import torch.nn.functional as F
@@ -9,12 +9,12 @@ from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
 @register_position("multiplicative")
 class Multiplicative(AbsolutePosition):
-    """Multiplies by a learned p_k, x ⊗ p_k (Su 2021, survey of position encodings, "Multiplicative").
+    """Multiplies the embedding x at position k by a learned p_k (Su 2021, survey, "Multiplicative").
 
-    The survey leaves the initialization open; here it is 1 + N(0, 0.02²), so that embeddings hardly change.
-    O(L E).
+    The survey does not specify the initialization; here it is 1 + N(0, 0.02²), so that embeddings hardly
+    change.
 
-    ``weight`` (max_positions, E).
+    The parameter is p, ``weight`` (max_positions, E). The time is O(L E).
 
     Raises:
         ValueError: for positions from ``max_positions`` on.

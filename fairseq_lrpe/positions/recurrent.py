@@ -1,4 +1,4 @@
-"""Recurrent positions."""
+"""Recurrent position embeddings."""
 
 from collections.abc import Callable
 
@@ -14,12 +14,12 @@ from fairseq_lrpe.positions.table import RecurrentTable, at_least_float32
 class Recurrent(RecurrentTable):
     """Adds p_k with p_{k+1} = f(p_k) (Su 2021, survey of position encodings, "Recurrent").
 
-    The survey leaves f open; here it is p + W₂ tanh(W₁ p + b), initialized with W₁ = 1, b = 0 and W₂ = R − 1,
-    where R rotates the pair (p_2t, p_2t+1) by 10000^(-2t/E). For the small initial p_0, this is approximately
-    p_k = Rᵏ p_0, a sinusoidal encoding, while a random f would soon converge to a fixed point.
+    The survey does not specify f; here it is f(p) = p + W₂ tanh(W₁ p + b), initialized with W₁ = I, b = 0 and
+    W₂ = R − I, where R rotates the pair (p_2t, p_2t+1) by 10000^(-2t/E). Because the initial p_0 is small,
+    p_k is approximately Rᵏ p_0, a sinusoidal encoding, while a random f would soon converge to a fixed point.
 
-    O(max E²), sequentially, for positions up to max, and O(L E).
-    ``start`` (E,), ``inner`` (W₁, b), ``outer`` (W₂).
+    Parameters are p_0, ``start`` (E,), ``inner`` (W₁, b) and ``outer`` (W₂). For n positions, the time is
+    O(n E²) for n sequential steps, and O(L E) for the addition.
     """
 
     def __init__(self, **shared):
@@ -31,7 +31,7 @@ class Recurrent(RecurrentTable):
         nn.init.zeros_(self.inner.bias)
         theta = rotary_frequencies("a", width // 2, width, self.max_positions)
         even = 2 * torch.arange(width // 2)
-        rotation = torch.zeros(width, width, dtype=theta.dtype)  # R − 1
+        rotation = torch.zeros(width, width, dtype=theta.dtype)  # R − I
         rotation[even, even] = rotation[even + 1, even + 1] = -2 * torch.sin(theta / 2) ** 2  # cos θ − 1
         rotation[even + 1, even] = torch.sin(theta)
         rotation[even, even + 1] = -torch.sin(theta)

@@ -1,4 +1,4 @@
-"""Tables of positions that are computed one from the other."""
+"""Position embeddings that are computed sequentially, each from the previous one."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,13 @@ from fairseq_lrpe.positions.base import AbsolutePosition
 
 
 class RecurrentTable(AbsolutePosition):
-    """Base class of positions that add p_k, with p_0 learned (``start``) and p_{k+1} computed from p_k.
+    """Base class of embeddings that add p_k at position k, where p_0 is learned and p_{k+1} follows from p_k.
 
-    Each forward computes p_0..p_max sequentially up to the largest position of the batch and looks them up.
-    Without gradients the table is cached, together with the parameters it was computed from, and recomputed
-    when these change. In half precision it is computed in float32, because small steps would be rounded away.
+    Each forward pass computes a table of p_0, p_1, .. up to the largest position of the batch. Without
+    gradients, the table is cached and only recomputed when parameters change. Half-precision models compute
+    the table in float32, because small steps would be lost in rounding.
 
-    ``start`` (E,), initialized from N(0, 1/E) like fairseq's learned positions.
+    The parameter p_0 is ``start`` (E,), which is initialized from N(0, 1/E) like fairseq's learned positions.
     """
 
     additive = True
@@ -27,7 +27,7 @@ class RecurrentTable(AbsolutePosition):
         self._cache = None
 
     def step_function(self) -> Callable[[Tensor, int], Tensor]:
-        """Returns the function (p_k, k) -> p_{k+1}, which computes with :func:`at_least_float32` weights."""
+        """Returns the function (p_k, k) -> p_{k+1}, which converts weights by :func:`at_least_float32`."""
         raise NotImplementedError
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
@@ -45,9 +45,8 @@ class RecurrentTable(AbsolutePosition):
         if self._cache is None or not all(map(_equal, self._cache[0], parameters)):
             self._cache = [p.clone() for p in parameters], self._new_table(length)
         cached_parameters, table = self._cache
-        if (
-            len(table) < length
-        ):  # at least double the length, so that decoding copies each row only a few times
+        if len(table) < length:
+            # At least doubling the length lets decoding copy each row only a few times.
             count = max(length - len(table), len(table))
             rows = self._iterate(table[-1].clone(), len(table) - 1, count)
             table = torch.cat([table, torch.stack(rows)])
@@ -55,7 +54,7 @@ class RecurrentTable(AbsolutePosition):
         return table
 
     def _iterate(self, p, k, count):
-        """Returns the ``count`` rows after row p at position k."""
+        """Returns the ``count`` rows after the row p of position k."""
         step, rows = self.step_function(), []
         for i in range(k, k + count):
             p = step(p, i)
@@ -64,10 +63,10 @@ class RecurrentTable(AbsolutePosition):
 
 
 def at_least_float32(weight: Tensor) -> Tensor:
-    """Returns the weight in float32, or in its own dtype if that is wider."""
+    """Returns the weight in float32, or unchanged if its dtype is wider."""
     return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _equal(a, b):
-    # Compares values: optimizers that write to ``.data`` leave no other trace.
+    # Values are compared, because optimizers that write to ``.data`` do not change a tensor's version.
     return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)

@@ -1,4 +1,4 @@
-"""Tasks of fairseq for the data that fairseq itself cannot read."""
+"""fairseq tasks for kinds of data and training that fairseq itself does not support."""
 
 FAMILIES = {
     **dict.fromkeys(("language_modeling", "memory_lm", "synthetic_lm"), "lm"),
@@ -8,4 +8,4 @@ FAMILIES = {
     "question_generation": "question_generator",
     "image_classification": "vit",
 }
-"""{task: the family of architectures that it is for}; other tasks, such as a plugin's, are not checked."""
+"""{task: family of architectures that it requires}; tasks of other plugins accept every architecture."""

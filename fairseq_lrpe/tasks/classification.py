@@ -1,4 +1,4 @@
-"""Classification of texts, pairs of texts and images given as tokens."""
+"""fairseq task of classifying texts, pairs of texts, and images as token sequences."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,34 +21,34 @@ from fairseq_lrpe.utils.cli import exit_on_error
 POOLINGS = ("mean", "max", "first")
 PAIRS = ("joined", "apart")
 POOL = 4096
-"""Rows that are sorted by length, for batches with little padding; the order is random otherwise."""
+"""Number of randomly chosen training rows that are sorted by length, so that batches have little padding."""
 
 
 @dataclass
 class ClassificationConfig(FairseqDataclass):
-    """Flags of the task."""
+    """Flags of the task ``classification``."""
 
-    data: Optional[str] = flag(None, "data folder that data_prep wrote")  # noqa: UP045
+    data: Optional[str] = flag(None, "data folder that data_prep has prepared")  # noqa: UP045
     pooling: str = flag(
         "mean",
-        "pooling of the last layer: the mean or maximum over tokens, or the first token, which is then <s>: "
-        f"{', '.join(POOLINGS)}",
+        "how the last layer's outputs are pooled: mean or max over tokens, or the output of <s>, which is "
+        "then added as the first token (first)",
     )
     pairs: str = flag(
         "joined",
-        "pairs of texts are one input, <s> a </s> b </s>, with segment embeddings (joined), or two inputs "
-        "whose vectors are compared (apart)",
+        "how pairs of texts are encoded: as one input, <s> a </s> b </s>, with segment embeddings (joined), "
+        "or separately, as two inputs whose pooled outputs are compared (apart)",
     )
-    max_positions: int = flag(512, "maximum input length; longer inputs are truncated")
+    max_positions: int = flag(512, "maximum input length in tokens; longer inputs are truncated")
 
 
 def is_joined(about: dict, pairs: str) -> bool:
-    """Returns whether inputs are pairs of texts that are read as one."""
+    """Returns whether inputs are pairs of texts that are joined into one sequence."""
     return about["inputs"] > 1 and pairs == "joined"
 
 
 def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of a pair truncated to ``total`` tokens; the longer text is truncated first."""
+    """Returns the lengths of two texts truncated to ``total`` tokens; the longer text is truncated first."""
     if first + second > total:
         half = total // 2
         first = min(first, max(total - half, total - second))
@@ -57,7 +57,7 @@ def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
 
 
 class TextDataset(LabeledDataset):
-    """The rows of a split as (index, input token sequences, label); unknown labels are -1."""
+    """Dataset of the rows of a split as (index, token sequences, label); unknown labels are -1."""
 
     def __init__(self, task, split: str):
         super().__init__(task, split)
@@ -74,9 +74,9 @@ class TextDataset(LabeledDataset):
     size = num_tokens_vec = num_tokens
 
     def ordered_indices(self):
-        """Returns all rows sorted by length; for training, random pools of rows that are sorted by length.
+        """Returns all indices, sorted by length; in training, random pools of rows are sorted separately.
 
-        fairseq calls this method with numpy's seed set to its own and the epoch.
+        Before fairseq calls this method, it seeds numpy with --seed and the epoch.
         """
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         pools = np.array_split(order, -(-len(self) // POOL)) if self.shuffle else [order]
@@ -89,7 +89,7 @@ class TextDataset(LabeledDataset):
         return int(index), self.inputs(texts), int(self.labels[index])
 
     def inputs(self, texts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the truncated inputs of the model for the texts of a row."""
+        """Returns the model's truncated inputs for the texts of a row."""
         limit, begin = self.cfg.max_positions, texts[0].new_tensor([self.dictionary.bos()])
         if self.joined:
             end = begin.new_tensor([self.dictionary.eos()])
@@ -100,7 +100,7 @@ class TextDataset(LabeledDataset):
         return [text[:limit] for text in texts]
 
     def net_input(self, inputs):
-        """Returns the padded tokens and their lengths; the second texts of separate pairs are "second"."""
+        """Returns the padded tokens and their lengths, for separate pairs also those of the second texts."""
         batch = {}
         for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
             batch[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
@@ -110,11 +110,11 @@ class TextDataset(LabeledDataset):
 
 @register_task("classification", dataclass=ClassificationConfig)
 class ClassificationTask(LabeledTask):
-    """Classification of one pooled vector, or of the two of a separate pair.
+    """Classification of texts, pairs of texts, and images as token sequences.
 
     Attributes:
-        joined: whether inputs are pairs of texts that are read as one.
-        apart: whether inputs are pairs of separate texts.
+        joined: whether inputs are pairs of texts that are joined into one sequence.
+        apart: whether inputs are pairs of texts that are encoded separately.
     """
 
     def __init__(self, cfg, **_):
@@ -134,7 +134,7 @@ class ClassificationTask(LabeledTask):
         self.datasets[split] = TextDataset(self, split)
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; a new one is initialized from the word vectors of --embed-path."""
+        """Returns the model; for training, its embeddings are initialized from --embed-path."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and getattr(cfg, "embed_path", None):
             with exit_on_error("fairseq_lrpe"):

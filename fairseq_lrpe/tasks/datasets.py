@@ -1,4 +1,4 @@
-"""Base classes of datasets and tasks."""
+"""Base classes of this plugin's datasets and tasks."""
 
 from pathlib import Path
 
@@ -12,7 +12,10 @@ from fairseq_lrpe.utils.cli import exit_on_error
 
 
 class SequenceDataset(FairseqDataset):
-    """Sequences (index, tokens) with one token followed by at most ``length`` predicted tokens."""
+    """Base class of language modeling datasets, whose items are (index, tokens).
+
+    All tokens except the first are predicted; there are at most ``length`` of them.
+    """
 
     length: int
 
@@ -22,7 +25,7 @@ class SequenceDataset(FairseqDataset):
     size = num_tokens
 
     def collater(self, samples):
-        """Returns a language modeling batch of sequences of equal length."""
+        """Returns a language modeling batch of items whose sequences have equal lengths."""
         if not samples:
             return {}
         tokens = torch.stack([sequence for _, sequence in samples])
@@ -38,9 +41,9 @@ class SequenceDataset(FairseqDataset):
 
 
 class LabeledDataset(FairseqDataset):
-    """The rows of a split as (index, input, label)."""
+    """Base class of datasets of labeled rows, whose items are (index, input, label)."""
 
-    can_reuse_epoch_itr_across_epochs = False  # each epoch has other batches
+    can_reuse_epoch_itr_across_epochs = False  # because batches differ between epochs
 
     def __init__(self, task, split: str):
         self.cfg, self.prefix = task.cfg, Path(task.cfg.data, split)
@@ -50,27 +53,27 @@ class LabeledDataset(FairseqDataset):
         return len(self.labels)
 
     def net_input(self, inputs: list) -> dict:
-        """Returns the model's arguments for a batch of inputs."""
+        """Returns the keyword arguments of the model for a batch of inputs."""
         raise NotImplementedError
 
     def collater(self, samples):
-        """Returns a batch; rows whose label is unknown (-1) have no target."""
+        """Returns a batch, which has no targets if a label is unknown (-1)."""
         if not samples:
             return {}
         indices, inputs, labels = zip(*samples, strict=True)
         return {
             "id": torch.tensor(indices),
             "nsentences": len(samples),
-            "ntokens": len(samples),  # fairseq divides losses and gradients by it
+            "ntokens": len(samples),  # by which fairseq divides losses and gradients
             "net_input": self.net_input(inputs),
             **({} if min(labels) < 0 else {"target": torch.tensor(labels)}),
         }
 
 
 class LabeledTask(FairseqTask):
-    """Classification of the rows of a data folder with the metadata ``about`` and the names ``labels``."""
+    """Base class of classification tasks, with the data's metadata ``about`` and label names ``labels``."""
 
-    target_dictionary = None  # the criterion must not take a label for padding
+    target_dictionary = None  # otherwise, criteria would ignore a label that equals the index of padding
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)

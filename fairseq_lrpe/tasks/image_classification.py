@@ -1,4 +1,4 @@
-"""Classification of image files, with the data augmentation of DeiT."""
+"""fairseq task of classifying images, with the data augmentation of DeiT."""
 
 from dataclasses import dataclass
 from typing import Optional
@@ -27,35 +27,35 @@ from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
 ORDER, IMAGE, BATCH = range(3)
-"""Purposes of random generators, so that no two have the same seed."""
+"""Purposes of random generators, which are part of their seeds, so that no two generators are equal."""
 
 
 @dataclass
 class ImageClassificationConfig(FairseqDataclass):
-    """Flags of the task."""
+    """Flags of the task ``image_classification``."""
 
-    data: Optional[str] = flag(None, "data folder that data_prep wrote")  # noqa: UP045
-    image_size: int = flag(224, "side length of the model's input in pixels")
+    data: Optional[str] = flag(None, "data folder that data_prep has prepared")  # noqa: UP045
+    image_size: int = flag(224, "side length of the model's input images in pixels")
     recipe: str = flag(
         "full",
-        "data augmentation: random crops and flips, RandAugment and random erasing (full), or crops and "
-        "flips alone (plain)",
+        "data augmentation: random crops and flips, RandAugment and random erasing (full), or only random "
+        "crops and flips (plain)",
     )
     repeats: int = flag(
-        3, "repeated augmentation: how often an epoch has each of its images, which are fewer"
+        3, "repeated augmentation: how often an epoch uses each of its images, which are 1/REPEATS of all"
     )
     mixing: str = flag("mixup_cutmix", f"mixing of the images of a batch: {', '.join(MIXINGS)}")
-    smoothing: float = flag(0.1, "label smoothing: the part of a target that all classes share")
+    smoothing: float = flag(0.1, "label smoothing: the part of a target that is spread over all classes")
     seed: int = II("common.seed")
 
 
 class ImageDataset(LabeledDataset):
-    """The images of a split as (index, pixels (3, S, S), label), preprocessed for evaluation."""
+    """Dataset of the images of a split, preprocessed for evaluation, as (index, pixels (3, S, S), label)."""
 
     def __init__(self, task, split: str):
         super().__init__(task, split)
         self.classes = len(task.labels)
-        # fairseq's dataset would read the whole file and convert each byte to an int64.
+        # MMapIndexedDataset itself would read the whole file and convert each byte to an int64.
         self.index = MMapIndexedDataset.Index(f"{self.prefix}.input0.idx")
         self.content = np.memmap(f"{self.prefix}.input0.bin", np.uint8, "r")
 
@@ -68,7 +68,7 @@ class ImageDataset(LabeledDataset):
         return np.ones(len(indices), np.int64)
 
     def image(self, index: int) -> Image:
-        """Returns the decoded image; raises a ValueError that names it if its file is damaged."""
+        """Returns the decoded image; raises a ValueError that names the image if it is damaged."""
         begin, size = self.index[index]
         try:
             return decode(self.content[begin : begin + size])
@@ -80,15 +80,16 @@ class ImageDataset(LabeledDataset):
         return int(index), normalize(image), int(self.labels[index])
 
     def net_input(self, images):
-        """Returns the images (B, 3, S, S)."""
+        """Returns {"images": (B, 3, S, S)}."""
         return {"images": default_collate(images)}  # uses shared memory in a worker
 
 
 class AugmentedDataset(ImageDataset):
-    """Augmented training images; index i·repeats + r is the r-th repetition of image i in an epoch.
+    """Dataset of augmented training images; sample i·repeats + r is repetition r of image i in an epoch.
 
-    An epoch has as many samples as the split: a random part 1 / repeats of the images, each ``repeats`` times
-    in a row, which is the order of DeiT's sampler. Everything random depends on seed, epoch and indices only.
+    An epoch has as many samples as the split has images. It consists of a random 1 / repeats of the images,
+    each ``repeats`` times in a row, as in DeiT's sampler. All random choices depend only on seed, epoch and
+    index.
     """
 
     epoch = 1
@@ -97,11 +98,11 @@ class AugmentedDataset(ImageDataset):
         self.epoch = epoch
 
     def generator(self, purpose: int, *numbers: int) -> np.random.Generator:
-        """Returns the random generator of this epoch for a purpose."""
+        """Returns the random generator of this epoch for a purpose and indices."""
         return np.random.default_rng([purpose, self.cfg.seed % 2**32, self.epoch, *numbers])
 
     def ordered_indices(self):
-        """Returns the indices of this epoch."""
+        """Returns the sample indices of this epoch in order."""
         count, repeats = len(self), self.cfg.repeats
         images = self.generator(ORDER).permutation(count)[: -(-count // repeats)]
         return (images[:, None] * repeats + np.arange(repeats)).ravel()[:count]
@@ -116,7 +117,7 @@ class AugmentedDataset(ImageDataset):
         return int(index), pixels, int(self.labels[number])
 
     def collater(self, samples):
-        """Returns a batch whose targets (B, classes) are mixed like its images."""
+        """Returns a batch with soft targets (B, classes); images and targets are mixed in the same way."""
         batch = super().collater(samples)
         if batch:
             batch["target"] = soft_targets(batch["target"], self.classes, self.cfg.smoothing)
@@ -129,9 +130,9 @@ class AugmentedDataset(ImageDataset):
 
 @register_task("image_classification", dataclass=ImageClassificationConfig)
 class ImageClassificationTask(LabeledTask):
-    """Classification of images; ``labels`` are the names of the classes."""
+    """Classification of images by ``labels``, the names of the classes."""
 
-    source_dictionary = None  # there are no tokens
+    source_dictionary = None  # because images are not tokens
 
     @staticmethod
     def check_arguments(cfg):

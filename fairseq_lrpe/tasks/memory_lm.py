@@ -1,4 +1,4 @@
-"""Language modeling segment by segment, with a memory of the previous segments."""
+"""fairseq task of language modeling in consecutive segments, with a memory of previous segments."""
 
 import os
 from dataclasses import dataclass, field
@@ -27,23 +27,23 @@ MEMORIES = ("hidden", "state")
 
 @dataclass
 class MemoryLMConfig(LanguageModelingConfig):
-    """Flags of the task; --tokens-per-sample is the length of a segment."""
+    """Flags of the task ``memory_lm``, whose --tokens-per-sample is the length of a segment."""
 
-    streams: int = flag(60, "number of contiguous parts of the text that are read in parallel")
-    memory_length: int = flag(0, "number of previous positions that a segment attends to")
+    streams: int = flag(60, "number of contiguous parts of the text that are processed in parallel")
+    memory_length: int = flag(0, "number of positions before a segment to which it attends")
     memory: str = flag(
         "hidden",
         "kind of memory: hidden (inputs of each layer at the last --memory-length positions) or state "
         "(running sums of linear attention over all previous positions)",
     )
-    clamp_length: int = flag(0, "encode all larger distances as this one (0: no limit)")
+    clamp_length: int = flag(0, "maximum distance, as which larger distances are encoded (0: no maximum)")
     same_length: bool = flag(False, "let each position attend to exactly --memory-length positions")
     update_freq: list[int] = field(default=II("optimization.update_freq"))
 
 
 @dataclass(frozen=True)
 class Segment:
-    """Position of a batch in the text: segment ``number`` of the streams that start with ``stream``."""
+    """Segment ``number`` of a batch of streams of a split, where ``stream`` is the first stream."""
 
     split: str
     stream: int
@@ -51,21 +51,21 @@ class Segment:
 
 
 class SegmentDataset(SequenceDataset):
-    """The segments of all streams; index t·streams + b is segment t of stream b.
+    """Dataset of the segments of all streams of a text; sample t·streams + b is segment t of stream b.
 
-    In training, stream b of N tokens has the tokens from b·N' to (b+1)·N', with N' = N // streams. Segment t
-    predicts tokens t·length + 1 to (t+1)·length of its stream; the last segment may be shorter.
+    A text of N tokens is split into ``streams`` contiguous parts. Segment t predicts tokens t·length + 1 to
+    (t+1)·length of its stream; the last segment may be shorter.
 
-    In evaluation, every token except the first is predicted exactly once: stream b has the tokens from
-    b·(N-1) // streams to (b+1)·(N-1) // streams, both inclusive. The lengths of streams may then differ by
-    one, and the targets of the shorter ones end with ``pad``.
+    In training, stream b has the N' = N // streams tokens from b·N' on. In evaluation, every token except the
+    first is predicted exactly once: stream b has the tokens from b·(N-1) // streams to (b+1)·(N-1) //
+    streams, both inclusive. The lengths of streams may then differ by one, and shorter ones end with ``pad``.
     """
 
     def __init__(self, tokens: np.ndarray, streams: int, length: int, split: str, pad: int):
         if len(tokens) // streams < length + 1:
             raise ValueError(
                 f"the {split} text has {len(tokens):,} tokens, {len(tokens) // streams:,} in each of "
-                f"{streams:,} streams, and a segment of {length:,} needs {length + 1:,}: reduce --streams or "
+                f"{streams:,} streams, but a segment of {length:,} needs {length + 1:,}: reduce --streams or "
                 "--tokens-per-sample"
             )
         self.tokens, self.streams, self.length, self.split, self.pad = tokens, streams, length, split, pad
@@ -92,7 +92,7 @@ class SegmentDataset(SequenceDataset):
         return int(index), torch.from_numpy(padded)
 
     def collater(self, samples):
-        """Returns a batch of consecutive streams at one segment, with its :class:`Segment`."""
+        """Returns a batch of the same segment of consecutive streams, which includes its :class:`Segment`."""
         batch = super().collater(samples)
         if batch:
             number, stream = divmod(samples[0][0], self.streams)
@@ -101,9 +101,10 @@ class SegmentDataset(SequenceDataset):
         return batch
 
     def batches(self, size: int | None, processes: int) -> list[list[int]]:
-        """Returns the batches of all processes in order; process i takes every ``processes``-th from i on.
+        """Returns the indices of each batch, in order; process i uses batches i, i + processes, ...
 
-        Batches have the same streams in every segment, see :func:`batch_streams`.
+        ``size`` is the maximum batch size, and :func:`batch_streams` determines the actual one. Every segment
+        is split into batches in the same way.
         """
         size = batch_streams(self.streams, size, processes)
         return [list(range(i, i + size)) for i in range(0, len(self), size)]
@@ -111,7 +112,7 @@ class SegmentDataset(SequenceDataset):
 
 @register_task("memory_lm", dataclass=MemoryLMConfig)
 class MemoryLMTask(LanguageModelingTask):
-    """fairseq's language modeling on contiguous streams; the model has the memory."""
+    """Language modeling of contiguous streams of text by models that have a memory."""
 
     @classmethod
     def setup_task(cls, args, **kwargs):
@@ -123,13 +124,14 @@ class MemoryLMTask(LanguageModelingTask):
     def check_arguments(args):
         """Raises a ValueError for invalid arguments of one of fairseq's commands."""
         check_flags(args)
-        needed, purpose = ("eos", "to generate") if hasattr(args, "beam") else ("none", "to read streams")
-        if args.sample_break_mode != needed:
-            mode = args.sample_break_mode
-            raise ValueError(f"--sample-break-mode {mode}: memory_lm needs {needed} {purpose}")
+        generating, mode = hasattr(args, "beam"), args.sample_break_mode
+        needed = "eos" if generating else "none"
+        if mode != needed:
+            purpose = "generation" if generating else "training and evaluation"
+            raise ValueError(f"{purpose} by memory_lm requires --sample-break-mode {needed}, not {mode}")
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
-        """Loads the streams of a split, or with --sample-break-mode eos its lines, for generation."""
+        """Loads the streams of a split, or for generation (--sample-break-mode eos) its lines."""
         if self.args.sample_break_mode == "eos":
             return super().load_dataset(split, epoch, combine, **kwargs)
         paths = self.args.data.split(os.pathsep)
@@ -140,7 +142,7 @@ class MemoryLMTask(LanguageModelingTask):
             self.datasets[split] = SegmentDataset(tokens, streams, length, split, pad)
 
     def get_batch_iterator(self, dataset, max_tokens=None, max_sentences=None, epoch=1, **kwargs):
-        """Returns an iterator over the segments in order, never shuffled."""
+        """Returns an iterator over batches of segments, which are in order instead of shuffled."""
         if not isinstance(dataset, SegmentDataset):  # lines for generation
             sizes = {"max_tokens": max_tokens, "max_sentences": max_sentences, "epoch": epoch}
             return super().get_batch_iterator(dataset, **sizes, **kwargs)
@@ -164,7 +166,9 @@ class MemoryLMTask(LanguageModelingTask):
 
     def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
         if context_window:
-            raise SystemExit("fairseq_lrpe: memory_lm has no --context-window: pass --memory-length")
+            raise SystemExit(
+                "fairseq_lrpe: memory_lm does not support --context-window: pass --memory-length"
+            )
         return super().eval_lm_dataloader(dataset, batch_size=batch_size, **kwargs)
 
     def max_positions(self):
@@ -172,7 +176,7 @@ class MemoryLMTask(LanguageModelingTask):
 
 
 def batch_streams(streams: int, limit: int | None, processes: int) -> int:
-    """Returns the number of streams of a batch: the largest divisor of a process's share up to ``limit``."""
+    """Returns the number of streams per batch; raises a ValueError if processes cannot share them equally."""
     if streams % processes:
         raise ValueError(f"--streams {streams} is not divisible by the number of processes, {processes}")
     share = streams // processes
@@ -180,11 +184,11 @@ def batch_streams(streams: int, limit: int | None, processes: int) -> int:
 
 
 def check_update(streams: int, size: int, processes: int, steps: int) -> None:
-    """Raises a ValueError if an update does not have all streams."""
+    """Raises a ValueError if the batches of an update do not contain every stream once."""
     if streams != size * processes * steps:
         raise ValueError(
-            f"an update needs all {streams} streams, and {size} (--batch-size) × {processes} (processes) × "
-            f"{steps} (--update-freq) is {size * processes * steps}: change one of them"
+            f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} (processes) "
+            f"× {steps} (--update-freq) is {size * processes * steps}: change one of them"
         )
 
 
@@ -195,14 +199,14 @@ def check_flags(args) -> None:
     check_range("memory_length", args.memory_length, 0)
     check_range("clamp_length", args.clamp_length, 0)
     if args.memory == "state" and args.memory_length:
-        raise ValueError("--memory state is of unlimited length: omit --memory-length")
+        raise ValueError("--memory state includes all previous positions: omit --memory-length")
     for name in ("same_length", "clamp_length"):
         if getattr(args, name) and not args.memory_length:
-            raise ValueError(f"--{name.replace('_', '-')} needs a memory: pass --memory-length too")
+            raise ValueError(f"--{name.replace('_', '-')} requires a memory: pass --memory-length, too")
 
 
 def replaced_settings(saved: dict, explicit: dict) -> set[str]:
-    """Returns the memory settings of a checkpoint that do not apply because of the explicit flags."""
+    """Returns the names of a checkpoint's memory settings that do not apply because of explicit flags."""
     if explicit.get("memory", saved["memory"]) != saved["memory"]:
         return {"memory_length", "clamp_length", "same_length"}
     if saved["memory"] == "state" and explicit.get("memory_length"):
@@ -211,8 +215,8 @@ def replaced_settings(saved: dict, explicit: dict) -> set[str]:
 
 
 def read_tokens(prefix: Path) -> np.ndarray:
-    """Returns all tokens of a binarized text as a memory map; raises a ValueError if there is none."""
+    """Returns all tokens of a binarized text as a memory map; raises a ValueError if it is missing."""
     if infer_dataset_impl(str(prefix)) != "mmap":
-        raise ValueError(f"{prefix}.bin is missing or not in fairseq-preprocess's format mmap")
+        raise ValueError(f"{prefix}.bin is missing or not in the format mmap: run fairseq-preprocess again")
     index = MMapIndexedDataset.Index(index_file_path(str(prefix)))
     return np.memmap(data_file_path(str(prefix)), index.dtype, "r")

@@ -1,7 +1,7 @@
-"""fairseq task of generating questions to an answer in a text (LFHC and GCDF, Table 2).
+"""fairseq task of generating a question for an answer in a text (Table 2 of the paper on LFHC and GCDF).
 
-A source is ``<s> answer </s> text </s>`` in BERT's word pieces and the target is the question. The data is
-prepared by data_prep's ``squad`` and ``cmrc2018``, and read like the pairs of fairseq's translation.
+A source is ``<s> answer </s> text </s>`` in BERT's word pieces, and the target is the question. data_prep
+prepares the data as ``squad`` and ``cmrc2018``, in the format of fairseq's translation task.
 """
 
 from argparse import Namespace
@@ -20,12 +20,12 @@ from fairseq_lrpe.data.rouge import f1
 from fairseq_lrpe.utils.cli import exit_on_error
 
 MAX_LENGTH = 50
-"""Maximum length of generated questions in validation, in word pieces, as in the authors' code."""
+"""Maximum number of word pieces of questions that are generated in validation, as in the authors' code."""
 
 
 @dataclass
 class QuestionGenerationConfig(TranslationConfig):
-    """Flags of fairseq's translation; the defaults match the files of data_prep."""
+    """Flags of fairseq's translation task, whose defaults match the files that data_prep writes."""
 
     source_lang: Optional[str] = flag("source", "name of the source files")  # noqa: UP045
     target_lang: Optional[str] = flag("question", "name of the target files")  # noqa: UP045
@@ -34,7 +34,7 @@ class QuestionGenerationConfig(TranslationConfig):
 
 @register_task("question_generation", dataclass=QuestionGenerationConfig)
 class QuestionGenerationTask(TranslationTask):
-    """Question generation; validation also generates greedily and reports ROUGE-L as rouge_l."""
+    """Question generation; validation also generates questions greedily and logs ROUGE-L as ``rouge_l``."""
 
     def __init__(self, cfg, src_dict, tgt_dict):
         super().__init__(cfg, src_dict, tgt_dict)
@@ -44,7 +44,7 @@ class QuestionGenerationTask(TranslationTask):
             self.language = word_pieces.read_preparation(self.folder)["language"]
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; a new one is initialized from the BERT of --encoder."""
+        """Returns the model; for training, it is initialized from the pretrained BERT of --encoder."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and cfg.encoder != bert_weights.SCRATCH:
             with exit_on_error("fairseq_lrpe"):
@@ -64,7 +64,7 @@ class QuestionGenerationTask(TranslationTask):
         return loss, sample_size, logged
 
     def text(self, tokens) -> str:
-        """Returns the text of a question."""
+        """Returns the text of a question's tokens."""
         types = [self.tgt_dict[token] for token in tokens.tolist() if token >= self.tgt_dict.nspecial]
         return self.pieces.text(types)
 

@@ -1,4 +1,4 @@
-"""Language modeling of synthetic problems, whose sequences are generated during training."""
+"""fairseq task of language modeling on synthetic problems, whose text is generated during training."""
 
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser
 from dataclasses import dataclass, fields
@@ -17,33 +17,34 @@ from fairseq_lrpe.tasks.synthetic_problems import PROBLEMS, build_problem
 from fairseq_lrpe.utils.cli import exit_on_error, min_int
 
 SEQUENCES = {"train": 10_000, "valid": 128, "test": 1024}
-"""Number of sequences of an epoch, and of the evaluated splits, which are the same for every seed."""
+"""Number of sequences of a training epoch and of the other splits, which are the same for every seed."""
 
 
 @dataclass
 class SyntheticLMConfig(FairseqDataclass):
-    """Flags of the task; those of other problems are ignored."""
+    """Flags of the task ``synthetic_lm``; the sizes of problems other than ``problem`` are ignored."""
 
     problem: str = flag("search", f"kind of problem: {', '.join(PROBLEMS)}")
-    tokens_per_sample: int = flag(512, "number of predicted characters of a sequence")
-    digits: int = flag(8, "addition: maximum number of digits")
-    letters: int = flag(13, "index: number of letters of a string")
+    tokens_per_sample: int = flag(512, "number of predicted characters per sequence")
+    digits: int = flag(8, "addition: maximum number of digits per number")
+    letters: int = flag(13, "index: number of letters per string")
     first: int = flag(48, "search: number of random letters at the start")
-    copied: int = flag(48, "search: number of letters of a copy")
-    between: int = flag(4, "search: number of random letters after a copy")
+    copied: int = flag(48, "search: number of letters per copy")
+    between: int = flag(4, "search: number of random letters after each copy")
     seed: int = II("common.seed")
-    # fairseq's language models read these from their task.
+    # fairseq's language models read the following flags of their task.
     add_bos_token: bool = flag(False, "not used")
     max_target_positions: Optional[int] = flag(None, "maximum sequence length of the model")  # noqa: UP045
 
 
 class GeneratedDataset(SequenceDataset):
-    """``count`` sequences of a problem, each determined by ``source``, epoch and index alone.
+    """Dataset of ``count`` generated sequences of a problem.
 
-    All epochs have the same sequences if ``fixed``.
+    A sequence depends only on the string ``source``, the epoch and its index. If ``fixed``, all epochs have
+    the same sequences.
     """
 
-    can_reuse_epoch_itr_across_epochs = False  # reused workers would remain in their first epoch
+    can_reuse_epoch_itr_across_epochs = False  # reused worker processes would stay in their first epoch
 
     def __init__(self, task, count, source, fixed):
         self.task, self.count, self.source, self.fixed = task, count, source, fixed
@@ -53,7 +54,7 @@ class GeneratedDataset(SequenceDataset):
         self.epoch = 1 if self.fixed else epoch
 
     def text(self, index: int) -> str:
-        """Returns a sequence, one character longer than the predicted part."""
+        """Returns the sequence with this index; all characters except the first are predicted."""
         return self.task.problem.text(Random(f"{self.source} {self.epoch} {index}"), self.length + 1)
 
     def __getitem__(self, index):
@@ -65,7 +66,7 @@ class GeneratedDataset(SequenceDataset):
 
 @register_task("synthetic_lm", dataclass=SyntheticLMConfig)
 class SyntheticLMTask(FairseqTask):
-    """Language modeling of a problem's characters, with splits train, valid and test and no data files."""
+    """Language modeling of a problem's characters, with splits train, valid and test but no data files."""
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)
@@ -77,11 +78,11 @@ class SyntheticLMTask(FairseqTask):
             self.token_of[ord(character)] = self.dictionary.add_symbol(character)
 
     def encode(self, text: str) -> torch.Tensor:
-        """Returns the token of each character."""
+        """Returns the token index of each character."""
         return self.token_of[torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).long()]
 
     def decode(self, tokens: list[int]) -> str:
-        """Returns the characters of tokens."""
+        """Returns the text of token indices."""
         return "".join(self.dictionary[token] for token in tokens)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
@@ -99,11 +100,11 @@ class SyntheticLMTask(FairseqTask):
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Prints training sequences of a problem: the command ``lrpe synthetic``."""
+    """Prints training sequences of a synthetic problem."""
     parser = ArgumentParser("lrpe synthetic", description=main.__doc__)
     parser.formatter_class = ArgumentDefaultsHelpFormatter
     parser.add_argument("problem", choices=PROBLEMS, help="kind of problem")
-    parser.add_argument("--seed", type=min_int(1), default=1, help="seed of the training")
+    parser.add_argument("--seed", type=min_int(1), default=1, help="seed of the training run")
     parser.add_argument("--count", type=min_int(1), default=1, help="number of sequences to print")
     for f in fields(SyntheticLMConfig):
         if type(f.default) is int:

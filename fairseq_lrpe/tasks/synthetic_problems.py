@@ -1,7 +1,7 @@
-"""The synthetic problems of RoPER (Harik and Jayasiri 2022), as text made from random numbers.
+"""Generators of text for the synthetic problems of RoPER (Harik and Jayasiri 2022).
 
-The paper's web page shows the format of each problem. Its distributions of numbers and positions, and the
-lengths of Search, are not published and chosen here.
+The paper's web page shows the format of each problem. The distributions of numbers and positions, and the
+lengths in Search, are not published, so they are our choice.
 """
 
 import math
@@ -12,14 +12,14 @@ from string import ascii_lowercase, digits
 
 @dataclass(frozen=True)
 class QuestionProblem:
-    """Base class of problems whose sequences are questions with answers, one after another."""
+    """Base class of problems whose text consists of questions, each followed by its answer."""
 
     def problem(self, random: Random) -> tuple[str, str]:
-        """Returns a question and its answer, which ends with #."""
+        """Returns a random question and its answer, which ends with #."""
         raise NotImplementedError
 
     def text(self, random: Random, length: int) -> str:
-        """Returns a sequence of ``length`` characters; the last problem is truncated."""
+        """Returns a random text of ``length`` characters, whose last answer may be truncated."""
         text = ""
         while len(text) < length:
             text += "".join(self.problem(random))
@@ -30,8 +30,8 @@ class QuestionProblem:
 class Addition(QuestionProblem):
     """Addition step by step: ``?d=77+5; 7e0+5e0+0e0==12e0 and 7e1+0e1+1e1==8e1 and d==82#``.
 
-    A step adds two digits and the carry, starting from the last digits. The number of digits of a number is
-    uniform in 1..``digits``, and the number is uniform among those with as many digits, except 0.
+    A step adds two digits and the carry, starting from the last digits. The number of digits of a summand is
+    uniform in 1..``digits``, and the summand is uniform among the positive numbers with as many digits.
     """
 
     characters = digits + "?d=+; e#an"
@@ -57,14 +57,14 @@ class Addition(QuestionProblem):
 
     @property
     def min_length(self) -> int:
-        """Minimum length of a sequence: that of the longest problem."""
-        nines = 10**self.digits - 1
+        """Minimum length of a sequence, which is that of the longest question and answer."""
+        nines = 10**self.digits - 1  # gives the longest problem
         return len("".join(self.of(nines, nines)))
 
 
 @dataclass(frozen=True)
 class Index(QuestionProblem):
-    """Slicing of a string: ``?s='abc'; s[1:]=='bc'#``; letters and start are uniform."""
+    """Slicing of a string, such as ``?s='abc'; s[1:]=='bc'#``, with uniform letters and start."""
 
     characters = ascii_lowercase + digits + "?='; []:#"
 
@@ -81,16 +81,16 @@ class Index(QuestionProblem):
 
     @property
     def min_length(self) -> int:
-        """Minimum length of a sequence: that of the longest problem."""
+        """Minimum length of a sequence, which is that of the longest question and answer."""
         return max(len("".join(self.of("a" * self.letters, start))) for start in range(self.letters))
 
 
 @dataclass(frozen=True)
 class Search:
-    """Text that copies itself: random letters, then repeatedly ``>``, a copy and random letters.
+    """Text that copies parts of itself: random letters, then repeatedly ``>``, a copy and random letters.
 
-    It starts with ``first`` random letters out of four. Each copy has ``copied`` letters, from a uniform
-    start in all letters so far without ``>``, and is followed by ``between`` random letters.
+    It starts with ``first`` random letters out of four. A copy consists of ``copied`` consecutive letters of
+    the previous text without ``>``, from a uniform start, and is followed by ``between`` random letters.
     """
 
     letters = "abcd"
@@ -101,7 +101,7 @@ class Search:
     between: int = 4
 
     def text(self, random: Random, length: int) -> str:
-        """Returns a sequence of ``length`` characters."""
+        """Returns a random text of ``length`` characters."""
         text = letters = "".join(random.choices(self.letters, k=self.first))
         while len(text) < length:
             start = random.randrange(len(letters) - self.copied + 1)
@@ -113,14 +113,14 @@ class Search:
 
     @property
     def min_length(self) -> int:
-        """Minimum length of a sequence: that with one copy."""
+        """Minimum length of a sequence, which is that of a text with one copy."""
         return self.first + 1 + self.copied + self.between
 
     def least_loss(self, text: str) -> float:
-        """Returns the minimum expected loss in nats per character, without the first character.
+        """Returns the loss of an ideal model in nats per character, without the first character.
 
-        A random letter costs ln 4 and ``>`` costs nothing. Each letter of a copy costs -ln of the fraction of
-        starts that continue with it, among those that agree with the copy so far (Bayes' rule).
+        The loss is ln 4 for a random letter, 0 for ``>``, and -ln p for a letter of a copy, where p is the
+        fraction of the possible starts of the copy that continue with this letter (Bayes' rule).
         """
         nats = math.log(len(self.letters)) * (min(self.first, len(text)) - 1)
         letters, at = text[: self.first], self.first
@@ -139,10 +139,15 @@ PROBLEMS = {"addition": Addition, "index": Index, "search": Search}
 
 
 def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Search:
-    """Returns a problem whose sizes are attributes of ``sizes``; missing ones have their defaults.
+    """Returns the problem with a name and sizes.
+
+    Args:
+        name: a name in ``PROBLEMS``.
+        sizes: object whose attributes are the problem's sizes; missing ones have their defaults.
+        length: number of predicted characters per sequence.
 
     Raises:
-        ValueError: for an unknown name, for sizes below 1, or if sequences of ``length`` are too short.
+        ValueError: for an unknown name, for sizes below 1, or if ``length`` is too small for a problem.
     """
     if name not in PROBLEMS:
         raise ValueError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")

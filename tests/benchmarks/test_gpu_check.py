@@ -116,7 +116,7 @@ gpu_check.main()
     [
         ("exit 1", "has no torch"),
         ("exit 2", "is older than 3.11"),
-        ("exit 127", "is no working Python"),
+        ("exit 127", "does not run"),
         (f'exec {BIN}/python "$@"', "argument --minutes: must be"),
     ],
 )

@@ -174,7 +174,7 @@ def test_code_in_a_checkpoint_is_not_executed(trained, tmp_path):
     mark = tmp_path / "mark"
     folder = altered(trained, tmp_path, adaptive_softmax_cutoff=f"open({str(mark)!r}, 'w')")
     done = run_here(evaluate.main, folder, 40)
-    assert done.returncode == 1 and done.stderr.strip().endswith("on the command line is not run")
+    assert done.returncode == 1 and done.stderr.strip().endswith("on the command line is not executed")
     assert not mark.exists()
 
 

@@ -449,10 +449,10 @@ def test_shaw_values_have_separate_vectors():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("t5", {"buckets": 2}, "4 buckets.*2 and 128"),
-        ("t5", {"buckets": 30}, "4 buckets.*30 and 128"),
-        ("t5", {"buckets": 0}, "4 buckets.*0 and 128"),
-        ("t5", {"max_distance": 16}, "max distance.*32 and 16"),
+        ("t5", {"buckets": 2}, "multiple of 4 .*2 buckets and max distance 128"),
+        ("t5", {"buckets": 30}, "multiple of 4 .*30 buckets and max distance 128"),
+        ("t5", {"buckets": 0}, "multiple of 4 .*0 buckets and max distance 128"),
+        ("t5", {"max_distance": 16}, "max distance above.*32 buckets and max distance 16"),
         ("shaw", {"k": 0}, "shaw.*at least 1, not 0"),
         ("shaw", {"k": -4}, "shaw.*at least 1, not -4"),
         ("lfhc", {"k": 0}, "lfhc.*at least 1, not 0"),

@@ -97,8 +97,8 @@ def test_checkpoint_stores_the_threshold():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"width": 0}, "width of at least 1 .*not 0 and 0"),
-        ({"threshold": -1}, "threshold of at least 0, not 32 and -1"),
+        ({"width": 0}, "width of at least 1 .*not width 0 and threshold 0"),
+        ({"threshold": -1}, "threshold of at least 0, not width 32 and threshold -1"),
         ({"k": 3}, "'fire'.*'k'.*width, threshold"),
     ],
 )

@@ -67,7 +67,7 @@ def test_lrpe_options():
     [
         ("magic", {}, r"unknown encoding 'magic': .*lrpe methods --flags. lists"),
         ("none", {"core": "unitary"}, r"'none'.*'core'.*none"),
-        ("lfhc", {"layer": 0}, r"numbered from 1, got layer 0"),
+        ("lfhc", {"layer": 0}, r"layer must be at least 1, not 0"),
         ("lrpe", {"kernel": 1}, r"'lrpe'.*'kernel'.*core, rotation, learn_theta"),
     ],
 )

@@ -113,7 +113,7 @@ def test_max_valid_steps(data, tmp_path):
 def test_shortened_lines(main, split, checkpoint, data):
     words = [*LINES, "--tokens-per-sample", 8, "--shorten-method", "truncate", "--batch-size", 4, split]
     done = run(main, data, checkpoint, *words, "test")
-    assert_error(done, "evaluating test would skip 91 of 228 tokens, which --shorten-method truncate cuts")
+    assert_error(done, "evaluating test would skip 91 of 228 tokens, which --shorten-method truncate removes")
     done = run(main, data, checkpoint, *words, "valid", "--shorten-data-split-list", "train")
     assert done.returncode == 0, done.stderr
 

@@ -63,7 +63,7 @@ def code(mark):
 def assert_rejected(done, mark):
     assert done.returncode == 1 and not mark.exists()
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("fairseq_lrpe: the setting \"__import__('pathlib')") and last.endswith("not run")
+    assert last.startswith("fairseq_lrpe: the setting \"__import__('pathlib')") and last.endswith("executed")
 
 
 def words_of(command, checkpoint, data):
@@ -125,7 +125,7 @@ def test_from_pretrained(arch, checkpoints, data_bin, code, mark, tmp_path):
     """Only fairseq's model evaluates this setting."""
     name = changed(checkpoints[arch], tmp_path, encoder_xformers_att_config=code).name
     if arch == "roberta":
-        with pytest.raises(SystemExit, match="is not run"):
+        with pytest.raises(SystemExit, match="is not executed"):
             FairseqRobertaModel.from_pretrained(str(tmp_path), name, str(data_bin), bpe=None)
     else:
         RobertaModel.from_pretrained(tmp_path, name, data_bin, bpe=None)

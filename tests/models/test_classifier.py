@@ -218,7 +218,7 @@ def test_word_vectors_are_copied(tmp_path):
 
 
 @pytest.mark.parametrize("flags, width, message", [
-    ({}, 15, "has vectors of dimension 15 and the embeddings 16: pass --encoder-input-dim 15"),
+    ({}, 15, "dimension 15, and the embeddings have dimension 16: pass --encoder-input-dim 15"),
     ({"types": 260, "pixels": GREY}, 16, "has no embeddings: omit it"),
 ])  # fmt: skip
 def test_unsuitable_word_vectors(flags, width, message, tmp_path):

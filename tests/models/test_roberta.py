@@ -365,7 +365,7 @@ def test_fairseqs_roberta_loads_safely(data, tmp_path):
 
 def test_blocks_longer_than_the_model_accepts(data, tmp_path):
     done = train_here(*words(data / "text/bin", ARCH, tmp_path / "save", *PRETRAINING, "--max-positions", 20))
-    message = "blocks of --tokens-per-sample 64 are longer than --max-positions 20: pass"
+    message = "--tokens-per-sample 64 exceeds --max-positions 20: pass"
     assert_rejected(done, message, tmp_path / "save")
 
 

@@ -117,7 +117,7 @@ REJECTED = [  # --torch, rows of nvidia-smi, part of the message
     ("cu126", [RTX5090], "NVIDIA GeForce RTX 5090 (compute capability 12.0, driver 580)"),
     ("", [RTX5090, V100], f"{OLD}, torch 2.13.0+cu126 does not support NVIDIA GeForce RTX 5090"),
     ("", [K80], "torch 2.13.0+cu126 does not support Tesla K80 (compute capability 3.7, driver 470)"),
-    ("", ["broken"], "nvidia-smi failed (broken); repair the driver or pass --torch"),
+    ("", ["broken"], "nvidia-smi failed (broken): repair the driver or pass --torch"),
     ("", ["[N/A], 390.1, Tesla K20"], "nvidia-smi failed ([N/A], 390.1, Tesla K20)"),
 ]
 
@@ -149,7 +149,7 @@ def test_unsupported_gpus_are_rejected(machine, requested, rows, message):
 
 def test_a_failing_nvidia_smi_is_reported(machine):
     machine.command("nvidia-smi", f"echo '{H100}'\necho 'no driver' >&2\nexit 9")
-    assert "no driver); repair the driver or pass --torch" in dry_run(machine, "").stderr
+    assert "no driver): repair the driver or pass --torch" in dry_run(machine, "").stderr
     machine.command("nvidia-smi", "exit 9")
     assert "nvidia-smi failed" in dry_run(machine, "").stderr
     assert dry_run(machine, "cpu").returncode == 0
@@ -191,7 +191,7 @@ def test_environment_of_another_python_is_rejected(machine):
     (machine.root / ".venv" / "bin").mkdir(parents=True)
     machine.python("python", "3.13")
     (machine.bin / "python").rename(machine.root / ".venv" / "bin" / "python")
-    assert f"{machine.root}/.venv has no Python 3.11 or 3.12; deactivate or remove" in machine.run().stderr
+    assert f"{machine.root}/.venv has no Python 3.11 or 3.12: deactivate or remove" in machine.run().stderr
     assert f"{machine.root}/own has no Python" in machine.run(VIRTUAL_ENV=f"{machine.root}/own").stderr
 
 
@@ -219,7 +219,7 @@ def test_a_matching_torch_is_kept_and_a_users_is_not_replaced(machine, current, 
     assert dry_run(machine, requested).stdout.startswith(f"torch {version} ")
     own = str((machine.root / ".venv").rename(machine.root / "own"))
     done = machine.run(*(["--torch", requested] if requested else []), VIRTUAL_ENV=own)
-    is_rejected = f"{own} has torch {current} instead of {version}; deactivate it" in done.stderr
+    is_rejected = f"{own} has torch {current} instead of {version}: deactivate it" in done.stderr
     assert is_rejected == (done.returncode != 0) == (current != version)
     assert machine.calls.exists() != is_rejected
 
@@ -286,7 +286,7 @@ def test_only_without_a_gpu_the_default_build_replaces_the_cpu_build(machine, re
     calls = [call for call in machine.calls.read_text().splitlines() if "torch===" in call]
     assert calls[-1].endswith(f"--no-deps {last}") and "--dry-run" not in calls[-1]
     fell_back = last == "torch===2.13.0"
-    line = "installing 2.13.0, which runs on CPUs, too (2.6 GiB to download, 8 GiB of disk space)"
+    line = "installing 2.13.0, which also runs on CPUs (2.6 GiB to download, 8 GiB on disk)"
     assert (line in done.stdout) == fell_back
     assert done.returncode == (0 if fell_back or not missing else 1)
 
@@ -309,7 +309,7 @@ def test_disk_space_is_checked_for_the_fallback(machine):
     assert machine.run().returncode == 0
     (machine.root / ".venv" / ".fairseq-lrpe-ready").unlink()
     done = machine.run(FAIL="+cpu")
-    assert f"torch 2.13.0 needs 8 GiB of free space in {machine.root}" in done.stderr
+    assert f"torch 2.13.0 requires 8 GiB of free space in {machine.root}" in done.stderr
 
 
 @pytest.mark.parametrize("script", ["train", "table", "quickstart", "translate", "finetune_glue", "test"])

@@ -185,7 +185,7 @@ def reshape(folder):
     ("one", remove_file("train.label.npy"), "", "train.label.npy cannot be read or written (No such file"),
     ("two", remove_file("valid.input1.idx"), "", "valid.input1 lacks .bin or .idx"),
     ("one", replace_labels([0] * 23), "", "24 rows and 23 labels"),
-    ("one", replace_labels([0] * 23 + [-1]), "", "has rows without a label"),
+    ("one", replace_labels([0] * 23 + [-1]), "", "has missing labels"),
     ("one", replace_labels([0] * 23 + [2]), "", "or labels other than the 2 of about.json"),
     ("one", truncate_file("train.label.npy"), "", "train.label.npy is damaged"),
     ("one", truncate_file("train.input0.bin"), "", "it is empty, truncated"),
@@ -197,8 +197,8 @@ def reshape(folder):
     ("one", None, "--max-positions 0", "--max-positions must be at least 1, not 0"),
     ("one", None, "--max-positions 1 --pooling first", "--max-positions must be at least 2, not 1"),
     ("two", None, "--max-positions 4 --pairs joined", "--max-positions must be at least 5, not 4"),
-    ("pictures", None, "--pooling first", "--pixels linear has no <s>: pass --pixels embedding"),
-    ("one", None, "--task language_modeling", "the task language_modeling is for the lm architectures"),
+    ("pictures", None, "--pooling first", "--pixels linear does not support the special tokens"),
+    ("one", None, "--task language_modeling", "--task language_modeling requires an architecture"),
     ("one", None, "--embed-path nosuch.txt", "nosuch.txt is missing: a file of word vectors"),
 ])  # fmt: skip
 def test_invalid_input(kind, change, flags, message, folders, tmp_path):

@@ -307,7 +307,7 @@ def test_classification_rejects_image_files(folder):
     (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 of about.json"),
     (no_pictures, "", "contains tokens: pass --task classification"),
     (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
-    (None, "--arch linear_lm_rope", "the task image_classification is for the vit architectures"),
+    (None, "--arch linear_lm_rope", "--task image_classification requires an architecture of the family vit"),
     (None, "--repeats 0", "--repeats must be at least 1, not 0"),
     (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),
     (None, "--recipe none", "recipe"),

@@ -186,7 +186,7 @@ def test_checkpoints_of_different_tasks_are_rejected(trained, data_bin, tmp_path
     done = train_here(*train_flags(data_bin, ARCH, tmp_path / "plain", *one))
     assert done.returncode == 0, done.stderr
     for name, message in (
-        ("memory", "the checkpoints differ in --memory-length: pass it"),
+        ("memory", "the checkpoints differ in --memory-length: pass --memory-length"),
         ("plain", "the checkpoints are of different tasks (language_modeling, memory_lm): pass --task"),
     ):
         paths = f"{trained / 'checkpoint_last.pt'}:{tmp_path / name / 'checkpoint_last.pt'}"
@@ -233,24 +233,24 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--memory-length -1", "--memory-length must be at least 0, not -1"),
     ("--arch softmax_lm_xl --clamp-length -1", "--clamp-length must be at least 0, not -1"),
     ("--memory x", "unknown memory 'x': choose from hidden, state"),
-    ("--arch linear_lm_rope --memory state", "--memory state is of unlimited length: omit --memory-length"),
-    ("--memory state --memory-length 0", "--memory state needs the running sums of linear attention"),
+    ("--arch linear_lm_rope --memory state", "includes all previous positions: omit --memory-length"),
+    ("--memory state --memory-length 0", "--memory state requires linear attention"),
     ("--arch linear_lm_spe --memory state --memory-length 0", "spe cannot shift the positions"),
     ("--arch linear_lm_rope --same-length", "--same-length needs softmax attention"),
-    ("--same-length --memory-length 0", "--same-length needs a memory"),
-    ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length needs a memory"),
-    ("--clamp-length 5", "--clamp-length needs an encoding with a table of distances, which rope is not"),
-    ("--arch softmax_lm_tupe_r", "tupe uses absolute positions, which a memory would shift"),
-    ("--arch softmax_lm_fire", "fire uses absolute positions, which a memory would shift"),
+    ("--same-length --memory-length 0", "--same-length requires a memory"),
+    ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length requires a memory"),
+    ("--clamp-length 5", "--clamp-length is not supported by rope, which does not look up distances"),
+    ("--arch softmax_lm_tupe_r", "tupe uses absolute positions, which a memory does not support"),
+    ("--arch softmax_lm_fire", "fire uses absolute positions, which a memory does not support"),
     ("--token-positions learned", "learned token positions restart in each segment"),
     ("--token-positions hierarchical", "hierarchical token positions restart in each segment"),
     ("--token-positions convolution", "convolution token positions restart in each segment"),
     ("--token-positions sinusoidal", "sinusoidal token positions restart in each segment"),
-    ("--checkpoint-activations", "--checkpoint-activations reads each segment twice"),
-    ("--batch-size 2", "an update needs all 4 streams, and 2 (--batch-size) × 1 (processes) × 1"),
-    ("--sample-break-mode eos", "--sample-break-mode eos: memory_lm needs none to read streams"),
+    ("--checkpoint-activations", "--checkpoint-activations is not supported with a memory"),
+    ("--batch-size 2", "an update must have all 4 streams, but 2 (--batch-size) × 1 (processes) × 1"),
+    ("--sample-break-mode eos", "memory_lm requires --sample-break-mode none, not eos"),
     ("--tokens-per-sample 100000", "a segment of 100,000 needs 100,001"),
-    ("--streams 3000 --batch-size 3000", "3,000 streams, and a segment of 16 needs 17"),
+    ("--streams 3000 --batch-size 3000", "3,000 streams, but a segment of 16 needs 17"),
 ])  # fmt: skip
 def test_invalid_arguments(more, message, data_bin, tmp_path):
     assert_error(train_here(*flags(tmp_path / "save", data_bin), *more.split()), message)
@@ -261,5 +261,5 @@ def test_fairseqs_model_is_rejected(data_bin, tmp_path):
     words = flags(tmp_path / "save", data_bin, arch="transformer_lm")
     place = words.index("--token-positions")  # not a flag of this model
     del words[place : place + 2]
-    message = "memory_lm is for --arch linear_lm_... and softmax_lm_..., not for transformer_lm"
+    message = "--task memory_lm requires --arch linear_lm_... or softmax_lm_..., not transformer_lm"
     assert_error(train_here(*words), message)

@@ -126,8 +126,8 @@ def other_facts(folder):
     (other_facts, "", "is missing or not for question generation"),
     (None, "--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),
     (None, "--decoder-attention-heads 3", "the embed dim 16 is not divisible by 3 attention heads"),
-    (None, "--attention linear", "works on the score matrix, which linear attention never forms"),
-    (None, "--task translation -s source -t question", "the task translation is for the transformer"),
+    (None, "--attention linear", "needs the score matrix, which linear attention does not compute"),
+    (None, "--task translation -s source -t question", "--task translation requires an architecture"),
 ])  # fmt: skip
 def test_invalid_input(change, flags, message, corpus, tmp_path):
     data = corrupted_copy(corpus / "bin", tmp_path, change)

@@ -1,6 +1,7 @@
-"""Linear attention: the public function, which checks its arguments and selects a backend.
+"""Linear attention: the public function, which validates its arguments and selects a backend.
 
-``fairseq_lrpe.ops.linear_attention`` is the function; import everything else from the files in this package.
+The attribute ``linear_attention`` of ``fairseq_lrpe.ops`` is this function, not this package. Import other
+names from the modules of this package, such as ``fairseq_lrpe.ops.linear_attention.state``.
 """
 
 from functools import reduce
@@ -33,32 +34,35 @@ def linear_attention(
     backend: str = "auto",
     eps: float = 1e-6,
 ) -> Tensor | tuple[Tensor, LinearState]:
-    """Computes linear attention in O(n) (LRPE Eq. 3; Katharopoulos et al. 2020):
+    """Computes linear attention in O(L) time (LRPE Eq. 3; Katharopoulos et al. 2020).
 
-        o_i = Σ_j γ_h^(i-j) (q_i·k_j) v_j    over the visible j.
+    With the decay γ_h of head h, the output is
+
+        o_i = Σ_j γ_h^(i-j) (q_i·k_j) v_j,
+
+    where j runs over all keys, or over the keys j ≤ i if ``causal``.
 
     Args:
-        q: (B, H, Lq, d), with the feature map and the encoding already applied.
-        k: (B, H, Lk, d), likewise.
-        v: (B, H, Lk, dv); dv may differ from d.
-        causal: only keys j ≤ i are visible; the queries are at the last Lq positions of the keys,
-            i = Lk-Lq..Lk-1.
-        normalize: divide by max(Σ_j γ_h^(i-j) (q_i·k_j), eps).
-        log_decay: log γ ≤ 0 of each head (H,), only if causal; None means γ = 1. With shape (H, d), or (1, d)
-            for all heads, each feature decays on its own: q_i·k_j becomes Σ_t γ_t^(i-j) q_it k_jt.
-        key_padding_mask: (B, Lk) bool, True at padding, which contributes nothing.
-        state: (Σ k vᵀ (B, H, d, dv), Σ k (B, H, d)) of all earlier keys, as returned by a previous call;
-            decayed to the last of those keys. All queries see it.
-        return_state: return (o, state), where the state includes these keys.
-        chunk_size: rows of a chunk in the ``chunk`` backend; by default chosen from the widths.
-        backend: "chunk"; "reference" (the O(n²) definition); "fla" (the kernels of flash-linear-attention,
-            on GPUs of compute capability 8.0 or higher); "auto" uses fla where it is installed and supports
-            the arguments, and chunk otherwise.
+        q: queries (B, H, Lq, d), after the feature map and the positional encoding.
+        k: keys (B, H, Lk, d), after the feature map and the positional encoding.
+        v: values (B, H, Lk, dv); dv may differ from d.
+        causal: whether attention is causal. The queries are then at the last Lq of the Lk positions.
+        normalize: whether to divide o_i by max(Σ_j γ_h^(i-j) (q_i·k_j), eps).
+        log_decay: log γ_h ≤ 0 (H,), only if ``causal``; None means γ_h = 1. With shape (H, d), or (1, d) for
+            all heads, each feature t has its own decay, and Σ_t γ_t^(i-j) q_it k_jt replaces q_i·k_j.
+        key_padding_mask: bool (B, Lk), True at keys that are padding and are ignored.
+        state: sums over all earlier keys, Σ k vᵀ (B, H, d, dv) and Σ k (B, H, d), as returned by a previous
+            call. All queries attend to these keys.
+        return_state: whether to return the sums over earlier and current keys, too.
+        chunk_size: number of rows per chunk of the backend "chunk", by default 64 or 32, depending on d + dv.
+        backend: "reference" (the O(L²) definition); "chunk" (plain torch); "fla" (the kernels of
+            flash-linear-attention, on GPUs of compute capability 8.0 or higher); or "auto" (fla where it is
+            installed and supports the arguments, otherwise chunk).
         eps: lower bound of the denominator.
 
     Returns:
-        (B, H, Lq, dv). Half-precision input is summed and returned in float32, because sums that are not
-        divided by a denominator exceed float16.
+        The output (B, H, Lq, dv), or a tuple of the output and the new state. Half-precision input gives
+        output in float32, because sums that are not divided by a denominator exceed float16's range.
 
     Raises:
         ValueError: for an unknown backend or one that does not support the arguments, incompatible shapes, a
@@ -79,7 +83,8 @@ def linear_attention(
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)
     with torch.autocast(q.device.type, enabled=False):  # autocast would sum in half precision
         earlier = k.size(-2) - q.size(-2)
-        if causal and earlier and backend != "reference":  # all queries see these keys, as they see a state
+        # Earlier keys become part of the state, because all queries attend to both.
+        if causal and earlier and backend != "reference":
             state = update_state(state, k[:, :, :earlier].to(dtype), v[:, :, :earlier].to(dtype), log_decay)
             k, v = k[:, :, earlier:], v[:, :, earlier:]
         args = Arguments(causal, normalize, log_decay, state, return_state, chunk_size, eps, dtype)
@@ -92,8 +97,8 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
             raise ValueError(f"{name} must have shape (batch, heads, length, width), not {_shape(x)}")
     if causal and q.size(-2) > k.size(-2):
         raise ValueError(
-            f"causal linear attention needs at least as many keys as queries, got {k.size(-2)} and "
-            f"{q.size(-2)}: pass earlier keys as `state`"
+            f"causal linear attention needs at least as many keys as queries, got {k.size(-2)} keys and "
+            f"{q.size(-2)} queries: pass the sums over earlier keys as `state`"
         )
     (batch, heads, _, d), keys, dv = q.shape, k.size(2), v.size(3)
     expected = {
@@ -115,7 +120,7 @@ def _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size):
     if key_padding_mask is not None and key_padding_mask.dtype != torch.bool:
         raise ValueError(f"key_padding_mask must be bool (True at padding), not {key_padding_mask.dtype}")
     if log_decay is not None and not causal:
-        raise ValueError("log_decay requires causal=True: it decays with the distance into the past")
+        raise ValueError("log_decay requires causal=True, because only earlier keys can decay with distance")
     if chunk_size is not None and chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, not {chunk_size}")
 

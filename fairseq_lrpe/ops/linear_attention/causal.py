@@ -1,16 +1,17 @@
-"""Causal linear attention in chunks, which stores only the states between chunks for the backward pass.
+"""Causal linear attention in chunks, with a memory-efficient backward pass.
 
-With S_n the sum of k_j v_jᵀ over all chunks before chunk n, and Q, K, V the C rows of chunk n,
+Let S_n be the sum of k_j v_jᵀ over all chunks before chunk n, decayed up to the last of these keys, and let
+Q, K and V be the C rows of chunk n. Then
 
     O = (W ∘ Q Kᵀ) V + (a ∘ Q) S_n,        S_{n+1} = γ^C S_n + (b ∘ K)ᵀ V,
-    W_ij = γ^(i-j) for j ≤ i, else 0,      a_i = γ^(i+1),      b_j = γ^(C-1-j),
+    W_ij = γ^(i-j) for j ≤ i, else 0,      a_i = γ^(i+1),      b_j = γ^(C-1-j).
 
-and the same with V = 1 for the denominator. If each feature has its own γ, W is 1 for j ≤ i, and the features
-of q_i and k_j in the first product are weighted by γ^(i-m) and γ^(m-j) instead, where m is the middle of a
-chunk short enough that neither factor becomes large.
+The denominator is the same with V = 1. If each feature has its own γ, W_ij is 1 for j ≤ i, and in the first
+product the features of q_i are weighted by γ^(i-m) and those of k_j by γ^(m-j), where m is the middle of the
+chunk. Chunks are then so short that neither weight overflows.
 
-The backward pass visits the chunks in reverse with the gradient of S_n and recomputes everything else from q,
-k and v. Together, the S_n are d / C times as large as v; recomputing them is slower than storing them.
+The backward pass processes the chunks in reverse order with the gradient of S_n. It recomputes the products
+inside chunks from q, k and v, but not the S_n, which are stored and together d / C times as large as v.
 """
 
 from dataclasses import dataclass
@@ -35,17 +36,17 @@ def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | t
 
 
 def default_chunk_size(d: int, dv: int) -> int:
-    """Returns the rows C of a chunk; products inside it cost C² (d + dv), those with the state C d dv."""
-    return 64 if d + dv >= 128 else 32  # the fastest of 16, 32, .. 256 on a CPU at six widths
+    """Returns the number of rows C of a chunk; products inside it cost C² (d + dv), with the state C d dv."""
+    return 64 if d + dv >= 128 else 32  # fastest of 16, 32, .., 256 on a CPU, measured for six widths
 
 
 def _max_part_elements(device):
-    """Returns how many elements of q to process at once: what fits into a core's cache, or fills a GPU."""
+    """Returns the number of elements of q processed at once, which fit a CPU core's cache or fill a GPU."""
     return 2**18 if device.type == "cpu" else 2**24
 
 
 def _split(q, v, log_decay, chunk_size, dtype):
-    """Splits batch and length into parts: as many whole chunks at once as fit, then the remaining rows."""
+    """Splits batch and length into parts, each of which is as many full chunks as fit, or the last rows."""
     batch, heads, length, d = q.shape
     size = min(chunk_size or default_chunk_size(d, v.size(-1)), length)
     if log_decay is not None and log_decay.size(-1) > 1:
@@ -69,7 +70,7 @@ def _split(q, v, log_decay, chunk_size, dtype):
 class _Weights:
     """Decay weights of a chunk with C rows; None where all weights are 1.
 
-    Shapes are those for one decay per head; those for one decay per feature follow in brackets.
+    Shapes are for one decay per head; shapes for one decay per feature follow in brackets.
 
     Attributes:
         pairs: W, (H, 1, C, C) [(C, C)].
@@ -105,11 +106,11 @@ class _Weights:
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the input that is processed at once.
+    """A part of the input whose chunks are processed at the same time.
 
     Attributes:
-        sequences: slice of the batch.
-        start: first row.
+        sequences: slice of the batch dimension.
+        start: index of the first row.
         chunks: number of consecutive chunks.
         size: rows of each chunk.
         heads: number of heads H.
@@ -152,12 +153,12 @@ class _Part:
         return scores
 
     def scan(self, total, updates, backwards=False):
-        """Accumulates the chunks' updates with decay.
+        """Adds the updates of all chunks to a running total, which decays at each chunk.
 
         Args:
-            total: running total (B, H, d, dv); holds the total after the last chunk on return.
-            updates: (sequences·H·chunks, d, dv).
-            backwards: go from the last chunk to the first.
+            total: running total (B, H, d, dv), modified in place.
+            updates: the update of each chunk (sequences·H·chunks, d, dv).
+            backwards: whether to go from the last chunk to the first.
 
         Returns:
             The totals before each chunk's update (sequences·H·chunks, d, dv).
@@ -165,7 +166,7 @@ class _Part:
         total = total[self.sequences]
         updates = updates.unflatten(0, (-1, self.heads, self.chunks))
         totals = torch.empty_like(updates)
-        # One addition per chunk: cumsum would read and write element by element.
+        # One addition per chunk is faster than cumsum, which reads and writes element by element.
         rows, updates = totals.unbind(2), updates.unbind(2)
         if backwards:
             rows, updates = rows[::-1], updates[::-1]
@@ -184,9 +185,9 @@ class _Part:
 class _ChunkCausal(torch.autograd.Function):
     """Autograd function of :func:`chunk_causal`.
 
-    Inputs are q, k (B, H, L, d), v (B, H, L, dv) and the state (B, H, d, dv), (B, H, 1, d); results are the
-    outputs and the new state. Outputs and gradients have the memory layout of v, q and k, so that merging the
-    heads into (L, B, H·d) needs no copy. Gradients are named ``g_`` followed by what they belong to.
+    Inputs are q and k (B, H, L, d), v (B, H, L, dv), and the state (B, H, d, dv) and (B, H, 1, d). Results
+    are the output and the new state. The output and the gradients have the memory layout of v, q and k, so
+    that merging the heads into (L, B, H·d) needs no copy. ``g_x`` is the gradient of ``x``.
     """
 
     @staticmethod
@@ -222,7 +223,7 @@ class _ChunkCausal(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, g_out, g_kv, g_k_sum):
-        with torch.autocast(g_out.device.type, enabled=False):  # autocast may be on around the backward pass
+        with torch.autocast(g_out.device.type, enabled=False):  # callers may run backward under autocast
             return _ChunkCausal._backward(ctx, g_out, g_kv, g_k_sum)
 
     @staticmethod
@@ -260,8 +261,8 @@ class _ChunkCausal(torch.autograd.Function):
 
         g_log_decay = None
         if ctx.needs_input_grad[5]:
-            # γ^(i-j) is a factor γ^i of every q_i and γ^-j of every k_j; the initial state is at position -1
-            # and the final state is read at L - 1.
+            # γ^(i-j) is the product of a factor γ^i of q_i and a factor γ^-j of k_j. The initial state counts
+            # as a key at position -1, and the final state as a query at position L - 1.
             i = torch.arange(q.size(2), device=q.device, dtype=torch.float64)
             rows = q * g_q - k * g_k
             first = (first_kv * g_kv).sum(3) + (first_k_sum * g_k_sum).squeeze(2)

@@ -1,4 +1,4 @@
-"""Linear attention in chunks, O(n): dense products inside chunks, one running state between them."""
+"""Linear attention in O(L) time with plain torch; causal attention is computed in chunks."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Te
         return chunk_causal(q, k, v, args)
     # Bidirectional, or at most one query: all queries see all keys.
     state = update_state(args.state, k.to(args.dtype), v.to(args.dtype), args.log_decay)
-    # With four dimensions torch multiplies the many small matrices of a decoding step far slower.
+    # torch multiplies the many small matrices of a decoding step far slower with four dimensions than three.
     kv, k_sum, q_rows = (x.flatten(0, 1) for x in (*state, q.to(args.dtype)))
     out = q_rows @ kv
     if args.normalize:
@@ -27,10 +27,11 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Te
 
 
 class _Divide(torch.autograd.Function):
-    """Divides out (B·H, L, dv) by max(sums (B·H, L, 1), eps); returns (B, H, L, dv).
+    """Divides ``out`` (B·H, L, dv) by max(``sums`` (B·H, L, 1), eps), and returns (B, H, L, dv).
 
-    Stores the quotient, which the next layer stores as well, instead of the dividend. The result is laid out
-    in memory as (L, B, H, dv), so that merging the heads into (L, B, H·dv) needs no copy.
+    For the backward pass it saves the quotient, which the next layer saves anyway, instead of the dividend.
+    The memory layout of the result is (L, B, H, dv), so that merging the heads into (L, B, H·dv) needs no
+    copy.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Linear attention as it is defined, O(n²); all faster backends are tested against it."""
+"""Linear attention by its definition, in O(L²) time; tests compare the faster backends with it."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""State and arguments of linear attention."""
+"""Data types for the state and the arguments of linear attention."""
 
 from typing import NamedTuple
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 class LinearState(NamedTuple):
-    """Sums over all keys so far, which is all that later queries need.
+    """Sums over all previous keys, from which later queries compute their attention to these keys.
 
-    With a decay, key j (or each of its features) is weighted by γ^(n-j), where n is the last key.
+    With a decay γ, key j (or each of its features) is weighted by γ^(n-j), where n is the last key.
 
     Attributes:
         kv: Σ k vᵀ, (B, H, d, dv).
@@ -34,7 +34,7 @@ class Arguments(NamedTuple):
 
 
 def update_state(state: LinearState | None, k: Tensor, v: Tensor, log_decay: Tensor | None) -> LinearState:
-    """Returns the state after k (B, H, L, d) and v (B, H, L, dv); all tensors have the dtype of the sums."""
+    """Returns the state after adding k (B, H, L, d) and v (B, H, L, dv), all in the dtype of the sums."""
     length = k.size(-2)
     if log_decay is not None:
         if length > 1:
@@ -43,8 +43,8 @@ def update_state(state: LinearState | None, k: Tensor, v: Tensor, log_decay: Ten
         if state is not None:
             decay = torch.exp(log_decay * length)
             state = LinearState(state.kv * decay[..., None], state.k_sum * decay)
-    if length == 1 and state is not None:  # a decoding step: product and sum in one pass
+    if length == 1 and state is not None:  # a decoding step, in which addcmul saves one pass over the state
         return LinearState(torch.addcmul(state.kv, k.mT, v), state.k_sum + k.squeeze(-2))
-    # With four dimensions torch multiplies many small matrices far slower than with three.
+    # torch multiplies many small matrices far slower with four dimensions than with three.
     kv, k_sum = (k.flatten(0, 1).mT @ v.flatten(0, 1)).unflatten(0, k.shape[:2]), k.sum(-2)
     return LinearState(kv, k_sum) if state is None else LinearState(state.kv + kv, state.k_sum + k_sum)

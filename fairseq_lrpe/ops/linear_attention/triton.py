@@ -14,27 +14,28 @@ MIN_COMPUTE_CAPABILITY = (8, 0)
 
 
 def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
-    """Computes :func:`fairseq_lrpe.ops.linear_attention`; falls back to ``chunk`` if it is not causal.
+    """Computes :func:`fairseq_lrpe.ops.linear_attention` with the kernels of flash-linear-attention.
 
-    The kernels choose their own chunk size. They multiply float32 in TF32 on GPUs that support it, unless the
-    environment variable TRITON_F32_DEFAULT=ieee is set.
+    Bidirectional attention, and a single query, are computed by ``chunk`` instead. The kernels ignore
+    ``chunk_size``. They multiply float32 in TF32 on GPUs that support it, unless the environment variable
+    TRITON_F32_DEFAULT=ieee is set.
 
     Raises:
-        ValueError: if the kernels cannot run here or do not support these arguments.
+        ValueError: if the kernels cannot run on this device or do not support the arguments.
     """
     if reason := fla_missing_requirement(q.device):
         raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
     if not fla_supports(q, k, v, args.log_decay):
         raise ValueError(
-            "backend 'fla' supports no float64, and no log_decay that requires a gradient or is per feature "
-            f"(q is {q.dtype}): use backend 'chunk'"
+            f"backend 'fla' does not support float64 (q is {q.dtype}), nor a log_decay that requires a "
+            "gradient or differs between features: use backend 'chunk'"
         )
     return _causal(q, k, v, args) if args.causal and q.size(-2) > 1 else chunk(q, k, v, args)
 
 
 @cache  # called by every layer in every step
 def fla_missing_requirement(device: torch.device) -> str | None:
-    """Returns what the kernels lack to run on a device, or None if they can run."""
+    """Returns a description of what the kernels need to run on the device, or None if they can run."""
     if device.type != "cuda":
         return f"a CUDA GPU (the device is {device.type})"
     if (capability := torch.cuda.get_device_capability(device)) < MIN_COMPUTE_CAPABILITY:
@@ -44,7 +45,7 @@ def fla_missing_requirement(device: torch.device) -> str | None:
 
 
 def fla_supports(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> bool:
-    """Returns whether the kernels can run on this device and support these arguments."""
+    """Returns whether the kernels can run on the device of q and support the arguments."""
     return (
         fla_missing_requirement(q.device) is None
         and torch.float64 not in (q.dtype, k.dtype, v.dtype)
@@ -55,9 +56,9 @@ def fla_supports(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> b
 def _causal(q, k, v, args):
     from fla.ops.simple_gla import chunk_simple_gla
 
-    # In half precision the kernels would also keep the states between chunks in half precision.
+    # For half-precision input, the kernels would also store the states between chunks in half precision.
     q, k, v, initial = q.to(args.dtype), k.to(args.dtype), v.to(args.dtype), args.state
-    # A column of ones in v sums the scores, which gives the denominator, and Σ k in the state.
+    # A column of ones in v gives the sums of the scores, which are the denominator.
     values = torch.cat((v, v.new_ones(*v.shape[:-1], 1)), -1) if args.normalize else v
     if initial is not None:
         initial = torch.cat((initial.kv, initial.k_sum[..., None]), -1) if args.normalize else initial.kv
@@ -67,6 +68,6 @@ def _causal(q, k, v, args):
     out = out.transpose(1, 2)
     if args.normalize:
         out = out[..., :-1] / out[..., -1:].clamp(min=args.eps)
-    # The kernel's own final state is NaN under a strong decay (log γ < -1.4) if the last chunk is not full
-    # (flash-linear-attention 0.6.0).
+    # The kernel's final state is not used: in flash-linear-attention 0.6.0, it is NaN for a strong decay
+    # (log γ < -1.4) if the last chunk is not full.
     return (out, update_state(args.state, k, v, args.log_decay)) if args.return_state else out

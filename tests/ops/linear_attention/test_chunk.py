@@ -204,7 +204,7 @@ STATE = torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 4)
             r"^key_padding_mask must have shape \(2, 5\)",
         ),
         ({"key_padding_mask": torch.zeros(2, 5)}, "^key_padding_mask must be bool"),
-        ({"q": torch.cat([Q, Q], dim=2)}, "as many keys as queries, got 5 and 10.*`state`"),
+        ({"q": torch.cat([Q, Q], dim=2)}, "as many keys as queries, got 5 keys and 10 queries.*`state`"),
         ({"chunk_size": 0}, "^chunk_size must be at least 1, not 0"),
         ({"backend": "magic"}, "'magic'.*auto, reference, chunk, fla"),
         ({"backend": "fla"}, "^backend 'fla' "),

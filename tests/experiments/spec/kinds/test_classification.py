@@ -102,5 +102,5 @@ def test_fairseq_has_no_classifier(tmp_path):
     data = write_text_dataset(tmp_path / "data")
     with pytest.raises(SystemExit) as end:
         run(tmp_path / "runs", data, "classification/sst2_mini", "softmax", "fairseq")
-    assert "fairseq has no classifier of its own: choose a method of this plugin" in str(end.value.code)
+    assert "the method 'fairseq' does not exist for the family 'classifier'" in str(end.value.code)
     assert not list((tmp_path / "runs").rglob("run.json"))

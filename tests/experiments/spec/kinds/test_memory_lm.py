@@ -71,11 +71,11 @@ def test_evaluation_with_running_sums(data_bin, tmp_path):
     ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: must be a non-negative"),
     ("softmax", "xl", "evaluations.x={split: test, segment: 0}", "segment: input should be greater than 0"),
     ("softmax", "xl", "evaluations.x={split: test, length: 9}", "evaluations.x.length: unknown key"),
-    ("softmax", "xl", "train.memory=state", "--memory state is of unlimited length"),
-    ("linear", "rope", "train.memory=state", "--memory state is of unlimited length"),
+    ("softmax", "xl", "train.memory=state", "--memory state includes all previous positions"),
+    ("linear", "rope", "train.memory=state", "--memory state includes all previous positions"),
     ("softmax", "xl", "train.token_positions=learned", "pass --token-positions none"),
     ("softmax", "fairseq", "updates=1", "the method fairseq has no memory"),
-    ("softmax", "xl", "train.tokens_per_sample=5000", "and a segment of 5,000 needs 5,001"),
+    ("softmax", "xl", "train.tokens_per_sample=5000", "but a segment of 5,000 needs 5,001"),
     ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: memory_lm needs batch.unit=seq"),
 ])  # fmt: skip
 def test_invalid_settings(attention, method, change, message, data_bin, tmp_path):
