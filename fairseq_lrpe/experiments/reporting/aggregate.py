@@ -6,7 +6,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -120,7 +120,7 @@ def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
         line = _summarize_cell(cell, seeds[i], planned) | {"is_apart": apart[i]}
         line["lengths"] = _in_order(set().union(*by_part[i]))
         line["length"], line["unit"] = line["lengths"][0] if len(line["lengths"]) == 1 else (math.nan, None)
-        lines.append(line | _difference(_measured(seeds[i]), _measured(seeds[base]) if is_same else {}))
+        lines.append(line | difference(_measured(seeds[i]), _measured(seeds[base]) if is_same else {}))
     summary = pd.DataFrame(lines)
     summary["is_ranked"] = summary["mean"].map(math.isfinite) & ~summary["is_apart"]
     _add_ranks(summary)
@@ -166,7 +166,7 @@ def _trained_differently(table, lengths, parts):
 def _summarize_cell(cell, lines, planned):
     """The columns that depend on a single cell."""
     values = sorted(_measured(lines).values(), reverse=cell.better == "higher")
-    mean, std = _mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
+    mean, std = mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
     state = f"{len(values)}" if len(values) == planned else f"{len(values)} of {planned}"
     paper, paper_std = cell.published or (None, None)
     return {
@@ -190,7 +190,7 @@ def _summarize_cell(cell, lines, planned):
     }
 
 
-def _mean_and_std(values):
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """The mean and the sample standard deviation, correctly rounded; NaN where undefined."""
     std = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
     return statistics.fmean(values) if len(values) else math.nan, std
@@ -236,7 +236,7 @@ def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
     return found
 
 
-def _difference(ours, base):
+def difference(ours, base):
     """The columns of the difference to the baseline, paired by seed."""
     from scipy.stats import ttest_1samp
 
@@ -270,7 +270,7 @@ def summarize_runs(results: pd.DataFrame) -> pd.DataFrame:
         about["state"] = "; ".join(states) or "finished"
         measured = runs[runs["metric"].notna() & ~runs["metric"].str.endswith("_per_second", na=False)]
         for (evaluation, metric), found in measured.groupby(["evaluation", "metric"], sort=False):
-            mean, std = _mean_and_std(found["value"])
+            mean, std = mean_and_std(found["value"])
             numbers = {"mean": mean, "std": std, "measured_seeds": len(found)}
             numbers["decimals"] = KINDS[found["kind"].iloc[0]].decimals.get(metric, 2)
             lines.append({**row, "evaluation": evaluation, "metric": metric, **about, **numbers})

@@ -35,8 +35,8 @@ SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions
 
 
 def experiments() -> list[str]:
-    """Returns the names of all experiments: the YAML files in configs, except tables and papers."""
-    paths = (path for path in CONFIGS.rglob("*.yaml") if path.is_file())
+    """Returns the names of all experiments: the YAML files in configs/FOLDER, except tables and papers."""
+    paths = (path for path in CONFIGS.glob("*/**/*.yaml") if path.is_file())
     paths = (path for path in paths if path.parent.name not in ("paper", "tables"))
     return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in paths)
 
@@ -106,6 +106,7 @@ class Experiment:
         paths: its YAML file and those that it builds on.
         shared: overrides that also apply to the experiments from which its runs start, if they have the key.
         changes: overrides that identify a run.
+        free: overrides that do not.
     """
 
     name: str
@@ -114,6 +115,7 @@ class Experiment:
     paths: list[Path]
     shared: list[str]
     changes: dict[str, str] = field(default_factory=dict)
+    free: list[str] = field(default_factory=list)
     _others: dict[str, "Experiment"] = field(default_factory=dict)
 
     @classmethod
@@ -190,6 +192,7 @@ class Experiment:
             raise ValueError(f"{key}: {error}") from None
         self._check_type(key, value)
         if is_free(key):
+            self.free.append(text)
             section[name] = {} if key == "choose" and value is None else value
         elif self._differs(key, value):
             self.changes[key] = as_text(value)
