@@ -65,9 +65,14 @@ def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
     """Parses the arguments (default: the command line's) and returns them and the KEY=VALUE among them."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    overrides = [text for text in arguments if OVERRIDE.match(text)]
-    return parser.parse_args([text for text in arguments if not OVERRIDE.match(text)]), overrides
+    words, overrides = [], []
+    remaining = iter(sys.argv[1:] if arguments is None else arguments)
+    for text in remaining:
+        if text == "--slurm":  # its value is also KEY=VALUE
+            words.append(f"--slurm={next(remaining, '')}")
+        else:
+            (overrides if OVERRIDE.match(text) else words).append(text)
+    return parser.parse_args(words), overrides
 
 
 def make_parser() -> ArgumentParser:

@@ -5,6 +5,7 @@ running. The results folder must be on a file system that the nodes share. RUN/s
 and the output of the jobs.
 """
 
+import io
 import os
 import re
 import shutil
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -168,18 +169,23 @@ class SlurmLauncher:
         """Submits one run after the jobs it needs, and returns the id of its job."""
         folder = job.folder / FOLDER
         executor = submitit.SlurmExecutor(folder, max_num_timeout=MAX_REQUEUES)
-        more = {**options, "comment": str(job.folder), "job-name": f"lrpe {job.run}"}
+        more = {**options, "comment": str(job.folder)}
         if needs:
             more["dependency"] = f"afterok:{':'.join(needs)}"
         executor.update_parameters(
-            time=minutes(options["time"]), nodes=self.nodes, ntasks_per_node=1, additional_parameters=more
+            job_name=f"lrpe {job.run}",
+            time=minutes(options["time"]),
+            nodes=self.nodes,
+            ntasks_per_node=1,
+            additional_parameters=more,
         )
         nodes = ["--nodes", str(self.nodes)] if self.nodes > 1 else []
         split = arguments.index("--") if "--" in arguments else len(arguments)
         function = SlurmRun([*arguments[:split], *nodes, *arguments[split:]], self.nodes)
         for attempt in range(RETRIES):
             try:
-                return executor.submit(function).job_id
+                with redirect_stderr(io.StringIO()):  # submitit prints what it also raises
+                    return executor.submit(function).job_id
             except (FailedJobError, FailedSubmissionError) as error:
                 message = sbatch_error(str(error))
                 if UNREACHABLE.search(message) and attempt < RETRIES - 1:
@@ -195,7 +201,7 @@ class SlurmLauncher:
 
 def sbatch_error(text: str) -> str:
     """Returns the message of sbatch in submitit's error."""
-    lines = re.findall(r"sbatch: error: (.+)", text) or text.strip().splitlines()[-1:]
+    lines = re.findall(r"sbatch: (?:error: )?(.+)", text) or text.strip().splitlines()[-1:]
     return lines[-1].removeprefix("Batch job submission failed: ")
 
 
@@ -284,8 +290,8 @@ def failure(folder: Path) -> str:
     """Describes why the last job of a run failed: the last line of its newest log, and where the log is."""
     logs = [path for path in (*folder.glob("*.log"), *(folder / FOLDER).glob(f"{last_job(folder)}_*_log.*"))]
     for path in sorted(logs, key=lambda path: path.stat().st_mtime, reverse=True):
-        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-        if lines:
+        lines = path.read_text(errors="replace").splitlines()
+        if lines := [line for line in lines if line.strip() and not line.startswith(("srun: ", "submitit "))]:
             return f"{lines[-1]} ({path})"
     return (
         f"no log in {folder / FOLDER}: it was cancelled before it started, or its node cannot see this folder"

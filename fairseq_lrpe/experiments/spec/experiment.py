@@ -196,6 +196,8 @@ class Experiment:
             section[name] = {} if key == "choose" and value is None else value
         elif self._differs(key, value):
             self.changes[key] = as_text(value)
+        else:
+            self.changes.pop(key, None)  # an earlier override of the same key
 
     def _check_type(self, key, value):
         """Raises ValueError if a value and the one that it replaces have different types."""

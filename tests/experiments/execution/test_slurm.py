@@ -97,6 +97,9 @@ def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
     wait_until(lambda: sum(trained_updates(tmp_path / "slurm").values()) > 4, "a training")
     [first, *_] = running(environment)
     environment.run("scontrol", "requeue", first)
+    environment.run(
+        "scontrol", "update", f"JobId={first}", "StartTime=now"
+    )  # SLURM would wait for two minutes
     [*_, last] = running(environment, "PENDING")
     environment.run("scancel", last)
     environment.restart_controller()
@@ -120,6 +123,8 @@ def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, 
     [job] = running(environment)
     # What SLURM sends to all processes of a job before its time limit.
     environment.run("scancel", "--signal=USR2", job)
+    wait_until(lambda: running(environment, "PENDING"), "the requeued job")
+    environment.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # SLURM would wait for two minutes
     [log] = (tmp_path / "slurm").rglob("train.log")
     wait_until(lambda: log.read_text().count("Loaded checkpoint") == 1, "the second start")
     call(train.main, *on_nodes, "--wait")
