@@ -50,8 +50,8 @@ def compare_measurements(a: dict[int | str, RunRecord], b: dict[int | str, RunRe
 
     Returns:
         A DataFrame with one line per evaluation and metric. Its columns are evaluation, metric, a_mean,
-        a_std, b_mean, b_std, difference (the mean of b - a over the common seeds), low and high (its 95% confidence
-        interval, Student's t), common_seeds and decimals.
+        a_std, b_mean, b_std, decimals, and the mean of b - a over the common seeds: difference, low and high
+        (its 95% confidence interval, Student's t) and common_seeds.
     """
     values = [
         {

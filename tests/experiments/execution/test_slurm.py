@@ -124,7 +124,7 @@ def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, 
     # What SLURM sends to all processes of a job before its time limit.
     environment.run("scancel", "--signal=USR2", job)
     wait_until(lambda: running(environment, "PENDING"), "the requeued job")
-    environment.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # SLURM would wait for two minutes
+    environment.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # not after two minutes
     [log] = (tmp_path / "slurm").rglob("train.log")
     wait_until(lambda: log.read_text().count("Loaded checkpoint") == 1, "the second start")
     call(train.main, *on_nodes, "--wait")
