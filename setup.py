@@ -41,6 +41,7 @@ setup(
         "subword-nmt",
         "tokenizers",
         "huggingface_hub",
+        "submitit",
         "tensorboardX",
     ],
     extras_require={

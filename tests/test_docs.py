@@ -180,6 +180,7 @@ ROWS = {
     PREPARE + "glue*": Row("--from missing --out prepared_glue", refused="missing"),
     # single runs
     "bash scripts/train.sh *": Row("--dry-run"),
+    "bash scripts/train.sh * --launcher slurm *": Row("--slurm time=x", refused="must be a time limit"),
     "bash scripts/train.sh glue/wikibook *": Row("--dry-run", refused="does not exist"),
     "bash scripts/train.sh lm/mini shaw --attention softmax train.shaw_k=4": Row(
         after=(PREPARE + "wikitext_mini",)
@@ -191,7 +192,6 @@ ROWS = {
     "bash scripts/train.sh imagenet/deit_small *": Row(
         replaced={"--gpus 8": "--cpu"}, after=(PREPARE + "imagenet --from FOLDER",)
     ),
-    "sbatch *": Row("--dry-run"),
     # use of trained models
     "bash scripts/extrapolate.sh *": Row(
         replaced={"RUN": "results/lm/mini/linear_rope/seed-1", "512 1024 2048 4096 8192": "512"}, after=(RUN,)
@@ -223,6 +223,9 @@ ROWS = {
     # tables
     "bash scripts/table.sh": Row(),
     "bash scripts/table.sh *": Row("--dry-run --only rope"),
+    "bash scripts/table.sh * --launcher slurm *": Row("--slurm time=x", refused="must be a time limit"),
+    "bash scripts/table.sh * --status": Row("--max-jobs 0", refused="must be a whole number"),
+    "bash scripts/table.sh * --cancel": Row("--max-jobs 0", refused="must be a whole number"),
     "bash scripts/table.sh lfhc_table*": Row("--dry-run --only gcdf"),
     "bash scripts/table.sh lfhc_table5 *": Row("--dry-run --only lfhc"),
     "bash scripts/table.sh tmlr_table2 --scale mini --only *": Row("--dry-run"),
@@ -249,15 +252,8 @@ SMALL = {  # {experiment: overrides that make it fast}
 }
 
 
-SLURM = {
-    "sbatch": 'SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=1 SLURM_JOB_NODELIST=node1 SLURM_NNODES=2 exec bash "$@"',
-    "srun": 'shift; exec "$@"',
-    "scontrol": "echo node1",
-}
-
-
 def write_clone(folder):
-    """Copies the repository to ``folder``, with small experiments and substitutes for SLURM's programs."""
+    """Copies the repository to ``folder``, with small experiments."""
     for name in ("fairseq_lrpe", "configs", "data_prep", "scripts", "docs", "tests", ".ci"):
         ignored = shutil.ignore_patterns("__pycache__", "*.png")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
@@ -269,10 +265,6 @@ def write_clone(folder):
     # The scripts call setup_env.sh without arguments, which would install packages.
     real = shlex.quote(str(REPOSITORY / "scripts/setup_env.sh"))
     (folder / "scripts/setup_env.sh").write_text(f'[ $# = 0 ] || exec bash {real} "$@"\n')
-    (folder / "bin").mkdir()
-    for name, line in SLURM.items():
-        (folder / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
-        (folder / "bin" / name).chmod(0o755)
     for name, small in SMALL.items():
         path = folder / f"configs/{name}.yaml"
         changed = {"updates": 2, **small, "train": {**small["train"], **OFTEN, "warmup_updates": 1}}
@@ -338,7 +330,7 @@ def shell():
     with tempfile.TemporaryDirectory(prefix="docs-") as folder:  # a short path, as in forks.py
         write_clone(Path(folder))
         write_data(Path(folder))
-        path = f"{folder}/bin:{folder}/.venv/bin:{os.environ['PATH']}"
+        path = f"{folder}/.venv/bin:{os.environ['PATH']}"
         changed = {"PATH": path, "PYTHONPATH": folder, "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
         env = {**os.environ, **changed}
         env.pop("VIRTUAL_ENV", None)

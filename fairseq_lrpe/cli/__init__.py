@@ -13,6 +13,7 @@ COMMANDS = {
     "train": ("fairseq_lrpe.cli.train", "train and evaluate one method in one experiment"),
     "table": ("fairseq_lrpe.cli.table", "run the experiments of a paper's table, or list all tables"),
     "results": ("fairseq_lrpe.cli.results", "show results as a table or plot"),
+    "compare": ("fairseq_lrpe.cli.compare", "compare the settings and measurements of two runs"),
     "report": ("fairseq_lrpe.cli.report", "write an HTML report of a results folder"),
     "evaluate": ("fairseq_lrpe.cli.evaluate", "evaluate a language model at several block lengths"),
     "generate": ("fairseq_lrpe.cli.generate", "translate text or generate questions"),

@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from fairseq_lrpe.cli import train
+from fairseq_lrpe.cli import cluster, train
 from fairseq_lrpe.experiments.execution import scheduler
-from fairseq_lrpe.experiments.execution.launch import add_results_flag
+from fairseq_lrpe.experiments.execution.launch import add_results_flag, machine_flags
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.run import Run, finished_runs
 from fairseq_lrpe.experiments.spec.table import SCALES, Table, TableSpec, tables
@@ -32,13 +32,22 @@ def main(arguments: list[str] | None = None) -> None:
             return
         table = Table(args.table, args.scale, overrides)
         runs = table.runs(args.only)
-        gpus = scheduler.gpus_per_job(args.jobs, args.gpus, args.dry_run)
-        flags = ["--results", str(args.results), *([] if gpus is None else ["--gpus", str(gpus)])]
-        if args.dry_run:
-            print_commands(table, runs, args.results, flags)
-            return
-        with output_folder(args.results):
-            errors = execute(table, runs, args, gpus, flags)
+        jobs = {run: Job(table.experiment_of(run), run, args.results) for run in runs}
+        if cluster.is_requested(args):
+            with output_folder(args.results):
+                errors = cluster.main(args, jobs, machine_flags(args))
+            if args.wait:
+                show(table, args, errors)
+        else:
+            gpus = scheduler.gpus_per_job(args.jobs, args.gpus, args.dry_run)
+            args.gpus = gpus
+            flags = machine_flags(args)
+            if args.dry_run:
+                print_commands(jobs, flags)
+                return
+            with output_folder(args.results):
+                errors = execute(jobs, scheduler.LocalLauncher(args.jobs, gpus), flags)
+                show(table, args, errors)
     if errors:
         sys.exit("\n".join(["table: some runs are not finished:", *errors]))
 
@@ -53,39 +62,43 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--jobs", type=min_int(1), default=1, help=text)
     text = "number of GPUs of each run (default: an equal share; 0: train on the CPU)"
     parser.add_argument("--gpus", type=min_int(0), help=text)
+    text = "number of nodes of each run, with --launcher slurm (default: %(default)s)"
+    parser.add_argument("--nodes", type=min_int(1), default=1, help=text)
+    cluster.add_flags(parser)
     add_results_flag(parser)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
     return parser
 
 
-def execute(table: Table, runs: list[Run], args: Namespace, gpus: int | None, flags: list[str]) -> list[str]:
-    """Executes the runs, prints the table, and returns a message for each run or experiment that failed."""
-    runs, errors = scheduler.runs_with_data(table, runs, gpus)
+def execute(jobs: dict[Run, Job], launcher: scheduler.LocalLauncher, flags: list[str]) -> list[str]:
+    """Executes the runs on this machine; returns a message for each run or experiment that failed."""
+    jobs, errors = scheduler.jobs_with_data(jobs, launcher.gpus)
     for message in errors:
         print(f"table: {message}", file=sys.stderr)
-    errors += scheduler.execute_runs(
-        table, runs, args.results, scheduler.LocalLauncher(args.jobs, gpus), flags
-    )
+    return errors + scheduler.execute_runs(jobs, launcher, flags)
+
+
+def show(table: Table, args: Namespace, errors: list[str]) -> None:
+    """Prints the table, and plots the curves unless there were errors."""
     from fairseq_lrpe.experiments.reporting import plots  # imports pandas, which takes long
     from fairseq_lrpe.experiments.reporting import tables as reports
 
     reports.show_table(table, reports.collect(table, args.results))
     if args.plot and not errors:
         plots.plot_table(table, args.results, args.plot)
-    return errors
 
 
-def print_commands(table: Table, runs: list[Run], results: Path, flags: list[str]) -> None:
+def print_commands(jobs: dict[Run, Job], flags: list[str]) -> None:
     """Prints each run's training command, or a comment if it depends on a checkpoint that does not exist."""
-    for job in (Job(table.experiment_of(run), run, results) for run in runs):
+    for job in jobs.values():
         if job.trials():
             continue
         if job.starts_from and not job.starts_from.exists():
             job.experiment.check_options(job.run)
             print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
         else:
-            train.main([*scheduler.train_arguments(table, job.run, results), *flags, "--dry-run"])
+            train.main([*scheduler.train_arguments(job), *flags, "--dry-run"])
 
 
 def print_tables(results: Path) -> None:

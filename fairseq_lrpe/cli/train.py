@@ -12,12 +12,19 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 
+from fairseq_lrpe.cli import cluster
 from fairseq_lrpe.experiments.execution import runner
-from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
+from fairseq_lrpe.experiments.execution.launch import (
+    add_machine_flags,
+    choose_launch,
+    machine_flags,
+    train_command,
+)
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
 from fairseq_lrpe.methods import check_method
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser
+from fairseq_lrpe.utils.files import output_folder
 
 OVERRIDE = re.compile(r"[\w.]+=")
 
@@ -32,7 +39,15 @@ def main(arguments: list[str] | None = None) -> None:
         runs = experiment.runs(args.attention, args.method, args.seed)
         for run in runs:
             experiment.check_options(run)
-        launch, more = choose_launch(args), arguments[split + 1 :]
+        more = arguments[split + 1 :]
+        if cluster.is_requested(args):
+            jobs = {run: Job(experiment, run, args.results, more=more) for run in runs}
+            with output_folder(args.results):
+                errors = cluster.main(args, jobs, machine_flags(args), more)
+            if errors:
+                raise ValueError("; ".join(errors))
+            return
+        launch = choose_launch(args)
         execute_jobs([Job(experiment, run, args.results, launch, more) for run in runs], args.dry_run)
 
 
@@ -50,9 +65,14 @@ def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
     """Returns the parsed arguments and the list of KEY=VALUE; ``arguments`` defaults to ``sys.argv[1:]``."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    overrides = [text for text in arguments if OVERRIDE.match(text)]
-    return parser.parse_args([text for text in arguments if not OVERRIDE.match(text)]), overrides
+    words, overrides = [], []
+    remaining = iter(sys.argv[1:] if arguments is None else arguments)
+    for text in remaining:
+        if text == "--slurm":  # its value is also KEY=VALUE
+            words.append(f"--slurm={next(remaining, '')}")
+        else:
+            (overrides if OVERRIDE.match(text) else words).append(text)
+    return parser.parse_args(words), overrides
 
 
 def make_parser() -> ArgumentParser:
@@ -64,4 +84,5 @@ def make_parser() -> ArgumentParser:
     text = "random seeds, with one run each (default: 1)"
     parser.add_argument("--seed", type=min_int(1), nargs="+", default=[1], help=text)
     add_machine_flags(parser)
+    cluster.add_flags(parser)
     return parser

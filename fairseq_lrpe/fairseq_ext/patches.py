@@ -4,8 +4,11 @@ Patches that reject input are only active in fairseq's own commands, so that oth
 fairseq_lrpe keep fairseq's behavior.
 """
 
+import atexit
+import multiprocessing
 import os
 import shutil
+import signal
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
@@ -14,18 +17,23 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from fairseq import file_io, options, utils
+from fairseq import checkpoint_utils, file_io, options, utils
 from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
 from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.trainer import Trainer
+from torch.utils.data import DataLoader
 
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error
 from fairseq_lrpe.utils.files import atomic_file
+from fairseq_lrpe.utils.subprocesses import CLUSTER_SIGNALS
+
+SAVE_SIGNALS = (signal.SIGTERM, *CLUSTER_SIGNALS)
+"""Signals after which fairseq-train saves a checkpoint and exits."""
 
 
 def apply(
@@ -53,6 +61,11 @@ def apply(
     _wrap(FairseqTask, "get_batch_iterator", _keep_last_batch)
     _wrap(Trainer, "get_train_iterator", _record_training_split)
     _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
+    # fairseq loses all updates since its last checkpoint when a cluster stops it.
+    for name in ("__main__", "fairseq_cli.train"):  # torchrun runs the module as __main__
+        if is_fairseq_command() and hasattr(sys.modules.get(name), "validate_and_save"):
+            _wrap(sys.modules[name], "validate_and_save", partial(_save_on_signal, []))
+            _wrap(DataLoader, "__iter__", _with_blocked_signals)
 
 
 def _wrap(owner, name, function):
@@ -113,6 +126,40 @@ def _parse(
         if hasattr(args, "buffer_size"):  # fairseq-interactive
             decode_stdin()  # because Python accepts invalid bytes in the locale C.UTF-8
     return parsed
+
+
+def _save_on_signal(received, validate_and_save, cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch):
+    """After a signal, saves a checkpoint at the end of the update and exits; training resumes identically.
+
+    The signals are handled from the first update on. Only the process that writes checkpoints reacts: the
+    others may be in the middle of the next update, which needs all processes.
+    """
+    for number in SAVE_SIGNALS:
+        signal.signal(number, lambda number, frame: received.append(number))
+    losses, should_stop = validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+    if received and trainer.is_data_parallel_master and not (should_stop or end_of_epoch):
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+        raise SystemExit(128 + received[0])
+    return losses, should_stop
+
+
+def _with_blocked_signals(iterate, self):
+    """Starts the workers of a DataLoader with blocked signals, so that they survive until the checkpoint.
+
+    multiprocessing terminates remaining workers at exit by a signal that is blocked then.
+    """
+    atexit.unregister(_kill_workers)
+    atexit.register(_kill_workers)  # the last function that is registered is called first
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SAVE_SIGNALS)
+    try:
+        return iterate(self)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _kill_workers():
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def _is_evaluated(task, dataset):

@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+CLUSTER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that SLURM sends to all processes of a job before its time limit."""
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP, *CLUSTER_SIGNALS)
 PLUGIN = Path(__file__).resolve().parents[1]
 POLL_INTERVAL = 0.1  # seconds between two reads of a command's log
 GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its own workers first
@@ -85,11 +87,13 @@ def _follow(process, output):
 
 
 def die_with_parent():
-    """Returns a ``preexec_fn`` that makes Linux terminate the child process when this process dies."""
+    """Returns a ``preexec_fn`` for a child process: Linux terminates it when this process dies."""
     return partial(_die_with, os.getpid())
 
 
 def _die_with(parent):
+    for number in CLUSTER_SIGNALS:  # they would kill torchrun before its workers have saved a checkpoint
+        signal.signal(number, signal.SIG_IGN)
     if LIBC:
         LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != parent:  # the parent died before the call
@@ -118,7 +122,7 @@ def defer_signals():
 
 @contextmanager
 def exit_on_signals():
-    """Makes SIGTERM and SIGHUP raise SystemExit inside the block, as Ctrl-C raises KeyboardInterrupt."""
+    """Makes ``TERMINATION_SIGNALS`` raise SystemExit inside the block, as Ctrl-C raises KeyboardInterrupt."""
 
     def exit_with_code(number, frame):
         raise SystemExit(128 + number)

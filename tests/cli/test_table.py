@@ -238,7 +238,7 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
 def test_run_in_use_by_another_process_is_waited_for(ending, data_bin, tmp_path, monkeypatch):
     """It is started here only if the other process did not finish it."""
     done, started, lock = set(), [], None
-    monkeypatch.setattr(scheduler, "is_complete", lambda table, run, folder: run.method in done)
+    monkeypatch.setattr(scheduler, "is_complete", lambda job: job.run.method in done)
 
     def start(arguments, environment):
         started.append(arguments[1])

@@ -53,6 +53,12 @@ def add_results_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--results", type=abs_path, default=results, help=text)
 
 
+def machine_flags(args: argparse.Namespace) -> list[str]:
+    """Returns the flags of ``lrpe train`` for another process with the same results folder and GPUs."""
+    flags = {name: getattr(args, name, None) for name in ("results", "gpus", "cpu", "precision")}
+    return as_flags({name: value for name, value in flags.items() if value is not False})
+
+
 def choose_launch(args: argparse.Namespace) -> Launch:
     """Returns the launch settings of the flags; raises ValueError if this machine does not support them."""
     available = len(gpus_here())

@@ -4,9 +4,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -15,9 +14,7 @@ from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import IN_USE, is_locked
 from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, is_finished, was_discarded
-from fairseq_lrpe.experiments.spec.experiment import applicable_overrides, is_free
 from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 
@@ -101,16 +98,16 @@ def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
     return gpus
 
 
-def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tuple[list[Run], list[str]]:
+def jobs_with_data(
+    planned: dict[Run, Job], gpus: int | None, nodes: int = 1
+) -> tuple[dict[Run, Job], list[str]]:
     """Returns runs with data, and a message per experiment without; raises ValueError if none has data."""
-    ready, messages = [], {}
-    for run in planned:
-        experiment = table.experiment_of(run)
-        cfg = experiment.settings(run)
-        update_freq(cfg.batch, gpus or 0)
+    ready, messages = {}, {}
+    for run, job in planned.items():
+        update_freq(job.cfg.batch, gpus or 0, nodes)
         try:
-            data_sizes(experiment.kind, cfg)
-            ready.append(run)
+            data_sizes(job.kind, job.cfg)
+            ready[run] = job
         except ValueError as error:
             messages[f"{run.experiment} is skipped: {error}"] = None
     if not ready:
@@ -118,40 +115,35 @@ def runs_with_data(table: Table, planned: Iterable[Run], gpus: int | None) -> tu
     return ready, list(messages)
 
 
-def train_arguments(table: Table, run: Run, results: Path) -> list[str]:
-    """Returns the arguments of ``lrpe train`` that execute a run of the table."""
+def train_arguments(job: Job) -> list[str]:
+    """Returns the arguments of ``lrpe train`` that execute a run, except the flags of the machine."""
+    run = job.run
     arguments = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
-    overrides = applicable_overrides(run.experiment, table.overrides)
-    free = [text for text in overrides if is_free(text.partition("=")[0])]
-    initial = Job(table.experiment_of(run), run, results).starts_from
-    free += [f"starts_from={initial}"] if initial else []
-    return [*arguments, *(f"{key}={value}" for key, value in run.changes), *free]
+    initial = [f"starts_from={job.starts_from}"] if job.starts_from else []
+    return [*arguments, *(f"{key}={value}" for key, value in run.changes), *job.experiment.free, *initial]
 
 
-def is_complete(table: Table, run: Run, results: Path) -> bool:
+def is_complete(job: Job) -> bool:
     """Returns whether all evaluations of a run are recorded, or the run is a trial that was discarded."""
-    experiment = table.experiment_of(run)
-    job, is_trial = Job(experiment, run, results), bool(experiment.cfg.choose) and not experiment.trials(run)
+    is_trial = bool(job.experiment.cfg.choose) and not job.trials()
     return job.folder.is_dir() and (is_finished(job) or (is_trial and was_discarded(job)))
 
 
-def execute_runs(
-    table: Table, runs: list[Run], results: Path, launcher: LocalLauncher, flags: list[str]
-) -> list[str]:
+def execute_runs(jobs: dict[Run, Job], launcher: LocalLauncher, flags: list[str]) -> list[str]:
     """Executes the runs that are not complete, each after the runs that it needs.
 
     Waits for runs that another process executes, such as those of another table. A failed run does not stop
     the others. ``flags`` are further arguments of ``lrpe train``. Returns a message for each failed run.
     """
-    priority = {run: number for number, run in enumerate(runs) if not is_complete(table, run, results)}
-    needs = {run: priority.keys() & table.experiment_of(run).needs(run) for run in priority}
+    priority = {run: number for number, run in enumerate(jobs) if not is_complete(jobs[run])}
+    needs = {run: priority.keys() & jobs[run].experiment.needs(run) for run in priority}
     order = TopologicalSorter(needs)
     order.prepare()
     ready, in_use, errors, last_report = [], set(), [], time.monotonic()
     console = Console(highlight=False, soft_wrap=True)
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console) as display, launcher:
-        bar = display.add_task("", total=len(runs), completed=len(runs) - len(priority))
+        bar = display.add_task("", total=len(jobs), completed=len(jobs) - len(priority))
 
         def finish(run):
             order.done(run)
@@ -160,17 +152,17 @@ def execute_runs(
         while order.is_active():
             ready = sorted([*ready, *order.get_ready()], key=priority.get)
             for run in list(ready) if not launcher.is_full else ():
-                if is_locked(run.folder(results)):
+                if is_locked(run.folder(jobs[run].results)):
                     if run not in in_use:
                         console.print(f"waiting  {run}: in use by another process")
                     in_use.add(run)
                     continue
                 ready.remove(run)
-                if is_complete(table, run, results):  # completed by another process
+                if is_complete(jobs[run]):  # completed by another process
                     finish(run)
                     continue
                 console.print(f"started  {run}")
-                launcher.launch(run, [*train_arguments(table, run, results), *flags])
+                launcher.launch(run, [*train_arguments(jobs[run]), *flags])
                 if launcher.is_full:
                     break
             for run, code, error in launcher.collect():
@@ -185,7 +177,7 @@ def execute_runs(
             if time.monotonic() - last_report >= progress.REPORT_INTERVAL:
                 last_report = time.monotonic()
                 for run in launcher.running:
-                    console.print(progress.describe_job(Job(table.experiment_of(run), run, results)))
+                    console.print(progress.describe_job(jobs[run]))
             display.update(bar, description=", ".join(map(str, launcher.running)))
             time.sleep(0.3)
     return errors

@@ -6,7 +6,7 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
@@ -124,7 +124,7 @@ def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
         line = _summarize_cell(cell, seeds[i], planned) | {"is_apart": apart[i]}
         line["lengths"] = _in_order(set().union(*by_part[i]))
         line["length"], line["unit"] = line["lengths"][0] if len(line["lengths"]) == 1 else (math.nan, None)
-        lines.append(line | _difference(_measured(seeds[i]), _measured(seeds[base]) if is_same else {}))
+        lines.append(line | difference(_measured(seeds[i]), _measured(seeds[base]) if is_same else {}))
     summary = pd.DataFrame(lines)
     summary["is_ranked"] = summary["mean"].map(math.isfinite) & ~summary["is_apart"]
     _add_ranks(summary)
@@ -170,7 +170,7 @@ def _trained_differently(table, lengths, parts):
 def _summarize_cell(cell, lines, planned):
     """Returns the columns of ``summarize`` that depend on a single cell."""
     values = sorted(_measured(lines).values(), reverse=cell.better == "higher")
-    mean, std = _mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
+    mean, std = mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
     state = f"{len(values)}" if len(values) == planned else f"{len(values)} of {planned}"
     paper, paper_std = cell.published or (None, None)
     return {
@@ -194,7 +194,7 @@ def _summarize_cell(cell, lines, planned):
     }
 
 
-def _mean_and_std(values):
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """Returns the mean and the sample standard deviation, which are NaN if they are undefined."""
     std = statistics.stdev(values) if len(values) > 1 and all(map(math.isfinite, values)) else math.nan
     return statistics.fmean(values) if len(values) else math.nan, std
@@ -240,8 +240,11 @@ def rank_correlations(summary: pd.DataFrame) -> dict[tuple[str, str], float]:
     return found
 
 
-def _difference(ours, base):
-    """Returns the columns of ``summarize`` about the difference to the baseline, paired by seed."""
+def difference(ours: dict, base: dict) -> dict[str, float]:
+    """Returns the mean of ours - base over the common seeds, with its 95% confidence interval.
+
+    The arguments are {seed: value}. The result has the keys difference, low, high and common_seeds.
+    """
     from scipy.stats import ttest_1samp
 
     pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
@@ -274,7 +277,7 @@ def summarize_runs(results: pd.DataFrame) -> pd.DataFrame:
         about["state"] = "; ".join(states) or "finished"
         measured = runs[runs["metric"].notna() & ~runs["metric"].str.endswith("_per_second", na=False)]
         for (evaluation, metric), found in measured.groupby(["evaluation", "metric"], sort=False):
-            mean, std = _mean_and_std(found["value"])
+            mean, std = mean_and_std(found["value"])
             numbers = {"mean": mean, "std": std, "measured_seeds": len(found)}
             numbers["decimals"] = KINDS[found["kind"].iloc[0]].decimals.get(metric, 2)
             lines.append({**row, "evaluation": evaluation, "metric": metric, **about, **numbers})

@@ -3,11 +3,10 @@
 The page is a single file that needs no network connection. Its template is ``report.html.jinja``.
 """
 
-import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
-from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
+from fairseq_lrpe.experiments.reporting.records import RunRecord, flatten, read_run
 from fairseq_lrpe.experiments.reporting.renderers import TEXT_COLUMNS, Bold, Section
 from fairseq_lrpe.experiments.reporting.tables import (
     existing_overrides,
@@ -219,17 +218,6 @@ def column_class(name: str) -> str:
     if name in ("changes", "state"):
         return "wrap"
     return "text" if name in TEXT_COLUMNS else "paper" if name.endswith("(paper)") else ""
-
-
-def flatten(content: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (key, value) of nested dictionaries, such as ("config.train.lr", "0.001")."""
-    if isinstance(content, dict) and content:
-        for name, value in content.items():
-            yield from flatten(value, f"{key}.{name}".lstrip("."))
-    elif isinstance(content, float):
-        yield key, f"{content:.10g}"
-    else:
-        yield key, content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
 def versions(settings: dict) -> str:

@@ -1,5 +1,6 @@
 """Reads run folders: the settings, progress and measurements of runs."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -158,6 +159,17 @@ def _read_measurements(record):
         record.curve = {updates: factor * float(value) for updates, value in points.items()}
     record.kind, record.updates, record.reached = kind, updates, max(reached, default=0)
     record.length, record.unit, record.values = length, unit, values
+
+
+def flatten(content: object, key: str = "") -> Iterator[tuple[str, str]]:
+    """Yields (key, value) of nested dictionaries, such as ("config.train.lr", "0.001")."""
+    if isinstance(content, dict) and content:
+        for name, value in content.items():
+            yield from flatten(value, f"{key}.{name}".lstrip("."))
+    elif isinstance(content, float):
+        yield key, f"{content:.10g}"
+    else:
+        yield key, content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
 def reported_metrics(kind: Kind, measured: dict) -> list[str]:

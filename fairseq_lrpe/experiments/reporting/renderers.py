@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-TEXT_COLUMNS = ("attention", "method", "changes", "state")
+TEXT_COLUMNS = ("attention", "method", "changes", "state", "setting", "evaluation", "metric")
 """Columns that are aligned to the left; all others contain numbers."""
 
 

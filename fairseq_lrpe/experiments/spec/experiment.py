@@ -35,8 +35,8 @@ SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions
 
 
 def experiments() -> list[str]:
-    """Returns the names of all experiments: the YAML files in configs, except tables and papers."""
-    paths = (path for path in CONFIGS.rglob("*.yaml") if path.is_file())
+    """Returns the names of all experiments: the YAML files in configs/FOLDER, except tables and papers."""
+    paths = (path for path in CONFIGS.glob("*/**/*.yaml") if path.is_file())
     paths = (path for path in paths if path.parent.name not in ("paper", "tables"))
     return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in paths)
 
@@ -106,6 +106,7 @@ class Experiment:
         paths: the YAML file and the files that it extends with ``defaults``.
         shared: overrides that also apply to the experiments from which runs start, if these have the key.
         changes: the other overrides as {key: value}, which are part of the identity of each run.
+        free: the overrides of ``FREE`` settings, "KEY=VALUE".
     """
 
     name: str
@@ -114,6 +115,7 @@ class Experiment:
     paths: list[Path]
     shared: list[str]
     changes: dict[str, str] = field(default_factory=dict)
+    free: list[str] = field(default_factory=list)
     _others: dict[str, "Experiment"] = field(default_factory=dict)
 
     @classmethod
@@ -190,9 +192,12 @@ class Experiment:
             raise ValueError(f"{key}: {error}") from None
         self._check_type(key, value)
         if is_free(key):
+            self.free.append(text)
             section[name] = {} if key == "choose" and value is None else value
         elif self._differs(key, value):
             self.changes[key] = as_text(value)
+        else:
+            self.changes.pop(key, None)  # an earlier override of the same key
 
     def _check_type(self, key, value):
         """Raises ValueError if the type of a value differs from that of the current value of the key."""

@@ -1,0 +1,22 @@
+"""Compare two runs: the settings that differ, and what was measured, over all seeds.
+
+RUN is the folder of a run. Differences are paired by seed. For example:
+
+  lrpe compare results/lm/mini/linear_rope/seed-1 results/lm/mini/linear_tmlr_type1/seed-1
+"""
+
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = new_parser("lrpe compare", __doc__, "RUN RUN [options]")
+    parser.add_argument(
+        "runs", nargs=2, type=abs_path, metavar="RUN", help="folder of a run, or of its seeds"
+    )
+    text = "output format (default: a text table on a terminal, and Markdown otherwise)"
+    parser.add_argument("--format", choices=("markdown", "latex"), help=text)
+    args = parser.parse_args(arguments)
+    with exit_on_error("compare"):
+        from fairseq_lrpe.experiments.reporting import compare, renderers
+
+        renderers.show(list(compare.comparison_sections(*args.runs)), args.format)

@@ -1,0 +1,252 @@
+"""Runs as jobs of a real SLURM cluster: all of them end like local runs."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from slurm_cluster import slurm_cluster, wait_until
+from tiny import BIN, REPOSITORY, run_here
+
+from fairseq_lrpe.cli import cluster, table, train
+from fairseq_lrpe.experiments.execution import slurm
+from fairseq_lrpe.experiments.execution.run_directory import read_lines
+
+SMALL = (
+    "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.warmup_updates=4 train.log_interval=2 "
+    "train.validate_interval_updates=100 train.save_interval_updates=100 evaluations.test=null seeds=[1]"
+).split()
+TABLE = ["tmlr_table2", "--scale", "mini", "--only", "base", "rope"]
+CHOICE = "choose.train.dropout=[0.0,0.2]"  # two trials and a run that chooses, for each method
+TIMES = ("wps", "ups", "wall", "gb_free", "clip")
+
+
+@pytest.fixture(scope="module")
+def slurm_nodes():
+    with slurm_cluster() as nodes:
+        yield nodes
+
+
+@pytest.fixture
+def environment(slurm_nodes, monkeypatch):
+    monkeypatch.setenv("SLURM_CONF", slurm_nodes.environment["SLURM_CONF"])
+    monkeypatch.setattr(slurm, "POLL_SECONDS", 0.5)
+    # Jobs run in new processes, not in forks of this one.
+    monkeypatch.setattr(sys, "executable", str(BIN / "python"))
+    monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    return slurm_nodes
+
+
+def call(main, *words):
+    done = run_here(main, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def measured(results):
+    """Returns {run: (log without times, evaluations, weights)} of all finished runs."""
+    found = {}
+    for path in results.rglob("evaluation.json"):
+        record, folder = json.loads(path.read_text()), path.parent
+        assert "finished" in record, folder
+        record["evaluations"].pop("training")
+        entries = [
+            {key: value for key, value in entry.items() if not key.endswith(TIMES)}
+            for entry in read_lines(folder / "log.jsonl")
+        ]
+        weights = {}
+        for name in ("best", "last"):
+            if (path := folder / f"checkpoints/checkpoint_{name}.pt").exists():
+                weights |= {(name, *x): y for x, y in numbered(torch.load(path, weights_only=False)["model"])}
+        found[str(folder.relative_to(results))] = entries, record["evaluations"], weights
+    return found
+
+
+def numbered(weights):
+    return [((key,), value.numpy().tobytes()) for key, value in weights.items()]
+
+
+def running(nodes, state="RUNNING"):
+    """Returns the ids of the jobs in a state."""
+    return nodes.run("squeue", "-h", "-t", state, "-o", "%i").split()
+
+
+def trained_updates(results):
+    """Returns the number of logged updates of each run."""
+    return {path.parent: len(read_lines(path)) for path in results.rglob("log.jsonl")}
+
+
+def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
+    """Also after a killed submission, a second one, a requeue, a cancelled job and a restarted slurmctld."""
+    words = [*TABLE, *SMALL, CHOICE, "updates=40", f"data={data_bin}"]
+    on_nodes = [*words, "--launcher", "slurm", "--results", tmp_path / "slurm"]
+
+    command = [BIN / "lrpe", "table", *map(str, on_nodes)]
+    process = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    wait_until(lambda: environment.run("squeue", "-h"), "a job")
+    process.kill()
+    process.communicate()
+    known = len(environment.run("squeue", "-h").split("\n")) - 1
+    assert 1 <= known <= 6
+    assert f"{6 - known} jobs submitted" in call(table.main, *on_nodes)
+    assert call(table.main, *on_nodes).startswith("0 jobs submitted")
+
+    wait_until(lambda: sum(trained_updates(tmp_path / "slurm").values()) > 4, "a training")
+    [first, *_] = running(environment)
+    environment.run("scontrol", "requeue", first)
+    environment.run(
+        "scontrol", "update", f"JobId={first}", "StartTime=now"
+    )  # SLURM would wait for two minutes
+    [*_, last] = running(environment, "PENDING")
+    environment.run("scancel", last)
+    environment.restart_controller()
+    status = call(table.main, *words, "--status", "--results", tmp_path / "slurm")
+    assert "running" in status.splitlines()[-1] or "queued" in status.splitlines()[-1]
+
+    shown = call(table.main, *on_nodes, "--wait")
+    assert "1 jobs submitted" in shown and "| linear | RoPE |" in shown
+    assert call(table.main, *words, "--status", "--results", tmp_path / "slurm").endswith("6 finished\n")
+    call(table.main, *words, "--jobs", 2, "--gpus", 0, "--results", tmp_path / "local")
+    assert measured(tmp_path / "slurm") == measured(tmp_path / "local")
+
+
+def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, tmp_path):
+    words = ["lm/mini", "rope", "--cpu", *SMALL, "updates=400", f"data={data_bin}"]
+    on_nodes = [*words, "--launcher", "slurm", "--results", tmp_path / "slurm"]
+    call(train.main, *on_nodes)
+    wait_until(
+        lambda: any(updates > 4 for updates in trained_updates(tmp_path / "slurm").values()), "a training"
+    )
+    [job] = running(environment)
+    # What SLURM sends to all processes of a job before its time limit.
+    environment.run("scancel", "--signal=USR2", job)
+    wait_until(lambda: running(environment, "PENDING"), "the requeued job")
+    environment.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # not after two minutes
+    [log] = (tmp_path / "slurm").rglob("train.log")
+    wait_until(lambda: log.read_text().count("Loaded checkpoint") == 1, "the second start")
+    call(train.main, *on_nodes, "--wait")
+    assert "Requeued job" in next((tmp_path / "slurm").rglob("*_log.err")).read_text()
+    call(train.main, *words, "--results", tmp_path / "local")
+    assert measured(tmp_path / "slurm") == measured(tmp_path / "local")
+
+
+def test_two_nodes_train_one_model(environment, data_bin, tmp_path):
+    words = [
+        "lm/mini",
+        "rope",
+        "--cpu",
+        "--gpus",
+        1,
+        *SMALL,
+        "batch.per_gpu=2",
+        "updates=8",
+        f"data={data_bin}",
+    ]
+    call(train.main, *words, "--nodes", 2, "--launcher", "slurm", "--wait", "--results", tmp_path)
+    [log] = tmp_path.rglob("train.log")
+    assert "'distributed_world_size': 2" in log.read_text()
+    assert len(list(tmp_path.rglob("train-*.log"))) == 1  # that of the second node
+    assert len(measured(tmp_path)) == 1
+
+
+def test_failed_run_is_reported_with_the_last_line_of_its_log(environment, data_bin, tmp_path):
+    words = ["lm/mini", "rope", "--cpu", *SMALL, "updates=4", f"data={data_bin}", "--results", tmp_path]
+    done = run_here(train.main, *words, "--launcher", "slurm", "--wait", "--", "--lr-scheduler", "x")
+    assert done.returncode == 1 and len(done.stderr.splitlines()) == 1
+    assert "invalid choice: 'x'" in done.stderr and str(tmp_path) in done.stderr
+    status = call(train.main, *words, "--status")
+    assert "failed" in status and status.endswith("1 failed\n")
+
+
+def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_path):
+    words = [*TABLE, *SMALL, CHOICE, "updates=100000", f"data={data_bin}", "--results", tmp_path]
+    shown = call(table.main, *words, "--launcher", "slurm", "--max-jobs", 2)
+    assert "2 jobs submitted, 2 in the queue; 4 more wait because of --max-jobs" in shown
+    assert call(table.main, *words, "--cancel") == "2 jobs cancelled\n"
+    wait_until(lambda: not environment.run("squeue", "-h"), "the end of the jobs")
+    assert "6 failed" not in call(table.main, *words, "--status")
+
+
+@pytest.mark.parametrize(
+    "more, problem",
+    [
+        (["--slurm", "partition=none"], "invalid partition specified"),
+        (["--gpus", "64"], "sbatch rejects"),
+        (["--slurm", "partition"], "must be KEY=VALUE, such as partition=gpu"),
+        (["--slurm", "comment=x"], "lrpe sets this option of sbatch itself"),
+        (["--slurm", "time=soon"], "must be a time limit of SLURM, such as 24:00:00"),
+        (["--slurm", "no-such-option=1"], "sbatch rejects"),
+    ],
+)
+def test_rejected_submission_leaves_nothing(more, problem, environment, data_bin, tmp_path):
+    words = [*TABLE, *SMALL, "batch.per_gpu=1", "batch.total=128", "updates=4", f"data={data_bin}", *more]
+    done = run_here(table.main, *words, "--launcher", "slurm", "--results", tmp_path / "results")
+    assert done.returncode == 1 and problem in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not environment.run("squeue", "-h")
+    assert not [path for path in (tmp_path / "results").rglob("*") if path.is_file() and path.name != "lock"]
+
+
+def test_rejection_cancels_the_jobs_before_it(environment, data_bin, tmp_path, monkeypatch):
+    original, calls = slurm.SlurmLauncher._submit, []
+
+    def submit(self, job, arguments, options, needs):
+        calls.append(job)
+        options = options if len(calls) < 3 else {**options, "partition": "none"}
+        return original(self, job, arguments, options, needs)
+
+    monkeypatch.setattr(slurm.SlurmLauncher, "_submit", submit)
+    words = [*TABLE, *SMALL, CHOICE, "updates=100000", f"data={data_bin}", "--results", tmp_path]
+    done = run_here(table.main, *words, "--launcher", "slurm")
+    assert "invalid partition" in done.stderr and len(calls) == 3
+    wait_until(lambda: not environment.run("squeue", "-h"), "the end of the jobs")
+
+
+def test_without_slurm(data_bin, tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    words = [*TABLE, *SMALL, f"data={data_bin}", "--results", tmp_path]
+    done = run_here(table.main, *words, "--launcher", "slurm")
+    assert done.stderr.strip().endswith(
+        "sbatch was not found: run this command on a login node of a SLURM cluster"
+    )
+    assert "not submitted" in call(table.main, *words, "--status")
+
+
+def test_defaults_of_the_cluster(tmp_path, monkeypatch):
+    monkeypatch.setattr(slurm.experiments, "CONFIGS", tmp_path)
+    (tmp_path / "cluster.yaml").write_text("partition: gpu\ntime: '1-0'\nexclusive: true\nrequeue: false\n")
+    options = slurm.SlurmLauncher(["cpus-per-gpu=8", "time=30"], gpus=2).sbatch_options()
+    expected = {"partition": "gpu", "time": "30", "exclusive": True, "cpus-per-gpu": "8", "gpus-per-node": 2}
+    assert expected.items() <= options.items() and "requeue" not in options and "cpus-per-task" not in options
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        ("90", 90),
+        ("90:30", 91),
+        ("24:00:00", 1440),
+        ("1-12", 2160),
+        ("2-01:30", 2970),
+        ("0-0:0:1", 1),
+        (5, 5),
+    ],
+)
+def test_time_limits(text, expected):
+    assert slurm.minutes(text) == expected
+
+
+def test_options_of_slurm_need_its_launcher(tmp_path):
+    for option in (["--wait"], ["--max-jobs", "2"], ["--slurm", "time=1"], ["--nodes", "2"]):
+        done = run_here(table.main, *TABLE, *option, "--results", tmp_path)
+        assert done.returncode == 1 and f"{option[0]} needs --launcher slurm" in done.stderr
+
+
+def test_description_of_a_submission():
+    assert cluster.describe_submission(3, 0, 5) == "3 jobs submitted, 5 in the queue"
+
+
+def test_the_environment_is_restored():
+    assert "SLURM_CONF" not in os.environ

@@ -1,0 +1,83 @@
+import json
+
+import pandas as pd
+import pytest
+from scipy.stats import ttest_1samp
+from tiny import run_here
+
+from fairseq_lrpe.cli import compare as command
+from fairseq_lrpe.experiments.reporting import compare
+
+PERPLEXITIES = {"rope": {1: 20.0, 2: 23.0, 3: 21.0}, "tmlr_type1": {2: 22.0, 3: 18.5, 4: 19.0}}
+
+
+@pytest.fixture
+def results(tmp_path):
+    for method, seeds in PERPLEXITIES.items():
+        for seed, perplexity in seeds.items():
+            folder = tmp_path / f"lm/mini/linear_{method}/seed-{seed}"
+            folder.mkdir(parents=True)
+            run = {
+                "experiment": "lm/mini",
+                "attention": "linear",
+                "method": method,
+                "seed": seed,
+                "changes": {},
+            }
+            config = {
+                "updates": 4,
+                "seeds": [seed],
+                "train": {"lr": 0.1 if method == "rope" else 0.2, "x": 1},
+            }
+            run |= {"kind": "language_modeling", "updates": 4, "config": config, "started": f"day {seed}"}
+            (folder / "run.json").write_text(json.dumps(run))
+            evaluations = {"test": {"settings": {}, "perplexity": perplexity}}
+            (folder / "evaluation.json").write_text(json.dumps({"evaluations": evaluations, "finished": ""}))
+    return tmp_path
+
+
+def folders(results):
+    return [results / f"lm/mini/linear_{method}" for method in PERPLEXITIES]
+
+
+def test_different_settings(results):
+    a, b = (next(iter(compare.read_seeds(folder).values())) for folder in folders(results))
+    differ = compare.different_settings(a, b)
+    expected = [("method", "rope", "tmlr_type1"), ("config.train.lr", "0.1", "0.2")]
+    assert list(differ.itertuples(index=False, name=None)) == expected
+
+
+def test_differences_are_paired_by_seed(results):
+    [line] = compare.compare_measurements(*map(compare.read_seeds, folders(results))).itertuples()
+    pairs = [22.0 - 23.0, 18.5 - 21.0]
+    low, high = ttest_1samp(pairs, 0).confidence_interval()
+    assert (line.evaluation, line.metric, line.common_seeds) == ("test", "perplexity", 2)
+    assert line.difference == pytest.approx(sum(pairs) / 2) and (line.low, line.high) == (low, high)
+    assert line.a_mean == pytest.approx(pd.Series(PERPLEXITIES["rope"]).mean())
+    assert line.b_std == pytest.approx(pd.Series(PERPLEXITIES["tmlr_type1"]).std())
+
+
+@pytest.mark.parametrize("suffix", ["", "/seed-2"])
+def test_the_command(suffix, results):
+    done = run_here(command.main, *(f"{folder}{suffix}" for folder in folders(results)))
+    assert done.returncode == 0, done.stderr
+    assert "| config.train.lr | 0.1 | 0.2 |" in done.stdout and "-1.75 [-11.28, +7.78] (2)" in done.stdout
+
+
+def test_runs_without_common_seeds_or_measurements(results):
+    for seed in (2, 3):
+        (results / f"lm/mini/linear_rope/seed-{seed}/evaluation.json").unlink()
+    a, b = folders(results)
+    assert "no common seed" in run_here(command.main, a, b).stdout
+    assert "no settings differ" in run_here(command.main, a, a).stdout
+    (a / "seed-1/evaluation.json").unlink()
+    assert "neither run has measurements" in run_here(command.main, a, a).stdout
+
+
+def test_wrong_folders(results, tmp_path):
+    a, b = folders(results)
+    for wrong in (results, results / "lm", tmp_path / "missing", a / "seed-9/checkpoints"):
+        done = run_here(command.main, a, wrong)
+        assert done.returncode == 1 and "is not the folder of a run" in done.stderr
+    (b / "seed-2/run.json").write_text("{")
+    assert "cannot be read" in run_here(command.main, a, b).stderr
