@@ -8,6 +8,7 @@ and the output of the jobs.
 import io
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ DEFAULTS = {"time": "24:00:00", "signal": "USR2@120", "requeue": True, "kill-on-
 """Options of sbatch that configs/cluster.yaml and --slurm override. ``signal`` precedes the time limit."""
 RESERVED = ("comment", "dependency", "nodes", "ntasks-per-node", "gpus-per-node", "output", "error", "array")
 """Options of sbatch that this module sets."""
+PYTHON = sys.executable  # the interpreter of the jobs, which the nodes have, too
 CPUS_PER_GPU = 4  # for reading data
 MAX_REQUEUES = 1000  # after time limits, before submitit gives up
 UNREACHABLE = re.compile(r"Unable to contact slurm controller|Socket timed out|Connection refused")
@@ -168,7 +170,8 @@ class SlurmLauncher:
     def _submit(self, job, arguments, options, needs):
         """Submits one run after the jobs it needs, and returns the id of its job."""
         folder = job.folder / FOLDER
-        executor = submitit.SlurmExecutor(folder, max_num_timeout=MAX_REQUEUES)
+        python = shlex.quote(PYTHON)
+        executor = submitit.SlurmExecutor(folder, max_num_timeout=MAX_REQUEUES, python=python)
         more = {**options, "comment": str(job.folder)}
         if needs:
             more["dependency"] = f"afterok:{':'.join(needs)}"

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 
 import pytest
 import torch
@@ -34,9 +33,9 @@ def slurm_nodes():
 def environment(slurm_nodes, monkeypatch):
     monkeypatch.setenv("SLURM_CONF", slurm_nodes.environment["SLURM_CONF"])
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.5)
-    # Jobs run in new processes, not in forks of this one.
-    monkeypatch.setattr(sys, "executable", str(BIN / "python"))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    # Jobs run in new processes, not in forks of this one.
+    monkeypatch.setattr(slurm, "PYTHON", str(BIN / "python"))
     return slurm_nodes
 
 
@@ -74,6 +73,14 @@ def running(nodes, state="RUNNING"):
     return nodes.run("squeue", "-h", "-t", state, "-o", "%i").split()
 
 
+def start(nodes, job):
+    """Starts a requeued job, which would otherwise wait for two minutes."""
+    wait_until(
+        lambda: nodes.run("scontrol", "update", f"JobId={job}", "StartTime=now") or job in running(nodes),
+        "the start of the job",
+    )
+
+
 def trained_updates(results):
     """Returns the number of logged updates of each run."""
     return {path.parent: len(read_lines(path)) for path in results.rglob("log.jsonl")}
@@ -81,7 +88,7 @@ def trained_updates(results):
 
 def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
     """Also after a killed submission, a second one, a requeue, a cancelled job and a restarted slurmctld."""
-    words = [*TABLE, *SMALL, CHOICE, "updates=40", f"data={data_bin}"]
+    words = [*TABLE, *SMALL, CHOICE, "updates=100", f"data={data_bin}"]
     on_nodes = [*words, "--launcher", "slurm", "--results", tmp_path / "slurm"]
 
     command = [BIN / "lrpe", "table", *map(str, on_nodes)]
@@ -97,9 +104,7 @@ def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
     wait_until(lambda: sum(trained_updates(tmp_path / "slurm").values()) > 4, "a training")
     [first, *_] = running(environment)
     environment.run("scontrol", "requeue", first)
-    environment.run(
-        "scontrol", "update", f"JobId={first}", "StartTime=now"
-    )  # SLURM would wait for two minutes
+    start(environment, first)
     [*_, last] = running(environment, "PENDING")
     environment.run("scancel", last)
     environment.restart_controller()
@@ -114,7 +119,7 @@ def test_table_ends_like_a_local_one(environment, data_bin, tmp_path):
 
 
 def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, tmp_path):
-    words = ["lm/mini", "rope", "--cpu", *SMALL, "updates=400", f"data={data_bin}"]
+    words = ["lm/mini", "rope", "--cpu", *SMALL, "updates=600", f"data={data_bin}"]
     on_nodes = [*words, "--launcher", "slurm", "--results", tmp_path / "slurm"]
     call(train.main, *on_nodes)
     wait_until(
@@ -124,7 +129,7 @@ def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, 
     # What SLURM sends to all processes of a job before its time limit.
     environment.run("scancel", "--signal=USR2", job)
     wait_until(lambda: running(environment, "PENDING"), "the requeued job")
-    environment.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # not after two minutes
+    start(environment, job)
     [log] = (tmp_path / "slurm").rglob("train.log")
     wait_until(lambda: log.read_text().count("Loaded checkpoint") == 1, "the second start")
     call(train.main, *on_nodes, "--wait")
@@ -173,7 +178,7 @@ def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_
 @pytest.mark.parametrize(
     "more, problem",
     [
-        (["--slurm", "partition=none"], "invalid partition specified"),
+        (["--slurm", "partition=none"], "Invalid partition name specified"),
         (["--gpus", "64"], "sbatch rejects"),
         (["--slurm", "partition"], "must be KEY=VALUE, such as partition=gpu"),
         (["--slurm", "comment=x"], "lrpe sets this option of sbatch itself"),
@@ -200,7 +205,7 @@ def test_rejection_cancels_the_jobs_before_it(environment, data_bin, tmp_path, m
     monkeypatch.setattr(slurm.SlurmLauncher, "_submit", submit)
     words = [*TABLE, *SMALL, CHOICE, "updates=100000", f"data={data_bin}", "--results", tmp_path]
     done = run_here(table.main, *words, "--launcher", "slurm")
-    assert "invalid partition" in done.stderr and len(calls) == 3
+    assert "Invalid partition" in done.stderr and len(calls) == 3
     wait_until(lambda: not environment.run("squeue", "-h"), "the end of the jobs")
 
 
