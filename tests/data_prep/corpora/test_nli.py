@@ -58,7 +58,7 @@ def test_one_file_is_split(keys, tmp_path, capsys):
     assert [label for *_, label in found] == [LABELS[i % 3] for i in range(19)]
     assert "rows: train 12, valid 4, test 3\n" in capsys.readouterr().out
     assert (tmp_path / "out" / "bin" / "source.txt").read_text() == f"{file}, 12 4 3 rows\n"
-    assert "12 4 3 rows: give that to --from" in error_of("snli", *words, "--cut", 12, 4, 2)
+    assert "12 4 3 rows: use the same source" in error_of("snli", *words, "--cut", 12, 4, 2)
     prepare("snli", ["--out", tmp_path / "out", "--cut", 12, 4, 3])
     assert "already prepared" in capsys.readouterr().out
 

@@ -66,7 +66,7 @@ def test_prepared_data_is_kept_and_not_mixed(text_folder, in_process, interrupt,
         for given in changed:
             message = error_of("text", *given)
             assert (
-                f"{out / 'text'} was made from {text_folder} in 60 sentence pieces: use that source"
+                f"{out / 'text'} was made from {text_folder} in 60 sentence pieces: use the same source"
                 in message
             )
         prepare("text", options(text_folder, out))

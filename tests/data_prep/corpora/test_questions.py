@@ -327,7 +327,7 @@ def test_a_folder_with_the_published_files(folder, tmp_path, capsys):
     assert (
         "rows: train 18, valid 18, test 18; published: train 75,722, valid 10,570, test 11,877\n" in printed
     )
-    assert "give that to --from" in error_of("squad", *words, "--version", "1.1")
+    assert "use the same source" in error_of("squad", *words, "--version", "1.1")
 
 
 def test_published_files_are_downloaded(folder, publish, tmp_path, monkeypatch, capsys):
