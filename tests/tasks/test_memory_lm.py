@@ -236,7 +236,7 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--arch linear_lm_rope --memory state", "includes all previous positions: omit --memory-length"),
     ("--memory state --memory-length 0", "--memory state requires linear attention"),
     ("--arch linear_lm_spe --memory state --memory-length 0", "spe cannot shift the positions"),
-    ("--arch linear_lm_rope --same-length", "--same-length needs softmax attention"),
+    ("--arch linear_lm_rope --same-length", "--same-length requires softmax attention"),
     ("--same-length --memory-length 0", "--same-length requires a memory"),
     ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length requires a memory"),
     ("--clamp-length 5", "--clamp-length is not supported by rope, which does not look up distances"),
