@@ -124,7 +124,7 @@ def _parse(
         with exit_on_error("fairseq_lrpe"):
             check_arguments(args)
         if hasattr(args, "buffer_size"):  # fairseq-interactive
-            decode_stdin()  # because Python accepts invalid bytes in the locale C.UTF-8
+            decode_stdin(SystemExit)
     return parsed
 
 

@@ -1,6 +1,7 @@
 """Helpers for command-line programs: argument types, standard input and output, and error messages."""
 
 import argparse
+import codecs
 import io
 import os
 import select
@@ -55,16 +56,21 @@ def error_message(error: Exception) -> str:
 def read_stdin_lines() -> list[str]:
     """Returns the lines of standard input without newlines; raises ValueError if it is not UTF-8."""
     decode_stdin()
-    try:
-        return [line.removesuffix("\n") for line in sys.stdin]
-    except UnicodeDecodeError as error:
-        raise ValueError(f"standard input is not UTF-8 ({error}): convert the text to UTF-8") from None
+    return [line.removesuffix("\n") for line in sys.stdin]
 
 
-def decode_stdin() -> None:
-    """Sets strict UTF-8 decoding of standard input; Python accepts invalid bytes in the locale C.UTF-8."""
+def decode_stdin(error_type: type[BaseException] = ValueError) -> None:
+    """Decodes standard input as UTF-8; Python accepts invalid bytes in the locale C.UTF-8.
+
+    Reading text that is not UTF-8 then raises an ``error_type`` with a one-line message.
+    """
+
+    def fail(error):
+        raise error_type(f"standard input is not UTF-8 ({error}): convert the text to UTF-8")
+
+    codecs.register_error("fail", fail)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="strict")
+        sys.stdin.reconfigure(encoding="utf-8", errors="fail")
 
 
 def is_closed_pipe(stream: IO) -> bool:

@@ -1,10 +1,11 @@
 """Reading standard input."""
 
 import io
+import sys
 
 import pytest
 
-from fairseq_lrpe.utils.cli import read_stdin_lines
+from fairseq_lrpe.utils.cli import decode_stdin, read_stdin_lines
 
 
 def standard_input(content, encoding="utf-8"):
@@ -23,3 +24,10 @@ def test_invalid_bytes_are_rejected_in_every_locale(encoding, monkeypatch):
     monkeypatch.setattr("sys.stdin", standard_input("caf\u00e9\n".encode("latin-1"), encoding))
     with pytest.raises(ValueError, match=r"standard input is not UTF-8 .*0xe9 in position 3.*: convert "):
         read_stdin_lines()
+
+
+def test_programs_that_read_standard_input_themselves_exit(monkeypatch):
+    monkeypatch.setattr("sys.stdin", standard_input("caf\u00e9\n".encode("latin-1")))
+    decode_stdin(SystemExit)  # as fairseq-interactive does
+    with pytest.raises(SystemExit, match="standard input is not UTF-8"):
+        sys.stdin.readline()
