@@ -133,7 +133,7 @@ def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, 
     [log] = (tmp_path / "slurm").rglob("train.log")
     wait_until(lambda: log.read_text().count("Loaded checkpoint") == 1, "the second start")
     call(train.main, *on_nodes, "--wait")
-    assert "Requeued job" in next((tmp_path / "slurm").rglob("*_log.err")).read_text()
+    assert "DUE TO JOB REQUEUE" in next((tmp_path / "slurm").rglob("*_log.err")).read_text()
     call(train.main, *words, "--results", tmp_path / "local")
     assert measured(tmp_path / "slurm") == measured(tmp_path / "local")
 
