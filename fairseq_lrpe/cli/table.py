@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
 from fairseq_lrpe.experiments.execution.runner import Job
@@ -32,6 +33,11 @@ def main(arguments: list[str] | None = None) -> None:
             return
         table = Table(args.table, args.scale, overrides)
         runs = table.runs(args.only)
+        if args.estimate:
+            launch = estimated_launch(args)
+            jobs = [Job(table.experiment_of(run), run, args.results, launch) for run in runs]
+            show_estimate(jobs, args.on)
+            return
         gpus = scheduler.gpus_per_job(args.jobs, args.gpus, args.dry_run)
         flags = ["--results", str(args.results), *([] if gpus is None else ["--gpus", str(gpus)])]
         if args.dry_run:
@@ -53,6 +59,7 @@ def make_parser() -> ArgumentParser:
     add_results_flag(parser)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot the validation curves")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
+    add_estimate_flags(parser)
     return parser
 
 

@@ -12,6 +12,7 @@ import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
 from fairseq_lrpe.experiments.execution import runner
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
@@ -32,7 +33,12 @@ def main(arguments: list[str] | None = None) -> None:
         runs = experiment.runs(args.attention, args.method, args.seed)
         for run in runs:
             experiment.check_options(run)
-        launch, more = choose_launch(args), arguments[split + 1 :]
+        more = arguments[split + 1 :]
+        if args.estimate:
+            launch = estimated_launch(args)
+            show_estimate([Job(experiment, run, args.results, launch, more) for run in runs], args.on)
+            return
+        launch = choose_launch(args)
         execute_jobs([Job(experiment, run, args.results, launch, more) for run in runs], args.dry_run)
 
 
@@ -63,4 +69,5 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--attention", default="linear", help="linear (default) or softmax")
     parser.add_argument("--seed", type=min_int(1), nargs="+", default=[1], help="default: 1")
     add_machine_flags(parser)
+    add_estimate_flags(parser)
     return parser
