@@ -1,61 +1,69 @@
-"""What an estimate needs to know of a run's data: vocabulary sizes, lengths, labels and the number of rows.
+"""What an estimate needs to know of a run's data: vocabularies, lengths, labels and numbers of rows.
 
-It is read from the data folder if the data is prepared, and otherwise taken from the tables below. Lengths that
-are not known without the data are the longest that the model accepts, so that estimates are upper limits.
+It is read from the data folder if the data is prepared, and taken from the tables below otherwise. Lengths
+that are in neither are the longest that the model accepts, so that the estimate is an upper limit.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.glue_tasks import get_task
-from fairseq_lrpe.utils.files import REPOSITORY, display_path
+from fairseq_lrpe.experiments.spec.kinds import Kind
+from fairseq_lrpe.utils.files import display_path
 
-GPT2, BYTES, PIXELS = 50_264, 260, 260
-"""Dictionaries in fairseq: GPT-2's BPE without <mask>; 256 bytes or values of a pixel, and 4 special types."""
+GPT2 = (50_264,)
+"""GPT-2's 50,257 types, 3 that fill them up, and fairseq's four; checked by data_prep (sources.yaml)."""
+BYTES = (260,)
+"""256 values of a byte or a pixel, and fairseq's four types."""
 
 VOCABULARIES = {
-    # Checked by data_prep, see data_prep/sources.yaml.
-    "wikitext103": (267_744,),
-    **dict.fromkeys(("wikitext103_bpe", "wikitext_mini_bpe", "books", "wikibook", "glue"), (GPT2,)),
-    "glue_mini": (GPT2,),
-    "wmt14_en_de": (40_480, 42_720),
-    # The vocab.txt of bert-base-cased and of hfl/chinese-roberta-wwm-ext.
-    "squad": (28_996, 28_996),
-    "cmrc2018": (21_128, 21_128),
-    # SentencePiece's 32,000 pieces include <unk>, <s> and </s>, and fairseq adds four types.
-    "wikipedia": (32_001,),
-    **dict.fromkeys(("lra_text", "lra_retrieval", "lra_retrieval_mini"), (BYTES,)),
-    **dict.fromkeys(("lra_image", "lra_image_mini", "pathfinder", "pathfinder_mini"), (PIXELS,)),
-    # Ten digits, four operators and the closing bracket.
-    **dict.fromkeys(("listops", "listops_mini"), (19,)),
+    "wikitext103": (267_744,),  # checked by data_prep (sources.yaml)
+    "wmt14_en_de": (40_480, 42_720),  # likewise
+    "squad": (28_996, 28_996),  # vocab.txt of bert-base-cased
+    "cmrc2018": (21_128, 21_128),  # vocab.txt of hfl/chinese-roberta-wwm-ext
+    "wikipedia": (32_001,),  # 32,000 pieces include <unk>, <s> and </s>, and fairseq adds four types
+    "listops": (19,),  # ten digits, four operators, a bracket, and fairseq's four types
+    "listops_mini": (19,),
+    **dict.fromkeys(("wikitext103_bpe", "wikitext_mini_bpe", "books", "wikibook", "glue", "glue_mini"), GPT2),
+    **dict.fromkeys(("lra_text", "lra_retrieval", "lra_retrieval_mini"), BYTES),
+    **dict.fromkeys(("lra_image", "lra_image_mini", "pathfinder", "pathfinder_mini"), BYTES),
 }
-"""{corpus: sizes of its dictionaries}"""
+"""{corpus: sizes of its dictionaries in fairseq, without <mask>}"""
 
+TEXTS = ("lra_text", "lra_retrieval", "lra_retrieval_mini", "listops", "listops_mini")
+PIXELS = ("lra_image", "lra_image_mini", "pathfinder", "pathfinder_mini")
+PAIRS = ("lra_retrieval", "lra_retrieval_mini")
 LABELS = {
     "imagenet": 1000,
     **dict.fromkeys(("cifar10_mini", "lra_image", "lra_image_mini", "listops", "listops_mini"), 10),
-    **dict.fromkeys(("lra_text", "lra_retrieval", "lra_retrieval_mini"), 2),
-    **dict.fromkeys(("pathfinder", "pathfinder_mini"), 2),
+    **dict.fromkeys(("lra_text", "pathfinder", "pathfinder_mini", *PAIRS), 2),
 }
 """{corpus: number of labels}"""
 
 GLUE = {
-    "MNLI": (392_702, 40),
-    "QNLI": (104_743, 52),
-    "QQP": (363_846, 32),
-    "RTE": (2_490, 76),
-    "SST-2": (67_349, 14),
-    "MRPC": (3_668, 56),
-    "CoLA": (8_551, 12),
-    "STS-B": (5_749, 33),
+    "MNLI": (392_702, 39),
+    "QNLI": (104_743, 51),
+    "QQP": (363_846, 31),
+    "RTE": (2_490, 70),
+    "SST-2": (67_349, 15),
+    "MRPC": (3_668, 53),
+    "CoLA": (8_551, 11),
+    "STS-B": (5_749, 28),
+    "WNLI": (635, 37),
 }
-"""{task: (rows of the training set, mean tokens of a row)}"""
+"""{task: (rows of the training set as published, mean tokens in GPT-2's BPE with separators)}
 
+The means are of 2,000 rows of the training sets, or of MNLI's and QNLI's development sets; QQP's is assumed.
+"""
+
+LONGEST = "the longest texts that the model accepts: an upper limit"
 SENTENCE = 30
-"""Mean tokens of a sentence in translation if the data is not prepared."""
+"""Assumed mean tokens of a sentence of a translation."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,8 @@ class Corpus:
         labels: number of labels.
         inputs: number of texts in a row.
         pixels: whether the tokens are values of pixels.
-        rows: number of rows of the training set, if the updates depend on it.
+        rows: number of rows of the training set, if the number of updates depends on it.
+        note: what is assumed because the data is not prepared.
     """
 
     types: tuple[int, ...] = ()
@@ -77,58 +86,66 @@ class Corpus:
     inputs: int = 1
     pixels: bool = False
     rows: int | None = None
+    note: str = ""
 
 
-def read_corpus(kind, cfg) -> Corpus:
-    """Returns what is known of a run's data; ValueError with the command that prepares it if that is too little."""
+def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
+    """Returns what is known of a run's data; ValueError with the command that prepares it otherwise."""
     if not cfg.data:
         return Corpus()
-    folder = kind.folders(cfg)[0]
-    name = Path(cfg.data).parts[1] if Path(cfg.data).parts[0] == "data" else ""
-    read = {"sentence_prediction": _read_sentences, "translation": _read_pairs, "question_generation": _read_pairs}
-    read |= dict.fromkeys(("classification", "image_classification"), _read_labelled)
-    return read.get(kind.task, _read_text)(folder, name, cfg)
-
-
-def _read_text(folder, name, cfg):
+    folder, parts = kind.folders(cfg)[0], Path(cfg.data).parts
+    name = parts[1] if parts[0] == "data" else ""
+    read = {
+        "sentence_prediction": _read_sentences,
+        "translation": _read_pairs,
+        "question_generation": _read_pairs,
+        "classification": _read_labelled,
+        "image_classification": _read_labelled,
+    }
+    if kind.task in read:
+        return read[kind.task](folder, name, cfg)
     return Corpus(_types(name, folder / "dict.txt"))
 
 
 def _read_sentences(folder, name, cfg):
-    rows, length = GLUE.get(cfg.task, (None, None))
+    (rows, length), note = GLUE[cfg.task], "published numbers of rows, and mean lengths of samples"
     if (folder / "rows.json").is_file():
         rows = json.loads((folder / "rows.json").read_text())["train"]
-        length = 1 + sum(_mean_length(path) for path in folder.glob("input*/train.idx"))
+        length, note = 1 + sum(map(_mean_length, folder.glob("input*/train.idx"))), ""
     types = _types(name, folder / "input0" / "dict.txt")
-    return Corpus(types, (length, None), labels=len(get_task(cfg.task).labels) or 1, rows=rows)
+    return Corpus(types, (length, None), len(get_task(cfg.task).labels) or 1, rows=rows, note=note)
 
 
 def _read_pairs(folder, name, cfg):
-    languages = cfg.train.get("source_lang", "source"), cfg.train.get("target_lang", "question")
-    types = _types(name, *(folder / f"dict.{language}.txt" for language in languages))
-    files = [folder / f"train.{'-'.join(languages)}.{language}.idx" for language in languages]
-    lengths = (None, None) if languages == ("source", "question") else (SENTENCE, SENTENCE)
-    return Corpus(types, tuple(map(_mean_length, files)) if all(x.is_file() for x in files) else lengths)
+    source, target = cfg.train.get("source_lang", "source"), cfg.train.get("target_lang", "question")
+    types = _types(name, *(folder / f"dict.{language}.txt" for language in (source, target)))
+    files = [folder / f"train.{source}-{target}.{language}.idx" for language in (source, target)]
+    if all(path.is_file() for path in files):
+        return Corpus(types, tuple(map(_mean_length, files)))
+    if target == "question":
+        return Corpus(types, note=LONGEST)
+    return Corpus(types, (SENTENCE, SENTENCE), note=f"sentences of {SENTENCE} tokens")
 
 
 def _read_labelled(folder, name, cfg):
-    length, joined = None, cfg.train.get("pairs", "joined") == "joined"
-    if (folder / layout.METADATA).is_file():
-        about = layout.read_metadata(folder)
-        labels, inputs, pixels = len(about["labels"]), about["inputs"], bool(about.get("pixels"))
-        if not about.get("images"):
-            means = [_mean_length(folder / f"train.input{i}.idx", cfg.train.max_positions) for i in range(inputs)]
-            length = sum(means) + 3 if joined and inputs > 1 else max(means)
-    elif name in LABELS:
-        labels, inputs, pixels = LABELS[name], 1 + name.startswith("lra_retrieval"), VOCABULARIES.get(name) == (PIXELS,)
-        pixels = pixels and name.startswith(("lra_image", "pathfinder"))
-    else:
-        raise _unknown(folder)
-    types = _types(name, folder / "dict.txt") if "max_positions" in cfg.train else ()
-    return Corpus(types, (length, None), labels, inputs, pixels)
+    if not (folder / layout.METADATA).is_file():
+        if name not in LABELS:
+            raise _unknown(folder)
+        note = LONGEST if name in TEXTS else ""
+        types, inputs = VOCABULARIES.get(name, ()), 1 + (name in PAIRS)
+        return Corpus(types, labels=LABELS[name], inputs=inputs, pixels=name in PIXELS, note=note)
+    about = layout.read_metadata(folder)
+    labels, inputs = len(about["labels"]), about["inputs"]
+    if about.get("images"):
+        return Corpus(labels=labels)
+    lengths = [_mean_length(folder / f"train.input{i}.idx", cfg.train.max_positions) for i in range(inputs)]
+    length = max(lengths) if inputs == 1 or cfg.train.get("pairs") == "apart" else sum(lengths) + 3
+    types = _types(name, folder / "dict.txt")
+    return Corpus(types, (length, None), labels, inputs, bool(about.get("pixels")))
 
 
 def _types(name, *dictionaries):
+    """Returns the sizes of dictionaries."""
     if all(path.is_file() for path in dictionaries):
         return tuple(map(layout.vocabulary_size, dictionaries))
     if name not in VOCABULARIES:
@@ -138,12 +155,11 @@ def _types(name, *dictionaries):
 
 def _unknown(folder):
     command = prepare_command(display_path(folder)) or "bash data_prep/prepare.sh"
-    return ValueError(f"the size of the vocabulary is not known before `{command}`")
+    return ValueError(f"the vocabulary is not known before the data is prepared: run `{command}`")
 
 
 def _mean_length(index, limit=None):
     """Returns the mean length of the rows of a binarized text, truncated to ``limit``."""
     from fairseq.data.indexed_dataset import MMapIndexedDataset  # takes seconds
 
-    sizes = MMapIndexedDataset.Index(str(index)).sizes.clip(max=limit)
-    return float(sizes.mean())
+    return float(MMapIndexedDataset.Index(str(index)).sizes.clip(max=limit).mean())

@@ -1,134 +1,94 @@
-"""FLOPs and memory of a training step, from one layer of each kind that is run on the meta device.
+"""FLOPs, memory and disk of a training, from its flags.
 
-On this device tensors have shapes but no numbers, so that a layer of any size takes milliseconds.
+The layers of each part of a model (encoder, decoder) are equal, so one of each is measured on the meta device
+(see ``meta``), and the logits and the loss likewise; the other costs are formulas.
+
+FLOPs = 6 Σ N T + attention, where N are the parameters of a matrix product and T the tokens that pass it:
+2 N T in the forward and 4 N T in the backward pass. Embeddings and norms have none. Masked language models
+compute logits of the masked tokens only. Attention, per layer and sequence of L tokens, for H heads with keys
+of width d and values of width e:
+
+    softmax             6 H L² (d + e)                  causal attention, too: the masked half is counted
+    linear              12 H L d e + 6 H L d            without the second term if it does not divide
+    linear and causal   2 H L (C (4 d + 3 e) + 6 d e)   in chunks of C tokens, see ops.linear_attention
+
+d is the width after encoding: twice the head dimension for LRPE's unitary core. Products of the encoding
+itself are counted as well, and what attention to more than 1,024 tokens computes again in the backward pass.
+
+Memory of a GPU, with P parameters and s bytes of a number (4 in fp32, 2 in fp16 and bf16):
+
+    16 P                weights, gradients and Adam's two averages in fp32
+    20 P                the same in half precision, with copies of weights and gradients in fp32
+    s P                 gradients that several GPUs exchange
+    Σ kept              what the layers keep for the backward pass, 2 s E per token, and the logits
+    max(temporary)      the largest part of the backward pass: the gradient of logits and loss, or of a layer
+    4 P                 if that is more: the update of Adam in half precision, without the previous two
+
+Disk: a checkpoint has 2 P bytes in half precision and 4 P in fp32, and Adam's averages, 8 P.
 """
 
 import math
-import weakref
 from argparse import Namespace
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
-from contextlib import nullcontext
+from dataclasses import astuple, dataclass, replace
 from functools import cache
-from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
-from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+from omegaconf import DictConfig
+from torch import nn
 
 from fairseq_lrpe.experiments.estimation.corpora import Corpus, read_corpus
-from fairseq_lrpe.experiments.estimation.models import BuiltModel, build, parse, without_compiler
+from fairseq_lrpe.experiments.estimation.meta import Cost, measure
+from fairseq_lrpe.experiments.estimation.models import BuiltModel, build, parse
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.ops.position_index import diagonal_position_index
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-aten = torch.ops.aten
-
-
-def _fused_attention_backward_flop(grad, q, k, v, *args, out_val=None, **kwargs):
-    # Without the scores, which the kernel computes again.
-    return 2 * sdpa_flop_count(q.shape, k.shape, v.shape)
-
-
-FLOPS = {
-    **flop_registry,
-    aten.baddbmm_: flop_registry[aten.baddbmm],
-    aten._scaled_dot_product_efficient_attention_backward: _fused_attention_backward_flop,
-}
-"""{operator: function for its FLOPs}"""
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The cost of a forward and a backward pass.
+class Estimate:
+    """The estimate of a training.
 
     Args:
-        flops: FLOPs of the matrix products.
-        kept: bytes from the forward to the backward pass, including the output but not the input.
-        peak: largest number of bytes at a time, without the parameters and their gradients.
+        parameters: number of parameters.
+        work: {"tokens": number of tokens, of the target if there is one, "rows": number of sequences}.
+        flops: FLOPs.
+        memory: bytes on each GPU.
+        checkpoint: bytes of a checkpoint.
+        disk: bytes of all checkpoints that are kept.
+        note: what is assumed of the data.
     """
 
-    flops: int
-    kept: int
-    peak: int
+    parameters: int
+    work: dict[str, float]
+    flops: float
+    memory: int
+    checkpoint: int
+    disk: int
+    note: str
 
 
-class CostMode(TorchDispatchMode):
-    """Counts the FLOPs of operators and the bytes of the tensors that they create, while these exist."""
-
-    def __init__(self):
-        super().__init__()
-        self.flops = self.current = self.peak = 0
-        self.storages = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is aten.native_dropout.default:
-            out = torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
-        elif func is aten._local_scalar_dense.default:  # a number that is read
-            return 0.0
-        elif func is aten.nonzero.default:  # elements that are selected: all
-            out = args[0].new_empty(args[0].numel(), args[0].dim(), dtype=torch.long)
-        else:
-            out = func(*args, **(kwargs or {}))
-        if count := FLOPS.get(func.overloadpacket):
-            self.flops += count(*args, **(kwargs or {}), out_val=out)
-        for x in tree_leaves(out):
-            if isinstance(x, Tensor):
-                self._add(x.untyped_storage())
-        return out
-
-    def ignore(self, *tensors: Tensor) -> None:
-        """Excludes tensors that exist already."""
-        self.storages |= {x.untyped_storage()._cdata for x in tensors}
-
-    def _add(self, storage):
-        key, size = storage._cdata, storage.nbytes()
-        if key not in self.storages:
-            self.storages.add(key)
-            self.current += size
-            self.peak = max(self.peak, self.current)
-            weakref.finalize(storage, self._remove, key, size)
-
-    def _remove(self, key, size):
-        self.storages.discard(key)
-        self.current -= size
-
-
-def fused_dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-    """Dropout as GPUs compute it, whose mask has one byte per element."""
-    return torch.native_dropout(x, p, True)[0] if training and p else x
-
-
-def fused_attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None) -> Tensor:
-    """``scaled_dot_product_attention`` as GPUs compute it, which does not keep the weights."""
-    if attn_mask is not None:
-        attn_mask = attn_mask.to(q.dtype).expand(*q.shape[:-1], k.size(-2))
-    return aten._scaled_dot_product_efficient_attention(q, k, v, attn_mask, True, dropout_p, is_causal)[0]
-
-
-def measure(function: Callable[..., Tensor], module: nn.Module, *inputs: Tensor) -> Cost:
-    """Returns the cost of ``function(*inputs)`` and its backward pass.
-
-    Gradients of the parameters exist before, as in all but the first of the batches of an update.
-    """
-    for parameter in module.parameters():
-        parameter.grad = torch.empty_like(parameter)
-    mode = CostMode()
-    existing = [*inputs, *module.buffers(), *module.parameters(), *(p.grad for p in module.parameters())]
-    mode.ignore(*existing)
-    fused = {"dropout": fused_dropout, "scaled_dot_product_attention": fused_attention}
-    # autocast, which the models disable in places, does not exist on the meta device.
-    without_autocast = patch.object(torch, "autocast", lambda *_, **__: nullcontext())
-    with without_compiler(), patch.multiple(F, **fused), without_autocast, mode:
-        out = function(*inputs)
-        kept = mode.current
-        out.backward(torch.empty_like(out))
-    return Cost(mode.flops, kept, mode.peak)
+def estimate_training(job: Job) -> Estimate:
+    """Returns the estimate of a run; ValueError if its flags are invalid or its data is not known."""
+    corpus, args, size = read_corpus(job.kind, job.cfg), parse(job), job.cfg.batch
+    built, dtype = build(args, corpus), DTYPES[job.launch.precision]
+    mean, longest = batches(built, corpus, size)
+    updates = job.updates if corpus.rows is None else job.cfg.epochs * math.ceil(corpus.rows / size.total)
+    steps, parameters = updates * size.total / size.per_gpu, built.parameters
+    sequences, gpus = steps * mean.sequences, job.launch.gpus * job.launch.nodes
+    checkpoint = parameters * (dtype.itemsize + (0 if args.no_save_optimizer_state else 8))
+    return Estimate(
+        parameters=parameters,
+        work={"tokens": sequences * (mean.target or mean.source), "rows": sequences},
+        flops=steps * scaled_flops(built, mean, longest, dtype),
+        memory=training_memory(parameters, training_cost(built, longest, dtype), dtype, gpus),
+        checkpoint=checkpoint,
+        disk=checkpoint * checkpoints(args, updates),
+        note=corpus.note,
+    )
 
 
 @dataclass(frozen=True)
@@ -148,155 +108,123 @@ class Batch:
     memory: int = 0
 
 
-def batches(built: BuiltModel, corpus: Corpus, size) -> tuple[Batch, Batch]:
+def batches(built: BuiltModel, corpus: Corpus, size: DictConfig) -> tuple[Batch, Batch]:
     """Returns the batches of one GPU with sequences of mean length and with the longest ones.
 
     Args:
         size: the setting ``batch`` of the experiment.
     """
-    model, task, settings = built.model, built.task, built.settings
-    decoder_only = not hasattr(model, "encoder") and hasattr(model, "decoder")
+    model, task = built.model, built.task
     memory = getattr(task, "memory_length", 0)
-    if hasattr(model, "side"):
+    if hasattr(model, "side"):  # of a grid of patches
         longest = (model.side**2, 0)
     elif hasattr(model, "encoder") and hasattr(model, "decoder"):
-        longest = (settings.max_source_positions, settings.max_target_positions)
+        longest = (built.settings.max_source_positions, built.settings.max_target_positions)
     else:
         length = getattr(task, "tokens_per_sample", None) or task.max_positions
-        longest = (0, length) if decoder_only else (length, 0)
-    mean = tuple(min(round(x or limit), limit) for x, limit in zip(corpus.lengths, longest, strict=True))
+        longest = (length, 0) if hasattr(model, "encoder") else (0, length)
+    mean = tuple(min(math.ceil(x or limit), limit) for x, limit in zip(corpus.lengths, longest, strict=True))
     if size.unit == "tokens":
-        longest = mean if hasattr(model, "encoder") else longest
-        return tuple(Batch(max(1, size.per_gpu // max(x)), *x, memory) for x in (mean, longest))
+        return (Batch(max(1, size.per_gpu // max(mean)), *mean, memory),) * 2
     sequences = size.per_gpu * (corpus.inputs if getattr(task, "pairs", "") == "apart" else 1)
-    return tuple(Batch(sequences, *x, memory) for x in (mean, longest))
+    return Batch(sequences, *mean, memory), Batch(sequences, *longest, memory)
 
 
 @cache
 def training_cost(built: BuiltModel, batch: Batch, dtype: torch.dtype) -> Cost:
     """Returns the cost of the forward and backward pass of a batch."""
     model = built.model.to(dtype).train()
-    kept, parts = 0, []
-    for kind, length in ((TransformerEncoderLayerBase, batch.source), (TransformerDecoderLayerBase, batch.target)):
+    kinds = (TransformerEncoderLayerBase, batch.source), (TransformerDecoderLayerBase, batch.target)
+    parts = [input_cost(model, batch, dtype), output_cost(built, batch, dtype)]
+    for kind, length in kinds:
         if layers := [module for module in model.modules() if isinstance(module, kind)]:
-            width = layers[0].embed_dim
-            parts += [(layer_cost(layers[0], model, batch, dtype), len(layers))]
+            parts += len(layers) * [layer_cost(layers[0], model, batch, dtype)]
             # The embeddings after dropout, and the output of the last norm.
-            kept += 2 * batch.sequences * length * width * dtype.itemsize
-    if output := output_cost(built, batch, dtype):
-        parts.append((output, 1))
-    flops = sum(count * cost.flops for cost, count in parts)
-    flops += 6 * batch.sequences * (batch.source or batch.target) * input_parameters(model)
-    kept += sum(count * cost.kept for cost, count in parts)
-    return Cost(flops, kept, kept + max(cost.peak - cost.kept for cost, _ in parts))
+            parts.append(Cost(0, *2 * [2 * batch.sequences * length * layers[0].embed_dim * dtype.itemsize]))
+    flops, kept = (sum(getattr(part, name) for part in parts) for name in ("flops", "kept"))
+    return Cost(flops, kept, kept + max(part.peak - part.kept for part in parts))
+
+
+def input_cost(model: nn.Module, batch: Batch, dtype: torch.dtype) -> Cost:
+    """Returns the cost of the projection before the layers, if there is one."""
+    inputs = next(x for name, x in model.named_modules() if name.endswith(("patches", "embed_tokens")))
+    projection = next((x for x in inputs.modules() if isinstance(x, nn.Linear)), None)
+    if projection is None:
+        return Cost()
+    rows, is_image = batch.sequences * (batch.source or batch.target), projection is inputs
+    kept = rows * projection.in_features * dtype.itemsize
+    return Cost((4 if is_image else 6) * rows * projection.weight.numel(), kept, kept)
 
 
 def layer_cost(layer: nn.Module, model: nn.Module, batch: Batch, dtype: torch.dtype) -> Cost:
     """Returns the cost of a layer."""
 
-    def inputs(length):
-        return torch.empty(length, batch.sequences, layer.embed_dim, dtype=dtype, device="meta", requires_grad=True)
+    def states(length):
+        shape = length, batch.sequences, layer.embed_dim
+        return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     if isinstance(layer, TransformerEncoderLayerBase):
         if getattr(model, "summed", False):
             layer.self_attn.position_index = diagonal_position_index(model.side, model.side, "meta")
-        return measure(lambda x: layer(x, None), layer, inputs(batch.source))
-    mask = torch.empty(batch.target, batch.target, dtype=dtype, device="meta")
+        return measure(lambda x: layer(x, None), layer, states(batch.source))
     if batch.memory:
-        layer.memory = inputs(batch.memory).detach()
-
-    def forward(x, *encoder_out):
-        return layer(x, *encoder_out, self_attn_mask=mask)[0]
-
-    lengths = (batch.target, batch.source) if layer.encoder_attn is not None else (batch.target,)
-    return measure(forward, layer, *map(inputs, lengths))
+        layer.memory = states(batch.memory).detach()
+    mask = torch.empty(batch.target, batch.target, dtype=dtype, device="meta")  # of fairseq's own attention
+    lengths = (batch.target,) if layer.encoder_attn is None else (batch.target, batch.source)
+    return measure(lambda *x: layer(*x, self_attn_mask=mask)[0], layer, *map(states, lengths))
 
 
-def output_cost(built: BuiltModel, batch: Batch, dtype: torch.dtype) -> Cost | None:
-    """Returns the cost of the logits and the loss; None for classifiers, whose logits are few."""
+def output_cost(built: BuiltModel, batch: Batch, dtype: torch.dtype) -> Cost:
+    """Returns the cost of the logits and the loss; those of classifiers are not counted.
+
+    The rows of an adaptive softmax's clusters follow Zipf's law: cluster a..b of V types has ln(b/a) / ln(V).
+    """
     model, rows = built.model, batch.sequences * (batch.target or batch.source)
     decoder = getattr(model, "decoder", None)
 
-    def loss(logits):
-        log_probs = F.log_softmax(logits, dim=-1, dtype=torch.float32)
-        target = torch.empty(len(logits), dtype=torch.long, device="meta")
-        if built.label_smoothing:
-            return label_smoothed_nll_loss(log_probs, target, built.label_smoothing, ignore_index=1)[0]
-        return F.nll_loss(log_probs, target, ignore_index=1, reduction="sum")
+    def cost(module, rows, width):
+        def loss(x):
+            log_probs = F.log_softmax(module(x), dim=-1, dtype=torch.float32)
+            target = torch.empty(len(x), dtype=torch.long, device="meta")
+            if built.label_smoothing:
+                return label_smoothed_nll_loss(log_probs, target, built.label_smoothing, ignore_index=1)[0]
+            return F.nll_loss(log_probs, target, ignore_index=1, reduction="sum")
 
-    def cost(rows, function, module, width):
         x = torch.empty(math.ceil(rows), width, dtype=dtype, device="meta", requires_grad=True)
-        return measure(lambda x: loss(function(x)), module, x)
+        return measure(loss, module, x)
 
     if hasattr(built.task, "mask_prob"):
         head = model.encoder.lm_head
-        return cost(built.task.mask_prob * rows, head, head, head.dense.in_features)
+        return cost(head, built.task.mask_prob * rows, head.dense.in_features)
     if decoder is None:
-        return None
+        return Cost()
     if decoder.adaptive_softmax is None:
-        return cost(rows, decoder.output_projection, decoder.output_projection, decoder.output_projection.in_features)
-    softmax, parts = decoder.adaptive_softmax, []
-    parts.append(cost(rows, softmax.head, softmax.head, softmax.input_dim))
+        return cost(decoder.output_projection, rows, decoder.output_projection.in_features)
+    softmax = decoder.adaptive_softmax
+    parts = [cost(softmax.head, rows, softmax.input_dim)]
     for tail, first, last in zip(softmax.tail, softmax.cutoff, softmax.cutoff[1:], strict=False):
-        parts.append(cost(rows * math.log(last / first) / math.log(last), tail, tail, softmax.input_dim))
+        share = math.log(last / first) / math.log(softmax.vocab_size)
+        parts.append(cost(tail, share * rows, softmax.input_dim))
     return Cost(*(sum(values) for values in zip(*map(astuple, parts), strict=True)))
 
 
-def input_parameters(model: nn.Module) -> int:
-    """Returns the number of parameters of the projection of each input before the layers."""
-    inputs = [x for name, x in model.named_modules() if name.endswith(("patches", "embed_tokens"))]
-    linear = [x for x in inputs[0].modules() if isinstance(x, nn.Linear)]
-    return linear[0].weight.numel() if linear else 0
+def scaled_flops(built: BuiltModel, mean: Batch, longest: Batch, dtype: torch.dtype) -> float:
+    """Returns the FLOPs of a batch of mean length: a x + b x² if it is x times as long as the longest one."""
+    whole = training_cost(built, longest, dtype).flops
+    if mean == longest:
+        return whole
+    half = replace(longest, source=longest.source // 2, target=longest.target // 2)
+    x, y = ((batch.source + batch.target) / (longest.source + longest.target) for batch in (half, mean))
+    b = (training_cost(built, half, dtype).flops / x - whole) / (x - 1)
+    return y * (whole - b) + y**2 * b
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The estimate of a training.
-
-    Args:
-        parameters: number of parameters.
-        work: {"tokens": number of tokens, "rows": number of sequences}.
-        flops: FLOPs.
-        memory: bytes on each GPU.
-        checkpoint: bytes of a checkpoint.
-        disk: bytes of all checkpoints that are kept.
-    """
-
-    parameters: int
-    work: dict[str, float]
-    flops: float
-    memory: int
-    checkpoint: int
-    disk: int
-
-
-def estimate_training(job: Job) -> Estimate:
-    """Returns the estimate of a run; ValueError if its flags are invalid or its data is not known."""
-    corpus, args, size = read_corpus(job.kind, job.cfg), parse(job), job.cfg.batch
-    built, dtype, rows = build(args, corpus), DTYPES[job.launch.precision], corpus.rows
-    mean, longest = batches(built, corpus, size)
-    step, peak = (training_cost(built, batch, dtype) for batch in (mean, longest))
-    updates = job.updates if rows is None else job.cfg.epochs * math.ceil(rows / size.total)
-    steps = updates * size.total / size.per_gpu
-    sequences = steps * mean.sequences
-    checkpoint = built.parameters * (4 if dtype == torch.float32 else 2)
-    checkpoint += 0 if args.no_save_optimizer_state else 8 * built.parameters
-    return Estimate(
-        parameters=built.parameters,
-        work={"tokens": sequences * (mean.target or mean.source), "rows": sequences},
-        flops=steps * step.flops,
-        memory=training_memory(built.parameters, peak, dtype, job.launch.gpus),
-        checkpoint=checkpoint,
-        disk=checkpoint * checkpoints(args, updates),
-    )
-
-
-def training_memory(parameters: int, cost: Cost, dtype: torch.dtype, gpus: int) -> int:
+def training_memory(parameters: int, cost: Cost, dtype: torch.dtype, processes: int) -> int:
     """Returns the bytes that a training needs on each GPU."""
-    half = dtype != torch.float32
-    states = parameters * (20 if half else 16)
-    buckets = parameters * dtype.itemsize if gpus > 1 else 0
-    return states + buckets + max(cost.peak, 4 * parameters if half else 0)
+    is_half = dtype != torch.float32
+    states = parameters * (20 if is_half else 16)
+    exchanged = parameters * dtype.itemsize if processes > 1 else 0
+    return states + exchanged + max(cost.peak, 4 * parameters if is_half else 0)
 
 
 def checkpoints(args: Namespace, updates: int) -> int:

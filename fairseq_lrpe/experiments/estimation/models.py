@@ -6,25 +6,21 @@ dictionaries that only have a size.
 
 import logging
 from argparse import Namespace
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from dataclasses import MISSING, dataclass, fields, replace
 from functools import cache
-from importlib import import_module
 from io import StringIO
 from types import SimpleNamespace
 from unittest.mock import patch
 
-import torch
 from fairseq import models, options, tasks
 from fairseq.data import Dictionary
 from omegaconf import OmegaConf
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import nn
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.experiments.estimation.corpora import Corpus
+from fairseq_lrpe.experiments.estimation.meta import building
 from fairseq_lrpe.experiments.execution.launch import train_command, update_freq
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.run import Run
@@ -36,7 +32,6 @@ HEAD = "sentence_classification_head"
 """fairseq's name of the head of a fine-tuning."""
 WITH_MASK = ("masked_lm", "sentence_prediction")
 """fairseq's tasks that add <mask> to the dictionary."""
-COMPILER = "torch._dynamo"
 OF_THE_RUN = ("--seed", "--save-dir", "--finetune-from-model")
 """Flags that differ between runs with the same model."""
 
@@ -55,49 +50,9 @@ class SizedDictionary(Dictionary):
         return len(self) == len(other)
 
 
-class CompilerStub(SimpleNamespace):
-    """The parts of ``torch._dynamo`` that torch needs in order not to compile; others load the package."""
-
-    config = SimpleNamespace(error_on_nested_fx_trace=False)
-
-    @staticmethod
-    def disable(function, *_, **__):
-        return function
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        del sys.modules[COMPILER]
-        return getattr(import_module(COMPILER), name)
-
-
-@contextmanager
-def without_compiler() -> Iterator[None]:
-    """Keeps torch from importing its compiler, which takes seconds, to exclude functions from compilation."""
-    stub = CompilerStub()
-    sys.modules.setdefault(COMPILER, stub)
-    try:
-        yield
-    finally:
-        if sys.modules[COMPILER] is stub:
-            del sys.modules[COMPILER]
-
-
-class WithoutNumbers(TorchFunctionMode):
-    """Skips the initialization of parameters, which have no numbers on the meta device."""
-
-    SKIPPED = (Tensor.normal_, Tensor.uniform_, Tensor.cpu)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func in self.SKIPPED or getattr(func, "__module__", None) == nn.init.__name__:
-            return kwargs["tensor"] if "tensor" in kwargs else args[0]
-        return func(*args, **kwargs)
-
-
 @dataclass(frozen=True, eq=False)
 class BuiltModel:
-    """A model on the meta device, and the settings of its task, its model and its criterion."""
+    """A model on the meta device, the settings of its task and of itself, and the loss's label smoothing."""
 
     model: nn.Module
     task: Namespace
@@ -110,26 +65,71 @@ class BuiltModel:
 
 
 _built: dict[str, BuiltModel] = {}
-"""Each distinct model is built once."""
+"""The models so far: each is built once, and those of fine-tunings get another head."""
+
+
+def parse(job: Job) -> Namespace:
+    """Returns the flags of a run's fairseq-train command, as parsed by fairseq.
+
+    Those of a fine-tuning are the flags of the run that it starts from, whose checkpoint need not exist, and
+    its own.
+    """
+    initial = job.experiment.starts_from(job.run)
+    if not isinstance(initial, Run):
+        words = train_command(job)
+        drop = {i + offset for i, word in enumerate(words) if word in OF_THE_RUN for offset in (0, 1)}
+        return parse_command(tuple(word for i, word in enumerate(words) if i not in drop))
+    update_freq(job.cfg.batch, job.launch.gpus, job.launch.nodes)
+    other = job.experiment.other(initial.experiment)
+    args = vars(parse(Job(other, initial, job.results, job.launch, job.more)))
+    own = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {}), "task": job.kind.task}
+    own |= {"max_positions": args.get("max_positions") or args["tokens_per_sample"]}
+    own |= {"save_interval_updates": own.get("save_interval_updates", 0)}
+    return Namespace(**{**args, **{name: value for name, value in own.items() if value is not None}})
+
+
+@cache
+def parse_command(command: tuple[str, ...]) -> Namespace:
+    """Returns fairseq's parsed flags of a fairseq-train command; ValueError for an invalid flag."""
+    logging.getLogger("fairseq").setLevel(logging.ERROR)
+    words = [str(PLUGIN) if word == PLUGIN.name else word for word in command[1:]]
+    output = StringIO()
+    # After parsing, our architectures check the flags, which build_model does as well, and the data.
+    unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
+    try:
+        with redirect_stderr(output), patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
+            return options.parse_args_and_arch(options.get_training_parser(), words)
+    except SystemExit:
+        reason = output.getvalue().splitlines()[-1].partition("error: ")[2]
+        raise ValueError(f"fairseq-train rejects the flags: {reason}") from None
 
 
 def build(args: Namespace, corpus: Corpus) -> BuiltModel:
-    """Returns the model of fairseq-train's flags and the data; ValueError if the flags are invalid."""
+    """Returns the model for fairseq-train's flags and the data; ValueError if the flags are invalid."""
     task = settings(args, tasks.TASK_DATACLASS_REGISTRY[args.task])
     task.data = task.seed = None
-    model = args
-    if args.arch in models.MODEL_DATACLASS_REGISTRY:
-        model = settings(args, models.MODEL_DATACLASS_REGISTRY[args.arch])
+    has_settings = args.arch in models.MODEL_DATACLASS_REGISTRY
+    model = settings(args, models.MODEL_DATACLASS_REGISTRY[args.arch]) if has_settings else args
     smoothing = args.label_smoothing if args.criterion == "label_smoothed_cross_entropy" else 0.0
-    corpus = replace(corpus, lengths=(), rows=None)
-    key = repr((args.task, task, args.arch, model, smoothing, corpus))
-    if key not in _built:
-        _built[key] = BuiltModel(build_model(args, task, model, corpus), task, model, smoothing)
+    has_head = args.task == "sentence_prediction"
+    data = replace(corpus, lengths=(), rows=None, note="", labels=0 if has_head else corpus.labels)
+    key = repr((args.task, task, args.arch, model, smoothing, data))
+    try:
+        with building():
+            if key not in _built:
+                cfg = OmegaConf.create({**vars(model), "_name": args.arch}) if has_settings else args
+                built = models.build_model(cfg, make_task(args.task, task, data))
+                # Some parameters are made on the CPU.
+                _built[key] = BuiltModel(built.to("meta"), task, model, smoothing)
+            if has_head:
+                _built[key].model.register_classification_head(HEAD, num_classes=corpus.labels)
+    except SystemExit as error:
+        raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     return _built[key]
 
 
 def settings(args: Namespace, dataclass: type) -> Namespace:
-    """Returns the settings of a task or a model: fairseq's flags, and the default values of those not given."""
+    """Returns the settings of a task or a model: fairseq's flags, and the defaults of those not given."""
     values = {}
     for field in fields(dataclass):
         default = None if field.default is MISSING else field.default
@@ -141,57 +141,6 @@ def settings(args: Namespace, dataclass: type) -> Namespace:
     return Namespace(**values)
 
 
-def build_model(args: Namespace, task: Namespace, model: Namespace, corpus: Corpus) -> nn.Module:
-    """Returns the model of these settings on the meta device; ValueError if they are invalid."""
-    if model is not args:
-        model = OmegaConf.create({**vars(model), "_name": args.arch})
-    try:
-        with without_compiler(), torch.device("meta"), WithoutNumbers():
-            built = models.build_model(model, make_task(args.task, task, corpus))
-            if args.task == "sentence_prediction":
-                built.register_classification_head(HEAD, num_classes=corpus.labels)
-    except SystemExit as error:
-        raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
-    return built.to("meta")  # some parameters are made on the CPU
-
-
-def parse(job: Job) -> Namespace:
-    """Returns the flags of a run's fairseq-train command, as parsed by fairseq.
-
-    Those of a fine-tuning are the flags of the run that it starts from, whose checkpoint need not exist, and
-    its own.
-    """
-    initial = job.experiment.starts_from(job.run)
-    if not isinstance(initial, Run):
-        command = train_command(job)
-        drop = {i + offset for i, word in enumerate(command) if word in OF_THE_RUN for offset in (0, 1)}
-        return parse_command(tuple(word for i, word in enumerate(command) if i not in drop))
-    update_freq(job.cfg.batch, job.launch.gpus)
-    other = job.experiment.other(initial.experiment)
-    args = Namespace(**vars(parse(Job(other, initial, job.results, job.launch, job.more))))
-    args.max_positions = getattr(args, "max_positions", None) or args.tokens_per_sample
-    own = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {})}
-    vars(args).update({name: value for name, value in own.items() if value is not None})
-    args.task, args.save_interval_updates = job.kind.task, own.get("save_interval_updates", 0)
-    return args
-
-
-@cache
-def parse_command(command: tuple[str, ...]) -> Namespace:
-    """Returns fairseq's parsed flags of a fairseq-train command; ValueError for an invalid flag."""
-    logging.getLogger("fairseq").setLevel(logging.WARNING)
-    words = [str(PLUGIN) if word == PLUGIN.name else word for word in command[1:]]
-    output = StringIO()
-    # What our architectures do after parsing is to check the flags, which build_model does too, and the data.
-    unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
-    try:
-        with redirect_stderr(output), patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
-            return options.parse_args_and_arch(options.get_training_parser(), words)
-    except SystemExit:
-        reason = output.getvalue().splitlines()[-1].partition("error: ")[2]
-        raise ValueError(f"fairseq-train rejects the flags: {reason}") from None
-
-
 def make_task(name: str, args: Namespace, corpus: Corpus):
     """Returns what a model reads of its task, without data."""
     if name == "synthetic_lm":
@@ -199,13 +148,12 @@ def make_task(name: str, args: Namespace, corpus: Corpus):
     dictionaries = [SizedDictionary(size + (name in WITH_MASK)) for size in corpus.types] or [None]
     if name == "memory_lm":
         return MemoryLMTask(args, *dictionaries)
-    about = {"inputs": corpus.inputs, **({"pixels": {"mean": 0.0, "std": 1.0}} if corpus.pixels else {})}
+    about = {"inputs": corpus.inputs} | ({"pixels": {"mean": 0.0, "std": 1.0}} if corpus.pixels else {})
     joined = is_joined(about, getattr(args, "pairs", ""))
     return SimpleNamespace(
         source_dictionary=dictionaries[0],
         target_dictionary=dictionaries[-1],
         max_positions=lambda: getattr(args, "max_positions", None) or args.tokens_per_sample,
-        args=args,
         cfg=args,
         about=about,
         labels=range(corpus.labels),

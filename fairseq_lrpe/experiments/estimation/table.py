@@ -1,11 +1,12 @@
-"""The estimate of a list of runs, in groups of trainings that cost the same."""
+"""The estimate of a list of runs as a table, with one row for all trainings that cost the same."""
 
 import statistics
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Column
 from rich.table import Table as RichTable
@@ -13,8 +14,12 @@ from rich.table import Table as RichTable
 from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.methods import aliases
 from fairseq_lrpe.utils.cli import print_wide
+
+if TYPE_CHECKING:
+    from fairseq_lrpe.experiments.estimation.costs import Estimate
 
 UTILIZATION = 0.35
 """Assumed fraction of a card's peak FLOP/s."""
@@ -24,23 +29,26 @@ class Card(NamedTuple):
     """A GPU.
 
     Args:
-        peak: {precision: peak FLOP/s} of dense matrix products.
-        memory: sizes in GB.
+        peak: {precision: peak FLOP/s of dense matrix products}.
+        memory: largest size in GB.
     """
 
     name: str
     peak: dict[str, float]
-    memory: tuple[int, ...]
+    memory: int
 
 
-CARDS = {  # NVIDIA's datasheets of the V100 SXM2, A100 SXM and H100 SXM; fp32 without TF32, which torch does not use
-    "v100": Card("V100", {"fp16": 125e12, "fp32": 15.7e12}, (16, 32)),
-    "a100": Card("A100", {"fp16": 312e12, "bf16": 312e12, "fp32": 19.5e12}, (40, 80)),
-    "h100": Card("H100", {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12}, (80,)),
+# NVIDIA's datasheets of V100 SXM2, A100 SXM and H100 SXM; fp32 is without TF32, which torch does not use.
+CARDS = {
+    "v100": Card("V100", {"fp16": 125e12, "fp32": 15.7e12}, 32),
+    "a100": Card("A100", {"fp16": 312e12, "bf16": 312e12, "fp32": 19.5e12}, 80),
+    "h100": Card("H100", {"fp16": 989e12, "bf16": 989e12, "fp32": 67e12}, 80),
 }
 HERE = "here"
-FLAGS = "lr", "clip_norm", "weight_decay", "warmup_updates", "adam_betas", "adam_eps"
-NEUTRAL = {f"train.{flag}" for flag in FLAGS}
+NEUTRAL = {
+    f"train.{flag}"
+    for flag in ("lr", "clip_norm", "weight_decay", "warmup_updates", "adam_betas", "adam_eps")
+}
 """Changes of a run that do not change its cost."""
 
 
@@ -56,12 +64,17 @@ def estimated_launch(args: Namespace) -> Launch:
     """Returns the launch settings to estimate, which this machine need not support.
 
     Raises:
-        ValueError: for flags that cannot be combined with --estimate.
+        ValueError: flags that cannot be combined, or a precision that the card does not have.
     """
     if args.dry_run:
         raise ValueError("--estimate and --dry-run cannot be combined: leave one out")
-    nodes, precision = getattr(args, "nodes", 1), getattr(args, "precision", None) or "fp16"
-    return Launch(max(args.gpus or 1, 1), nodes, cpu=False, precision=precision)
+    precision = getattr(args, "precision", None) or "fp16"
+    if args.on != HERE and precision not in CARDS[args.on].peak:
+        known = " or ".join(CARDS[args.on].peak)
+        raise ValueError(
+            f"--on {args.on}: the {CARDS[args.on].name} has no {precision}: use --precision {known}"
+        )
+    return Launch(max(args.gpus or 1, 1), getattr(args, "nodes", 1), cpu=False, precision=precision)
 
 
 @dataclass
@@ -69,69 +82,68 @@ class Group:
     """Trainings of the same cost, which differ in their seeds and in ``NEUTRAL`` settings.
 
     Args:
-        job: one of the trainings.
+        run: what the trainings have in common.
+        job: one of them.
         count: number of trainings.
         finished: number of those that are finished.
-        trials: number of those that are trials.
-        chosen: number of trials that are chosen if all are equally likely; only these keep a checkpoint.
+        trials: number of those that are trials, of which only the chosen ones keep a checkpoint.
+        chosen: expected number of chosen trials.
         estimate: of one training, None if it is not possible.
         problem: why it is not.
         hours: of one training, None if unknown.
-        recorded: whether ``hours`` is from a recorded speed.
+        is_recorded: whether the hours are from a recorded speed.
     """
 
+    run: Run
     job: Job
     count: int = 0
     finished: int = 0
     trials: int = 0
     chosen: float = 0
-    estimate: object = None
-    problem: str | None = None
+    estimate: "Estimate | None" = None
+    problem: str = ""
     hours: float | None = None
-    recorded: bool = False
+    is_recorded: bool = False
+
+    @property
+    def left(self) -> int:
+        """Number of trainings that are not finished."""
+        return self.count - self.finished
 
     @property
     def disk(self) -> float:
-        """Bytes of the checkpoints that remain."""
+        """Bytes of the checkpoints that are kept in the end."""
         return (self.count - self.trials) * self.estimate.disk + self.chosen * self.estimate.checkpoint
 
 
 def show_estimate(jobs: list[Job], card: str) -> None:
-    """Prints the estimate of the jobs, and of the trials among which they choose.
-
-    Raises:
-        ValueError: the card does not have the precision, or nothing can be estimated.
-    """
-    precision = jobs[0].launch.precision
-    if card != HERE and precision not in CARDS[card].peak:
-        known = ", ".join(CARDS[card].peak)
-        raise ValueError(f"--on {card}: the {CARDS[card].name} has no {precision}: choose from {known}")
+    """Prints the estimate of jobs and of the trials among which they choose; ValueError if there is none."""
     from fairseq_lrpe.experiments.estimation.costs import estimate_training  # takes seconds
 
     groups = make_groups(jobs)
     for group in groups:
         try:
             group.estimate = estimate_training(group.job)
-        except ValueError as error:
-            group.problem = f"{group.job.run.experiment}: {error}"
-        else:
             set_hours(group, card)
+        except ValueError as error:
+            group.problem = f"{group.run.experiment}: {error}"
     if not any(group.estimate for group in groups):
         raise ValueError("; ".join(dict.fromkeys(group.problem for group in groups)))
-    print_groups(groups, card)
+    print_groups(groups)
+    print_notes(groups, card, jobs[0].launch)
 
 
 def make_groups(jobs: list[Job]) -> list[Group]:
     """Returns the trainings in groups; runs that choose among trials are not trainings themselves."""
-    choosing = {job.run: job.trials() for job in jobs}
-    chosen = {trial.run: 1 / len(trials) for trials in choosing.values() for trial in trials}
-    trials = [trial for trials in choosing.values() for trial in trials]
+    trials = {job.run: job.trials() for job in jobs}
+    chosen = {trial.run: 1 / len(among) for among in trials.values() for trial in among}
+    every = (*jobs, *(trial for among in trials.values() for trial in among))
     groups = {}
-    for run, job in {job.run: job for job in (*jobs, *trials)}.items():
-        if choosing.get(run):
+    for run, job in {job.run: job for job in every}.items():
+        if trials.get(run):
             continue
-        changes = tuple(change for change in run.changes if change[0] not in NEUTRAL)
-        group = groups.setdefault(replace(run, seed=0, changes=changes), Group(job))
+        common = replace(run, seed=0, changes=tuple(x for x in run.changes if x[0] not in NEUTRAL))
+        group = groups.setdefault(common, Group(common, job))
         group.count += 1
         group.finished += is_trained(job)
         group.trials += run in chosen
@@ -146,28 +158,29 @@ def is_trained(job: Job) -> bool:
 
 
 def set_hours(group: Group, card: str) -> None:
-    """Sets the hours of a training, from recorded speeds if there are any."""
-    job, estimate = group.job, group.estimate
-    if speed := recorded_speed(job, card):
-        unit, per_gpu = speed
-        group.hours, group.recorded = estimate.work[unit] / (per_gpu * job.launch.gpus) / 3600, True
-    elif card != HERE:
-        rate = UTILIZATION * CARDS[card].peak[job.launch.precision] * job.launch.gpus
-        group.hours = estimate.flops / rate / 3600
+    """Sets the hours of a training, from a recorded speed if there is one."""
+    launch, estimate = group.job.launch, group.estimate
+    gpus = launch.gpus * launch.nodes
+    if speeds := recorded_speeds(group.job, "" if card == HERE else CARDS[card].name):
+        [unit, *_], per_gpu = zip(*speeds, strict=True)
+        seconds, group.is_recorded = estimate.work[unit] / statistics.median(per_gpu), True
+    elif card == HERE:
+        return
+    else:
+        seconds = estimate.flops / (UTILIZATION * CARDS[card].peak[launch.precision])
+    group.hours = seconds / gpus / 3600
 
 
-def recorded_speed(job: Job, card: str) -> tuple[str, float] | None:
-    """Returns the unit and the median speed per GPU of recorded runs of the same method and experiment."""
-    name = "" if card == HERE else CARDS[card].name
+def recorded_speeds(job: Job, card: str) -> list[tuple[str, float]]:
+    """Returns (unit, speed per GPU) of the recorded runs of a job's experiment and method on a card."""
     folder = job.results / job.run.experiment
-    names = [f"{job.run.attention}_{method}" for method in aliases(job.run.method)]
-    speeds = [(unit, speed) for x in names for unit, speed, gpus in read_speeds(folder / x) if name in gpus]
-    return (speeds[0][0], statistics.median(speed for _, speed in speeds)) if speeds else None
+    names = (f"{job.run.attention}_{method}" for method in aliases(job.run.method))
+    return [(unit, speed) for x in names for unit, speed, gpus in read_speeds(folder / x) if card in gpus]
 
 
 @cache
 def read_speeds(folder: Path) -> list[tuple[str, float, str]]:
-    """Returns (unit, speed per GPU, names of the GPUs) of each recorded speed below a folder."""
+    """Returns (unit, speed per GPU, names of the GPUs) of each recorded run below a folder."""
     found = []
     for path in folder.rglob("seed-*/evaluation.json"):
         measured = read_json(path).get("evaluations", {}).get("training", {})
@@ -178,54 +191,78 @@ def read_speeds(folder: Path) -> list[tuple[str, float, str]]:
     return found
 
 
-def print_groups(groups: list[Group], card: str) -> None:
-    """Prints one row per group, the sums of all, and the assumptions."""
-    names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "GB on disk", "hours"
+def print_groups(groups: list[Group]) -> None:
+    """Prints a row for each group and the sums of what is not finished."""
+    names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "GB on disk", "hours each"
     table = RichTable("run", *(Column(name, justify="right") for name in names))
     for group in groups:
-        table.add_row(str(group.job.run).rpartition("/")[0], *cells(group))
-    known = [group for group in groups if group.estimate]
-    left = [(group.count - group.finished, group) for group in known]
-    gpus = groups[0].job.launch.gpus
-    hours = None if any(n and group.hours is None for n, group in left) else sum(n * (g.hours or 0) for n, g in left)
-    total = (
-        f"{sum(group.count for group in groups):,}",
-        "",
-        power(sum(n * group.estimate.work["tokens"] for n, group in left)),
-        power(sum(n * group.estimate.flops for n, group in left)),
-        "",
-        f"{sum(group.disk for group in known) / 1e9:,.0f}",
-        "-" if hours is None else f"{hours:,.0f}",
-    )
+        table.add_row(str(group.run).removesuffix("/seed-0"), *cells(group))
     table.add_section()
-    table.add_row("all that are not finished", *total)
+    known = [group for group in groups if group.estimate]
+    tokens, flops = (
+        sum(group.left * value for group, value in zip(known, values, strict=True))
+        for values in zip(*((g.estimate.work["tokens"], g.estimate.flops) for g in known), strict=True)
+    )
+    count, disk = sum(group.left for group in groups), sum(group.disk for group in known)
+    table.add_row(
+        "all that is left", f"{count:,}", "", power(tokens), power(flops), "", number(disk / 1e9), ""
+    )
     print_wide(table)
-    print_notes(groups, card)
 
 
 def cells(group: Group) -> list[str]:
-    """Returns the cells of a group."""
-    count = f"{group.count:,}" + (f" ({group.finished:,} finished)" if group.finished else "")
+    """Returns the cells of a group after its name."""
+    count = f"{group.count:,}" + (f", {group.finished:,} finished" if group.finished else "")
     if group.estimate is None:
-        return [count, *["-"] * 6]
-    one = group.estimate
-    hours = "-" if group.hours is None else f"{group.hours:,.1f}" + "*" * group.recorded
+        return [count, *"------"]
+    one, hours = group.estimate, "-" if group.hours is None else number(group.hours) + "*" * group.is_recorded
     return [
         count,
         f"{one.parameters:,}",
         power(one.work["tokens"]),
         power(one.flops),
-        f"{one.memory / 1e9:,.1f}",
-        f"{group.disk / 1e9:,.1f}",
-        "finished" if group.finished == group.count else hours,
+        number(one.memory / 1e9),
+        number(group.disk / 1e9),
+        "0" if not group.left else hours,
     ]
 
 
+def number(value: float) -> str:
+    """Formats a number with two digits at least."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}"
+
+
 def power(value: float) -> str:
-    return f"{value:.2e}".replace("e+0", "e").replace("e+", "e")
+    """Formats a large number as 1.2e9."""
+    return f"{value:.2e}".replace("e+", "e").replace("e0", "e")
 
 
-def print_notes(groups: list[Group], card: str) -> None:
-    """Prints what the numbers assume, and why there is no estimate of some groups."""
-    for problem in dict.fromkeys(group.problem for group in groups if group.problem):
-        print(f"not estimated: {problem}")
+def print_notes(groups: list[Group], card: str, launch: Launch) -> None:
+    """Prints the hours of all, what the numbers assume, and why there is no estimate of some groups."""
+    for line in notes(groups, card, launch):
+        print(line)
+
+
+def notes(groups: list[Group], card: str, launch: Launch) -> Iterator[str]:
+    """Yields the lines below the table."""
+    known, gpus = [group for group in groups if group.estimate], launch.gpus * launch.nodes
+    left = [group for group in known if group.left]
+    hours = sum(group.left * group.hours for group in left if group.hours is not None)
+    gpu = "GPU or process" if card == HERE else CARDS[card].name
+    days = f"{number(hours)} hours or {number(hours / 24)} days"
+    yield f"Left: {days} on {gpus} {gpu}{'s' * (gpus > 1)}, one training after the other."
+    if card != HERE:
+        peak = f"{CARDS[card].peak[launch.precision] / 1e12:g} TFLOP/s in {launch.precision}"
+        yield f"Hours: FLOPs at {UTILIZATION:.0%} of the {gpu}'s peak of {peak}."
+        largest = CARDS[card].memory
+        if too_large := [group for group in known if group.estimate.memory > 1e9 * largest]:
+            yield f"GB per GPU: {len(too_large)} rows exceed {largest} GB: override batch.per_gpu."
+    if any(group.is_recorded for group in left):
+        yield "Hours*: the recorded speed of finished runs of the same experiment, attention and method."
+    if unknown := sum(group.left for group in left if group.hours is None):
+        yield f"Hours: unknown for {unknown:,} trainings, because no run like them is finished in --results."
+    for experiment, note in dict.fromkeys((group.run.experiment, group.estimate.note) for group in known):
+        if note:
+            yield f"{experiment}: assumes {note}, because the data is not prepared."
+    yield from dict.fromkeys(f"Not estimated: {group.problem}." for group in groups if group.problem)
+    yield "Evaluations are not included. docs/cluster.md has the formulas."
