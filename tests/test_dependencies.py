@@ -154,12 +154,24 @@ def test_core_runs_where_only_torch_is_installed():
 
 
 def test_experiments_and_data_preparation_do_not_import_models():
-    """Except in experiments/inference, neither imports models, and neither imports the other."""
+    """Neither imports models or the other package; only inference and estimation load or build models."""
+    with_models = tuple(f"fairseq_lrpe/experiments/{part}/" for part in ("inference", "estimation"))
     for file, used in package_imports()["experiments"].items():
-        allowed = {"models"} if file.startswith("fairseq_lrpe/experiments/inference/") else set()
+        allowed = {"models"} if file.startswith(with_models) else set()
         assert not used & {"models", "attention", "benchmarks", "cli", "data_prep"} - allowed, file
     for file, used in package_imports()["data_prep"].items():
         assert not used & {"models", "attention", "benchmarks", "cli", "experiments"}, file
+
+
+PARTS = ("spec", "execution", "estimation")
+"""Subpackages of experiments that import only those before them."""
+
+
+def test_parts_of_experiments_import_one_way():
+    for number, part in enumerate(PARTS):
+        for path in files(PLUGIN / "experiments" / part):
+            later = [f"fairseq_lrpe.experiments.{other}." for other in PARTS[number + 1 :]]
+            assert not [name for name in imports(path) if name.startswith(tuple(later))], path
 
 
 def test_only_commands_and_the_public_functions_import_experiments():

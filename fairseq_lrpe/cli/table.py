@@ -15,6 +15,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fairseq_lrpe.cli import cluster, train
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import add_results_flag, machine_flags
 from fairseq_lrpe.experiments.execution.runner import Job
@@ -32,6 +33,10 @@ def main(arguments: list[str] | None = None) -> None:
             return
         table = Table(args.table, args.scale, overrides)
         runs = table.runs(args.only)
+        if args.estimate:
+            launch = estimated_launch(args)
+            show_estimate([Job(table.experiment_of(run), run, args.results, launch) for run in runs], args.on)
+            return
         jobs = {run: Job(table.experiment_of(run), run, args.results) for run in runs}
         if cluster.is_requested(args):
             with output_folder(args.results):
@@ -39,14 +44,13 @@ def main(arguments: list[str] | None = None) -> None:
             if args.wait:
                 show(table, args, errors)
         else:
-            gpus = scheduler.gpus_per_job(args.jobs, args.gpus, args.dry_run)
-            args.gpus = gpus
+            args.gpus = scheduler.gpus_per_job(args.jobs, args.gpus, args.dry_run)
             flags = machine_flags(args)
             if args.dry_run:
                 print_commands(jobs, flags)
                 return
             with output_folder(args.results):
-                errors = execute(jobs, scheduler.LocalLauncher(args.jobs, gpus), flags)
+                errors = execute(jobs, scheduler.LocalLauncher(args.jobs, args.gpus), flags)
                 show(table, args, errors)
     if errors:
         sys.exit("\n".join(["table: some runs are not finished:", *errors]))
@@ -68,6 +72,7 @@ def make_parser() -> ArgumentParser:
     add_results_flag(parser)
     parser.add_argument("--plot", type=image_path, metavar="FILE.png", help="plot of the validation curves")
     parser.add_argument("--dry-run", action="store_true", help="print the commands without running them")
+    add_estimate_flags(parser)
     return parser
 
 

@@ -13,6 +13,7 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from fairseq_lrpe.cli import cluster
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
 from fairseq_lrpe.experiments.execution import runner
 from fairseq_lrpe.experiments.execution.launch import (
     add_machine_flags,
@@ -40,6 +41,10 @@ def main(arguments: list[str] | None = None) -> None:
         for run in runs:
             experiment.check_options(run)
         more = arguments[split + 1 :]
+        if args.estimate:
+            launch = estimated_launch(args)
+            show_estimate([Job(experiment, run, args.results, launch, more) for run in runs], args.on)
+            return
         if cluster.is_requested(args):
             jobs = {run: Job(experiment, run, args.results, more=more) for run in runs}
             with output_folder(args.results):
@@ -85,4 +90,5 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("--seed", type=min_int(1), nargs="+", default=[1], help=text)
     add_machine_flags(parser)
     cluster.add_flags(parser)
+    add_estimate_flags(parser)
     return parser
