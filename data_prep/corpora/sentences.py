@@ -1,8 +1,8 @@
 """Your own labelled texts, or pairs of texts, split into words, for the task ``classification``.
 
 The folder given by --from must contain train.input0.txt with one text per line, train.label with one label
-per line and, for pairs, train.input1.txt with the second texts; likewise the three files of valid, and
-optionally those of test.
+per line and, for pairs, train.input1.txt with the second texts; likewise the files of valid, and optionally
+those of test.
 """
 
 from pathlib import Path
