@@ -152,7 +152,7 @@ def test_invalid_images_are_errors(content, message, tmp_path):
         ),
         (
             lambda path: path.replace(path.split("/")[2] + "/", f"ant/{path.split('/')[2]}"),
-            "ant only: two classes",
+            "only one class, ant: expected at least two",
         ),
     ],
 )
