@@ -37,7 +37,7 @@ def published(name: str) -> Vocabulary:
         settings = json.loads(read_file(config)) if config and config.is_file() else {}
         return Vocabulary(path, bool(settings.get("do_lower_case", True)))
     except (ValueError, AttributeError):
-        raise ValueError(f"{config} is not a JSON object: BERT's {CONFIG} is needed") from None
+        raise ValueError(f"{config} is not a JSON object: expected BERT's {CONFIG}") from None
 
 
 def from_hub(name: str, file: str, required: bool = True) -> Path | None:
@@ -86,8 +86,8 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
     alphabet = sorted(x for x, times in characters.items() if times >= MIN_COUNT)
     required = [*SPECIAL_TOKENS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
     if count < len(required):
-        needed = f"{len(required):,} pieces are needed for the {len(alphabet):,} characters"
-        raise ValueError(f"--pieces {count} is too few: {needed} that occur twice in the training text")
+        kinds = f"{len(alphabet):,} characters that occur twice in the training text"
+        raise ValueError(f"--pieces {count} is too few for the {kinds}: pass at least {len(required)}")
     tokenizer.train_from_iterator(
         texts,
         vocab_size=count,

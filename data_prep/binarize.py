@@ -1,4 +1,4 @@
-"""Finds the text files of each split and converts them to fairseq's binaries with fairseq-preprocess."""
+"""Finds the text files of each split and binarizes them with fairseq-preprocess."""
 
 import os
 import re
@@ -67,6 +67,6 @@ def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, wor
 
 
 def binarize(texts: dict, out: Path, source: str, *flags, workers: int = 1, name: str = "bin") -> None:
-    """Writes the binaries of ``texts`` {split: path} to ``out``/``name``, and records their source there."""
+    """Binarizes ``texts`` {split: path} into ``out``/``name``, and records their source there."""
     with folder_with_source(out / name, source) as part:
         preprocess(texts, part, out / "preprocess.log", *flags, workers=workers)

@@ -18,7 +18,7 @@ OPTIONS = r"(, version [\w.]+)?((,| in) \d[\d ]*[a-z ]+)*(, with (vectors|word p
 
 
 class Corpus:
-    """Base class of corpora, whose binaries are written to the folder OUT/bin (OUT is the value of --out).
+    """Base class of corpora; binarized data is written to the folder OUT/bin (OUT is the value of --out).
 
     The ``args`` of all methods are the command's options. ``args.source`` is the path given by --from. If it
     is not given, it is the path that an earlier run recorded, or None. ``args.earlier`` is that record.
@@ -27,7 +27,7 @@ class Corpus:
         facts: The corpus's entry in sources.yaml.
         accepts: Description of what --from accepts.
         metavar: Name of the value of --from in --help; with "FOLDER", files are rejected.
-        task: The fairseq task that reads the binaries.
+        task: The fairseq task that reads the binarized data.
     """
 
     accepts: str
@@ -50,7 +50,7 @@ class Corpus:
         return [args]
 
     def source(self, args: Namespace) -> str:
-        """Returns a text that records the source and all options that affect the binaries."""
+        """Returns a text that records the source and all options that affect the binarized data."""
         return os.path.realpath(args.source) if args.source else self.published
 
     def archive(self, args: Namespace) -> Path:
@@ -148,7 +148,7 @@ def source_of(corpus: Corpus, args: Namespace) -> str:
         args.source = recorded if recorded.is_absolute() else None
     if args.source is None and corpus.published is None:
         page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
-        raise ValueError(f"--from is required: {corpus.accepts}{page}")
+        raise ValueError(f"--from is missing: pass {corpus.accepts}{page}")
     source = corpus.source(args)
     validation.check_out(args.out, source)
     return source

@@ -61,7 +61,7 @@ def mismatch(path: Path, facts: dict) -> str | None:
 def verified(path: Path, name: str, facts: dict) -> Path:
     """Returns ``path`` if it is a copy of the published file ``name``, otherwise raises FetchError."""
     if not path.is_file():
-        raise FetchError(f"{path} is missing: a copy of the published {name} is needed")
+        raise FetchError(f"{path} is missing: put a copy of the published {name} there")
     if reason := mismatch(path, facts):
         raise FetchError(f"{path} is not the published {name}: it {reason}")
     return path
@@ -175,14 +175,14 @@ def unpack(archive: Path, folder: Path) -> None:
 
 
 def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tuple[re.Match, bytes]]:
-    """Yields (match, content) of each file in a folder or archive whose path matches a pattern.
+    """Yields (match, content) of each file whose path matches a pattern, in a folder or an archive.
 
     Raises:
         FetchError: If no file matches, or the archive is damaged.
         ValueError: If a file exceeds ``limit`` bytes.
     """
     if not (source.is_dir() or source.is_file()):
-        raise FetchError(f"{source} is missing: a folder or an archive is needed")
+        raise FetchError(f"{source} is missing: expected a folder or an archive")
     regex, count = re.compile(pattern), 0
     if source.is_dir():
         for path in progress(sorted(source.rglob("*")), source.name, "files"):
@@ -203,7 +203,7 @@ def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tup
                     with archive.open(member) if is_zip else archive.extractfile(member) as file:
                         yield match, file.read(limit)
     if not count:
-        raise FetchError(f"{source} contains none of the required files (see --help)")
+        raise FetchError(f"{source} contains none of the expected files: see --help")
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:

@@ -121,7 +121,8 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
         for (builder, _), values in zip(builders, inputs, strict=True):
             indices = np.asarray(values, dtype=np.int64)
             if indices.size and not (indices.min() >= UNKNOWN and indices.max() < types):
-                raise ValueError(f"row {len(labels)} of {split} has a value outside of the {types} types")
+                limits = f"the range from {UNKNOWN} to {types - 1}"
+                raise ValueError(f"row {len(labels)} (from 0) of {split} has a value outside {limits}")
             builder.add_item(torch.from_numpy(indices + SPECIALS))
         labels.append(label)
     if not labels:

@@ -39,7 +39,7 @@ class LabelledWords(TrainRows, Labelled):
         return super().source(args) + vectors
 
     def check_vectors(self, args: Namespace) -> None:
-        """Raises ValueError if the first line of the file --vectors is not a word vector."""
+        """Raises ValueError if the first line of the file given by --vectors is not a word vector."""
         if args.vectors:
             word_vectors.dimension(args.vectors)
 
@@ -107,7 +107,7 @@ def label_names(text: Path) -> list[str]:
     """
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:
-        raise ValueError(f"the training set only has the label {names[0]!r}: two labels are needed")
+        raise ValueError(f"the training set has only the label {names[0]!r}: expected at least two labels")
     for split in splits_in(text, ".input0.txt"):
         file = text / f"{split}.label"
         if file.is_file() and (unknown := set(read_lines(file)) - set(names)):
@@ -118,7 +118,7 @@ def label_names(text: Path) -> list[str]:
 
 
 def vocabulary(text: Path) -> list[str]:
-    """Returns the words that occur MIN_COUNT times in the training set, most frequent first."""
+    """Returns the words that occur at least MIN_COUNT times in the training set, most frequent first."""
     counts = Counter()
     for path in sorted(text.glob("train.input?")):
         with path.open(encoding="utf-8", newline="\n") as lines:
@@ -126,7 +126,7 @@ def vocabulary(text: Path) -> list[str]:
                 counts.update(line.split())
     words = [word for word, count in counts.most_common() if count >= MIN_COUNT]
     if not words:
-        raise ValueError(f"no word occurs {MIN_COUNT} times in the training set: more text is needed")
+        raise ValueError(f"no word occurs {MIN_COUNT} times in the training set: use more text")
     return words
 
 
@@ -141,7 +141,7 @@ def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
 
 
 def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> None:
-    """Writes the binaries of all splits to ``folder``, from the tokens and labels in the folder ``text``."""
+    """Writes the binarized data of all splits to ``folder``, from the tokens and labels in ``text``."""
     numbers, rows = {word: i for i, word in enumerate(words)}, {}
 
     def encoded(path):

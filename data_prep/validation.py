@@ -11,12 +11,12 @@ from fairseq_lrpe.utils.files import atomic_folder, iterate_lines
 SOURCE_FILE = "source.txt"
 
 
-def check_text(path: Path, expected: str = "text is needed") -> int:
+def check_text(path: Path, expected: str = "expected a text file") -> int:
     """Returns the number of lines of a text file.
 
     Args:
         path: Text file.
-        expected: What is needed, for the error message if the file is missing.
+        expected: End of the error message if the file is missing, which says what is expected.
 
     Raises:
         ValueError: If the file is missing, blank, or not valid UTF-8.
@@ -32,7 +32,7 @@ def check_text(path: Path, expected: str = "text is needed") -> int:
     if kinds[None]:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
         raise ValueError(f"{path} contains zero bytes, like UTF-16 text: convert it to UTF-8")
     if not kinds[True]:
-        raise ValueError(f"{path} is empty: text is needed")
+        raise ValueError(f"{path} is empty or blank: expected text")
     return kinds.total()
 
 
@@ -49,7 +49,7 @@ def check_out(out: Path, source: str) -> None:
 
 @contextlib.contextmanager
 def folder_with_source(folder: Path, source: str) -> Iterator[Path]:
-    """Yields a temporary folder that is renamed to ``folder`` on success, and records its source in it."""
+    """Yields a temporary folder, and on success records the source in it and renames it to ``folder``."""
     print(f"Preparing {folder}", flush=True)
     with atomic_folder(folder) as part:
         yield part

@@ -1,4 +1,4 @@
-"""Flags that all model families share, which are those of attention, encodings and token positions.
+"""Flags that all model families share: those of attention, encodings and token positions.
 
 ``lrpe methods --flags`` prints their help, because fairseq-train --help does not show the flags of models.
 """
@@ -118,7 +118,7 @@ def method_flags(cfg) -> dict:
 
 
 def check_position(cfg, embed_dim: int, num_heads: int) -> None:
-    """Raises a ValueError if the flags are invalid for a model of this size; it lists the valid choices."""
+    """Raises a ValueError with the choices if the flags are invalid for a model of this size."""
     for name, choices in (
         ("attention", ATTENTIONS),
         ("encoding", ENCODINGS),
@@ -151,7 +151,7 @@ def check_options(cfg, given) -> None:
 
 
 def encoding_from_config(cfg, *, embed_dim: int, num_heads: int, **shared) -> Encoding:
-    """Returns the encoding that the flags select, with further arguments of :class:`Encoding` in ``shared``.
+    """Builds the encoding that the flags select; ``shared`` are the other arguments of :class:`Encoding`.
 
     Raises:
         ValueError: if the flags are invalid or cannot be combined.

@@ -103,11 +103,11 @@ for _p, _rotation in (("householder", "householder"), ("identity", "identity"), 
 LISTING = "`lrpe methods` lists the methods and their attentions"
 
 FAIRSEQ_ARCHITECTURES = {"lm": "transformer_lm", "roberta": "roberta", "transformer": "transformer"}
-"""fairseq's own architecture of each family, for the method ``fairseq``, which equals ``base`` in softmax."""
+"""{family: fairseq's own architecture}, for the method ``fairseq``; it equals ``base`` with softmax."""
 
 
 def architecture(attention: str, family: str, method: str) -> str:
-    """Returns the value of --arch; raises a ValueError for ``fairseq`` if it has no model of the family."""
+    """Returns the value of --arch; raises a ValueError if fairseq has no model of the family."""
     if method == "fairseq" and family not in FAIRSEQ_ARCHITECTURES:
         raise ValueError(
             f"the method 'fairseq' does not exist for the family {family!r}: choose another; {LISTING}"
@@ -131,12 +131,12 @@ def check_method_name(method: str) -> None:
 
 
 def aliases(method: str) -> list[str]:
-    """Returns all methods with the same flags, which share their runs."""
+    """Returns all methods with the flags of this method; they share their runs."""
     if method not in METHODS:  # the method "fairseq", or a model that is configured by flags
         return [method]
     return [name for name in METHODS if METHODS[name].flags == METHODS[method].flags]
 
 
 def canonical(method: str) -> str:
-    """Returns the first of a method's aliases, which names the folders of their runs."""
+    """Returns the first of a method's aliases, after which the folders of their runs are named."""
     return aliases(method)[0]

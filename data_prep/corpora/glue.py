@@ -64,7 +64,7 @@ class Tasks(TrainRows):
         files = args.task.files
         for file in files.values():
             if not (folder / file).is_file():
-                raise ValueError(f"{folder / file} is missing: {' '.join(files.values())} are needed")
+                raise ValueError(f"{folder / file} is missing: expected {', '.join(files.values())}")
         for split, file in files.items():
             if not sum(1 for _ in rows(folder / file, args.task, split, args.limits.get(split))):
                 raise ValueError(f"{folder / file} has no rows")
@@ -139,7 +139,7 @@ class GlueWords(Tasks, LabelledWords):
 
 
 def columns(task: Task, split: str) -> list[str]:
-    """Returns the names of the columns of :func:`rows`, which are fairseq's names of their folders."""
+    """Returns the names of the columns of :func:`rows`; fairseq reads each from a folder of this name."""
     inputs = [f"input{i}" for i in range(len(task.sentences))]
     return [*inputs, "label"] if split in task.labelled else inputs
 

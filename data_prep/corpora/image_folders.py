@@ -121,7 +121,7 @@ class ImageNet(ClassFolders):
         if len(missing) == len(names):
             return in_class_folders(source)
         if missing:
-            raise ValueError(f"{source} lacks {', '.join(missing)}: {TRAIN}, {VALID} and {DEVKIT} are needed")
+            raise ValueError(f"{source} lacks {', '.join(missing)}: expected {TRAIN}, {VALID} and {DEVKIT}")
         return {"train": ilsvrc_train(source / TRAIN), "valid": ilsvrc_valid(source / VALID, source / DEVKIT)}
 
 
@@ -134,7 +134,7 @@ def in_class_folders(folder: Path) -> ImageFiles:
                 split, label, file = match.groups()
                 images["valid" if split == "val" else split].append(ImageFile(label, file, path))
     if not images["train"]:
-        raise ValueError(f"{folder} has no training images: train/CLASS/*.jpg, .JPEG or .png are needed")
+        raise ValueError(f"{folder} has no training images: expected train/CLASS/*.jpg, .JPEG or .png")
     return dict(images)
 
 
@@ -177,15 +177,15 @@ def select(images: ImageFiles, args: Namespace) -> ImageFiles:
     for image in images["train"]:
         classes[image.label].append((image.name, image))
     if len(classes) < 2:
-        only = f"training images of the class {min(classes)} only"
-        raise ValueError(f"{args.source} has {only}: two classes are needed")
+        only = f"training images of only one class, {min(classes)}"
+        raise ValueError(f"{args.source} has {only}: expected at least two classes")
     train = [image for image, _ in interleave(classes)]
     held_out = [] if images.get("valid") else train[len(train) - len(train) // 10 :]
     taken = {"train": train[: len(train) - len(held_out)][: args.train_rows]}
     taken["valid"] = images.get("valid") or held_out
     if not taken["valid"]:
         number = f"{len(train)} training images and no validation images"
-        raise ValueError(f"{args.source} has {number}: 10 training images are needed")
+        raise ValueError(f"{args.source} has {number}: expected at least 10 training images")
     if images.get("test"):
         taken["test"] = images["test"]
     known = {image.label for image in taken["train"]}

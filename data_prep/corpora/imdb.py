@@ -53,7 +53,7 @@ class Reviews(Corpus):
             for label in LABELS:
                 if sum(review.label == label for review in part) < 2:
                     name = f"{split}/{label}/*.txt"
-                    raise ValueError(f"{source} has fewer than two files {name}: both classes are needed")
+                    raise ValueError(f"{source} has fewer than two files {name}: expected at least two")
             if empty := next((review.path for review in part if not review.text.strip()), None):
                 raise ValueError(f"{source} has an empty review, {split}/{empty}")
             part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())

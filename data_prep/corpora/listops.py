@@ -99,7 +99,7 @@ def published(path: Path) -> list[tuple[str, int]]:
 
 
 def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int) -> list[tuple[bytes, int]]:
-    """Draws BATCH expressions and returns those with more than ``shortest``, fewer than ``longest`` tokens.
+    """Draws BATCH expressions; returns those with more than ``shortest`` and fewer than ``longest`` tokens.
 
     All expressions are drawn at once, level by level. One random number n < 1440 determines a node: if
     n < 360, it is the operator n % 4 with 2 + n // 40 arguments, otherwise the digit n % 10.

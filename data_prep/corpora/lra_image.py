@@ -57,11 +57,11 @@ class Cifar10(Labelled):
         train, test = read_splits(source, args.size)
         if len(train) < 10 or not test:
             number = f"{len(train)} training images and {len(test)} test images"
-            raise ValueError(f"{source} has {number}: at least 10 and 1 are needed")
+            raise ValueError(f"{source} has {number}: expected at least 10 and 1")
         self.labels = sorted({name for _, name in train})
         if len(self.labels) < 2:
-            only = f"training images of the class {train[0][1]} only"
-            raise ValueError(f"{source} has {only}: two classes are needed")
+            only = f"training images of only one class, {train[0][1]}"
+            raise ValueError(f"{source} has {only}: expected at least two classes")
         if unknown := {name for _, name in test}.difference(self.labels):
             name = f"the class {min(unknown)}"
             raise ValueError(f"{source} has test images of {name}, which has no training images")

@@ -97,7 +97,7 @@ def articles(path: Path) -> list[list[bytes]]:
         found.append([text[i : i + SEGMENT] for i in range(start, end - SEGMENT + 1, SEGMENT)])
     found = [segments for segments in found if len(segments) > 1]
     if len(found) < 2:
-        raise ValueError(f"{path} has fewer than two articles of two segments: WikiText is needed")
+        raise ValueError(f"{path} has fewer than two articles of two segments: expected WikiText")
     return found
 
 

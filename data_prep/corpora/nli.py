@@ -62,7 +62,7 @@ class Snli(LabelledWords):
 
 
 def cut(args: Namespace) -> dict[str, list[tuple]]:
-    """Returns {split: rows} of the file --from, with the numbers of rows given by --cut."""
+    """Returns {split: rows} of the file given by --from, with the numbers of rows given by --cut."""
     if not args.source.is_file():
         raise ValueError(f"{args.source} is not a file: --cut is for one file of JSON lines")
     with args.source.open("rb") as lines:
@@ -77,16 +77,18 @@ def cut(args: Namespace) -> dict[str, list[tuple]]:
 def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
     """Returns (premise, hypothesis, label) of each labelled pair; ``name`` is the file for messages."""
     rows, undecided = [], 0
+    needed = " or ".join(", ".join(keys) for keys in KEYS)
     for number, line in enumerate(lines, 1):
         where = f"{name} line {number}"
         try:
             row = json.loads(line)
         except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
-            raise ValueError(f"{where} is not JSON ({error}): a pair and its label are needed") from None
+            message = f"{where} is not valid JSON ({error}): expected an object with the keys {needed}"
+            raise ValueError(message) from None
         keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
         if not keys or not all(isinstance(row[key], str) for key in keys):
-            needed = " or ".join(", ".join(keys) for keys in KEYS)
-            raise ValueError(f"{where} is not a pair with a label: text for {needed} is needed")
+            wrong = "is not a pair with a label"
+            raise ValueError(f"{where} {wrong}: expected an object with string values for {needed}")
         *texts, label = (row[key] for key in keys)
         if label == UNDECIDED:
             undecided += 1
@@ -95,5 +97,5 @@ def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
         else:
             rows.append((*texts, label))
     if undecided:
-        print(f"{name}: skipped {undecided:,} of {undecided + len(rows):,} pairs, which have no label")
+        print(f"{name}: skipped {undecided:,} of {undecided + len(rows):,} pairs: they have no label")
     return rows

@@ -87,7 +87,7 @@ class Pathfinder(Generated):
 
     def add_options(self, parser):
         self.add_numbers(parser, "window", 8, "width and height of an image in pixels")
-        text = "number of dashes per long contour; short ones have a third of it"
+        text = "number of dashes per long contour; short contours have a third of this number"
         self.add_numbers(parser, "contour_length", 2, text)
         super().add_options(parser)
 
@@ -366,7 +366,7 @@ def read(path: Path) -> np.ndarray:
     except ValueError as error:
         raise ValueError(f"{path} is not a complete image ({error})") from None
     if values.shape[0] != values.shape[1]:
-        raise ValueError(f"{path} has {values.shape[1]} x {values.shape[0]} pixels: a square image is needed")
+        raise ValueError(f"{path} has {values.shape[1]} x {values.shape[0]} pixels: expected a square image")
     return values
 
 

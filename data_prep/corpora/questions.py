@@ -1,7 +1,7 @@
 """SQuAD and CMRC 2018 in BERT word pieces, for the task ``question_generation``.
 
 The source is an answer and its context, and the target is the question. The first of several answers is used,
-and questions without an answer are skipped. OUT/text contains the text, and OUT/bin contains the binaries,
+and questions without an answer are skipped. OUT/text contains the text, and OUT/bin the binarized data,
 vocab.txt and preparation.json. Long contexts are truncated around the answer. Answers are truncated to 100
 word pieces and to half of the source, and questions to 49 word pieces.
 """
@@ -63,7 +63,7 @@ class Question(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """{split: questions}, or None if OUT/text exists, and the vocabulary, or None if it is to be learned."""
+    """{split: questions} or, if OUT/text exists, None; and the vocabulary, or None to learn one."""
 
     rows: dict[str, list[Question]] | None
     vocabulary: bert_vocabulary.Vocabulary | None
@@ -92,7 +92,7 @@ class Questions(Corpus):
             parser.add_argument("--version", choices=self.versions, help=text)
         else:
             parser.set_defaults(version=None)
-        text = "split the single file --from between paragraphs into at most these numbers of questions"
+        text = "split the file given by --from between paragraphs into at most these numbers of questions"
         parser.add_argument("--cut", nargs=2, type=min_int(1), metavar=("TRAIN", "VALID"), help=text)
         kind = parser.add_mutually_exclusive_group()
         text = "folder with BERT's vocab.txt, or name of a model on the Hugging Face hub (default: {})"
@@ -137,14 +137,14 @@ class Questions(Corpus):
         if args.source and not args.source.is_dir():
             raise ValueError(f"{args.source} is not a folder: --from takes {self.accepts}")
         if not args.source and (page := self.versions[self.version(args)].get("page")):
-            raise ValueError(f"--from is required: a folder with the files of {page}")
+            raise ValueError(f"--from is missing: pass a folder with the files of {page}")
         found = {}
         for split, file in self.versions[self.version(args)]["files"].items():
-            name, path = file["name"], (args.source or args.out) / file["name"]
+            path = (args.source or args.out) / file["name"]
             if not args.source:
                 fetch(path, {"mirrors": self.facts["mirrors"], **file})
             elif not path.is_file():
-                raise ValueError(f"{path} is missing: a copy of the published {name} is needed")
+                raise ValueError(f"{path} is missing: put a copy of the published file there")
             published = "sha256" in file and not mismatch(path, file)
             found[split] = [row for rows in paragraphs(path, published).values() for row in rows]
         return found
@@ -167,7 +167,7 @@ class Questions(Corpus):
     def write_bin(
         self, args: Namespace, text: Path, folder: Path, vocabulary: bert_vocabulary.Vocabulary | None
     ) -> None:
-        """Writes the binaries to ``folder``, with this vocabulary or, if it is None, with a learned one."""
+        """Writes the binarized data to ``folder``; learns a vocabulary if ``vocabulary`` is None."""
         language = self.facts["language"]
         if vocabulary:
             shutil.copyfile(vocabulary.path, folder / VOCABULARY)
@@ -212,7 +212,7 @@ class Questions(Corpus):
 
 
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
-    """Writes the binaries of a split to ``folder``; ``about`` is the content of preparation.json.
+    """Writes the binarized data of a split to ``folder``; ``about`` is the content of preparation.json.
 
     Returns:
         The number of "rows", and of truncated "contexts", "answers" and "questions".
@@ -291,7 +291,7 @@ def paragraphs(path: Path, published: bool) -> dict[str, list[Question]]:
         found.setdefault(one_line, []).append(Question(normalize_spaces(question), answer, one_line, begins))
     total = sum(map(len, found.values()))
     if not total:
-        raise ValueError(f"{path} has no question with an answer: {LAYOUT} is needed")
+        raise ValueError(f"{path} has no question with an answer: expected the keys {LAYOUT}")
     for kind, words in MESSAGES.items():
         if counts[kind]:
             print(f"{path.name}: {counts[kind]:,} {words}", flush=True)
@@ -303,7 +303,7 @@ def iterate_questions(path: Path) -> Iterator[tuple[str, str, object]]:
     try:
         found = json.loads(read_file(path))
     except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
-        raise ValueError(f"{path} is not JSON ({error}): {LAYOUT} is needed") from None
+        raise ValueError(f"{path} is not valid JSON ({error}): expected the keys {LAYOUT}") from None
     # A file may consist of the list of articles only.
     articles = found if isinstance(found, list) else fields(found, str(path), data=list)[0]
     for i, article in enumerate(progress(articles, path.name, "articles"), 1):
@@ -320,5 +320,5 @@ def fields(found: object, where: str, **kinds: type) -> list:
     """Returns the values of some keys of a dictionary; raises ValueError unless all have the given types."""
     for key, kind in kinds.items():
         if not isinstance(found, dict) or not isinstance(found.get(key), kind):
-            raise ValueError(f"{where} lacks the key {key!r} of SQuAD's format: {LAYOUT} is needed")
+            raise ValueError(f"{where} lacks the key {key!r} of SQuAD's format: expected {LAYOUT}")
     return [found[key] for key in kinds]

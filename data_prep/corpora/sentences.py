@@ -1,8 +1,8 @@
-"""Your own labelled texts or pairs of texts as words, for the task ``classification``.
+"""Your own labelled texts, or pairs of texts, split into words, for the task ``classification``.
 
-The folder --from contains train.input0.txt with one text per line, train.label with one label per line and,
-for pairs, train.input1.txt with the second texts. The same files are required for valid, and optional for
-test.
+The folder given by --from must contain train.input0.txt with one text per line, train.label with one label
+per line and, for pairs, train.input1.txt with the second texts; likewise the files of valid, and optionally
+those of test.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """English-German sentence pairs, for fairseq's translation.
 
-OUT/text contains the raw text, and OUT/bin contains the binaries and a dictionary of each language. The BPE
+OUT/text contains the raw text, and OUT/bin the binarized data and a dictionary of each language. The BPE
 merges in OUT/codes (or OUT/sentencepiece.model) and the settings in OUT/bin/preparation.json are needed to
 translate other text. Training pairs are removed if a side is empty or has more than 250 tokens, or if one
 side has more than 1.5 times as many tokens as the other.

@@ -1,8 +1,8 @@
 """Wikipedia and BookCorpus in GPT-2 BPE, for fairseq's masked_lm.
 
-Without --from, published binaries are downloaded (Wettig et al. 2022): 22 GB in 16 shards, which contain the
-text twice. fairseq reads one shard per epoch. --from takes a copy of these binaries, or a folder with
-train.txt, valid.txt and optionally test.txt, in which a blank line ends a document.
+Without --from, the binarized data published by Wettig et al. (2022) is downloaded: 22 GB in 16 shards, which
+contain the text twice. fairseq reads one shard per epoch. --from accepts a copy of this data, or a folder
+with train.txt, valid.txt and optionally test.txt, in which a blank line ends a document.
 """
 
 import logging
@@ -26,7 +26,7 @@ LATER = "try again later, or give a copy to --from"
 SHARD = r"bin-shard(\d+)-8"  # pattern of the names of the published folders
 ACCEPTED = (
     "--from takes a folder with train.txt, valid.txt and optionally test.txt, or with the published "
-    "binaries, dict.txt, train.bin and so on"
+    "binarized data, dict.txt, train.bin and so on"
 )
 
 
@@ -56,7 +56,7 @@ class WikiBook(gpt2_bpe.BytePairCorpus):
     def check(self, args):
         folders = find_shards(args.source) if args.source else []
         if args.shards > 1 and (folders or not args.source):
-            raise ValueError("--shards requires a folder with text: binaries are already sharded")
+            raise ValueError("--shards requires a folder with text: binarized data is already sharded")
         if args.source is None:
             return published_shards(self.facts)
         if folders:
@@ -97,7 +97,7 @@ def numbered(name: str, i: int) -> str:
 def published_shards(facts: dict) -> list[Callable[[Path], None]]:
     """Returns a function for each published shard that downloads it into a folder.
 
-    Files are verified by the sizes and SHA-256 in the hub's list of files, dict.txt by those of GPT-2's.
+    Files are verified by size and SHA-256, which the hub lists; dict.txt must be the dictionary of GPT-2 BPE.
     """
     dataset, revision = facts["dataset"], facts["revision"]
     try:
@@ -112,7 +112,7 @@ def published_shards(facts: dict) -> list[Callable[[Path], None]]:
     for name in (f"bin-shard{i}-8" for i in range(facts["shards"])):
         mirrors = {"mirrors": [f"{facts['host']}/datasets/{dataset}/resolve/{revision}/{name}"]}
         files = {"dict.txt": {**gpt2_bpe.FILES["dict.txt"], **mirrors}}
-        for file in layout.binaries(("train", "valid")):
+        for file in layout.binarized(("train", "valid")):
             if f"{name}/{file}" not in known:
                 raise FetchError(f"{dataset} does not contain {name}/{file}: {LATER}")
             lfs = known[f"{name}/{file}"]
@@ -128,7 +128,7 @@ def fetch_shard(files: dict[str, dict], part: Path) -> None:
 
 
 def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
-    """Hard-links the binaries of ``folder`` into ``part``, or copies them if they are on another disk."""
+    """Hard-links the binarized data of ``folder`` into ``part``, or copies it from another disk."""
     shutil.copyfile(dictionary, part / "dict.txt")
     for path in (prefix.with_suffix(end) for prefix in find_prefixes(folder) for end in layout.SUFFIXES):
         (part / path.name).unlink(missing_ok=True)
@@ -179,13 +179,13 @@ def split_documents(text: Path, paths: list[Path]) -> None:
 
 
 def find_prefixes(folder: Path) -> list[Path]:
-    """Returns the paths of fairseq's binaries in ``folder``, without the suffixes .bin and .idx."""
+    """Returns the path prefixes of the binarized datasets in ``folder``, without .bin and .idx."""
     names = (re.fullmatch(r"((train|valid|test)\d*)\.(bin|idx)", path.name) for path in folder.iterdir())
     return sorted({folder / name[1] for name in names if name})
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Returns the folders with fairseq's binaries: ``folder`` itself, or its subfolders, sorted by number."""
+    """Returns the folders with binarized data: ``folder`` itself, or its shards, sorted by number."""
     if (folder / "dict.txt").is_file():
         return [folder]
     numbers = {path: re.fullmatch(SHARD, path.name) for path in folder.iterdir()}
@@ -193,7 +193,7 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def check_shards(folders: list[Path]) -> None:
-    """Raises ValueError unless all folders contain complete binaries and the dictionary of GPT-2 BPE."""
+    """Raises ValueError unless all folders contain complete data and the dictionary of GPT-2 BPE."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     from fairseq.data import data_utils
 
@@ -206,6 +206,6 @@ def check_shards(folders: list[Path]) -> None:
                 dataset[len(dataset) - 1]
             except Exception:  # fairseq raises various exceptions
                 raise ValueError(
-                    f"{prefix}.bin and .idx are not complete fairseq binaries: download them again "
+                    f"{prefix}.bin and .idx are incomplete or damaged: download them again "
                     "(without git lfs, git only creates small pointer files)"
                 ) from None

@@ -13,7 +13,7 @@ EVERY = 5000  # one article of so many is used for validation, about 1,280 in to
 
 
 class Wikipedia(OwnText):
-    """Wikipedia from the hub, or the user's own extract."""
+    """English Wikipedia from the Hugging Face Hub, or the text files in the folder given by --from."""
 
     accepts = "a folder with train.txt, valid.txt and test.txt in UTF-8 (default: Wikimedia's extract)"
     pieces = 32_000

@@ -89,7 +89,7 @@ class Mini(WikiText103):
                 find_middle(files["valid"])
             return files
         for path in texts.values():
-            check_text(path, "all of train.txt, valid.txt and test.txt are needed")
+            check_text(path, "expected train.txt, valid.txt and test.txt")
         return texts
 
     def write_text(self, args, inputs, folder):
@@ -133,7 +133,7 @@ class MiniBytePairs(BytePairCorpus, Mini):
 
 
 def find_middle(path: Path) -> tuple[list[str], int]:
-    """Returns the lines of a file, and the index of the first title of an article in their second half.
+    """Returns the lines of a file, and the index of the first article title in the second half.
 
     A title is a line `` = Name = `` between blank lines; headings inside articles have more equals signs.
 
@@ -146,4 +146,4 @@ def find_middle(path: Path) -> tuple[list[str], int]:
     for i in range(len(lines) // 2, len(lines) - 1):
         if blank[i - 1] and blank[i + 1] and re.fullmatch(r" = [^=].* = \n", lines[i]):
             return lines, i
-    raise ValueError(f"the second half of {path} has no article title: WikiText is needed")
+    raise ValueError(f"the second half of {path} has no article title: expected a file of WikiText")

@@ -35,7 +35,7 @@ class SelfAttention(nn.Module):
     """
 
     time_dim = 1
-    """Dimension of inputs and outputs that is the sequence; here they are (B, L, E)."""
+    """Index of the sequence dimension of the inputs and outputs, which are (B, L, E) in this class."""
 
     def __init__(self, encoding: Encoding):
         super().__init__()
@@ -127,7 +127,9 @@ class SelfAttention(nn.Module):
         Raises:
             ValueError: if the positions of the state cannot be shifted.
         """
-        raise ValueError(f"{type(self).__name__} cannot restart positions: its state is not of constant size")
+        raise ValueError(
+            "cannot restart positions, because the state is not of constant size: use LinearAttention"
+        )
 
     def _concat(self, parts):
         return torch.cat(parts, dim=self.time_dim) if len(parts) > 1 else parts[0]

@@ -62,7 +62,7 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
     """Number of positions in a segment during decoding; 0 means that the text is not split into segments."""
 
     memory_length: int | None = None
-    """Number of positions before a segment to which it attends during decoding; None means all."""
+    """Number of positions before a segment to which the segment attends in decoding; None means all."""
 
     def forward(
         self,
@@ -139,7 +139,10 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         return DecodingState(segment_inputs=saved.segment_inputs[:, -self.memory_length :])
 
     def _append_inputs(self, inputs, query):
-        """Returns the inputs (B, n, E) of a segment and its memory, or None if no segment needs them."""
+        """Returns ``inputs`` with ``query`` appended, as (B, n, E).
+
+        Returns None if decoding does not recompute a memory from inputs.
+        """
         if not (self.segment_length and self.memory_length):
             return None
         query = query.transpose(0, 1)

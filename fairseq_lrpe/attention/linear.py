@@ -47,7 +47,8 @@ class LinearAttention(SelfAttention):
         super().__init__(encoding)
         if not encoding.decomposable:
             raise ValueError(
-                f"{type(encoding).__name__} needs the score matrix, which linear attention does not compute"
+                f"encoding {encoding.name!r} needs the score matrix, which linear attention does not compute"
+                ": use SoftmaxAttention"
             )
         check_choice("linear norm", linear_norm, LINEAR_NORMS)
         check_choice("feature map", feature_map, FEATURE_MAPS)

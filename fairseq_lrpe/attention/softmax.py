@@ -101,7 +101,7 @@ class SoftmaxAttention(SelfAttention):
         return AttentionState({**past, "order": order}, length, context)
 
     def _attend_block(self, q, k, v, key_padding_mask, offset, bias_function, score_function):
-        """Returns the output for a block of queries, whose first position is ``offset``; keys start at 0."""
+        """Returns the output for a block of queries from position ``offset``; keys start at position 0."""
         bias = (bias_function if score_function is None else score_function)(q, k, offset)
         mask = self._mask_arguments(bias, key_padding_mask, q, k, offset)
         dropout = self.dropout if self.training else 0.0

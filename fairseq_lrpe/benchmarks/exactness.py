@@ -68,7 +68,7 @@ def _compare_backend(backend, dtype, device, length, normalize, has_decay):
 
 
 def largest(errors: list[float]) -> float:
-    """Returns the largest error, or nan, which exceeds every bound, if any of them is nan."""
+    """Returns the largest error, or nan if one of the errors is nan."""
     return torch.tensor(errors, dtype=torch.float64).max().item()
 
 

@@ -58,7 +58,7 @@ TRAINING_ROUNDS, WARM_UP = 20, 3
 
 @dataclass
 class Check:
-    """The sequence lengths of attention, and the peak rates that the first part measures for the others."""
+    """The sequence lengths of attention, and the peak rates that the first part of the check measures."""
 
     lengths: list[int]
     peak_rates: dict = field(default_factory=dict)  # {"copy": bytes per second, dtype: operations per second}
@@ -339,7 +339,7 @@ def measure_training(part: Part, deadline: Deadline, check: Check) -> None:
 def measure_models(
     training_step: Callable, args: Namespace, precision: str, deadline: Deadline, part: Part
 ) -> list[dict]:
-    """Returns the table rows of all models in one precision, whose training steps are interleaved.
+    """Interleaves the training steps of all models in one precision; returns the rows of the table.
 
     Raises:
         torch.OutOfMemoryError: If the models do not fit into memory together.
@@ -378,7 +378,7 @@ def measure_models(
 
 
 def warm_up(training_step: Callable, arch: str, args: Namespace) -> tuple[Callable[[], int], int | None]:
-    """Returns a model's training step, after WARM_UP steps, and on a GPU its peak memory in bytes or None."""
+    """Warms up a model; returns its training step and, on a GPU, the peak memory in bytes, otherwise None."""
     before = torch.cuda.memory_allocated() if machine.ON_GPU else 0
     step = training_step(arch, args)
     for _ in range(WARM_UP):

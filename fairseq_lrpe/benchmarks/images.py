@@ -29,7 +29,7 @@ SYNTHETIC_IMAGES = 8
 
 
 def synthetic_jpeg(rng: np.random.Generator) -> bytes:
-    """Returns a JPEG file of coarse and fine noise, which is about as large as that of a photograph."""
+    """Returns a JPEG file of coarse and fine noise, about as large as the JPEG file of a photograph."""
     image = Image.new("RGB", SIZE)
     for pixels in (1, 8, 40):
         coarse = [side // pixels + 1 for side in SIZE]

@@ -33,7 +33,7 @@ EDGE = 100
 
 
 def build(arch: str, args: Namespace) -> nn.Module:
-    """Returns a decoder whose layers are those of Transformer-XL and whose memory is as long as a segment."""
+    """Returns a decoder with the layers of Transformer-XL and a memory as long as a segment."""
     flags = {
         "arch": arch,
         "task": "memory_lm",
@@ -82,7 +82,11 @@ def evaluation_times(attention: str, method: str, args: Namespace) -> dict[str, 
 
 @torch.no_grad()
 def long_evaluation(method: str, args: Namespace) -> tuple[list[float], list[int]]:
-    """Returns the seconds of each of many segments with running sums, and the bytes of the sums each time."""
+    """Evaluates many consecutive segments with a memory of running sums.
+
+    Returns:
+        The time of each segment in seconds, and the size of the sums after it in bytes.
+    """
     decoder = build(architecture("linear", "lm", method), args).eval()
     decoder.memory, times, sizes = StateMemory(decoder.layers), [], []
     tokens = random_tokens(args)

@@ -102,7 +102,7 @@ def interleave(
     """Measures each step once per round.
 
     Args:
-        steps: {name: function}; each round begins with another one.
+        steps: {name: function}; each round begins with the next step.
         rounds: An iterable that ends when enough rounds have been measured.
         warm_up: Number of rounds at the beginning that are discarded.
 
@@ -130,7 +130,7 @@ def resident_memory(field: str) -> int:
 
 
 def ratios(pairs: Iterable[tuple[float, float]]) -> tuple[float, str]:
-    """Returns the median of b / a, and its range as text, for pairs (a, b) of times in the same round."""
+    """Returns the median of b / a, and the range of b / a as text, for pairs (a, b) of times in a round."""
     values = [b / a for a, b in pairs]
     return statistics.median(values), f"{min(values):.2f}-{max(values):.2f}"
 
@@ -173,7 +173,11 @@ class Table:
 
 
 def format_cell(value: object) -> str:
-    """Returns a value as text: numbers with three digits or thousands separators, None as a dash."""
+    """Formats a value as text.
+
+    Integers, and floats of at least 100 rounded to integers, get thousands separators; other floats have
+    three significant digits, or two below 0.01; None becomes a dash.
+    """
     if value is None:
         return "-"
     if isinstance(value, int):

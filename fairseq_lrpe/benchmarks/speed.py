@@ -194,7 +194,7 @@ def training_step(arch: str, args: Namespace, **flags) -> Callable[[], int]:
 
 
 def compare(arch: str, base: str, args: Namespace) -> list[tuple[float, float]]:
-    """Returns [(seconds of a training step of ``arch``, of ``base``)] for each round after a warm-up."""
+    """Returns [(seconds of a step of ``arch``, seconds of one of ``base``)] for each round after warm-up."""
     steps = {"arch": training_step(arch, args), "base": training_step(base, args)}
     rounds = track(range(args.rounds + 1), f"{arch}, {args.length:,} tokens", transient=True)
     return list(zip(*shared.interleave(steps, rounds).values(), strict=True))

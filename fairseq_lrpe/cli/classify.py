@@ -16,7 +16,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("checkpoint", type=abs_path, help="trained model, such as checkpoint_best.pt")
     text = "folder of binarized text, such as data/glue/RTE/bin, or folder of images"
     parser.add_argument("data", type=abs_path, help=text)
-    text = "text only: split to predict and file to write, such as valid=predictions.tsv"
+    text = "for text: a split to predict, and the file for its predictions, such as valid=predictions.tsv"
     parser.add_argument("splits", nargs="*", metavar="SPLIT=FILE", help=text)
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)

@@ -86,7 +86,7 @@ def describe_submission(submitted: int, waiting: int, queued: int) -> str:
 
 
 def wait(launcher, jobs, arguments, args, submitted) -> list[str]:
-    """Waits until no run has a job, submitting those that waited; returns one message per failed run."""
+    """Waits until no run has a job, submitting the waiting runs; returns one message per failed run."""
     from fairseq_lrpe.experiments.execution import slurm
 
     console, shown, tried = Console(highlight=False, soft_wrap=True), {}, set(submitted)

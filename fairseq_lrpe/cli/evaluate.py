@@ -58,7 +58,7 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     except (KeyError, TypeError, AttributeError, ValueError):
         raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or remove the folder") from None
     if settings["kind"] != "language_modeling":
-        raise ValueError(f"{folder} has a run of kind {settings['kind']}: language_modeling is required")
+        raise ValueError(f"{folder} has a run of kind {settings['kind']}: expected language_modeling")
     if "finished" not in read_json(folder / "evaluation.json"):
         raise ValueError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     cfg.evaluations = {f"{SPLIT}_{length}": {"split": SPLIT, "length": length} for length in lengths}

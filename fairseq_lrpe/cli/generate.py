@@ -22,8 +22,8 @@ def main(arguments: list[str] | None = None) -> None:
         settings = read_checkpoint(args.checkpoint, remedy)["cfg"]["task"]
         task = settings.get("_name")
         if task not in GENERATORS:
-            required = f"a model of {' or '.join(GENERATORS)} is required"
-            raise ValueError(f"{args.checkpoint} was trained on the task {task}: {required}")
+            expected = f"a model of {' or '.join(GENERATORS)}"
+            raise ValueError(f"{args.checkpoint} was trained on the task {task}: expected {expected}")
         flags = {"beam": args.beam, "cpu": args.cpu}
         for line in GENERATORS[task](read_stdin_lines(), args.checkpoint, settings, **flags):
             print(line)

@@ -34,7 +34,7 @@ SIZES = {
 
 
 def check(args, vocabulary: Path) -> None:
-    """Checks that the BERT model --encoder is readable and matches the model's flags and the vocabulary.
+    """Checks that the BERT given by --encoder is readable and matches the other flags and the vocabulary.
 
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
 
@@ -107,7 +107,7 @@ def check_sizes(config, args) -> None:
 
 @torch.no_grad()
 def initialize(encoder, args, vocabulary: Path) -> None:
-    """Copies the weights of the BERT model --encoder into an encoder.
+    """Copies the weights of the BERT given by --encoder into an encoder.
 
     Args:
         encoder: The encoder of our model, whose parameters are overwritten.

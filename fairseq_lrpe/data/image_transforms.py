@@ -21,7 +21,7 @@ ERASE_PROBABILITY = 0.25
 ERASE_AREA, ERASE_RATIO = (0.02, 1 / 3), (0.3, 1 / 0.3)
 """Ranges of the rectangle's relative area, and of its height / width (timm/data/random_erasing.py)."""
 MAX_TRIALS = 10
-"""Number of draws after which no other crop or rectangle is tried."""
+"""Maximum number of draws until a crop or rectangle fits into the image."""
 RESIZE_RATIO = 256 / 224
 """Shorter side of the resized image, relative to the side of its center crop, in evaluation."""
 
@@ -29,7 +29,7 @@ Box = tuple[int, int, int, int]
 
 
 def log_uniform(limits: tuple[float, float], rng: np.random.Generator) -> float:
-    """Returns a random number from a range whose logarithm is uniformly distributed."""
+    """Draws a number between the two ``limits``, uniformly on a logarithmic scale."""
     return math.exp(rng.uniform(*map(math.log, limits)))
 
 

@@ -15,25 +15,25 @@ PREPARATION = "preparation.json"
 """Name of the file with the tokenization settings of data for translation and ``question_generation``."""
 
 
-def binaries(names: Iterable[str]) -> list[str]:
-    """Returns the names of the two files of each binarized text."""
+def binarized(names: Iterable[str]) -> list[str]:
+    """Returns the names of the .bin and .idx files of each binarized text."""
     return [f"{name}{end}" for name in names for end in SUFFIXES]
 
 
 def text(splits: Iterable[str]) -> list[str]:
     """Returns the files of monolingual text, written by ``fairseq-preprocess --only-source``."""
-    return ["dict.txt", *binaries(splits)]
+    return ["dict.txt", *binarized(splits)]
 
 
 def translation(splits: Iterable[str], source: str, target: str) -> list[str]:
     """Returns the files of translation data, written by ``fairseq-preprocess``."""
     names = [f"{split}.{source}-{target}.{language}" for split in splits for language in (source, target)]
-    return [f"dict.{source}.txt", f"dict.{target}.txt", *binaries(names)]
+    return [f"dict.{source}.txt", f"dict.{target}.txt", *binarized(names)]
 
 
 def sentences(splits: Iterable[str]) -> list[str]:
     """Returns the files of a GLUE task for fairseq's sentence_prediction."""
-    return ["rows.json", "input0/dict.txt", *binaries(f"input0/{split}" for split in splits)]
+    return ["rows.json", "input0/dict.txt", *binarized(f"input0/{split}" for split in splits)]
 
 
 def questions(splits: Iterable[str]) -> list[str]:
@@ -49,7 +49,7 @@ def classified(splits: Iterable[str], inputs: int) -> list[str]:
 def labelled(splits: Iterable[str], inputs: int = 1) -> list[str]:
     """Returns the files of labelled inputs without a dictionary, as for ``image_classification``."""
     names = [f"{split}.input{i}" for split in splits for i in range(inputs)]
-    return [METADATA, *binaries(names), *(f"{split}.label.npy" for split in splits)]
+    return [METADATA, *binarized(names), *(f"{split}.label.npy" for split in splits)]
 
 
 def read_metadata(folder: Path) -> dict:

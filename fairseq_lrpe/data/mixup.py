@@ -48,7 +48,10 @@ def mix(pixels: Tensor, targets: Tensor, rng: np.random.Generator) -> tuple[Tens
 
 
 def cutmix_box(height: int, width: int, weight: float, rng: np.random.Generator) -> tuple[slice, slice]:
-    """Returns the rows and columns of a box with a share 1 - ``weight`` of the area and a random center."""
+    """Returns the rows and columns of a box with a random center.
+
+    The box covers a share 1 - ``weight`` of the area before it is clipped to the image.
+    """
     sides = []
     for side in (height, width):
         half, center = int(side * math.sqrt(1 - weight)) // 2, int(rng.integers(side))

@@ -71,12 +71,12 @@ class Operation(NamedTuple):
 
 
 def enhance_operation(kind: type) -> Operation:
-    """Returns the operation :func:`enhance` with a factor from 1 to 0.1 or to 1.9."""
+    """Returns the operation :func:`enhance`; its factor is 1 ± 0.9 at the maximum level and 1 at level 0."""
     return Operation(partial(enhance, kind), lambda level: 1 + 0.9 * level / MAX_LEVEL, signed=True)
 
 
 def affine_operation(matrix: Callable[[Image.Image, float], tuple], maximum: float) -> Operation:
-    """Returns the operation :func:`affine` with a value from 0 to ``maximum`` or to -``maximum``."""
+    """Returns the operation :func:`affine`; its value is ± ``maximum`` at the maximum level, 0 at level 0."""
     return Operation(partial(affine, matrix), lambda level: maximum * level / MAX_LEVEL, signed=True)
 
 

@@ -1,9 +1,9 @@
 """Tokenization and detokenization of translation data, for preparing corpora and for translating.
 
-:func:`load` returns the codec of a prepared corpus: its tokenizer and detokenizer. Decoding an encoded line
-gives the line except for spaces and the following changes. Moses converts typographic quotes, dashes and dots
-to ASCII, moves English commas and full stops before closing quotes, and restores spaces around quotes,
-apostrophes and symbols heuristically. SentencePiece applies Unicode's normalization form NFKC.
+:func:`load` returns the codec of a prepared corpus: its tokenizer and detokenizer. Encoding and then
+decoding a line restores it, except for spaces and the following changes. Moses converts typographic quotes,
+dashes and ellipses to ASCII, moves English commas and full stops before closing quotes, and restores spaces
+around quotes, apostrophes and symbols heuristically. SentencePiece applies Unicode's normalization form NFKC.
 """
 
 import functools
@@ -36,7 +36,7 @@ def moses(language: str) -> tuple:
 
 
 class TextCodec:
-    """Base class of tokenizers and detokenizers of translation data; ``path`` is that of a learned model."""
+    """Base class of tokenizers and detokenizers of translation data; ``path`` is the learned model's file."""
 
     facts: ClassVar[dict]  # settings that preparation.json records
     unit: ClassVar[str]  # name of what --bpe-types counts
@@ -171,12 +171,13 @@ def load(data: Path) -> TextCodec:
     note = data / PREPARATION
     if not note.is_file():
         raise ValueError(
-            f"{note} is missing: a folder that data_prep/prepare.sh prepared for translation is needed"
+            f"{note} is missing: expected a folder that data_prep/prepare.sh prepared for translation"
         )
     facts = json.loads(note.read_text())
     if "bpe" not in facts:
         raise ValueError(f"{note} is not for translation: {data} was prepared for another task")
     codec = (Moses if facts["bpe"] == Moses.facts["bpe"] else SentencePiece)(data.parent)
     if not codec.path.is_file():
-        raise ValueError(f"{codec.path} is missing: it is needed to tokenize text as in {data}")
+        problem = f"{codec.path}, which tokenizes text as in {data}, is missing"
+        raise ValueError(f"{problem}: restore it or prepare the corpus again")
     return codec

@@ -31,18 +31,18 @@ def read_types(vocabulary: Path) -> list[str]:
         ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
     """
     if not vocabulary.is_file():
-        raise ValueError(f"{vocabulary} is missing: BERT's {VOCABULARY} is needed, one type per line")
+        raise ValueError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}, with one type per line")
     check_size(str(vocabulary), vocabulary.stat().st_size)
     try:
         types = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{vocabulary} is not UTF-8 text ({error}): BERT's {VOCABULARY} is needed") from None
+        raise ValueError(f"{vocabulary} is not UTF-8 text ({error}): expected BERT's {VOCABULARY}") from None
     if missing := [name for name in SPECIALS if name not in types]:
-        raise ValueError(f"{vocabulary} has no {', '.join(missing)}: BERT's {VOCABULARY} is needed")
+        raise ValueError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
     for name, count in Counter(types).items():
         if count > 1 or not name or name in SPECIALS.values():
             wrong = f"{name!r}, which is repeated, blank or a special type of fairseq"
-            raise ValueError(f"{vocabulary} has {wrong}: BERT's {VOCABULARY} is needed")
+            raise ValueError(f"{vocabulary} has {wrong}: expected BERT's {VOCABULARY}")
     return types
 
 

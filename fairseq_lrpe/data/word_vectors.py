@@ -18,11 +18,11 @@ def dimension(path: Path) -> int:
         ValueError: If the file is missing, or the first line is not a word without spaces and a vector.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is missing: a file of word vectors in GloVe's format is needed")
+        raise ValueError(f"{path} is missing: expected a file of word vectors in GloVe's format")
     with path.open("rb") as file:
         fields = next(iterate_lines(file), b"").rstrip().split(b" ")
     if len(fields) < 2:
-        raise ValueError(f"{path} line 1 is not a word and a vector: a file in GloVe's format is needed")
+        raise ValueError(f"{path} line 1 is not a word and a vector: expected a file in GloVe's format")
     _numbers(fields[1:], path, 1)
     return len(fields) - 1
 

@@ -31,7 +31,7 @@ class FIRE(Encoding):
     of a query equally. c and the threshold T, the paper's L, are learned. They are initialized to 0.1 and to
     the option ``threshold``, and kept positive by taking absolute values; 10⁻⁶ is added to the denominator,
     as in the authors' listing. The paper's threshold is 512, a quarter of its 2,048 positions. The initial
-    threshold is stored in the checkpoint, so that evaluations at other lengths use the same one.
+    threshold is stored in the checkpoint, so that evaluations at other lengths use the same threshold.
 
     i is the query's absolute position. For queries up to T, f depends on the distance only and is computed
     for each distance. For later queries, f is computed for each pair, which takes O(width · L²) time for the
@@ -91,7 +91,7 @@ class FIRE(Encoding):
         return self._psi(x) + EPSILON
 
     def _function_of_pairs(self, z):
-        """Returns f(z) (H, queries, keys) for z (queries, keys), computed in blocks of queries."""
+        """Returns f(z), of shape (H, queries, keys), for z of shape (queries, keys), in blocks of queries."""
         blocks = z.split(max(1, _MAX_HIDDEN_ELEMENTS // (len(self.hidden_weight) * z.size(1))))
         if torch.is_grad_enabled():
             options = {"use_reentrant": False, "preserve_rng_state": False}
@@ -99,7 +99,7 @@ class FIRE(Encoding):
         return torch.cat([self._function(block) for block in blocks], dim=1)
 
     def _function(self, z):
-        """Returns f(z) (H, ...) for z (...)."""
+        """Returns f(z), of shape (H, ...), for z of shape (...)."""
         weight, bias, output = (
             x.to(z.dtype) for x in (self.hidden_weight, self.hidden_bias[:, None], self.output_weight)
         )

@@ -92,7 +92,7 @@ class TUPE(Encoding):
         return projection(rows).unflatten(-1, (self.num_heads, self.head_dim)).transpose(0, 1)
 
     def _factors(self, position_q, rows):
-        """Returns two factors whose product (H, Lq, L) is the score of each query with each table row.
+        """Factorizes the scores (H, Lq, L) of the queries with the table rows; returns the two factors.
 
         Args:
             position_q: projected positions of the queries (H, Lq, d).

@@ -35,7 +35,7 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
     try:
         state = _load(path)
         if not isinstance(state, dict):
-            raise ValueError(f"it contains a {type(state).__name__}")
+            raise ValueError("it contains no dictionary")
         if state.get("args"):  # fairseq's older format
             args = vars(state["args"])
             state["cfg"] = {"model": {"_name": args["arch"], **args}, "task": {"_name": args["task"], **args}}

@@ -29,8 +29,8 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
         words: the arguments of the command, or None for those of the process.
 
     Raises:
-        ValueError: if a checkpoint cannot be read or is of a task for another kind of model, or if the
-            checkpoints differ in the task or in settings to restore.
+        ValueError: if a checkpoint cannot be read or its task and ``--task`` are of different families,
+            or if the checkpoints differ in the task or in settings to restore.
     """
     args, _ = parser.parse_known_args(words, Namespace(task=None))
     if not getattr(args, "path", None):

@@ -91,7 +91,7 @@ def check_restored_checkpoint(args) -> None:
             newest = newest_readable(last.parent)
             if newest is None:
                 raise ValueError(
-                    f"{error}, nor is any other in its folder: remove it to train from scratch"
+                    f"{error}, and its folder has no readable checkpoint: remove it to train from scratch"
                 ) from None
             print(f"fairseq_lrpe: {error}: continuing from {newest}", file=sys.stderr)
             args.restore_file, args.finetune_from_model = str(newest), None

@@ -49,7 +49,7 @@ def check_source_length(folder: Path, limit: int) -> None:
 
 
 def check_labeled(folder: Path, split: str, images: bool = False) -> None:
-    """Raises a ValueError if a split of labeled ``images`` or texts is damaged or contains the other type."""
+    """Raises a ValueError if a split is damaged, or contains texts instead of ``images`` or vice versa."""
     about = layout.read_metadata(folder)
     if bool(about.get("images")) != images:
         content, task = ("tokens", "classification") if images else ("image files", "image_classification")

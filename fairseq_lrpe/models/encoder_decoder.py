@@ -118,7 +118,7 @@ class Encoder(CustomLayers, TransformerEncoderBase):
         return _permute_tokens(super().forward(src_tokens.gather(1, left), *rest, **kwargs), right)
 
     def reorder_encoder_out(self, encoder_out, new_order):
-        """Reorders rows like fairseq, but copies nothing if each row is replaced by one of its own sentence.
+        """Reorders rows like fairseq, but copies nothing if each row is replaced by one of the same sentence.
 
         Every step of beam search reorders the rows of a sentence, which are equal.
         """

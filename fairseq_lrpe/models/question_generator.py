@@ -42,7 +42,7 @@ class QuestionGeneratorConfig(with_defaults(LayerConfig, token_positions="none")
 
 
 def transformer_args(args) -> Namespace:
-    """Returns the flags, and those flags of fairseq's Transformer whose values are fixed in this family."""
+    """Returns the family's flags, and the flags of fairseq's Transformer that are derived or constant."""
     flags = asdict(args) if is_dataclass(args) else dict(args)
     del flags["encoder"]  # in fairseq's TransformerConfig, this attribute has the encoder's sizes
     return Namespace(

@@ -1,10 +1,10 @@
 """Conversion of tensors indexed by relative distance into matrices indexed by query and key.
 
 No tensor of shape (length, length, width) is formed. The distances r = i − j of a score matrix are listed in
-decreasing order. The first is that of the last query and key 0. The last is that of the first query and the
-last key, or 0 if causal, followed by one more, which makes :func:`relative_shift` a view. Their number W is
-Lq + Lk, or q_offset + Lq + 1 if causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are
-max_position, .., -max_position.
+decreasing order. The list starts with the distance between the last query and key 0. It ends with the
+distance between the first query and the last key, or with 0 if causal, plus one unused entry that allows
+:func:`relative_shift` to return a view. The total number of entries, W, is Lq + Lk, or q_offset + Lq + 1 if
+causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are max_position, .., -max_position.
 """
 
 import functools
@@ -59,7 +59,7 @@ def distance_table(
 
 
 def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal: bool) -> slice:
-    """Returns the slice of a score matrix's distances that are the distances of one of its blocks.
+    """Returns the part of a score matrix's list of distances that belongs to a block of the matrix.
 
     Args:
         matrix: the arguments (queries, keys, q_offset, causal) of :func:`distance_table` for the matrix.

@@ -12,7 +12,7 @@ THETA_TYPES = ("a", "b", "c")
 
 
 def rotary_frequencies(theta_type: str, count: int, width: int, max_positions: int) -> Tensor:
-    """Returns the rotation angles per position θ_t, t = 0..count-1, (count,) in float64.
+    """Returns the rotation angles per position, θ_t for t = 0, .., count-1, as (count,) in float64.
 
     The formulas are those of ``theta_type`` in the LRPE papers' pseudocode, where M is the length of the
     input. Here M is ``max_positions``, so that angles do not depend on the input.

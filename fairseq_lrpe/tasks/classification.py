@@ -100,7 +100,7 @@ class TextDataset(LabeledDataset):
         return [text[:limit] for text in texts]
 
     def net_input(self, inputs):
-        """Returns the padded tokens and their lengths, for separate pairs also those of the second texts."""
+        """Returns the padded tokens and their lengths; for separate pairs, also those of the second texts."""
         batch = {}
         for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
             batch[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
@@ -134,7 +134,7 @@ class ClassificationTask(LabeledTask):
         self.datasets[split] = TextDataset(self, split)
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; for training, its embeddings are initialized from --embed-path."""
+        """Returns the model; for training, the file given by --embed-path initializes its embeddings."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and getattr(cfg, "embed_path", None):
             with exit_on_error("fairseq_lrpe"):

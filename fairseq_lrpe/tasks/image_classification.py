@@ -42,7 +42,7 @@ class ImageClassificationConfig(FairseqDataclass):
         "crops and flips (plain)",
     )
     repeats: int = flag(
-        3, "repeated augmentation: how often an epoch uses each of its images, which are 1/REPEATS of all"
+        3, "repeated augmentation: an epoch uses 1/REPEATS of the images, each of them REPEATS times"
     )
     mixing: str = flag("mixup_cutmix", f"mixing of the images of a batch: {', '.join(MIXINGS)}")
     smoothing: float = flag(0.1, "label smoothing: the part of a target that is spread over all classes")

@@ -27,10 +27,10 @@ MEMORIES = ("hidden", "state")
 
 @dataclass
 class MemoryLMConfig(LanguageModelingConfig):
-    """Flags of the task ``memory_lm``, whose --tokens-per-sample is the length of a segment."""
+    """Flags of the task ``memory_lm``; --tokens-per-sample is the length of a segment."""
 
     streams: int = flag(60, "number of contiguous parts of the text that are processed in parallel")
-    memory_length: int = flag(0, "number of positions before a segment to which it attends")
+    memory_length: int = flag(0, "number of positions before a segment to which the segment attends")
     memory: str = flag(
         "hidden",
         "kind of memory: hidden (inputs of each layer at the last --memory-length positions) or state "
@@ -92,7 +92,7 @@ class SegmentDataset(SequenceDataset):
         return int(index), torch.from_numpy(padded)
 
     def collater(self, samples):
-        """Returns a batch of the same segment of consecutive streams, which includes its :class:`Segment`."""
+        """Returns a batch of segments with one number, from several streams, and their :class:`Segment`."""
         batch = super().collater(samples)
         if batch:
             number, stream = divmod(samples[0][0], self.streams)

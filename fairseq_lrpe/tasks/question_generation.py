@@ -44,7 +44,7 @@ class QuestionGenerationTask(TranslationTask):
             self.language = word_pieces.read_preparation(self.folder)["language"]
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; for training, it is initialized from the pretrained BERT of --encoder."""
+        """Returns the model; for training, it is initialized from the BERT given by --encoder."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and cfg.encoder != bert_weights.SCRATCH:
             with exit_on_error("fairseq_lrpe"):

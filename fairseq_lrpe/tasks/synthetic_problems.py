@@ -19,7 +19,7 @@ class QuestionProblem:
         raise NotImplementedError
 
     def text(self, random: Random, length: int) -> str:
-        """Returns a random text of ``length`` characters, whose last answer may be truncated."""
+        """Returns a random text of ``length`` characters; the last answer in it may be truncated."""
         text = ""
         while len(text) < length:
             text += "".join(self.problem(random))

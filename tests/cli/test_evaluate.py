@@ -195,7 +195,7 @@ def test_invalid_runs(trained, tmp_path):
     assert "has no test split: " in error_of(folder, 32)
     masked = {**settings["config"], "kind": "masked_lm"}
     write(kind="masked_lm", config=masked)
-    assert "has a run of kind masked_lm: language_modeling is required" in error_of(folder, 32)
+    assert "has a run of kind masked_lm: expected language_modeling" in error_of(folder, 32)
     (folder / "run.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "kind"}))
     assert "run.json is damaged" in error_of(folder, 32)
     write()

@@ -356,8 +356,8 @@ def test_training_at_the_papers_size(data_bin, tmp_path):
 @pytest.mark.parametrize("words, message", [
     (["tmlr_type1", "train.lrpe_core=x"], "unknown lrpe core 'x': choose from unitary"),
     (["tmlr_type1", "choose.train.lrpe_theta_type=[a, x]"], "unknown lrpe theta type 'x': choose from a"),
-    (["xpos_512", "train.xpos_scale_base=x"], "train.xpos_scale_base: expected int, not 'x'"),
-    (["tmlr_type1", "train.lrpe_learn_theta=3"], "train.lrpe_learn_theta: expected bool, not 3"),
+    (["xpos_512", "train.xpos_scale_base=x"], "train.xpos_scale_base: expected an integer, not 'x'"),
+    (["tmlr_type1", "train.lrpe_learn_theta=3"], "train.lrpe_learn_theta: expected true or false, not 3"),
     (["base", "train.linear_norm=x"], "unknown linear norm 'x'"),
     (["base", "train.feature_map=x"], "unknown feature map 'x'"),
 ])  # fmt: skip

@@ -95,7 +95,7 @@ def test_ids_in_both_orders(vocabulary, tmp_path):
 
 
 BAD = {
-    "no_unk": ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: BERT's vocab.txt is needed"),
+    "no_unk": ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: expected BERT's vocab.txt"),
     "words": (["the", "of"], r"has no \[CLS\], \[PAD\], \[SEP\], \[UNK\]"),
     "twice": ([*TYPES, "the"], "has 'the', which is repeated, blank or a special"),
     "of_fairseq": ([*TYPES, "</s>"], "has '</s>', which is repeated, blank or a special"),
@@ -114,7 +114,7 @@ def test_invalid_vocabularies_are_errors(name, tmp_path):
 
 
 def test_unreadable_vocabularies_are_errors(tmp_path):
-    with pytest.raises(ValueError, match=r"vocab\.txt is missing: BERT's"):
+    with pytest.raises(ValueError, match=r"vocab\.txt is missing: expected BERT's"):
         word_pieces.bert_token_ids(tmp_path / "vocab.txt")
     (tmp_path / "vocab.txt").write_bytes(b"[CLS]\n\xff\n")
     with pytest.raises(ValueError, match="is not UTF-8 text"):

@@ -36,7 +36,7 @@ def test_files_are_read_from_archives_and_folders(write, tmp_path):
     found = {match[1]: content for match, content in fetch.files_in(source, r"(?:^|/)(\w+)\.txt$")}
     assert found == {"one": b"one", "two": b"two" * 1000}
     assert [match[1] for match, _ in fetch.files_in(source, r"/deep/(.*)")] == ["two.txt"]
-    with pytest.raises(fetch.FetchError, match=f"^{source} contains none of the required files"):
+    with pytest.raises(fetch.FetchError, match=f"^{source} contains none of the expected files"):
         list(fetch.files_in(source, "three"))
     with pytest.raises(fetch.FetchError, match=r"^nowhere is missing"):
         list(fetch.files_in(Path("nowhere"), ""))

@@ -131,7 +131,7 @@ def without(part):
 
 
 @pytest.mark.parametrize(("save", "message"), [
-    (lambda state, path: torch.save([1, 2], path), "(it contains a list)"),
+    (lambda state, path: torch.save([1, 2], path), "(it contains no dictionary)"),
     (write_zip, "is not a readable checkpoint of fairseq"),
     (lambda state, path: path.write_bytes(b""), "is not a readable checkpoint of fairseq"),
     (without("cfg"), "(it has no cfg)"),

@@ -199,7 +199,7 @@ def reshape(folder):
     ("two", None, "--max-positions 4 --pairs joined", "--max-positions must be at least 5, not 4"),
     ("pictures", None, "--pooling first", "--pixels linear does not support the special tokens"),
     ("one", None, "--task language_modeling", "--task language_modeling requires an architecture"),
-    ("one", None, "--embed-path nosuch.txt", "nosuch.txt is missing: a file of word vectors"),
+    ("one", None, "--embed-path nosuch.txt", "nosuch.txt is missing: expected a file of word vectors"),
 ])  # fmt: skip
 def test_invalid_input(kind, change, flags, message, folders, tmp_path):
     data = corrupted_copy(folders / kind, tmp_path, change)

@@ -121,7 +121,7 @@ def other_facts(folder):
 
 
 @pytest.mark.parametrize("change, flags, message", [
-    (remove_file("vocab.txt"), "", "vocab.txt is missing: BERT's vocab.txt is needed"),
+    (remove_file("vocab.txt"), "", "vocab.txt is missing: expected BERT's vocab.txt"),
     (remove_file("train.source-question.source.idx"), "", "source lacks .bin or .idx"),
     (other_facts, "", "is missing or not for question generation"),
     (None, "--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),

@@ -35,14 +35,14 @@ class Launch:
 def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that select GPUs, nodes, precision and results folder, and --dry-run."""
     parser.add_argument("--gpus", type=min_int(0), help="GPUs per node (default: all; 0: train on the CPU)")
-    parser.add_argument("--cpu", action="store_true", help="train on the CPU with --gpus processes")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU; --gpus: number of processes")
     parser.add_argument("--precision", choices=PRECISIONS, help="default: fp16 on GPUs, fp32 on the CPU")
     text = "number of machines, each of which must execute this command (default: 1)"
     parser.add_argument("--nodes", type=min_int(1), default=1, help=text)
-    text = "address of one of the nodes, at which they connect (required if there are several)"
+    text = "address of one of the nodes, to which all nodes connect (required if there are several)"
     parser.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
     add_results_flag(parser)
-    text = "print the commands without running them, as if the GPUs of --gpus were available"
+    text = "print the commands without running them, as if the GPUs requested by --gpus were available"
     parser.add_argument("--dry-run", action="store_true", help=text)
 
 

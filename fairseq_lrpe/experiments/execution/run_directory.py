@@ -139,7 +139,7 @@ def check_settings(folder: Path, settings: dict) -> None:
         raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or remove the folder") from None
     if different:
         raise ValueError(
-            f"{folder} contains a run with other settings ({'; '.join(different)}): use the same settings, "
+            f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "
             "use another --results, or remove the folder"
         )
 
@@ -237,7 +237,7 @@ class Log:
             return {"kind": match[1], **{k: to_number(v) for k, v in json.loads(match[2]).items()}}
 
     def add(self, entry: dict) -> None:
-        """Adds an entry, replacing one of the same kind and update."""
+        """Adds an entry, which replaces an earlier entry with the same kind and update."""
         self._entries[entry_updates(entry), KINDS.index(entry["kind"])] = entry
 
     def record(self, line: str) -> dict | None:

@@ -159,7 +159,7 @@ def is_finished(job: Job) -> bool:
 
 
 def missing_evaluations(job: Job, record: dict) -> list[str]:
-    """Returns the names of the evaluations that are not recorded with the same settings."""
+    """Returns the names of the job's evaluations that are not recorded with the current settings."""
     recorded = record.get("evaluations", {})
     wanted = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
     differ = run_directory.setting_differences

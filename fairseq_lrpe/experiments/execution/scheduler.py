@@ -101,7 +101,7 @@ def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
 def jobs_with_data(
     planned: dict[Run, Job], gpus: int | None, nodes: int = 1
 ) -> tuple[dict[Run, Job], list[str]]:
-    """Returns runs with data, and a message per experiment without; raises ValueError if none has data."""
+    """Returns runs with data, and a message per experiment without data; ValueError if no run has data."""
     ready, messages = {}, {}
     for run, job in planned.items():
         update_freq(job.cfg.batch, gpus or 0, nodes)

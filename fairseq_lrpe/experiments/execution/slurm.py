@@ -209,7 +209,7 @@ def sbatch_error(text: str) -> str:
 
 
 def complete_submission(folder: Path, number: str) -> None:
-    """Gives submitit's file of a queued job its name, if the submitting process was killed before it did."""
+    """Renames submitit's file of a queued job if the submitting process was killed before doing so."""
     if not (folder / f"{number}_submitted.pkl").exists():
         for path in unsubmitted_files(folder, "*.pkl"):
             path.rename(folder / f"{number}_submitted.pkl")

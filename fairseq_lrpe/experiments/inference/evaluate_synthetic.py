@@ -90,7 +90,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate-synthetic"):
         state = read_checkpoint(args.checkpoint, "train one with `lrpe train roper/...`")
-        if state["cfg"]["task"].get("_name") != "synthetic_lm":
-            raise ValueError(f"{args.checkpoint} was not trained on the task synthetic_lm, which is required")
+        if (task := state["cfg"]["task"].get("_name")) != "synthetic_lm":
+            raise ValueError(f"{args.checkpoint} was trained on the task {task}: expected synthetic_lm")
         model, task = load_model(args.checkpoint, args.cpu)
         write_atomic(args.out, json.dumps(evaluate(model, task), indent=1) + "\n")

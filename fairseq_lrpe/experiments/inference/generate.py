@@ -71,4 +71,4 @@ def generate(lines: list[str], checkpoint: Path, data: Path, **flags: object) ->
         flags |= {"user_dir": "fairseq_lrpe", "path": checkpoint, "input": text}
         flags |= {"batch_size": 32, "buffer_size": 1024}
         run_command(list(map(str, ["fairseq-interactive", data, *as_flags(flags)])), log, cwd=REPOSITORY)
-        return read_hypotheses(log, len(lines))[0]
+        return read_hypotheses(log, len(lines), "fairseq-interactive's output")[0]

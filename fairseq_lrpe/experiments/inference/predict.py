@@ -61,12 +61,14 @@ def write(path: Path, rows: list[tuple[str, str | None]]) -> None:
 
 def run(checkpoint: Path, name: str, data: Path, splits: list[str], cpu: bool) -> None:
     """Writes the predictions for each SPLIT=FILE in ``splits``; ``name`` is the task of the model."""
-    for pair in splits or [""]:
+    if not splits:
+        raise ValueError("no SPLIT=FILE was given: pass, for example, valid=predictions.tsv")
+    for pair in splits:
         if "=" not in pair:
-            raise ValueError(f"{pair!r}: SPLIT=FILE is required, such as valid=predictions.tsv")
+            raise ValueError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {pair!r}")
     if name not in TASKS:
-        required = f"a model of {' or '.join(TASKS)} is required"
-        raise ValueError(f"{checkpoint} was trained on the task {name}: {required}")
+        expected = f"a model of {' or '.join(TASKS)}"
+        raise ValueError(f"{checkpoint} was trained on the task {name}: expected {expected}")
     model, task = load_model(checkpoint, cpu, data=str(data))
     for pair in splits:
         split, _, path = pair.partition("=")

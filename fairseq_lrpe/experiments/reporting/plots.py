@@ -201,8 +201,9 @@ def column_lines(summary: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """Selects the cells of a summary that can be drawn as lines over a table's columns.
 
     Returns:
-        The cells of the most frequent metric, without columns that combine others, sorted so that each
-        attention starts with its best row; and the names of the columns in the order of the table.
+        The cells of the most frequent metric, without columns that combine others. Within each attention,
+        rows are sorted by their value in their last column, best first. The second result is the list of the
+        columns' names in the order of the table.
     """
     cells = summary[summary["is_ranked"] & summary["measured_on"].notna()]
     metrics = cells["metric"].tolist()

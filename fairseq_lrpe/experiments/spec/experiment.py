@@ -292,9 +292,10 @@ class Experiment:
             build_encoding(encoding, num_heads=heads, head_dim=width // heads, causal=True, **options)
 
     def trials(self, run: Run) -> list[Run]:
-        """Returns one run for each combination of values in ``choose``, of which the best is the result.
+        """Returns one trial for each combination of the values in ``choose``.
 
-        Options of other encodings are ignored. The list is empty without ``choose``, and for a trial itself.
+        The best trial becomes the result of the run. Values for options of other encodings are skipped. The
+        list is empty if there is no ``choose``, or if ``run`` is itself a trial.
         """
         encoding, changes = encoding_of(run.method), dict(run.changes)
         choose = {
@@ -319,7 +320,7 @@ class Experiment:
         return [*self.trials(run), *([initial] if isinstance(initial, Run) else [])]
 
     def other(self, name: str) -> "Experiment":
-        """Returns another experiment with the ``shared`` overrides whose keys it has."""
+        """Returns the experiment ``name`` with those ``shared`` overrides whose keys exist in it."""
         if name not in self._others:
             overrides = applicable_overrides(name, self.shared)
             self._others[name] = Experiment.load(name, overrides, self.shared)
@@ -346,11 +347,12 @@ def _converted(flag, value, kind):
             return value
     except ValueError:
         pass
-    raise ValueError(f"train.{flag}: expected {kind.__name__}, not {value!r}")
+    names = {bool: "true or false", int: "an integer", float: "a number"}
+    raise ValueError(f"train.{flag}: expected {names.get(kind, 'a string')}, not {value!r}")
 
 
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
-    """Returns the KEY=VALUE overrides whose keys the experiment ``name`` has."""
+    """Returns those KEY=VALUE overrides whose keys exist in the experiment ``name``."""
     experiment, found = Experiment.load(name) if overrides else None, []
     for text in overrides:
         try:

@@ -95,7 +95,7 @@ def as_value(text: str) -> object:
 
 
 def as_text(value: object) -> str:
-    """Returns the canonical text of a value; for example, that of 1e-3 is "0.001"."""
+    """Returns the canonical text of a value, such as "0.001" for 1e-3."""
     if isinstance(value, bool | None):
         return {True: "true", False: "false", None: "null"}[value]
     if isinstance(value, list | tuple):

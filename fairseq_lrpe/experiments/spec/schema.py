@@ -18,7 +18,7 @@ class InvalidKey(ValueError):
 
 
 class Model(BaseModel):
-    """Base class for the contents of YAML files; rejects unknown keys, and values of another type."""
+    """Base class for the contents of YAML files; rejects unknown keys and values of the wrong type."""
 
     model_config = ConfigDict(strict=True)
 

@@ -88,7 +88,7 @@ class Row(Model):
 
 
 class OwnRow(Row):
-    """A row in the YAML file of a table, which has no published numbers."""
+    """A row that a table's YAML file adds to the published rows."""
 
     attention: Attention
     method: str
@@ -348,7 +348,10 @@ class Table(TableSpec):
         return [cell for cell in found.values() if self.scale == "full" or cell.column in measured]
 
     def _plan(self, cell, row, column):
-        """Adds the runs of a cell, unless the experiment has a grid that lacks the value of a change."""
+        """Sets the runs, experiment and metric of a cell.
+
+        Leaves the cell unchanged if a change sets a key of the experiment's grid to a value outside the grid.
+        """
         experiment = self.experiments[column.experiment_at(self.scale)]
         try:
             check_method(row.method, row.attention)
@@ -371,7 +374,7 @@ class Table(TableSpec):
             cell.better = experiment.kind.metrics.get(cell.metric, "higher")
 
     def baseline(self, cell: Cell) -> Cell | None:
-        """Returns the baseline's cell of the same attention and column; None for the baseline itself."""
+        """Returns the baseline's cell of this cell's attention and column; None for the baseline itself."""
         found = (c for c in self.cells if (c.attention, c.column) == (cell.attention, cell.column))
         base = next((c for c in found if c.method is not None and c.method == self.settings.baseline), None)
         return None if base is None or cell.method == self.settings.baseline else base

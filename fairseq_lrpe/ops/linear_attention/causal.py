@@ -36,7 +36,10 @@ def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | t
 
 
 def default_chunk_size(d: int, dv: int) -> int:
-    """Returns the number of rows C of a chunk; products inside it cost C² (d + dv), with the state C d dv."""
+    """Returns the number of rows C of a chunk.
+
+    Products inside a chunk cost C² (d + dv), and products with the state C d dv.
+    """
     return 64 if d + dv >= 128 else 32  # fastest of 16, 32, .., 256 on a CPU, measured for six widths
 
 
@@ -46,7 +49,7 @@ def _max_part_elements(device):
 
 
 def _split(q, v, log_decay, chunk_size, dtype):
-    """Splits batch and length into parts, each of which is as many full chunks as fit, or the last rows."""
+    """Splits batch and length into parts: as many full chunks as fit at a time, and the remaining rows."""
     batch, heads, length, d = q.shape
     size = min(chunk_size or default_chunk_size(d, v.size(-1)), length)
     if log_decay is not None and log_decay.size(-1) > 1:

@@ -196,7 +196,7 @@ def one_class(found):
     ("change", "message"),
     [
         (lambda x: {x_.replace("/ant/", "/"): y for x_, y in one_class(x).items()}, "has no training images"),
-        (one_class, "given has training images of the class ant only: two classes are needed"),
+        (one_class, "given has training images of only one class, ant: expected at least two classes"),
         (
             lambda x: {**x, "top/test/dog/0.jpg": b"-"},
             "given has test images of the class dog, which has no training images",
@@ -207,7 +207,7 @@ def one_class(found):
         ),
         (
             lambda x: {path: y for path, y in x.items() if path[-6:-4] == "00" or path[-7:-5] == "00"},
-            "given has 3 training images and no validation images: 10 training images are needed",
+            "given has 3 training images and no validation images: expected at least 10 training images",
         ),
     ],
 )

@@ -148,11 +148,11 @@ def test_invalid_images_are_errors(content, message, tmp_path):
         ),
         (
             lambda path: path.replace("/test/", "/other/"),
-            "has 10 training images and 0 test images: at least 10 and 1 are needed",
+            "has 10 training images and 0 test images: expected at least 10 and 1",
         ),
         (
             lambda path: path.replace(path.split("/")[2] + "/", f"ant/{path.split('/')[2]}"),
-            "ant only: two classes",
+            "only one class, ant: expected at least two",
         ),
     ],
 )

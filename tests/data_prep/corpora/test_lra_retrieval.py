@@ -99,7 +99,7 @@ def test_text_without_articles_is_an_error(tmp_path):
     folder = write_wiki(tmp_path / "given")
     (folder / "valid.txt").write_text(article("alone", 2000))
     sentence = error_of("lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out")
-    assert f"{folder}/valid.txt has fewer than two articles of two segments: WikiText is needed" in sentence
+    assert f"{folder}/valid.txt has fewer than two articles of two segments: expected WikiText" in sentence
     (folder / "valid.txt").unlink()
     assert "valid.txt is missing" in error_of(
         "lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out"

@@ -36,7 +36,7 @@ def test_the_archive_is_downloaded(publish, tmp_path, capsys):
     prepare("snli", ["--out", tmp_path / "out", "--workers", 1])
     check(tmp_path / "out" / "bin")
     printed = capsys.readouterr().out
-    assert "snli_1.0_train.jsonl: skipped 2 of 20 pairs, which have no label" in printed
+    assert "snli_1.0_train.jsonl: skipped 2 of 20 pairs: they have no label" in printed
     assert "rows: train 18, valid 6, test 3; published: train 549,367, valid 9,842, test 9,824" in printed
 
 
@@ -66,9 +66,12 @@ def test_one_file_is_split(keys, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (b"{", "is not JSON"),
-        (b'{"premise": "caf\xe9"}', "is not JSON"),
-        (b"[]", "is not a pair with a label: text for sentence1, sentence2, gold_label or premise"),
+        (b"{", "is not valid JSON"),
+        (b'{"premise": "caf\xe9"}', "is not valid JSON"),
+        (
+            b"[]",
+            "is not a pair with a label: expected an object with string values for sentence1",
+        ),
         (b'{"premise": "a", "hypothesis": "b", "label": 1}', "is not a pair"),
         (
             json.dumps(row(0, "maybe")).encode(),

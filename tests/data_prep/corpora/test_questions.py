@@ -369,7 +369,7 @@ def changed(**change):
     return squad([paragraph(4), second])
 
 
-LAYOUT = "of SQuAD's format: data > paragraphs > context and qas"
+LAYOUT = "of SQuAD's format: expected data > paragraphs > context and qas"
 TWELVE = squad([paragraph(i) for i in range(12)])
 
 
@@ -385,8 +385,8 @@ TWELVE = squad([paragraph(i) for i in range(12)])
         ),
         (changed(answers=None), f"question 5-2 lacks the key 'answers' {LAYOUT}"),
         (changed(id="", question=7), f"article 1, paragraph 2, question 3 lacks the key 'question' {LAYOUT}"),
-        (TWELVE[:-9], "is not JSON ("),
-        (b"\xff", "is not JSON ("),
+        (TWELVE[:-9], "is not valid JSON ("),
+        (b"\xff", "is not valid JSON ("),
         (b"1", "lacks the key 'data'"),
         (b'{"data": {}}', "lacks the key 'data'"),
         (b"[1]", "article 1 lacks the key 'paragraphs'"),

@@ -55,8 +55,8 @@ def test_pairs_and_a_test_set(tmp_path):
             "valid.label line 2 has the label 'good', which is not in train.label",
         ),
         ({"valid.label": b"gut\n \n"}, "valid.label line 2 is empty: each text needs a label"),
-        ({"train.label": b"\n" * 10}, "train.label is empty: text is needed"),
-        ({"train.input0.txt": b""}, "train.input0.txt is empty: text is needed"),
+        ({"train.label": b"\n" * 10}, "train.label is empty or blank: expected text"),
+        ({"train.input0.txt": b""}, "train.input0.txt is empty or blank: expected text"),
         ({"valid.input0.txt": b"caf\xe9\n"}, "valid.input0.txt is not UTF-8 text"),
         ({"valid.label": None}, "valid.label is missing: --from takes a folder with train.input0.txt"),
         (

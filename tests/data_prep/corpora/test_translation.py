@@ -286,7 +286,7 @@ def test_invalid_archives_are_errors(archives, tmp_path):
     (archives / "dev.tgz").write_bytes(b"<html>")
     assert "dev.tgz is not the published dev.tgz" in error_of("wmt14_en_de", *given)
     (archives / "dev.tgz").unlink()
-    assert "dev.tgz is missing: a copy of the published" in error_of("wmt14_en_de", *given)
+    assert "dev.tgz is missing: put a copy of the published" in error_of("wmt14_en_de", *given)
 
 
 def test_wmt14_from_text_files(quick, tmp_path, capsys):

@@ -211,10 +211,10 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 @pytest.mark.parametrize(
     ("file", "change", "message"),
     [
-        ("train.bin", lambda content: content[:-100], "train.bin and .idx are not complete fairseq binaries"),
-        ("train.bin", lambda _: POINTER, "train.bin and .idx are not complete fairseq binaries"),
+        ("train.bin", lambda content: content[:-100], "train.bin and .idx are incomplete or damaged"),
+        ("train.bin", lambda _: POINTER, "train.bin and .idx are incomplete or damaged"),
         ("train.idx", lambda _: POINTER, "git lfs"),
-        ("train.idx", None, "train.bin and .idx are not complete fairseq binaries"),
+        ("train.idx", None, "train.bin and .idx are incomplete or damaged"),
         ("dict.txt", lambda _: b"the 1\n", "dict.txt is not the published dict.txt"),
     ],
 )

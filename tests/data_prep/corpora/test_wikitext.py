@@ -95,7 +95,7 @@ def test_invalid_files_are_errors(name, content, message, tmp_path):
 
 def test_missing_split_texts_are_errors(tmp_path):
     (tmp_path / "train.txt").write_text("a")
-    needed = "valid.txt is missing: all of train.txt, valid.txt and test.txt are needed"
+    needed = "valid.txt is missing: expected train.txt, valid.txt and test.txt"
     assert needed in error_of("wikitext_mini", "--from", tmp_path, "--out", tmp_path / "out")
 
 

@@ -36,7 +36,7 @@ def test_errors_have_one_line(tmp_path, train):
     (tmp_path / "broken.pt").write_text("x")
     assert "is not a readable checkpoint of fairseq" in error_of(tmp_path / "broken.pt")
     assert train("linear_lm_base", tmp_path, "--max-update", 1).returncode == 0
-    message = "on the task language_modeling: a model of translation or question_generation is required"
+    message = "on the task language_modeling: expected a model of translation or question_generation"
     assert message in error_of(tmp_path / "checkpoint_last.pt")
     with pytest.raises(ValueError, match=r"preparation\.json is missing"):
         text_codec.load(tmp_path)

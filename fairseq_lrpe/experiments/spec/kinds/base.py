@@ -104,7 +104,7 @@ class Kind:
     family: str
     """Model family in the names of architectures, such as "lm"."""
     metrics: dict[str, str]
-    """{name: "lower" or "higher", which is better}; the first metric is printed and used by ``choose``."""
+    """{name: "lower" or "higher", whichever is better}; ``choose`` and summaries use the first metric."""
     decimals: dict[str, int] = {"loss": 4, "nats": 4, "tokens_per_second": 0}
     """{metric: number of decimals in tables}; the default is 2."""
     curve: Curve | None = None

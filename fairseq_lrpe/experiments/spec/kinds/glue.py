@@ -60,7 +60,7 @@ class Glue(Kind):
         return f"valid_{get_task(job.cfg.task).logged}"
 
     def evaluations(self, cfg):
-        """Returns the evaluations whose splits the task has; only MNLI has the development set valid1."""
+        """Returns the evaluations on labelled splits of the task; only MNLI has the split valid1."""
         splits = get_task(cfg.task).labelled
         return {name: e for name, e in super().evaluations(cfg).items() if e["split"] in splits}
 
@@ -122,8 +122,8 @@ def pretrained(path: Path) -> dict:
     state = read_checkpoint(path, "train one with `lrpe train roberta/...`")
     model, task = state["cfg"]["model"], state["cfg"]["task"]
     if "_roberta" not in str(model["_name"]):
-        required = "a <linear|softmax>_roberta_... is required"
-        raise ValueError(f"{path} has the architecture {model['_name']}: {required}")
+        expected = "linear_roberta_... or softmax_roberta_..."
+        raise ValueError(f"{path} has the architecture {model['_name']}: expected {expected}")
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing fairseq logs missing speech packages
     from fairseq_lrpe.config import method_flags  # imports fairseq, which takes seconds
 

@@ -69,7 +69,7 @@ def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
     """Returns {metric: value} from the log of fairseq-eval-lm.
 
     Raises:
-        ValueError: fairseq evaluated no token, or another number than ``expected``, since it silently skips
+        ValueError: the number of evaluated tokens is 0 or not ``expected``; fairseq silently skips
             samples that are too long.
     """
     text = log.read_text()

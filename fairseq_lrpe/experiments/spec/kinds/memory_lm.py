@@ -39,7 +39,7 @@ class MemoryEvaluation(Evaluation):
     @classmethod
     def check_memory(cls, memory: object) -> object:
         if memory != STATE and not (isinstance(memory, int) and memory >= 0):
-            raise ValueError(f"must be a non-negative integer or state, not {memory!r}")
+            raise ValueError(f"must be a non-negative integer or {STATE!r}, not {memory!r}")
         return memory
 
 
