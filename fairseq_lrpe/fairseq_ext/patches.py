@@ -60,6 +60,8 @@ def apply(
     _wrap(FairseqTask, "filter_indices_by_size", _keep_all_samples)
     _wrap(FairseqTask, "get_batch_iterator", _keep_last_batch)
     _wrap(Trainer, "get_train_iterator", _record_training_split)
+    # fairseq composes other batches if a training resumes after its first epoch.
+    _wrap(FairseqTask, "get_batch_iterator", _compose_batches_of_first_epoch)
     _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
     # fairseq loses all updates since its last checkpoint when a cluster stops it.
     for name in ("__main__", "fairseq_cli.train"):  # torchrun runs the module as __main__
@@ -197,6 +199,20 @@ def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
         kwargs["required_batch_size_multiple"] = 1
         _check_not_shortened(self, _split_of(self, dataset))
     return get_batch_iterator(self, dataset, *args, **kwargs)
+
+
+def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, seed=1, epoch=1, **kwargs):
+    """Composes the batches in a resumed training as in the first epoch.
+
+    fairseq composes batches once per process, with a random seed that depends on the epoch in which the
+    process starts. All epochs of an uninterrupted training use the batches of epoch 1 in another order.
+    """
+    is_cached = self.can_reuse_epoch_itr(dataset) and not getattr(self.cfg, "rebuild_batches", False)
+    if not is_cached or kwargs.get("disable_iterator_cache") or kwargs.get("update_epoch_batch_itr"):
+        return get_batch_iterator(self, dataset, *args, seed=seed, epoch=epoch, **kwargs)
+    iterator = get_batch_iterator(self, dataset, *args, seed=seed + 1 - epoch, epoch=epoch, **kwargs)
+    iterator.seed = seed  # of the order of the batches, to which fairseq adds the epoch
+    return iterator
 
 
 def _check_not_shortened(task, split):

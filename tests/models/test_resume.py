@@ -5,6 +5,7 @@ import signal
 import subprocess
 import time
 
+import pytest
 from commands import assert_same_weights, load_last_checkpoint, train_in_two_processes
 from tiny import BIN, REPOSITORY, train_flags
 
@@ -29,6 +30,32 @@ def test_resuming_after_kill_gives_same_parameters(train, data_bin, tmp_path):
 
     assert train(arch, killed, *flags).returncode == 0
     assert_same_weights(whole, killed)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGKILL])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_resuming_in_a_later_epoch_gives_same_parameters(number, workers, train, data_bin, tmp_path):
+    """Signals other than SIGKILL save a checkpoint between those that the flags ask for."""
+    arch, whole, stopped = "linear_lm_rope", tmp_path / "whole", tmp_path / "stopped"
+    flags = ["--max-epoch", 4, "--save-interval-updates", 5, "--dropout", 0.1, "--disable-validation"]
+    flags += ["--keep-interval-updates", 1, "--no-epoch-checkpoints", "--num-workers", workers]
+    assert train(arch, whole, *flags).returncode == 0
+
+    log = tmp_path / "log"
+    words = train_flags(data_bin, arch, stopped, *flags, "--log-interval", 1, "--log-format", "json")
+    with log.open("wb") as file:
+        command = list(map(str, [BIN / "fairseq-train", *words]))
+        process = subprocess.Popen(command, cwd=REPOSITORY, stdout=file, stderr=file)
+    while '| train_inner | {"epoch": 3, ' not in log.read_text():
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.005)
+    process.send_signal(number)
+    assert process.wait() == (-number if number == signal.SIGKILL else 128 + number)
+    saved = load_last_checkpoint(stopped)["extra_state"]["train_iterator"]
+    assert saved["epoch"] > 1 and saved["iterations_in_epoch"] > 0
+
+    assert train(arch, stopped, *flags).returncode == 0
+    assert_same_weights(whole, stopped)
 
 
 def test_two_processes_equal_one_with_summed_batch(train, data_bin, tmp_path):
