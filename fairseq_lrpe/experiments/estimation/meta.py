@@ -6,6 +6,7 @@ the same time. Dropout and ``scaled_dot_product_attention`` are those of GPUs: m
 that keeps no attention weights.
 """
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -22,8 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
-COMPILER = "torch._dynamo"
-aten, empty = torch.ops.aten, torch.empty_like
+aten = torch.ops.aten
+
+
+def empty(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns a tensor of the same shape; on the meta device, torch.empty_like is slow."""
+    return x.new_empty(x.shape, dtype=dtype)
 
 
 def _attention_backward_flops(grad, q, k, v, *_, **__):
@@ -40,14 +45,19 @@ FLOPS = {
 
 SHAPES = {
     # The meta device does not have these: a dropout mask, a number that is read, and indices (all of them).
-    aten.native_dropout.default: lambda x, *_: (empty(x), empty(x, dtype=torch.bool)),
+    aten.native_dropout.default: lambda x, *_: (empty(x), empty(x, torch.bool)),
     aten._local_scalar_dense.default: lambda x: 0.0,
     aten.nonzero.default: lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
     # These are slow on it.
     aten.native_layer_norm.default: lambda x, *_: (empty(x), *x.new_empty(2, *x.shape[:-1], 1).unbind()),
     aten.native_layer_norm_backward.default: lambda _, x, *rest: (empty(x), empty(rest[3]), empty(rest[4])),
+    aten.native_dropout_backward.default: lambda x, *_: empty(x),
+    aten.gelu.default: lambda x, *_, **__: empty(x),
+    aten.gelu_backward.default: lambda _, x, **__: empty(x),
     aten.clamp.default: lambda x, *_: empty(x),
+    aten.mm.default: lambda a, b: a.new_empty(len(a), b.size(1)),
     aten.addmm.default: lambda _, a, b: a.new_empty(len(a), b.size(1)),
+    aten.bmm.default: lambda a, b: a.new_empty(*a.shape[:2], b.size(2)),
 }
 """{operator: function for its results}"""
 
@@ -77,7 +87,7 @@ class CostMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        out = SHAPES[func](*args) if func in SHAPES else func(*args, **kwargs)
+        out = SHAPES[func](*args, **kwargs) if func in SHAPES else func(*args, **kwargs)
         if count := FLOPS.get(func.overloadpacket):
             self.flops += count(*args, **kwargs, out_val=out)
         for x in tree_leaves(out):
@@ -127,32 +137,56 @@ def measure(function: Callable[..., Tensor], module: nn.Module, *inputs: Tensor)
     return Cost(mode.flops, kept, mode.peak)
 
 
-class CompilerStub(SimpleNamespace):
-    """The parts of ``torch._dynamo`` that torch needs in order not to compile; others load the package."""
-
-    config = SimpleNamespace(error_on_nested_fx_trace=False)
-
-    @staticmethod
-    def disable(function, *_, **__):
-        return function
+class Stub(SimpleNamespace):
+    """Some attributes of a package; the package itself is imported if others are needed."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        del sys.modules[COMPILER]
-        return getattr(import_module(COMPILER), name)
+        del sys.modules[self.package]
+        return getattr(import_module(self.package), name)
+
+
+def _as_it_is(value, *_, **__):
+    return value
+
+
+_CONDITIONS = (
+    "expect_true",
+    "guard_or_false",
+    "guard_or_true",
+    "guard_size_oblivious",
+    "statically_known_true",
+)
+COMPILER = {
+    "torch._dynamo": {
+        "disable": _as_it_is,
+        "config": SimpleNamespace(error_on_nested_fx_trace=False),
+    },
+    "torch.fx.experimental.symbolic_shapes": {
+        **dict.fromkeys((*_CONDITIONS, "guarding_hint_or_throw"), _as_it_is),
+        "has_guarding_hint": lambda value: True,
+        "is_nested_int": lambda value: False,
+        "sym_and": lambda *values: all(values),
+        "sym_or": lambda *values: any(values),
+        "sym_eq": operator.eq,
+    },
+}
+"""{package of torch's compiler: what torch needs of it in order not to compile}"""
 
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Keeps torch from importing its compiler, which takes seconds, to exclude functions from compilation."""
-    stub = CompilerStub()
-    sys.modules.setdefault(COMPILER, stub)
+    """Keeps torch from importing its compiler, which takes seconds, only to check shapes and not to compile."""
+    stubs = {package: Stub(package=package, **attributes) for package, attributes in COMPILER.items()}
+    for package, stub in stubs.items():
+        sys.modules.setdefault(package, stub)
     try:
         yield
     finally:
-        if sys.modules[COMPILER] is stub:
-            del sys.modules[COMPILER]
+        for package, stub in stubs.items():
+            if sys.modules[package] is stub:
+                del sys.modules[package]
 
 
 @contextmanager

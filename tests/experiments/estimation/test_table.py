@@ -17,7 +17,7 @@ from fairseq_lrpe.experiments.spec.experiment import Experiment
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null"
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null train.log_interval=1"
 ).split()
 
 
