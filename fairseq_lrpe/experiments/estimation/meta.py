@@ -6,7 +6,6 @@ the same time. Dropout and ``scaled_dot_product_attention`` are those of GPUs: m
 that keeps no attention weights.
 """
 
-import operator
 import sys
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+COMPILER = "torch._dynamo"
 aten = torch.ops.aten
 
 
@@ -137,56 +137,32 @@ def measure(function: Callable[..., Tensor], module: nn.Module, *inputs: Tensor)
     return Cost(mode.flops, kept, mode.peak)
 
 
-class Stub(SimpleNamespace):
-    """Some attributes of a package; the package itself is imported if others are needed."""
+class CompilerStub(SimpleNamespace):
+    """What torch needs of its compiler in order not to compile; for other attributes, it is imported."""
+
+    config = SimpleNamespace(error_on_nested_fx_trace=False)
+
+    @staticmethod
+    def disable(function, *_, **__):
+        return function
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        del sys.modules[self.package]
-        return getattr(import_module(self.package), name)
-
-
-def _as_it_is(value, *_, **__):
-    return value
-
-
-_CONDITIONS = (
-    "expect_true",
-    "guard_or_false",
-    "guard_or_true",
-    "guard_size_oblivious",
-    "statically_known_true",
-)
-COMPILER = {
-    "torch._dynamo": {
-        "disable": _as_it_is,
-        "config": SimpleNamespace(error_on_nested_fx_trace=False),
-    },
-    "torch.fx.experimental.symbolic_shapes": {
-        **dict.fromkeys((*_CONDITIONS, "guarding_hint_or_throw"), _as_it_is),
-        "has_guarding_hint": lambda value: True,
-        "is_nested_int": lambda value: False,
-        "sym_and": lambda *values: all(values),
-        "sym_or": lambda *values: any(values),
-        "sym_eq": operator.eq,
-    },
-}
-"""{package of torch's compiler: what torch needs of it in order not to compile}"""
+        del sys.modules[COMPILER]
+        return getattr(import_module(COMPILER), name)
 
 
 @contextmanager
 def without_compiler() -> Iterator[None]:
-    """Keeps torch from importing its compiler, which takes seconds, only to check shapes and not to compile."""
-    stubs = {package: Stub(package=package, **attributes) for package, attributes in COMPILER.items()}
-    for package, stub in stubs.items():
-        sys.modules.setdefault(package, stub)
+    """Keeps torch from importing its compiler, which takes seconds, to exclude functions from compilation."""
+    stub = CompilerStub()
+    sys.modules.setdefault(COMPILER, stub)
     try:
         yield
     finally:
-        for package, stub in stubs.items():
-            if sys.modules[package] is stub:
-                del sys.modules[package]
+        if sys.modules[COMPILER] is stub:
+            del sys.modules[COMPILER]
 
 
 @contextmanager
