@@ -23,7 +23,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 COMPILER = "torch._dynamo"
-aten, empty = torch.ops.aten, torch.empty_like
+aten = torch.ops.aten
+
+
+def empty(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Returns a tensor of the same shape; on the meta device, torch.empty_like is slow."""
+    return x.new_empty(x.shape, dtype=dtype)
 
 
 def _attention_backward_flops(grad, q, k, v, *_, **__):
@@ -40,14 +45,19 @@ FLOPS = {
 
 SHAPES = {
     # The meta device does not have these: a dropout mask, a number that is read, and indices (all of them).
-    aten.native_dropout.default: lambda x, *_: (empty(x), empty(x, dtype=torch.bool)),
+    aten.native_dropout.default: lambda x, *_: (empty(x), empty(x, torch.bool)),
     aten._local_scalar_dense.default: lambda x: 0.0,
     aten.nonzero.default: lambda x: x.new_empty(x.numel(), x.dim(), dtype=torch.long),
     # These are slow on it.
     aten.native_layer_norm.default: lambda x, *_: (empty(x), *x.new_empty(2, *x.shape[:-1], 1).unbind()),
     aten.native_layer_norm_backward.default: lambda _, x, *rest: (empty(x), empty(rest[3]), empty(rest[4])),
+    aten.native_dropout_backward.default: lambda x, *_: empty(x),
+    aten.gelu.default: lambda x, *_, **__: empty(x),
+    aten.gelu_backward.default: lambda _, x, **__: empty(x),
     aten.clamp.default: lambda x, *_: empty(x),
+    aten.mm.default: lambda a, b: a.new_empty(len(a), b.size(1)),
     aten.addmm.default: lambda _, a, b: a.new_empty(len(a), b.size(1)),
+    aten.bmm.default: lambda a, b: a.new_empty(*a.shape[:2], b.size(2)),
 }
 """{operator: function for its results}"""
 
@@ -77,7 +87,7 @@ class CostMode(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        out = SHAPES[func](*args) if func in SHAPES else func(*args, **kwargs)
+        out = SHAPES[func](*args, **kwargs) if func in SHAPES else func(*args, **kwargs)
         if count := FLOPS.get(func.overloadpacket):
             self.flops += count(*args, **kwargs, out_val=out)
         for x in tree_leaves(out):
@@ -128,7 +138,7 @@ def measure(function: Callable[..., Tensor], module: nn.Module, *inputs: Tensor)
 
 
 class CompilerStub(SimpleNamespace):
-    """The parts of ``torch._dynamo`` that torch needs in order not to compile; others load the package."""
+    """What torch needs of its compiler in order not to compile; for other attributes, it is imported."""
 
     config = SimpleNamespace(error_on_nested_fx_trace=False)
 

@@ -194,7 +194,7 @@ def read_speeds(folder: Path) -> list[tuple[str, float, str]]:
 def print_groups(groups: list[Group]) -> None:
     """Prints a row for each group and the sums of what is not finished."""
     names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "GB on disk", "hours each"
-    table = RichTable("run", *(Column(name, justify="right") for name in names))
+    table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
     for group in groups:
         table.add_row(str(group.run).removesuffix("/seed-0"), *cells(group))
     table.add_section()

@@ -17,7 +17,8 @@ from fairseq_lrpe.experiments.spec.experiment import Experiment
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null"
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null "
+    "train.log_interval=1"
 ).split()
 
 
@@ -71,19 +72,18 @@ def test_finished_runs_and_recorded_speeds(data_bin, tmp_path):
     speed = json.loads((folder / "evaluation.json").read_text())["evaluations"]["training"]
 
     rows, lines = estimate(train.main, *words, "--seed", 1, 2, "--on", "here")
-    [(run, cells), (_, total)] = rows.items()
-    assert run == str(folder.relative_to(tmp_path).parent)
-    assert cells[:3] == ["2, 1 finished", trained, "5.12e2"]  # 4 updates of 4 × 32 tokens
+    run, *_ = rows
+    assert str(folder.relative_to(tmp_path)).startswith(run)  # the name is wrapped
+    assert rows[run][:3] == ["2, 1 finished", trained, "5.12e2"]  # 4 updates of 4 × 32 tokens
     seconds = 4 * 4 * 32 / speed["tokens_per_second"]
-    assert cells[-1] == f"{estimates.number(seconds / 3600)}*" and total[0] == "1"
+    assert rows[run][-1] == f"{estimates.number(seconds / 3600)}*" and rows["all that is left"][0] == "1"
     assert any(line.startswith("Hours*: the recorded speed") for line in lines)
 
     rows, _ = estimate(train.main, *words, "--on", "here")
     assert rows[run][0] == "1, 1 finished" and rows[run][-1] == "0"
     rows, _ = estimate(train.main, *words, "--seed", 2, "--on", "v100")  # recorded on a CPU
     assert "*" not in rows[run][-1]
-    other = ["lm/mini", "base", *words[2:]]
-    rows, lines = estimate(train.main, *other, "--on", "here")
+    rows, lines = estimate(train.main, "lm/mini", "base", *words[2:], "--on", "here")
     assert first_hours(rows) == "-"
     assert any("unknown for 1 trainings, because no run like them is finished" in line for line in lines)
     assert before == {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
