@@ -35,7 +35,9 @@ def main(arguments: list[str] | None = None) -> None:
             return
         if args.scale or args.plot_columns or overrides:
             option = "--scale" if args.scale else overrides[0] if overrides else "--plot-columns"
-            raise ValueError(f"{option} needs --table: --experiment, --record and --check use every run")
+            names = ("experiment", "record", "check", "write_docs")
+            used = next(name for name in names if getattr(args, name)).replace("_", "-")
+            raise ValueError(f"{option} cannot be combined with --{used}, which uses every run")
         if args.experiment:
             show_experiment(args)
             return
@@ -109,7 +111,7 @@ def record(results: Path, folder: Path) -> None:
     count, refused = recording.record(results, folder)
     for message in refused:
         print(f"results: not recorded: {message}", file=sys.stderr)
-    print(f"{display_path(folder)}: {count} runs recorded")
+    print(f"{display_path(folder)}: {count} run{'s' * (count != 1)} recorded")
     if refused:
         sys.exit(1)
 

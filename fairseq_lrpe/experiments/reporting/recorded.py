@@ -17,6 +17,7 @@ from fairseq_lrpe.experiments.reporting.records import RUN, RunRecord, flatten, 
 from fairseq_lrpe.experiments.spec.experiment import Experiment, is_free
 from fairseq_lrpe.experiments.spec.kinds import KINDS
 from fairseq_lrpe.experiments.spec.run import RECORDS, Run, run_folders
+from fairseq_lrpe.utils.files import display_path
 
 ABOUT = "kind updates length unit seconds data package commit torch machine date".split()
 """Columns that describe a run: in particular ``seconds``, fairseq's train_wall, and ``data``, a digest."""
@@ -35,9 +36,8 @@ def is_recorded(results: Path) -> bool:
 def check_recorded(folder: Path) -> None:
     """Raises ValueError if a folder does not contain recorded results."""
     if not is_recorded(folder):
-        raise ValueError(
-            f"{folder} has no measurements.csv: `lrpe results RESULTS --record {folder}` adds it"
-        )
+        command = f"`lrpe results RESULTS --record {display_path(folder)}`"
+        raise ValueError(f"{folder} has no measurements.csv, which {command} writes")
 
 
 def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
@@ -81,7 +81,12 @@ def _as_record(folder, lines, curve):
         *(run.experiment, run.attention, run.method, tuple(f"{key}={value}" for key, value in run.changes)),
         seed=run.seed,
         folder=folder / str(run),
-        settings={name: first[name] for name in ("kind", "data", "package", "commit", "torch", "machine")},
+        settings={
+            "kind": first["kind"],
+            "machine": first["machine"],
+            "versions": {"torch": first["torch"], "fairseq_lrpe": first["package"]},
+            "git": {"revision": first["commit"], "dirty": first["commit"].endswith("with changes")},
+        },
         evaluation={"finished": first["date"]},
         problem=problem,
         kind=KINDS[first["kind"]],
@@ -131,8 +136,9 @@ def read_csv(path: Path, columns: list[str], key: list[str]) -> pd.DataFrame:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
         if list(frame.columns) != columns:
             raise ValueError(f"the columns are not {','.join(columns)}")
-        if frame.isna().any(axis=None):
-            raise ValueError(f"line {int(frame.isna().any(axis=1).idxmax()) + 2} is incomplete")
+        is_short = frame[columns[-1]] == ""  # pandas fills missing cells at the end of a line
+        if is_short.any():
+            raise ValueError(f"line {int(is_short.idxmax()) + 2} is incomplete")
         frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
     except ValueError as error:
         raise damaged(path, error) from None

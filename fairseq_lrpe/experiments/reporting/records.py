@@ -179,7 +179,12 @@ def _read_measurements(record):
 
 
 def machine(settings: dict) -> str:
-    """Returns the GPUs in a run.json, or the CPU and its threads, and the precision as text."""
+    """Returns the GPUs in a run.json, or the CPU and its threads, and the precision as text.
+
+    The settings of recorded results already have this text as "machine".
+    """
+    if isinstance(settings.get("machine"), str):
+        return settings["machine"]
     names, nodes = settings.get("gpu_names"), settings.get("nodes") or 1
     names = names[: settings.get("gpus") or None] if isinstance(names, list) else []
     gpus = Counter(re.sub(r" \(cuda:\d+\)$", "", str(name)) for name in names)
