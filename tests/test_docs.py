@@ -139,7 +139,7 @@ ROWS = {
     RESULTS + "results --table *": Row(after=(RUN,), refused="no run of"),
     RESULTS + "results --record *": Row(after=(RUN,)),
     RESULTS + "results --check": Row(after=(RESULTS + "results --record",)),
-    RESULTS + "docs/results --table *": Row(after=(RESULTS + "results --record",), refused="no run of"),
+    RESULTS + "docs/results --table *": Row(after=(RESULTS + "results --record",)),
     RESULTS + "docs/results --write-docs": Row(after=(RESULTS + "results --record",)),
     # benchmarks
     "lrpe bench linear-attention*": Row("--help"),
