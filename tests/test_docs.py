@@ -137,6 +137,10 @@ ROWS = {
     "lrpe report *": Row(after=(RUN,)),
     RESULTS + "results --experiment *": Row(after=(RUN,)),
     RESULTS + "results --table *": Row(after=(RUN,), refused="no run of"),
+    RESULTS + "results --record *": Row(after=(RUN,)),
+    RESULTS + "results --check": Row(after=(RESULTS + "results --record",)),
+    RESULTS + "docs/results --table *": Row(after=(RESULTS + "results --record",)),
+    RESULTS + "docs/results --write-docs": Row(after=(RESULTS + "results --record",)),
     # benchmarks
     "lrpe bench linear-attention*": Row("--help"),
     "lrpe bench speed": Row(SPEED + " --methods rope"),

@@ -1,6 +1,8 @@
 """Train four small language models with linear attention and compare their perplexities and speeds.
 
-The text is the English documentation in Python's standard library, unless --data is given. For example:
+The text is the English documentation in Python's standard library, unless --data is given. With the default
+text and updates, the last line says whether the runs reproduce the recorded results in docs/results. For
+example:
 
   lrpe quickstart --data my_text --updates 200
 """
@@ -9,9 +11,12 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 from fairseq_lrpe.cli import table
-from fairseq_lrpe.utils.cli import abs_path, min_int, new_parser
+from fairseq_lrpe.cli.results import RECORDED
+from fairseq_lrpe.experiments.spec.table import Table
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -33,3 +38,14 @@ def main(arguments: list[str] | None = None) -> None:
     words += [f"data={out / 'text' / 'bin'}", *([f"updates={args.updates}"] if args.updates else [])]
     table.main(list(map(str, words)))
     print(f"finished in {time.time() - start:.0f} s")
+    if not args.data and not args.updates and RECORDED.is_dir():
+        with exit_on_error("quickstart"):
+            print_check(out)
+
+
+def print_check(results: Path) -> None:
+    """Prints whether the quickstart's runs reproduce the recorded ones."""
+    from fairseq_lrpe.experiments.reporting import recording  # imports pandas, which takes long
+
+    runs = [run.folder(results) for run in Table("quickstart").runs()]
+    print(*recording.check(results, RECORDED, runs)[0], sep="\n")

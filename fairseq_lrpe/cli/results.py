@@ -1,20 +1,30 @@
-"""Show the results of a paper's table, or of all runs of an experiment.
+"""Show the results of a paper's table or of all runs of an experiment, or record and check finished runs.
 
 Published numbers are from configs/paper and labelled "paper". All other numbers are from the runs below the
-results folder, finished or not.
+results folder, finished or not, or from a folder of recorded results, such as docs/results.
+
+--check compares the finished runs with the records of the same runs. On the same kind of machine, with the
+same versions of torch and of this package, numbers must be equal to the last digit. Otherwise, they may
+differ by four sample standard deviations over the recorded seeds or by 5%, whichever is larger. Speeds and
+runs on other data are not compared. The exit code is 1 if a number is off.
 
 examples:
   lrpe results results --table tmlr_table2 --scale mini
   lrpe results results --experiment lm/mini --format csv
+  lrpe results results --record docs/results
+  lrpe results results --check
 """
 
 import sys
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 
 from fairseq_lrpe.cli.train import parse
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
+from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
 
 SCALES = ("full", "mini")
+RECORDED = REPOSITORY / "docs/results"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -25,17 +35,37 @@ def main(arguments: list[str] | None = None) -> None:
             return
         if args.scale or args.plot_columns or overrides:
             option = "--scale" if args.scale else overrides[0] if overrides else "--plot-columns"
-            raise ValueError(f"{option} cannot be combined with --experiment, which shows every run")
-        show_experiment(args)
+            names = ("experiment", "record", "check", "write_docs")
+            used = next(name for name in names if getattr(args, name)).replace("_", "-")
+            raise ValueError(f"{option} cannot be combined with --{used}, which uses every run")
+        if args.experiment:
+            show_experiment(args)
+            return
+        if args.format or args.plot:
+            raise ValueError(f"{'--format' if args.format else '--plot'} needs --table or --experiment")
+        if args.record:
+            record(args.results, args.record)
+        elif args.check:
+            check(args.results, args.check)
+        else:
+            write_docs(args.results)
 
 
 def parser() -> ArgumentParser:
-    usage = "RESULTS (--table TABLE | --experiment EXPERIMENT) [options] [KEY=VALUE ...]"
+    usage = "RESULTS (--table TABLE | --experiment EXPERIMENT | --record FOLDER | --check [FOLDER] | "
+    usage += "--write-docs) [options] [KEY=VALUE ...]"
     parser = new_parser("lrpe results", __doc__, usage)
-    parser.add_argument("results", type=abs_path, help="folder to which the runs were written")
+    text = "folder to which the runs were written, or folder of recorded results"
+    parser.add_argument("results", type=abs_path, help=text)
     shown = parser.add_mutually_exclusive_group(required=True)
     shown.add_argument("--table", help="table to show, a file in configs/tables without .yaml")
     shown.add_argument("--experiment", help="show all runs of this experiment, such as lm/mini")
+    text = "write the numbers and curves of the finished runs to CSV files in this folder"
+    shown.add_argument("--record", type=abs_path, metavar="FOLDER", help=text)
+    text = "compare the finished runs with the recorded results in this folder (default: docs/results)"
+    shown.add_argument("--check", type=abs_path, nargs="?", const=RECORDED, metavar="FOLDER", help=text)
+    text = "write all tables with recorded runs to tables.md in RESULTS, a folder of recorded results"
+    shown.add_argument("--write-docs", action="store_true", help=text)
     text = "configuration of the table: the paper's (full, default) or a small one (mini)"
     parser.add_argument("--scale", choices=SCALES, help=text)
     formats = ("markdown", "latex", "csv")
@@ -72,3 +102,33 @@ def show_experiment(args: Namespace) -> None:
     if args.plot:
         plots.plot_curves(args.experiment, plots.experiment_lines(records), args.plot)
         print(f"{args.plot} shows the validation curves.", file=sys.stderr)
+
+
+def record(results: Path, folder: Path) -> None:
+    """Records the finished runs and exits with code 1 if some of them were not recorded."""
+    from fairseq_lrpe.experiments.reporting import recording
+
+    count, refused = recording.record(results, folder)
+    for message in refused:
+        print(f"results: not recorded: {message}", file=sys.stderr)
+    print(f"{display_path(folder)}: {count} run{'s' * (count != 1)} recorded")
+    if refused:
+        sys.exit(1)
+
+
+def check(results: Path, folder: Path) -> None:
+    """Compares the finished runs with the recorded ones and exits with code 1 if a number is off."""
+    from fairseq_lrpe.experiments.reporting import recording
+
+    lines, is_as_recorded = recording.check(results, folder)
+    print(*lines, sep="\n")
+    if not is_as_recorded:
+        sys.exit(1)
+
+
+def write_docs(folder: Path) -> None:
+    """Writes tables.md into a folder of recorded results."""
+    from fairseq_lrpe.experiments.reporting import recorded_tables
+
+    write_atomic(folder / "tables.md", recorded_tables.page(folder))
+    print(f"{display_path(folder / 'tables.md')} is up to date")

@@ -29,6 +29,15 @@ def installed_versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), "torch": str(torch.__version__), **versions}
 
 
+def processor() -> dict[str, str | int]:
+    """Returns the name of the CPU and the number of threads that torch uses."""
+    import torch  # this import takes seconds
+
+    info = Path("/proc/cpuinfo")
+    match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
+    return {"name": match[1] if match else platform.machine(), "threads": torch.get_num_threads()}
+
+
 def git_revision() -> dict[str, str | bool | None]:
     """Returns "revision" and "dirty" (whether tracked files differ from it); both are None outside of git."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

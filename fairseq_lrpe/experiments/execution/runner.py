@@ -373,6 +373,7 @@ def run_settings(job: Job) -> dict:
         "updates": job.updates,
         **asdict(job.launch),
         "gpu_names": [] if job.launch.cpu else list(gpus_here()),
+        "processor": run_directory.processor(),
         "flags": job.more,
         "config": OmegaConf.to_container(job.cfg, resolve=True),
         "starts_from": initial,

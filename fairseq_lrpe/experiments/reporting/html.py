@@ -24,7 +24,8 @@ from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
-from fairseq_lrpe.experiments.reporting.records import RunRecord, flatten, read_run
+from fairseq_lrpe.experiments.reporting.recorded import is_recorded, read_recorded
+from fairseq_lrpe.experiments.reporting.records import RunRecord, flatten, machine, read_run
 from fairseq_lrpe.experiments.reporting.renderers import TEXT_COLUMNS, Bold, Section
 from fairseq_lrpe.experiments.reporting.tables import (
     existing_overrides,
@@ -102,13 +103,14 @@ class Report:
 
 def scan(results: Path) -> Report:
     """Reads all runs below a results folder and finds their tables; raises ValueError if there is no run."""
-    folders = run_folders(results)
-    if not folders:
+    runs = read_recorded(results) if is_recorded(results) else run_folders(results)
+    if not runs:
         missing = "no folder such as lm/mini/linear_base/seed-1 with a run.json"
         raise ValueError(f"{results} has no runs ({missing}): give the folder that was passed as --results")
     console = Console(file=sys.stderr)
-    folders = track(folders, "runs", console=console)
-    report = Report(results, {folder: read_run(folder, results) for folder in folders})
+    runs = track(runs, "runs", console=console)
+    records = (run if isinstance(run, RunRecord) else read_run(run, results) for run in runs)
+    report = Report(results, {record.folder: record for record in records})
     for record in report.records.values():
         report.experiments.setdefault(record.experiment, []).append(record)
     names = [name for name in tables() if _names_any(name, report.experiments)]
@@ -224,15 +226,6 @@ def versions(settings: dict) -> str:
     """Returns the versions in a run.json as text."""
     found = settings.get("versions")
     return ", ".join(f"{name} {x}" for name, x in found.items()) if isinstance(found, dict) else "-"
-
-
-def machine(settings: dict) -> str:
-    """Returns the GPUs in a run.json, or "CPU", and the precision as text."""
-    names = settings.get("gpu_names")
-    gpus = Counter(map(str, names)) if isinstance(names, list) else {}
-    devices = ", ".join(f"{n} × {name}" for name, n in gpus.items())
-    devices = devices or ("CPU" if settings.get("cpu") else "-")
-    return " ".join(str(x) for x in (devices, settings.get("precision")) if x)
 
 
 def commit(settings: dict) -> str:

@@ -5,13 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
+from fairseq_lrpe.experiments.reporting.recorded import read_runs
+from fairseq_lrpe.experiments.reporting.records import RUN, RunRecord
 from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.run import as_text, run_folders
+from fairseq_lrpe.experiments.spec.run import as_text
 from fairseq_lrpe.experiments.spec.table import read_paper
 
-RUN = ["experiment", "attention", "method", "changes", "seed"]
-"""Columns that identify a run."""
 STATE = ["kind", "updates", "reached", "length", "unit", "state", "problem", "folder"]
 MEASUREMENT = ["evaluation", "metric", "value", "signature"]
 PUBLISHED = ["paper", "table", "row", "attention", "method", "changes", "column", "metric", "better"]
@@ -21,7 +20,8 @@ def load_results(results: str | Path) -> pd.DataFrame:
     """Loads every measurement below a results folder, one per line; raises ValueError if it does not exist.
 
     Args:
-        results: the folder to which ``lrpe train`` or ``lrpe table`` wrote (``--results``).
+        results: the folder to which ``lrpe train`` or ``lrpe table`` wrote (``--results``), or a folder of
+            recorded results (``lrpe results --record``), such as docs/results.
 
     Returns:
         A DataFrame with the columns
@@ -35,22 +35,14 @@ def load_results(results: str | Path) -> pd.DataFrame:
         - length, unit: the planned length of the training, such as 400 and "updates"
         - state: finished, running, stopped, failed or damaged
         - problem: why a damaged run cannot be read
-        - folder: the run's folder
+        - folder: the run's folder, which does not exist for recorded runs
 
     Example::
 
         results = fairseq_lrpe.load_results("results")
         results.query("metric == 'perplexity'").groupby(["experiment", "method"])["value"].mean()
     """
-    results = Path(results).absolute()
-    check_folder(results)
-    return measurements(read_run(folder, results) for folder in run_folders(results))
-
-
-def check_folder(results: Path) -> None:
-    """Raises ValueError if the results folder does not exist."""
-    if not results.is_dir():
-        raise ValueError(f"the results folder {results} does not exist")
+    return measurements(read_runs(Path(results).absolute()))
 
 
 def measurements(records: Iterable[RunRecord]) -> pd.DataFrame:

@@ -1,7 +1,9 @@
 """Reads run folders: the settings, progress and measurements of runs."""
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +15,11 @@ from urllib.parse import unquote
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
 from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
-from fairseq_lrpe.experiments.spec.run import RECORDS, experiment_of
+from fairseq_lrpe.experiments.spec.run import RECORDS, Run, experiment_of
+from fairseq_lrpe.methods import canonical
+
+RUN = ["experiment", "attention", "method", "changes", "seed"]
+"""Columns of a DataFrame that identify a run."""
 
 ERROR = re.compile(r"[\w.]*(Error|Exception)\b|fairseq_lrpe: ")  # last line of a failed command's log
 LOG_TAIL = 4096  # bytes of a log that are searched for its last line
@@ -41,8 +47,15 @@ class RunRecord:
     reached: int | None = None  # completed number of updates
     length: float | None = None  # planned length of the training in ``unit``
     unit: str | None = None  # "updates" or "epochs"
+    seconds: float = math.nan  # sum of fairseq's train_wall over the epochs
     curve: dict[int, float] = field(default_factory=dict)  # {updates: value of the kind's curve}
     values: dict[str, dict] = field(default_factory=dict)  # {evaluation: {metric: value}}
+
+    @property
+    def run(self) -> Run:
+        """The run, with the canonical name of its method."""
+        changes = tuple(tuple(text.split("=", 1)) for text in self.changes)
+        return Run(self.experiment, self.attention, canonical(self.method), self.seed, changes)
 
     @property
     def label(self) -> str:
@@ -152,13 +165,43 @@ def _read_measurements(record):
     reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
     # The curve of a run that chooses among trials is that of its best trial.
     best = (folder / evaluation["checkpoint"]).parents[1] if "checkpoint" in evaluation else folder
-    validations = [entry for entry in read_lines(best / "log.jsonl") if entry["kind"] == "valid"]
+    trained = read_lines(best / "log.jsonl")
+    validations = [entry for entry in trained if entry["kind"] == "valid"]
+    # An epoch that ended just before fairseq was killed has no time, and the sum is then NaN.
+    seconds = [entry.get("train_train_wall", math.nan) for entry in trained if entry["kind"] == "train"]
+    record.seconds = float(sum(seconds)) if seconds else math.nan
     if kind.curve is not None:
         key, factor = kind.curve.key, kind.curve.factor
         points = {int(entry["valid_num_updates"]): entry[key] for entry in validations if key in entry}
         record.curve = {updates: factor * float(value) for updates, value in points.items()}
     record.kind, record.updates, record.reached = kind, updates, max(reached, default=0)
     record.length, record.unit, record.values = length, unit, values
+
+
+def machine(settings: dict) -> str:
+    """Returns the GPUs in a run.json, or the CPU and its threads, and the precision as text.
+
+    The settings of recorded results already have this text as "machine".
+    """
+    if isinstance(settings.get("machine"), str):
+        return settings["machine"]
+    names, nodes = settings.get("gpu_names"), settings.get("nodes") or 1
+    names = names[: settings.get("gpus") or None] if isinstance(names, list) else []
+    gpus = Counter(re.sub(r" \(cuda:\d+\)$", "", str(name)) for name in names)
+    devices = ", ".join(f"{n * nodes} × {name}" for name, n in gpus.items())
+    return " ".join(str(x) for x in (devices or _cpu(settings), settings.get("precision")) if x)
+
+
+def _cpu(settings):
+    """Returns the CPU in a run.json as text; runs without "processor" were trained by an earlier version."""
+    if not settings.get("cpu"):
+        return "-"
+    found, processes = settings.get("processor"), (settings.get("gpus") or 1) * (settings.get("nodes") or 1)
+    if not isinstance(found, dict):
+        return "CPU"
+    threads = f"{found.get('threads')} thread{'s' * (found.get('threads') != 1)}"
+    each = f"{processes} processes with {threads} each" if processes > 1 else threads
+    return f"CPU ({found.get('name')}, {each})"
 
 
 def flatten(content: object, key: str = "") -> Iterator[tuple[str, str]]:

@@ -5,7 +5,7 @@ In this module, ``sections`` contain a string for each line of text, and a :clas
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import pandas as pd
@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 TEXT_COLUMNS = ("attention", "method", "changes", "state", "setting", "evaluation", "metric")
+TEXT_COLUMNS += ("table", "scale")
 """Columns that are aligned to the left; all others contain numbers."""
 
 
@@ -60,8 +61,8 @@ def show_rich(sections: Iterable[str | Section]) -> None:
         console.print(table)
 
 
-def show_markdown(sections: Iterable[str | Section]) -> None:
-    """Prints sections as Markdown."""
+def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
+    """Yields the lines of sections as Markdown."""
 
     def escape(cell):
         text = cell.replace("|", r"\|")
@@ -69,15 +70,21 @@ def show_markdown(sections: Iterable[str | Section]) -> None:
 
     for section in sections:
         if isinstance(section, str):
-            print(section + "  ")  # two spaces at the end are a line break in Markdown
+            yield section + "  "  # two spaces at the end are a line break in Markdown
             continue
         header = list(section.frame.columns)
-        print(f"\n{section.title}\n" if section.title else "")
-        print(f"| {' | '.join(map(escape, header))} |")
-        print(f"|{'|'.join(':--' if name in TEXT_COLUMNS else '--:' for name in header)}|")
+        yield f"\n{section.title}\n" if section.title else ""
+        yield f"| {' | '.join(map(escape, header))} |"
+        yield f"|{'|'.join(':--' if name in TEXT_COLUMNS else '--:' for name in header)}|"
         for row, _ in section.lines():
-            print(f"| {' | '.join(map(escape, row))} |")
-        print()
+            yield f"| {' | '.join(map(escape, row))} |"
+        yield ""
+
+
+def show_markdown(sections: Iterable[str | Section]) -> None:
+    """Prints sections as Markdown."""
+    for line in markdown(sections):
+        print(line)
 
 
 LATEX = {character: f"\\{character}" for character in "&%_#${}"}

@@ -16,10 +16,11 @@ from fairseq_lrpe.experiments.reporting.aggregate import (
     summarize,
     summarize_runs,
 )
-from fairseq_lrpe.experiments.reporting.measurements import check_folder, measurements
+from fairseq_lrpe.experiments.reporting.measurements import measurements
+from fairseq_lrpe.experiments.reporting.recorded import is_recorded, read_runs
 from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
-from fairseq_lrpe.experiments.spec.run import RECORDS, experiment_of, run_folders
+from fairseq_lrpe.experiments.spec.run import run_folders
 from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.methods import canonical
 
@@ -34,11 +35,8 @@ def collect(table: Table, results: Path) -> pd.DataFrame:
 
 def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
     """Reads the existing runs of a table; damaged runs are reported on stderr."""
-    check_folder(results)
     runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
-    folders = dict.fromkeys(run.folder(results) for run in runs)
-    started = (folder for folder in folders if any((folder / name).exists() for name in RECORDS))
-    records = [read_run(folder, results) for folder in started]
+    records = read_runs(results, list(dict.fromkeys(run.folder(results) for run in runs)))
     for record in records:
         if record.problem is not None:
             message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
@@ -215,13 +213,14 @@ def _differences(summary):
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     """Reads all runs of an experiment, whose YAML file may be missing; raises ValueError without runs."""
-    check_folder(results)
-    folders = run_folders(results / experiment, Path())
-    if not folders:
-        names = dict.fromkeys(str(experiment_of(folder, results)) for folder in run_folders(results))
+    folders = None if is_recorded(results) else run_folders(results / experiment, Path())
+    name = Path(experiment).as_posix()
+    records = [record for record in read_runs(results, folders) if record.experiment == name]
+    if not records:
+        names = dict.fromkeys(record.experiment for record in read_runs(results))
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
         raise ValueError(f"{results} has no run of the experiment {experiment!r}: {existing}")
-    return [read_run(folder, results) for folder in folders]
+    return records
 
 
 def show_experiment(experiment: str, results: pd.DataFrame, format: str | None = None) -> None:

@@ -353,7 +353,7 @@ def test_a_real_run(translating):
     assert "mt/multi30k" in shown.text() and "validation perplexity" in "".join(shown.texts["script"][1:])
     [[versions, machine, _, n]] = shown.table("versions", "machine", "commit", "runs")
     settings = json.loads((folder / "run.json").read_text())
-    assert f"torch {settings['versions']['torch']}" in versions and machine == "CPU fp32" and n == "1"
+    assert f"torch {settings['versions']['torch']}" in versions and machine.startswith("CPU (") and n == "1"
     (results / "report.html").unlink()
 
 

@@ -1,0 +1,334 @@
+"""Recorded results: writing, reading, checking runs against them, and the page that is made from them."""
+
+import json
+import math
+import shutil
+import subprocess
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+from tiny import REPOSITORY, run_here
+
+import fairseq_lrpe
+from fairseq_lrpe.cli import quickstart, results
+from fairseq_lrpe.experiments.reporting import recorded_tables
+from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS
+from fairseq_lrpe.experiments.reporting.records import machine
+from fairseq_lrpe.experiments.spec import experiment as experiments
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+
+CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
+CPU["processor"] = {"name": "Toy CPU", "threads": 1}
+VERSIONS = {"torch": "2.0", "fairseq_lrpe": "0.1.0"}
+PERPLEXITY = 100 / 3  # its decimal representation has 17 digits
+RUN = "lm/mini/linear_rope/seed-1"
+
+
+def write(folder, perplexity=PERPLEXITY, method="rope", seed=1, points=25, **changed):
+    """Writes a finished run of lm/mini; ``changed`` replaces values in run.json."""
+    path = folder / f"lm/mini/linear_{method}/seed-{seed}"
+    path.mkdir(parents=True, exist_ok=True)
+    config = OmegaConf.to_container(Experiment.load("lm/mini").cfg, resolve=True)
+    run = {"kind": "language_modeling", "updates": 400, "config": config, "flags": [], **CPU}
+    run |= {"data": {"train.bin": 9}, "versions": VERSIONS, "git": {"revision": "0" * 40, "dirty": True}}
+    (path / "run.json").write_text(json.dumps(run | changed))
+    log = [{"kind": "valid", "valid_num_updates": 16 * n, "valid_ppl": 400 / n} for n in range(1, points + 1)]
+    log += [{"kind": "train", "train_num_updates": 200 * n, "train_train_wall": 30} for n in (1, 2)]
+    (path / "log.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in log))
+    flags = {"tokens_per_sample": 256, "sample_break_mode": "none", "context_window": 0}
+    settings = {"checkpoint": "checkpoint_best.pt", **flags}
+    evaluations = {
+        split: {"settings": {**settings, "split": split}, "perplexity": perplexity + (split == "test")}
+        for split in ("valid", "test")
+    }
+    evaluations["training"] = {"tokens_per_second": 10.0 * seed}
+    record = {"evaluations": evaluations, "finished": "2020-01-02T03:04:05+00:00"}
+    (path / "evaluation.json").write_text(json.dumps(record))
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A results folder with three seeds of one method and one of another."""
+    for seed in (1, 2, 3):
+        write(tmp_path / "results", PERPLEXITY + seed, seed=seed)
+    write(tmp_path / "results", method="base")
+    return tmp_path / "results"
+
+
+@pytest.fixture
+def records(folder, tmp_path):
+    """A folder with the recorded results of ``folder``."""
+    assert call(folder, "--record", tmp_path / "records").returncode == 0
+    return tmp_path / "records"
+
+
+def call(*words):
+    return run_here(results.main, *words)
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.csv")}
+
+
+def check(folder, records):
+    done = call(folder, "--check", records)
+    return done.returncode, done.stdout.splitlines()
+
+
+# --- writing ----------------------------------------------------------------------------------------
+
+
+def test_a_second_record_changes_nothing(folder, records):
+    before = content(records)
+    assert call(folder, "--record", records).returncode == 0 and content(records) == before
+    assert {str(path) for path in before} == {"measurements.csv", "curves/lm-mini.csv"}
+
+
+def test_lines(records):
+    lines = pd.read_csv(records / "measurements.csv", float_precision="round_trip", dtype={"torch": str})
+    assert list(lines.columns) == MEASUREMENTS and len(lines) == 4 * 3  # nats and loss were not measured
+    line = lines.query("method == 'base' and evaluation == 'valid'").iloc[0]
+    assert line["value"] == PERPLEXITY and line["seconds"] == 60 and line["updates"] == 400
+    assert line["machine"] == "CPU (Toy CPU, 1 thread) fp32" and line["date"] == "2020-01-02"
+    assert (line["package"], line["torch"]) == ("0.1.0", "2.0")
+    assert line["commit"] == "000000000000 with changes"
+    points = pd.read_csv(records / "curves/lm-mini.csv").query("method == 'base'")
+    assert len(points) == 20 and (points["updates"].min(), points["updates"].max()) == (16, 400)
+
+
+def test_a_later_record_replaces_only_its_runs(records, tmp_path):
+    before = (records / "measurements.csv").read_text().splitlines()
+    write(tmp_path / "other", math.nan, seed=2, points=3)
+    call(tmp_path / "other", "--record", records)
+    after = (records / "measurements.csv").read_text().splitlines()
+    changed = [line for line in after if line not in before]
+    assert len(after) == len(before) and len(changed) == 2 and all(",rope,,2," in line for line in changed)
+    points = pd.read_csv(records / "curves/lm-mini.csv").groupby(["method", "seed"]).size()
+    assert points.to_dict() == {("base", 1): 20, ("rope", 1): 20, ("rope", 2): 3, ("rope", 3): 20}
+
+
+def test_runs_with_other_settings_are_refused(folder, tmp_path):
+    config = json.loads((folder / RUN / "run.json").read_text())["config"]
+    different = {
+        2: {"config": {**config, "train": {**config["train"], "lr": 0.1}}},
+        3: {"flags": ["--fp16"]},
+        4: {"config": {**config, "starts_from": "other.pt"}},
+        5: {"config": "x"},
+    }
+    for seed, changed in different.items():
+        write(folder, seed=seed, **changed)
+    path = folder / RUN / "evaluation.json"
+    path.write_text(path.read_text().replace('"context_window": 0', '"context_window": 9'))
+    (folder / RUN.replace("1", "6")).mkdir()
+    (folder / RUN.replace("1", "6") / "run.json").write_text("{")
+    done = call(folder, "--record", tmp_path / "records")
+    assert done.returncode == 1 and done.stdout.endswith("records: 1 run recorded\n")
+    expected = ["valid: context_window was 9, now 0", "train.lr was 0.1, now 0.005", "flags of fairseq-train"]
+    expected += ["starts_from was other.pt, now None", "damaged", "damaged"]
+    for seed, (line, part) in enumerate(zip(done.stderr.splitlines(), expected, strict=True), 1):
+        assert f"linear_rope/seed-{seed} " in line and part in line
+
+
+def test_ambiguous_runs_are_refused(folder, records):
+    before = content(records)
+    write(folder, method="tmlr_type2")
+    write(folder, method="iclr_type2")
+    done = call(folder, "--record", records)
+    assert done.returncode == 1 and "is the same run as" in done.stderr
+    shutil.rmtree(folder / "lm/mini/linear_iclr_type2")
+    write(folder, method="tmlr_type2", data={"train.bin": 8})
+    done = call(folder, "--record", records)
+    assert done.returncode == 1 and "were trained on different data" in done.stderr
+    assert content(records) == before
+
+
+@pytest.mark.parametrize(
+    "settings, expected",
+    [
+        ({**CPU, "gpus": 2}, "CPU (Toy CPU, 2 processes with 1 thread each) fp32"),
+        ({**CPU, "processor": None}, "CPU fp32"),
+        (
+            {"gpus": 2, "precision": "fp16", "gpu_names": ["A (cuda:0)", "A (cuda:1)", "B"]},
+            "2 × A fp16",
+        ),
+        ({"gpus": 1, "nodes": 2, "precision": "fp16", "gpu_names": ["A (cuda:0)"]}, "2 × A fp16"),
+    ],
+)
+def test_machine(settings, expected):
+    assert machine(settings) == expected
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def test_records_are_read_like_runs(folder, records):
+    ours, theirs = (fairseq_lrpe.load_results(x).drop(columns="folder") for x in (records, folder))
+    keys = ["method", "seed", "evaluation"]
+    ours, theirs = (x.sort_values(keys).reset_index(drop=True) for x in (ours, theirs))
+    pd.testing.assert_frame_equal(ours, theirs)
+    for words in (["--table", "tmlr_table2", "--scale", "mini"], ["--experiment", "lm/mini"]):
+        ours, theirs = (call(x, *words, "--format", "csv") for x in (records, folder))
+        assert ours.returncode == 0 and sorted(ours.stdout) == sorted(theirs.stdout)
+
+
+@pytest.mark.parametrize(
+    "old, new, problem",
+    [
+        ("torch,machine", "torch,computer", "the columns are not"),
+        (",60.0,", ",sixty,", "could not convert"),
+        (",rope,,2,", ",rope,,1,", "rope, 1, test, perplexity occurs twice"),
+        (
+            "language_modeling,400",
+            "language_modeling,401",
+            "columns of lm/mini/linear_base/seed-1 are",
+        ),
+        ("language_modeling", "poetry", "unknown kind 'poetry'"),
+        (",2020-01-02\n", "\n", "line 2 is incomplete"),
+    ],
+)
+def test_damaged_records(old, new, problem, folder, records):
+    path = records / "measurements.csv"
+    count = -1 if new == "poetry" or "rope" in new else 1
+    path.write_text(path.read_text().replace(old, new, count))
+    for words in ([folder, "--check", records], [records, "--experiment", "lm/mini"]):
+        done = call(*words)
+        [line] = done.stderr.splitlines()
+        assert done.returncode == 1 and f"{path} is damaged (" in line and problem in line
+    path.write_text(path.read_text()[:-5])
+    assert "the last line is incomplete" in call(folder, "--record", records).stderr
+
+
+def test_records_of_changed_experiments_are_omitted(folder, records, tmp_path, monkeypatch):
+    shutil.copytree(experiments.CONFIGS, tmp_path / "configs")
+    monkeypatch.setattr(experiments, "CONFIGS", tmp_path / "configs")
+    path = tmp_path / "configs/lm/mini.yaml"
+    path.write_text(path.read_text().replace("lr: 5e-3", "lr: 6e-3"))
+    loaded = fairseq_lrpe.load_results(records)
+    assert set(loaded["state"]) == {"damaged"} and loaded["value"].isna().all()
+    assert "in configs have changed since" in loaded["problem"].iloc[0]
+    assert "no run of the table" in call(records, "--table", "tmlr_table2", "--scale", "mini").stderr
+    code, [line] = check(folder, records)
+    assert (
+        code == 0 and line.startswith("0 of 4 runs as recorded; 4 not compared: ") and "lr was 0.005" in line
+    )
+
+
+# --- the check --------------------------------------------------------------------------------------
+
+
+def test_equal_runs_are_as_recorded(folder, records):
+    write(folder, method="nope")
+    summary = "4 of 5 runs as recorded; 1 without a record: lm/mini/linear_nope/seed-1"
+    assert check(folder, records) == (0, [summary])
+
+
+def test_numbers_must_be_equal_on_the_same_machine(folder, records):
+    ours = math.nextafter(PERPLEXITY + 1, 99)
+    write(folder, ours)
+    code, lines = check(folder, records)
+    assert code == 1 and lines[-1] == f"3 of 4 runs as recorded; 1 off: {RUN}"
+    expected = f"{RUN}: valid perplexity is {ours!r}, recorded {PERPLEXITY + 1!r} (difference +7.1"
+    assert lines[0].startswith(expected) and "equality is expected" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"versions": {**VERSIONS, "torch": "2.1"}},
+        {"versions": {**VERSIONS, "fairseq_lrpe": "0.2"}},
+        {"processor": {"name": "Toy CPU", "threads": 2}},
+        {"cpu": False, "gpus": 1, "gpu_names": ["A (cuda:0)"]},
+    ],
+)
+def test_other_machines_may_differ_by_the_spread(changed, folder, records):
+    write(folder, PERPLEXITY + 1 - 3.99, **changed)  # the standard deviation of the seeds is 1
+    write(folder, 1.049 * PERPLEXITY, "base", **changed)
+    assert check(folder, records) == (0, ["4 of 4 runs as recorded"])
+    write(folder, PERPLEXITY + 1 + 4.01, **changed)
+    write(folder, 1.06 * PERPLEXITY, "base", **changed)
+    code, lines = check(folder, records)
+    assert code == 1 and lines[-1] == f"2 of 4 runs as recorded; 2 off: lm/mini/linear_base/seed-1, {RUN}"
+    assert len(lines) == 5 and lines[-2].endswith("(difference +4.01; allowed is 4)")
+
+
+def test_an_unknown_cpu_is_not_the_same_machine(folder, tmp_path):
+    write(folder, processor=None)
+    call(folder, "--record", tmp_path / "records")
+    write(folder, PERPLEXITY + 0.1, processor=None)
+    assert check(folder, tmp_path / "records") == (0, ["4 of 4 runs as recorded"])
+
+
+def test_diverged_runs(folder, tmp_path):
+    write(folder, math.nan)
+    call(folder, "--record", tmp_path / "records")
+    assert check(folder, tmp_path / "records")[0] == 0
+    write(folder, PERPLEXITY, versions={})
+    assert check(folder, tmp_path / "records")[0] == 1
+
+
+def test_runs_on_other_data_are_not_off(folder, records):
+    write(folder, 1.0, data={"train.bin": 10})
+    code, [line] = check(folder, records)
+    assert code == 0 and line == f"3 of 4 runs as recorded; 1 on other data: {RUN}"
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            ["{folder}", "--check", "{folder}"],
+            "has no measurements.csv, which `lrpe results",
+        ),
+        (["{folder}", "--write-docs"], "has no measurements.csv"),
+        (["{records}", "--record", "{records}"], "contains recorded results"),
+        (["{records}", "--check", "{records}", "--scale", "mini"], "--scale cannot be combined with --check"),
+        (["{records}", "--write-docs", "--format", "csv"], "--format needs --table or --experiment"),
+    ],
+)
+def test_invalid_calls(words, message, folder, records):
+    done = call(*(word.format(folder=folder, records=records) for word in words))
+    assert done.returncode == 1 and message in done.stderr.splitlines()[-1] and not done.stdout
+
+
+@pytest.mark.parametrize("words", [[], ["--updates", "9"], ["--data", "x"]])
+def test_the_quickstart_ends_with_the_check(words, folder, records, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0))
+    monkeypatch.setattr(quickstart.table, "main", lambda words: None)
+    monkeypatch.setattr(quickstart, "RECORDED", records)
+    planned = Experiment.load("lm/mini").runs("linear", "rope", [1, 2])
+    monkeypatch.setattr(quickstart, "Table", lambda name: SimpleNamespace(runs=lambda: planned))
+    done = run_here(quickstart.main, "--out", folder, *words)
+    last = done.stdout.splitlines()[-1]
+    assert done.returncode == 0 and (last == "2 of 2 runs as recorded") == (not words)
+
+
+# --- the page ---------------------------------------------------------------------------------------
+
+
+def test_the_page_agrees_with_the_records():
+    """If this test fails, run `lrpe results docs/results --write-docs`."""
+    folder = REPOSITORY / "docs/results"
+    assert (folder / "tables.md").read_text() == recorded_tables.page(folder)
+
+
+def test_page(records, monkeypatch):
+    monkeypatch.setattr(recorded_tables, "tables", lambda: ["quickstart", "tmlr_table2"])
+    (records / "notes").mkdir()
+    (records / "notes/tmlr_table2.md").write_text("Our commentary.\n")
+    assert call(records, "--write-docs").returncode == 0
+    text = (records / "tables.md").read_text()
+    assert "| [tmlr_table2](#tmlr_table2-mini) | mini | 4 of 24 | 0 to 3 of 3 |" in text
+    assert "| quickstart | full | 0 of 4 | 0 of 1 |" in text and "## quickstart" not in text
+    _, section = text.split("## tmlr_table2 (mini)\n")
+    assert "| linear | RoPE | 33.36 ± 0.20 | 35.33 ± 1.00 (3) |" in section
+    assert section.endswith("\n\nOur commentary.\n")
+    (records / "notes/tmlr_table22.md").touch()
+    assert "unknown table (did you mean 'tmlr_table2'?)" in call(records, "--write-docs").stderr
+    (records / "notes/tmlr_table22.md").unlink()
+    path = records / "measurements.csv"
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    text = recorded_tables.page(records)
+    assert "0 of 24" in text and text.endswith("No recorded runs.  \n\nOur commentary.\n")
