@@ -96,6 +96,7 @@ ROWS = {
     "sudo apt install *": Row(checked=check_apt),
     "pip install *": Row(checked=check_pip),
     "bash scripts/setup_env.sh": Row("--dry-run"),
+    "bash scripts/setup_env.sh --torch cu126": Row("--dry-run"),
     "bash scripts/gpu_check.sh*": Row("--out README.md", refused="not a writable folder"),
     "bash scripts/quickstart.sh": Row("--data missing", refused="missing"),
     "bash scripts/test.sh*": Row("--version"),  # pytest checks the other options first
@@ -184,7 +185,9 @@ ROWS = {
     PREPARE + "glue*": Row("--from missing --out prepared_glue", refused="missing"),
     # single runs
     "bash scripts/train.sh *": Row("--dry-run"),
-    "bash scripts/train.sh * --launcher slurm *": Row("--slurm time=x", refused="must be a time limit"),
+    "bash scripts/train.sh lm/wikitext103 tmlr_type1 --launcher slurm *": Row(
+        refused="wikitext103 is skipped"
+    ),
     "bash scripts/train.sh glue/wikibook *": Row("--dry-run", refused="does not exist"),
     "bash scripts/train.sh lm/mini shaw --attention softmax train.shaw_k=4": Row(
         after=(PREPARE + "wikitext_mini",)
@@ -227,9 +230,15 @@ ROWS = {
     # tables
     "bash scripts/table.sh": Row(),
     "bash scripts/table.sh *": Row("--dry-run --only rope"),
-    "bash scripts/table.sh * --launcher slurm *": Row("--slurm time=x", refused="must be a time limit"),
-    "bash scripts/table.sh * --status": Row("--max-jobs 0", refused="must be a whole number"),
-    "bash scripts/table.sh * --cancel": Row("--max-jobs 0", refused="must be a whole number"),
+    "bash scripts/table.sh tmlr_table2 --launcher slurm *": Row(refused="wikitext103 is skipped"),
+    "bash scripts/table.sh tmlr_table1 --estimate": Row("--only rope"),
+    "bash scripts/table.sh tmlr_table2 --estimate *": Row("--only rope"),
+    "bash scripts/table.sh tmlr_table2 --scale mini --estimate *": Row(
+        "--only rope", after=(PREPARE + "wikitext_mini",)
+    ),
+    "bash scripts/train.sh lm/wikitext103 tmlr_type1 --estimate *": Row(),
+    "bash scripts/table.sh tmlr_table2 --status": Row("--dry-run", refused="--dry-run cannot be combined"),
+    "bash scripts/table.sh tmlr_table2 --cancel": Row("--dry-run", refused="--dry-run cannot be combined"),
     "bash scripts/table.sh lfhc_table*": Row("--dry-run --only gcdf"),
     "bash scripts/table.sh lfhc_table5 *": Row("--dry-run --only lfhc"),
     "bash scripts/table.sh tmlr_table2 --scale mini --only *": Row("--dry-run"),
