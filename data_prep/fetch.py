@@ -1,8 +1,9 @@
 """Verified downloads from mirrors, and reading and unpacking of archives.
 
 ``SOURCES`` is the content of sources.yaml. The ``facts`` of a file are its ``size`` in bytes, its ``sha256``,
-and its ``mirrors``, which are base URLs to which the file's name is appended. Downloads are our own
-code because pooch cannot resume a partial file and huggingface_hub only downloads from its hub.
+and its ``mirrors``, which are base URLs to which the file's name is appended. This module
+implements downloads itself, because pooch cannot resume a partial download and huggingface_hub downloads only
+from the Hugging Face Hub.
 """
 
 import contextlib
@@ -178,7 +179,7 @@ def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tup
     """Yields (match, content) of each file whose path matches a pattern, in a folder or an archive.
 
     Raises:
-        FetchError: If no file matches, or the archive is damaged.
+        FetchError: If ``source`` is missing, no file matches, or the archive is damaged.
         ValueError: If a file exceeds ``limit`` bytes.
     """
     if not (source.is_dir() or source.is_file()):

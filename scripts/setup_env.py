@@ -114,7 +114,7 @@ def main():
         return print(f"environment ready: {ENV}")
     is_users = ENV.resolve() != (ROOT / ".venv").resolve()
     if (is_users or PYTHON.exists()) and not (PACKAGES.exists() and (ENV / "pyvenv.cfg").exists()):
-        raise RuntimeError(f"{ENV} has no Python 3.11 or 3.12: deactivate or remove it")
+        raise RuntimeError(f"{ENV} is not a virtual environment of this Python: deactivate or remove it")
     gpus = find_gpus(requested)
     version = choose_version(requested, gpus, current)
     if is_users and current not in (None, version):

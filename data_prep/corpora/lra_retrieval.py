@@ -42,7 +42,7 @@ class Papers(Labelled):
         print(f"Checking {args.source}", flush=True)
         for split in SPLITS:
             if not sum(1 for _ in self.pairs(args, split)):
-                raise ValueError(f"{args.source} has no pairs for {split}")
+                raise ValueError(f"{args.source} has no pairs for {split}: expected {self.accepts}")
 
     def pairs(self, args: Namespace, split: str) -> Iterator[tuple[bytes, bytes, int]]:
         """Yields (first text, second text, label) for each pair of a split."""

@@ -61,8 +61,9 @@ class SelfAttention(nn.Module):
             v: values (B, H, Lk, d).
             key_padding_mask: (B, Lk), True at padding, or None.
             past: the ``past`` that the previous call returned, or None.
-            q_offset: position of the first query.
-            k_offset: position of the first key, which is the number of positions in ``past``.
+            q_offset: position of the first query, or the :class:`PositionIndex` of all tokens.
+            k_offset: position of the first key, or the same :class:`PositionIndex`. It is the number of
+                positions in ``past``, unless :meth:`restart_positions` has reset it to 0.
             return_state: whether the caller uses the returned ``past``.
             input_features: the encoding's ``input_features`` for these keys, or None.
 

@@ -90,7 +90,10 @@ def measure(
 
 
 def measure_all() -> dict[tuple[str, str], list[tuple[float, float]]]:
-    """Returns {(grid, padding): [(mean, standard deviation) of R² over STACKS stacks] for DEPTHS layers}."""
+    """Measures R² for each grid and padding.
+
+    Returns {(grid, padding): [(mean, standard deviation) for each depth]} over ``STACKS`` random stacks.
+    """
     results = {}
     cases = [(grid, padding) for grid in GRIDS for padding in PADDINGS]
     for grid, padding in track(cases, "paddings", transient=True):

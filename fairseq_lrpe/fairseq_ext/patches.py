@@ -146,9 +146,10 @@ def _save_on_signal(received, validate_and_save, cfg, trainer, task, epoch_itr, 
 
 
 def _with_blocked_signals(iterate, self):
-    """Starts the workers of a DataLoader with blocked signals, so that they survive until the checkpoint.
+    """Starts the workers of a DataLoader with blocked ``SAVE_SIGNALS``, so that they survive the checkpoint.
 
-    multiprocessing terminates remaining workers at exit by a signal that is blocked then.
+    At exit, multiprocessing stops remaining workers with SIGTERM, which these workers block. Therefore,
+    ``_kill_workers`` stops them first.
     """
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # the last function that is registered is called first

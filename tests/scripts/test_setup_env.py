@@ -191,7 +191,10 @@ def test_environment_of_another_python_is_rejected(machine):
     (machine.root / ".venv" / "bin").mkdir(parents=True)
     machine.python("python", "3.13")
     (machine.bin / "python").rename(machine.root / ".venv" / "bin" / "python")
-    assert f"{machine.root}/.venv has no Python 3.11 or 3.12: deactivate or remove" in machine.run().stderr
+    assert (
+        f"{machine.root}/.venv is not a virtual environment of this Python: deactivate or remove"
+        in machine.run().stderr
+    )
     assert f"{machine.root}/own has no Python" in machine.run(VIRTUAL_ENV=f"{machine.root}/own").stderr
 
 

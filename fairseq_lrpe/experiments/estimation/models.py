@@ -52,7 +52,13 @@ class SizedDictionary(Dictionary):
 
 @dataclass(frozen=True, eq=False)
 class BuiltModel:
-    """A model on the meta device, the settings of its task and of itself, and the loss's label smoothing."""
+    """A model on the meta device.
+
+    Args:
+        task: the settings of its task.
+        settings: the settings of the model.
+        label_smoothing: the label smoothing of the loss.
+    """
 
     model: nn.Module
     task: Namespace

@@ -134,7 +134,10 @@ def show_estimate(jobs: list[Job], card: str) -> None:
 
 
 def make_groups(jobs: list[Job]) -> list[Group]:
-    """Returns the trainings in groups; runs that choose among trials are not trainings themselves."""
+    """Groups the trainings that differ only in their seeds and in ``NEUTRAL`` settings.
+
+    A run that chooses the best of several trials is not counted itself, but its trials are.
+    """
     trials = {job.run: job.trials() for job in jobs}
     chosen = {trial.run: 1 / len(among) for among in trials.values() for trial in among}
     every = (*jobs, *(trial for among in trials.values() for trial in among))

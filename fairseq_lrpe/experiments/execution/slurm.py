@@ -198,7 +198,7 @@ class SlurmLauncher:
                         return found.id
                     continue
                 discard_submission(folder)
-                raise ValueError(f"sbatch rejects {job.run}: {message}") from None
+                raise ValueError(f"sbatch failed for {job.run}: {message}") from None
         raise AssertionError("unreachable")
 
 

@@ -77,7 +77,7 @@ def finished_runs(
             if record.problem is not None:
                 raise ValueError(f"damaged: {record.problem}")
             if different := differences(record, current.job(record.run)):
-                raise ValueError(f"other settings than in configs: {'; '.join(different)}")
+                raise ValueError(f"its settings differ from those in configs: {'; '.join(different)}")
             lines = _lines(record, current.digests(record.run))
         except ValueError as error:
             refused.append(f"{record.folder.relative_to(results)} ({error})")

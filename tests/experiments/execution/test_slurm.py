@@ -179,11 +179,11 @@ def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_
     "more, problem",
     [
         (["--slurm", "partition=none"], "Invalid partition name specified"),
-        (["--gpus", "64"], "sbatch rejects"),
+        (["--gpus", "64"], "sbatch failed for"),
         (["--slurm", "partition"], "must be KEY=VALUE, such as partition=gpu"),
         (["--slurm", "comment=x"], "lrpe sets this option of sbatch itself"),
         (["--slurm", "time=soon"], "must be a time limit of SLURM, such as 24:00:00"),
-        (["--slurm", "no-such-option=1"], "sbatch rejects"),
+        (["--slurm", "no-such-option=1"], "sbatch failed for"),
     ],
 )
 def test_rejected_submission_leaves_nothing(more, problem, environment, data_bin, tmp_path):

@@ -81,7 +81,8 @@ class Glue(Kind):
         if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):
             trained, requested = f"{method} in {attention}", f"{job.run.method} in {job.run.attention}"
             raise ValueError(
-                f"{job.starts_from} was trained with {trained} attention, not {requested} attention"
+                f"{job.starts_from} was trained with {trained} attention, not {requested} attention: "
+                "select the method of this checkpoint"
             )
         dictionary = self.folder(cfg) / "input0" / "dict.txt"
         types = layout.vocabulary_size(dictionary) + 1  # with <mask>
