@@ -195,7 +195,10 @@ def test_environment_of_another_python_is_rejected(machine):
         f"{machine.root}/.venv is not a virtual environment of this Python: deactivate or remove"
         in machine.run().stderr
     )
-    assert f"{machine.root}/own has no Python" in machine.run(VIRTUAL_ENV=f"{machine.root}/own").stderr
+    assert (
+        f"{machine.root}/own is not a virtual environment"
+        in machine.run(VIRTUAL_ENV=f"{machine.root}/own").stderr
+    )
 
 
 def test_environment_without_settings_is_rejected(machine):
