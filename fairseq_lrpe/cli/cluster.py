@@ -37,7 +37,7 @@ def is_requested(args: Namespace) -> bool:
     for name in ("slurm", "max_jobs", "wait"):
         if getattr(args, name) and not requested:
             raise ValueError(f"--{name.replace('_', '-')} needs --launcher slurm")
-    if args.nodes > 1 and not (requested or getattr(args, "rendezvous", None)):
+    if args.nodes > 1 and not (requested or hasattr(args, "rendezvous")):
         raise ValueError("--nodes needs --launcher slurm")
     if args.dry_run and requested:
         raise ValueError("--dry-run cannot be combined with the options of a cluster")

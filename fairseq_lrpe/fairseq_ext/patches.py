@@ -65,7 +65,7 @@ def apply(
     _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
     # fairseq loses all updates since its last checkpoint when a cluster stops it.
     for name in ("__main__", "fairseq_cli.train"):  # torchrun runs the module as __main__
-        if is_fairseq_command() and hasattr(sys.modules.get(name), "validate_and_save"):
+        if is_training_process() and hasattr(sys.modules.get(name), "validate_and_save"):
             _wrap(sys.modules[name], "validate_and_save", partial(_save_on_signal, []))
             _wrap(DataLoader, "__iter__", _with_blocked_signals)
 
@@ -84,6 +84,11 @@ def _wrap(owner, name, function):
 def is_fairseq_command() -> bool:
     """Returns whether this process runs a fairseq command, such as fairseq-train or fairseq_cli/train.py."""
     return any(part.startswith(("fairseq-", "fairseq_cli")) for part in Path(sys.argv[0]).parts[-2:])
+
+
+def is_training_process() -> bool:
+    """Returns whether this is a process of fairseq-train or python -m fairseq_cli.train."""
+    return Path(sys.argv[0]).name in ("fairseq-train", "train.py")
 
 
 def _copy_atomically(source, target, overwrite=False):

@@ -327,7 +327,7 @@ def test_token_order_has_no_effect_without_an_encoding(attention):
 
 
 def test_linear_attention_rejects_a_bias():
-    with pytest.raises(ValueError, match=r"DistanceBias.*linear attention"):
+    with pytest.raises(ValueError, match=r"distance_bias.*linear attention"):
         build("linear", "distance_bias")
 
 

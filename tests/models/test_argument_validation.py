@@ -152,8 +152,8 @@ def test_invalid_checkpoints(save, message, checkpoint, data_bin, tmp_path):
 def test_interactive_input_that_is_not_utf8(checkpoint, data_bin, monkeypatch):
     content = io.BytesIO("w1 caf\u00e9\n".encode("latin-1"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content, "utf-8", "surrogateescape"))  # as in C.UTF-8
-    with pytest.raises(UnicodeDecodeError):
-        run_here(interactive.cli_main, *evaluation_flags("fairseq-interactive", data_bin, checkpoint))
+    done = run_here(interactive.cli_main, *evaluation_flags("fairseq-interactive", data_bin, checkpoint))
+    assert done.returncode == 1 and "standard input is not UTF-8" in done.stderr
 
 
 @pytest.mark.parametrize("start", [["fairseq-train"], ["python", "-m", "fairseq_cli.train"]])

@@ -35,8 +35,8 @@ SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions
 
 
 def experiments() -> list[str]:
-    """Returns the names of all experiments: the YAML files in configs/FOLDER, except tables and papers."""
-    paths = (path for path in CONFIGS.glob("*/**/*.yaml") if path.is_file())
+    """Returns the names of all experiments: the YAML files in configs, except tables, papers and clusters."""
+    paths = (path for path in CONFIGS.rglob("*.yaml") if path.is_file() and not path.match("cluster*.yaml"))
     paths = (path for path in paths if path.parent.name not in ("paper", "tables"))
     return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in paths)
 

@@ -80,8 +80,10 @@ def test_finished_runs_and_recorded_speeds(data_bin, tmp_path):
     assert any(line.startswith("Hours*: the recorded speed") for line in lines)
 
     rows, _ = estimate(train.main, *words, "--on", "here")
+    run, *_ = rows
     assert rows[run][0] == "1, 1 finished" and rows[run][-1] == "0"
     rows, _ = estimate(train.main, *words, "--seed", 2, "--on", "v100")  # recorded on a CPU
+    run, *_ = rows
     assert "*" not in rows[run][-1]
     rows, lines = estimate(train.main, "lm/mini", "base", *words[2:], "--on", "here")
     assert first_hours(rows) == "-"

@@ -75,10 +75,13 @@ def running(nodes, state="RUNNING"):
 
 def start(nodes, job):
     """Starts a requeued job, which would otherwise wait for two minutes."""
-    wait_until(
-        lambda: nodes.run("scontrol", "update", f"JobId={job}", "StartTime=now") or job in running(nodes),
-        "the start of the job",
-    )
+
+    def is_started():
+        nodes.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+        time.sleep(3)  # for the scheduler
+        return job not in running(nodes, "PENDING")
+
+    wait_until(is_started, "the start of the job", seconds=300)
 
 
 def trained_updates(results):
