@@ -194,9 +194,13 @@ def test_discarded_trials_are_complete(place, done, monkeypatch):
     monkeypatch.setattr(experiment, "CONFIGS", place / "configs")
     table = Table("tmlr_table1", "mini", [RATES])
     fine_tunings = [one for one in table.runs(["rope"]) if one.experiment == "glue/mini"]
-    assert all(is_complete(table, one, place / "results") for one in fine_tunings)
+    assert all(is_complete(Job(table.experiment_of(one), one, place / "results")) for one in fine_tunings)
     table.experiments["glue/mini"].cfg.evaluations["seen"] = {"split": "train"}
-    open_ = {str(one) for one in fine_tunings if not is_complete(table, one, place / "results")}
+    open_ = {
+        str(one)
+        for one in fine_tunings
+        if not is_complete(Job(table.experiment_of(one), one, place / "results"))
+    }
     expected = set()
     for task in ("RTE", "STS-B"):
         folder = data_folder(place, task)
@@ -349,7 +353,7 @@ def test_invalid_arguments(place, done, tmp_path):
     assert "has the architecture linear_lm_base" in error_of(tmp_path / "lm.pt", "RTE", *given)
     state["cfg"]["model"] = Namespace(arch="roberta")  # as in checkpoints of the method fairseq
     torch.save(state, tmp_path / "fairseqs.pt")
-    assert "has the architecture roberta: a" in error_of(tmp_path / "fairseqs.pt", "RTE", *given)
+    assert "has the architecture roberta: expected" in error_of(tmp_path / "fairseqs.pt", "RTE", *given)
     other = ("glue/mini", "base", "task=RTE", f"starts_from={checkpoint}", *given[2:])
     assert "was trained with rope in linear attention, not base in" in error_of(*other, program=train)
     assert not (tmp_path / "r").exists()

@@ -232,7 +232,7 @@ def test_interrupted_preparation_resumes(tmp_path, interrupt, capsys):
     for given in (flags(other, out), flags(source, out, types=70), [*again, "--sentencepiece"]):
         assert f"was made from {source} in 60 merges of byte pairs" in error_of("multi30k", *given)
     (out / "codes").unlink()
-    with pytest.raises(ValueError, match="codes.* is missing"):
+    with pytest.raises(ValueError, match=r"codes.* is missing"):
         text_codec.load(out / "bin")
 
 
