@@ -17,6 +17,7 @@ from scipy.stats import pearsonr
 from tiny import BIN, REPOSITORY, preprocess
 
 from fairseq_lrpe.cli import finetune, train
+from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.execution.scheduler import is_complete
 from fairseq_lrpe.experiments.spec import experiment
 from fairseq_lrpe.experiments.spec.table import Table
