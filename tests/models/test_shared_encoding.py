@@ -112,7 +112,7 @@ def test_training(train, data_bin, tmp_path):
     moments = state["last_optimizer_state"]["state"].values()
     assert [x["exp_avg"].shape for x in moments].count((40, 32)) == 1
 
-    checkpoint = tmp_path / "whole/checkpoint_last.pt"
+    checkpoint = tmp_path / "uninterrupted/checkpoint_last.pt"
     words = [data_bin, "--path", checkpoint, "--cpu", "--batch-size", 4, "--num-workers", 0]
     done = run_here(eval_lm.cli_main, *words, "--tokens-per-sample", 32)
     assert done.returncode == 0, done.stderr
