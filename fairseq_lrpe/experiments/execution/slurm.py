@@ -195,6 +195,7 @@ class SlurmLauncher:
                     time.sleep(RETRY_SECONDS)
                     # The controller may have accepted the job before the connection failed.
                     if found := queue({job.run: job}).get(job.run):
+                        complete_submission(folder, found.id)
                         return found.id
                     continue
                 discard_submission(folder)

@@ -6,13 +6,13 @@ import subprocess
 import time
 
 import pytest
-import torch
 from slurm_cluster import slurm_cluster, wait_until
 from tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.cli import cluster, table, train
 from fairseq_lrpe.experiments.execution import slurm
 from fairseq_lrpe.experiments.execution.run_directory import read_lines
+from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
@@ -60,13 +60,10 @@ def measured(results):
         weights = {}
         for name in ("best", "last"):
             if (path := folder / f"checkpoints/checkpoint_{name}.pt").exists():
-                weights |= {(name, *x): y for x, y in numbered(torch.load(path, weights_only=False)["model"])}
+                state = read_checkpoint(path, "")["model"]
+                weights |= {(name, key): value.numpy().tobytes() for key, value in state.items()}
         found[str(folder.relative_to(results))] = entries, record["evaluations"], weights
     return found
-
-
-def numbered(weights):
-    return [((key,), value.numpy().tobytes()) for key, value in weights.items()]
 
 
 def running(nodes, state="RUNNING"):
@@ -134,8 +131,6 @@ def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, 
     environment.run("scancel", "--signal=USR2", job)
     wait_until(lambda: running(environment, "PENDING"), "the requeued job")
     start(environment, job)
-    [log] = (tmp_path / "slurm").rglob("train.log")
-    wait_until(lambda: log.read_text().count("Loaded checkpoint") == 1, "the second start")
     call(train.main, *on_nodes, "--wait")
     assert "DUE TO JOB REQUEUE" in next((tmp_path / "slurm").rglob("*_log.err")).read_text()
     call(train.main, *words, "--results", tmp_path / "local")
@@ -259,3 +254,20 @@ def test_description_of_a_submission():
 
 def test_the_environment_is_restored():
     assert "SLURM_CONF" not in os.environ
+
+
+def test_job_that_was_accepted_before_the_connection_failed(environment, data_bin, tmp_path, monkeypatch):
+    """The job gets submitit's file, without which it would fail."""
+    original = slurm.submitit.SlurmExecutor._submit_command
+
+    def submit(self, command):
+        original(self, command)
+        raise slurm.FailedJobError("sbatch: error: Batch job submission failed: Socket timed out")
+
+    monkeypatch.setattr(slurm.submitit.SlurmExecutor, "_submit_command", submit)
+    monkeypatch.setattr(slurm, "RETRY_SECONDS", 0)
+    words = ["lm/mini", "rope", "--cpu", *SMALL, "updates=4", f"data={data_bin}", "--results", tmp_path]
+    assert call(train.main, *words, "--launcher", "slurm").startswith("1 jobs submitted, 1 in the queue")
+    monkeypatch.undo()
+    assert len(list(tmp_path.rglob("*_submitted.pkl"))) == 1
+    environment.run("scancel", "--user=root")
