@@ -77,7 +77,7 @@ def estimate_training(job: Job) -> Estimate:
     built, dtype = build(args, corpus), DTYPES[job.launch.precision]
     mean, longest = batches(built, corpus, size)
     updates = job.updates if corpus.rows is None else job.cfg.epochs * math.ceil(corpus.rows / size.total)
-    steps, parameters = updates * size.total / size.per_gpu, built.parameters
+    steps, parameters = updates * size.total / size.per_gpu, built.parameters(corpus.labels)
     sequences, gpus = steps * mean.sequences, job.launch.gpus * job.launch.nodes
     checkpoint = parameters * (dtype.itemsize + (0 if args.no_save_optimizer_state else 8))
     return Estimate(

@@ -65,13 +65,17 @@ class BuiltModel:
     settings: Namespace
     label_smoothing: float
 
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-
-_built: dict[str, BuiltModel] = {}
-"""The models so far: each is built once, and those of fine-tunings get another head."""
+    @cache  # noqa: B019  (models are kept anyway)
+    def parameters(self, labels: int) -> int:
+        """Returns the number of parameters, with the head that fairseq adds to a model for fine-tuning."""
+        has_head = hasattr(self.task, "classification_head_name")
+        if has_head:
+            with building():
+                self.model.register_classification_head(HEAD, num_classes=labels)
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        if has_head:
+            del self.model.classification_heads[HEAD]
+        return count
 
 
 def parse(job: Job) -> Namespace:
@@ -86,12 +90,18 @@ def parse(job: Job) -> Namespace:
         drop = {i + offset for i, word in enumerate(words) if word in OF_THE_RUN for offset in (0, 1)}
         return parse_command(tuple(word for i, word in enumerate(words) if i not in drop))
     update_freq(job.cfg.batch, job.launch.gpus, job.launch.nodes)
-    other = job.experiment.other(initial.experiment)
-    args = vars(parse(Job(other, initial, job.results, job.launch, job.more)))
+    key = initial, job.launch, tuple(job.more), id(job.experiment)
+    if key not in _initial:
+        other = job.experiment.other(initial.experiment)
+        _initial[key] = vars(parse(Job(other, initial, job.results, job.launch, job.more)))
+    args = _initial[key]
     own = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {}), "task": job.kind.task}
-    own |= {"max_positions": args.get("max_positions") or args["tokens_per_sample"]}
     own |= {"save_interval_updates": own.get("save_interval_updates", 0)}
     return Namespace(**{**args, **{name: value for name, value in own.items() if value is not None}})
+
+
+_initial: dict[tuple, dict] = {}
+"""The flags of the runs that fine-tunings start from."""
 
 
 @cache
@@ -117,21 +127,28 @@ def build(args: Namespace, corpus: Corpus) -> BuiltModel:
     has_settings = args.arch in models.MODEL_DATACLASS_REGISTRY
     model = settings(args, models.MODEL_DATACLASS_REGISTRY[args.arch]) if has_settings else args
     smoothing = args.label_smoothing if args.criterion == "label_smoothed_cross_entropy" else 0.0
-    has_head = args.task == "sentence_prediction"
-    data = replace(corpus, lengths=(), rows=None, note="", labels=0 if has_head else corpus.labels)
-    key = repr((args.task, task, args.arch, model, smoothing, data))
+    data = replace(corpus, lengths=(), rows=None, note="")
+    is_roberta = args.task in WITH_MASK  # a pretraining has the same model as the fine-tunings
+    if is_roberta:
+        length = getattr(args, "max_positions", None) or args.tokens_per_sample
+        model.max_positions = args.max_positions = length
+        data = replace(data, labels=0)
+    name = repr((args.arch, model, data.types if is_roberta else (args.task, task, data)))
+    key = repr((name, task, smoothing))
     try:
-        with building():
-            if key not in _built:
-                cfg = OmegaConf.create({**vars(model), "_name": args.arch}) if has_settings else args
-                built = models.build_model(cfg, make_task(args.task, task, data))
+        if name not in _models:
+            cfg = OmegaConf.create({**vars(model), "_name": args.arch}) if has_settings else args
+            with building():
                 # Some parameters are made on the CPU.
-                _built[key] = BuiltModel(built.to("meta"), task, model, smoothing)
-            if has_head:
-                _built[key].model.register_classification_head(HEAD, num_classes=corpus.labels)
+                _models[name] = models.build_model(cfg, make_task(args.task, task, data)).to("meta")
     except SystemExit as error:
         raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
-    return _built[key]
+    return _built.setdefault(key, BuiltModel(_models[name], task, model, smoothing))
+
+
+_models: dict[str, nn.Module] = {}
+_built: dict[str, BuiltModel] = {}
+"""What was built so far: each distinct model is built once."""
 
 
 def settings(args: Namespace, dataclass: type) -> Namespace:
