@@ -26,9 +26,10 @@ def add_flags(parser: ArgumentParser) -> None:
     text = "the number of jobs in the queue at a time; the rest is submitted by --wait or the next call"
     group.add_argument("--max-jobs", type=min_int(1), metavar="N", help=text)
     group.add_argument("--wait", action="store_true", help="wait until all submitted jobs have ended")
+    instead = group.add_mutually_exclusive_group()
     text = "show which runs are finished, running, queued or failed, and submit nothing"
-    group.add_argument("--status", action="store_true", help=text)
-    group.add_argument("--cancel", action="store_true", help="cancel the jobs of these runs")
+    instead.add_argument("--status", action="store_true", help=text)
+    instead.add_argument("--cancel", action="store_true", help="cancel the jobs of these runs")
 
 
 def is_requested(args: Namespace) -> bool:
@@ -81,7 +82,7 @@ def describe_submission(submitted: int, waiting: int, queued: int) -> str:
     """Describes what was submitted, such as "3 jobs submitted, 5 in the queue"."""
     text = f"{submitted} jobs submitted, {queued} in the queue"
     if waiting:
-        text += f"; {waiting} more wait because of --max-jobs: use --wait, or run the same command again"
+        text += f"; {waiting} more wait for others to end: use --wait, or run the same command again"
     return text
 
 
@@ -97,16 +98,14 @@ def wait(launcher, jobs, arguments, args, submitted) -> list[str]:
             if shown.get(run) != state:
                 console.print(f"{run}: {state}")
             shown[run] = state
-        pending = {run: job for run, job in jobs.items() if run not in tried or run in queued}
-        more, waiting = (
-            launcher.submit(pending, arguments, args.results) if set(pending) - set(queued) else ([], 0)
-        )
+        failed = {run for run in tried - queued.keys() if not scheduler.is_complete(jobs[run])}
+        more, waiting = launcher.submit(jobs, arguments, args.results, failed)
         tried |= {*more, *queued}
         if not queued and not more and not waiting:
             break
         time.sleep(slurm.POLL_SECONDS)
-    failed = [run for run, job in jobs.items() if not scheduler.is_complete(job)]
-    return [f"{run}: {state_of(jobs[run], jobs)}" for run in failed]
+    unfinished = [run for run, job in jobs.items() if not scheduler.is_complete(job)]
+    return [f"{run}: {state_of(jobs[run], jobs)}" for run in unfinished]
 
 
 def state_of(job: Job, jobs: dict[Run, Job]) -> str:

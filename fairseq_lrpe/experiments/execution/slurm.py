@@ -134,73 +134,81 @@ class SlurmLauncher:
         return {key: value for key, value in found.items() if value is not False}
 
     def submit(
-        self, jobs: dict[Run, Job], arguments: dict[Run, list[str]], results: Path
+        self,
+        jobs: dict[Run, Job],
+        arguments: dict[Run, list[str]],
+        results: Path,
+        failed: Iterable[Run] = (),
     ) -> tuple[list[Run], int]:
         """Submits the runs that are neither finished nor in the queue, each after those it needs.
 
         Args:
             jobs: the runs, each after those it needs.
             arguments: the arguments of ``lrpe train`` for each.
+            failed: runs that are not submitted, and neither are the runs that need them.
 
         Returns:
-            The submitted runs, and how many wait because of ``max_jobs``.
+            The submitted runs, and how many wait because of ``max_jobs`` or for a run on this machine.
 
         Raises:
             ValueError: if SLURM rejects a job. The jobs that this call submitted are then cancelled.
         """
-        options, submitted, waiting = self.sbatch_options(), {}, 0
+        options, submitted, waiting, failed = self.sbatch_options(), {}, 0, set(failed)
         with locked(results, LOCK_TIMEOUT):
             queued = {run: job.id for run, job in queue(jobs).items()}
             for run, number in queued.items():
                 complete_submission(jobs[run].folder / FOLDER, number)
             try:
                 for run, job in jobs.items():
-                    if run in queued or is_complete(job) or is_locked(job.folder):
+                    if run in queued or run in failed or is_complete(job) or is_locked(job.folder):
                         continue
-                    if self.max_jobs is not None and len(queued) >= self.max_jobs:
+                    needs = [other for other in job.experiment.needs(run) if other in jobs]
+                    missing = {
+                        other for other in needs if other not in queued and not is_complete(jobs[other])
+                    }
+                    if missing & failed:
+                        failed.add(run)
+                    elif missing or (self.max_jobs is not None and len(queued) >= self.max_jobs):
                         waiting += 1
-                        continue
-                    needs = [queued[other] for other in job.experiment.needs(run) if other in queued]
-                    queued[run] = submitted[run] = self._submit(job, arguments[run], options, needs)
+                    else:
+                        after = [queued[other] for other in needs if other in queued]
+                        queued[run] = submitted[run] = self._submit(job, arguments[run], options, after)
             except BaseException:
                 cancel(submitted.values())
                 raise
         return list(submitted), waiting
 
-    def _submit(self, job, arguments, options, needs):
-        """Submits one run after the jobs it needs, and returns the id of its job."""
-        folder = job.folder / FOLDER
-        python = shlex.quote(PYTHON)
-        executor = submitit.SlurmExecutor(folder, max_num_timeout=MAX_REQUEUES, python=python)
-        more = {**options, "comment": str(job.folder)}
-        if needs:
-            more["dependency"] = f"afterok:{':'.join(needs)}"
+    def _submit(self, job: Job, arguments: list[str], options: dict[str, object], after: list[str]) -> str:
+        """Submits one run, which starts after the jobs with the ids ``after``; returns the id of its job."""
+        executor = submitit.SlurmExecutor(
+            job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=shlex.quote(PYTHON)
+        )
+        dependency = {"dependency": f"afterok:{':'.join(after)}"} if after else {}
         executor.update_parameters(
             job_name=f"lrpe {job.run}",
             time=minutes(options["time"]),
             nodes=self.nodes,
             ntasks_per_node=1,
-            additional_parameters=more,
+            additional_parameters={**options, "comment": str(job.folder), **dependency},
         )
         nodes = ["--nodes", str(self.nodes)] if self.nodes > 1 else []
         split = arguments.index("--") if "--" in arguments else len(arguments)
         function = SlurmRun([*arguments[:split], *nodes, *arguments[split:]], self.nodes)
-        for attempt in range(RETRIES):
+        for _ in range(RETRIES):
             try:
                 with redirect_stderr(io.StringIO()):  # submitit prints what it also raises
                     return executor.submit(function).job_id
             except (FailedJobError, FailedSubmissionError) as error:
                 message = sbatch_error(str(error))
-                if UNREACHABLE.search(message) and attempt < RETRIES - 1:
-                    time.sleep(RETRY_SECONDS)
-                    # The controller may have accepted the job before the connection failed.
-                    if found := queue({job.run: job}).get(job.run):
-                        complete_submission(folder, found.id)
-                        return found.id
-                    continue
-                discard_submission(folder)
-                raise ValueError(f"sbatch failed for {job.run}: {message}") from None
-        raise AssertionError("unreachable")
+            if not UNREACHABLE.search(message):
+                break
+            time.sleep(RETRY_SECONDS)
+            # The controller may have accepted the job before the connection failed.
+            if found := queue({job.run: job}).get(job.run):
+                complete_submission(job.folder / FOLDER, found.id)
+                return found.id
+        discard_submission(job.folder / FOLDER)
+        raise ValueError(f"sbatch failed for {job.run}: {message}")
 
 
 def sbatch_error(text: str) -> str:

@@ -168,7 +168,7 @@ def test_failed_run_is_reported_with_the_last_line_of_its_log(environment, data_
 def test_jobs_in_the_queue_are_limited_and_cancelled(environment, data_bin, tmp_path):
     words = [*TABLE, *SMALL, CHOICE, "updates=100000", f"data={data_bin}", "--results", tmp_path]
     shown = call(table.main, *words, "--launcher", "slurm", "--max-jobs", 2)
-    assert "2 jobs submitted, 2 in the queue; 4 more wait because of --max-jobs" in shown
+    assert "2 jobs submitted, 2 in the queue; 4 more wait for others to end" in shown
     assert call(table.main, *words, "--cancel") == "2 jobs cancelled\n"
     wait_until(lambda: not environment.run("squeue", "-h"), "the end of the jobs")
     assert "6 failed" not in call(table.main, *words, "--status")
