@@ -193,9 +193,12 @@ def training_step(arch: str, args: Namespace, **flags) -> Callable[[], int]:
     return step
 
 
-def compare(arch: str, base: str, args: Namespace) -> list[tuple[float, float]]:
-    """Returns [(seconds of a step of ``arch``, seconds of one of ``base``)] for each round after warm-up."""
-    steps = {"arch": training_step(arch, args), "base": training_step(base, args)}
+def compare(arch: str, base: str, args: Namespace, **flags) -> list[tuple[float, float]]:
+    """Returns [(seconds of a step of ``arch``, seconds of one of ``base``)] for each round after warm-up.
+
+    ``args`` and ``flags`` are those of ``training_step``; ``args`` also has the number of ``rounds``.
+    """
+    steps = {"arch": training_step(arch, args, **flags), "base": training_step(base, args, **flags)}
     rounds = track(range(args.rounds + 1), f"{arch}, {args.length:,} tokens", transient=True)
     return list(zip(*shared.interleave(steps, rounds).values(), strict=True))
 

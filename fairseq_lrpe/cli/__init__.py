@@ -29,7 +29,10 @@ COMMANDS = {
     "bench": ("fairseq_lrpe.cli.bench", "measure speed and memory, or plot the encodings"),
     "methods": ("fairseq_lrpe.cli.methods", "list the methods, or explain the flags of encodings"),
 }
-INTERNAL = {"evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic"}
+INTERNAL = {
+    "evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic",
+    "measure-steps": "fairseq_lrpe.benchmarks.measure_steps",
+}
 """Commands that only the experiment runner calls, and that ``lrpe --help`` does not list."""
 EXAMPLES = """\
 examples:

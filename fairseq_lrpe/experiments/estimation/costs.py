@@ -73,6 +73,8 @@ class Estimate:
 
 def estimate_training(job: Job) -> Estimate:
     """Returns the estimate of a run; ValueError if its flags are invalid or its data is not known."""
+    if not job.kind.trains:
+        raise ValueError("no estimate, because its runs train no model")
     corpus, args, size = read_corpus(job.kind, job.cfg), parse(job), job.cfg.batch
     built, dtype = build(args, corpus), DTYPES[job.launch.precision]
     mean, longest = batches(built, corpus, size)

@@ -127,8 +127,10 @@ class Job:
         initial = self.experiment.starts_from(self.run)
         if isinstance(initial, Path) and not initial.is_file():  # a run's checkpoint may be trained later
             raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
-        update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         data_sizes(self.kind, self.cfg)
+        if not self.kind.trains:
+            return
+        update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         command = train_command(self)
         if self.kind.evaluations(self.cfg) and not self.trials() and not self.checkpoint.exists():
             check_checkpoint(self, command)
@@ -211,7 +213,9 @@ def run_primary(job: Job) -> None:
     if trials:
         choose(job, trials, {**settings, "updates": sum(trial.updates for trial in trials)})
     else:
-        if not read_json(job.folder / "evaluation.json").get("finished"):
+        if not job.kind.trains:
+            write_json(job.folder / "run.json", settings)
+        elif not read_json(job.folder / "evaluation.json").get("finished"):
             train(job, settings)
         for name in missing_evaluations(job, read_json(job.folder / "evaluation.json")):
             with show_phase(str(job.run), f"evaluating {name}"):
@@ -343,7 +347,7 @@ def trial_name(job: Job, trial: Job) -> str:
 def evaluate(job: Job, names: Iterable[str]) -> None:
     """Evaluates the job's checkpoint and records each evaluation as soon as it is finished."""
     for name in names:
-        if not job.checkpoint.exists():
+        if job.kind.trains and not job.checkpoint.exists():
             existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
             remedy = f"remove {job.folder} to train it again"
             remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else remedy

@@ -46,7 +46,7 @@ class RunRecord:
     updates: int | None = None  # planned number of updates
     reached: int | None = None  # completed number of updates
     length: float | None = None  # planned length of the training in ``unit``
-    unit: str | None = None  # "updates" or "epochs"
+    unit: str | None = None  # "updates", "epochs" or "rounds"
     seconds: float = math.nan  # sum of fairseq's train_wall over the epochs
     curve: dict[int, float] = field(default_factory=dict)  # {updates: value of the kind's curve}
     values: dict[str, dict] = field(default_factory=dict)  # {evaluation: {metric: value}}
@@ -149,8 +149,9 @@ def _read_measurements(record):
     if settings.get("kind") not in KINDS:
         raise ValueError(f"run.json has the unknown kind {settings.get('kind')!r}")
     kind = KINDS[settings["kind"]]
-    epochs, values = settings["config"].get("epochs"), evaluation.get("evaluations", {})
-    length, unit = (epochs, "epochs") if epochs else (settings["config"].get("updates"), "updates")
+    values = evaluation.get("evaluations", {})
+    unit = next((unit for unit in ("epochs", "rounds") if settings["config"].get(unit)), "updates")
+    length = settings["config"].get(unit)
     if not all(isinstance(measured, dict) for measured in values.values()):
         raise ValueError("an evaluation in evaluation.json is not an object")
     numbers = {f"{unit} in run.json": length or 0}

@@ -99,6 +99,8 @@ class Kind:
 
     settings: type[Settings] = TrainingSettings
     """Pydantic model of the YAML files of this kind."""
+    trains: bool = True
+    """Whether a run trains a model, whose checkpoint is then evaluated."""
     task: str
     """Value of fairseq's ``--task``."""
     family: str

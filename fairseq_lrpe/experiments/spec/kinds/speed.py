@@ -1,0 +1,64 @@
+"""Training speed relative to the method base of the same attention, measured without training a model."""
+
+import json
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from fairseq_lrpe.experiments.spec.kinds.base import Kind, Settings
+from fairseq_lrpe.experiments.spec.schema import Model
+from fairseq_lrpe.methods import architecture
+
+
+class SpeedSettings(Settings):
+    """Adds the sizes of models and sequences; the inputs are random, so there is no data folder."""
+
+    data: str = ""
+    evaluations: dict[str, Model | None] = {}
+    model: Literal["lm", "roberta", "transformer"]  # family of the models
+    length: PositiveInt  # number of tokens of each sequence
+    layers: PositiveInt
+    vocab_size: PositiveInt
+    rounds: PositiveInt  # number of training steps of each model
+
+
+class Speed(Kind):
+    """Alternates training steps of a method and of the method base in one process.
+
+    ``relative_speed`` is the median time of a step of base divided by that of the method, which is
+    ``milliseconds``. The method base is compared with another model like itself, so it is close to 1.
+    """
+
+    settings = SpeedSettings
+    trains = False
+    task = ""
+    family = ""
+    metrics = {"relative_speed": "higher", "milliseconds": "lower"}
+    decimals = {**Kind.decimals, "milliseconds": 1}
+
+    def data(self, cfg):
+        return []
+
+    def folders(self, cfg):
+        return []
+
+    def updates(self, cfg):
+        return 0
+
+    def evaluate(self, job, name):
+        cfg, run, precision = job.cfg, job.run, job.launch.precision
+        settings = {
+            "family": cfg.model,
+            "arch": architecture(run.attention, cfg.model, run.method),
+            "base": architecture(run.attention, cfg.model, "base"),
+            "batch_size": cfg.batch.total,
+            **{key: cfg[key] for key in ("length", "layers", "vocab_size", "rounds")},
+            "cpu": job.launch.cpu,
+            "flags": {**cfg.train, "seed": run.seed, precision: precision != "fp32"},
+        }
+        out = job.folder / f"speed-{name}.json"
+        job.call(["python", "-m", "fairseq_lrpe", "measure-steps", json.dumps(settings), str(out)], name)
+        return json.loads(out.read_text())
+
+
+KIND = Speed()
