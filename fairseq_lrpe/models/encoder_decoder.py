@@ -262,8 +262,9 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
         return out - x
 
     def _pass_to_layers(self, p):
-        for attention, positions in zip(self.attentions, p.chunk(len(self.attentions), dim=-1), strict=True):
-            attention.positions = positions.transpose(0, 1)
+        parts = p.transpose(0, 1).chunk(len(self.attentions), dim=-1)
+        for attention, part in zip(self.attentions, parts, strict=True):
+            attention.position_embeddings = part
         return p.new_zeros(1, 1, 1)
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:

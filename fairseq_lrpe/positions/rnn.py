@@ -18,7 +18,7 @@ class RNN(AbsolutePosition):
 
         h_i = GRU(x_i, h_{i−1}),  h_{−1} = 0
 
-    if causal. Otherwise, it is [h_i; g_i], where h is the state of a GRU of width E/2 that reads forwards, and
+    if causal. Otherwise, it is [h_i; g_i], where h is the state of a GRU of width E/2 that reads forwards and
     g that of one that reads backwards. It is our choice to use one layer and a GRU, as in fairseq's
     examples/byte_level_bpe/gru_transformer.py. Padding does not change the states. Parameters are initialized
     as in nn.GRU. The argument ``positions`` is ignored.
