@@ -7,6 +7,7 @@ from argparse import Namespace
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from math import inf
 
+import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
@@ -176,9 +177,9 @@ def check_part(cfg, part: str) -> None:
     causal = part == "decoder"
     encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal)
     if cfg.token_positions in POSITIONS:
-        # The sizes that an embedding may reject do not include the vocabulary and the maximum length.
         name = cfg.token_positions
-        position = build_position(name, embed_dim=width, vocab_size=2, max_positions=1, causal=causal)
+        with torch.device("meta"):  # draws no random numbers
+            position = build_position(name, embed_dim=width, vocab_size=2, causal=causal)
         if position.every_layer and getattr(cfg, "checkpoint_activations", False):
             raise ValueError(
                 f"--checkpoint-activations is not supported with {name} token positions: omit it"

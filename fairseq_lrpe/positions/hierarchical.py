@@ -46,5 +46,6 @@ class Hierarchical(AbsolutePosition):
     def _load_from_state_dict(self, state_dict, prefix, *args):
         stored = state_dict.get(f"{prefix}weight")
         if stored is not None and len(stored) < len(self.weight):
-            self.weight = nn.Parameter(self.weight.detach()[: len(stored)].clone())
+            # The parameter remains the same object, because optimizers may refer to it.
+            self.weight.data = self.weight.data[: len(stored)].clone()
         super()._load_from_state_dict(state_dict, prefix, *args)

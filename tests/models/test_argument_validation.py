@@ -43,7 +43,7 @@ LRPE = "--encoding lrpe"
     ("softmax_lm_gcdf", "--gcdf-lambda -1", "positive scale factor"),
     ("softmax_lm", "--encoding cope --cope-positions 1", "cope needs at least 2 positions"),
     ("linear_lm", "--encoding t5", "use softmax attention, or one of"),
-    ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute': `lrpe methods --flags` lists"),
+    ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute': `lrpe methods --flags`"),
     ("linear_lm", "--token-positions concatenation --decoder-embed-dim 33 --decoder-attention-heads 3",
      "concatenation needs an even embedding dimension, not 33"),
     ("softmax_lm", "--token-positions floater_every_layer --checkpoint-activations",
