@@ -7,13 +7,14 @@ from argparse import Namespace
 from dataclasses import Field, dataclass, field, fields, make_dataclass
 from math import inf
 
+import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS
-from fairseq_lrpe.positions import POSITIONS
+from fairseq_lrpe.positions import POSITIONS, build_position
 
 ACTIVATIONS = ChoiceEnum(utils.get_available_activation_fns())
 TOKEN_POSITIONS = ("sinusoidal", "learned", "none", *POSITIONS)  # the first two are implemented by fairseq
@@ -175,3 +176,11 @@ def check_part(cfg, part: str) -> None:
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
     encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal)
+    if cfg.token_positions in POSITIONS:
+        name = cfg.token_positions
+        with torch.device("meta"):  # draws no random numbers
+            position = build_position(name, embed_dim=width, vocab_size=2, causal=causal)
+        if position.every_layer and getattr(cfg, "checkpoint_activations", False):
+            raise ValueError(
+                f"--checkpoint-activations is not supported with {name} token positions: omit it"
+            )

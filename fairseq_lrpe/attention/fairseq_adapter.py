@@ -55,6 +55,9 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
     carried_state: AttentionState | None = None
     """State after the last call with ``carry_state``, from which the next call continues."""
 
+    position_embeddings: Tensor | None = None
+    """Term (L, B, E) that is added to the inputs of the next call; set by the model before each call."""
+
     position_index: PositionIndex | None = None
     """Positions of the tokens if they are not consecutive; only for bidirectional attention."""
 
@@ -92,6 +95,8 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         Raises:
             ValueError: if there are fewer keys than queries.
         """
+        if self.position_embeddings is not None:
+            query, self.position_embeddings = query + self.position_embeddings.to(query.dtype), None
         if incremental_state is None:
             incremental_state = self.prefix_state
         saved = self._get_input_buffer(incremental_state) or DecodingState(self.carried_state)

@@ -1,10 +1,12 @@
 """fairseq's Transformer encoder and decoder with this plugin's self-attention and token positions."""
 
+import math
 from functools import partial
 from itertools import count
 
 import torch
 from fairseq.distributed import fsdp_wrap
+from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
@@ -167,16 +169,18 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         extract = super().extract_features_scriptable
         if incremental_state is None or incremental_state or tokens.size(1) == 1:
             return extract(tokens, encoder_out, incremental_state, *rest, **kwargs)
-        # Only attention receives the state, because with a state fairseq would process only the last token.
-        attentions = [module for module in self.modules() if isinstance(module, FairseqSelfAttention)]
-        for attention in attentions:
-            attention.prefix_state = incremental_state
+        # Only attention and token positions receive the state, because with a state fairseq would process
+        # only the last token.
+        attentions = self_attentions(self)
+        stateful = [*attentions, *(x for x in self.modules() if isinstance(x, TokenPositions))]
+        for module in stateful:
+            module.prefix_state = incremental_state
         try:
             segments = tokens.split(attentions[0].segment_length or tokens.size(1), dim=1)
             return _concatenate([extract(part, encoder_out, None, *rest, **kwargs) for part in segments])
         finally:
-            for attention in attentions:
-                attention.prefix_state = None
+            for module in stateful:
+                module.prefix_state = None
 
     def forward(self, prev_output_tokens, *args, segment=None, **kwargs):
         """Decodes like fairseq; a ``segment`` of a text also attends to the memory of previous segments."""
@@ -194,9 +198,15 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         return None
 
 
+def self_attentions(module: nn.Module) -> list[FairseqSelfAttention]:
+    """Returns the self-attention of each layer of an encoder or decoder."""
+    return [x for x in module.modules() if isinstance(x, FairseqSelfAttention)]
+
+
 def add_token_positions(module, args, max_positions):
     """Replaces the position embeddings of an encoder or decoder, unless the flags select fairseq's own."""
     if args.token_positions in POSITIONS:
+        attentions = self_attentions(module)
         position = build_position(
             args.token_positions,
             embed_dim=module.embed_tokens.embedding_dim,
@@ -204,36 +214,62 @@ def add_token_positions(module, args, max_positions):
             max_positions=max_positions,
             padding_idx=module.padding_idx,
             causal=module.part == "decoder",
+            layers=len(attentions),
         )
-        module.embed_positions = TokenPositions(position, module.embed_tokens, module.embed_scale)
+        module.embed_positions = TokenPositions(position, module.embed_tokens, module.embed_scale, attentions)
 
 
-class TokenPositions(nn.Module):
+class TokenPositions(FairseqIncrementalState, nn.Module):
     """Replacement for the module ``embed_positions``, whose output fairseq adds to the scaled embeddings.
 
     If the position embedding is not additive (see ``AbsolutePosition.additive``), this module also computes
-    the scaled embeddings x, and returns the difference between x with positions and x.
+    the scaled embeddings x, and returns the difference between x with positions and x. Positions in
+    ``every_layer`` are passed to the ``attentions`` of the layers, and 0 is returned.
     """
 
     max_positions = int(1e5)
 
-    def __init__(self, position, embed_tokens, scale):
+    prefix_state: dict | None = None
+    """Incremental state to use if the caller passes none; set by the decoder while it reads a prefix."""
+
+    def __init__(self, position, embed_tokens, scale, attentions):
         super().__init__()
         self.position = position
         self.embed_tokens = embed_tokens
         self.scale = scale
+        self.attentions = attentions  # in a list, which does not make them submodules
 
     def forward(self, tokens, incremental_state=None):
         """Returns the term to add (B, L, E) for tokens (B, L), or (B, 1, E) for the last one in decoding."""
         positions = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
-        if incremental_state is not None:  # fairseq passes all previous tokens, too
-            last = self.position.left_context + 1
-            return self._offsets(tokens[:, -last:], positions[:, -last:])[:, -1:]
-        return self._offsets(tokens, positions)
+        if incremental_state is None:
+            return self._offsets(tokens, positions, self.prefix_state)
+        # fairseq passes all previous tokens, too.
+        last = 1 if self.position.left_context == math.inf else self.position.left_context + 1
+        return self._offsets(tokens[:, -last:], positions[:, -last:], incremental_state)[:, -1:]
 
-    def _offsets(self, tokens, positions):
+    def _offsets(self, tokens, positions, incremental_state):
         if self.position.additive:
-            like = next(self.position.parameters())
-            return self.position(like.new_zeros(*tokens.shape, self.position.embed_dim), positions, tokens)
+            like = next(self.parameters())
+            p = self.position(like.new_zeros(*tokens.shape, self.position.width), positions, tokens)
+            return self._pass_to_layers(p) if self.position.every_layer else p
         x = self.scale * self.embed_tokens(tokens)
-        return self.position(x, positions, tokens) - x
+        if incremental_state is None or self.position.left_context != math.inf:
+            return self.position(x, positions, tokens) - x
+        state = self.get_incremental_state(incremental_state, "position")
+        out, state = self.position.step(x, positions, tokens, state)
+        self.set_incremental_state(incremental_state, "position", state)
+        return out - x
+
+    def _pass_to_layers(self, p):
+        parts = p.transpose(0, 1).chunk(len(self.attentions), dim=-1)
+        for attention, part in zip(self.attentions, parts, strict=True):
+            attention.position_embeddings = part
+        return p.new_zeros(1, 1, 1)
+
+    def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:
+        """Replaces batch row i of the state by row ``new_order[i]``, for beam search."""
+        state = self.get_incremental_state(incremental_state, "position")
+        if state is not None:
+            state = state.index_select(0, new_order)
+            self.set_incremental_state(incremental_state, "position", state)

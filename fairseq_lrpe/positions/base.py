@@ -13,7 +13,8 @@ class AbsolutePosition(nn.Module):
 
     A row of the output depends only on its own embedding, position and token, and on those of the
     ``left_context`` rows before it and the ``right_context`` rows after it. Embedding tokens one at a time,
-    each with these neighbours, must give exactly the same result as embedding the whole sequence.
+    each with these neighbours, must give the same result as embedding the whole sequence: exactly, or up to
+    the rounding of matrix products.
 
     Args:
         embed_dim: embedding dimension E.
@@ -21,12 +22,21 @@ class AbsolutePosition(nn.Module):
         max_positions: length of the longest training sequence.
         padding_idx: index of the padding token, whose output is arbitrary, but finite.
         causal: whether rows must not depend on later rows, as in a decoder.
+        layers: number of layers of the encoder or decoder, for embeddings in ``every_layer``.
     """
 
     additive = False
     """Whether the output is x + p, where p does not depend on the embeddings x."""
     left_context = right_context = 0
-    """Number of preceding or following rows on which a row of the output depends."""
+    """Number of preceding or following rows on which a row of the output depends; math.inf means all rows.
+
+    If ``left_context`` is math.inf, decoding calls :meth:`step`, which continues from a state.
+    """
+    every_layer = False
+    """Whether positions are added to the inputs of attention in every layer instead of the embeddings.
+
+    The rows of x and of the output then have ``layers`` · E features, E for each layer.
+    """
 
     def __init__(
         self,
@@ -36,6 +46,7 @@ class AbsolutePosition(nn.Module):
         max_positions: int = 512,
         padding_idx: int = 1,
         causal: bool = False,
+        layers: int = 1,
     ):
         super().__init__()
         self.embed_dim = embed_dim
@@ -43,6 +54,7 @@ class AbsolutePosition(nn.Module):
         self.max_positions = max_positions
         self.padding_idx = padding_idx
         self.causal = causal
+        self.width = embed_dim * layers if self.every_layer else embed_dim
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         """Returns the token embeddings with positions (B, L, E), in the dtype of x.
@@ -51,6 +63,17 @@ class AbsolutePosition(nn.Module):
             x: token embeddings (B, L, E).
             positions: positions (B, L) from 0 on, in any order and possibly repeated.
             tokens: token indices (B, L).
+        """
+        raise NotImplementedError
+
+    def step(
+        self, x: Tensor, positions: Tensor, tokens: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Returns the output for the rows that follow those of earlier calls, and the state after them.
+
+        Args:
+            x, positions, tokens: those of the new rows, as in :meth:`forward`; at least one row.
+            state: the state (B, ..) after the preceding rows, or None if there are none.
         """
         raise NotImplementedError
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_lrpe.positions.base import register_position
@@ -14,10 +15,10 @@ class Floater(RecurrentTable):
     """Adds p(k Δ) with dp/dt = h(p, t) and learned p(0) (Liu et al., ICML 2020; survey of 2021, "Recurrent").
 
     h(p, t) is W₂ tanh(W₁ [p; t] + b₁) + b₂. The equation is solved by one step of the classic Runge–Kutta
-    method from each position to the next. It is our choice to use tanh, the hidden width E, Δ = 0.1, a single
-    step, and positions only for the embeddings (FLOATER can also have positions in every layer). W₂ is
-    initialized from N(0, (Δ M)⁻²/E), M = ``max_positions``, and b₂ to 0, so that features change by about 1
-    within M positions; W₁ and b₁ are initialized as in nn.Linear.
+    method from each position to the next. It is our choice to use tanh, the hidden width E, Δ = 0.1 and a
+    single step. Positions are added to the embeddings only; :class:`FloaterEveryLayer` adds them in every
+    layer. W₂ is initialized from N(0, (Δ M)⁻²/E), M = ``max_positions``, and b₂ to 0, so that features change
+    by about 1 within M positions; W₁ and b₁ are initialized as in nn.Linear.
 
     Parameters are ``start`` (E,), ``inner`` (W₁, b₁) and ``outer`` (W₂, b₂). For n positions, the time is
     O(n E²), with four sequential evaluations of h per position, and O(L E) for the addition.
@@ -39,13 +40,34 @@ class Floater(RecurrentTable):
         w_p, w_t, d = w1[:, :-1].contiguous(), w1[:, -1], self.delta
 
         def h(p, t):
-            return w2 @ torch.tanh(w_p @ p + (w_t * t + b1)) + b2
+            return F.linear(torch.tanh(F.linear(p, w_p, w_t * t + b1)), w2, b2)
 
         def step(p, k):
+            p = p.unflatten(0, (-1, self.embed_dim))
             h1 = h(p, k * d)
             h2 = h(p + d / 2 * h1, (k + 0.5) * d)
             h3 = h(p + d / 2 * h2, (k + 0.5) * d)
             h4 = h(p + d * h3, (k + 1) * d)
-            return p + d / 6 * (h1 + 2 * (h2 + h3) + h4)
+            return (p + d / 6 * (h1 + 2 * (h2 + h3) + h4)).flatten()
 
         return step
+
+
+@register_position("floater_every_layer")
+class FloaterEveryLayer(Floater):
+    """Adds p_n(k Δ) to the inputs of self-attention in layer n (Liu et al., ICML 2020).
+
+    The queries, keys and values of layer n are W (x + p_n(k Δ)) + b for the inputs x of attention, after the
+    layer norm if it comes first, with dp_n/dt = h(p_n, t). All layers share h, and each has its own learned
+    p_n(0), as in the authors' code (xuanqing94/FLOATER, fairseq/models/flow_transformer.py).
+
+    In that code, the biases of queries, keys and values each follow the equation, also in the decoder's
+    attention to the encoder, and the embeddings have sinusoidal positions as well. Here, the biases are W p_n
+    with the same p_n, in self-attention only, and the embeddings have no positions. The choices of
+    :class:`Floater` apply.
+
+    Parameters are ``start`` (layers · E,), ``inner`` and ``outer``. For N layers and n positions, the time is
+    O(N n E²), with four sequential evaluations of h per position, and O(N L E) for the addition.
+    """
+
+    every_layer = True

@@ -20,7 +20,8 @@ class Hierarchical(AbsolutePosition):
     which is exactly p_j at positions below n.
 
     The parameter is p, ``weight`` (n, E), which is initialized from N(0, 1/E) like fairseq's learned
-    positions. The time is O(L E).
+    positions. The time is O(L E). A module that loads the positions of a shorter training keeps their number
+    n, so that a model can be built for longer sequences than it was trained on.
 
     Raises:
         ValueError: for positions from n² on.
@@ -34,10 +35,17 @@ class Hierarchical(AbsolutePosition):
         self.weight = nn.Parameter(torch.randn(self.max_positions, self.embed_dim) * self.embed_dim**-0.5)
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-        n = self.max_positions
+        n = len(self.weight)
         positions, last = self.mask_padding(positions, tokens, limit=n * n)
         embedding = F.embedding(positions % n, self.weight)
         if last >= n:
             blocks = F.embedding(positions // n, self.weight) - self.weight[0]
             embedding = embedding + self.alpha / (1 - self.alpha) * blocks
         return x + embedding.to(x.dtype)
+
+    def _load_from_state_dict(self, state_dict, prefix, *args):
+        stored = state_dict.get(f"{prefix}weight")
+        if stored is not None and len(stored) < len(self.weight):
+            # The parameter remains the same object, because optimizers may refer to it.
+            self.weight.data = self.weight.data[: len(stored)].clone()
+        super()._load_from_state_dict(state_dict, prefix, *args)

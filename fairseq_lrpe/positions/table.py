@@ -16,14 +16,15 @@ class RecurrentTable(AbsolutePosition):
     gradients, the table is cached and only recomputed when parameters change. Half-precision models compute
     the table in float32, because small steps would be lost in rounding.
 
-    The parameter p_0 is ``start`` (E,), which is initialized from N(0, 1/E) like fairseq's learned positions.
+    The parameter p_0 is ``start`` (E,), or (layers · E,) in ``every_layer``, which is initialized from
+    N(0, 1/E) like fairseq's learned positions.
     """
 
     additive = True
 
     def __init__(self, **shared):
         super().__init__(**shared)
-        self.start = nn.Parameter(torch.randn(self.embed_dim) * self.embed_dim**-0.5)
+        self.start = nn.Parameter(torch.randn(self.width) * self.embed_dim**-0.5)
         self._cache = None
 
     def step_function(self) -> Callable[[Tensor, int], Tensor]:

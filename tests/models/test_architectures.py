@@ -159,10 +159,13 @@ def test_beam_search_equals_search_without_state(arch):
     assert len({tuple(h[0]) for beams in whole for h in beams}) > 4
 
 
-@pytest.mark.parametrize("arch", ["linear_lm_tmlr_type1", "linear_lm_base"])
+@pytest.mark.parametrize(
+    ("arch", "flags"),
+    [("linear_lm_tmlr_type1", {}), ("linear_lm_base", {}), ("linear_lm_base", {"token_positions": "rnn"})],
+)
 @torch.no_grad()
-def test_linear_state_has_constant_size(arch):
-    model, _ = build(arch)
+def test_linear_state_has_constant_size(arch, flags):
+    model, _ = build(arch, **flags)
     tokens, state, sizes = torch.randint(4, 24, (2, 33)), {}, set()
     for step in range(1, 34):
         model(tokens[:, :step], incremental_state=state)
@@ -204,6 +207,51 @@ def test_token_positions(positions):
     same = torch.allclose(model(swapped)[0][0, 2:], whole[0, 2:], rtol=0, atol=1e-10)
     assert same == (positions == "none")
     assert ("decoder.embed_positions.weight" in model.state_dict()) == (positions == "learned")
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("prefix", [1, 21])
+@torch.no_grad()
+def test_token_positions_after_a_prefix(prefix, positions):
+    model, _ = build("linear_lm", token_positions=positions)
+    tokens, state, order = torch.randint(4, 24, (3, 30)), {}, torch.tensor([2, 2, 1])
+    whole = model(tokens)[0]
+    out = model(tokens[:, :prefix], incremental_state=state)[0]
+    torch.testing.assert_close(out, whole[:, :prefix], rtol=0, atol=1e-10)
+    model.decoder.reorder_incremental_state_scripting(state, order)
+    for step in range(prefix + 1, 31):
+        out = model(tokens[order, :step], incremental_state=state)[0]
+        torch.testing.assert_close(out[:, 0], whole[order, step - 1], rtol=0, atol=1e-10)
+
+
+def test_positions_in_every_layer_are_added_to_the_inputs_of_attention():
+    model, _ = build("softmax_lm", token_positions="floater_every_layer")
+    decoder, tokens, inputs = model.decoder, torch.randint(4, 24, (2, 7)), {}
+    position = decoder.embed_positions.position
+    with torch.no_grad():
+        position.start.normal_()
+    for n, layer in enumerate(decoder.layers):
+        for name in ("q_proj", "k_proj", "v_proj"):
+            projection = getattr(layer.self_attn, name)
+            projection.register_forward_pre_hook(lambda _, x, key=(n, name): inputs.update({key: x[0]}))
+        layer.self_attn_layer_norm.register_forward_hook(lambda _, x, y, n=n: inputs.update({n: (x[0], y)}))
+    model(tokens)
+    zeros = torch.zeros(2, 7, position.width, dtype=torch.float64)
+    terms = position(zeros, torch.arange(7).expand(2, 7), tokens).chunk(2, dim=-1)
+    embeddings = decoder.embed_scale * decoder.embed_tokens(tokens)
+    torch.testing.assert_close(inputs[0][0], embeddings.transpose(0, 1), rtol=0, atol=0)
+    for n, term in enumerate(terms):
+        for name in ("q_proj", "k_proj", "v_proj"):
+            torch.testing.assert_close(inputs[n, name], inputs[n][1] + term.transpose(0, 1), rtol=0, atol=0)
+    assert not terms[0].equal(terms[1])
+
+
+@torch.no_grad()
+def test_cape_is_random_only_in_training():
+    model, _ = build("softmax_lm", token_positions="cape", dropout=0.0, attention_dropout=0.0)
+    tokens = torch.randint(4, 24, (2, 20))
+    assert model(tokens)[0].equal(model(tokens)[0])
+    assert not model.train()(tokens)[0].equal(model(tokens)[0])
 
 
 @pytest.mark.parametrize("positions", POSITIONS)

@@ -77,8 +77,9 @@ def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin,
     assert answers == {i: hypotheses[i] for i in range(5)}
 
 
-def test_search_scores_with_convolutional_positions(train, data_bin, tmp_path):
-    flags = ["--token-positions", "convolution", "--max-update", 2, "--lr", 1]  # far from uniform
+@pytest.mark.parametrize("positions", ["convolution", "rnn"])
+def test_search_scores_with_positions_that_depend_on_earlier_tokens(positions, train, data_bin, tmp_path):
+    flags = ["--token-positions", positions, "--max-update", 2, "--lr", 1]  # far from uniform
     done = train("softmax_lm_nope", tmp_path, *flags)
     assert done.returncode == 0, done.stderr
     path = tmp_path / "checkpoint_last.pt"

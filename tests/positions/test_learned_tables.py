@@ -77,3 +77,15 @@ def test_initialization():
     assert abs(p.mean() - 1) < 0.002 and abs(p.std() - 0.02) < 0.001
     p = build("hierarchical", n=64, width=64).weight
     assert abs(p.mean()) < 0.01 and abs(p.std() - 64**-0.5) < 0.005
+
+
+def test_hierarchical_loads_the_positions_of_a_shorter_training():
+    trained, longer = build("hierarchical"), build("hierarchical", n=3 * N)
+    longer.load_state_dict(trained.state_dict())
+    x, positions = torch.randn(1, N * N, E, dtype=torch.float64), torch.arange(N * N)[None]
+    tokens = torch.full((1, N * N), 3)
+    assert longer(x, positions, tokens).equal(trained(x, positions, tokens))
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        trained.load_state_dict(build("hierarchical", n=3 * N).state_dict())
+    with pytest.raises(RuntimeError, match="size mismatch for weight"):
+        build("multiplicative", n=3 * N).load_state_dict(build("multiplicative").state_dict())

@@ -11,11 +11,11 @@ from fairseq_lrpe.positions import build_position
 from fairseq_lrpe.positions.table import RecurrentTable
 
 E, V, M = 4, 11, 16
-NAMES = ("recurrent", "floater")
+NAMES = ("recurrent", "floater", "floater_every_layer")
 
 
 def build(name, width=E, n=M):
-    return build_position(name, embed_dim=width, vocab_size=V, max_positions=n).double()
+    return build_position(name, embed_dim=width, vocab_size=V, max_positions=n, layers=3).double()
 
 
 def with_random_weights(name):
@@ -28,7 +28,7 @@ def with_random_weights(name):
 
 def embeddings_at(module, *positions):
     """Returns the position embeddings, computed from zero embeddings without padding."""
-    x = torch.zeros(1, len(positions), module.embed_dim, dtype=torch.float64)
+    x = torch.zeros(1, len(positions), module.width, dtype=torch.float64)
     return module(x, torch.tensor([positions]), torch.full((1, len(positions)), 3))[0]
 
 
@@ -52,13 +52,18 @@ def recurrent_loop(module, last):
     return path
 
 
-def floater_loop(module, last):
+def floater_every_layer_loop(module, last):
+    layers = [floater_loop(module, last, start) for start in module.start.split(E)]
+    return [[p for path in layers for p in path[k]] for k in range(last + 1)]
+
+
+def floater_loop(module, last, start=None):
     step = 0.1
 
     def moved(p, by, slope):
         return [a + by * b for a, b in zip(p, slope, strict=True)]
 
-    path = [list(module.start)]
+    path = [list(module.start if start is None else start)]
     for k in range(last):
         p, t = path[-1], step * k
         k1 = two_layers(module, [*p, t])
@@ -70,15 +75,18 @@ def floater_loop(module, last):
     return path
 
 
-@pytest.mark.parametrize(("name", "loop"), [("recurrent", recurrent_loop), ("floater", floater_loop)])
+LOOPS = (recurrent_loop, floater_loop, floater_every_layer_loop)
+
+
+@pytest.mark.parametrize(("name", "loop"), list(zip(NAMES, LOOPS, strict=True)))
 def test_matches_definition(name, loop):
     module = with_random_weights(name)
     positions = [[0, 1, 2, 3], [7, 2, 7, 5]]
-    x = torch.randn(2, 4, E, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(2, 4, module.width, dtype=torch.float64, requires_grad=True)
     path = loop(module, 7)
     loops = torch.stack([torch.stack([torch.stack(path[k]) for k in row]) for row in positions]) + x
     out = module(x, torch.tensor(positions), torch.full((2, 4), 3))
-    mixed = torch.randn(2, 4, E, dtype=torch.float64)
+    mixed = torch.randn_like(x)
     inputs = (x, *module.parameters())
     results = [(y, *torch.autograd.grad((y * mixed).sum(), inputs)) for y in (out, loops)]
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
@@ -141,15 +149,16 @@ def test_initial_far_positions_stay_small(name):
 def test_half_precision_computes_the_table_in_float32(name):
     module = build(name, n=512).bfloat16()
     tokens, positions = torch.full((1, 300), 3), torch.arange(300)[None]
-    half = module(torch.zeros(1, 300, E, dtype=torch.bfloat16), positions, tokens)
-    exact = module.double()(torch.zeros(1, 300, E, dtype=torch.float64), positions, tokens)
+    zeros = torch.zeros(1, 300, module.width)
+    half = module(zeros.bfloat16(), positions, tokens)
+    exact = module.double()(zeros.double(), positions, tokens)
     torch.testing.assert_close(half.double(), exact, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_autocast_has_no_effect(name):
     module = build(name).float()
-    x, positions, tokens = torch.randn(1, 3, E), torch.tensor([[0, 5, 9]]), torch.full((1, 3), 3)
+    x, positions, tokens = torch.randn(1, 3, module.width), torch.tensor([[0, 5, 9]]), torch.full((1, 3), 3)
     expected = module(x, positions, tokens)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert module(x, positions, tokens).equal(expected)

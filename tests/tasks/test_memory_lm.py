@@ -245,6 +245,7 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--token-positions learned", "learned token positions restart in each segment"),
     ("--token-positions hierarchical", "hierarchical token positions restart in each segment"),
     ("--token-positions convolution", "convolution token positions restart in each segment"),
+    ("--token-positions rnn", "rnn token positions restart in each segment"),
     ("--token-positions sinusoidal", "sinusoidal token positions restart in each segment"),
     ("--checkpoint-activations", "--checkpoint-activations is not supported with a memory"),
     ("--batch-size 2", "an update must have all 4 streams, but 2 (--batch-size) × 1 (processes) × 1"),

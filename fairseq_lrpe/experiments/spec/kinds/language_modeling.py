@@ -10,8 +10,10 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Evaluation, Kind, TrainingSettings
 from fairseq_lrpe.utils.files import REPOSITORY
 
-TABLES = ("learned", "multiplicative", "hierarchical")
+TABLES = ("learned", "multiplicative")
 """Values of ``--token-positions`` with a table of parameters for the training's positions."""
+MAX_SINUSOIDAL = 100_000
+"""Number of sinusoidal token positions of fairseq's models."""
 
 
 class BlockEvaluation(Evaluation):
@@ -134,9 +136,11 @@ def max_length(model: dict) -> tuple[float, str]:
     if fixed and not model["lrpe_learn_theta"] and model["lrpe_theta_type"] in ("b", "c"):
         theta = model["lrpe_theta_type"]
         return trained, f"its fixed angles of type {theta} depend on the {trained} training positions"
+    if positions == "hierarchical" and trained**2 < MAX_SINUSOIDAL:
+        return trained**2, f"its token positions are pairs of the {trained} training positions"
     if positions == "none" or model["no_token_positional_embeddings"]:
         return math.inf, "no part of the model depends on the length"
-    return 100_000, "fairseq's sinusoidal token positions end there"
+    return MAX_SINUSOIDAL, "fairseq's sinusoidal token positions end there"
 
 
 KIND = LanguageModeling()
