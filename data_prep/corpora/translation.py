@@ -88,9 +88,7 @@ class Translation(Corpus):
             return None
         if not self.is_archived(args):
             if getattr(args, "valid", None):
-                raise ValueError(
-                    "--valid is for the published archives: it cannot be combined with text files"
-                )
+                raise ValueError("--valid is for the published archives: it cannot be used with text files")
             splits = in_folder(args.source)
         else:
             splits = in_archives(self.archives, args.source, args.out)
