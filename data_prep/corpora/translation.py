@@ -34,10 +34,11 @@ LANGUAGES = ("en", "de")  # source, target
 # Accepted file names of each split, in order of preference.
 NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_2016_flickr")}
 MAX_TOKENS, MAX_RATIO = 250, 1.5
-HELD_OUT, EVERY = "training", 100
-"""Value of --valid for which every 100th training pair is used for validation."""
+VALID = ("training", "newstest2013")
+"""Values of --valid: every 100th training pair, or the validation set of WMT."""
+EVERY = 100
 RECORD = ", 1 percent of the training pairs for validation"
-"""Text in the recorded source of data with such a validation set."""
+"""Text in the recorded source of data whose validation set is from the training pairs."""
 
 
 class Translation(Corpus):
@@ -68,7 +69,7 @@ class Translation(Corpus):
         parser.add_argument("--sentencepiece", action="store_true", help=text)
         if self.archives:
             text = f"validation set: every {EVERY}th training pair (default), or newstest2013"
-            parser.add_argument("--valid", choices=(HELD_OUT, "newstest2013"), help=text)
+            parser.add_argument("--valid", choices=VALID, help=text)
 
     def source(self, args):
         record = RECORD if self.holds_out(args) else ""
@@ -80,14 +81,15 @@ class Translation(Corpus):
 
     def holds_out(self, args: Namespace) -> bool:
         """Returns whether every 100th training pair is used for validation."""
-        chosen = getattr(args, "valid", "newstest2013") or HELD_OUT
-        return chosen == HELD_OUT and (self.is_archived(args) or RECORD in args.earlier)
+        if not self.archives or args.valid == "newstest2013":
+            return False
+        return self.is_archived(args) or RECORD in args.earlier
 
     def check(self, args):
         if (args.out / "text").is_dir():
             return None
         if not self.is_archived(args):
-            if getattr(args, "valid", None):
+            if self.archives and args.valid:
                 raise ValueError("--valid is for the published archives: it cannot be used with text files")
             splits = in_folder(args.source)
         else:
@@ -226,7 +228,8 @@ def clean(folder: Path, target: Path, splits: tuple[str, ...]) -> None:
     if target.is_dir():
         return
     with atomic_folder(target) as part:
-        pairs = {x: (folder / f"{x}.{LANGUAGES[0]}").read_bytes().count(b"\n") for x in SPLITS}
+        paths = {split: folder / f"{split}.{LANGUAGES[0]}" for split in SPLITS if split not in splits}
+        pairs = {split: path.read_bytes().count(b"\n") for split, path in paths.items()}
         for split in splits:
             counts = clean_split(folder, part, split)
             if not counts["kept"]:
