@@ -58,6 +58,7 @@ METHODS = {
     "shaw": Method({"encoding": "shaw"}, f"Shaw et al. 2018; {_LFHC}, Tables 1-3 'Shaw'"),
     "shaw_values": Method({"encoding": "shaw", "shaw_values": True}, "Shaw et al. 2018, Eqs. 3-4"),
     "lfhc": Method({"encoding": "lfhc"}, f"{_LFHC}, Tables 1-3 'LFHC'"),
+    "lfhc_floor": Method({"encoding": "lfhc", "lfhc_rounding": "floor"}, f"{_LFHC}, Eq. 9 as printed"),
     "gcdf": Method({"encoding": "gcdf"}, f"{_LFHC}, Tables 1-3 'GCDF'"),
     "deberta": Method({"encoding": "deberta"}, f"He et al. 2021; {_TMLR}, Eq. 31"),
     "kerple": Method({"encoding": "kerple"}, "Chi et al. 2022, the logarithmic variant"),

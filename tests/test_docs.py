@@ -214,7 +214,7 @@ ROWS = {
         after=("fairseq-train data/squad/bin",),
     ),
     "bash scripts/finetune_glue.sh *": Row(refused="does not exist"),
-    "bash scripts/glue_submission.sh *": Row(refused="has no finished fine-tuning runs"),
+    "bash scripts/glue_submission.sh *": Row(refused="has no finished runs of GLUE"),
     "lrpe classify *": Row("--cpu", after=("fairseq-train data/sentences/bin",)),
     "lrpe classify CHECKPOINT FOLDER_OF_PICTURES*": Row(
         "--cpu",

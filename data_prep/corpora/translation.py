@@ -4,6 +4,10 @@ OUT/text contains the raw text, and OUT/bin the binarized data and a dictionary 
 merges in OUT/codes (or OUT/sentencepiece.model) and the settings in OUT/bin/preparation.json are needed to
 translate other text. Training pairs are removed if a side is empty or has more than 250 tokens, or if one
 side has more than 1.5 times as many tokens as the other.
+
+As in fairseq's examples/translation/prepare-wmt14en2de.sh, every 100th pair of WMT's training corpora is
+used for validation instead of training and learning BPE, unless it would be removed from training, too.
+With --valid newstest2013, newstest2013 is the validation set, and every training pair is used for training.
 """
 
 import json
@@ -30,6 +34,11 @@ LANGUAGES = ("en", "de")  # source, target
 # Accepted file names of each split, in order of preference.
 NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_2016_flickr")}
 MAX_TOKENS, MAX_RATIO = 250, 1.5
+VALID = ("training", "newstest2013")
+"""Values of --valid: every 100th training pair, or the validation set of WMT."""
+EVERY = 100
+RECORD = ", 1 percent of the training pairs for validation"
+"""Text in the recorded source of data whose validation set is from the training pairs."""
 
 
 class Translation(Corpus):
@@ -58,15 +67,35 @@ class Translation(Corpus):
         add_number(parser, "--bpe-types", text, default=self.facts["bpe_types"])
         text = "use SentencePiece instead of Moses tokenization and BPE"
         parser.add_argument("--sentencepiece", action="store_true", help=text)
+        if self.archives:
+            text = f"validation set: every {EVERY}th training pair (default), or newstest2013"
+            parser.add_argument("--valid", choices=VALID, help=text)
 
     def source(self, args):
-        return f"{super().source(args)} in {args.bpe_types} {codec_of(args).unit}"
+        record = RECORD if self.holds_out(args) else ""
+        return f"{super().source(args)} in {args.bpe_types} {codec_of(args).unit}{record}"
+
+    def is_archived(self, args: Namespace) -> bool:
+        """Returns whether the source is the published archives, or a folder with copies of them."""
+        return not args.source or any((args.source / name).is_file() for name in self.archives)
+
+    def holds_out(self, args: Namespace) -> bool:
+        """Returns whether every 100th training pair is used for validation."""
+        if not self.archives or args.valid == "newstest2013":
+            return False
+        return self.is_archived(args) or RECORD in args.earlier
 
     def check(self, args):
         if (args.out / "text").is_dir():
             return None
-        archived = not args.source or any((args.source / name).is_file() for name in self.archives)
-        splits = in_archives(self.archives, args.source, args.out) if archived else in_folder(args.source)
+        if not self.is_archived(args):
+            if self.archives and args.valid:
+                raise ValueError("--valid is for the published archives: it cannot be used with text files")
+            splits = in_folder(args.source)
+        else:
+            splits = in_archives(self.archives, args.source, args.out)
+            if self.holds_out(args):
+                splits["valid"] = []
         check_sides(splits)
         return splits
 
@@ -74,6 +103,9 @@ class Translation(Corpus):
         for split, files in inputs.items():
             for language in LANGUAGES:
                 concatenate([paths[language] for paths in files], folder / f"{split}.{language}")
+        if not inputs["valid"]:
+            for language in LANGUAGES:
+                hold_out(folder, language)
 
     def prepare(self, args, source, inputs):
         out, codec = args.out, codec_of(args)
@@ -95,9 +127,10 @@ class Translation(Corpus):
                     shutil.rmtree(out / folder)
                 raise
         step(lambda language: codec.pieces, "words", "pieces")
-        clean(out / "pieces", out / "clean")
+        cleaned = SPLITS[: 2 if self.holds_out(args) else 1]
+        clean(out / "pieces", out / "clean", cleaned)
 
-        texts = {split: out / ("clean" if split == "train" else "pieces") / split for split in SPLITS}
+        texts = {split: out / ("clean" if split in cleaned else "pieces") / split for split in SPLITS}
         with folder_with_source(out / "bin", source) as part:
             log = out / "preprocess.log"
             preprocess(texts, part, log, languages=LANGUAGES, workers=args.workers)
@@ -170,6 +203,16 @@ def check_sides(splits: dict[str, list]) -> None:
             raise ValueError(f"{one} has {first:,} lines, but {other} has {second:,}")
 
 
+def hold_out(folder: Path, language: str) -> None:
+    """Moves every 100th line of the training text to the validation text."""
+    train, valid = (folder / f"{split}.{language}" for split in ("train", "valid"))
+    every = train.rename(folder / f"every.{language}")
+    with every.open("rb") as lines, train.open("wb") as kept, valid.open("wb") as held_out:
+        for number, line in enumerate(lines, 1):
+            (kept if number % EVERY else held_out).write(line)
+    every.unlink()
+
+
 def verdict(pair: tuple[str, str]) -> str:
     """Returns "kept", or the reason for which a tokenized training pair is removed."""
     shorter, longer = sorted(len(side.split()) for side in pair)
@@ -180,26 +223,35 @@ def verdict(pair: tuple[str, str]) -> str:
     return "of uneven length" if longer > MAX_RATIO * shorter else "kept"
 
 
-def clean(folder: Path, target: Path) -> None:
-    """Writes the training pairs that are kept to ``target``, and the numbers of pairs to pairs.json there."""
+def clean(folder: Path, target: Path, splits: tuple[str, ...]) -> None:
+    """Writes the kept pairs of ``splits`` to ``target``, and the numbers of pairs to pairs.json there."""
     if target.is_dir():
         return
-    counts = Counter()
     with atomic_folder(target) as part:
-        names = [f"train.{language}" for language in LANGUAGES]
-        sides = [(folder / name).open(encoding="utf-8", newline="\n") for name in names]
-        kept = [(part / name).open("w", encoding="utf-8") for name in names]
-        for pair in tqdm(zip(*sides, strict=True), desc="cleaning", unit="pairs", disable=None):
-            counts[decision := verdict(pair)] += 1
-            if decision == "kept":
-                for file, side in zip(kept, pair, strict=True):
-                    file.write(side)
-        for file in (*sides, *kept):
-            file.close()
-        if not counts["kept"]:
-            raise ValueError(f"all {counts.total():,} training pairs are unusable: {removed(counts)}")
-        others = {x: (folder / f"{x}.{LANGUAGES[0]}").read_bytes().count(b"\n") for x in SPLITS[1:]}
-        (part / "pairs.json").write_text(json.dumps({"train": counts, **others}) + "\n")
+        paths = {split: folder / f"{split}.{LANGUAGES[0]}" for split in SPLITS if split not in splits}
+        pairs = {split: path.read_bytes().count(b"\n") for split, path in paths.items()}
+        for split in splits:
+            counts = clean_split(folder, part, split)
+            if not counts["kept"]:
+                kind = {"train": "training", "valid": "validation"}[split]
+                raise ValueError(f"all {counts.total():,} {kind} pairs are unusable: {removed(counts)}")
+            pairs[split] = counts if split == "train" else counts["kept"]
+        (part / "pairs.json").write_text(json.dumps(pairs) + "\n")
+
+
+def clean_split(folder: Path, target: Path, split: str) -> Counter:
+    """Writes the pairs of a split that are kept to ``target``; returns {verdict: number of pairs}."""
+    counts, names = Counter(), [f"{split}.{language}" for language in LANGUAGES]
+    sides = [(folder / name).open(encoding="utf-8", newline="\n") for name in names]
+    kept = [(target / name).open("w", encoding="utf-8") for name in names]
+    for pair in tqdm(zip(*sides, strict=True), desc=f"cleaning {split}", unit="pairs", disable=None):
+        counts[decision := verdict(pair)] += 1
+        if decision == "kept":
+            for file, side in zip(kept, pair, strict=True):
+                file.write(side)
+    for file in (*sides, *kept):
+        file.close()
+    return counts
 
 
 def removed(counts: Counter) -> str:

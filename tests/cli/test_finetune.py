@@ -225,7 +225,7 @@ def test_a_submission(place, done, tmp_path):
     assert {row[1] for row in labels[1:]} <= {"entailment", "not_entailment"}
     assert all(float(row[1]) is not None for row in scores[1:])
     nothing = run(place, "glue-submission", "results/glue")
-    assert nothing.returncode == 1 and "has no finished fine-tuning runs" in nothing.stderr
+    assert nothing.returncode == 1 and "has no finished runs of GLUE" in nothing.stderr
 
 
 SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu")

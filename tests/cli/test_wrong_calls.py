@@ -103,7 +103,8 @@ CALLS = [
     ("finetune", "{damaged} RTE", "(it contains no dictionary)"),
     ("finetune", "/nowhere.pt RTE", "the checkpoint /nowhere.pt does not exist"),
     ("finetune", "{checkpoint} RTE", "expected linear_roberta_... or softmax_roberta_..."),
-    ("glue-submission", "README.md", "has no finished fine-tuning runs"),
+    ("glue-submission", "README.md", "README.md has no finished runs of GLUE: use a method's folder"),
+    ("glue-submission", "{fine_tuned} README.md", "README.md has no finished runs of GLUE"),
     ("generate", "{damaged}", "(it contains no dictionary)"),
     ("generate", "tests", "tests is a folder"),
     ("classify", "/nowhere.pt {data} valid=x", "the checkpoint /nowhere.pt does not exist"),
@@ -137,8 +138,15 @@ def places(train, data_bin, tmp_path_factory):
     assert done.returncode == 0, done.stderr
     torch.save([1, 2], folder / "list.pt")
     (folder / "glue" / "task=RTE" / "seed-1").mkdir(parents=True)
-    record = {"finished": "2020-01-01", "evaluations": {"valid": {"score": 1.0}}}
-    (folder / "glue" / "task=RTE" / "seed-1" / "evaluation.json").write_text(json.dumps(record))
+    config = {"task": "RTE", "data": str(folder), "evaluate": {"checkpoint": "best.pt"}}
+    files = {
+        "evaluation.json": {"finished": "2020-01-01", "evaluations": {"valid": {"score": 1.0}}},
+        "run.json": {"kind": "glue", "config": config},
+        "checkpoints/best.pt": None,
+    }
+    for name, content in files.items():
+        (folder / "glue/task=RTE/seed-1" / name).parent.mkdir(exist_ok=True)
+        (folder / "glue/task=RTE/seed-1" / name).write_text(json.dumps(content))
     places = {"checkpoint": "checkpoint_last.pt", "damaged": "list.pt", "fine_tuned": "glue"}
     paths = {name: folder / path for name, path in places.items()}
     return {**paths, "data": data_bin, "results": folder / "results"}

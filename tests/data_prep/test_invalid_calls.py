@@ -65,6 +65,11 @@ CALLS = [
         for name in ("text", "wikipedia", "wikibook", "wikitext_mini", "books")
         for content, (_, message) in TEXTS.items()
     ),
+    (
+        "wmt14_en_de --from {pairs} --valid newstest2013",
+        "--valid is for the published archives: it",
+    ),
+    ("wmt14_en_de --valid newstest2014", "invalid choice: 'newstest2014' (choose from"),
     ("text --from {folders}", "{folders}/train.txt is missing: --from takes a folder with train.txt"),
     ("wikitext103 --from {text}", "wiki.train.tokens is missing: --from takes wikitext-103-v1.zip"),
     ("wikitext103 --from {archive}", "{archive} is not the published wikitext-103-v1.zip: it has"),

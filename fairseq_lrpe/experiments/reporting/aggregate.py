@@ -13,6 +13,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.reporting.measurements import RUN, STATE
 from fairseq_lrpe.experiments.reporting.records import describe_state
 from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
+from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.experiments.spec.table import Cell, Table
 from fairseq_lrpe.methods import METHODS, canonical
 
@@ -40,7 +41,7 @@ def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
         [
             (i, cell.evaluation, cell.metric, *_key(run))
             for i, cell in enumerate(table.cells)
-            for run in cell.runs
+            for run in measuring_runs(cell, results)
         ],
         columns=["cell", "evaluation", "metric", *RUN],
     ).drop_duplicates(["cell", "seed"], keep="last")
@@ -61,6 +62,32 @@ def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
     cells = [i for i, cell in enumerate(table.cells) if cell.parts]
     combined = [frame.assign(cell=i, is_measured=True) for i, frame in zip(cells, combined, strict=True)]
     return pd.concat([values, *(frame for frame in combined if len(frame))], ignore_index=True)
+
+
+def measuring_runs(cell: Cell, results: pd.DataFrame) -> list[Run]:
+    """Returns the runs that measure a cell: all of them, or those of the best of its ``trials``.
+
+    The best trial has the best mean score over the seeds with which every trial is measured. For another
+    seed, the run is one that is not measured, so that the cell has no value for this seed.
+
+    Args:
+        cell: the cell.
+        results: measurements of any runs, as ``load_results`` returns them.
+    """
+    if not cell.trials:
+        return cell.runs
+    found = results[(results["evaluation"] == cell.score[0]) & (results["metric"] == cell.score[1])]
+    found = found.assign(method=found["method"].map(canonical))
+    sign = 1 if cell.kind.metrics[cell.score[1]] == "higher" else -1
+    values = dict(zip(found[RUN].itertuples(index=False, name=None), sign * found["value"], strict=True))
+    by_seed = list(zip(*cell.trials, strict=True))
+    scores = [[values.get(_key(run)) for run in runs] for runs in by_seed]
+    complete = [seed for seed in scores if None not in seed]
+    means = [statistics.fmean(trial) for trial in zip(*complete, strict=True)] or [0.0]
+    best = max(range(len(means)), key=lambda i: -math.inf if math.isnan(means[i]) else means[i])
+    return [
+        runs[seed.index(None) if None in seed else best] for runs, seed in zip(by_seed, scores, strict=True)
+    ]
 
 
 def _key(run):
@@ -93,6 +120,7 @@ def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
         - seeds, planned: the numbers of measured and planned seeds
         - state: "3" or "2 of 3" measured seeds, or without any, the state of the run that got furthest,
           "damaged", or "-" if no run was started
+        - chosen: the changes of the trial that measures a cell with ``choose_once``, if it has a value
         - length, unit: the length of the measured trainings if all have the same
         - lengths, started_lengths: tuples of (length, unit) of the measured, and of all started trainings
         - signatures: a tuple of sacreBLEU's signatures of the metric
@@ -188,6 +216,7 @@ def _summarize_cell(cell, lines, planned):
         "seeds": len(values),
         "planned": planned,
         "state": state if values else _state(lines),
+        "chosen": next((line.changes for line in lines if cell.trials and line.is_measured), None),
         "started_lengths": _in_order(_lengths(lines)),
         "signatures": tuple({line.signature: 0 for line in lines if isinstance(line.signature, str)}),
         "decimals": (cell.kind or Kind).decimals.get(cell.metric, 2),

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.reporting.aggregate import METHOD_ORDER
-from fairseq_lrpe.experiments.reporting.measurements import curves
+from fairseq_lrpe.experiments.reporting.aggregate import METHOD_ORDER, measuring_runs
+from fairseq_lrpe.experiments.reporting.measurements import curves, measurements
 from fairseq_lrpe.experiments.reporting.records import RunRecord
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.experiments.reporting.tables import read_table_runs
@@ -45,10 +45,11 @@ def table_name(table: Table) -> str:
 
 def table_lines(table: Table, results: Path) -> pd.DataFrame:
     """Returns the curves of a table's runs, with the column ``row``: the name of the line in the legend."""
-    found = curves(record for record in read_table_runs(table, results) if record.problem is None)
+    records = [record for record in read_table_runs(table, results) if record.problem is None]
+    found, measured = curves(records), measurements(records)
     first_runs, lines = {}, {}
     for cell in table.cells:
-        folders = [str(run.folder(results)) for run in cell.runs]
+        folders = [str(run.folder(results)) for run in measuring_runs(cell, measured)]
         runs = found[found["folder"].isin(folders)]
         if len(common_points(runs)):
             key, name = (cell.experiment, cell.attention, cell.row), cell.row

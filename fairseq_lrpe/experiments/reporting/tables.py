@@ -124,12 +124,17 @@ def _heading(table, summary):
     yield table.settings.title
     if source:
         yield f"paper: {', '.join(source)}"
+    if table.published.note:
+        yield f"note: {table.published.note}"
     yield f"measured on {', '.join(runs)}{mini}"
     yield (
         f"{'; '.join(names if len(metrics) > 1 else metrics)}: mean ± sample standard deviation (seeds)"
         + (", without the worst of three or more seeds" if table.settings.drop_worst else "")
     )
     yield "bold: the best of a column among the rows of the same attention"
+    cells = summary.dropna(subset="chosen")
+    if chosen := [f"{cell.row} of {_title(cell.column)} {cell.chosen}" for cell in cells.itertuples()]:
+        yield f"chosen by the mean over all seeds: {'; '.join(chosen)}"
     signatures = summary.explode("signatures").dropna(subset="signatures")
     yield from dict.fromkeys(
         f"{cell.column}: {cell.metric}, signature {cell.signatures}" for cell in signatures.itertuples()

@@ -109,6 +109,7 @@ class TableSettings(Model):
     seeds: list[int] | None = None  # default: those of the experiments
     mini_seeds: list[int] | None = None  # seeds of the small configuration
     drop_worst: bool = False  # excludes the worst of three or more seeds
+    choose_once: bool = False  # ``choose`` selects one trial for all seeds, by its mean over them
 
     @model_validator(mode="after")
     def complete(self) -> "TableSettings":
@@ -169,6 +170,9 @@ class Cell:
         runs: the runs that measure the cell.
         parts: the cells of which this cell is the average, or the best one if ``is_best``.
         drop_worst: whether the worst of three or more seeds is excluded.
+        trials: with ``choose_once``, the runs of each trial, one per seed. ``runs`` has all of them, and
+            those of the trial with the best mean score measure the cell.
+        score: (evaluation, metric) by which a trial is chosen.
     """
 
     attention: str
@@ -185,6 +189,8 @@ class Cell:
     parts: list["Cell"] = field(default_factory=list)
     is_best: bool = False
     drop_worst: bool = False
+    trials: list[list[Run]] = field(default_factory=list)
+    score: tuple[str, str] | None = None
 
 
 def tables() -> list[str]:
@@ -368,6 +374,12 @@ class Table(TableSpec):
             if row in self.settings.rows:
                 raise self._error(f"rows[{self.settings.rows.index(row)}]", error) from None
             raise self._error("table", f"row {row.row}: {error}") from None
+        by_seed = [experiment.trials(run) for run in cell.runs] if self.settings.choose_once else []
+        cell.trials = [list(runs) for runs in zip(*by_seed, strict=True)]
+        if cell.trials:
+            cell.runs = [run for runs in cell.trials for run in runs]
+            first = next(iter(experiment.kind.evaluations(experiment.settings(cell.runs[0]))))
+            cell.score = first, next(iter(experiment.kind.metrics))
         cell.experiment, cell.kind, cell.evaluation = experiment.name, experiment.kind, column.evaluation
         cell.metric = column.metric or next(iter(experiment.kind.metrics))
         if not self.settings.paper or cell.published is None:

@@ -263,9 +263,10 @@ def archives(tmp_path, publish):
 
 
 def test_wmt14_from_its_archives(archives, publish, quick, tmp_path, monkeypatch, capsys):
+    newstest = ["--valid", "newstest2013"]
     for name, source in (("copied", ["--from", archives]), ("downloaded", [])):
         out = tmp_path / name
-        wmt14([*source, "--out", out, "--bpe-types", 60, "--workers", 1])
+        wmt14([*source, "--out", out, "--bpe-types", 60, "--workers", 1, *newstest])
         printed = capsys.readouterr().out
         assert "types; the papers have en 40,480, de 42,720\nready: " in printed
         for split, pairs in SPLITS.items():
@@ -276,9 +277,39 @@ def test_wmt14_from_its_archives(archives, publish, quick, tmp_path, monkeypatch
     sizes = re.search(r"vocabulary: en (\d+) types, de (\d+) types", printed)
     expected = {"en": int(sizes[1]), "de": int(sizes[2])}
     monkeypatch.setitem(translation.Translation("wmt14_en_de").facts, "vocabulary", expected)
-    wmt14(["--out", out, "--bpe-types", 60])
+    wmt14(["--out", out, "--bpe-types", 60, *newstest])
     assert "types, as in the papers\n" in capsys.readouterr().out
     assert len(publish.requests) == 8  # a missing mirror for each archive
+
+
+def test_every_hundredth_training_pair_is_for_validation(archives, quick, tmp_path, monkeypatch, capsys):
+    """As in fairseq's script, which counts the pairs of all corpora together, before any is removed."""
+    assert translation.EVERY == 100
+    monkeypatch.setattr(translation, "EVERY", 5)
+
+    def verdict(pair):
+        return "too long" if "dog" in pair[0].replace("@@ ", "") else "kept"
+
+    monkeypatch.setattr(translation, "verdict", verdict)
+    out = tmp_path / "out"
+    again = ["--out", out, "--bpe-types", 60, "--workers", 1]
+    wmt14(["--from", archives, *again])
+    held, left = PAIRS[4::5], [pair for i, pair in enumerate(PAIRS, 1) if i % 5]
+    for i, language in enumerate(("en", "de")):
+        for split, pairs in (("train", left), ("valid", held), ("test", SPLITS["test"])):
+            path = out / "text" / f"{split}.{language}"
+            assert path.read_text().splitlines() == [pair[i] for pair in pairs]
+        assert not (out / "text" / f"every.{language}").exists()
+        kept = [ascii_quotes(pair[i]) for pair in held if "dog" not in pair[0]]
+        assert 0 < len(kept) < len(held) and decoded(out / "bin", "valid", language) == kept
+        assert len(decoded(out / "bin", "test", language)) == len(SPLITS["test"])
+    assert f"valid: {len(kept)} pairs, test: 4 pairs" in capsys.readouterr().out
+
+    archives.rename(tmp_path / "moved")
+    wmt14(again)
+    assert "already prepared" in capsys.readouterr().out
+    other = error_of("wmt14_en_de", *again, "--valid", "newstest2013")
+    assert "60 merges of byte pairs, 1 percent of the training pairs for validation" in other
 
 
 def test_invalid_archives_are_errors(archives, tmp_path):
@@ -290,8 +321,11 @@ def test_invalid_archives_are_errors(archives, tmp_path):
 
 
 def test_wmt14_from_text_files(quick, tmp_path, capsys):
-    wmt14(flags(write_pairs(tmp_path / "given"), tmp_path / "out", types=20))
-    assert "test: 4 pairs" in capsys.readouterr().out
+    given = flags(write_pairs(tmp_path / "given"), tmp_path / "out", types=20)
+    message = "--valid is for the published archives: it cannot be used with text files"
+    assert message in error_of("wmt14_en_de", *given, "--valid", "training")
+    wmt14(given)
+    assert "valid: 6 pairs, test: 4 pairs" in capsys.readouterr().out
 
 
 def test_sources_list_every_archive():

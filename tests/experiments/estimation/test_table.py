@@ -172,7 +172,7 @@ def test_errors(main, words, message):
 def test_what_cannot_be_estimated_is_listed(monkeypatch):
     known = dict(estimates.CARDS)
     assert set(known) == {"v100", "a100", "h100"}
-    rows, lines = estimate(table.main, "tmlr_table4", "--results", "nowhere")
+    rows, lines = estimate(table.main, "tmlr_table4", "--results", "nowhere", "--gpus", 8)
     assert rows["lra/image/linear_base"][1:] == ["-"] * 6
     assert any(line.startswith("Not estimated: lra/image: the total batch of 100") for line in lines)
     assert any(line.startswith("lra/text: assumes the longest texts") for line in lines)

@@ -133,6 +133,49 @@ def test_mean_and_standard_deviation(runs):
     assert pd.isna(entry(runs, "softmax", "SPE")["paper"])
 
 
+@pytest.fixture
+def choice(configs):
+    """A table that chooses k of Shaw once for all seeds, of an experiment that chooses it for each seed."""
+    rows = [{"row": m, "attention": "softmax", "method": m} for m in ("shaw", "xl")]
+    column = {"experiment": "lm/choice", "evaluation": "valid"}
+    table = {"title": "A choice", "choose_once": True, "columns": {"a": column}, "rows": rows}
+    choose = {"train.shaw_k": [2, 4, 8]}
+    write_configs(configs, {"tables/choice": table, "lm/choice": {"defaults": "lm/big", "choose": choose}})
+
+
+def write_trials(folder, measured):
+    """Writes runs of Shaw with {k: {seed: perplexity}}."""
+    for k, seeds in measured.items():
+        for seed, valid in seeds.items():
+            name = f"lm/choice/softmax_shaw/train.shaw_k={k}/seed-{seed}"
+            write_run(folder / name, {50: 2 * valid, 100: valid}, valid)
+
+
+def test_one_trial_is_chosen_for_all_seeds(choice, tmp_path, capsys):
+    """Each k is the best of one seed, but their means differ."""
+    table, folder = Table("choice"), tmp_path / "results"
+    trials = [run for run in table.runs() if run.method == "shaw"]
+    assert len(trials) == 3 * 3 and all(run.changes for run in trials) and len(table.runs()) == 3 * 3 + 3
+    write_trials(folder, {2: {1: 9, 2: 30, 3: 30}, 4: {1: 20, 2: 19, 3: 21}, 8: {1: 22, 2: 29, 3: 20}})
+    cell = report.collect(table, folder).iloc[0]
+    assert (cell["mean"], cell["std"], cell["state"], cell["chosen"]) == (20, 1, "3", "train.shaw_k=4")
+    text = output(capsys, folder, "--table", "choice")
+    assert "chosen by the mean over all seeds: shaw of a train.shaw_k=4" in " ".join(text.split())
+    lines = plots.table_lines(table, folder)
+    assert set(lines["changes"]) == {"train.shaw_k=4"} and len(lines) == 3 * 2
+
+
+def test_choice_waits_for_all_trials_of_a_seed(choice, tmp_path):
+    folder = tmp_path / "results"
+    write_trials(folder, {2: {1: 10, 2: 90, 3: 9}, 4: {1: 12, 2: 12}, 8: {1: 30, 2: 30}})
+    cell = report.collect(Table("choice"), folder).iloc[0]
+    assert (cell["mean"], cell["state"], cell["chosen"]) == (12, "2 of 3", "train.shaw_k=4")
+    write_trials(tmp_path / "diverged", {2: {1: float("nan")}, 4: {1: 12}, 8: {1: 30}})
+    assert report.collect(Table("choice"), tmp_path / "diverged").iloc[0]["mean"] == 12
+    write_trials(tmp_path / "few", {2: {1: 10}, 8: {1: 30}})
+    assert pd.isna(report.collect(Table("choice"), tmp_path / "few").iloc[0]["mean"])
+
+
 @pytest.mark.parametrize("better, expected", [("lower", {1: 3.0, 2: 4.0}), ("higher", {1: 5.0, 2: 6.0})])
 def test_best_of_columns_is_taken_per_seed(better, expected):
     values = [(1, 3.0, True), (2, 6.0, True), (3, 9.0, True), (1, 5.0, True), (2, 4.0, True), (3, 1.0, False)]
