@@ -10,9 +10,9 @@ from fairseq_lrpe.ops.relative import distance_table, expand_distances
 class DistanceBias(Encoding):
     """Base class of encodings that add f_h(|i−j|) to the scaled scores; subclasses implement :meth:`values`.
 
-    f is computed in float32 or float64. Values are limited to half of the smallest number of the dtype of q,
-    so that scores stay finite in float16.
-    The bias costs O(L²) additions per head, but f is computed for O(L) distances only.
+    f is computed in float32 or float64. Its values are clamped to half of the lowest finite number of the
+    dtype of q, so that scores stay finite in float16. The bias costs O(L²) additions per head, but f is
+    computed for O(L) distances only.
     """
 
     decomposable = False

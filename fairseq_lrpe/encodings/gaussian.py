@@ -17,7 +17,7 @@ class Gaussian(DistanceBias):
 
     w and b are learned scalars of the layer, which all heads share. Absolute values of the parameters enforce
     their signs, because clamped parameters would get no gradient. The initial values are ours: w = 0.01, a
-    standard deviation of 7 positions, and b = −0.1.
+    standard deviation of 7 positions, and b = −0.1. The cost is that of :class:`DistanceBias`.
     """
 
     def __init__(self, **shared):

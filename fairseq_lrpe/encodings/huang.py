@@ -100,7 +100,7 @@ class Huang(Encoding):
             for n, vector in enumerate(a):
                 scores = torch.where(index == n, (q * vector) @ k.mT, scores)
             return scores
-        # Up to the clipping distance, a pair of query and index has only one key.
+        # Between the clipping distances, a query and a row of ``a`` belong to only one key.
         queries, first = q.size(-2), self.k if self.causal else 0
         last = self.k + min(self.k, self.clamp_length or self.k)
         near_keys = F.pad(k, (0, 0, self.k - q_offset, q_offset + queries + self.k - k.size(-2)))

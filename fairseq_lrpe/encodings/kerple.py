@@ -19,7 +19,7 @@ class KERPLE(DistanceBias):
     ``ParallelKerpleLog`` and ``ParallelKerplePower``). ``bias_p`` and ``bias_a`` are initialized uniformly in
     (0, 2) and (0, 1). Values below 0.01, and powers above 2, are replaced by these limits. The authors' code
     overwrites such parameters before each use; here they are clamped in the formula, so that the parameters
-    stay unchanged.
+    stay unchanged. The cost is that of :class:`DistanceBias`.
     """
 
     def __init__(self, *, power: bool = False, **shared):

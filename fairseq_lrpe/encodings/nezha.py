@@ -29,7 +29,8 @@ class NEZHA(Shaw):
         """Creates no parameters."""
 
     def _vectors(self, name, like):
-        # The table of k + 1 queries and keys has the rows k, .., -k, -k-1; row n is j−i of level n.
+        # The table of k + 1 queries and keys has the distances k, .., -k, and an unused one. Shaw's index of
+        # i−j is n = i−j + k, so row n of the table has the distance k − n = j−i.
         size = self.k + 1
         table = distance_table(sinusoids, (self.head_dim,), size, size, 0, False, like.device, like.dtype)
         return table[:-1]

@@ -31,8 +31,9 @@ class Shaw(Encoding):
 
     With ``values``, Σ_j a_ij w'_{clip(i−j, k)} is added to the output (survey Eq. 5). ``w_k.weight`` and
     ``w_v.weight`` contain w and w' (2k+1, d), which all heads share as in Shaw et al., or (2k+1, H·d) if
-    ``per_head``. With ``k_after``, distances are clipped to −k_after..k (survey Eq. 6, p_min and p_max), and
-    there are k_after + k + 1 vectors. Causal attention uses only those of the k + 1 distances 0..k.
+    ``per_head``. With ``k_after``, distances are clipped to −k_after..k (survey Eq. 6, where p_min = −k_after
+    and p_max = k), and there are k_after + k + 1 vectors. Causal attention uses only the k + 1 vectors of the
+    distances 0..k.
 
     Products of q with all vectors take O(L·k·d) time, and gathering the scores from them O(L²); with
     ``values``, summing the weights by distance takes O(L²) time.
@@ -74,9 +75,9 @@ class Shaw(Encoding):
         return vectors
 
     def _vectors(self, name, like):
-        """Returns the vectors "w_k" or "w_v" as (n, d), or (H, n, d) if ``per_head``; n is their number.
+        """Returns all n vectors of ``name``, "w_k" or "w_v", as (n, d), or as (H, n, d) if ``per_head``.
 
-        ``like`` is a tensor with the device and dtype of the result, for vectors that are not parameters.
+        Vectors that are not parameters have the device and dtype of ``like``.
         """
         weight = getattr(self, name).weight
         return weight.unflatten(1, (self.num_heads, -1)).transpose(0, 1) if self.per_head else weight
