@@ -57,11 +57,20 @@ METHODS = {
     "xl": Method({"encoding": "xl"}, f"Dai et al. 2019; {_ICLR}, Table 2 'XL'; {_LFHC}, Tables 1-3 'XL'"),
     "shaw": Method({"encoding": "shaw"}, f"Shaw et al. 2018; {_LFHC}, Tables 1-3 'Shaw'"),
     "shaw_values": Method({"encoding": "shaw", "shaw_values": True}, "Shaw et al. 2018, Eqs. 3-4"),
+    "nezha": Method({"encoding": "nezha"}, "NEZHA, Wei et al. 2019"),
     "lfhc": Method({"encoding": "lfhc"}, f"{_LFHC}, Tables 1-3 'LFHC'"),
     "lfhc_floor": Method({"encoding": "lfhc", "lfhc_rounding": "floor"}, f"{_LFHC}, Eq. 9 as printed"),
     "gcdf": Method({"encoding": "gcdf"}, f"{_LFHC}, Tables 1-3 'GCDF'"),
     "deberta": Method({"encoding": "deberta"}, f"He et al. 2021; {_TMLR}, Eq. 31"),
     "kerple": Method({"encoding": "kerple"}, "Chi et al. 2022, the logarithmic variant"),
+    "kerple_power": Method(
+        {"encoding": "kerple", "kerple_power": True}, "Chi et al. 2022, the power variant"
+    ),
+    "gaussian": Method({"encoding": "gaussian"}, "Gaussian Transformer, Guo et al. 2019"),
+    **{
+        f"huang_{n}": Method({"encoding": "huang", "huang_method": n}, f"Huang et al. 2020, method {n}")
+        for n in (1, 2, 3, 4)
+    },
     "fire": Method({"encoding": "fire"}, "Li et al. 2024"),
     "tupe_a": Method({"encoding": "tupe", "token_positions": "none"}, "TUPE-A, Ke et al. 2021"),
     "tupe_r": Method(

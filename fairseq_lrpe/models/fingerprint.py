@@ -5,7 +5,8 @@ import json
 import torch
 from torch import nn
 
-from fairseq_lrpe.config import method_flags
+from fairseq_lrpe.config import method_flags, option_flag
+from fairseq_lrpe.encodings import ENCODINGS, encoding_options
 
 
 class MethodFingerprint(nn.Module):
@@ -14,10 +15,14 @@ class MethodFingerprint(nn.Module):
     Several methods have the same parameters, so loading weights into a model of another method would go
     unnoticed. The flags are stored as JSON in an integer buffer, which checkpoint averaging does not change.
     The buffer's name contains "version" to exclude it from fairseq's exponential moving average.
+
+    A state dict from before an option of the encoding existed lacks this option, which then has its default.
     """
 
     def __init__(self, cfg):
         super().__init__()
+        options = encoding_options(ENCODINGS[cfg.encoding])
+        self.defaults = {option_flag(cfg.encoding, name): value for name, value in options.items()}
         encoded = json.dumps(method_flags(cfg), sort_keys=True).encode()
         self.register_buffer("version", torch.tensor(list(encoded)))
 
@@ -28,14 +33,17 @@ class MethodFingerprint(nn.Module):
                 "fairseq_lrpe: the checkpoint has no method, so it is not of a model of fairseq_lrpe: pass "
                 "another --restore-file, or a new --save-dir to train from scratch"
             )
-        if not torch.equal(stored.cpu(), self.version.cpu()):
+        if self.defaults | _flags(stored) != _flags(self.version):
             raise SystemExit(
                 f"fairseq_lrpe: the checkpoint is of another method ({_format(stored)}) than the model "
                 f"({_format(self.version)}): pass the --arch and flags of the checkpoint, or a new --save-dir"
             )
-        super()._load_from_state_dict(state_dict, prefix, *args)
+        super()._load_from_state_dict({f"{prefix}version": self.version}, prefix, *args)
+
+
+def _flags(version):
+    return json.loads(bytes(version.tolist()))
 
 
 def _format(version):
-    flags = json.loads(bytes(version.tolist()))
-    return ", ".join(f"{name} {value}" for name, value in flags.items())
+    return ", ".join(f"{name} {value}" for name, value in _flags(version).items())

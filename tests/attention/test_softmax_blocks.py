@@ -16,10 +16,15 @@ OPTIONS = {
     "t5": {},
     "shaw": {"k": 5},
     "shaw_values": {"k": 5, "values": True},
+    "nezha": {"k": 5},
     "lfhc": {"k": 5},
     "xl": {},
     "gcdf": {},
     "deberta": {"k": 40},
+    "gaussian": {},
+    "huang_1": {"k": 5, "method": 1},
+    "huang_3": {"k": 5, "method": 3},
+    "huang_4": {"k": 5, "method": 4},
     "per": {},
     "cope": {"positions": 20},
     "path": {},
@@ -28,7 +33,7 @@ OPTIONS = {
 
 def build(name, causal, dropout=0.0):
     encoding = build_encoding(
-        name.removesuffix("_values"), num_heads=H, head_dim=D, causal=causal, layer=3, **OPTIONS[name]
+        name.partition("_")[0], num_heads=H, head_dim=D, causal=causal, layer=3, **OPTIONS[name]
     )
     module = FairseqSoftmaxAttention(encoding, dropout)
     with torch.no_grad():
@@ -155,7 +160,7 @@ def test_minimum_block_size(rows, name):
     assert_same(blocks, whole)
 
 
-@pytest.mark.parametrize("name", ["t5", "shaw_values", "xl", "deberta", "per", "cope", "path"])
+@pytest.mark.parametrize("name", "t5 shaw_values xl deberta huang_3 huang_4 per cope path".split())
 def test_long_prompt_after_short_prompt(rows, name):
     """Blocks in the second of two calls have an offset."""
     module = build(name, True)

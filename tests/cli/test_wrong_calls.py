@@ -94,6 +94,28 @@ CALLS = [
         "lm/mini rope --cpu --results {results} data={data} train.activation_fn=x",
         "train: train.activation_fn=x: fairseq-train rejects it",
     ),
+    *(
+        (
+            "train",
+            f"lm/mini {method} --attention softmax --cpu --results {{results}} data={{data}} {change}",
+            part,
+        )
+        for method, change, part in (
+            (
+                "shaw",
+                "train.shaw_k_after=-2",
+                "train: shaw needs a k_after of at least 0, or -1 for k, not -2",
+            ),
+            ("nezha", "train.nezha_k=0", "train: nezha needs a clipping distance k of at least 1, not 0"),
+            ("huang_1", "train.huang_method=5", "a method from 1 to 4, not k 16 and method 5"),
+            (
+                "huang_4",
+                "train.huang_k=0",
+                "huang needs a clipping distance k of at least 1 and a method from",
+            ),
+            ("kerple", "train.kerple_power=x", "kerple_power"),
+        )
+    ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),

@@ -16,7 +16,8 @@ from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.encodings.shaw import level
 
-ENCODINGS = {"t5": {}, "shaw": {"k": 3}, "lfhc": {"k": 2}, "xl": {}, "gcdf": {}, "deberta": {"k": 3}}
+ENCODINGS = {"t5": {}, "shaw": {"k": 3}, "nezha": {"k": 3}, "lfhc": {"k": 2}, "xl": {}, "gcdf": {}}
+ENCODINGS["deberta"] = {"k": 3}
 every_encoding = pytest.mark.parametrize("name", ENCODINGS)
 both_ways = pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
 
@@ -51,20 +52,26 @@ def t5(encoding, q, k, i, j, h):
     return (q * k).sum(-1) / math.sqrt(D) + encoding.relative_attention_bias.weight[bucket, h]
 
 
-def clip(x, k):
-    return max(-k, min(k, x))
+def clip(x, k, k_after=None):
+    """Survey Eq. 6."""
+    return max(-k if k_after is None else -k_after, min(k, x))
 
 
 def vector(encoding, vectors, level, h):
     """Returns the vector of a level for head h."""
-    row = vectors.weight[encoding.k + level]
+    row = vectors.weight[encoding.k_after + level]
     return row[h * D : (h + 1) * D] if encoding.per_head else row
 
 
 def shaw(encoding, q, k, i, j, h):
     """LFHC paper Eqs. 4 and 5."""
-    w = vector(encoding, encoding.w_k, clip(i - j, encoding.k), h)
+    w = vector(encoding, encoding.w_k, clip(i - j, encoding.k, encoding.k_after), h)
     return (q * (k + w)).sum(-1) / math.sqrt(D)
+
+
+def nezha(encoding, q, k, i, j, h):
+    """Wei et al. 2019: sinusoids of j − i."""
+    return (q * (k + sinusoid(clip(j - i, encoding.k), D))).sum(-1) / math.sqrt(D)
 
 
 def clip_l(x, k, layer, rounding):
@@ -134,6 +141,7 @@ def deberta(encoding, q, k, i, j, h):
 SCORES = {
     "t5": t5,
     "shaw": shaw,
+    "nezha": nezha,
     "lfhc": lfhc,
     "xl": with_prior(sinusoid),
     "gcdf": with_prior(gaussian),
@@ -147,7 +155,11 @@ def cases():
     yield "t5", 1, {"buckets": 8, "max_distance": 7}
     for k in (1, 3, 20):
         yield "shaw", 1, {"k": k}
+        yield "nezha", 1, {"k": k}
         yield "deberta", 1, {"k": k}
+    for k, k_after in ((3, 0), (1, 4), (2, 2), (4, 20)):
+        yield "shaw", 1, {"k": k, "k_after": k_after}
+    yield "shaw", 1, {"k": 3, "k_after": 1, "per_head": True}
     yield "shaw", 1, {"k": 3, "per_head": True}
     for layer, k, rounding in itertools.product((1, 2, 3, 4), (1, 2, 9), ("away", "floor")):
         yield "lfhc", layer, {"k": k, "rounding": rounding}
@@ -240,7 +252,10 @@ def attention(name, causal=True, dropout=0.0, **options):
     return module
 
 
-@pytest.mark.parametrize("options", [{}, {"k": 9}, {"per_head": True}], ids=str)
+SHAW_OPTIONS = [{}, {"k": 9}, {"per_head": True}, {"k": 2, "k_after": 0}, {"k": 1, "k_after": 3}]
+
+
+@pytest.mark.parametrize("options", SHAW_OPTIONS, ids=str)
 @pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
 def test_shaw_values_and_gradients_match_survey(options, causal, queries, keys, q_offset):
     """Σ_j a_ij w'_{clip(i−j, k)} of survey Eq. 5."""
@@ -251,7 +266,7 @@ def test_shaw_values_and_gradients_match_survey(options, causal, queries, keys, 
     weights = leaf.tril(q_offset) if causal else leaf
 
     def row(h, i):
-        levels = [clip(q_offset + i - j, encoding.k) for j in range(keys)]
+        levels = [clip(q_offset + i - j, encoding.k, encoding.k_after) for j in range(keys)]
         return sum(
             weights[:, h, i, j, None] * vector(encoding, encoding.w_v, x, h) for j, x in enumerate(levels)
         )
@@ -262,6 +277,16 @@ def test_shaw_values_and_gradients_match_survey(options, causal, queries, keys, 
         gradients = torch.autograd.grad((out * randn(*out.shape, seed=3)).sum(), [leaf, encoding.w_v.weight])
         results.append((out, *gradients))
     assert_same(*results)
+
+
+@pytest.mark.parametrize(("causal", "queries", "keys", "q_offset"), SHAPES)
+def test_nezha_adds_the_same_sinusoids_to_values(causal, queries, keys, q_offset):
+    encoding, weights = build("nezha", causal, k=3), randn(2, H, queries, keys)
+    weights = weights.tril(q_offset) if causal else weights
+    found = encoding.output_from_weights(weights, q_offset)
+    for i in range(queries):
+        r = torch.stack([sinusoid(clip(j - q_offset - i, 3), D) for j in range(keys)])
+        assert_same(found[:, :, i], weights[:, :, i] @ r)
 
 
 @pytest.mark.parametrize(("name", "prior"), [("xl", sinusoid), ("gcdf", gaussian)])
@@ -398,6 +423,7 @@ E = H * D
 NAMES = {
     "t5": {"relative_attention_bias.weight": (32, H)},
     "shaw": {"w_k.weight": (7, D)},
+    "nezha": {},
     "lfhc": {"w_k.weight": (5, D)},
     "xl": {"w_r.weight": (E, E), "u": (H, D), "v": (H, D)},
     "gcdf": {"w_r.weight": (E, E), "u": (H, D), "v": (H, D)},
@@ -414,6 +440,12 @@ def test_state_dict(name):
     assert math.isclose(encoding.scale, (3 * D if name == "deberta" else D) ** -0.5)
     for parameter in encoding.parameters():
         assert 0 < parameter.abs().max() < 3
+
+
+def test_shaw_has_a_vector_for_each_clipped_distance():
+    for k_after, rows in ((-1, 7), (0, 4), (1, 5), (5, 9)):
+        encoding = build("shaw", values=True, k=3, k_after=k_after)
+        assert len(encoding.w_k.weight) == len(encoding.w_v.weight) == rows
 
 
 @pytest.mark.parametrize("name", ["shaw", "lfhc"])
@@ -433,8 +465,8 @@ def test_lfhc_levels():
     distances = torch.arange(-7, 8)
     away = [-2, -2, -2, -2, -2, -1, -1, 0, 1, 1, 2, 2, 2, 2, 2]
     floor = [-2, -2, -2, -2, -2, -1, -1, 0, 0, 1, 1, 2, 2, 2, 2]
-    assert (level(distances, 2, 2, "away") - 2).tolist() == away
-    assert (level(distances, 2, 2, "floor") - 2).tolist() == floor
+    assert (level(distances, 2, 2, 2, "away") - 2).tolist() == away
+    assert (level(distances, 2, 2, 2, "floor") - 2).tolist() == floor
 
 
 def test_shaw_values_have_separate_vectors():
@@ -455,6 +487,9 @@ def test_shaw_values_have_separate_vectors():
         ("t5", {"max_distance": 16}, "max distance above.*32 buckets and max distance 16"),
         ("shaw", {"k": 0}, "shaw.*at least 1, not 0"),
         ("shaw", {"k": -4}, "shaw.*at least 1, not -4"),
+        ("shaw", {"k_after": -2}, "^shaw needs a k_after of at least 0, or -1 for k, not -2$"),
+        ("nezha", {"k": 0}, "nezha.*at least 1, not 0"),
+        ("nezha", {"values": True}, "'nezha'.*'values'.*k"),
         ("lfhc", {"k": 0}, "lfhc.*at least 1, not 0"),
         ("deberta", {"k": 0}, "deberta.*at least 1, not 0"),
         ("gcdf", {"lambda_": -1.0}, "gcdf.*-1"),

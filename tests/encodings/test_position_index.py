@@ -14,7 +14,11 @@ OPTIONS = [
     ("lrpe", {"core": "unitary", "rotation": "fft"}),
     ("lrpe", {"core": "unitary", "learn_theta": True}),
     ("shaw", {"k": 2, "values": True, "per_head": True}),
+    ("shaw", {"k": 3, "k_after": 1}),
+    ("nezha", {"k": 2}),
     ("lfhc", {"k": 1, "per_head": True}),
+    ("kerple", {"power": True}),
+    *(("huang", {"method": method, "k": k}) for method in (1, 2, 3, 4) for k in (2, 9)),
     ("deberta", {"k": 2}),
 ]
 every = pytest.mark.parametrize(
@@ -46,6 +50,14 @@ def test_diagonal_position_index():
     assert some.distance_index()[1].tolist() == [5 - 3 + j for j in positions.key_positions.tolist()]
 
 
+def scores(encoding, q, k, q_offset):
+    """Returns the scores of encoded queries and keys."""
+    if (score_function := encoding.score_function(q, k, q_offset)) is not None:
+        return score_function(q, k, q_offset)
+    found, bias = encoding.scale * (q @ k.mT), encoding.bias_function(q, k, q_offset)(q, k, q_offset)
+    return found if bias is None else found + bias
+
+
 def scores_of_single_pairs(encoding, q, k, positions):
     """Returns scores of each single query with each single key, at their own offsets."""
     rows = []
@@ -56,10 +68,7 @@ def scores_of_single_pairs(encoding, q, k, positions):
             keys = torch.zeros(2, HEADS, positions.max_position + 1, WIDTH, dtype=torch.double)
             keys = torch.cat([keys[:, :, :t], k[:, :, j : j + 1], keys[:, :, t + 1 :]], dim=2)
             one, all_keys = encoding(q[:, :, i : i + 1], keys, s, 0)
-            score = encoding.scale * (one @ all_keys.mT)
-            if (bias := encoding.bias(one, all_keys, s)) is not None:
-                score = score + bias
-            row.append(score[..., 0, t])
+            row.append(scores(encoding, one, all_keys, s)[..., 0, t])
         rows.append(torch.stack(row, dim=-1))
     return torch.stack(rows, dim=-2)
 
@@ -69,12 +78,7 @@ def test_scores_match_single_pairs(name, options):
     encoding, positions = build(name, options), diagonal_position_index(ROWS, COLUMNS)
     q, k, _ = inputs()
     expected = scores_of_single_pairs(encoding, q, k, positions)
-    encoded_q, encoded_k = encoding(q, k, positions, positions)
-    found = encoding.scale * (encoded_q @ encoded_k.mT)
-    if encoding.modifies_scores:
-        found = found + encoding.bias_function(encoded_q, encoded_k, positions)(
-            encoded_q, encoded_k, positions
-        )
+    found = scores(encoding, *encoding(q, k, positions, positions), positions)
     assert_same(found, expected)
     weights, learned = randn(*found.shape, seed=9), [q, k, *encoding.parameters()]
     gradients = [torch.autograd.grad(x, learned, weights, allow_unused=True) for x in (found, expected)]
