@@ -170,8 +170,11 @@ def check_range(name: str, value: float, minimum: float, maximum: float = inf) -
         raise ValueError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
 
 
-def check_part(cfg, part: str) -> None:
-    """Raises a ValueError if the flags are invalid for the layers of a model's "encoder" or "decoder"."""
+def check_part(cfg, part: str, **shared) -> None:
+    """Raises a ValueError if the flags are invalid for the layers of a model's "encoder" or "decoder".
+
+    ``shared`` are further arguments of :class:`Encoding`.
+    """
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
-    encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal)
+    encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal, **shared)

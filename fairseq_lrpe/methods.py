@@ -70,6 +70,14 @@ METHODS = {
     ),
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
     "rope_values": Method({"encoding": "rope_values"}, "RoPE on q, k and v, Su 2021, after Eq. 17"),
+    "rope_mixed": Method(
+        {"encoding": "rope_mixed", "linear_norm": "layernorm"}, "RoPE-Mixed, Heo et al. 2024"
+    ),
+    "liere": Method({"encoding": "liere", "linear_norm": "layernorm"}, "LieRE, Ostmeier et al. 2025"),
+    "liere_8": Method(
+        {"encoding": "liere", "liere_block_size": 8, "linear_norm": "layernorm"},
+        "LieRE with blocks of 8 features, Ostmeier et al. 2025",
+    ),
     "alibi": Method({"encoding": "alibi"}, "Press et al. 2022"),
     "xpos": Method({"encoding": "xpos"}, "xPos, Sun et al. 2022, Algorithm 1"),
     "xpos_512": Method({"encoding": "xpos", "xpos_scale_base": 512}, "xPos, as in its public code"),
