@@ -113,6 +113,8 @@ def method_flags(cfg) -> dict:
     shared = {"attention", "encoding", "token_positions"}
     if "linear" in (cfg.attention, *placement.values()):
         shared |= {"linear_norm", "feature_map"}
+    if getattr(cfg, "mask_decoder", False):  # not stored in checkpoints of models without it
+        placement["mask_decoder"] = True
     names = [f.name for f in fields(PositionConfig) if f.name in options | shared]
     return {name: getattr(cfg, name) for name in names} | placement
 

@@ -58,21 +58,19 @@ class ConvSPE(GatedSPE):
         self.add_gate(draws=1)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        (first_q, end_q), (first_k, end_k) = _range(q, q_offset), _range(k, k_offset)
-        first = min(first_q, first_k)
-        noise = self._position_noise(first, max(end_q, end_k) - first, q.device)
+        q_range, k_range = _range(q, q_offset), _range(k, k_offset)
+        first, end = min(q_range.start, k_range.start), max(q_range.stop, k_range.stop)
+        noise = self._position_noise(first, end - first, q.device)
         [constant] = self.draw()
 
-        def encode(x, kernel, start, end, offset):
-            codes = self._codes(kernel, noise[:, :, start - first : end - first + kernel.size(-1) - 1], constant)
+        def encode(x, kernel, positions, offset):
+            window = noise.narrow(2, positions.start - first, len(positions) + kernel.size(-1) - 1)
+            codes = self._codes(kernel, window, constant)
             if isinstance(offset, PositionIndex):
                 codes = codes[:, :, offset.query_positions]
             return torch.einsum("bhld,hdlr->bhlr", x, codes.to(x.dtype))
 
-        return (
-            encode(q, self.kernel_q, first_q, end_q, q_offset),
-            encode(k, self.kernel_k, first_k, end_k, k_offset),
-        )
+        return encode(q, self.kernel_q, q_range, q_offset), encode(k, self.kernel_k, k_range, k_offset)
 
     def _position_noise(self, first, count, device):
         """Returns the noise Z (H, d, count + P − 1, R) of positions from ``first`` on."""
@@ -80,10 +78,8 @@ class ConvSPE(GatedSPE):
         if self.training:
             return torch.randn(self.num_heads, self.head_dim, count, self.head_dim, device=device)
         start, end = first // _BLOCK_SIZE, (first + count - 1) // _BLOCK_SIZE + 1
-        blocks = [
-            _noise_block(self.layer, block, self.num_heads, self.head_dim, device)
-            for block in range(start, end)
-        ]
+        shape = self.num_heads, self.head_dim
+        blocks = [_noise_block(self.layer, block, *shape, device) for block in range(start, end)]
         return torch.cat(blocks, dim=2).narrow(2, first - start * _BLOCK_SIZE, count)
 
     def _codes(self, kernel, noise, constant):
@@ -110,10 +106,10 @@ class ConvSPE(GatedSPE):
 
 
 def _range(x, offset):
-    """Returns the first position of x, and the position after its last one."""
+    """Returns the range of the positions of x."""
     if isinstance(offset, PositionIndex):
-        return 0, offset.max_position + 1
-    return offset, offset + x.size(-2)
+        return range(offset.max_position + 1)
+    return range(offset, offset + x.size(-2))
 
 
 @functools.lru_cache(maxsize=256)

@@ -40,8 +40,8 @@ class RoPEMixed(Encoding):
         heads, d = self.num_heads, self.head_dim
         if d % (2 * self.axes):
             raise ValueError(
-                f"rope_mixed rotates pairs of features: head_dim must be a multiple of {2 * self.axes} for "
-                f"positions with {self.axes} coordinates, not {d}"
+                f"rope_mixed rotates pairs of features: head_dim must be a multiple of {2 * self.axes} in "
+                f"{'a sequence' if self.axes == 1 else 'an image'}, not {d}"
             )
         if self.axes == 1:
             theta = rotary_frequencies("a", d // 2, d, self.max_positions).expand(1, heads, -1)

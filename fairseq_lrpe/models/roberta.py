@@ -39,8 +39,8 @@ class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
     mask_decoder: bool = flag(
         False,
-        "predict masked tokens by DeBERTa's enhanced mask decoder, which applies the last layer to queries with "
-        "absolute positions (requires --token-positions none)",
+        "predict masked tokens by DeBERTa's enhanced mask decoder, which adds absolute positions to the "
+        "queries of the last layer (requires --token-positions none)",
     )
 
 

@@ -71,7 +71,7 @@ def expected_scores(encoding, q, k, q_offset, k_offset):
 
 @torch.no_grad()
 def test_exact_expectation(monkeypatch):
-    """Scores are bilinear in the noise, so their expectation is the sum of scores for unit vectors of noise."""
+    """Scores are bilinear in the noise, so their expectation is the sum of those for unit vectors."""
     encoding, q, k = build(), randn(1, H, 3, D, seed=1), randn(1, H, 4, D, seed=2)
     q_offset, k_offset, count = 4, 1, 10
     total = 0

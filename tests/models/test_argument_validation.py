@@ -41,6 +41,8 @@ LRPE = "--encoding lrpe"
     ("softmax_lm_t5", "--t5-buckets 2", "multiple of 4"),
     ("softmax_lm_lfhc", "--lfhc-k 0", "at least 1, not 0"),
     ("softmax_lm_gcdf", "--gcdf-lambda -1", "positive scale factor"),
+    ("linear_lm_conv_spe", "--conv-spe-kernel-size 0", "conv_spe needs a kernel size of at least 1, not 0"),
+    ("linear_lm", "--encoding liere --liere-block-size 3", "liere needs a block size of at least 2"),
     ("softmax_lm", "--encoding cope --cope-positions 1", "cope needs at least 2 positions"),
     ("linear_lm", "--encoding t5", "use softmax attention, or one of"),
     ("linear_lm", "--token-positions absolute", "sinusoidal, learned, none"),
