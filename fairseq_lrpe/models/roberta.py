@@ -72,9 +72,11 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
         """Returns logits, or features if ``features_only``, and a dict like fairseq."""
         if features_only or self.positions is None:
             return super().forward(src_tokens, features_only, return_all_hiddens, masked_tokens, **kwargs)
-        _, extra = self.extract_features(src_tokens, return_all_hiddens=True)
-        x = self.decode_masks(src_tokens, extra["inner_states"][-2])
-        return self.output_layer(x, masked_tokens), extra if return_all_hiddens else {"inner_states": None}
+        extra = self.extract_features(src_tokens, return_all_hiddens=True)[1]
+        states = extra["inner_states"][-2]
+        if not return_all_hiddens:
+            extra = {"inner_states": None}  # frees what the backward pass of layer(H, H) would need
+        return self.output_layer(self.decode_masks(src_tokens, states), masked_tokens), extra
 
     def decode_masks(self, tokens: Tensor, states: Tensor) -> Tensor:
         """Returns the features (B, L, E) of the mask decoder for the inputs (L, B, E) of the last layer."""

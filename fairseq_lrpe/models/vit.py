@@ -15,7 +15,7 @@ from fairseq_lrpe.encodings import ENCODINGS, check_choice
 from fairseq_lrpe.models.encoder_decoder import EncoderLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.ops.position_index import diagonal_position_index, grid_position_index
+from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index, grid_position_index
 from fairseq_lrpe.utils.cli import exit_on_error
 
 IMAGE_POSITIONS = ("sum", "flat", "grid")
@@ -137,14 +137,18 @@ class ViTModel(BaseFairseqModel):
         x = self.patches(patches.permute(2, 4, 0, 3, 5, 1).flatten(3).flatten(0, 1))  # (N, B, E)
         if self.positions is not None:
             x = x + self.positions[: len(x), None]
-        positions = None
-        if self.image_positions != "flat":
-            index = diagonal_position_index if self.image_positions == "sum" else grid_position_index
-            positions = index(self.side, self.side, x.device)
+        positions = self.position_index(x.device)
         for layer in self.layers:
             layer.self_attn.position_index = positions
             x = layer(x, None)
         return self.head(self.norm(x.mean(0)))
+
+    def position_index(self, device: torch.device) -> PositionIndex | None:
+        """Returns the positions of the patches, or None if they are consecutive."""
+        if self.image_positions == "flat":
+            return None
+        index = diagonal_position_index if self.image_positions == "sum" else grid_position_index
+        return index(self.side, self.side, device)
 
     def max_positions(self):
         """Returns None, because images have no maximum length."""
