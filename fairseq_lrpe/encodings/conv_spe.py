@@ -32,11 +32,11 @@ class ConvSPE(GatedSPE):
 
         E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) Σ_p u_np w_{n,p+i−j} + g_n),
 
-    where w_np is 0 for p < 0 and p ≥ P. Distances of P or more thus have the expected score of the gate.
+    where w_np is 0 for p < 0 and p ≥ P. At distances of P or more, only the term g_n remains.
 
-    The noise Z has one row per position. In evaluation, each block of 64 positions has its own seed, so that
-    the noise of a position depends on neither offset nor length. The published code draws noise for the
-    length of each input.
+    The noise is normal with variance 1/√(dR); Z differs between positions, and Z' does not. In evaluation,
+    each block of 64 positions has its own seed, so that the noise of a position depends on neither the offset
+    nor the length. The public code draws noise for the length of each input.
 
     Parameters are ``kernel_q`` and ``kernel_k`` (H, d, P), and ``gate`` (H, d). The initial kernels are
     uniform in (0, √(2/P)), as in the public code, with its default P = 200. For the whole batch, computing

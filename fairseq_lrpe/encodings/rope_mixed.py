@@ -17,15 +17,18 @@ _BASE = 10.0
 class RoPEMixed(Encoding):
     """Rotates the pair (x_2t, x_2t+1) at row r and column c by r·θ_0t + c·θ_1t (Heo et al. 2024).
 
-    The angles θ are learned for each layer, head and pair. The score of two patches thus depends only on the
-    difference of their rows and columns, in diagonal directions, too. In a sequence, where positions have one
-    coordinate, the angle is s·θ_0t.
+    The angles θ are learned for each layer, head and pair, so that each pair has its own direction in the
+    image. Scores depend only on the differences of rows and of columns. In a sequence, where positions have
+    one coordinate, the angle is s·θ_0t.
 
     As in the authors' code (naver-ai/rope-vit, deit/models_v2_rope.py), the initial angles of an image are
     10^(−4m/d) (cos φ, sin φ), m < d/4, with a random φ per head for the first half of the pairs, and φ + π/2
     for the second half. Those of a sequence are RoPE's 10000^(−2t/d). The authors' models have no absolute
     position embeddings by default (``--token-positions none``), and a class token, which they do not rotate;
     the models here have none.
+
+    The authors use softmax attention. The method's linear attention has a LayerNorm instead of a denominator,
+    which learned rotations make negative.
 
     The parameter ``theta`` is (axes, H, d/2). Encoding takes O(L d) time.
 
