@@ -114,6 +114,8 @@ def method_flags(cfg) -> dict:
     shared = {"attention", "encoding", "token_positions"}
     if "linear" in (cfg.attention, *placement.values()):
         shared |= {"linear_norm", "feature_map"}
+    if getattr(cfg, "mask_decoder", False):  # not stored in checkpoints of models without it
+        placement["mask_decoder"] = True
     names = [f.name for f in fields(PositionConfig) if f.name in options | shared]
     return {name: getattr(cfg, name) for name in names} | placement
 
@@ -171,11 +173,14 @@ def check_range(name: str, value: float, minimum: float, maximum: float = inf) -
         raise ValueError(f"--{name.replace('_', '-')} must be {allowed}, not {value}")
 
 
-def check_part(cfg, part: str) -> None:
-    """Raises a ValueError if the flags are invalid for the layers of a model's "encoder" or "decoder"."""
+def check_part(cfg, part: str, **shared) -> None:
+    """Raises a ValueError if the flags are invalid for the layers of a model's "encoder" or "decoder".
+
+    ``shared`` are further arguments of :class:`Encoding`.
+    """
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
-    encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal)
+    encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal, **shared)
     if cfg.token_positions in POSITIONS:
         name = cfg.token_positions
         with torch.device("meta"):  # draws no random numbers

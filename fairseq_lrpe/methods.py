@@ -50,6 +50,7 @@ METHODS = {
     "nope": Method({"token_positions": "none"}, f"{_TMLR}, Table 2 'NoPE'"),
     "rope": Method({"encoding": "rope"}, f"RoFormer, Su et al. 2021; {_TMLR}, Tables 1-4 and 6 'RoPE'"),
     "spe": Method({"encoding": "spe"}, f"Liutkus et al. 2021; {_TMLR}, Tables 1, 2 and 6 'SPE'"),
+    "conv_spe": Method({"encoding": "conv_spe"}, "ConvSPE, Liutkus et al. 2021"),
     "per": Method({"encoding": "per"}, f"PermuteFormer, Chen 2021; {_TMLR}, Tables 1-4 and 6 'PER'"),
     "t5": Method(
         {"encoding": "t5"}, f"Raffel et al. 2020; {_ICLR}, Tables 2-4 'T5'; {_LFHC}, Tables 1-3 'T5'"
@@ -78,6 +79,15 @@ METHODS = {
         "TUPE-R, Ke et al. 2021",
     ),
     "roper": Method({"encoding": "roper"}, "Harik and Jayasiri 2022"),
+    "rope_values": Method({"encoding": "rope_values"}, "RoPE on q, k and v, Su 2021, after Eq. 17"),
+    "rope_mixed": Method(
+        {"encoding": "rope_mixed", "linear_norm": "layernorm"}, "RoPE-Mixed, Heo et al. 2024"
+    ),
+    "liere": Method({"encoding": "liere", "linear_norm": "layernorm"}, "LieRE, Ostmeier et al. 2025"),
+    "liere_8": Method(
+        {"encoding": "liere", "liere_block_size": 8, "linear_norm": "layernorm"},
+        "LieRE with blocks of 8 features, Ostmeier et al. 2025",
+    ),
     "alibi": Method({"encoding": "alibi"}, "Press et al. 2022"),
     "xpos": Method({"encoding": "xpos"}, "xPos, Sun et al. 2022, Algorithm 1"),
     "xpos_512": Method({"encoding": "xpos", "xpos_scale_base": 512}, "xPos, as in its public code"),

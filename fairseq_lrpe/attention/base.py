@@ -76,6 +76,7 @@ class SelfAttention(nn.Module):
         self,
         x: Tensor,
         *,
+        keys: Tensor | None = None,
         memory: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         state: AttentionState | None = None,
@@ -86,6 +87,8 @@ class SelfAttention(nn.Module):
 
         Args:
             x: inputs (B, L, E).
+            keys: inputs (B, L, E) at the positions of x, from which keys and values are computed, by default
+                x.
             memory: inputs (B, M, E) at the positions before x, to which the queries of x also attend.
             key_padding_mask: True at padding, (B, L), or (B, M + L) if the memory also contains padding.
             state: the state that the previous call returned, whose positions precede those of this call.
@@ -97,7 +100,8 @@ class SelfAttention(nn.Module):
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
         """
         past, offset, context = state or AttentionState()
-        parts = [x] if memory is None else [memory, x]
+        keys = x if keys is None else keys
+        parts = [keys] if memory is None else [memory, keys]
         q = self.split_heads(self.q_proj(x))
         # Projecting the memory separately avoids computing its gradient.
         k, v = (self.split_heads(self._concat([p(y) for y in parts])) for p in (self.k_proj, self.v_proj))

@@ -49,6 +49,9 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
     memory: Tensor | None = None
     """Inputs (M, B, E) of earlier positions, which are additional keys; set by the decoder layer."""
 
+    keys: Tensor | None = None
+    """Inputs (L, B, E) of keys and values if they differ from those of queries; set by the encoder layer."""
+
     carry_state = False
     """Whether the next call continues from the state of this call, with positions that restart at 0."""
 
@@ -114,6 +117,7 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         return_state = incremental_state is not None or self.carry_state
         out = super().forward(
             query,
+            keys=self.keys,
             memory=memory,
             key_padding_mask=key_padding_mask,
             state=state,

@@ -33,6 +33,7 @@ class Encoding(nn.Module):
         layer: index of the attention layer, starting at 1.
         layers: total number of attention layers, by default ``layer``.
         max_positions: length of the longest training sequence, for formulas that depend on it.
+        axes: number of coordinates of a position, 1 for sequences and 2 for a grid.
     """
 
     decomposable = True
@@ -49,6 +50,9 @@ class Encoding(nn.Module):
 
     has_position_limit = False
     """Whether positions of ``max_positions`` or more raise a ValueError."""
+
+    multidimensional = False
+    """Whether positions can have two coordinates, those of a ``PositionIndex``."""
 
     shared_across_layers = False
     """Whether all attention layers of an encoder or decoder share one module."""
@@ -71,15 +75,23 @@ class Encoding(nn.Module):
         layer: int = 1,
         layers: int | None = None,
         max_positions: int = 512,
+        axes: int = 1,
     ):
         super().__init__()
         if layer < 1:
             raise ValueError(f"layer must be at least 1, not {layer}")
+        if axes > 1 and not self.multidimensional:
+            known = " or ".join(name for name, cls in ENCODINGS.items() if cls.multidimensional)
+            raise ValueError(
+                f"{self.name} does not support positions with {axes} coordinates: use {known}, or pass "
+                "--image-positions sum or flat"
+            )
         self.num_heads = num_heads
         self.head_dim = head_dim
         self.causal = causal
         self.layer, self.layers = layer, layers or layer
         self.max_positions = max_positions
+        self.axes = axes
         self.scale = head_dim**-0.5
         """Factor of q·k in softmax attention; a bias is not multiplied by it."""
 

@@ -1,4 +1,4 @@
-"""Stochastic positional encoding (SPE)."""
+"""Stochastic positional encoding (SPE): the base class and SineSPE."""
 
 import torch
 from torch import Tensor, nn
@@ -7,8 +7,48 @@ from fairseq_lrpe.encodings.base import Encoding, position_tables, register_enco
 from fairseq_lrpe.ops.rotation import complex_dtype, phases
 
 
+class GatedSPE(Encoding):
+    """Base class of gated stochastic positional encodings (Liutkus et al. 2021, Sec. 3.2).
+
+    Features are multiplied by noise, of which a part is constant over positions. The other part depends on
+    the position, and its covariance is that of the encoding. The gate g = sigmoid(gate) is the proportion of
+    the constant part in the expected scores.
+
+    Standard normal noise has one row of R = d realizations per feature, and is shared by q, k and the batch.
+    It is drawn in each forward pass in training, and fixed otherwise, so that all decoding steps use the same
+    noise.
+    """
+
+    relative = False  # scores are relative only in expectation over the noise
+
+    def add_gate(self, draws: int) -> None:
+        """Adds the parameter ``gate`` (H, d), and the fixed noise (draws, H, d, R) as a buffer."""
+        shape = (self.num_heads, self.head_dim)
+        self.gate = nn.Parameter(torch.randn(*shape))
+        noise = torch.randn(draws, *shape, shape[1], generator=torch.Generator().manual_seed(self.layer))
+        self.register_buffer("noise", noise, persistent=False)
+
+    def draw(self) -> Tensor:
+        """Returns the noise of a forward pass, in the shape of the buffer ``noise``."""
+        # Noise is drawn in float32 for half precision, too: another dtype gives other numbers for a seed.
+        dtype = torch.promote_types(self.noise.dtype, torch.float32)
+        return torch.randn_like(self.noise, dtype=dtype) if self.training else self.noise
+
+    def amplitudes(self) -> tuple[Tensor, Tensor]:
+        """Returns the factors (H, d, 1) of the positional and of the constant noise."""
+        gate = torch.sigmoid(self.gate)[..., None]
+        # Both are divided by (d R)^1/4, so that products of q and k are divided by (d R)^1/2.
+        scale = self.head_dim**-0.5
+        return scale * (1 - gate).sqrt(), scale * gate.sqrt()
+
+    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        raise ValueError(
+            f"{self.name} cannot shift the positions of encoded keys, which are mixed with noise"
+        )
+
+
 @register_encoding("spe")
-class SPE(Encoding):
+class SPE(GatedSPE):
     """Multiplies q and k by sines and noise, so that expected scores depend only on i − j.
 
     This is gated SineSPE with one sine and R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its public
@@ -20,14 +60,11 @@ class SPE(Encoding):
 
         E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) softplus(gain_n)² cos(2πf_n(i−j) + o_n) / 2 + g_n).
 
-    Z is standard normal noise (d, R) per head with scaled rows, shared by q, k and the batch. It is drawn in
-    each forward pass in training, and fixed otherwise, so that all decoding steps use the same noise.
+    Z is standard normal noise (d, R) per head with scaled rows.
 
     Parameters are ``freqs``, ``offsets`` and ``gains`` (H, d, 1), and ``gate`` (H, d). Encoding takes
     O(L d R) time for the product with a matrix (3d, R).
     """
-
-    relative = False  # scores are relative only in expectation over the noise
 
     def __init__(self, **shared):
         super().__init__(**shared)
@@ -36,18 +73,13 @@ class SPE(Encoding):
         self.offsets = nn.Parameter(torch.randn(*shape, 1))
         gains = torch.randn(*shape, 1)
         self.gains = nn.Parameter(2 * gains / gains.norm(dim=-1, keepdim=True).sqrt())
-        self.gate = nn.Parameter(torch.randn(*shape))
-        generator = torch.Generator().manual_seed(self.layer)
-        self.register_buffer("noise", torch.randn(3, *shape, shape[1], generator=generator), persistent=False)
+        self.add_gate(draws=3)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        # Noise is drawn in float32 for half precision, too: another dtype gives other numbers for a seed.
-        dtype = torch.promote_types(self.noise.dtype, torch.float32)
-        noise = torch.randn_like(self.noise, dtype=dtype) if self.training else self.noise
         gain = nn.functional.softplus(self.gains) / 2**0.5
-        gate = torch.sigmoid(self.gate)[..., None]
-        z1, z2, z3 = noise / (self.head_dim * noise.size(-1)) ** 0.25
-        z1, z2, z3 = (1 - gate).sqrt() * gain * z1, (1 - gate).sqrt() * gain * z2, gate.sqrt() * z3
+        positional, constant = self.amplitudes()
+        z1, z2, z3 = self.draw()
+        z1, z2, z3 = positional * gain * z1, positional * gain * z2, constant * z3
         # The offsets o are applied to the noise instead of the angles, so that q and k share their sines.
         cos, sin = self.offsets.cos(), self.offsets.sin()
         q_noise = torch.cat([cos * z1 + sin * z2, cos * z2 - sin * z1, z3], dim=1)
@@ -55,9 +87,6 @@ class SPE(Encoding):
         q_table, k_table = position_tables(self._sines, q, k, q_offset, k_offset)
         q, k = self._features(q, q_table), self._features(k, k_table)
         return q @ q_noise.to(q.dtype), k @ k_noise.to(k.dtype)
-
-    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
-        raise ValueError("spe cannot shift the positions of encoded keys, which are mixed with noise")
 
     def _sines(self, x, offset):
         """Returns cos and sin of 2πfs, (H, L, d) each."""

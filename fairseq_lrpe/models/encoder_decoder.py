@@ -42,6 +42,16 @@ class CustomAttentionLayer:
 class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
     """fairseq's encoder layer with this plugin's self-attention."""
 
+    def forward(self, x, encoder_padding_mask, attn_mask=None, keys=None):
+        """Encodes x (L, B, E) like fairseq; keys and values are those of ``keys`` (L, B, E) if given."""
+        if keys is not None:
+            keys = self.self_attn_layer_norm(keys) if self.normalize_before else keys
+        self.self_attn.keys = keys
+        try:
+            return super().forward(x, encoder_padding_mask, attn_mask)
+        finally:
+            self.self_attn.keys = None
+
 
 class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer with this plugin's self-attention and an optional memory.

@@ -1,15 +1,16 @@
 """Bidirectional language models, which are fairseq's RoBERTa with this plugin's self-attention."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Optional
 
 from fairseq import utils
 from fairseq.models.roberta import model as fairseq_roberta
 from fairseq.models.transformer import TransformerConfig
+from fairseq.modules import PositionalEmbedding
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import open_dict
+from torch import Tensor
 
 from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
@@ -36,10 +37,56 @@ class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     load_checkpoint_heads: bool = flag(False, "load the classification heads of a checkpoint")
     spectral_norm_classification_head: bool = flag(False, "apply spectral norm to the classification heads")
     checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
+    mask_decoder: bool = flag(
+        False,
+        "predict masked tokens by DeBERTa's enhanced mask decoder, which adds absolute positions to the "
+        "queries of the last layer (requires --token-positions none)",
+    )
 
 
 class RobertaEncoder(fairseq_roberta.RobertaEncoder):
-    """fairseq's RoBERTa encoder with the layers of :class:`Encoder`."""
+    """fairseq's RoBERTa encoder with the layers of :class:`Encoder`.
+
+    With ``mask_decoder``, absolute positions enter only before the output layer, in DeBERTa's enhanced mask
+    decoder (He et al. 2021, Sec. 3.2). As in its public code (microsoft/DeBERTa,
+    DeBERTa/apps/models/masked_language_model.py), the last layer is applied twice instead of once: with the
+    inputs H of the last layer and learned positions P, the features are
+
+        layer(layer(H + P, H), H),
+
+    where layer(Q, H) computes queries from Q, and keys and values from H. Other features, such as those of
+    classification heads, are layer(H, H). The parameters ``positions`` are P; the time is that of two more
+    layers, as layer(H, H) is computed as well.
+    """
+
+    def __init__(self, args, dictionary):
+        super().__init__(args, dictionary)
+        self.positions = None
+        if args.mask_decoder:
+            size = args.max_positions, args.encoder_embed_dim, dictionary.pad()
+            self.positions = PositionalEmbedding(*size, learned=True)
+
+    def forward(
+        self, src_tokens, features_only=False, return_all_hiddens=False, masked_tokens=None, **kwargs
+    ):
+        """Returns logits, or features if ``features_only``, and a dict like fairseq."""
+        if features_only or self.positions is None:
+            return super().forward(src_tokens, features_only, return_all_hiddens, masked_tokens, **kwargs)
+        extra = self.extract_features(src_tokens, return_all_hiddens=True)[1]
+        states = extra["inner_states"][-2]
+        if not return_all_hiddens:
+            extra = {"inner_states": None}  # frees what the backward pass of layer(H, H) would need
+        return self.output_layer(self.decode_masks(src_tokens, states), masked_tokens), extra
+
+    def decode_masks(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Returns the features (B, L, E) of the mask decoder for the inputs (L, B, E) of the last layer."""
+        encoder, padding = self.sentence_encoder, tokens.eq(self.dictionary.pad())
+        queries = states + self.positions(tokens).transpose(0, 1)
+        for _ in range(2):
+            queries = encoder.layers[-1](queries, padding if padding.any() else None, keys=states)
+        if encoder.layer_norm is not None:
+            queries = encoder.layer_norm(queries)
+        return queries.transpose(0, 1)
 
     def build_encoder(self, args, dictionary, embed_tokens):
         cfg = TransformerConfig.from_namespace(args)
@@ -49,7 +96,17 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
 class RobertaModel(fairseq_roberta.RobertaModel):
     """RoBERTa with the attention and positions that :class:`RobertaConfig` selects."""
 
-    check = staticmethod(partial(check_part, part="encoder"))
+    @staticmethod
+    def check(args):
+        """Raises a ValueError for invalid flags."""
+        check_part(args, "encoder")
+        if args.mask_decoder and args.token_positions != "none":
+            raise ValueError(
+                "--mask-decoder adds absolute positions only after the encoder, but --token-positions is "
+                f"{args.token_positions}: pass --token-positions none"
+            )
+        if args.mask_decoder and args.encoder_layerdrop:
+            raise ValueError("--mask-decoder needs the last layer, which --encoder-layerdrop drops: omit one")
 
     def __init__(self, args, encoder):
         super().__init__(args, encoder)

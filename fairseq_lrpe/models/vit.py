@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import partial
+from typing import Optional
 
 import torch
 from fairseq.models import BaseFairseqModel
@@ -10,14 +11,14 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import LayerConfig, check_part, check_range, flag, with_defaults
-from fairseq_lrpe.encodings import check_choice
+from fairseq_lrpe.encodings import ENCODINGS, check_choice
 from fairseq_lrpe.models.encoder_decoder import EncoderLayer
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.models.register import register_family
-from fairseq_lrpe.ops.position_index import diagonal_position_index
+from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index, grid_position_index
 from fairseq_lrpe.utils.cli import exit_on_error
 
-IMAGE_POSITIONS = ("sum", "flat")
+IMAGE_POSITIONS = ("sum", "flat", "grid")
 TOKEN_POSITIONS = ("learned", "none")
 """Names of the absolute position embeddings of patches."""
 MAX_DROP_PATH = 0.99
@@ -34,12 +35,19 @@ class ViTConfig(with_defaults(LayerConfig, **DEIT_SMALL, dropout=0.0, attention_
     token_positions: str = flag(
         "learned", f"absolute position embeddings of the patches: {', '.join(TOKEN_POSITIONS)}"
     )
-    image_positions: str = flag(
-        "sum", "position of the patch in row r and column c: r + c (sum), or its index in row order (flat)"
+    image_positions: Optional[str] = flag(  # noqa: UP045  (fairseq's parser does not support X | None)
+        None,
+        "position of the patch in row r and column c: r + c (sum), its index in row order (flat), or both "
+        "coordinates (grid) (default: grid for encodings that support it, otherwise sum)",
     )
     tupe_cls: bool = flag(False, "give the first patch separate position scores in TUPE, as if it were <s>")
     patch_size: int = flag(16, "side length of a patch in pixels")
     drop_path: float = flag(0.1, "probability of dropping a residual branch for an image in training")
+
+
+def position_axes(args) -> int:
+    """Returns the number of coordinates of a patch's position."""
+    return 2 if args.image_positions == "grid" else 1
 
 
 class PatchLayer(EncoderLayer):
@@ -73,7 +81,8 @@ class ViTModel(BaseFairseqModel):
         self.positions = None
         if args.token_positions == "learned":
             self.positions = nn.Parameter(torch.randn(self.side**2 + 1, width))
-        self.summed = args.image_positions == "sum"
+        self.image_positions = args.image_positions
+        max_positions = {"sum": 2 * self.side - 1, "flat": self.side**2, "grid": self.side}
         cfg = TransformerConfig.from_namespace(args)
         cfg.encoder.normalize_before = True
         self.layers, shared = nn.ModuleList(), []
@@ -86,7 +95,8 @@ class ViTModel(BaseFairseqModel):
                 causal=False,
                 layer=layer,
                 layers=args.encoder_layers,
-                max_positions=2 * self.side - 1 if self.summed else self.side**2,
+                max_positions=max_positions[args.image_positions],
+                axes=position_axes(args),
                 dropout=args.attention_dropout,
                 shared=shared,
             )
@@ -96,12 +106,15 @@ class ViTModel(BaseFairseqModel):
 
     @staticmethod
     def check(args):
-        """Raises a ValueError for invalid flags."""
+        """Sets the default of --image-positions; raises a ValueError for invalid flags."""
         check_choice("token positions", args.token_positions, TOKEN_POSITIONS)
+        if args.image_positions is None:
+            check_choice("encoding", args.encoding, ENCODINGS)
+            args.image_positions = "grid" if ENCODINGS[args.encoding].multidimensional else "sum"
         check_choice("image positions", args.image_positions, IMAGE_POSITIONS)
         check_range("patch_size", args.patch_size, 1)
         check_range("drop_path", args.drop_path, 0, MAX_DROP_PATH)
-        check_part(args, "encoder")
+        check_part(args, "encoder", axes=position_axes(args))
 
     @staticmethod
     def check_data(cfg, args):
@@ -124,11 +137,18 @@ class ViTModel(BaseFairseqModel):
         x = self.patches(patches.permute(2, 4, 0, 3, 5, 1).flatten(3).flatten(0, 1))  # (N, B, E)
         if self.positions is not None:
             x = x + self.positions[: len(x), None]
-        positions = diagonal_position_index(self.side, self.side, x.device) if self.summed else None
+        positions = self.position_index(x.device)
         for layer in self.layers:
             layer.self_attn.position_index = positions
             x = layer(x, None)
         return self.head(self.norm(x.mean(0)))
+
+    def position_index(self, device: torch.device) -> PositionIndex | None:
+        """Returns the positions of the patches, or None if they are consecutive."""
+        if self.image_positions == "flat":
+            return None
+        index = diagonal_position_index if self.image_positions == "sum" else grid_position_index
+        return index(self.side, self.side, device)
 
     def max_positions(self):
         """Returns None, because images have no maximum length."""

@@ -10,9 +10,10 @@ class PositionIndex(NamedTuple):
     """Non-consecutive positions of queries and keys, which replace an offset as a function's argument.
 
     Attributes:
-        query_positions: position of each query (Lq,), from 0 to ``max_position``.
-        key_positions: position of each key (Lk,).
-        max_position: largest possible position.
+        query_positions: position of each query (Lq,), from 0 to ``max_position``, or its coordinates
+            (Lq, axes) for encodings that are ``multidimensional``.
+        key_positions: position of each key (Lk,), or its coordinates (Lk, axes).
+        max_position: largest possible position or coordinate.
     """
 
     query_positions: Tensor
@@ -32,3 +33,24 @@ def diagonal_position_index(rows: int, columns: int, device: torch.device | None
     """Returns the positions row + column of the tokens of a grid, which are in row-major order."""
     index = torch.arange(rows, device=device)[:, None] + torch.arange(columns, device=device)
     return PositionIndex(index.flatten(), index.flatten(), rows + columns - 2)
+
+
+def grid_position_index(rows: int, columns: int, device: torch.device | None = None) -> PositionIndex:
+    """Returns the coordinates (row, column) of the tokens of a grid, which are in row-major order."""
+    row, column = torch.arange(rows, device=device), torch.arange(columns, device=device)
+    index = torch.cartesian_prod(row, column)
+    return PositionIndex(index, index, max(rows, columns) - 1)
+
+
+def coordinates(offset: int | PositionIndex, length: int, device: torch.device) -> Tensor:
+    """Returns the coordinates of positions, (length, axes) in float64.
+
+    Args:
+        offset: first of ``length`` consecutive positions, or a :class:`PositionIndex` whose query positions
+            are used.
+        length: number of positions.
+        device: device of the result.
+    """
+    if isinstance(offset, PositionIndex):
+        return offset.query_positions.view(length, -1).double()
+    return torch.arange(offset, offset + length, dtype=torch.float64, device=device)[:, None]

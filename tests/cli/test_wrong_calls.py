@@ -116,6 +116,16 @@ CALLS = [
             ("kerple", "train.kerple_power=x", "kerple_power"),
         )
     ),
+    (
+        "train",
+        "lm/mini conv_spe --cpu --results {results} data={data} train.conv_spe_kernel_size=0",
+        "train: conv_spe needs a kernel size of at least 1, not 0",
+    ),
+    (
+        "train",
+        "lm/mini liere --cpu --results {results} data={data} train.liere_block_size=5",
+        "train: liere needs a block size of at least 2 that divides head_dim 32, not 5",
+    ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),

@@ -6,8 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensors import randn
+from tensors import assert_same, randn
 
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 
 D = 6
@@ -43,6 +44,35 @@ def test_rope_matches_definition(q_offset, k_offset):
         loss = sum((x * randn(*x.shape, seed=seed)).sum() for seed, x in enumerate(out))
         results.append((*out, *torch.autograd.grad(loss, leaves)))
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+def test_rope_values_matches_definition(attention):
+    """o_i = Σ_j a_ij RoPE(v_j, j), with the weights a of RoPE."""
+    module = attention(build("rope_values")).double()
+    x = randn(2, 5, 2 * D).requires_grad_()
+    q, k, v = (module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
+    unseen = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    if attention is LinearAttention:
+        q, k = (rotated(1 + torch.nn.functional.elu(y), 0) for y in (q, k))
+        weights = (q @ k.mT).masked_fill(unseen, 0)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+    else:
+        scores = rotated(q, 0) @ rotated(k, 0).mT / math.sqrt(D)
+        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+    expected = module.out_proj(module.merge_heads(weights @ rotated(v, 0)))
+    leaves, results, w = [x, *module.parameters()], [], randn(*expected.shape, seed=1)
+    for out in (module(x), expected):
+        results.append((out, *torch.autograd.grad((out * w).sum(), leaves, retain_graph=True)))
+    assert_same(*results)
+
+
+def test_rope_values_depend_on_absolute_positions():
+    encoding, v = build("rope_values").double(), randn(1, 2, 3, D)
+    assert_same(encoding.encode_values(v, 70), rotated(v, 70))
+    assert encoding.decode_output(v, 70) is v and encoding.uses_absolute_positions and not encoding.relative
+    with pytest.raises(ValueError, match="rope_values cannot shift the positions of encoded values"):
+        encoding.shift_values(v, 1)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

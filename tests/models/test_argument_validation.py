@@ -44,6 +44,8 @@ LRPE = "--encoding lrpe"
     ("softmax_lm_nezha", "--nezha-k 0", "nezha needs a clipping distance k of at least 1, not 0"),
     ("softmax_lm_huang_3", "--huang-method 5", "a method from 1 to 4, not k 16 and method 5"),
     ("softmax_lm_gcdf", "--gcdf-lambda -1", "positive scale factor"),
+    ("linear_lm_conv_spe", "--conv-spe-kernel-size 0", "conv_spe needs a kernel size of at least 1, not 0"),
+    ("linear_lm", "--encoding liere --liere-block-size 3", "liere needs a block size of at least 2"),
     ("softmax_lm", "--encoding cope --cope-positions 1", "cope needs at least 2 positions"),
     ("linear_lm", "--encoding t5", "use softmax attention, or one of"),
     ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute': `lrpe methods --flags`"),

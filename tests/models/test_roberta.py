@@ -13,12 +13,14 @@ from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
 from fairseq_cli import preprocess
+from tensors import assert_same
 from tiny import PLUGIN, run_command, train_here, write_byte_pairs, write_text
 from tiny_models import PAD, SIZES, architectures, build_model, check_registered, task_of
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
 from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.experiments.spec.kinds.glue import pretrained as pretrained_model
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.models import RobertaModel
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -144,6 +146,104 @@ def test_softmax_base_equals_fairseqs_roberta():
         expected, found = (model(tokens, features_only=features_only)[0] for model in (theirs, ours))
         for row, length in enumerate(lengths):
             torch.testing.assert_close(found[row, :length], expected[row, :length], rtol=0, atol=1e-5)
+
+
+# DeBERTa's enhanced mask decoder.
+
+DECODER = {"mask_decoder": True, "token_positions": "none"}
+DECODED = [f"{a}_roberta_{m}" for a, m in (("softmax", "deberta"), ("linear", "rope"), ("softmax", "tupe_r"))]
+
+
+def decoder_layer(layer, queries, inputs, padding):
+    """Returns an encoder layer's output (L, E) for one sequence, with softmax attention and no encoding."""
+    attention, before, heads = layer.self_attn, layer.normalize_before, SIZES["attention_heads"]
+    norm, last_norm = layer.self_attn_layer_norm, layer.final_layer_norm
+    q, k, v = queries, inputs, inputs
+    if before:
+        q, k, v = norm(q), norm(k), norm(v)
+    q, k, v = attention.q_proj(q), attention.k_proj(k), attention.v_proj(v)
+    width, parts = q.size(1) // heads, []
+    for h in range(heads):
+        at = slice(h * width, (h + 1) * width)
+        scores = (q[:, at] @ k[:, at].T / width**0.5).masked_fill(padding, -torch.inf)
+        parts.append(scores.softmax(-1) @ v[:, at])
+    x = queries + attention.out_proj(torch.cat(parts, dim=1))
+    x = x if before else norm(x)
+    y = last_norm(x) if before else x
+    x = x + layer.fc2(layer.activation_fn(layer.fc1(y)))
+    return x if before else last_norm(x)
+
+
+@pytest.mark.parametrize("normalize_before", [False, True])
+def test_mask_decoder_matches_formula(normalize_before):
+    """layer(layer(H + P, H), H) with the last layer, its inputs H and the positions P."""
+    flags = {**DECODER, "encoder_normalize_before": normalize_before}
+    model = build("softmax_roberta_base", **flags).double()
+    encoder, (tokens, lengths) = model.encoder.sentence_encoder, padded_batch()
+    masked = torch.rand(tokens.shape) < 0.3
+    masked &= tokens != PAD
+    found = model(tokens, masked_tokens=masked)[0]
+    states, expected = model(tokens, return_all_hiddens=True)[1]["inner_states"][-2], []
+    for row, length in enumerate(lengths):
+        h, padding = states[:, row], tokens[row] == PAD
+        x = h.clone()
+        for s in range(length):
+            x[s] = h[s] + model.encoder.positions.weight[PAD + 1 + s]
+        for _ in range(2):
+            x = decoder_layer(encoder.layers[-1], x, h, padding)
+        x = encoder.layer_norm(x) if normalize_before else x
+        expected.append(model.encoder.lm_head(x[masked[row]]))
+    expected, results = torch.cat(expected), []
+    leaves = [p for name, p in model.named_parameters() if "k_proj.bias" not in name]
+    w = torch.randn_like(expected)
+    for out in (found, expected):
+        results.append((out, *torch.autograd.grad((out * w).sum(), leaves, retain_graph=True)))
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("arch", DECODED)
+@torch.no_grad()
+def test_mask_decoder_with_padding(arch):
+    model, (tokens, lengths) = build(arch, **DECODER), padded_batch()
+    together = model(tokens)[0]
+    assert together.isfinite().all()
+    for row, length in enumerate(lengths):
+        alone = model(tokens[row : row + 1, :length])[0]
+        torch.testing.assert_close(together[row, :length], alone[0], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("arch", DECODED)
+def test_every_parameter_of_the_mask_decoder_learns(arch):
+    for checkpoint_activations in (False, True):
+        model = build(arch, **DECODER, checkpoint_activations=checkpoint_activations)
+        model(padded_batch()[0])[0].square().sum().backward()
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None and parameter.grad.isfinite().all(), name
+            assert parameter.grad.any() or name.endswith("k_proj.bias"), name
+
+
+@torch.no_grad()
+def test_mask_decoder_changes_only_logits():
+    """Without positions in the encoder, equal tokens have equal features, but not equal logits."""
+    model, tokens = build("softmax_roberta_base", **DECODER), torch.full((1, 5), 7)
+    features, logits = model(tokens, features_only=True)[0], model(tokens)[0]
+    torch.testing.assert_close(features, features[:, :1].expand_as(features))
+    assert (logits[:, 1:] - logits[:, :1]).abs().amax(-1).min() > 1e-3
+    plain = build("softmax_roberta_base", token_positions="none")
+    state = model.state_dict()
+    del state["encoder.positions.weight"]
+    name = "encoder.sentence_encoder.method.version"
+    plain.load_state_dict({**state, name: plain.state_dict()[name]})
+    assert plain(tokens, features_only=True)[0].equal(features)
+
+
+@pytest.mark.parametrize(("flags", "message"), [
+    ({"token_positions": "learned"}, "--token-positions is learned: pass --token-positions none"),
+    ({"encoder_layerdrop": 0.1}, "--mask-decoder needs the last layer, which --encoder-layerdrop drops"),
+])  # fmt: skip
+def test_invalid_flags_of_the_mask_decoder(flags, message):
+    with pytest.raises(SystemExit, match=message):
+        build("softmax_roberta_deberta", **{**DECODER, **flags})
 
 
 # Models trained with fairseq's commands.
@@ -360,6 +460,25 @@ def test_fairseqs_roberta_loads_safely(data, tmp_path):
     assert isinstance(model, FairseqRobertaModel) and not isinstance(model, RobertaModel)
 
 
+def test_mask_decoder_is_trained_and_fine_tuned(data, tmp_path):
+    arch, flags = "softmax_roberta_deberta", ["--mask-decoder", "--token-positions", "none"]
+    call = words(data / "text/bin", arch, tmp_path / "text", *PRETRAINING, "--max-update", 3, *flags)
+    done = train_here(*call)
+    assert done.returncode == 0, done.stderr
+    before = load_last_checkpoint(tmp_path / "text")["model"]
+    roberta = RobertaModel.from_pretrained(tmp_path / "text", "checkpoint_last.pt", data=data / "text/bin")
+    assert len(roberta.fill_mask("w1 w3<mask> w9", topk=3)) == 3
+    assert pretrained_model(tmp_path / "text/checkpoint_last.pt")["flags"]["mask_decoder"]
+    start = ["--num-classes", 2, "--finetune-from-model", tmp_path / "text/checkpoint_last.pt"]
+    call = words(data / "sentiment/bin", arch, tmp_path / "sentiment", *FINETUNING, *start)
+    assert_error(train_here(*call, *flags[1:]), "another method (attention softmax")
+    done = train_here(*call, *flags)
+    assert done.returncode == 0, done.stderr
+    after = load_last_checkpoint(tmp_path / "sentiment")["model"]
+    name = "encoder.positions.weight"
+    assert after[name].equal(before[name])  # only the masked language model uses it
+
+
 # Invalid calls.
 
 
@@ -367,6 +486,12 @@ def test_blocks_longer_than_the_model_accepts(data, tmp_path):
     done = train_here(*words(data / "text/bin", ARCH, tmp_path / "save", *PRETRAINING, "--max-positions", 20))
     message = "--tokens-per-sample 64 exceeds --max-positions 20: pass"
     assert_rejected(done, message, tmp_path / "save")
+
+
+def test_mask_decoder_with_learned_positions(data, tmp_path):
+    call = words(data / "text/bin", ARCH, tmp_path / "save", *PRETRAINING, "--mask-decoder")
+    message = "--token-positions is learned: pass --token-positions none"
+    assert_rejected(train_here(*call), message, tmp_path / "save")
 
 
 @pytest.mark.parametrize(("arch", "flags", "message"), [

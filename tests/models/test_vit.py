@@ -31,7 +31,7 @@ def test_published_parameter_counts(method, parameters):
     assert sum(p.numel() for p in model.parameters()) == parameters
 
 
-@pytest.mark.parametrize("positions", ["sum", "flat"])
+@pytest.mark.parametrize("positions", ["sum", "flat", None])
 @pytest.mark.parametrize("arch", ARCHS)
 def test_every_method_has_gradients(arch, positions):
     model = build(arch, image_positions=positions).double()
@@ -68,6 +68,25 @@ def test_sum_positions_are_symmetric():
     assert (flat(images) - flat(transposed)).abs().max() > 1e-4
 
 
+@pytest.mark.parametrize("method", ["rope_mixed", "liere"])
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+def test_grid_positions(attention, method):
+    """Encodings of two-dimensional positions distinguish rows from columns; others use r + c by default."""
+    arch = f"{attention}_vit_{method}"
+    model = build(arch, token_positions="none").double().eval()
+    images = randn(2, 3, 12, 12)
+    patches = images.unflatten(3, (3, 4)).unflatten(2, (3, 4))
+    transposed = patches.transpose(2, 4).flatten(4, 5).flatten(2, 3)
+    assert (model(images) - model(transposed)).abs().max() > 1e-5
+    summed = build(arch, token_positions="none", image_positions="sum").double().eval()
+    assert_same(summed(images), summed(transposed))
+    for layer in model.layers:
+        assert layer.self_attn.encoding.axes == 2 and layer.self_attn.encoding.max_positions == 3
+    with pytest.raises(SystemExit, match=r"another method .*image_positions sum"):
+        model.load_state_dict(summed.state_dict())
+    assert build(f"{attention}_vit_rope").image_positions == "sum"
+
+
 def test_drop_path():
     """In training, a branch is dropped for whole images, and rescaled otherwise."""
     layer = build("linear_vit_rope", drop_path=0.25).layers[0].train()
@@ -80,7 +99,8 @@ def test_drop_path():
 
 
 @pytest.mark.parametrize("flags, message", [
-    ({"image_positions": "diagonal"}, "unknown image positions 'diagonal': choose from sum, flat"),
+    ({"image_positions": "diagonal"}, "unknown image positions 'diagonal': choose from sum, flat, grid"),
+    ({"image_positions": "grid"}, "rope does not support positions with 2 coordinates: use liere"),
     ({"token_positions": "sinusoidal"}, "unknown token positions 'sinusoidal': choose from learned, none"),
     ({"drop_path": 1.0}, "--drop-path must be from 0 to 0.99, not 1.0"),
     ({"patch_size": 5}, "--image-size 12 is not divisible by --patch-size 5"),

@@ -307,6 +307,8 @@ def test_classification_rejects_image_files(folder):
     (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 labels of about.json"),
     (no_pictures, "", "contains tokens: pass --task classification"),
     (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
+    (None, "--arch linear_vit_rope --image-positions grid",
+     "rope does not support positions with 2 coordinates: use liere or rope_mixed, or pass"),
     (None, "--arch linear_lm_rope", "--task image_classification requires an architecture of the family vit"),
     (None, "--repeats 0", "--repeats must be at least 1, not 0"),
     (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),

@@ -43,7 +43,6 @@ from fairseq_lrpe.experiments.estimation.corpora import Corpus, read_corpus
 from fairseq_lrpe.experiments.estimation.meta import Cost, measure
 from fairseq_lrpe.experiments.estimation.models import BuiltModel, build, parse
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.ops.position_index import diagonal_position_index
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -140,7 +139,11 @@ def training_cost(built: BuiltModel, batch: Batch, dtype: torch.dtype) -> Cost:
     parts = [input_cost(model, batch, dtype), output_cost(built, batch, dtype)]
     for kind, length in kinds:
         if layers := [module for module in model.modules() if isinstance(module, kind)]:
-            parts += len(layers) * [layer_cost(layers[0], model, batch, dtype)]
+            layer = layer_cost(layers[0], model, batch, dtype)
+            parts += len(layers) * [layer]
+            if hasattr(built.task, "mask_prob") and getattr(built.settings, "mask_decoder", False):
+                # The last layer is applied twice more, once without a backward pass.
+                parts += [layer, Cost(layer.flops // 3)]
             # The embeddings after dropout, and the output of the last norm.
             parts.append(Cost(0, *2 * [2 * batch.sequences * length * layers[0].embed_dim * dtype.itemsize]))
     flops, kept = (sum(getattr(part, name) for part in parts) for name in ("flops", "kept"))
@@ -166,8 +169,8 @@ def layer_cost(layer: nn.Module, model: nn.Module, batch: Batch, dtype: torch.dt
         return torch.empty(shape, dtype=dtype, device="meta", requires_grad=True)
 
     if isinstance(layer, TransformerEncoderLayerBase):
-        if getattr(model, "summed", False):
-            layer.self_attn.position_index = diagonal_position_index(model.side, model.side, "meta")
+        if hasattr(model, "position_index"):
+            layer.self_attn.position_index = model.position_index("meta")
         return measure(lambda x: layer(x, None), layer, states(batch.source))
     if batch.memory:
         layer.memory = states(batch.memory).detach()

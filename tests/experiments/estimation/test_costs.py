@@ -32,6 +32,7 @@ ARCHITECTURES = [
     ("lm", "softmax", "base", 128),
     ("lm", "softmax", "xl", 128),  # products with distances
     ("lm", "softmax", "path", 128),
+    ("lm", "linear", "conv_spe", 128),
     ("roberta", "linear", "base", 128),
     ("roberta", "linear", "spe", 128),
     ("roberta", "softmax", "base", 128),
@@ -40,6 +41,7 @@ ARCHITECTURES = [
     ("classifier", "linear", "rope", 1100),  # recomputes the encoding
     ("vit", "linear", "base", 128),
     ("vit", "softmax", "base", 128),
+    ("vit", "linear", "rope_mixed", 128),
 ]
 
 
@@ -120,6 +122,13 @@ def test_parameters_flops_and_memory_of_a_training_step(family, attention, metho
     tolerance = {"roberta": 0.05, "vit": 0.03}.get(family, 1e-3)
     assert step.cost.flops == pytest.approx(step.flops(), rel=tolerance)
     memory = costs.training_memory(parameters, step.cost, torch.float32, processes=1)
+    assert memory == pytest.approx(step.memory(), rel=0.1)
+
+
+def test_mask_decoder():
+    step = Step("roberta", "softmax", "base", 128, token_positions="none", mask_decoder=True)
+    assert step.cost.flops == pytest.approx(step.flops(), rel=0.05)
+    memory = costs.training_memory(step.built.parameters(labels=0), step.cost, torch.float32, processes=1)
     assert memory == pytest.approx(step.memory(), rel=0.1)
 
 

@@ -1,0 +1,120 @@
+"""ConvSPE: stochastic positional encoding by convolutions of noise."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.spe import GatedSPE
+from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.relative import expand_distances
+
+_BLOCK_SIZE = 64
+"""Number of positions whose noise is drawn, and convolved, at a time."""
+
+_MAX_BLOCKS = 2**20
+"""Number of blocks per layer that have their own seed."""
+
+
+@register_encoding("conv_spe", kernel_size="number of positions in ConvSPE's kernels")
+class ConvSPE(GatedSPE):
+    """Multiplies q and k by convolved noise, so that expected scores depend only on i − j.
+
+    This is gated ConvSPE with R = d realizations (Liutkus et al. 2021, Sec. 3.2, and its public code,
+    aliutkus/spe, src/pytorch/spe/spe.py). With kernels u = kernel_q and w = kernel_k of P positions, and
+    g = sigmoid(gate), feature n of a query is multiplied by row n of a matrix (d, R), and the rows are added:
+
+        q̂_i = Σ_n q_in (√(1−g_n) Σ_p u_np Z_{n,i+p} + √g_n Z'_n),   0 ≤ p < P.
+
+    Keys are encoded in the same way with w instead of u, so that
+
+        E[q̂_i·k̂_j] = Σ_n q_in k_jn ((1−g_n) Σ_p u_np w_{n,p+i−j} + g_n),
+
+    where w_np is 0 for p < 0 and p ≥ P. At distances of P or more, only the term g_n remains.
+
+    The noise is normal with variance 1/√(dR); Z differs between positions, and Z' does not. In evaluation,
+    each block of 64 positions has its own seed, so that the noise of a position depends on neither the offset
+    nor the length. The public code draws noise for the length of each input.
+
+    Parameters are ``kernel_q`` and ``kernel_k`` (H, d, P), and ``gate`` (H, d). The initial kernels are
+    uniform in (0, √(2/P)), as in the public code, with its default P = 200. For the whole batch, computing
+    the matrices takes O(L P d R) time and O(L d R) memory per head; multiplying by them takes O(L d R) time
+    per sequence.
+
+    Raises:
+        ValueError: for a kernel size below 1.
+    """
+
+    def __init__(self, *, kernel_size: int = 200, **shared):
+        super().__init__(**shared)
+        if kernel_size < 1:
+            raise ValueError(f"conv_spe needs a kernel size of at least 1, not {kernel_size}")
+        shape = (self.num_heads, self.head_dim, kernel_size)
+        self.kernel_q, self.kernel_k = (
+            nn.Parameter(torch.rand(*shape) * (2 / kernel_size) ** 0.5) for _ in range(2)
+        )
+        self.add_gate(draws=1)
+
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+        q_range, k_range = _range(q, q_offset), _range(k, k_offset)
+        first, end = min(q_range.start, k_range.start), max(q_range.stop, k_range.stop)
+        noise = self._position_noise(first, end - first, q.device)
+        [constant] = self.draw()
+
+        def encode(x, kernel, positions, offset):
+            window = noise.narrow(2, positions.start - first, len(positions) + kernel.size(-1) - 1)
+            codes = self._codes(kernel, window, constant)
+            if isinstance(offset, PositionIndex):
+                codes = codes[:, :, offset.query_positions]
+            return torch.einsum("bhld,hdlr->bhlr", x, codes.to(x.dtype))
+
+        return encode(q, self.kernel_q, q_range, q_offset), encode(k, self.kernel_k, k_range, k_offset)
+
+    def _position_noise(self, first, count, device):
+        """Returns the noise Z (H, d, count + P − 1, R) of positions from ``first`` on."""
+        count += self.kernel_q.size(-1) - 1
+        if self.training:
+            return torch.randn(self.num_heads, self.head_dim, count, self.head_dim, device=device)
+        start, end = first // _BLOCK_SIZE, (first + count - 1) // _BLOCK_SIZE + 1
+        shape = self.num_heads, self.head_dim
+        blocks = [_noise_block(self.layer, block, *shape, device) for block in range(start, end)]
+        return torch.cat(blocks, dim=2).narrow(2, first - start * _BLOCK_SIZE, count)
+
+    def _codes(self, kernel, noise, constant):
+        """Returns the matrices (H, d, L, R) by which the features of L positions are multiplied.
+
+        Args:
+            kernel: (H, d, P).
+            noise: (H, d, L + P − 1, R).
+            constant: noise (H, d, R) that does not depend on the position.
+        """
+        dtype = torch.promote_types(kernel.dtype, torch.float32)
+        noise, kernel, size = noise.to(dtype), kernel.to(dtype), kernel.size(-1)
+        length = noise.size(2) - size + 1
+        rows = min(length, _BLOCK_SIZE)
+        # A convolution of ``rows`` positions as a product with a matrix, which has the kernel in each row.
+        matrix = expand_distances(F.pad(kernel, (rows - 1, 0)), rows, rows + size - 1)
+        blocks = []
+        for start in range(0, length, rows):
+            count = min(rows, length - start)
+            window = noise[:, :, start : start + count + size - 1]
+            blocks.append(matrix[:, :, :count, : count + size - 1] @ window)
+        positional_factor, constant_factor = (x[..., None] for x in self.amplitudes())
+        return positional_factor * torch.cat(blocks, dim=2) + constant_factor * constant.unsqueeze(2)
+
+
+def _range(x, offset):
+    """Returns the range of the positions of x."""
+    if isinstance(offset, PositionIndex):
+        return range(offset.max_position + 1)
+    return range(offset, offset + x.size(-2))
+
+
+@functools.lru_cache(maxsize=256)
+@torch.inference_mode(False)  # noise cached during inference may be used with gradients later
+def _noise_block(layer, block, heads, width, device):
+    """Returns the fixed noise (H, d, _BLOCK_SIZE, R) of a block of positions."""
+    generator = torch.Generator().manual_seed(layer * _MAX_BLOCKS + block)
+    return torch.randn(heads, width, _BLOCK_SIZE, width, generator=generator).to(device)

@@ -1,0 +1,106 @@
+"""LieRE: Lie rotational positional encodings."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
+
+_BLOCK_SIZE = 64
+"""Number of consecutive positions whose rotations are computed from one exponential and shared ones."""
+
+
+@register_encoding("liere", block_size="side of the blocks of LieRE's rotations; 0 means the head dimension")
+class LieRE(Encoding):
+    """Multiplies q and k by a rotation R(p) = exp(Σ_a p_a A_a) (Ostmeier et al. 2025).
+
+    p_a is a coordinate of the position, divided by ``max_positions`` − 1, so that the coordinates of an image
+    are in [0, 1] as in the authors' code (StanfordMIMI/LieRE, models/rope_vit.py). A_a is a learned
+    skew-symmetric matrix (d, d) for each layer, head and axis. With ``block_size`` b, it is block-diagonal
+    with d/b blocks (b, b); b = 2 has the form of RoPE-Mixed.
+
+    In a sequence, the scores depend only on the difference of positions. In an image, this holds only if A_0
+    and A_1 commute, as for b = 2; otherwise, R(p)ᵀ R(p') also depends on the absolute position.
+
+    The entries above the diagonal are initialized uniformly in (0, 2π), as in the authors' code. Its models
+    have a class token, whose rotation is the identity; the models here have none. The authors use softmax
+    attention, and the method's linear attention is that of RoPE-Mixed.
+
+    The parameter ``generators`` (axes, H, d/b, b(b−1)/2) contains these entries. The rotations of all L
+    positions take O(L d b²) time and O(L d b) memory per head for the whole batch, in float64; multiplying by
+    them takes O(L d b) time per sequence.
+
+    Raises:
+        ValueError: if d is not a multiple of b, or b is 1.
+    """
+
+    multidimensional = True
+
+    def __init__(self, *, block_size: int = 0, **shared):
+        super().__init__(**shared)
+        size = block_size or self.head_dim
+        if size < 2 or self.head_dim % size:
+            raise ValueError(
+                f"liere needs a block size of at least 2 that divides head_dim {self.head_dim}, not {size}"
+            )
+        self.block_size = size
+        shape = (self.axes, self.num_heads, self.head_dim // size, size * (size - 1) // 2)
+        self.generators = nn.Parameter(2 * math.pi * torch.rand(*shape))
+        self.register_buffer("upper", torch.triu_indices(size, size, 1), persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+        q_rotations, k_rotations = position_tables(self._rotations, q, k, q_offset, k_offset)
+        return _rotate(q, q_rotations), _rotate(k, k_rotations)
+
+    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        return _rotate(k, self._rotations(k[:, :, :1], shift).mT.expand(-1, k.size(-2), -1, -1, -1))
+
+    def _rotations(self, x, offset):
+        """Returns the rotations (H, L, d/b, b, b) of the positions of x (B, H, L, d)."""
+        length = x.size(-2)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if isinstance(offset, PositionIndex) or length <= _BLOCK_SIZE:
+            return self._exponentials(coordinates(offset, length, x.device)).to(dtype)
+        # exp((s + t) A) = exp(s A) exp(t A), so that a sequence needs fewer exponentials.
+        first = offset % _BLOCK_SIZE
+        starts = coordinates(0, (first + length - 1) // _BLOCK_SIZE + 1, x.device) * _BLOCK_SIZE
+        blocks = self._exponentials(starts + offset - first)
+        inner = self._exponentials(coordinates(0, _BLOCK_SIZE, x.device))
+        return (blocks.unsqueeze(2) @ inner.unsqueeze(1)).flatten(1, 2).narrow(1, first, length).to(dtype)
+
+    def _exponentials(self, position):
+        """Returns exp(Σ_a p_a A_a), (H, n, d/b, b, b) in float64, for positions (n, axes)."""
+        position = position / max(1, self.max_positions - 1)
+        # In float32, the exponential of a distant position would not be a rotation.
+        entries = torch.einsum("la,ahne->hlne", position, self.generators.double())
+        matrix = entries.new_zeros(*entries.shape[:-1], self.block_size, self.block_size)
+        matrix[..., *self.upper] = entries
+        return _MatrixExponential.apply(matrix - matrix.mT)
+
+
+def _rotate(x, rotations):
+    """Multiplies the blocks of x (B, H, L, d) by matrices (H, L, d/b, b, b)."""
+    blocks = x.to(rotations.dtype).unflatten(-1, rotations.shape[2:4])
+    return torch.einsum("hlnij,bhlnj->bhlni", rotations, blocks).flatten(-2).to(x.dtype)
+
+
+class _MatrixExponential(torch.autograd.Function):
+    """Computes ``torch.matrix_exp`` with a backward pass that is exact for gradients of any size.
+
+    The gradient with respect to A is the upper right block of exp([[Aᵀ, G], [0, Aᵀ]]), where G is the
+    incoming gradient. torch computes this for G itself, whose size determines the rounding error.
+    """
+
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return torch.matrix_exp(a)
+
+    @staticmethod
+    def backward(ctx, g):
+        a = ctx.saved_tensors[0].mT
+        size = g.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)
+        rows = torch.cat([a, g / size], dim=-1), torch.cat([torch.zeros_like(a), a], dim=-1)
+        return size * torch.matrix_exp(torch.cat(rows, dim=-2))[..., : a.size(-1), a.size(-1) :]

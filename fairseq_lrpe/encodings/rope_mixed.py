@@ -1,0 +1,70 @@
+"""RoPE-Mixed: rotary position embedding with learned angles for each axis of an image."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.ops.position_index import coordinates
+from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
+
+_BASE = 10.0
+"""Base of the initial angles of an image, as in the public code."""
+
+
+@register_encoding("rope_mixed")
+class RoPEMixed(Encoding):
+    """Rotates the pair (x_2t, x_2t+1) at row r and column c by r·θ_0t + c·θ_1t (Heo et al. 2024).
+
+    The angles θ are learned for each layer, head and pair, so that each pair has its own direction in the
+    image. Scores depend only on the differences of rows and of columns. In a sequence, where positions have
+    one coordinate, the angle is s·θ_0t.
+
+    As in the authors' code (naver-ai/rope-vit, deit/models_v2_rope.py), the initial angles of an image are
+    10^(−4m/d) (cos φ, sin φ), m < d/4, with a random φ per head for the first half of the pairs, and φ + π/2
+    for the second half. Those of a sequence are RoPE's 10000^(−2t/d). The authors' models have no absolute
+    position embeddings by default (``--token-positions none``), and a class token, which they do not rotate;
+    the models here have none.
+
+    The authors use softmax attention. The method's linear attention has a LayerNorm instead of a denominator,
+    which learned rotations make negative.
+
+    The parameter ``theta`` is (axes, H, d/2). Encoding takes O(L d) time.
+
+    Raises:
+        ValueError: if d is not a multiple of 2, or of 4 for an image.
+    """
+
+    multidimensional = True
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        heads, d = self.num_heads, self.head_dim
+        if d % (2 * self.axes):
+            raise ValueError(
+                f"rope_mixed rotates pairs of features: head_dim must be a multiple of {2 * self.axes} in "
+                f"{'a sequence' if self.axes == 1 else 'an image'}, not {d}"
+            )
+        if self.axes == 1:
+            theta = rotary_frequencies("a", d // 2, d, self.max_positions).expand(1, heads, -1)
+        else:
+            size = _BASE ** (-4 * torch.arange(d // 4) / d)
+            phi = 2 * math.pi * torch.rand(heads, 1)
+            direction = torch.cat([phi.expand(-1, d // 4), (phi + math.pi / 2).expand(-1, d // 4)], dim=1)
+            theta = size.repeat(2) * torch.stack([direction.cos(), direction.sin()])
+        self.theta = nn.Parameter(theta.to(torch.get_default_dtype(), copy=True))
+
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+        q_table, k_table = position_tables(self._phases, q, k, q_offset, k_offset)
+        return rotate_pairs(q, q_table), rotate_pairs(k, k_table)
+
+    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        return rotate_pairs(k, self._phases(k[:, :, :1], shift).conj())
+
+    def _phases(self, x, offset):
+        """Returns the phases (H, L, d/2) of the positions of x (B, H, L, d)."""
+        position = coordinates(offset, x.size(-2), x.device)
+        # The angles are computed in float64, as for RoPE.
+        angles = torch.einsum("la,aht->hlt", position, self.theta.double())
+        return torch.polar(torch.ones_like(angles), angles).to(complex_dtype(x))
