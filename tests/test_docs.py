@@ -159,7 +159,7 @@ ROWS = {
         "--vocab-size 99 --methods rope"
     ),
     "lrpe bench images": Row("--rounds 1 --batch-size 2 --image-size 16"),
-    "lrpe bench figures": Row("--out README.md", refused="not a writable folder"),
+    "lrpe bench figures*": Row("--out README.md", refused="not a writable folder"),
     "lrpe bench zero-padding": Row("--out README.md", refused="not a writable folder"),
     # data preparation
     "bash data_prep/prepare.sh": Row(),

@@ -1,48 +1,137 @@
-"""Plots the position encodings of Transformer-XL and GCDF, and the scores of all relative encodings.
+"""Plots Figures 2 to 6 of the LFHC and GCDF paper, and the scores of all relative encodings.
 
-prior_matrices.png and prior_distances.png are Figures 2, 5 and 6 of the GCDF paper (Qu et al. 2021).
-score_curves.png shows the score of a query and a key over their distance for every relative encoding.
+prior_matrices.png (Figure 2), position_frequencies.png (Figure 3), length_distributions.png (Figure 4) and
+prior_distances.png (Figures 5 and 6) are the figures of Qu et al. 2021. score_curves.png shows the score of a
+query and a key over their distance for every relative encoding.
 """
 
 import logging
+import sys
+from functools import partial
 
+import numpy as np
 import torch
 from matplotlib.figure import Figure
 from rich.progress import track
 
 from fairseq_lrpe.benchmarks.shared import BenchmarkParser
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
+from fairseq_lrpe.data import layout
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.models.data_validation import check_labeled
+from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask
 from fairseq_lrpe.utils.cli import exit_on_error, path_arg
-from fairseq_lrpe.utils.files import output_folder, save_figure
+from fairseq_lrpe.utils.files import REPOSITORY, display_path, output_folder, save_figure
 
-WIDTH = 512
+CORPORA = ("imdb", "glue_words/SST-2", "snli", "glue_words/QNLI", "glue_words/QQP", "glue_words/MNLI")
+DATA = [REPOSITORY / "data" / corpus / "bin" for corpus in CORPORA]
+"""Data folders of the experiments of Qu et al. 2021, Table 1."""
+MAX_POSITIONS = ClassificationConfig().max_positions
+"""Length to which these experiments truncate inputs."""
 PRIORS = {"XL": sinusoids, "GCDF": lambda x, width: 4 * gaussian_cdfs(x, width)}  # GCDF's λ is 4
 
 
-def prior_matrices(path, reach=128):
-    """Plots Figure 2 of Qu et al. 2021: the matrices R by dimension and relative position."""
+def prior_matrices(path, reach=64, width=128):
+    """Plots Figure 2 of Qu et al. 2021: the matrices R by dimension and relative position.
+
+    The width is smaller than that of the paper's models, so that single columns are visible.
+    """
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     for ax, (name, prior) in zip(axes, PRIORS.items(), strict=True):
-        table = prior(torch.arange(-reach, reach + 1), WIDTH)
-        image = ax.imshow(table, aspect="auto", extent=(0, WIDTH, reach, -reach), cmap="viridis")
+        table = prior(torch.arange(-reach, reach + 1), width)
+        extent = (0, width, reach + 0.5, -reach - 0.5)
+        image = ax.imshow(table, aspect="auto", extent=extent, cmap="viridis", interpolation="nearest")
         ax.set(title=f"{name}-RPE", xlabel="dimension")
         figure.colorbar(image, ax=ax)
     axes[0].set_ylabel("relative position")
-    save_figure(figure, path, dpi=150)
+    save_figure(figure, path, dpi=100)
 
 
-def prior_distances(path, reach=512):
+def position_frequencies(path, length=5):
+    """Plots Figure 3 of Qu et al. 2021: how many pairs of tokens (i, j) have the relative position i − j."""
+    i = torch.arange(length)
+    positions, counts = (i[:, None] - i).unique(return_counts=True)
+    figure = Figure(figsize=(5, 3), layout="constrained")
+    ax = figure.subplots()
+    ax.bar_label(ax.bar(positions, counts))
+    ax.margins(y=0.1)  # for the numbers above the bars
+    ax.set(xlabel="relative position i − j", ylabel="number of pairs", xticks=positions)
+    ax.set_title(f"sequence length L = {length}")
+    save_figure(figure, path, dpi=100)
+
+
+def input_lengths(folder):
+    """Returns the lengths of the training inputs in a data folder of ``classification``, before truncation.
+
+    A text has as many tokens as words, and a pair, ``<s> a </s> b </s>``, three more than both texts, as in
+    the experiments on the datasets of Qu et al. 2021.
+
+    Returns:
+        An array (inputs,).
+
+    Raises:
+        ValueError: If the folder has no texts for ``classification``, or if its training set is damaged.
+    """
+    if not (folder / layout.METADATA).is_file() or layout.read_metadata(folder).get("images"):
+        remedy = "`bash data_prep/prepare.sh imdb` prepares some"
+        raise ValueError(f"{folder} has no texts for the task classification: {remedy}")
+    check_labeled(folder, "train")
+    task = ClassificationTask(ClassificationConfig(data=str(folder), max_positions=sys.maxsize))
+    task.load_dataset("train")
+    return task.dataset("train").sizes
+
+
+def prepared_folders():
+    """Returns the folders in ``DATA`` that are prepared, and prints the others in one line."""
+    missing = [folder for folder in DATA if not (folder / layout.METADATA).is_file()]
+    if missing:
+        names = ", ".join(str(display_path(folder)) for folder in missing)
+        print(f"not in Figure 4, because not prepared (bash data_prep/prepare.sh): {names}")
+    return [folder for folder in DATA if folder not in missing]
+
+
+def length_distributions(path, lengths, columns=3):
+    """Plots Figure 4 of Qu et al. 2021: a histogram of the input lengths of each data folder.
+
+    The paper does not name its six datasets. Here, they are the six of its text classification; in its other
+    tasks, the encoding is in a decoder.
+
+    Args:
+        lengths: {folder: result of :func:`input_lengths`}.
+    """
+    rows = -(-len(lengths) // columns)
+    figure = Figure(figsize=(10, 2.6 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for ax in axes.flat[len(lengths) :]:
+        ax.axis("off")
+    for ax, (folder, tokens) in zip(axes.flat, lengths.items(), strict=False):
+        longest = tokens.max()
+        width = -(-longest // 60)
+        ax.hist(tokens, np.arange(0, longest + width + 1, width) - 0.5, zorder=2)
+        name = str(folder.absolute()).removesuffix("/bin").rpartition("/")[2]
+        numbers = f"median {np.median(tokens):.0f}, longest {longest:,} tokens"
+        ax.set_title(f"{name}: {len(tokens):,} inputs\n{numbers}", fontsize=10)
+        ax.grid(alpha=0.3)
+        if longest > MAX_POSITIONS:
+            label = f"{(tokens > MAX_POSITIONS).mean():.1%} exceed {MAX_POSITIONS}"
+            ax.axvline(MAX_POSITIONS, color="black", linestyle="--", linewidth=1, label=label, zorder=3)
+            ax.legend(fontsize=9, handlelength=1)
+    figure.supxlabel("input length in tokens")
+    figure.supylabel("number of inputs")
+    save_figure(figure, path, dpi=100)
+
+
+def prior_distances(path, reach=512, width=512):
     """Plots Figures 5 and 6 of Qu et al. 2021: ‖R_x − R_0‖ over the relative position x."""
     figure = Figure(figsize=(9, 3.5), layout="constrained")
     axes = figure.subplots(1, 2)
     x = torch.arange(reach + 1)
     for ax, (name, prior), number in zip(axes, PRIORS.items(), (5, 6), strict=True):
-        table = prior(x, WIDTH)
+        table = prior(x, width)
         ax.plot(x, (table - table[0]).norm(dim=1))
         ax.set(title=f"{name}-RPE (Figure {number})", xlabel="relative position x", ylabel=r"$\|R_x - R_0\|$")
         ax.grid(alpha=0.3)
@@ -107,9 +196,16 @@ def main(arguments: list[str] | None = None) -> None:
     parser = BenchmarkParser("figures", __doc__)
     help = "output folder (default: %(default)s)"
     parser.add_argument("--out", type=path_arg, default="results/figures", help=help)
-    folder = parser.parse_args(arguments).out
+    help = "data folders of the task classification for Figure 4 (default: those of configs/classification)"
+    parser.add_argument("--data", type=path_arg, nargs="+", metavar="FOLDER", help=help)
+    args = parser.parse_args(arguments)
     logging.disable(logging.INFO)  # importing fairseq makes matplotlib log every font
-    with exit_on_error(parser.prog), output_folder(folder):
-        for plot in (prior_matrices, prior_distances, score_curves):
-            plot(folder / f"{plot.__name__}.png")
-            print(folder / f"{plot.__name__}.png")
+    functions = (prior_matrices, position_frequencies, prior_distances, score_curves)
+    plots = {function.__name__: function for function in functions}
+    with exit_on_error(parser.prog), output_folder(args.out):
+        lengths = {folder: input_lengths(folder) for folder in args.data or prepared_folders()}
+        if lengths:
+            plots["length_distributions"] = partial(length_distributions, lengths=lengths)
+        for name, plot in plots.items():
+            plot(args.out / f"{name}.png")
+            print(args.out / f"{name}.png")

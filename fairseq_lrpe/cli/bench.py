@@ -9,7 +9,7 @@ BENCHMARKS = {
     "decoding": "decoding speed of translation models",
     "memory": "time that a memory of previous segments costs a language model",
     "images": "throughput of image decoding and augmentation",
-    "figures": "plots of the encodings",
+    "figures": "plots of the encodings and of the input lengths of corpora",
     "zero-padding": "positional information that zero padding gives convolutions",
     "lra-examples": "plots of examples of Long-Range Arena's generated corpora",
     "gpu-check": "report of all tests and measurements that need a GPU",

@@ -1,19 +1,103 @@
-"""The plots of the encodings, and the values of the curves."""
+"""The plots of the encodings and of input lengths, and the values that they show."""
 
 import math
+from collections import Counter
 
+import pytest
 import torch
-from tiny import run_command
+from labelled_data import random_texts, write_text_dataset
+from tiny import REPOSITORY, run_command, run_here
 
+from fairseq_lrpe.benchmarks import figures
 from fairseq_lrpe.benchmarks.figures import scores_by_distance
+from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
+
+DATASETS = ("imdb", "sst2", "snli", "qnli", "qqp", "mnli")
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """Replaces ``save_figure``, and returns the list to which it appends each figure."""
+    found = []
+    monkeypatch.setattr(figures, "save_figure", lambda figure, path, **options: found.append(figure))
+    return found
+
+
+def bars(ax):
+    """Returns {center of a bar: its height} of the bars that are not empty."""
+    return {bar.get_x() + bar.get_width() / 2: bar.get_height() for bar in ax.patches if bar.get_height()}
 
 
 def test_command(tmp_path):
-    done = run_command("python", "-m", "fairseq_lrpe", "bench", "figures", "--out", tmp_path / "figures")
+    folders = write_text_dataset(tmp_path / "one"), write_text_dataset(tmp_path / "two", inputs=2)
+    out = tmp_path / "figures"
+    words = ["--out", out, "--data", *folders]
+    done = run_command("python", "-m", "fairseq_lrpe", "bench", "figures", *words)
     assert done.returncode == 0, done.stderr
-    for name in ("prior_matrices", "prior_distances", "score_curves"):
-        assert (tmp_path / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert "not in Figure 4" not in done.stdout
+    names = "prior_matrices position_frequencies prior_distances score_curves length_distributions".split()
+    assert {path.stem for path in out.iterdir()} == set(names)
+    for name in names:
+        assert (out / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("length", [1, 5])
+def test_position_frequencies(length, saved):
+    figures.position_frequencies(None, length)
+    pairs = Counter(i - j for i in range(length) for j in range(length))
+    assert bars(saved[0].axes[0]) == pytest.approx(pairs)
+
+
+@pytest.mark.parametrize(("inputs", "more"), [(1, 0), (2, 3)])
+def test_input_lengths(inputs, more, tmp_path):
+    """Lengths are those of the model's inputs, without truncation."""
+    folder = write_text_dataset(tmp_path / "data", inputs=inputs, longest=900)
+    rows = random_texts(24, 0, inputs=inputs, longest=900)
+    expected = [sum(map(len, texts)) + more for *texts, _ in rows]
+    assert figures.input_lengths(folder).tolist() == expected and max(expected) > figures.MAX_POSITIONS
+    task = figures.ClassificationTask(figures.ClassificationConfig(data=str(folder), max_positions=9999))
+    task.load_dataset("train")
+    given = [task.dataset("train")[i][1][0] for i in range(24)]
+    assert list(map(len, given)) == expected
+
+
+def test_length_distributions(saved, tmp_path):
+    folders = [write_text_dataset(tmp_path / name, longest=900) for name in "ab"]
+    folders += [write_text_dataset(tmp_path / name) for name in "cd"]
+    lengths = {folder: figures.input_lengths(folder) for folder in folders}
+    figures.length_distributions(None, lengths)
+    shown = [ax for ax in saved[0].axes if ax.axison]
+    assert [ax.get_title()[:2] for ax in shown] == ["a:", "b:", "c:", "d:"]
+    for ax, tokens in zip(shown, lengths.values(), strict=True):
+        assert sum(bars(ax).values()) == len(tokens)
+        assert f"longest {max(tokens)} tokens" in ax.get_title()
+        long = [legend.get_text() for legend in ax.get_legend().texts] if ax.get_legend() else []
+        share = 100 * sum(x > 512 for x in tokens) / len(tokens)
+        assert long == ([f"{share:.1f}% exceed 512"] if share else [])
+    assert bars(shown[2]) == pytest.approx(Counter(lengths[folders[2]].tolist()))
+
+
+def test_corpora_that_are_not_prepared(monkeypatch, tmp_path):
+    monkeypatch.setattr(figures, "METHODS", {"rope": METHODS["rope"]})  # for speed
+    prepared = write_text_dataset(tmp_path / "here")
+    for number, folders in enumerate(([], [prepared])):
+        monkeypatch.setattr(figures, "DATA", [tmp_path / "far", *folders, tmp_path / "gone"])
+        out = tmp_path / f"out{number}"
+        done = run_here(figures.main, "--out", out)
+        assert done.returncode == 0, done.stderr
+        first, *_ = done.stdout.splitlines()
+        assert first.startswith("not in Figure 4") and first.endswith(f": {tmp_path}/far, {tmp_path}/gone")
+        assert len(list(out.iterdir())) == 4 + number
+
+
+def test_default_data_is_that_of_the_experiments():
+    experiments = [Experiment.load(f"classification/{name}") for name in DATASETS]
+    assert [REPOSITORY / experiment.cfg.data for experiment in experiments] == figures.DATA
+    for name, experiment in zip(DATASETS, experiments, strict=True):
+        train = experiment.cfg.train
+        assert train.max_positions == figures.MAX_POSITIONS and "pairs" not in train
+        assert train.pooling == ("max" if name in ("imdb", "sst2") else "first")  # first adds <s> to a text
 
 
 def test_curves_match_the_formulas():

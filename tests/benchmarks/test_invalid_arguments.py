@@ -4,10 +4,12 @@ A row is a benchmark with its arguments and a part of the message. {file} is a f
 {missing} does not exist.
 """
 
+import json
 import shutil
 from importlib import import_module
 
 import pytest
+from labelled_data import write_text_dataset
 from tiny import preprocess, run_here
 
 from fairseq_lrpe.benchmarks import decoding, linear_attention, speed, zero_padding
@@ -81,6 +83,12 @@ CALLS = [
         (f"images --from {{{path}}}", "has no JPEG files: set --from")
         for path in ("file", "folder", "missing")
     ),
+    *(
+        (f"figures --out {{folder}}/out --data {{{path}}}", "has no texts for the task classification: `bash")
+        for path in ("file", "folder", "missing")
+    ),
+    ("figures --data", "expected at least one argument"),
+    ("figures --data=", "argument --data: must be a path, not an empty string"),
     (f"linear_attention --lengths {TOO_LARGE} --plot {{folder}}/far/x.png", "memory"),
 ]
 
@@ -129,6 +137,32 @@ def test_damaged_data(name, content, message, data, tmp_path):
     if content is not None:
         (folder / name).write_bytes(content)
     check_error(f"decoding {SMALL['decoding']} --data {folder}", message, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("about.json", b"{}", "about.json is missing or damaged"),
+        ("about.json", None, "has no texts for the task classification"),
+        ("train.input0.bin", b"foreign", "has 7 bytes instead of the"),
+        ("train.label.npy", None, "train.label.npy cannot be read"),
+        ("dict.txt", None, "dict.txt cannot be read"),
+    ],
+)
+def test_damaged_texts(name, content, message, tmp_path):
+    folder = write_text_dataset(tmp_path / "data")
+    (folder / name).unlink()
+    if content is not None:
+        (folder / name).write_bytes(content)
+    check_error(f"figures --out {tmp_path}/out --data {folder}", message, tmp_path)
+
+
+def test_figures_of_image_files(tmp_path):
+    folder = write_text_dataset(tmp_path / "data")
+    about = json.loads((folder / "about.json").read_text())
+    (folder / "about.json").write_text(json.dumps({**about, "images": True}))
+    call = f"figures --out {tmp_path}/out --data {folder}"
+    check_error(call, "has no texts for the task classification", tmp_path)
 
 
 def test_a_folder_with_the_name_of_a_plot(tmp_path, monkeypatch):
