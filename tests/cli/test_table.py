@@ -23,7 +23,7 @@ TABLES = {  # number of runs at full scale and at --scale mini
     # Pretrainings, and fine-tunings with their trials.
     "tmlr_table1": (7 + 7 * 8 * 5 * (4 + 1), 7 + 7 * 5 * 2 * (2 + 1)),
     "iclr_table3": (10 + 10 * 4 * (4 + 1), 10 + 10 * 1 * 2 * (2 + 1)),
-    "iclr_table8": (11 + 12, 11 + 12),
+    "iclr_table8": (11 + 14, 11 + 14),
     "iclr_table4": ((11 + 14) * 5, 11 + 14),  # with fairseq's own model
     "tmlr_table2": (8 * 5 * 2, 8 * 3),
     "tmlr_table5": (9 * 5, 9),
@@ -36,7 +36,7 @@ TABLES = {  # number of runs at full scale and at --scale mini
     "quickstart": (4, None),
     "lfhc_table3": (5 * 10, (5 + 1 + 3 + 3 * 2) * 3),  # with and without running sums
     "lfhc_table7": (8 * 10, 8 * 3),
-    "tmlr_table3": (6 * 5, 6 * 2),
+    "tmlr_table3": (8 * 5, 8 * 2),
     "tmlr_table4": (6 * 5 * 5, 6 * 5 * 2),
     # Three methods, and two with 4 values of k (3 for SST-2); mini has 3 for two tasks.
     "lfhc_table1": ((3 * 6 + 2 * (5 * 4 + 3)) * 10, (3 * 4 + 2 * (2 * 3 + 2 * 1)) * 2),
