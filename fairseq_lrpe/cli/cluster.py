@@ -92,7 +92,7 @@ def wait(launcher, jobs, arguments, args, submitted) -> list[str]:
 
     console, shown, tried = Console(highlight=False, soft_wrap=True), {}, set(submitted)
     while True:
-        queued = slurm.queue(jobs)
+        queued = unfinished_jobs(jobs)
         for run in dict.fromkeys([*shown, *queued]):
             state = str(queued[run]) if run in queued else state_of(jobs[run], jobs)
             if shown.get(run) != state:
@@ -106,6 +106,16 @@ def wait(launcher, jobs, arguments, args, submitted) -> list[str]:
         time.sleep(slurm.POLL_SECONDS)
     unfinished = [run for run, job in jobs.items() if not scheduler.is_complete(job)]
     return [f"{run}: {state_of(jobs[run], jobs)}" for run in unfinished]
+
+
+def unfinished_jobs(jobs: dict[Run, Job]) -> dict:
+    """Returns {run: QueuedJob} of the queued and running jobs whose runs are not finished.
+
+    After a crash of its controller, SLURM may hold the job of a finished run in the queue.
+    """
+    from fairseq_lrpe.experiments.execution import slurm
+
+    return {run: job for run, job in slurm.queue(jobs).items() if not scheduler.is_complete(jobs[run])}
 
 
 def state_of(job: Job, jobs: dict[Run, Job]) -> str:
@@ -128,7 +138,7 @@ def print_status(jobs: dict[Run, Job]) -> None:
     """Prints the state of each run and the number of runs in each state."""
     from fairseq_lrpe.experiments.execution import slurm
 
-    queued = slurm.queue(jobs) if slurm.is_installed() else {}
+    queued = unfinished_jobs(jobs) if slurm.is_installed() else {}
     listing, counts = Table("run", "job", "state"), Counter()
     for run, job in jobs.items():
         state = str(queued[run]) if run in queued else state_of(job, jobs)
