@@ -107,9 +107,12 @@ def reap(number, frame):
 def import_fairseq():
     """Imports fairseq and ``SLOW_IMPORTS``, without their log messages."""
     logging.disable()
+    # Frozen objects are not collected at the end of a fork, which Triton's bindings would report as an error.
+    sys.modules["triton"] = None
     for name in ("fairseq", *SLOW_IMPORTS):
         importlib.import_module(name)
     logging.disable(logging.NOTSET)
+    del sys.modules["triton"]
     gc.freeze()  # a collection would write to memory that the forks share
 
 
