@@ -58,7 +58,9 @@ class SelfAttention(nn.Module):
     ):
         super().__init__()
         if num_heads < 1 or embed_dim % num_heads:
-            raise ValueError(f"embed_dim must be a multiple of num_heads, not {embed_dim} with {num_heads} heads")
+            raise ValueError(
+                f"embed_dim must be a multiple of num_heads, not {embed_dim} with {num_heads} heads"
+            )
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         if isinstance(encoding, str):
             if causal is None:
@@ -124,7 +126,7 @@ class SelfAttention(nn.Module):
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
 
         Raises:
-            ValueError: if x is not (B, L, E), or the state is not one of this module for a batch of this size.
+            ValueError: if x is not (B, L, E), or the state is not one of this module for this batch size.
         """
         if x.dim() != 3 or x.size(2) != self.embed_dim:
             raise ValueError(

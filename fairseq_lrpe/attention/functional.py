@@ -54,7 +54,7 @@ def apply_encoding(
 def attention_bias(
     encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor, key_positions: Tensor | None = None
 ) -> Tensor:
-    """Returns the term that the encoding adds to the scores, (B, H, Lq, Lk) or (1, H, Lq, Lk).
+    """Returns the term that the encoding adds to the scores, broadcastable to (B, H, Lq, Lk).
 
     The scores of softmax attention are ``encoding.scale`` · q·kᵀ + bias. In causal attention, entries of keys
     after their query are arbitrary, but finite, and have to be masked.
@@ -74,10 +74,9 @@ def attention_bias(
         raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     indices = [PositionIndex(*row, last) for row in zip(at_q, at_k, strict=True)]
-    if len(indices) == 1:
-        return encoding.bias(q, k, indices[0])
-    rows = zip(q.split(1), k.split(1), indices, strict=True)
-    return torch.cat([encoding.bias(*row) for row in rows])
+    parts = zip(q.split(len(q) // len(indices)), k.split(len(q) // len(indices)), indices, strict=True)
+    biases = [encoding.bias(*part) for part in parts]
+    return torch.cat([bias[(None,) * (4 - bias.dim())] for bias in biases])
 
 
 def _check(encoding, q, k):
