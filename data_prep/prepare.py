@@ -7,10 +7,10 @@ from rich.table import Table
 
 from fairseq_lrpe.data.corpora import CORPORA, MINI, data_folder, prepare_arguments
 from fairseq_lrpe.utils.cli import print_wide
-from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.files import PREPARE, REPOSITORY
 from fairseq_lrpe.utils.suggest import choices
 
-USAGE = "bash data_prep/prepare.sh NAME prepares a corpus (--help lists its options)"
+USAGE = f"{PREPARE} NAME prepares a corpus (--help lists its options)"
 
 
 def state(folder: str) -> str:
@@ -41,10 +41,10 @@ def main(arguments: list[str] | None = None) -> None:
     if name in ("-h", "--help"):
         print_wide(listing())
     elif name in MINI:
-        command = f"bash data_prep/prepare.sh {prepare_arguments(name)}"
+        command = f"{PREPARE} {prepare_arguments(name)}"
         sys.exit(f"prepare: {name} is a small version of a corpus: prepare it with `{command}`")
     elif name not in CORPORA:
-        known = choices(name, CORPORA, "`bash data_prep/prepare.sh` lists the corpora")
+        known = choices(name, CORPORA, f"`{PREPARE}` lists the corpora")
         sys.exit(f"prepare: unknown corpus {name!r}{known}")
     else:
         from data_prep.corpus import prepare

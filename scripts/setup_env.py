@@ -95,7 +95,7 @@ def setup(version, has_fallback, requested, current):
         version = install_torch(version, has_fallback)
     pip("torch", "numpy", "cython", "setuptools", "wheel")
     print("building fairseq (about 3 minutes) and installing the other packages ...")
-    pip("--quiet", "--no-build-isolation", "-e", ".[test]")
+    pip("--quiet", "--no-build-isolation", "-e", ".[train,test]")
     UNFINISHED.write_text("\n".join([str(requested), version, str(ROOT), REQUIREMENTS]))
     UNFINISHED.replace(READY)
     print(f"environment ready: {ENV}")

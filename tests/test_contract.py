@@ -219,9 +219,9 @@ def test_plain_module_matches_fairseq_adapter(case):
     adapter, x, memory = build(case), tokens(), tokens(4)
     if case.attention == "linear":
         flags = {name: value for name, value in case.flags if name in ("linear_norm", "feature_map")}
-        plain = LinearAttention(adapter.encoding, **flags)
+        plain = LinearAttention(adapter.embed_dim, adapter.num_heads, adapter.encoding, **flags)
     else:
-        plain = SoftmaxAttention(adapter.encoding)
+        plain = SoftmaxAttention(adapter.embed_dim, adapter.num_heads, adapter.encoding)
     plain = plain.to(torch.float64).eval()
     plain.load_state_dict(adapter.state_dict())
     padding = torch.zeros(B, L, dtype=torch.bool)

@@ -5,6 +5,7 @@ import re
 import sys
 from collections import defaultdict
 from graphlib import TopologicalSorter
+from importlib import metadata
 
 import pytest
 from tiny import BIN, PLUGIN, REPOSITORY, run_command
@@ -85,15 +86,19 @@ def declared():
 def test_setup_declares_exactly_the_imported_packages():
     lists = declared()
     extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"]
-    assert packages(files("fairseq_lrpe", "data_prep")) == (lists["install"] - {"tensorboardX"}) | extras
-    assert packages(files("tests")) - lists["install"] - lists["gpu"] == lists["test"] - COMMANDS
+    needed = lists["install"] | lists["train"]
+    assert packages(files("fairseq_lrpe", "data_prep")) == (needed - {"tensorboardX"}) | extras
+    assert packages(files("tests")) - needed - lists["gpu"] == lists["test"] - COMMANDS
+    assert lists["install"] == {"torch"}
 
 
 def test_every_package_is_pinned_once():
     pins = re.findall(r"^([\w-]+)==\S+$", (REPOSITORY / "constraints.txt").read_text(), re.MULTILINE)
     assert len(pins) == len(set(pins))
     lists = declared()
-    extras = lists["test"] | lists["gpu"] | lists["bert"] | lists["tensorboard"] | lists["wandb"]
+    extras = (
+        lists["train"] | lists["test"] | lists["gpu"] | lists["bert"] | lists["tensorboard"] | lists["wandb"]
+    )
     assert lists["install"] | extras <= set(pins)
 
 
@@ -128,29 +133,77 @@ class Missing(MetaPathFinder):
 sys.meta_path.insert(0, Missing())
 
 import torch
-from fairseq_lrpe import ops, positions
-from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
-from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe import ops
+from fairseq_lrpe.attention import (
+    LinearAttention, MultiheadLinearAttention, SoftmaxAttention, apply_encoding, attention_bias
+)
+from fairseq_lrpe.encodings import ENCODINGS, Encoding
+from fairseq_lrpe.positions import POSITIONS, build_position
 
 for name, cls in ENCODINGS.items():
     for attention in (LinearAttention, SoftmaxAttention)[not cls.decomposable :]:
-        module = attention(build_encoding(name, num_heads=2, head_dim=8, causal=True))
+        module = attention(16, 2, name, causal=True)
         x = torch.randn(3, 5, 16, requires_grad=True)
         out, state = module(x, return_state=True)
         out.sum().backward()
         assert out.shape == x.shape and x.grad.isfinite().all()
         assert module(x[:, :1], state=state).shape == (3, 1, 16)
+q = torch.randn(3, 2, 5, 8)
+out = ops.linear_attention(q, q, q, causal=False, normalize=False)
+positions = torch.arange(5).expand(3, 5)
+rotated, _ = apply_encoding(LinearAttention(16, 2, "rope", causal=True).encoding, q, q, positions)
+bias = attention_bias(SoftmaxAttention(16, 2, "t5", causal=True).encoding, q, q, positions)
+assert out.shape == rotated.shape == q.shape and bias.shape == (3, 2, 5, 5)
+layer = torch.nn.TransformerEncoderLayer(16, 2, batch_first=True).eval()
+layer.self_attn = MultiheadLinearAttention(16, 2, "lrpe", causal=False)
+with torch.inference_mode():
+    assert layer(x).isfinite().all()
+for name in POSITIONS:
+    position = build_position(name, embed_dim=16, vocab_size=9)
+    embedded = torch.randn(3, 5, position.width)
+    assert position(embedded, positions, torch.full((3, 5), 4)).shape == embedded.shape
 print(*set(sys.argv[1:]) & set(sys.modules), len(ENCODINGS))
 """
 
 
+def requirements(package):
+    """Returns the names of an installed package and of all that it requires, without extras."""
+    found, waiting = set(), [package]
+    while waiting:
+        name = waiting.pop().lower().replace("_", "-")
+        if name not in found:
+            found.add(name)
+            lines = (metadata.requires(name) or []) if name in INSTALLED else []
+            waiting += [re.match(r"[\w.-]+", line)[0] for line in lines if "extra ==" not in line]
+    return found
+
+
+INSTALLED = {
+    name.lower().replace("_", "-") for names in metadata.packages_distributions().values() for name in names
+}
+
+
 def test_core_runs_where_only_torch_is_installed():
-    """Linear and softmax attention train and decode if importing any package but torch raises an error."""
-    missing = third_party_modules(files("fairseq_lrpe", "data_prep")) - {"torch"}
-    assert {"fairseq", "numpy", "omegaconf"} <= missing
+    """Everything for one's own models works if importing any package that torch does not need is an error."""
+    available = requirements("torch")
+    missing = {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if not available & {name.lower().replace("_", "-") for name in names}
+    } - {"fairseq_lrpe", "data_prep"}
+    assert {"fairseq", "numpy", "omegaconf", "transformers"} <= missing
     done = run_command(BIN / "python", "-c", WITHOUT_OTHER_PACKAGES, *sorted(missing))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(len(ENCODINGS))
+
+
+def test_commands_name_the_extra_where_only_torch_is_installed():
+    program = (
+        WITHOUT_OTHER_PACKAGES.split("import torch")[0] + "from fairseq_lrpe.cli import main; main(['table'])"
+    )
+    done = run_command(BIN / "python", "-c", program, "omegaconf")
+    message = "lrpe table: omegaconf is not installed: run `pip install 'fairseq-lrpe[train]'`"
+    assert (done.returncode, done.stderr.strip()) == (1, message)
 
 
 def test_experiments_and_data_preparation_do_not_import_models():

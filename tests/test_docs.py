@@ -49,10 +49,10 @@ def check_pip(words):
     if "-c" in rest:
         assert (REPOSITORY / rest[rest.index("-c") + 1]).is_file()
     for word in rest:
-        if extra := re.fullmatch(r"\.\[(\w+)\]", word):
-            assert extra[1] in lists
+        if extras := re.fullmatch(r"\.\[([\w,]+)\]", word):
+            assert set(extras[1].split(",")) <= set(lists)
         else:
-            known = {"-c", "-e", ".", "constraints.txt", "--no-build-isolation", *lists["install"]}
+            known = {"-c", "-e", ".", "constraints.txt", "--no-build-isolation", *lists["train"]}
             assert word in known, f"pip install {word}: not declared in setup.py"
 
 
@@ -74,6 +74,14 @@ BLOCKS = {
     '"forget": Method(': "encodings/test_own_encoding.py",
     '"distance": Method(': "encodings/test_own_encoding.py",
     "out = linear_attention(": "encodings/test_own_encoding.py",
+    "class Block(nn.Module)": "attention/test_own_models.py",
+    "class GPT(nn.Module)": "attention/test_own_models.py",
+    "lrpe = GPT(99": "attention/test_own_models.py",
+    "layer = nn.TransformerEncoderLayer": "attention/test_own_models.py",
+    "t5 = build_encoding": "attention/test_own_models.py",
+    "# three texts in one row": "attention/test_own_models.py",
+    '"rope_mixed"': "attention/test_own_models.py",
+    "AttentionInterface.register": "attention/test_own_models.py",
     "roberta.fill_mask(": "models/test_roberta.py",
     "class Lines(Kind)": "experiments/spec/kinds/test_new_kind.py",
     "kind: lines": "experiments/spec/kinds/test_new_kind.py",
@@ -95,6 +103,7 @@ ROWS = {
     # {command, or a prefix of commands followed by "*": row}; the longest matching prefix applies
     "sudo apt install *": Row(checked=check_apt),
     "pip install *": Row(checked=check_pip),
+    "pip wheel --no-deps .": Row(checked=lambda words: (REPOSITORY / words[-1] / "setup.py").is_file()),
     "bash scripts/setup_env.sh": Row("--dry-run"),
     "bash scripts/setup_env.sh --torch cu126": Row("--dry-run"),
     "bash scripts/gpu_check.sh*": Row("--out README.md", refused="not a writable folder"),
@@ -105,6 +114,9 @@ ROWS = {
     "bash .ci/run": Row(replaced={"bash": "bash -n"}),
     ".venv/bin/python -m ruff *": Row(),
     "python tests/experiments/kill_often.py *": Row("--help", {"python tests": KILL}),
+    "lrpe prepare NAME": Row("--help", {"NAME": "text"}),
+    "lrpe table": Row("--help"),
+    "lrpe train": Row("--help"),
     # fairseq's commands
     "fairseq-preprocess *": Row("--workers 1"),
     "fairseq-train data-bin *": Row(TINY + ONCE, after=("fairseq-preprocess",)),

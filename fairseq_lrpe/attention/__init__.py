@@ -2,17 +2,29 @@
 
 For example, for inputs x (batch, length, 512):
 
-    encoding = build_encoding("lrpe", num_heads=8, head_dim=64, causal=True)
-    attention = LinearAttention(encoding, linear_norm="layernorm")
+    attention = LinearAttention(512, 8, "lrpe", linear_norm="layernorm", causal=True)
     y = attention(x)
     y, state = attention(x[:, :1], return_state=True)  # decoding, one position at a time
     y, state = attention(x[:, 1:2], state=state, return_state=True)
 
-``fairseq_adapter`` contains the same modules with the interface of fairseq's attention.
+``MultiheadLinearAttention`` and ``MultiheadSoftmaxAttention`` are the same modules with the interface of
+``torch.nn.MultiheadAttention``, and ``fairseq_adapter`` contains them with the interface of fairseq's
+attention. ``apply_encoding`` and ``attention_bias`` are for models that have their own attention.
 """
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
+from fairseq_lrpe.attention.functional import apply_encoding, attention_bias
 from fairseq_lrpe.attention.linear import LinearAttention
 from fairseq_lrpe.attention.softmax import SoftmaxAttention
+from fairseq_lrpe.attention.torch_adapter import MultiheadLinearAttention, MultiheadSoftmaxAttention
 
-__all__ = ["AttentionState", "LinearAttention", "SelfAttention", "SoftmaxAttention"]
+__all__ = [
+    "AttentionState",
+    "LinearAttention",
+    "MultiheadLinearAttention",
+    "MultiheadSoftmaxAttention",
+    "SelfAttention",
+    "SoftmaxAttention",
+    "apply_encoding",
+    "attention_bias",
+]

@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.encodings import Encoding, build_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
+
+STATE_REMEDY = "pass the state that this module returned for the same batch"
 
 
 class AttentionState(NamedTuple):
@@ -30,20 +32,44 @@ class SelfAttention(nn.Module):
     """Base class of self-attention modules; subclasses implement :meth:`attend`.
 
     Args:
-        encoding: the positional encoding; it also determines the number of heads, the head dimension and
-            whether attention is causal.
+        embed_dim: embedding dimension E.
+        num_heads: number of heads H; the head dimension is E / H.
+        encoding: name of the positional encoding, or the encoding itself.
+        causal: whether attention is causal; required with a name.
+        **options: the encoding's options, and the other arguments of :class:`Encoding`, such as
+            ``max_positions``; only with a name.
+
+    Raises:
+        ValueError: if E is not a multiple of H, for an unknown encoding or invalid options, or if an
+            encoding's heads, head dimension or ``causal`` differ from the arguments.
     """
 
     time_dim = 1
     """Index of the sequence dimension of the inputs and outputs, which are (B, L, E) in this class."""
 
-    def __init__(self, encoding: Encoding):
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        encoding: str | Encoding,
+        *,
+        causal: bool | None = None,
+        **options,
+    ):
         super().__init__()
-        self.encoding = encoding
-        self.num_heads = encoding.num_heads
-        self.head_dim = encoding.head_dim
-        self.causal = encoding.causal
-        embed_dim = self.num_heads * self.head_dim
+        if num_heads < 1 or embed_dim % num_heads:
+            raise ValueError(
+                f"embed_dim must be a multiple of num_heads, not {embed_dim} with {num_heads} heads"
+            )
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        if isinstance(encoding, str):
+            if causal is None:
+                raise ValueError("causal is missing: pass causal=True or causal=False")
+            shape = {"num_heads": num_heads, "head_dim": self.head_dim}
+            encoding = build_encoding(encoding, **shape, causal=causal, **options)
+        else:
+            _check_encoding(encoding, num_heads, self.head_dim, causal, options)
+        self.encoding, self.causal = encoding, encoding.causal
         projections = [nn.Linear(embed_dim, embed_dim) for _ in range(4)]
         self.q_proj, self.k_proj, self.v_proj, self.out_proj = projections
         # The initialization is that of fairseq's attention, so that models differ in their encoding only.
@@ -98,7 +124,15 @@ class SelfAttention(nn.Module):
 
         Returns:
             The output (B, L, E), or a tuple of the output and the state if ``return_state``.
+
+        Raises:
+            ValueError: if x is not (B, L, E), or the state is not one of this module for this batch size.
         """
+        if x.dim() != 3 or x.size(2) != self.embed_dim:
+            raise ValueError(
+                f"inputs must have three dimensions, of which the last is embed_dim {self.embed_dim}, not "
+                f"shape {tuple(x.shape)}"
+            )
         past, offset, context = state or AttentionState()
         keys = x if keys is None else keys
         parts = [keys] if memory is None else [memory, keys]
@@ -156,3 +190,16 @@ class SelfAttention(nn.Module):
         if padding is not None:
             features = features.masked_fill(padding[:, None, :, None], 0.0)
         return features, x[:, x.size(1) - length :]
+
+
+def _check_encoding(encoding, num_heads, head_dim, causal, options):
+    """Raises a ValueError if the arguments of a module do not fit an encoding that exists already."""
+    if options:
+        raise ValueError(f"options {', '.join(options)} require the name of an encoding: pass its name")
+    if (encoding.num_heads, encoding.head_dim) != (num_heads, head_dim):
+        raise ValueError(
+            f"the encoding has {encoding.num_heads} heads of dimension {encoding.head_dim}, but the module "
+            f"{num_heads} of dimension {head_dim}"
+        )
+    if causal not in (None, encoding.causal):
+        raise ValueError(f"the encoding has causal={encoding.causal}: omit causal={causal}")

@@ -39,7 +39,15 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
     """Base class of the modules that replace ``fairseq.modules.MultiheadAttention`` as ``self_attn``.
 
     It extends the attention module instead of wrapping it, so that parameters have fairseq's names.
+
+    Args:
+        encoding: the positional encoding; it also determines the number of heads, the head dimension and
+            whether attention is causal.
+        **options: the other arguments of the attention module.
     """
+
+    def __init__(self, encoding: Encoding, **options):
+        super().__init__(encoding.num_heads * encoding.head_dim, encoding.num_heads, encoding, **options)
 
     time_dim = 0
 
@@ -197,5 +205,6 @@ def build_attention(
     if shared == [] and encoding.shared_across_layers:
         shared.append(encoding)
     if cfg.attention == "linear":
-        return FairseqLinearAttention(encoding, cfg.linear_norm, cfg.feature_map, cfg.linear_backend)
-    return FairseqSoftmaxAttention(encoding, dropout)
+        options = {"linear_norm": cfg.linear_norm, "feature_map": cfg.feature_map}
+        return FairseqLinearAttention(encoding, backend=cfg.linear_backend, **options)
+    return FairseqSoftmaxAttention(encoding, dropout=dropout)

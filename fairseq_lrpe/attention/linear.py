@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_lrpe.attention.base import AttentionState, SelfAttention
+from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
 from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
@@ -25,7 +25,8 @@ class LinearAttention(SelfAttention):
     is no attention dropout. The state for decoding consists of running sums and has a constant size.
 
     Args:
-        encoding: the positional encoding, which must be decomposable.
+        embed_dim, num_heads, causal, **options: see :class:`SelfAttention`.
+        encoding: the positional encoding, which must be decomposable, or its name.
         linear_norm: "denominator" divides outputs by the sum of the weights; "content" divides by the sum of
             the weights without the encoding, which is always positive (RoFormer Eq. 19); "layernorm" does not
             divide, but applies a LayerNorm(E) to the concatenated heads.
@@ -34,17 +35,24 @@ class LinearAttention(SelfAttention):
             by "auto", so that models trained with the GPU kernels can be used without them.
 
     Raises:
-        ValueError: if the encoding is not decomposable, or for an unknown norm, feature map or backend.
+        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, and as
+            :class:`SelfAttention` does.
     """
 
     def __init__(
         self,
-        encoding: Encoding,
+        embed_dim: int,
+        num_heads: int,
+        encoding: str | Encoding,
+        *,
+        causal: bool | None = None,
         linear_norm: str = "denominator",
         feature_map: str = "elu",
         backend: str = "auto",
+        **options,
     ):
-        super().__init__(encoding)
+        super().__init__(embed_dim, num_heads, encoding, causal=causal, **options)
+        encoding = self.encoding
         if not encoding.decomposable:
             raise ValueError(
                 f"encoding {encoding.name!r} needs the score matrix, which linear attention does not compute"
@@ -56,8 +64,7 @@ class LinearAttention(SelfAttention):
         self.linear_norm = linear_norm
         self.feature_map = FEATURE_MAPS[feature_map]
         self.backend = backend
-        width = self.num_heads * self.head_dim
-        self.norm = _InputDtypeLayerNorm(width) if linear_norm == "layernorm" else None
+        self.norm = _InputDtypeLayerNorm(embed_dim) if linear_norm == "layernorm" else None
         # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
         self._recompute_encoding = not encoding.causal and type(encoding).forward is not Encoding.forward
 
@@ -78,6 +85,8 @@ class LinearAttention(SelfAttention):
             return o if self.norm is None else self._normalize(o), sums
 
         past, content = past or {"sums": None, "content": None}, None
+        if "sums" not in past:
+            raise ValueError(f"the state is not one of linear attention: {STATE_REMEDY}")
         if self._recompute_encoding and k.size(2) > _MIN_CHECKPOINT_KEYS and k.requires_grad:
             o, sums = checkpoint(encode_and_attend, q, k, v, use_reentrant=False)
         else:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_lrpe.attention.base import AttentionState, SelfAttention
+from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
 from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 
@@ -38,14 +38,23 @@ class SoftmaxAttention(SelfAttention):
     contains the encoded keys, the values, the padding mask, and a row order that beam search has requested.
 
     Args:
-        encoding: the positional encoding.
+        embed_dim, num_heads, encoding, causal, **options: see :class:`SelfAttention`.
         dropout: dropout probability of the attention weights in training.
     """
 
-    def __init__(self, encoding: Encoding, dropout: float = 0.0):
-        super().__init__(encoding)
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        encoding: str | Encoding,
+        *,
+        causal: bool | None = None,
+        dropout: float = 0.0,
+        **options,
+    ):
+        super().__init__(embed_dim, num_heads, encoding, causal=causal, **options)
         self.dropout = dropout
-        self._use_blocks = encoding.modifies_scores or encoding.needs_weights
+        self._use_blocks = self.encoding.modifies_scores or self.encoding.needs_weights
 
     window = 0
     """Number of keys to which a query attends, including its own; 0 means no limit."""
@@ -54,6 +63,7 @@ class SoftmaxAttention(SelfAttention):
         q, k = self.encoding(q, k, q_offset, k_offset)
         v = self.encoding.encode_values(v, k_offset)
         if past is not None:
+            _check_past(past, q, k_offset)
             order, past_mask = past["order"], past["key_padding_mask"]
             if order is not None and past_mask is not None:
                 past_mask = past_mask.index_select(0, order)
@@ -184,3 +194,15 @@ def _concat_masks(past, new, past_length, k):
         for mask, length in ((past, past_length), (new, k.size(2)))
     ]
     return torch.cat(parts, dim=1)
+
+
+def _check_past(past, q, length):
+    """Raises a ValueError if ``past`` does not contain ``length`` keys for the batch and heads of q."""
+    if "k" not in past:
+        raise ValueError(f"the state is not one of softmax attention: {STATE_REMEDY}")
+    batch, *rest = past["k"].shape[:3]
+    found, expected = (batch if past["order"] is None else len(past["order"]), *rest), (*q.shape[:2], length)
+    if found != expected:
+        raise ValueError(
+            f"the state has keys of shape (batch, heads, length) {found}, not {expected}: {STATE_REMEDY}"
+        )

@@ -33,7 +33,7 @@ from fairseq_lrpe.benchmarks.shared import DEVICE, BenchmarkParser, interleave, 
 from fairseq_lrpe.methods import architecture
 from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
 from fairseq_lrpe.utils.cli import abs_path
-from fairseq_lrpe.utils.files import REPOSITORY, output_folder
+from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, output_folder
 
 HEADS, WIDTH = 8, 64
 ROUNDS, MIN_ROUNDS = 7, 3
@@ -302,7 +302,7 @@ def measure_training(part: Part, deadline: Deadline, check: Check) -> None:
     except ImportError as error:
         part.remark(f"Training is skipped: it requires fairseq and the other packages in setup.py ({error}).")
         return
-    cfg = OmegaConf.load(REPOSITORY / "configs/lm/wikitext103.yaml")
+    cfg = OmegaConf.load(CONFIGS / "lm/wikitext103.yaml")
     flags = OmegaConf.to_container(cfg.train)
     del flags["sample_break_mode"]  # random tokens have no lines
     sizes = {"layers": flags["decoder_layers"], "vocab_size": VOCAB_SIZE, "batch_size": cfg.batch.per_gpu}

@@ -32,8 +32,8 @@ from fairseq_lrpe.benchmarks import shared
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, architecture
-from fairseq_lrpe.utils.files import REPOSITORY
-from fairseq_lrpe.utils.subprocesses import PLUGIN, as_flags
+from fairseq_lrpe.utils.files import CONFIGS, PLUGIN
+from fairseq_lrpe.utils.subprocesses import as_flags
 
 PUBLISHED = {"TMLR Table 6": ("lrpe_tmlr", "table6"), "ICLR Table 9": ("lrpe_iclr", "table9")}
 """{title of a column of published ratios: (file in configs/paper, name of the table)}"""
@@ -44,7 +44,7 @@ def published_speeds() -> dict[str, dict[tuple[str, str], float]]:
     return {
         column: {
             (row.attention, row.method): row["values"].speed
-            for row in OmegaConf.load(REPOSITORY / f"configs/paper/{paper}.yaml").tables[table].rows
+            for row in OmegaConf.load(CONFIGS / f"paper/{paper}.yaml").tables[table].rows
         }
         for column, (paper, table) in PUBLISHED.items()
     }

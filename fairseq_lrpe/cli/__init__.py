@@ -49,7 +49,11 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"usage: lrpe COMMAND [options]\n\n{listing()}\n\n`lrpe COMMAND --help` explains a command.")
         print(f"\n{EXAMPLES}", end="")
     elif name in COMMANDS or name in INTERNAL:
-        import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0]).main(rest)
+        try:
+            command = import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0])
+        except ModuleNotFoundError as error:
+            sys.exit(f"lrpe {name}: {error}: run `pip install 'fairseq-lrpe[train]'`")
+        command.main(rest)
     else:
         sys.exit(
             f"lrpe: unknown command {name!r}{choices(name, COMMANDS, '`lrpe --help` lists the commands')}"

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from fairseq_lrpe.utils.files import PREPARE
+
 
 class Row(NamedTuple):
     """A corpus in the table CORPORA."""
@@ -61,7 +63,7 @@ MINI = {
     "listops_mini": "listops --length 20 100 --depth 4 --rows 8000 1000 1000",
     "pathfinder_mini": "pathfinder --window 16 --contour-length 6 --rows 8000 1000 1000",
 }
-"""{small version of a corpus: arguments of data_prep/prepare.sh that prepare it}"""
+"""{small version of a corpus: arguments of ``lrpe prepare`` that prepare it}"""
 
 
 def data_folder(name: str) -> str:
@@ -70,7 +72,7 @@ def data_folder(name: str) -> str:
 
 
 def prepare_arguments(name: str) -> str:
-    """Returns the arguments with which ``bash data_prep/prepare.sh`` prepares a corpus or small version."""
+    """Returns the arguments with which ``lrpe prepare`` prepares a corpus or small version."""
     if name in MINI:
         return f"{MINI[name]} --out data/{name}"
     row = CORPORA[name]
@@ -87,5 +89,5 @@ def prepare_command(folder: Path) -> str | None:
     for name in (*CORPORA, *MINI):
         if match := re.fullmatch(data_folder(name).replace("TASK", "([^/]+)"), folder.as_posix()):
             task = match[match.lastindex or 0]
-            return f"bash data_prep/prepare.sh {prepare_arguments(name).replace('TASK', task)}"
+            return f"{PREPARE} {prepare_arguments(name).replace('TASK', task)}"
     return None

@@ -6,7 +6,7 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from fairseq_lrpe.data.corpora import prepare_command
-from fairseq_lrpe.utils.files import read_file
+from fairseq_lrpe.utils.files import PREPARE, read_file
 
 SUFFIXES = (".bin", ".idx")
 METADATA = "about.json"
@@ -67,7 +67,7 @@ def read_metadata(folder: Path) -> dict:
     except (OSError, ValueError, LookupError, TypeError):
         valid = False
     if not valid:
-        remedy = "bash data_prep/prepare.sh creates such folders"
+        remedy = f"{PREPARE} creates such folders"
         if command := prepare_command(folder):
             remedy = f"`{command}` prepares it"
         raise ValueError(f"{folder / METADATA} is missing or damaged: {remedy}")

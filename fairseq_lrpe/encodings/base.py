@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.ops.decay import decayed_products
+from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import expand_distances
 from fairseq_lrpe.utils.suggest import choices as choices_for
 
@@ -127,8 +128,14 @@ class Encoding(nn.Module):
         decay = self.log_decay
         if decay is None or decay.dim() > 1 or self.multiplicative_decay:
             return None
-        distance = torch.arange(q_offset + q.size(-2) - 1, -1, -1, device=q.device)
-        return expand_distances((decay.to(q.device)[:, None] * distance).to(q.dtype), q.size(-2), k.size(-2))
+        queries, keys = q.size(-2), k.size(-2)
+        if isinstance(q_offset, PositionIndex):
+            last = q_offset.max_position
+            distance = torch.arange(last, -last - 1, -1, device=q.device).clamp(min=0)
+        else:
+            distance = torch.arange(q_offset + queries - 1, -1, -1, device=q.device)
+        bias = (decay.to(q.device)[:, None] * distance).to(q.dtype)
+        return expand_distances(bias, queries, keys, q_offset)
 
     @property
     def modifies_scores(self) -> bool:
@@ -232,7 +239,10 @@ _SHARED_ARGUMENTS = inspect.signature(Encoding.__init__).parameters
 def position_tables(build: Callable, q: Tensor, k: Tensor, q_offset: int, k_offset: int) -> tuple:
     """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, computed once if the positions are equal."""
     q_table = build(q, q_offset)
-    same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
+    if isinstance(q_offset, PositionIndex):
+        same = q_offset is k_offset
+    else:
+        same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
     return q_table, q_table if same else build(k, k_offset)
 
 

@@ -10,8 +10,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-"""Root folder of the repository; paths in the YAML files of experiments are relative to it."""
+PLUGIN = Path(__file__).resolve().parents[1]
+"""Folder of the package, the value of fairseq's --user-dir."""
+_IS_WHEEL = (PLUGIN / "configs").is_dir()  # setup.py moves the folder
+REPOSITORY = Path.cwd() if _IS_WHEEL else PLUGIN.parent
+"""Root folder of the repository, or the current folder if the package was installed from a wheel.
+
+Paths in the YAML files of experiments are relative to it.
+"""
+CONFIGS = (PLUGIN if _IS_WHEEL else REPOSITORY) / "configs"
+"""Folder of the experiments, tables and published numbers."""
+PREPARE = "lrpe prepare" if _IS_WHEEL else "bash data_prep/prepare.sh"
+"""Command that prepares a corpus, in messages."""
 MAX_BYTES = 1 << 28
 """Maximum size in bytes of a file, or of a line of text, that is read into memory at once."""
 DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # write errors without a file name

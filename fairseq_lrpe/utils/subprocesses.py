@@ -13,7 +13,6 @@ from pathlib import Path
 CLUSTER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that SLURM sends to all processes of a job before its time limit."""
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGHUP, *CLUSTER_SIGNALS)
-PLUGIN = Path(__file__).resolve().parents[1]
 POLL_INTERVAL = 0.1  # seconds between two reads of a command's log
 GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its own workers first
 # By default, glibc returns the memory of large freed tensors to the system. Page faults on later allocations

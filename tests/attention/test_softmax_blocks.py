@@ -35,7 +35,7 @@ def build(name, causal, dropout=0.0):
     encoding = build_encoding(
         name.partition("_")[0], num_heads=H, head_dim=D, causal=causal, layer=3, **OPTIONS[name]
     )
-    module = FairseqSoftmaxAttention(encoding, dropout)
+    module = FairseqSoftmaxAttention(encoding, dropout=dropout)
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()

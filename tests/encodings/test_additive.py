@@ -245,7 +245,7 @@ def test_lfhc_in_layer_1_is_shaw():
 
 
 def attention(name, causal=True, dropout=0.0, **options):
-    module = FairseqSoftmaxAttention(build(name, causal, **options), dropout).double()
+    module = FairseqSoftmaxAttention(build(name, causal, **options), dropout=dropout).double()
     with torch.no_grad():
         for parameter in module.parameters():
             parameter.normal_()

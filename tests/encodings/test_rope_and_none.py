@@ -49,7 +49,7 @@ def test_rope_matches_definition(q_offset, k_offset):
 @pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
 def test_rope_values_matches_definition(attention):
     """o_i = Σ_j a_ij RoPE(v_j, j), with the weights a of RoPE."""
-    module = attention(build("rope_values")).double()
+    module = attention(2 * D, 2, "rope_values", causal=True).double()
     x = randn(2, 5, 2 * D).requires_grad_()
     q, k, v = (module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
     unseen = torch.ones(5, 5, dtype=torch.bool).triu(1)

@@ -236,7 +236,7 @@ def test_setup_runs_once(machine):
     done = machine.run(CUDA_HOME="/cuda")
     assert done.returncode == 0 and done.stdout.endswith(ready), done.stderr
     calls = [call.split("constraints.txt ")[1] for call in machine.calls.read_text().splitlines()]
-    assert calls == ["torch numpy cython setuptools wheel", "--quiet --no-build-isolation -e .[test]"]
+    assert calls == ["torch numpy cython setuptools wheel", "--quiet --no-build-isolation -e .[train,test]"]
 
     for arguments in ([], ["--torch", "cpu"], ["--dry-run"]):
         assert machine.run(*arguments).stdout == ready

@@ -14,7 +14,7 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.glue_tasks import get_task
 from fairseq_lrpe.experiments.spec.kinds import Kind
-from fairseq_lrpe.utils.files import display_path
+from fairseq_lrpe.utils.files import PREPARE, display_path
 
 GPT2 = (50_264,)
 """GPT-2's 50,257 types, 3 that fill them up, and fairseq's four; checked by data_prep (sources.yaml)."""
@@ -154,7 +154,7 @@ def _types(name, *dictionaries):
 
 
 def _unknown(folder):
-    command = prepare_command(display_path(folder)) or "bash data_prep/prepare.sh"
+    command = prepare_command(display_path(folder)) or PREPARE
     return ValueError(f"the vocabulary is not known before the data is prepared: run `{command}`")
 
 

@@ -26,7 +26,7 @@ from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
-from fairseq_lrpe.utils.subprocesses import PLUGIN
+from fairseq_lrpe.utils.files import PLUGIN
 
 HEAD = "sentence_classification_head"
 """fairseq's name of the head of a fine-tuning."""

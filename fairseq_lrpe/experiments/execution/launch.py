@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from fairseq_lrpe.utils.cli import abs_path, min_int
-from fairseq_lrpe.utils.files import REPOSITORY, display_path
+from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
 from fairseq_lrpe.utils.gpus import check_architectures, check_bf16, gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags
 
@@ -97,7 +97,7 @@ def train_command(job) -> list[str]:
         raise ValueError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
     gpus, nodes = launch.gpus, launch.nodes
     flags = {
-        "user_dir": "fairseq_lrpe",
+        "user_dir": display_path(PLUGIN),
         "task": job.kind.task,
         **job.kind.flags(job),
         **cfg.train,

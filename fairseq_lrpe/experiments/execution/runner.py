@@ -42,7 +42,7 @@ from fairseq_lrpe.experiments.execution.run_directory import (
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.experiments.spec.kinds import Kind
 from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, display_path, write_atomic
+from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, atomic_file, display_path, write_atomic
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import CommandFailed, run_command
 
@@ -147,7 +147,7 @@ def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
             first = f"remove {display_path(bin_folder)}, then " if bin_folder.is_dir() else ""
             remedy = f"{first}`{command}{vectors}` prepares it, or override data=FOLDER"
         else:
-            remedy = "`bash data_prep/prepare.sh` lists the corpora, or override data=FOLDER"
+            remedy = f"`{PREPARE}` lists the corpora, or override data=FOLDER"
         raise ValueError(f"{folder} lacks {', '.join(absent)}: {remedy}")
     return {name: path.stat().st_size for name, path in names.items()}
 

@@ -25,9 +25,9 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, locked
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.execution.scheduler import is_complete
-from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.experiment import read_yaml
 from fairseq_lrpe.experiments.spec.run import Run, as_value
+from fairseq_lrpe.utils.files import REPOSITORY
 
 FOLDER = "slurm"
 """The folder in a run's folder with submitit's files."""
@@ -112,7 +112,7 @@ class SlurmLauncher:
 
     def sbatch_options(self) -> dict[str, object]:
         """Returns sbatch's options from configs/cluster.yaml and --slurm; ValueError if one is invalid."""
-        path = experiments.CONFIGS / "cluster.yaml"
+        path = REPOSITORY / "configs/cluster.yaml"
         found = {
             **DEFAULTS,
             **({str(key): value for key, value in read_yaml(path).items()} if path.is_file() else {}),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fairseq_lrpe.data import text_codec, word_pieces
 from fairseq_lrpe.experiments.spec.kinds.translation import read_hypotheses
-from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
 from fairseq_lrpe.utils.subprocesses import as_flags, run_command
 
 QUESTION_SEARCH = {"lenpen": 0.6, "no_repeat_ngram_size": 3, "max_len_a": 0, "max_len_b": 50}
@@ -68,7 +68,7 @@ def generate(lines: list[str], checkpoint: Path, data: Path, **flags: object) ->
     with tempfile.TemporaryDirectory() as scratch:
         text, log = Path(scratch, "text"), Path(scratch, "log")
         text.write_text("".join(f"{line}\n" for line in lines))
-        flags |= {"user_dir": "fairseq_lrpe", "path": checkpoint, "input": text}
+        flags |= {"user_dir": display_path(PLUGIN), "path": checkpoint, "input": text}
         flags |= {"batch_size": 32, "buffer_size": 1024}
         run_command(list(map(str, ["fairseq-interactive", data, *as_flags(flags)])), log, cwd=REPOSITORY)
         return read_hypotheses(log, len(lines), "fairseq-interactive's output")[0]

@@ -17,11 +17,10 @@ from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.spec.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.spec.schema import InvalidKey, validate
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, METHODS
-from fairseq_lrpe.utils.files import REPOSITORY, display_path
+from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path
 from fairseq_lrpe.utils.suggest import choices
 from fairseq_lrpe.utils.yaml_loader import parse
 
-CONFIGS = REPOSITORY / "configs"
 FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
 FREE += ("train.linear_backend",)  # all backends compute the same function

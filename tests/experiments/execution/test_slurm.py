@@ -219,8 +219,11 @@ def test_without_slurm(data_bin, tmp_path, monkeypatch):
 
 
 def test_defaults_of_the_cluster(tmp_path, monkeypatch):
-    monkeypatch.setattr(slurm.experiments, "CONFIGS", tmp_path)
-    (tmp_path / "cluster.yaml").write_text("partition: gpu\ntime: '1-0'\nexclusive: true\nrequeue: false\n")
+    monkeypatch.setattr(slurm, "REPOSITORY", tmp_path)
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs/cluster.yaml").write_text(
+        "partition: gpu\ntime: '1-0'\nexclusive: true\nrequeue: false\n"
+    )
     options = slurm.SlurmLauncher(["cpus-per-gpu=8", "time=30"], gpus=2).sbatch_options()
     expected = {"partition": "gpu", "time": "30", "exclusive": True, "cpus-per-gpu": "8", "gpus-per-node": 2}
     assert expected.items() <= options.items() and "requeue" not in options and "cpus-per-task" not in options

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveInt, field_validator
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.schema import Model
 from fairseq_lrpe.methods import architecture
-from fairseq_lrpe.utils.files import REPOSITORY, display_path
+from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 Values = Annotated[list[Any], Field(min_length=1)]
@@ -159,7 +159,7 @@ class Kind:
         flag ``split_flag`` is set to the split of the evaluation ``name``.
         """
         flags = {
-            "user_dir": "fairseq_lrpe",
+            "user_dir": display_path(PLUGIN),
             "path": display_path(job.checkpoint),
             **job.cfg.evaluate.flags,
             "distributed_world_size": 1,

@@ -16,7 +16,7 @@ from fairseq_lrpe.data.glue_tasks import get_task
 from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.experiments.spec.kinds.base import Evaluation, Kind, Settings
 from fairseq_lrpe.methods import canonical
-from fairseq_lrpe.utils.files import REPOSITORY, display_path
+from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, display_path
 
 SHAPE = "encoder_layers encoder_embed_dim encoder_ffn_embed_dim encoder_attention_heads".split()
 SHAPE += "encoder_normalize_before layernorm_embedding activation_fn untie_weights_roberta".split()
@@ -67,9 +67,7 @@ class Glue(Kind):
     def updates(self, cfg):
         rows = self.folder(cfg) / "rows.json"
         if not rows.is_file():
-            command = (
-                prepare_command(display_path(rows.parent)) or f"bash data_prep/prepare.sh glue {cfg.task}"
-            )
+            command = prepare_command(display_path(rows.parent)) or f"{PREPARE} glue {cfg.task}"
             remedy = f"`{command}` prepares it, or override data=FOLDER if its --out was FOLDER"
             raise ValueError(f"{rows.parent} has no data of {cfg.task}: {remedy}")
         return cfg.epochs * math.ceil(json.loads(rows.read_text())["train"] / cfg.batch.total)

@@ -1,0 +1,121 @@
+"""Encodings at explicit positions, for models that have their own attention."""
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.ops.position_index import PositionIndex
+
+MODULES = "use LinearAttention or SoftmaxAttention"
+
+
+def apply_encoding(
+    encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor, key_positions: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Returns q and k encoded at the given positions.
+
+    The scores of softmax attention are ``encoding.scale`` · q·kᵀ. If the encoding has a ``log_decay`` of
+    shape (H,), :func:`attention_bias` has to be added to them. In linear attention, q and k are encoded after
+    the feature map, and ``log_decay`` is an argument of :func:`fairseq_lrpe.ops.linear_attention`.
+
+    Encoding takes the time of ``encoding(q, k)``, and tables up to the largest position.
+
+    Args:
+        encoding: the encoding. Its parameters are trained if it is a submodule of the model.
+        q: queries (B, H, Lq, d).
+        k: keys (B, H, Lk, d), with as many heads as q: repeat those of grouped-query attention.
+        positions: positions of the queries, integers (Lq,), or (B, Lq) if they differ between the rows of a
+            batch. An encoding with two ``axes`` takes the coordinates (Lq, 2) or (B, Lq, 2).
+        key_positions: positions of the keys, by default those of the queries.
+
+    Returns:
+        The encoded q (B, H, Lq, d') and k (B, H, Lk, d'), where d' may be larger than d.
+
+    Raises:
+        ValueError: for positions that are not valid, and for encodings that do more than to encode q and k.
+    """
+    _check(encoding, q, k)
+    if type(encoding).forward is Encoding.forward and encoding.modifies_scores:
+        raise ValueError(
+            f"{encoding.name} does not change q and k, but the scores: add attention_bias(...), or {MODULES}"
+        )
+    at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
+    index = key_index = PositionIndex(at_q.flatten(0, 1), at_k.flatten(0, 1), last)
+    if key_positions is not None:
+        key_index = index._replace(query_positions=index.key_positions)
+    if len(at_q) == 1:
+        return encoding(q, k, index, key_index)
+    # Tokens are encoded independently of each other, so that the rows of the batch can be encoded as one.
+    q, k = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q, k))
+    q, k = encoding(q, k, index, key_index)
+    return tuple(x[0].unflatten(1, (len(at_q), -1)).transpose(0, 1) for x in (q, k))
+
+
+def attention_bias(
+    encoding: Encoding, q: Tensor, k: Tensor, positions: Tensor, key_positions: Tensor | None = None
+) -> Tensor:
+    """Returns the term that the encoding adds to the scores, broadcastable to (B, H, Lq, Lk).
+
+    The scores of softmax attention are ``encoding.scale`` · q·kᵀ + bias. In causal attention, entries of keys
+    after their query are arbitrary, but finite, and have to be masked.
+
+    Args:
+        encoding, positions, key_positions: as in :func:`apply_encoding`.
+        q: queries (B, H, Lq, d), as returned by :func:`apply_encoding` if the encoding changes them.
+        k: keys (B, H, Lk, d), likewise.
+
+    Raises:
+        ValueError: for positions that are not valid, and for encodings that do not add a bias.
+    """
+    _check(encoding, q, k)
+    if not encoding.modifies_scores:
+        raise ValueError(f"{encoding.name} does not add a bias to the scores: use apply_encoding(...)")
+    if encoding.score_function(q, k) is not None:
+        raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
+    at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
+    indices = [PositionIndex(*row, last) for row in zip(at_q, at_k, strict=True)]
+    parts = zip(q.split(len(q) // len(indices)), k.split(len(q) // len(indices)), indices, strict=True)
+    biases = [encoding.bias(*part) for part in parts]
+    return torch.cat([bias[(None,) * (4 - bias.dim())] for bias in biases])
+
+
+def _check(encoding, q, k):
+    changes_values = any(
+        getattr(type(encoding), name) is not getattr(Encoding, name)
+        for name in ("encode_values", "decode_output")
+    )
+    if changes_values or encoding.needs_weights or encoding.left_context is not None:
+        raise ValueError(f"{encoding.name} depends on more than queries, keys and positions: {MODULES}")
+    for name, x in {"q": q, "k": k}.items():
+        if x.dim() != 4 or x.size(0) != q.size(0) or x.size(1) != encoding.num_heads:
+            raise ValueError(
+                f"{name} must have shape (batch, {encoding.num_heads} heads, length, width), not "
+                f"{tuple(x.shape)}"
+            )
+
+
+def _check_positions(encoding, q, k, positions, key_positions):
+    """Returns the positions of q and k, (1 or B, L) or (1 or B, L, axes), and the largest one."""
+    at_q = _with_batch(encoding, q, positions, "positions")
+    at_k = at_q
+    if key_positions is not None or q.size(2) != k.size(2):
+        key_positions = positions if key_positions is None else key_positions
+        at_k = _with_batch(encoding, k, key_positions, "key_positions")
+    rows = max(len(at_q), len(at_k))
+    at_q, at_k = (x.expand(rows, *x.shape[1:]) for x in (at_q, at_k))
+    first, last = torch.stack([torch.stack(x.aminmax()) for x in (at_q, at_k)]).unbind(1)
+    if first.min() < 0:
+        raise ValueError(f"positions must not be negative, but the first one is {first.min()}")
+    return at_q, at_k, int(last.max())
+
+
+def _with_batch(encoding, x, positions, name):
+    batch, _, length, _ = x.shape
+    axes = (encoding.axes,) * (encoding.axes > 1)
+    shapes = (length, *axes), (batch, length, *axes), (1, length, *axes)
+    if positions.shape not in shapes or positions.is_floating_point():
+        raise ValueError(
+            f"{name} must be integers of shape {shapes[0]} or {shapes[1]} for {encoding.name} with "
+            f"{encoding.axes} axes, not {positions.dtype} of shape {tuple(positions.shape)}"
+        )
+    return positions.to(x.device).reshape(-1, *shapes[0])

@@ -1,0 +1,385 @@
+"""Attention and encodings in models that do not use fairseq, and the examples of docs/own_models.md."""
+
+import copy
+import itertools
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from documents import block
+from tensors import assert_same, randn
+from tiny import REPOSITORY
+from torch import nn
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding
+from fairseq_lrpe.ops import linear_attention
+from fairseq_lrpe.ops.position_index import grid_position_index
+
+B, H, D, L = 2, 2, 8, 12
+E = H * D
+NO_SOFTMAX = {"xpos", "roper", "rope_values", "cope", "path", "nezha"}
+"""Encodings whose softmax attention is not softmax(scale·q·kᵀ + bias) v; in causal attention also PER."""
+NO_LINEAR = {"roper", "rope_values"}
+CASES = [(name, {}, causal) for name, cls in ENCODINGS.items() for causal in (True, False)]
+CASES += [("huang", {"method": method}, True) for method in (1, 2, 3)]
+CASES += [("shaw", {"values": True}, False), ("lrpe", {"core": "permutation"}, True)]
+CASES = [
+    (name, options, causal)
+    for name, options, causal in CASES
+    if causal or (ENCODINGS[name].bidirectional and "decay" not in name and name != "alibi")
+]
+every = pytest.mark.parametrize("name, options, causal", CASES, ids=str)
+
+
+def build(attention, name, causal=True, **options):
+    """Returns a float64 module with random parameters."""
+    module = attention(E, H, name, causal=causal, max_positions=16, **options).double().eval()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter += 0.1 * torch.randn_like(parameter)
+    return module
+
+
+def heads(module, x):
+    return [module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj)]
+
+
+def encoded(encoding, q, k, *positions):
+    """Returns the encoded q and k, and the bias or 0, as an own attention would compute them."""
+    bias = 0
+    if type(encoding).forward is not Encoding.forward or not encoding.modifies_scores:
+        q, k = apply_encoding(encoding, q, k, *positions)
+    if encoding.modifies_scores:
+        bias = attention_bias(encoding, q, k, *positions)
+    return q, k, bias
+
+
+def own_softmax(encoding, q, k, v, positions, visible):
+    q, k, bias = encoded(encoding, q, k, positions)
+    return (encoding.scale * q @ k.mT + bias).masked_fill(~visible, -torch.inf).softmax(-1) @ v
+
+
+def visible(causal, length=L):
+    return torch.ones(length, length, dtype=torch.bool).tril(0 if causal else length)
+
+
+@every
+def test_own_softmax_attention_matches_the_module(name, options, causal):
+    module, x = build(SoftmaxAttention, name, causal, **options), randn(B, L, E).requires_grad_()
+
+    def own():
+        o = own_softmax(module.encoding, *heads(module, x), torch.arange(L), visible(causal))
+        return module.out_proj(module.merge_heads(o))
+
+    unsupported = name in NO_SOFTMAX or options.get("values") or options.get("method")
+    if unsupported or (name == "per" and causal):
+        with pytest.raises(ValueError, match="use LinearAttention or SoftmaxAttention"):
+            own()
+        return
+    leaves, w, results = [x, *module.parameters()], randn(B, L, E, seed=1), []
+    for out in (own(), module(x)):
+        gradients = torch.autograd.grad((out * w).sum(), leaves, materialize_grads=True)
+        results.append((out, *gradients))
+    assert_same(*results)
+
+
+@every
+def test_own_linear_attention_matches_the_module(name, options, causal):
+    if not ENCODINGS[name].decomposable:
+        return
+    module, x = build(LinearAttention, name, causal, **options), randn(B, L, E)
+    q, k, v = heads(module, x)
+    q, k = module.feature_map(q), module.feature_map(k)
+    if name in NO_LINEAR:
+        with pytest.raises(ValueError, match=f"{name} depends on more than queries, keys and positions"):
+            apply_encoding(module.encoding, q, k, torch.arange(L))
+        return
+    if name != "alibi":
+        q, k = apply_encoding(module.encoding, q, k, torch.arange(L))
+    decay = module.encoding.log_decay
+    o = linear_attention(q, k, v, causal=causal, log_decay=decay, normalize=True)
+    assert_same(module.out_proj(module.merge_heads(o)), module(x))
+
+
+def score(encoding, q, k, i, j):
+    """Returns the score (H,) of a query (H, d) at position i and a key (H, d) at position j."""
+    keys = torch.zeros(1, H, max(i, j) + 1, D, dtype=q.dtype)  # a bias expects key j at index j
+    keys[0, :, j] = k
+    q, keys = encoding(q[None, :, None], keys, i, 0)
+    bias = encoding.bias(q, keys, i)
+    scores = encoding.scale * q @ keys.mT
+    return (scores if bias is None else scores + bias)[0, :, 0, j]
+
+
+@every
+def test_positions_of_each_row_match_single_pairs(name, options, causal):
+    """Each row of the batch has its own positions, and those of keys differ from those of queries."""
+    encoding = build(SoftmaxAttention, name, causal, **options).encoding
+    q, k = randn(2, H, 3, D), randn(2, H, 5, D, seed=1)
+    at_q = torch.tensor([[9, 4, 4], [2, 11, 0]])
+    at_k = torch.tensor([[0, 3, 4, 1, 9], [5, 0, 1, 2, 2]])
+    try:
+        of_q, of_k, bias = encoded(encoding, q, k, at_q, at_k)
+    except ValueError:
+        return  # test_own_softmax_attention_matches_the_module checks which encodings are not supported
+    found = encoding.scale * of_q @ of_k.mT + bias
+    assert found.isfinite().all()
+    for b, n, m in itertools.product(range(2), range(3), range(5)):
+        i, j = int(at_q[b, n]), int(at_k[b, m])
+        if i >= j or not causal:
+            assert_same(found[b, :, n, m], score(encoding, q[b, :, n], k[b, :, m], i, j))
+    shared = encoded(encoding, q, k, at_q[:1], at_k[0])
+    assert_same(shared[0][0], of_q[0])
+    assert_same(shared[1][0], of_k[0])
+
+
+@pytest.mark.parametrize("name", ["rope", "lrpe", "alibi", "t5", "lrpe_decay"])
+def test_packed_texts_match_separate_texts(name):
+    module, x = build(SoftmaxAttention, name), randn(1, L, E)
+    texts = x.split([3, 5, 4], dim=1)
+    text = torch.repeat_interleave(torch.arange(3), torch.tensor([3, 5, 4]))
+    positions = torch.cat([torch.arange(n) for n in (3, 5, 4)])
+    seen = (text[:, None] == text) & visible(True)
+    o = own_softmax(module.encoding, *heads(module, x), positions, seen)
+    assert_same(module.out_proj(module.merge_heads(o)), torch.cat([module(y) for y in texts], dim=1))
+
+
+@pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if cls.multidimensional])
+def test_positions_with_two_axes(name):
+    module, x = build(SoftmaxAttention, name, causal=False, axes=2), randn(B, L, E)
+    index, (q, k, v) = grid_position_index(3, 4), heads(module, x)
+    expected = module(x, position_index=index)
+    for positions in (index.query_positions, index.query_positions.expand(B, L, 2)):
+        o = own_softmax(module.encoding, q, k, v, positions, visible(False))
+        assert_same(module.out_proj(module.merge_heads(o)), expected)
+    with pytest.raises(ValueError, match=r"positions must be integers of shape \(12, 2\) or \(2, 12, 2\)"):
+        apply_encoding(module.encoding, q, k, torch.arange(L))
+
+
+def rope(**changed):
+    return build_encoding("rope", **{"num_heads": H, "head_dim": D, "causal": True, **changed})
+
+
+Q = torch.zeros(B, H, 3, D)
+WRONG = {
+    "negative": (lambda: apply_encoding(rope(), Q, Q, torch.tensor([-1, 0, 1])), "must not be negative"),
+    "float": (lambda: apply_encoding(rope(), Q, Q, torch.arange(3.0)), "must be integers of shape (3,) or"),
+    "length": (lambda: apply_encoding(rope(), Q, Q, torch.arange(4)), "must be integers of shape (3,) or"),
+    "keys": (
+        lambda: apply_encoding(rope(), Q, Q[:, :, :2], torch.arange(3)),
+        "key_positions must be integers of shape (2,) or (2, 2)",
+    ),
+    "axes": (
+        lambda: apply_encoding(rope(), Q, Q, torch.zeros(B, 3, 2, dtype=torch.int64)),
+        "shape (3,) or (2, 3) for rope with 1 axes",
+    ),
+    "grouped keys": (
+        lambda: apply_encoding(rope(), Q, Q[:, :1], torch.arange(3)),
+        "k must have shape (batch, 2 heads, length, width), not (2, 1, 3, 8)",
+    ),
+    "bias": (
+        lambda: apply_encoding(build(SoftmaxAttention, "t5").encoding, Q, Q, torch.arange(3)),
+        "t5 does not change q and k, but the scores: add attention_bias(...)",
+    ),
+    "no bias": (
+        lambda: attention_bias(rope(), Q, Q, torch.arange(3)),
+        "rope does not add a bias to the scores: use apply_encoding(...)",
+    ),
+    "no such score": (
+        lambda: attention_bias(build(SoftmaxAttention, "xpos").encoding, Q, Q, torch.arange(3)),
+        "the scores of xpos are not q·k plus a bias",
+    ),
+    "table": (
+        lambda: attention_bias(build(SoftmaxAttention, "tupe").encoding, Q.double(), Q, torch.arange(15, 18)),
+        "tupe has a table of 16 positions, and position 17 is beyond it",
+    ),
+    "odd head": (lambda: LinearAttention(6, 2, "rope", causal=True), "head_dim must be even, not 3"),
+    "odd head of a core": (
+        lambda: LinearAttention(6, 2, "lrpe", core="orthogonal", causal=True),
+        "the orthogonal core rotates pairs of features: head_dim must be even, not 3",
+    ),
+    "heads": (
+        lambda: LinearAttention(10, 3, "rope", causal=True),
+        "embed_dim must be a multiple of num_heads",
+    ),
+    "no heads": (lambda: LinearAttention(10, 0, "rope", causal=True), "not 10 with 0 heads"),
+    "causal": (lambda: LinearAttention(E, H, "rope"), "pass causal=True or causal=False"),
+    "name": (lambda: LinearAttention(E, H, "ropes", causal=True), "unknown encoding 'ropes'"),
+    "option": (
+        lambda: LinearAttention(E, H, "lrpe", causal=True, cores="unitary"),
+        "encoding 'lrpe' has no option 'cores'; its options are: core, rotation",
+    ),
+    "not causal": (lambda: LinearAttention(E, H, "alibi", causal=False), "requires causal attention"),
+    "not linear": (lambda: LinearAttention(E, H, "t5", causal=True), "use SoftmaxAttention"),
+    "options of a module": (
+        lambda: LinearAttention(E, H, rope(), core="unitary"),
+        "options core require the name of an encoding",
+    ),
+    "heads of a module": (
+        lambda: SoftmaxAttention(E, 4, rope()),
+        "the encoding has 2 heads of dimension 8, but the module 4 of dimension 4",
+    ),
+    "causal module": (lambda: SoftmaxAttention(E, H, rope(), causal=False), "the encoding has causal=True"),
+    "inputs": (
+        lambda: LinearAttention(E, H, "rope", causal=True)(torch.zeros(L, E)),
+        "inputs must have three dimensions, of which the last is embed_dim 16, not shape (12, 16)",
+    ),
+}
+
+
+@pytest.mark.parametrize("call, message", WRONG.values(), ids=WRONG)
+def test_wrong_calls(call, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        call()
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+def test_states_of_the_wrong_shape(attention):
+    other = {LinearAttention: SoftmaxAttention, SoftmaxAttention: LinearAttention}[attention]
+    module, x = build(attention, "rope"), randn(B, L, E)
+    _, state = module(x, return_state=True)
+    _, wrong_kind = build(other, "rope")(x, return_state=True)
+    with pytest.raises(ValueError, match=r"the state is not one of \w+ attention: pass the state that"):
+        module(x, state=wrong_kind)
+    for wrong in (
+        module(x[:1], return_state=True)[1],
+        attention(E, 4, "rope", causal=True).double()(x, return_state=True)[1],
+    ):
+        with pytest.raises(ValueError, match=r"(keys of shape|must have shape)") as raised:
+            module(x, state=wrong)
+        assert "\n" not in str(raised.value)
+    if attention is SoftmaxAttention:
+        with pytest.raises(ValueError, match=r"\(2, 2, 12\), not \(2, 2, 5\)"):
+            module(x, state=state._replace(length=5))
+
+
+def test_names_and_encodings_build_the_same_module():
+    options = {"core": "unitary", "learn_theta": True, "max_positions": 99}
+    torch.manual_seed(0)
+    by_name = LinearAttention(E, H, "lrpe", causal=True, linear_norm="layernorm", **options)
+    torch.manual_seed(0)
+    encoding = build_encoding("lrpe", num_heads=H, head_dim=D, causal=True, **options)
+    by_module = LinearAttention(E, H, encoding, linear_norm="layernorm")
+    by_module.load_state_dict(by_name.state_dict())
+    x = torch.randn(B, L, E)
+    torch.testing.assert_close(by_name(x), by_module(x), rtol=0, atol=0)
+
+
+class OwnLinearAttention(nn.Module):
+    """Linear attention written with apply_encoding, with the parameters of a LinearAttention."""
+
+    def __init__(self, theirs):
+        super().__init__()
+        self.theirs = theirs
+
+    def forward(self, x, state, return_state):
+        theirs, positions = self.theirs, torch.arange(x.size(1))
+        q, k, v = heads(theirs, x)
+        q, k = 1 + F.elu(q), 1 + F.elu(k)
+        if type(theirs.encoding).forward is not Encoding.forward:
+            q, k = apply_encoding(theirs.encoding, q, k, positions.expand(len(x), -1))
+        o = linear_attention(
+            q, k, v, causal=True, log_decay=theirs.encoding.log_decay, normalize=theirs.norm is None
+        )
+        o = theirs.merge_heads(o)
+        return theirs.out_proj(o if theirs.norm is None else theirs.norm(o)), None
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    """Returns the names that the examples of a GPT define; the examples also compare decoding."""
+    names = {}
+    for part in ("class Block(nn.Module)", "class GPT(nn.Module)", "lrpe = GPT(99"):
+        exec(block("python", part), names)
+    return names
+
+
+@pytest.mark.parametrize("name", ["lrpe", "xpos", "alibi"])
+def test_own_attention_in_a_gpt(name, gpt):
+    model = gpt[name].double()
+    own, tokens = copy.deepcopy(model), torch.randint(99, (2, 20))
+    for layer in own.blocks:
+        layer.attention = OwnLinearAttention(layer.attention)
+    assert_same(own(tokens)[0], model(tokens)[0])
+
+
+def test_example_of_a_layer():
+    names = {}
+    exec(block("python", "layer = nn.TransformerEncoderLayer"), names)
+    assert names["y"].shape == (2, 100, 64) and names["y"].isfinite().all()
+
+
+def test_example_of_both_functions():
+    names = {}
+    exec(block("python", "t5 = build_encoding"), names)
+    assert names["out"].shape == (2, 8, 100, 64) and names["out"].isfinite().all()
+
+
+def test_example_of_packed_sequences():
+    names = {}
+    exec(block("python", "# three texts in one row"), names)
+    encoding, first = names["encoding"], slice(30, 80)
+    q, k, v = (names[x][:, :, first] for x in "qkv")
+    expected = own_softmax(encoding, q, k, v, torch.arange(50), visible(True, 50))
+    torch.testing.assert_close(names["packed"][:, :, first], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_example_of_images():
+    names = {}
+    exec(block("python", '"rope_mixed"'), names)
+    index = grid_position_index(14, 14)
+    q, k = names["encoding"](names["q"], names["k"], index, index)
+    expected = F.scaled_dot_product_attention(q, k, names["v"])
+    torch.testing.assert_close(names["image"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_example_of_hugging_face():
+    """The model equals one whose attention is SoftmaxAttention with the same parameters, and it decodes."""
+    pytest.importorskip("transformers")
+    names = {}
+    exec(block("python", "AttentionInterface.register"), names)
+    model = names["model"].double().eval()
+    theirs = copy.deepcopy(model)
+
+    class Ours(nn.Module):
+        def __init__(self, attention):
+            super().__init__()
+            self.module = SoftmaxAttention(64, 4, attention.encoding).double()
+            weights, biases = attention.c_attn.weight.split(64, 1), attention.c_attn.bias.split(64)
+            parts = self.module.q_proj, self.module.k_proj, self.module.v_proj, self.module.out_proj
+            weights, biases = (*weights, attention.c_proj.weight), (*biases, attention.c_proj.bias)
+            for part, weight, bias in zip(parts, weights, biases, strict=True):
+                part.weight, part.bias = nn.Parameter(weight.T), nn.Parameter(bias)
+
+        def forward(self, x, *_, **__):
+            return self.module(x), None
+
+    for layer in theirs.transformer.h:
+        layer.attn = Ours(layer.attn)
+    tokens = torch.randint(99, (2, 20))
+    with torch.no_grad():
+        whole = model(tokens).logits
+        assert_same(whole, theirs(tokens).logits)
+        cache, steps = None, []
+        for token in tokens.split(1, dim=1):
+            out = model(token, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            steps.append(out.logits)
+    assert_same(torch.cat(steps, dim=1), whole)
+    model(tokens).logits.sum().backward()
+    assert all(layer.attn.encoding.theta.grad.abs().max() > 0 for layer in model.transformer.h)
+
+
+def test_the_table_of_encodings_is_complete():
+    page = (REPOSITORY / "docs/own_models.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert {x for names, *_ in rows for x in re.findall(r"`(\w+)`", names)} == set(ENCODINGS) - {"none"}
+    for names, softmax, linear in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert ENCODINGS[name].decomposable == bool(linear), name
+            assert not (name in NO_LINEAR) ^ (linear == "`LinearAttention`"), name
+            assert name not in NO_SOFTMAX or softmax == "`SoftmaxAttention`", name

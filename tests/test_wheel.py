@@ -1,0 +1,74 @@
+"""The wheel: its content, and commands of a package that was installed from it, outside of a checkout."""
+
+import os
+import shutil
+import subprocess
+import zipfile
+
+import pytest
+from tiny import BIN, REPOSITORY
+
+SMALL = [f"train.decoder_{name}=8" for name in ("embed_dim", "ffn_embed_dim")]
+SMALL += [
+    "updates=2",
+    "train.decoder_layers=1",
+    "train.decoder_attention_heads=2",
+    "train.save_interval_updates=2",
+]
+
+
+def python(folder, *words, **environ):
+    words = [BIN / "python", *map(str, words)]
+    return subprocess.run(words, cwd=folder, env={**os.environ, **environ}, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Returns the path of a wheel of this repository."""
+    folder = tmp_path_factory.mktemp("wheel")
+    for name in ("fairseq_lrpe", "data_prep", "configs"):
+        ignored = shutil.ignore_patterns("__pycache__", "cluster.yaml")
+        shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, folder)
+    (folder / "configs/cluster.yaml").write_text("partition: mine\n")  # local settings
+    done = python(folder, "setup.py", "-q", "bdist_wheel", "--dist-dir", folder / "dist")
+    assert done.returncode == 0, done.stderr
+    [path] = (folder / "dist").glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Returns the folder in which the wheel is installed."""
+    folder = tmp_path_factory.mktemp("site-packages")
+    zipfile.ZipFile(wheel).extractall(folder)
+    return folder
+
+
+def test_content(wheel):
+    assert wheel.name == "fairseq_lrpe-1.0.0-py3-none-any.whl"
+    names = set(zipfile.ZipFile(wheel).namelist())
+    modules = [path for part in ("fairseq_lrpe", "data_prep") for path in (REPOSITORY / part).rglob("*.py")]
+    expected = {str(path.relative_to(REPOSITORY)) for path in modules}
+    expected |= {
+        f"fairseq_lrpe/{path.relative_to(REPOSITORY)}" for path in REPOSITORY.glob("configs/*/*.yaml")
+    }
+    expected |= {"data_prep/sources.yaml", "fairseq_lrpe/experiments/reporting/report.html.jinja"}
+    assert {name for name in names if ".dist-info/" not in name} == expected
+
+
+def test_commands_outside_of_a_checkout(installed, data_bin, tmp_path):
+    environ = {"PYTHONPATH": str(installed), "COLUMNS": "200"}
+    done = python(tmp_path, "-m", "fairseq_lrpe", "table", "quickstart", "--gpus", 0, **environ)
+    message = f"lm/quickstart is skipped: {tmp_path}/data/text/bin lacks dict.txt"
+    assert (
+        done.returncode == 1 and message in done.stderr and "`lrpe prepare text` prepares it" in done.stderr
+    )
+    assert not list(tmp_path.iterdir())
+
+    words = ["table", "quickstart", "--gpus", 0, "--only", "rope", f"data={data_bin}", *SMALL]
+    done = python(tmp_path, "-m", "fairseq_lrpe", *words, **environ)
+    assert done.returncode == 0 and "| linear | RoPE |" in done.stdout, done.stderr + done.stdout
+    [record] = tmp_path.glob("results/lm/quickstart/linear_rope/**/evaluation.json")
+    assert "perplexity" in record.read_text()
