@@ -6,6 +6,7 @@ from setuptools import find_packages, setup
 # - tensorboardX: without it, every fairseq command logs a message to install it.
 # - transformers: version 5 imports torchaudio, which has no build for this torch.
 # - fla-core: it contains flash-linear-attention's kernels; 0.6 is the version that the backend supports.
+# - triton: it is built for Linux only. Tests run these kernels in its interpreter, which needs no GPU.
 setup(
     name="fairseq-lrpe",
     version="0.1.0",
@@ -45,7 +46,16 @@ setup(
         "tensorboardX",
     ],
     extras_require={
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "transformers<5", "plotly"],
+        "test": [
+            "pytest",
+            "pytest-xdist",
+            "hypothesis",
+            "ruff",
+            "transformers<5",
+            "plotly",
+            "fla-core>=0.6; sys_platform == 'linux'",
+            "triton; sys_platform == 'linux'",
+        ],
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
         # For reading published weights of BERT in question generation.

@@ -86,7 +86,7 @@ def test_setup_declares_exactly_the_imported_packages():
     lists = declared()
     extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"]
     assert packages(files("fairseq_lrpe", "data_prep")) == (lists["install"] - {"tensorboardX"}) | extras
-    assert packages(files("tests")) - lists["install"] - lists["gpu"] == lists["test"] - COMMANDS
+    assert packages(files("tests")) - lists["install"] == lists["test"] - COMMANDS - lists["gpu"]
 
 
 def test_every_package_is_pinned_once():
@@ -94,7 +94,7 @@ def test_every_package_is_pinned_once():
     assert len(pins) == len(set(pins))
     lists = declared()
     extras = lists["test"] | lists["gpu"] | lists["bert"] | lists["tensorboard"] | lists["wandb"]
-    assert lists["install"] | extras <= set(pins)
+    assert (lists["install"] | extras) - {"triton"} <= set(pins)  # the build of torch determines its version
 
 
 @pytest.mark.parametrize(

@@ -43,12 +43,11 @@ def _compare_backend(backend, dtype, device, length, normalize, has_decay):
     shape = 2, HEADS, length, WIDTH
     tensors = [torch.rand(shape, generator=g) for _ in "qk"]  # positive, like the output of a feature map
     tensors += [torch.randn(shape, generator=g) for _ in ("v", "gradient")]
-    learned_decay = has_decay and backend != "fla"  # fla has no gradient for a decay
 
     def results(backend, dtype):
         q, k, v, gradient = (x.to(device, dtype) for x in tensors)
         decay = torch.linspace(-0.1, -0.001, HEADS).to(device, dtype) if has_decay else None
-        leaves = [x.requires_grad_() for x in ((q, k, v, decay) if learned_decay else (q, k, v))]
+        leaves = [x.requires_grad_() for x in (q, k, v, decay) if x is not None]
         options = {"normalize": normalize, "log_decay": decay, "backend": backend}
         out = linear_attention(q, k, v, causal=True, **options)
         return out.detach(), *torch.autograd.grad(out, leaves, gradient.to(out.dtype))
