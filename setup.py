@@ -8,6 +8,7 @@ from setuptools import find_packages, setup
 # - tensorboardX: without it, every fairseq command logs a message to install it.
 # - transformers: version 5 imports torchaudio, which has no build for this torch.
 # - fla-core: it contains flash-linear-attention's kernels; 0.6 is the version that the backend supports.
+# - triton: it is built for Linux only. Tests run these kernels in its interpreter, which needs no GPU.
 setup(
     name="fairseq-lrpe",
     version="1.0.0",
@@ -59,7 +60,16 @@ setup(
             "submitit",
             "tensorboardX",
         ],
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "transformers<5", "plotly"],
+        "test": [
+            "pytest",
+            "pytest-xdist",
+            "hypothesis",
+            "ruff",
+            "transformers<5",
+            "plotly",
+            "fla-core>=0.6; sys_platform == 'linux'",
+            "triton; sys_platform == 'linux'",
+        ],
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
         # For reading published weights of BERT in question generation.

@@ -88,7 +88,7 @@ def test_setup_declares_exactly_the_imported_packages():
     extras = lists["gpu"] | lists["bookcorpus"] | lists["bert"] | lists["report"]
     needed = lists["install"] | lists["train"]
     assert packages(files("fairseq_lrpe", "data_prep")) == (needed - {"tensorboardX"}) | extras
-    assert packages(files("tests")) - needed - lists["gpu"] == lists["test"] - COMMANDS
+    assert packages(files("tests")) - needed == lists["test"] - COMMANDS - lists["gpu"]
     assert lists["install"] == {"torch"}
 
 
@@ -99,7 +99,7 @@ def test_every_package_is_pinned_once():
     extras = (
         lists["train"] | lists["test"] | lists["gpu"] | lists["bert"] | lists["tensorboard"] | lists["wandb"]
     )
-    assert lists["install"] | extras <= set(pins)
+    assert (lists["install"] | extras) - {"triton"} <= set(pins)  # the build of torch determines its version
 
 
 @pytest.mark.parametrize(

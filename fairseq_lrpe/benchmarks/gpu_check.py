@@ -109,6 +109,7 @@ def measure_tests(part: Part, deadline: Deadline, check: Check) -> None:
         part.remark(f"The tests are skipped: the folder {TESTS} is missing.")
         return
     command = [sys.executable, "-m", "pytest", TESTS, "-v", "--tb=line", "-rfE", "-p", "no:cacheprovider"]
+    command += ["--ignore", f"{TESTS}/linear_attention/test_interpreter.py"]  # runs the kernels on the CPU
     # The same settings as in scripts/test.sh.
     environment = {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE", **os.environ, "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONUNBUFFERED": "1", "COLUMNS": "300"}  # pytest truncates messages to the width

@@ -319,7 +319,7 @@ def test_attention_on_a_gpu(small, fake_gpu):
 
 
 def test_exactness_on_a_gpu():
-    """The definition replaces fla's kernels, which have no gradient for a decay."""
+    """The definition replaces fla's kernels."""
     with patch.dict(BACKENDS, fla=BACKENDS["reference"]), patch.object(exactness, "LENGTHS", (5, 70)):
         found = [case() for case in exactness.linear_attention_cases("fla", torch.float32, "cpu")]
     assert [(row["length"], row["log_decay"]) for row in found[::3]] == [(5, "no"), (5, "yes"), (70, "no")]

@@ -72,7 +72,7 @@ def linear_attention(
         log_decay = log_decay[:, None]
     _check(q, k, v, causal, log_decay, key_padding_mask, state, chunk_size)
     if backend == "auto":
-        backend = "fla" if fla_supports(q, k, v, log_decay) else "chunk"
+        backend = "fla" if fla_supports(q, k, v) else "chunk"
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}: choose from auto, {', '.join(BACKENDS)}")
 

@@ -16,20 +16,22 @@ MIN_COMPUTE_CAPABILITY = (8, 0)
 def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tensor, LinearState]:
     """Computes :func:`fairseq_lrpe.ops.linear_attention` with the kernels of flash-linear-attention.
 
+    Without decay, and with one decay per head, these are the kernels of ``simple_gla``. A learned decay is
+    repeated for every position, because the kernels return gradients of such decays only. If each feature has
+    its own decay, the kernels of ``gla`` (gated linear attention, Yang et al. 2024) are used, which read a
+    decay for every element of q.
+
     Bidirectional attention, and a single query, are computed by ``chunk`` instead. The kernels ignore
     ``chunk_size``. They multiply float32 in TF32 on GPUs that support it, unless the environment variable
     TRITON_F32_DEFAULT=ieee is set.
 
     Raises:
-        ValueError: if the kernels cannot run on this device or do not support the arguments.
+        ValueError: if the kernels cannot run on this device, or for float64.
     """
     if reason := fla_missing_requirement(q.device):
         raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
-    if not fla_supports(q, k, v, args.log_decay):
-        raise ValueError(
-            f"backend 'fla' does not support float64 (q is {q.dtype}), nor a log_decay that requires a "
-            "gradient or differs between features: use backend 'chunk'"
-        )
+    if not fla_supports(q, k, v):
+        raise ValueError(f"backend 'fla' does not support float64 (q is {q.dtype}): use backend 'chunk'")
     return _causal(q, k, v, args) if args.causal and q.size(-2) > 1 else chunk(q, k, v, args)
 
 
@@ -44,16 +46,13 @@ def fla_missing_requirement(device: torch.device) -> str | None:
     return None if find_spec("fla") else "the package fla-core (pip install 'fairseq-lrpe[gpu]')"
 
 
-def fla_supports(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor | None) -> bool:
-    """Returns whether the kernels can run on the device of q and support the arguments."""
-    return (
-        fla_missing_requirement(q.device) is None
-        and torch.float64 not in (q.dtype, k.dtype, v.dtype)
-        and not (log_decay is not None and (log_decay.requires_grad or log_decay.shape != (q.size(1), 1)))
-    )
+def fla_supports(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Returns whether the kernels can run on the device of q and support the dtypes."""
+    return fla_missing_requirement(q.device) is None and torch.float64 not in (q.dtype, k.dtype, v.dtype)
 
 
 def _causal(q, k, v, args):
+    from fla.ops.gla import chunk_gla
     from fla.ops.simple_gla import chunk_simple_gla
 
     # For half-precision input, the kernels would also store the states between chunks in half precision.
@@ -62,9 +61,17 @@ def _causal(q, k, v, args):
     values = torch.cat((v, v.new_ones(*v.shape[:-1], 1)), -1) if args.normalize else v
     if initial is not None:
         initial = torch.cat((initial.kv, initial.k_sum[..., None]), -1) if args.normalize else initial.kv
-    inputs = (x.transpose(1, 2) for x in (q, k, values))
-    log_decay = None if args.log_decay is None else args.log_decay.squeeze(-1)
-    out, _ = chunk_simple_gla(*inputs, g_gamma=log_decay, scale=1.0, initial_state=initial)
+    inputs = [x.transpose(1, 2) for x in (q, k, values)]
+    log_decay, kernel = args.log_decay, chunk_simple_gla
+    if log_decay is None:
+        decay = {}
+    elif log_decay.size(-1) > 1:
+        kernel, decay = chunk_gla, {"g": log_decay.expand_as(inputs[0])}
+    elif log_decay.requires_grad:
+        decay = {"g": log_decay.squeeze(-1).expand(inputs[0].shape[:-1])}
+    else:
+        decay = {"g_gamma": log_decay.squeeze(-1).expand(q.size(1))}
+    out, _ = kernel(*inputs, **decay, scale=1.0, initial_state=initial)
     out = out.transpose(1, 2)
     if args.normalize:
         out = out[..., :-1] / out[..., -1:].clamp(min=args.eps)

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("decay", [None, [-0.01, -0.1], [-5.0, -2.5]], ids=["plain", "weak", "strong"])
+@pytest.mark.parametrize("decay", ["plain", "weak", "strong", "learned", "feature"])
 @pytest.mark.parametrize("normalize", [False, True], ids=["sum", "normalized"])
 @pytest.mark.parametrize(
     ("queries", "keys", "d", "dv"),
@@ -25,9 +25,16 @@ pytestmark = pytest.mark.skipif(
 )
 def test_fla_matches_reference(queries, keys, d, dv, normalize, decay, dtype):
     """Outputs, state and gradients, up to 2^-9 or half-precision rounding of the largest value."""
+    if decay == "feature" and queries > 300:
+        pytest.skip("the definition needs queries × keys × d numbers for each head")
     g = torch.Generator().manual_seed(0)
     shapes = {"q": (queries, d), "k": (keys, d), "v": (keys, dv), "kv": (d, dv), "k_sum": (d,)}
     leaves = {name: torch.rand(2, 2, *shape, generator=g).cuda() for name, shape in shapes.items()}
+    decays = {"plain": None, "weak": torch.tensor([-0.01, -0.1]), "strong": torch.tensor([-5.0, -2.5])}
+    decays |= {"learned": decays["weak"], "feature": -torch.linspace(0.001, 0.5, 2 * d).view(2, d)}
+    log_decay = None if decays[decay] is None else decays[decay].cuda()
+    if decay in ("learned", "feature"):
+        leaves["log_decay"] = log_decay
 
     def results(backend, to):
         inputs = {n: x.to(dtype if n in "qkv" else torch.float32).to(to) for n, x in leaves.items()}
@@ -36,7 +43,7 @@ def test_fla_matches_reference(queries, keys, d, dv, normalize, decay, dtype):
             *(inputs[n] for n in "qkv"),
             causal=True,
             normalize=normalize,
-            log_decay=None if decay is None else torch.tensor(decay, device="cuda"),
+            log_decay=inputs.get("log_decay", log_decay),
             state=(inputs["kv"], inputs["k_sum"]),
             return_state=True,
             backend=backend,

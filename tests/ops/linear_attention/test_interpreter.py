@@ -1,0 +1,24 @@
+"""Runs the fla backend without a GPU, in Triton's interpreter."""
+
+import os
+import re
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tiny import BIN, REPOSITORY
+
+CASES = Path(__file__).with_name("interpreted_cases.py")
+
+
+@pytest.mark.skipif(
+    not (find_spec("fla") and find_spec("triton")), reason="needs triton and flash-linear-attention"
+)
+def test_kernels_agree_with_the_definition():
+    """Runs the cases in a process of their own, so that TRITON_INTERPRET affects nothing else."""
+    command = [BIN / "python", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", CASES]
+    environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTEST_ADDOPTS": ""}
+    done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+    failed = re.findall(r"^(?:FAILED|ERROR) .*", done.stdout, re.MULTILINE)
+    assert done.returncode == 0, "\n".join([*failed, done.stdout, done.stderr])
