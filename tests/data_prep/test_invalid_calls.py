@@ -26,6 +26,7 @@ GOOD = {
     "glue": "RTE --from {glue}",
     "glue_words": "RTE --from {glue}",
     "imdb": "--from {reviews}",
+    "imdb_lm": "--from {reviews} --sentencepiece 60",
     "snli": "--from {snli}",
     "sentences": "--from {labelled}",
     "squad": "--from {questions} --pieces 60",
