@@ -148,6 +148,10 @@ CALLS = [
         "cifar10",
         "--from is missing: pass a folder with {{train,valid,test}}/CLASS/*.jpg, .JPEG or .png, or an",
     ),
+    (
+        "cifar10 --from {pictures} --shorter-side 0",
+        "--shorter-side: must be an integer of at least 1, not '0'",
+    ),
     ("cifar10 --from {archive}", "{archive} is not a complete zip or tar archive"),
     (
         "listops --from {text}",

@@ -21,7 +21,7 @@ EXPERIMENTS = {"full": "experiment", "small": "small", "mini": "mini"}
 SEEDS = {"full": "seeds", "small": "small_seeds", "mini": "mini_seeds"}
 """{scale of a table: key of the table that has the seeds at this scale}"""
 SCALES = tuple(EXPERIMENTS)
-SCALE_HELP = "configuration: the paper's (full, default), for a GPU and an hour (small), for CPUs (mini)"
+SCALE_HELP = "configuration: the paper's (full, default), for one GPU (small) or for CPUs (mini)"
 Attention = Literal[ATTENTIONS]
 
 
