@@ -143,7 +143,7 @@ def test_runs_and_their_order(name):
     full, mini = TABLES[name]
     for scale, count in zip(SCALES, (full, SMALL_RUNS.get(name), mini), strict=True):
         if count is None:
-            with pytest.raises(ValueError, match=f"has no experiment at --scale {scale}: use --scale full"):
+            with pytest.raises(ValueError, match=f"has no experiment at --scale {scale}; use --scale full"):
                 Table(name, scale)
             continue
         table = Table(name, scale)

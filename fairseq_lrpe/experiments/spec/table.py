@@ -306,7 +306,8 @@ class Table(TableSpec):
         if all(about.parts for about in self.columns.values()):
             used = [other for other in SCALES if any(x.experiment_at(other) for x in columns.values())]
             known = " or ".join(f"--scale {other}" for other in used)
-            raise ValueError(f"the table {name!r} has no experiment at --scale {scale}: use {known}")
+            message = f"missing: the table has no experiment at --scale {scale}; use {known}"
+            raise self._error(EXPERIMENTS[scale], message)
         names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
         own = {one: applicable_overrides(one, overrides) for one in names}
         # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.

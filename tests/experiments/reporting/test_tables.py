@@ -493,7 +493,7 @@ MEASURED = {"experiment": "lm/big", "evaluation": "valid"}
      "columns.a.evaluation: missing: the evaluations of lm/big are valid"),
     ({"columns": {"a": {"evaluation": "valid"}}}, "columns.a.experiment: missing: name an experiment"),
     ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}},
-     "the table 'own' has no experiment at --scale full: use --scale mini"),
+     "own.yaml: experiment: missing: the table has no experiment at --scale full; use --scale mini"),
     ({"columns": {"a": "valid"}}, "columns.a: input should be a valid dictionary"),
     ({"columns": ["a"]}, "columns: input should be a valid dictionary"),
     ({"columns": {}}, "columns: dictionary should have at least 1 item"),
