@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the measurements that require a GPU and writes a report. It requires torch and installs nothing:
-#   bash scripts/gpu_check.sh --minutes 8 --out results/gpu_check
+# Runs the tests, measurements and trainings that require a GPU, in order, until the time is over, and writes a report.
+# The same command continues with what is missing. It requires torch and installs nothing:
+#   bash scripts/gpu_check.sh --minutes 45 --out results/gpu_check
 set -euo pipefail
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 

@@ -7,8 +7,8 @@ from an archive of such a folder. Without valid, the last tenth of the training 
 --train-rows N uses the first N training images. In both cases, images are sorted by name and interleaved by
 class first, so that all classes keep their shares.
 
-Image files are stored unchanged. Each is decoded once; unreadable ones are skipped and listed in
-OUT/bin/unreadable.txt.
+Image files are stored unchanged, or with --shorter-side N as smaller JPEG files, which are decoded faster.
+Each is decoded once; unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
 """
 
 import io
@@ -19,13 +19,16 @@ import warnings
 from argparse import Namespace
 from collections import defaultdict
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from PIL import Image
 
 from data_prep.corpora.lra_image import interleave
+from data_prep.corpus import add_number
 from data_prep.fetch import files_in, files_of_tar, unpack
 from data_prep.labelled import Labelled, TrainRows, dataset_builder, write_metadata
 from data_prep.parallel import ordered_map
@@ -39,6 +42,7 @@ TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 TRUTH = r"data/(meta\.mat|ILSVRC2012_validation_ground_truth\.txt)$"
 UNREADABLE = "unreadable.txt"
+QUALITY = 95  # of resized JPEG files
 BLOCK = 20  # images that a worker process decodes at a time
 
 
@@ -72,6 +76,16 @@ class ClassFolders(TrainRows, Labelled):
     task = "image_classification"
     rows = {"train": 45_000, "valid": 5_000, "test": 10_000}
 
+    def add_options(self, parser):
+        super().add_options(parser)
+        text = (
+            "resize larger images to this shorter side in pixels and store them as JPEG (default: unchanged)"
+        )
+        add_number(parser, "--shorter-side", text)
+
+    def source(self, args):
+        return super().source(args) + (f", {args.shorter_side} pixels" if args.shorter_side else "")
+
     def published_rows(self, args):
         return self.rows
 
@@ -93,7 +107,8 @@ class ClassFolders(TrainRows, Labelled):
         rows, unreadable = {}, []
         with folder_with_source(args.out / "bin", source) as part:
             for split, images in inputs.items():
-                rows[split] = write_images(part, split, images, labels, args.workers, unreadable)
+                options = args.workers, unreadable, args.shorter_side
+                rows[split] = write_images(part, split, images, labels, *options)
             if unreadable:
                 (part / UNREADABLE).write_text("".join(f"{line}\n" for line in unreadable))
             write_metadata(part, labels, rows, images=True)
@@ -197,14 +212,24 @@ def select(images: ImageFiles, args: Namespace) -> ImageFiles:
 
 
 def write_images(
-    folder: Path, split: str, images: list[ImageFile], labels: list[str], workers: int, unreadable: list[str]
+    folder: Path,
+    split: str,
+    images: list[ImageFile],
+    labels: list[str],
+    workers: int,
+    unreadable: list[str],
+    shorter_side: int | None = None,
 ) -> int:
-    """Writes a split, lists skipped images and reasons in ``unreadable``, and returns the number of rows."""
+    """Writes a split, lists skipped images and reasons in ``unreadable``, and returns the number of rows.
+
+    Images with a shorter side above ``shorter_side`` are resized.
+    """
     prefix, numbers = folder / f"{split}.input0", {label: i for i, label in enumerate(labels)}
     bar = progress(None, f"writing {split}", "images", total=len(images))
     files, kept = dataset_builder(prefix, np.uint8), []
     blocks = [images[i : i + BLOCK] for i in range(0, len(images), BLOCK)]
-    with closing(ordered_map(read_checked, blocks, workers)) as read, bar:
+    function = partial(read_checked, shorter_side=shorter_side)
+    with closing(ordered_map(function, blocks, workers)) as read, bar:
         for block, contents in zip(blocks, read, strict=True):
             for image, (content, reason) in zip(block, contents, strict=True):
                 if reason:
@@ -220,16 +245,26 @@ def write_images(
     return len(kept)
 
 
-def read_checked(images: list[ImageFile]) -> list[tuple[bytes, str]]:
+def read_checked(images: list[ImageFile], shorter_side: int | None = None) -> list[tuple[bytes, str]]:
     """Returns (content, "") for each image that can be decoded, and (b"", reason) for the others."""
     warnings.simplefilter("ignore")  # Pillow warns about defects that it tolerates
-    return [_read_checked(image) for image in images]
+    return [_read_checked(image, shorter_side) for image in images]
 
 
-def _read_checked(image):
+def _read_checked(image, shorter_side):
     try:
         content = image.read()
-        decode(content)
+        pixels = decode(content)
     except (ValueError, OSError) as error:
         return b"", str(error)
+    if shorter_side and min(pixels.size) > shorter_side:
+        content = resized(pixels, shorter_side)
     return content, ""
+
+
+def resized(image: Image.Image, shorter_side: int) -> bytes:
+    """Returns a JPEG file of the image, resized to a shorter side with the training's bicubic filter."""
+    width, height = (round(side * shorter_side / min(image.size)) for side in image.size)
+    out = io.BytesIO()
+    image.resize((width, height), Image.Resampling.BICUBIC).save(out, "JPEG", quality=QUALITY)
+    return out.getvalue()

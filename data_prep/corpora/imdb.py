@@ -19,13 +19,12 @@ from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
 
 LABELS = ("neg", "pos")
-PATHS = r"(?:^|/)(train|test)/(pos|neg)/([^/]+\.txt)$"
 MAX_BYTES = 1 << 24  # limit per review
 BYTES = [f"0x{value:02x}" for value in range(256)]
 
 
 class Review(NamedTuple):
-    """A review as UTF-8 text, its label "neg" or "pos", and its path LABEL/NAME."""
+    """A review as UTF-8 text, its label, and its path LABEL/NAME."""
 
     text: bytes
     label: str
@@ -33,8 +32,12 @@ class Review(NamedTuple):
 
 
 class Reviews(Corpus):
-    """Base class of both IMDB corpora, read from the published archive or from files with the same layout."""
+    """Base class of the IMDB corpora, read from the published archive or from files with the same layout.
 
+    ``folders`` are the folders to read, which are the labels of their reviews.
+    """
+
+    folders = LABELS
     metavar = "FILE_OR_FOLDER"
 
     @property
@@ -46,7 +49,8 @@ class Reviews(Corpus):
         """Returns {"train": reviews, "test": reviews}, sorted by the SHA-256 of their paths."""
         source = self.archive(args)
         splits = {"train": [], "test": []}
-        for match, content in files_in(source, PATHS, MAX_BYTES):
+        paths = rf"(?:^|/)(train|test)/({'|'.join(self.folders)})/([^/]+\.txt)$"
+        for match, content in files_in(source, paths, MAX_BYTES):
             split, label, name = match.groups()
             splits[split].append(Review(content, label, f"{label}/{name}"))
         for split, part in splits.items():

@@ -8,6 +8,7 @@ topic, the first 80% of the characters are used for training, the next 10% for v
 import pydoc_data.topics
 import re
 import shutil
+from argparse import Namespace
 from functools import cache, partial
 from pathlib import Path
 
@@ -49,11 +50,7 @@ class OwnText(Corpus):
             preprocess(encoded, part, args.out / "preprocess.log", workers=args.workers)
 
     def write_text(self, args, inputs, folder):
-        if args.source is None:
-            self.write_published(inputs, folder)
-        else:
-            for path in split_files(args.source).values():
-                concatenate([path], folder / path.name)
+        self.write_splits(args, inputs, folder)
         print(f"Learning {MODEL}", flush=True)
         model = learn_pieces(
             args.sentencepiece,
@@ -64,6 +61,13 @@ class OwnText(Corpus):
             hard_vocab_limit=False,
         )
         (folder / MODEL).write_bytes(model)
+
+    def write_splits(self, args: Namespace, inputs: object, folder: Path) -> None:
+        """Writes the text as train.txt, valid.txt and test.txt."""
+        if args.source is None:
+            return self.write_published(inputs, folder)
+        for path in split_files(args.source).values():
+            concatenate([path], folder / path.name)
 
     def write_published(self, inputs: object, folder: Path) -> None:
         """Writes the default text, which is used without --from, as train.txt, valid.txt and test.txt."""

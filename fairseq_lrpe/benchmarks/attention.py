@@ -56,9 +56,13 @@ IMPLEMENTATIONS = {
 }
 if DEVICE == "cuda":
     IMPLEMENTATIONS["softmax float16"] = Implementation(flash, torch.float16)
+    IMPLEMENTATIONS["chunk float16"] = Implementation(IMPLEMENTATIONS["chunk"].compute, torch.float16)
     if fla_missing_requirement(torch.device(DEVICE)) is None:
         IMPLEMENTATIONS["auto"] = Implementation(partial(linear_attention, causal=True, normalize=True))
         IMPLEMENTATIONS["fla"] = Implementation(fla)
+        for name in ("auto", "fla"):
+            half = Implementation(IMPLEMENTATIONS[name].compute, torch.bfloat16)
+            IMPLEMENTATIONS[f"{name} bfloat16"] = half
 
 
 def batch_size(length: int) -> int:

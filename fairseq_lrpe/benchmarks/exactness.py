@@ -13,16 +13,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options
-from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.methods import METHODS, Method
 from fairseq_lrpe.ops import linear_attention
 
 LENGTHS = (70, 1000)
 HEADS, WIDTH = 8, 64
-BOUNDS = {"chunk float64": 1e-10, "chunk float32": 1e-4, "fla float32": 2**-8}
-"""Bounds of the relative errors of linear attention. fla's kernels multiply in TF32; on these inputs,
-rounding every factor of the definition to TF32's 10 bits of precision gave errors up to 2^-9. Rounding the
-factors of the kernels' products in Triton's interpreter (2 heads, up to 300 tokens) gave errors up to 2^-8.8,
-the largest of them for the gradient of a learned decay."""
+BOUNDS = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 2**-6, torch.bfloat16: 2**-4}
+"""Bounds of the relative errors of linear attention. In half precision, the largest errors are those of the
+gradient of a decay, a difference of rounded gradients: 0.010 in float16 and 0.027 in bfloat16 with the chunk
+form on a CPU."""
+IEEE = {"TRITON_F32_DEFAULT": "ieee"}
+"""Environment variable with which Triton's kernels multiply float32 without TF32."""
 
 ENCODING_BOUND = 1e-5
 """Bound of the relative errors of encodings."""
@@ -35,7 +36,10 @@ def relative_error(ours: Tensor, exact: Tensor) -> float:
 
 
 def linear_attention_cases(backend: str, dtype: torch.dtype, device: str) -> list[Callable[[], dict]]:
-    """Returns the cases that compare a backend with the definition in float64 on the same device."""
+    """Returns the cases that compare a backend with the definition in float64 on the same device.
+
+    Both have the same inputs, which are rounded to ``dtype``.
+    """
     choices = product(LENGTHS, (False, True), (False, True))
     return [partial(_compare_backend, backend, dtype, device, *choice) for choice in choices]
 
@@ -45,10 +49,11 @@ def _compare_backend(backend, dtype, device, length, normalize, has_decay):
     shape = 2, HEADS, length, WIDTH
     tensors = [torch.rand(shape, generator=g) for _ in "qk"]  # positive, like the output of a feature map
     tensors += [torch.randn(shape, generator=g) for _ in ("v", "gradient")]
+    tensors = [x.to(dtype) for x in tensors]
 
     def results(backend, dtype):
         q, k, v, gradient = (x.to(device, dtype) for x in tensors)
-        decay = torch.linspace(-0.1, -0.001, HEADS).to(device, dtype) if has_decay else None
+        decay = torch.linspace(-0.1, -0.001, HEADS, dtype=torch.float64).to(device) if has_decay else None
         leaves = [x.requires_grad_() for x in (q, k, v, decay) if x is not None]
         options = {"normalize": normalize, "log_decay": decay, "backend": backend}
         out = linear_attention(q, k, v, causal=True, **options)
@@ -64,7 +69,7 @@ def _compare_backend(backend, dtype, device, length, normalize, has_decay):
         "log_decay": "yes" if has_decay else "no",
         "error of the output": output,
         "error of the gradients": largest(gradients),
-        "bound": BOUNDS[name],
+        "bound": BOUNDS[dtype],
     }
 
 
@@ -79,12 +84,15 @@ def encoding_cases(device: str) -> list[Callable[[], dict]]:
     Each encoding is tested with its default options and with those of every method.
     """
     cases = dict.fromkeys((name, ()) for name in ENCODINGS)
-    for method in METHODS.values():
-        defaults = encoding_options(ENCODINGS[method.encoding])
-        flags = {key.removeprefix(f"{method.encoding}_"): value for key, value in method.flags.items()}
-        options = ((key, value) for key, value in flags.items() if key in defaults and value != defaults[key])
-        cases[method.encoding, tuple(options)] = None
+    cases |= {(method.encoding, tuple(method_options(method).items())): None for method in METHODS.values()}
     return [partial(_compare_encoding, name, dict(options), device) for name, options in cases]
+
+
+def method_options(method: Method) -> dict[str, object]:
+    """Returns {option of the method's encoding: value} of the options that differ from their defaults."""
+    defaults = encoding_options(ENCODINGS[method.encoding])
+    flags = {key.removeprefix(f"{method.encoding}_"): value for key, value in method.flags.items()}
+    return {key: value for key, value in flags.items() if key in defaults and value != defaults[key]}
 
 
 def _compare_encoding(name, options, device):

@@ -1,8 +1,11 @@
 """Runs all tests and measurements that need a GPU, and writes a report: ``bash scripts/gpu_check.sh``.
 
-The report describes the machine, the tests of ``fairseq_lrpe.ops``, numerical errors on the device, and the
-time and memory of attention, of training steps of language models, and of decoding steps. Training requires
-fairseq; the other parts require only torch. Without a GPU, the CPU is measured instead.
+The parts of the report, in this order, are the machine; the tests of ``fairseq_lrpe.ops`` and the numerical
+errors on the device; the speed of attention, of a layer, of training steps of language models and of
+decoding; and trainings of RoPER's addition and index, of small language models and of Long-Range Arena. Each
+part is written when it is done. The check stops when the time is over, and the same command continues
+with the missing parts. Training requires fairseq and prepared data; the other parts require only torch.
+Without a GPU, the CPU is measured instead, with smaller sizes.
 """
 
 import gc
@@ -25,12 +28,21 @@ from unittest.mock import patch
 
 import torch
 
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.benchmarks import attention as bench
 from fairseq_lrpe.benchmarks import machine
-from fairseq_lrpe.benchmarks.exactness import encoding_cases, linear_attention_cases
+from fairseq_lrpe.benchmarks.exactness import IEEE, encoding_cases, linear_attention_cases, method_options
 from fairseq_lrpe.benchmarks.gpu_report import Deadline, Part, Report
-from fairseq_lrpe.benchmarks.shared import DEVICE, BenchmarkParser, interleave, measuring, seconds
-from fairseq_lrpe.methods import architecture
+from fairseq_lrpe.benchmarks.shared import (
+    DEVICE,
+    BenchmarkParser,
+    in_new_process,
+    interleave,
+    measuring,
+    seconds,
+)
+from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.methods import METHODS, architecture
 from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
 from fairseq_lrpe.utils.cli import abs_path
 from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, output_folder
@@ -42,11 +54,18 @@ ROUNDS, MIN_ROUNDS = 7, 3
 TESTS = "tests/ops"
 ATTENTIONS = {
     "chunk": "linear, chunk form",
+    "chunk float16": "linear, chunk form, float16",
     "auto": "linear, fla's kernels by linear_attention",
+    "auto bfloat16": "linear, fla's kernels by linear_attention, bfloat16",
     "fla": "linear, fla's own function",
+    "fla bfloat16": "linear, fla's own function, bfloat16",
+    "masked n × n": "linear, masked n × n",
     "softmax": "softmax",
     "softmax float16": "softmax, float16, flash",
 }
+LAYERS = [("linear", "base"), ("linear", "rope"), ("linear", "tmlr_type1")]
+LAYERS += [("softmax", "base"), ("softmax", "rope")]
+LAYER_LENGTHS = [512, 4096]
 PREFIXES = [64, 1024, 16384]
 DECODING_ROUNDS = 10
 MODELS = [("linear", "base"), ("linear", "rope"), ("linear", "tmlr_type1")]
@@ -58,9 +77,10 @@ TRAINING_ROUNDS, WARM_UP = 20, 3
 
 @dataclass
 class Check:
-    """The sequence lengths of attention, and the peak rates that the first part of the check measures."""
+    """The sequence lengths of attention, the report's folder, and the peak rates of the first part."""
 
     lengths: list[int]
+    folder: Path
     peak_rates: dict = field(default_factory=dict)  # {"copy": bytes per second, dtype: operations per second}
 
 
@@ -103,7 +123,7 @@ def measure_machine(part: Part, deadline: Deadline, check: Check) -> None:
 def measure_tests(part: Part, deadline: Deadline, check: Check) -> None:
     """Runs the tests of ``fairseq_lrpe.ops`` and adds the numbers of results and the failures."""
     if missing := [name for name in ("pytest", "hypothesis") if find_spec(name) is None]:
-        part.remark(f"The tests are skipped: {' and '.join(missing)} must be installed.")
+        part.skip(f"The tests are skipped: {' and '.join(missing)} must be installed.")
         return
     if not (REPOSITORY / TESTS).exists():
         part.remark(f"The tests are skipped: the folder {TESTS} is missing.")
@@ -120,7 +140,7 @@ def measure_tests(part: Part, deadline: Deadline, check: Check) -> None:
         output, code = process.stdout, process.returncode
     except subprocess.TimeoutExpired as error:
         output = error.output or b""
-        part.remark(f"The tests were stopped after {limit:,.0f} seconds: increase --minutes.")
+        part.skip(f"The tests were stopped after {limit:,.0f} seconds: increase --minutes.")
     taken, output = time.monotonic() - start, output.decode(errors="replace")
     results = re.findall(r"^(\S+::.+) (PASSED|FAILED|ERROR|SKIPPED)\b", output, re.MULTILINE)
     counts = Counter(result for _, result in results)
@@ -142,16 +162,22 @@ def measure_exactness(part: Part, deadline: Deadline, check: Check) -> None:
     rows = part.table(
         "Causal linear attention against its definition in float64",
         f"Batch 2, {HEADS} heads × {WIDTH}. Errors are relative to the largest value of the definition. "
-        "fla's kernels multiply in TF32, unless TRITON_F32_DEFAULT=ieee is set.",
+        "Both have the same rounded inputs. fla's kernels multiply float32 without TF32 in this comparison "
+        "(TRITON_F32_DEFAULT=ieee).",
     )
     share = deadline.share(0.8)
-    for dtype in (torch.float64, torch.float32):
+    half = [torch.float16, *([torch.bfloat16] if machine.has_bfloat16() else [])]
+    for dtype in (torch.float64, torch.float32, *half):
         cases = linear_attention_cases("chunk", dtype, DEVICE)
         run_cases(rows, cases, share, part, f"the chunk form, {dtype}")
     if remark := fla_remark():
         part.remark(remark)
     else:
-        run_cases(rows, linear_attention_cases("fla", torch.float32, DEVICE), share, part, "fla's kernels")
+        for dtype in (torch.float32, *half):
+            cases = linear_attention_cases("fla", dtype, DEVICE)
+            if dtype == torch.float32:
+                cases = [partial(in_ieee_process, case) for case in cases]
+            run_cases(rows, cases, share, part, f"fla's kernels, {dtype}")
     count_errors(part, rows, "of linear attention")
     rows = part.table(
         "Encodings in float32, the device against the CPU",
@@ -162,6 +188,15 @@ def measure_exactness(part: Part, deadline: Deadline, check: Check) -> None:
     count_errors(part, rows, "of encodings")
 
 
+def in_ieee_process(case: Callable[[], dict]) -> dict:
+    """Runs a case in a new process, in which Triton multiplies float32 without TF32.
+
+    In this process, kernels that are already compiled would ignore the variable.
+    """
+    with patch.dict(os.environ, IEEE):
+        return in_new_process(case)
+
+
 def run_cases(rows: list[dict], cases: list[Callable], deadline: Deadline, part: Part, name: str) -> None:
     """Runs each case and appends its row to ``rows``.
 
@@ -170,14 +205,12 @@ def run_cases(rows: list[dict], cases: list[Callable], deadline: Deadline, part:
     log(f"exactness of {name}")
     for done, case in enumerate(cases):
         if not deadline.left():
-            part.remark(
-                f"Out of time: {len(cases) - done} of {len(cases)} comparisons of {name} are skipped."
-            )
+            part.skip(f"Out of time: {len(cases) - done} of {len(cases)} comparisons of {name} are skipped.")
             return
         try:
             rows.append(case())
         except Exception as error:
-            part.remark(f"The comparisons of {name} failed: {describe_error(error)}.")
+            part.skip(f"The comparisons of {name} failed: {describe_error(error)}.")
             return
 
 
@@ -198,17 +231,18 @@ def measure_attention(part: Part, deadline: Deadline, check: Check) -> None:
         "heads of width d. Traffic: 11·n·h·d numbers (forward reads q, k, v and writes o; backward reads q, "
         "k, v, do and writes dq, dk, dv) at the rate of the copy; data in a cache can be faster. Arithmetic: "
         "14·n·d²·h operations of linear attention (2 products forward and 5 backward, 2·n·d² each), 7·n²·d·h "
-        "of causal softmax (2 products forward and 5 backward, n²·d each, as half of the pairs are masked) "
+        "of causal softmax (2 products forward and 5 backward, n²·d each, as half of the pairs are masked), "
+        "14·n²·d·h of masked linear attention, which computes all pairs; "
         "at the rate of the fastest matrix product of that dtype, with TF32 for float32 if measured.",
     )
     if remark := fla_remark():
         part.remark(remark)
     if not machine.ON_GPU:
-        part.remark("Float16 and peak memory are only measured on a GPU.")
+        part.remark("Half precision and peak memory are only measured on a GPU.")
     names, previous = [name for name in ATTENTIONS if name in bench.IMPLEMENTATIONS], {}
     for length in check.lengths:
         if not deadline.left():
-            part.remark(f"Lengths from {length:,} on are skipped: out of time.")
+            part.skip(f"Lengths from {length:,} on are skipped: out of time.")
             return
         log(f"attention, {length:,} tokens")
         share = deadline.share(1.0 if length == check.lengths[-1] else 0.5)
@@ -241,6 +275,7 @@ def first_steps(names: list[str], length: int, previous: dict, share: Deadline, 
         reason = ""
         if planned + expected > share.left():
             reason = "its steps would exceed the remaining time"
+            part.complete = False
         else:
             planned += expected
             try:
@@ -264,7 +299,9 @@ def first_step(name: str, length: int) -> tuple[float, int | None]:
 
 def operations(name: str, length: int) -> int:
     """Returns the number of operations of a step, as defined in the caption of the table of attention."""
-    per_head = 7 * length**2 * WIDTH if name.startswith("softmax") else 14 * length * WIDTH**2
+    per_head = 14 * length * WIDTH**2
+    if name in ("softmax", "softmax float16", "masked n × n"):
+        per_head = (14 if name == "masked n × n" else 7) * length**2 * WIDTH
     return bench.batch_size(length) * HEADS * per_head
 
 
@@ -293,6 +330,83 @@ def attention_row(
     }
 
 
+def measure_layers(part: Part, deadline: Deadline, check: Check) -> None:
+    """Measures time and memory of forward and backward passes of attention modules with their encodings."""
+    dtypes = [torch.float32]
+    if machine.ON_GPU:
+        dtypes += [torch.float16, *([torch.bfloat16] if machine.has_bfloat16() else [])]
+    rows = part.table(
+        f"Forward and backward pass of causal attention with its projections, {HEADS} heads × {WIDTH}",
+        f"Medians of up to {ROUNDS} interleaved rounds. Memory is the peak of a step with the module.",
+    )
+    cases = [(length, dtype) for length in LAYER_LENGTHS for dtype in dtypes]
+    for done, (length, dtype) in enumerate(cases):
+        if not deadline.left():
+            part.skip(f"Out of time: {len(cases) - done} of {len(cases)} lengths and precisions are skipped.")
+            return
+        log(f"layers, {length:,} tokens, {dtype}")
+        share = deadline.share(1 / (len(cases) - done))
+        try:
+            rows += layer_rows(length, dtype, share)
+        except torch.OutOfMemoryError:
+            part.remark(f"{length:,} tokens in {dtype} are skipped: out of memory.")
+        release_memory()
+
+
+def layer_rows(length: int, dtype: torch.dtype, deadline: Deadline) -> list[dict]:
+    """Interleaves the steps of all layers; returns the rows of the table."""
+    batch = bench.batch_size(length)
+    x = torch.randn(batch, length, HEADS * WIDTH, device=DEVICE, dtype=dtype, requires_grad=True)
+    steps = {(attention, method): layer_step(attention, method, x) for attention, method in LAYERS}
+    memory = {name: peak_memory(step) for name, step in steps.items()}
+    rounds = deadline.rounds(ROUNDS + 1, MIN_ROUNDS + 1)
+    return [
+        {
+            "length × batch": f"{length:,} × {batch}",
+            "attention": name[0],
+            "method": name[1],
+            "precision": str(dtype).removeprefix("torch."),
+            "median, ms": 1000 * statistics.median(times),
+            "least, ms": 1000 * min(times),
+            "greatest, ms": 1000 * max(times),
+            "memory, MiB": None if memory[name] is None else memory[name] / 2**20,
+        }
+        for name, times in interleave(steps, rounds).items()
+    ]
+
+
+def layer_step(attention: str, method: str, x: torch.Tensor) -> Callable[[], None]:
+    """Returns a function that runs a forward and a backward pass of a method's attention module on ``x``."""
+    options = method_options(METHODS[method])
+    encoding = build_encoding(
+        METHODS[method].encoding, num_heads=HEADS, head_dim=WIDTH, causal=True, **options
+    )
+    if attention == "linear":
+        layer = LinearAttention(encoding, METHODS[method].flags.get("linear_norm", "denominator"))
+    else:
+        layer = SoftmaxAttention(encoding)
+    layer.to(x)
+
+    def step():
+        layer.zero_grad()
+        x.grad = None
+        layer(x).sum().backward()
+
+    return step
+
+
+def peak_memory(step: Callable[[], object]) -> int | None:
+    """Runs a step; returns its peak memory on a GPU in bytes, with everything that is stored, else None."""
+    step()
+    if not machine.ON_GPU:
+        return None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
 def measure_training(part: Part, deadline: Deadline, check: Check) -> None:
     """Measures tokens per second and peak memory of training steps of language models."""
     logging.disable(logging.WARNING)  # fairseq logs each model and each out-of-memory error
@@ -301,7 +415,7 @@ def measure_training(part: Part, deadline: Deadline, check: Check) -> None:
 
         from fairseq_lrpe.benchmarks import speed
     except ImportError as error:
-        part.remark(f"Training is skipped: it requires fairseq and the other packages in setup.py ({error}).")
+        part.skip(f"Training is skipped: it requires fairseq and the other packages in setup.py ({error}).")
         return
     cfg = OmegaConf.load(CONFIGS / "lm/wikitext103.yaml")
     flags = OmegaConf.to_container(cfg.train)
@@ -349,7 +463,7 @@ def measure_models(
     for attention, method in MODELS:
         arch = architecture(attention, args.family, method)
         if not deadline.left():
-            part.remark(f"{precision}: {arch} is skipped: out of time.")
+            part.skip(f"{precision}: {arch} is skipped: out of time.")
             continue
         try:
             steps[arch], memory[arch] = warm_up(training_step, arch, args)
@@ -414,20 +528,40 @@ def measure_decoding(part: Part, deadline: Deadline, check: Check) -> None:
         )
 
 
-PARTS = [  # (heading, function that measures the part, relative share of the time)
+def measure_runs(part: Part, deadline: Deadline, check: Check, **selection) -> None:
+    """Executes runs of a table and adds their results; see ``gpu_runs``."""
+    try:
+        from fairseq_lrpe.benchmarks import gpu_runs
+    except ImportError as error:
+        part.skip(f"The runs are skipped: they require fairseq and the other packages in setup.py ({error}).")
+        return
+    gpu_runs.measure_runs(part, deadline, check.folder / "results", gpu_runs.Selection(**selection))
+
+
+ROPER = {
+    "table": "roper",
+    "experiments": ("roper/addition", "roper/index"),
+    "methods": ("rope", "roper"),
+    "attentions": ("softmax",),
+}
+PARTS = [  # (heading, function that measures the part, relative share of the time; None: all that is left)
     ("Machine", measure_machine, 1),
     ("Tests", measure_tests, 6),
     ("Exactness", measure_exactness, 3),
     ("Attention", measure_attention, 6),
+    ("Layers", measure_layers, 2),
     ("Training", measure_training, 6),
     ("Decoding", measure_decoding, 1),
+    ("RoPER", partial(measure_runs, **ROPER), None),
+    ("Small language models", partial(measure_runs, table="iclr_table2", scale="small"), None),
+    ("Long-Range Arena", partial(measure_runs, table="tmlr_table4"), None),
 ]
 
 
 def new_report(minutes: int) -> Report:
     """Returns a report with a title and an introduction, but without parts."""
     command = f"bash scripts/gpu_check.sh --minutes {minutes}"
-    introduction = f"Output of `{command}` on {datetime.now(UTC):%Y-%m-%d}."
+    introduction = f"Output of `{command}`, last called on {datetime.now(UTC):%Y-%m-%d}."
     if machine.ON_GPU:
         title = f"GPU check of {torch.cuda.get_device_name()}"
     else:
@@ -438,33 +572,36 @@ def new_report(minutes: int) -> Report:
 
 
 def fill_report(report: Report, folder: Path, lengths: list[int], minutes: int) -> None:
-    """Measures all parts within the time limit, and writes the report to ``folder`` after each part."""
-    deadline, check = Deadline(60 * minutes), Check(lengths)
-    for number, (heading, measure, weight) in enumerate(PARTS):
+    """Measures the missing parts until the time is over, and writes the report to ``folder`` after each part.
+
+    The machine is described in every call, because other parts need its peak rates.
+    """
+    deadline, check = Deadline(60 * minutes), Check(lengths, folder)
+    planned = [part for part in PARTS if part[0] in ("Machine", *report.missing)]
+    for number, (heading, measure, weight) in enumerate(planned):
+        if not deadline.left():
+            return
         log(heading.lower())
         part = Part(heading)
-        report.parts.append(part)
-        share = weight / sum(weight for *_, weight in PARTS[number:])
+        share = weight / sum(other or 0 for *_, other in planned[number:]) if weight else 1.0
         start = time.monotonic()
         try:
-            if deadline.left():
-                measure(part, deadline.share(share), check)
-            else:
-                part.remark("This part is skipped: out of time; increase --minutes.")
+            measure(part, deadline.share(share), check)
         except Exception as error:
-            part.remark(f"This part failed: {describe_error(error)}.")
+            part.skip(f"This part failed: {describe_error(error)}.")
         except BaseException:
-            report.write(folder)
+            part.skip("This part was interrupted.")
             raise
-        release_memory()
-        part.minutes = (time.monotonic() - start) / 60
-        report.missing.remove(heading)
-        report.write(folder)
+        finally:
+            release_memory()
+            part.minutes = (time.monotonic() - start) / 60
+            report.add(part)
+            report.write(folder)
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = BenchmarkParser("gpu-check", __doc__)
-    parser.add_int("--minutes", 8, "approximate time limit in minutes")
+    parser.add_int("--minutes", 45, "approximate time limit in minutes; call again to continue")
     default = REPOSITORY / "results/gpu_check"
     help = "output folder (default: results/gpu_check)"
     parser.add_argument("--out", type=abs_path, default=default, help=help)
@@ -472,9 +609,11 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     with measuring(parser.prog), output_folder(args.out):
         report = new_report(args.minutes)
+        report.read(args.out)
         report.write(args.out)
         try:
             fill_report(report, args.out, sorted(set(args.lengths)), args.minutes)
         except KeyboardInterrupt:
             sys.exit(f"{parser.prog}: interrupted; the results so far are in {args.out}")
-        log(f"report: {args.out / 'gpu_check.md'}")
+        missing = f", without {', '.join(report.missing)}: call it again" if report.missing else ""
+        log(f"report: {args.out / 'gpu_check.md'}{missing}")

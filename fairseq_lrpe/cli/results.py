@@ -20,10 +20,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fairseq_lrpe.cli.train import parse
+from fairseq_lrpe.experiments.spec.table import SCALE_HELP, SCALES, Table
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
 
-SCALES = ("full", "mini")
 RECORDED = REPOSITORY / "docs/results"
 
 
@@ -66,8 +66,7 @@ def parser() -> ArgumentParser:
     shown.add_argument("--check", type=abs_path, nargs="?", const=RECORDED, metavar="FOLDER", help=text)
     text = "write all tables with recorded runs to tables.md in RESULTS, a folder of recorded results"
     shown.add_argument("--write-docs", action="store_true", help=text)
-    text = "configuration of the table: the paper's (full, default) or a small one (mini)"
-    parser.add_argument("--scale", choices=SCALES, help=text)
+    parser.add_argument("--scale", choices=SCALES, help=SCALE_HELP)
     formats = ("markdown", "latex", "csv")
     text = "output format (default: a text table on a terminal, and Markdown otherwise)"
     parser.add_argument("--format", choices=formats, help=text)
@@ -80,7 +79,6 @@ def parser() -> ArgumentParser:
 def show_table(args: Namespace, overrides: list[str]) -> None:
     """Prints a table and plots its validation curves and columns if requested."""
     from fairseq_lrpe.experiments.reporting import plots, tables
-    from fairseq_lrpe.experiments.spec.table import Table
 
     table = Table(args.table, args.scale or "full", overrides)
     summary = tables.collect(table, args.results)

@@ -20,7 +20,7 @@ from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import add_results_flag, machine_flags
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.run import Run, finished_runs
-from fairseq_lrpe.experiments.spec.table import SCALES, Table, TableSpec, tables
+from fairseq_lrpe.experiments.spec.table import SCALE_HELP, SCALES, Table, TableSpec, tables
 from fairseq_lrpe.utils.cli import error_message, exit_on_error, image_path, min_int, new_parser, print_wide
 from fairseq_lrpe.utils.files import output_folder
 
@@ -59,8 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
 def make_parser() -> ArgumentParser:
     parser = new_parser("lrpe table", __doc__, "[TABLE] [options] [KEY=VALUE ...]")
     parser.add_argument("table", nargs="?", help="a file in configs/tables, without .yaml")
-    text = "configuration of the table: the paper's (full, default) or a small one (mini)"
-    parser.add_argument("--scale", choices=SCALES, default="full", help=text)
+    parser.add_argument("--scale", choices=SCALES, default="full", help=SCALE_HELP)
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="run only these methods")
     text = "number of runs executed in parallel (default: %(default)s)"
     parser.add_argument("--jobs", type=min_int(1), default=1, help=text)
@@ -107,8 +106,9 @@ def print_commands(jobs: dict[Run, Job], flags: list[str]) -> None:
 
 
 def print_tables(results: Path) -> None:
-    """Prints the title of each table and the number of its finished runs at both scales."""
-    listing, finished = RichTable("table", "title", "finished runs", "finished at --scale mini"), {}
+    """Prints the title of each table and the number of its finished runs at each scale."""
+    smaller = (f"finished at --scale {scale}" for scale in SCALES if scale != "full")
+    listing, finished = RichTable("table", "title", "finished runs", *smaller), {}
     for key, changes in finished_runs(results):
         finished.setdefault(key, []).append(changes)
 
@@ -128,5 +128,5 @@ def print_tables(results: Path) -> None:
             counts = (count(table.outline(scale)) for scale in SCALES)
             listing.add_row(name, Text(table.settings.title), *counts)
         except (ValueError, OmegaConfBaseException) as error:
-            listing.add_row(name, Text(f"error: {error_message(error)}", "red"), "-", "-")
+            listing.add_row(name, Text(f"error: {error_message(error)}", "red"), *"-" * len(SCALES))
     print_wide(listing)

@@ -29,6 +29,7 @@ CORPORA = {
     "glue": Row("glue:Glue", "GLUE tasks in GPT-2 BPE", "downloaded", "data/{name}/TASK/bin"),
     "glue_words": Row("glue:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),
     "imdb": Row("imdb:ByWords", "IMDB reviews in words", "downloaded"),
+    "imdb_lm": Row("imdb_lm:RunningText", "IMDB reviews as running text in SentencePiece", "downloaded"),
     "snli": Row("nli:Snli", "SNLI sentence pairs in words", "downloaded"),
     "sentences": Row("sentences:Sentences", "your own labelled texts in words", "needs --from"),
     "squad": Row("questions:Questions", "SQuAD questions in BERT word pieces", "downloaded"),

@@ -1,6 +1,7 @@
 """The GPU check: a small one on a CPU, without fairseq, and with too little time or memory."""
 
 import json
+import os
 import subprocess
 from argparse import Namespace
 from contextlib import ExitStack
@@ -10,7 +11,7 @@ import pytest
 import torch
 from tiny import BIN, REPOSITORY, run_here
 
-from fairseq_lrpe.benchmarks import attention, exactness, gpu_check, machine
+from fairseq_lrpe.benchmarks import attention, exactness, gpu_check, gpu_runs, machine
 from fairseq_lrpe.benchmarks.attention import IMPLEMENTATIONS, Implementation
 from fairseq_lrpe.benchmarks.gpu_report import Deadline, Part
 from fairseq_lrpe.benchmarks.shared import format_cell
@@ -22,6 +23,7 @@ SMALL = {
     exactness: {"LENGTHS": (5,)},
     gpu_check: {
         "TESTS": "tests/ops/test_feature_maps.py",
+        "LAYER_LENGTHS": [16],
         "CPU_SIZES": {"layers": 1, "vocab_size": 100, "batch_size": 1},
         "MODELS": [("linear", "rope"), ("softmax", "fairseq")],
         "TRAINING_ROUNDS": 1,
@@ -30,6 +32,7 @@ SMALL = {
         "DECODING_ROUNDS": 1,
     },
 }
+RUNS = {"CPU_RUNS": 1, "CPU_OVERRIDES": ["updates=2"]}
 HIDDEN = ("fairseq", "rich", "matplotlib", "omegaconf", "hydra")
 
 
@@ -38,6 +41,7 @@ def small():
     with ExitStack() as stack:
         for module, values in SMALL.items():
             stack.enter_context(patch.multiple(module, **values))
+        stack.enter_context(patch.multiple(gpu_runs, **RUNS))
         yield
 
 
@@ -62,31 +66,52 @@ def test_the_command(small, tmp_path):
     text, content, parts = read(tmp_path / "new")
     title, first = text.split("\n\n")[:2]
     assert title == "# GPU check, measured on a CPU" and "says nothing about GPUs" in first
-    assert content["complete"] and "Incomplete" not in text
-    assert list(parts) == ["Machine", "Tests", "Exactness", "Attention", "Training", "Decoding"]
+    without_data = ["Small language models", "Long-Range Arena"]
+    assert content["missing"] == without_data and not content["complete"]
+    assert list(parts) == [heading for heading, *_ in gpu_check.PARTS]
     for sentence in ("failed:", "ut of time", "exit code"):
         assert sentence not in text
 
     assert all(row["rate"] > 0 for row in rows(parts["Machine"]))
     [tests] = rows(parts["Tests"])
     assert tests["passed"] and (tests["failed"], tests["errors"], tests["skipped"]) == (0, 0, 0)
-    assert len(rows(parts["Exactness"], 0)) == 8
-    assert "8 of 8 comparisons of linear attention are within their bound" in remarks(parts["Exactness"])
+    assert len(rows(parts["Exactness"], 0)) == 12
+    assert "12 of 12 comparisons of linear attention are within their bound" in remarks(parts["Exactness"])
     encodings = rows(parts["Exactness"], 1)
     assert {row["encoding"] for row in encodings} == set(exactness.ENCODINGS)
     assert {"defaults", "values", "core = unitary, rotation = fft"} <= {row["options"] for row in encodings}
     assert all(row["error"] <= row["bound"] for row in encodings)
     named = [(row["length × batch"], row["attention"]) for row in rows(parts["Attention"])]
-    contenders = "linear, chunk form", "softmax"
+    contenders = "linear, chunk form", "linear, masked n × n", "softmax"
     assert named == [(length, name) for length in ("32 × 2", "64 × 1") for name in contenders]
     assert "kernels of flash-linear-attention (fla) are skipped: they need a" in remarks(parts["Attention"])
+    layers = [(row["attention"], row["method"], row["precision"]) for row in rows(parts["Layers"])]
+    assert layers == [(*name, "float32") for name in gpu_check.LAYERS]
     models = {row["model"]: row["tokens/s"] for row in rows(parts["Training"])}
     assert list(models) == ["linear_lm_rope", "transformer_lm"] and min(models.values()) > 0
     assert [row["tokens before"] for row in rows(parts["Decoding"])] == [4, 8]
+    [run] = rows(parts["RoPER"])
+    assert (
+        run["run"].startswith("roper/addition_mini/softmax_rope/")
+        and run["loss"] > 0
+        and run["accuracy"] >= 0
+    )
+    for heading in without_data:
+        assert "`bash data_prep/prepare.sh" in remarks(parts[heading])
+
+    # A second call repeats only the machine and the missing parts.
+    patched = [
+        part if part[0] in ("Machine", *without_data) else (part[0], None, 1) for part in gpu_check.PARTS
+    ]
+    with patch.object(gpu_check, "PARTS", patched):
+        done = run_here(gpu_check.main, "--minutes", 60, "--out", tmp_path / "new")
+    assert "call it again" in done.stdout and "gpu_check: tests" not in done.stdout
+    _, _, again = read(tmp_path / "new")
+    assert list(again) == list(parts) and again["Attention"] == parts["Attention"]
 
 
 def test_it_needs_only_torch(tmp_path):
-    """With other packages hidden, only training is skipped."""
+    """With other packages hidden, only trainings are skipped."""
     program = f"""
 import sys
 
@@ -106,8 +131,11 @@ gpu_check.main()
     done = subprocess.run([BIN / "python", "-c", program], capture_output=True, text=True, cwd=REPOSITORY)
     assert done.returncode == 0, done.stderr
     text, content, parts = read(tmp_path)
-    assert content["complete"] and "failed:" not in text
+    runs = ["RoPER", "Small language models", "Long-Range Arena"]
+    assert content["missing"] == ["Training", *runs] and "failed:" not in text
     assert "Training is skipped: it requires fairseq" in remarks(parts.pop("Training"))
+    for heading in runs:
+        assert "The runs are skipped: they require fairseq" in remarks(parts.pop(heading))
     assert all(rows(part) for part in parts.values())
 
 
@@ -142,25 +170,44 @@ def test_an_interrupted_run_keeps_its_results(tmp_path):
     def failing(part, deadline, check):
         raise RuntimeError("no kernel image\nand more")
 
-    parts = [("One", measure, 1), ("Two", failing, 1), ("Three", interrupted, 1), ("Four", measure, 1)]
+    parts = [("One", measure, 1), ("Two", failing, 1), ("Three", interrupted, None), ("Four", measure, None)]
     with patch.object(gpu_check, "PARTS", parts):
         done = run_here(gpu_check.main, "--out", tmp_path)
     assert done.returncode == 1 and "interrupted" in done.stderr
     text, content, _ = read(tmp_path)
-    assert not content["complete"] and content["missing"] == ["Three", "Four"]
-    assert "**Incomplete, still running or interrupted. Missing parts: Three, Four.**" in text
+    assert not content["complete"] and content["missing"] == ["Two", "Three", "Four"]
+    assert "**Incomplete. Missing parts: Two, Three, Four. The same command continues with them.**" in text
     assert "| 1,234 | 0.5 |" in text and "This came before." in text
     assert "This part failed: RuntimeError: no kernel image." in text
 
+    parts = [("One", failing, 1), *((heading, measure, None) for heading in ("Two", "Three", "Four"))]
+    with patch.object(gpu_check, "PARTS", parts):
+        assert run_here(gpu_check.main, "--out", tmp_path).returncode == 0
+    text, content, _ = read(tmp_path)
+    assert content["complete"] and "failed" not in text and text.count("| 1,234 | 0.5 |") == 4
+    for damage, message in (
+        ('{"title": "GPU check of X", "parts": []}', "has another report, 'GPU check of X': choose another"),
+        ('{"title": "GPU check of X"}', "gpu_check.json is damaged: remove it"),
+        ("{", "gpu_check.json is damaged: remove it"),
+    ):
+        (tmp_path / "gpu_check.json").write_text(damage)
+        done = run_here(gpu_check.main, "--out", tmp_path)
+        assert done.returncode and message in done.stderr and "Traceback" not in done.stderr
+
 
 def test_measurements_are_skipped_when_out_of_time(small):
-    check, part = gpu_check.Check([64, 128]), Part("Attention")
+    check, part = gpu_check.Check([64, 128], None), Part("Attention")
     gpu_check.measure_attention(part, Deadline(0), check)
-    assert "Lengths from 64 on are skipped: out of time." in part.remarks
+    assert "Lengths from 64 on are skipped: out of time." in part.remarks and not part.complete
+    part = Part("Attention")
     with patch.object(gpu_check, "operations", lambda name, length: 10 ** (length // 8)):
         gpu_check.measure_attention(part, Deadline(3600), check)
-    assert [row["length × batch"] for row in part.tables[-1].rows] == ["64 × 1"] * 2
+    assert [row["length × batch"] for row in part.tables[-1].rows] == ["64 × 1"] * 3
     assert "From 128 tokens on softmax is skipped: its steps would exceed" in remarks(part)
+    assert not part.complete
+    part = Part("Layers")
+    gpu_check.measure_layers(part, Deadline(0), check)
+    assert part.remarks == ["Out of time: 1 of 1 lengths and precisions are skipped."] and not part.complete
 
     part = Part("Exactness")
     gpu_check.run_cases([], [dict, dict], Deadline(0), part, "nothing")
@@ -212,6 +259,8 @@ def test_floors():
     assert softmax["traffic floor, ms"] == linear["traffic floor, ms"]  # of two sequences
     assert softmax["arithmetic floor, ms"] == pytest.approx(2 * 7 * 2048**2 * 64 * 8 / 1e9)
     assert softmax["median / greater floor"] == pytest.approx(300 / softmax["traffic floor, ms"])
+    masked = gpu_check.attention_row("masked n × n", 4096, [0.3], 1.0, None, roofs)
+    assert masked["arithmetic floor, ms"] == pytest.approx(14 * 4096**2 * 64 * 8 / 1e9)
     without = gpu_check.attention_row("chunk", 4096, [0.3], 1.0, None, {})
     assert without["traffic floor, ms"] is without["median / greater floor"] is None
 
@@ -264,7 +313,7 @@ def fake_gpu():
 
 
 def test_machine_with_a_gpu(small, fake_gpu):
-    report, part, check = gpu_check.new_report(8), Part("Machine"), gpu_check.Check([64])
+    report, part, check = gpu_check.new_report(8), Part("Machine"), gpu_check.Check([64], None)
     assert report.title == "GPU check of Toy GPU" and "CPU" not in report.introduction
     gpu_check.measure_machine(part, Deadline(3600), check)
     facts = {row["what"]: row["value"] for row in part.tables[0].rows}
@@ -303,7 +352,7 @@ def test_attention_on_a_gpu(small, fake_gpu):
         patch.object(gpu_check, "fla_missing_requirement", lambda device: None),
         patch.multiple(gpu_check, HEADS=1, WIDTH=16),
     ):
-        gpu_check.measure_attention(part, Deadline(3600), gpu_check.Check([64, 128], roofs))
+        gpu_check.measure_attention(part, Deadline(3600), gpu_check.Check([64, 128], None, roofs))
     fla = "linear, fla's kernels by linear_attention"
     assert part.remarks == [
         "From 64 tokens on linear, fla's own function is skipped: RuntimeError: No available kernel. "
@@ -311,7 +360,7 @@ def test_attention_on_a_gpu(small, fake_gpu):
         f"From 128 tokens on {fla} is skipped: out of memory.",
     ]
     rows = part.tables[0].rows
-    names = ["linear, chunk form", fla, "softmax", "softmax, float16, flash"]
+    names = ["linear, chunk form", fla, "linear, masked n × n", "softmax", "softmax, float16, flash"]
     assert [row["attention"] for row in rows] == names + [name for name in names if name != fla]
     assert all(row["memory, MiB"] is not None for row in rows)
     for what, times in (("traffic floor, ms", 2), ("arithmetic floor, ms", 4)):
@@ -324,7 +373,58 @@ def test_exactness_on_a_gpu():
         found = [case() for case in exactness.linear_attention_cases("fla", torch.float32, "cpu")]
     assert [(row["length"], row["log_decay"]) for row in found[::3]] == [(5, "no"), (5, "yes"), (70, "no")]
     for row in found:
-        assert 0 < row["error of the gradients"] < 1e-5 and row["bound"] == 2**-8
+        assert 0 < row["error of the gradients"] < 1e-5 and row["bound"] == 1e-4
+
+
+def case_environment():
+    return {"default": os.environ.get("TRITON_F32_DEFAULT")}
+
+
+def test_float32_is_compared_without_tf32(monkeypatch):
+    monkeypatch.delenv("TRITON_F32_DEFAULT", raising=False)
+    assert gpu_check.in_ieee_process(case_environment) == {"default": "ieee"}
+    assert "TRITON_F32_DEFAULT" not in os.environ
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_within_its_bound(dtype):
+    """The chunk form computes in float32 and rounds the gradients."""
+    for case in exactness.linear_attention_cases("chunk", dtype, "cpu"):
+        row = case()
+        errors = row["error of the output"], row["error of the gradients"]
+        assert all(0 < error < row["bound"] for error in errors), row
+
+
+def test_selected_runs(fake_gpu, tmp_path):
+    """The runs on a GPU have the published sizes, and one seed each."""
+    jobs = gpu_runs.Selection(**gpu_check.ROPER).jobs(tmp_path)
+    assert {str(run) for run in jobs} == {
+        f"roper/{problem}/softmax_{method}/seed-1"
+        for problem in ("addition", "index")
+        for method in ("rope", "roper")
+    }
+    small = gpu_runs.Selection("iclr_table2", "small").jobs(tmp_path)
+    assert {run.experiment for run in small} == {"lm/small"} and len(small) == 12 + 14
+    arena = gpu_runs.Selection("tmlr_table4").jobs(tmp_path)
+    order = list(dict.fromkeys(run.experiment for run, _ in gpu_runs.shortest_first(arena)))
+    tasks = ("text", "listops", "retrieval", "pathfinder", "image")
+    assert len(arena) == 5 * 6 and set(order) == {f"lra/{task}" for task in tasks}
+    assert order[-1] == "lra/image"  # 12 layers and 90,000 updates
+
+
+def test_runs_stop_at_the_deadline_and_failures_are_named(small, tmp_path, monkeypatch):
+    selection = gpu_runs.Selection("roper")
+    part = Part("RoPER")
+    gpu_runs.measure_runs(part, Deadline(0), tmp_path, selection)
+    assert part.remarks == ["0 of 1 runs are finished."] and not part.complete
+    part = Part("RoPER")
+    gpu_runs.measure_runs(part, Deadline(3), tmp_path, selection)  # a program needs longer to start
+    assert part.remarks == ["0 of 1 runs are finished."] and not part.complete
+    monkeypatch.setattr(gpu_runs, "train_arguments", lambda job: ["nosuch", "rope"])
+    part = Part("RoPER")
+    gpu_runs.measure_runs(part, Deadline(3600), tmp_path, selection)
+    assert "failed: train: unknown experiment 'nosuch'" in remarks(part)
+    assert part.remarks[-1] == "0 of 1 runs are finished." and not part.complete
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (9, 0)])

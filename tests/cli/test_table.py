@@ -19,6 +19,7 @@ from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.table import SCALES, Table, tables
 from fairseq_lrpe.methods import canonical
 
+SMALL_RUNS = {"iclr_table2": 12 + 14, "tmlr_table2": 8 * 3, "tmlr_table5": 9}  # at --scale small
 TABLES = {  # number of runs at full scale and at --scale mini
     # Pretrainings, and fine-tunings with their trials.
     "tmlr_table1": (7 + 7 * 8 * 5 * (4 + 1), 7 + 7 * 5 * 2 * (2 + 1)),
@@ -82,6 +83,7 @@ def test_list_of_tables_counts_finished_runs_without_importing_torch(tmp_path):
         "lm/mini/linear_rope/updates=10/seed-1",
         "lm/mini/linear_ablation_householder_unitary/seed-1",
         "lm/mini/linear_nosuch/seed-1",
+        "lm/small/linear_base/seed-1",
         "classification/imdb/softmax_shaw/train.shaw_k=2/seed-1",
         "classification/imdb/softmax_shaw/train.shaw_k=99/seed-1",
     )
@@ -96,11 +98,14 @@ def test_list_of_tables_counts_finished_runs_without_importing_torch(tmp_path):
     done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     rows = listed(done.stdout)
-    assert {name: row[2] for name, row in rows.items() if row[2] == "-"} == {
-        name: "-" for name, (_, mini) in TABLES.items() if mini is None
+    assert {name for name, row in rows.items() if row[2] != "-"} == set(SMALL_RUNS)
+    assert {name for name, row in rows.items() if row[3] == "-"} == {
+        name for name, (_, mini) in TABLES.items() if mini is None
     }
-    assert rows["tmlr_table2"][1:] == ["0", "3"] and rows["tmlr_table5"][1:] == ["0", "1"]
-    assert rows["lfhc_table5"][1:] == ["1", "0"] and rows["lfhc_table1"][0].startswith("Text classification")
+    assert rows["tmlr_table2"][1:] == ["0", "1", "3"] and rows["tmlr_table5"][1:] == ["0", "0", "1"]
+    assert rows["lfhc_table5"][1:] == ["1", "-", "0"] and rows["lfhc_table1"][0].startswith(
+        "Text classification"
+    )
 
 
 def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
@@ -126,7 +131,7 @@ def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stderr
     names = {*wrong, "brackets", "cycle", "interpolation", "quickstart", "table"}
     found = listed(done.stdout.replace("┃", "│"))
-    assert set(found) == names and found["quickstart"][1:] == ["0", "-"]
+    assert set(found) == names and found["quickstart"][1:] == ["0", "-", "-"]
     for name, (_, message) in wrong.items():
         assert found[name][0].startswith("error: ") and message in found[name][0]
     assert "more than 50 levels deep" in found["brackets"][0] and "contains itself" in found["cycle"][0]
@@ -135,9 +140,10 @@ def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", TABLES)
 def test_runs_and_their_order(name):
-    for scale, count in zip(SCALES, TABLES[name], strict=True):
+    full, mini = TABLES[name]
+    for scale, count in zip(SCALES, (full, SMALL_RUNS.get(name), mini), strict=True):
         if count is None:
-            with pytest.raises(ValueError, match="has no small configuration: omit --scale mini"):
+            with pytest.raises(ValueError, match=f"has no experiment at --scale {scale}; use --scale full"):
                 Table(name, scale)
             continue
         table = Table(name, scale)

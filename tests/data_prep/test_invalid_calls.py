@@ -26,6 +26,7 @@ GOOD = {
     "glue": "RTE --from {glue}",
     "glue_words": "RTE --from {glue}",
     "imdb": "--from {reviews}",
+    "imdb_lm": "--from {reviews} --sentencepiece 60",
     "snli": "--from {snli}",
     "sentences": "--from {labelled}",
     "squad": "--from {questions} --pieces 60",
@@ -146,6 +147,10 @@ CALLS = [
     (
         "cifar10",
         "--from is missing: pass a folder with {{train,valid,test}}/CLASS/*.jpg, .JPEG or .png, or an",
+    ),
+    (
+        "cifar10 --from {pictures} --shorter-side 0",
+        "--shorter-side: must be an integer of at least 1, not '0'",
     ),
     ("cifar10 --from {archive}", "{archive} is not a complete zip or tar archive"),
     (

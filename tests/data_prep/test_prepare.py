@@ -16,6 +16,7 @@ OWN_OPTIONS = {
     "text": "--sentencepiece N",
     "multi30k": "--bpe-types",
     "imdb": "--vectors FILE",
+    "imdb_lm": "--sentencepiece N",
     "snli": "--cut TRAIN VALID TEST",
     "lra_image": "--size N",
     "squad": "--version {2.0,1.1,du}",
@@ -46,7 +47,7 @@ def test_without_a_name_all_corpora_are_listed(tmp_path, monkeypatch, capsys):
         }
         assert "prepare.sh NAME" in usage
         assert table.pop("name") == ["name", "description", "origin", "folder", "state"]
-        assert list(table) == [*command.CORPORA, *command.MINI] and len(table) == 36
+        assert list(table) == [*command.CORPORA, *command.MINI] and len(table) == 37
         states = {name: row[4] for name, row in table.items()}
         assert states.pop("glue") == "prepared: CoLA RTE" and states.pop("glue_mini") == "prepared: RTE"
         assert states.pop("wikitext_mini") == states.pop("squad_mini") == "prepared"

@@ -27,6 +27,7 @@ VOCABULARIES = {
     "squad": (28_996, 28_996),  # vocab.txt of bert-base-cased
     "cmrc2018": (21_128, 21_128),  # vocab.txt of hfl/chinese-roberta-wwm-ext
     "wikipedia": (32_001,),  # 32,000 pieces include <unk>, <s> and </s>, and fairseq adds four types
+    "imdb_lm": (8_000,),  # likewise, without pieces that do not occur, rounded up to a multiple of 8
     "listops": (19,),  # ten digits, four operators, a bracket, and fairseq's four types
     "listops_mini": (19,),
     **dict.fromkeys(("wikitext103_bpe", "wikitext_mini_bpe", "books", "wikibook", "glue", "glue_mini"), GPT2),

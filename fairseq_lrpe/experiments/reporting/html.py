@@ -30,6 +30,7 @@ from fairseq_lrpe.experiments.reporting.renderers import TEXT_COLUMNS, Bold, Sec
 from fairseq_lrpe.experiments.reporting.tables import (
     existing_overrides,
     experiment_sections,
+    measured_name,
     table_sections,
 )
 from fairseq_lrpe.experiments.spec import experiment as experiments
@@ -190,7 +191,7 @@ def _notes(table, summary, frame):
     """Yields explanations of the cells of a table."""
     cells = {cell for column in frame.columns[2:] for cell in frame[column]}
     if summary["paper"].notna().any():
-        ours = "mini" if table.scale == "mini" else "measured"
+        ours = measured_name(table)
         yield f"Columns with “(paper)” contain published numbers, those with “({ours})” measured ones."
     for pattern, text in EXPLANATIONS.items():
         if any(re.search(pattern, cell) for cell in cells):

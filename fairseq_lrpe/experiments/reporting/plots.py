@@ -40,7 +40,7 @@ def plot_table(table: Table, results: Path, path: Path) -> None:
 
 def table_name(table: Table) -> str:
     """Returns the name of a table with its scale and overrides, such as "tmlr_table2 --scale mini"."""
-    return " ".join([table.name, *["--scale mini"] * (table.scale == "mini"), *table.overrides])
+    return " ".join([table.name, *[f"--scale {table.scale}"] * (table.scale != "full"), *table.overrides])
 
 
 def table_lines(table: Table, results: Path) -> pd.DataFrame:

@@ -22,7 +22,7 @@ HEADER = """\
 
 The numbers are recorded in [measurements.csv](measurements.csv).
 [experiments.md](../experiments.md#recorded-results) describes how to record and check runs. Small
-configurations (mini) show how methods rank: compare ranks with the papers', not values.
+configurations (mini and small) show how methods rank: compare ranks with the papers', not values.
 
 ## Coverage
 """
@@ -63,7 +63,7 @@ def page(folder: Path) -> str:
 
 
 def shown_tables(recorded: set[str]) -> Iterator[Table]:
-    """Yields each table in its small configuration, or the full one if it has no other or is recorded.
+    """Yields each table at its smallest scale, and at those of the other scales that have recorded runs.
 
     Args:
         recorded: the experiments that have recorded runs.
@@ -71,10 +71,11 @@ def shown_tables(recorded: set[str]) -> Iterator[Table]:
     for name in tables():
         spec = TableSpec(name)
         experiments = {scale: {key[0] for key, _ in spec.outline(scale)} for scale in SCALES}
-        for scale in ("mini", "full"):
-            is_only = scale == "mini" or not experiments["mini"]
-            is_shared = experiments["full"] == experiments["mini"]
-            if experiments[scale] and (is_only or (experiments[scale] & recorded and not is_shared)):
+        shown = []
+        for scale in reversed(SCALES):
+            is_new = experiments[scale] and experiments[scale] not in shown
+            if is_new and (not shown or experiments[scale] & recorded):
+                shown.append(experiments[scale])
                 yield Table(name, scale)
 
 

@@ -21,7 +21,7 @@ from fairseq_lrpe.experiments.reporting.recorded import is_recorded, read_runs
 from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
 from fairseq_lrpe.experiments.spec.run import run_folders
-from fairseq_lrpe.experiments.spec.table import Table
+from fairseq_lrpe.experiments.spec.table import SCALES, Table
 from fairseq_lrpe.methods import canonical
 
 
@@ -51,10 +51,11 @@ def _suggestion(table, results):
     found = existing_overrides(table, [read_run(folder, results) for folder in folders])
     if found:
         suggestion += f"; to show the existing runs, add {' or '.join(map(' '.join, found))}"
-    names = [table.settings.mini, *(column.mini for column in table.settings.columns.values())]
-    mini = next((name for name in names if name and (results / name).is_dir()), None)
-    if mini and table.scale == "full":
-        suggestion += f"; to show the runs of {mini}, add --scale mini"
+    for scale in SCALES:
+        names = (column.experiment_at(scale) for column in table.settings.columns.values())
+        name = next((name for name in names if name and (results / name).is_dir()), None)
+        if name and table.scale == "full" != scale:
+            suggestion += f"; to show the runs of {name}, add --scale {scale}"
     return suggestion
 
 
@@ -80,10 +81,15 @@ def show_table(table: Table, summary: pd.DataFrame, format: str | None = None) -
         renderers.show(table_sections(table, summary), format)
 
 
+def measured_name(table: Table) -> str:
+    """Returns what the columns of measured numbers are labelled with, such as "mini" at that scale."""
+    return "measured" if table.scale == "full" else table.scale
+
+
 def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Section]:
     """Yields the parts of a printed table: lines of text, and sections with a DataFrame of strings."""
     yield from _heading(table, summary)
-    ours = "mini" if table.scale == "mini" else "measured"
+    ours = measured_name(table)
     lengths = _lengths_apart(summary)
     rows = zip(summary["attention"], summary["row"], strict=True)
     labels = [f"{row[1]}, {lengths[row]}" if row in lengths else row[1] for row in rows]
@@ -119,14 +125,14 @@ def _heading(table, summary):
             trained.setdefault((cell.measured_on, unit), set()).add((length, unit))
     source = [text for text in (table.source, table.settings.table) if text]
     runs = [f"{name} ({describe_lengths(sorted(found))})" for (name, _), found in trained.items()]
-    mini = ", a small substitute: compare ranks, not values" if table.scale == "mini" else ""
+    substitute = "" if table.scale == "full" else ", a small substitute: compare ranks, not values"
     names = [f"{metric} of {', '.join(columns)}" for metric, columns in metrics.items()]
     yield table.settings.title
     if source:
         yield f"paper: {', '.join(source)}"
     if table.published.note:
         yield f"note: {table.published.note}"
-    yield f"measured on {', '.join(runs)}{mini}"
+    yield f"measured on {', '.join(runs)}{substitute}"
     yield (
         f"{'; '.join(names if len(metrics) > 1 else metrics)}: mean ± sample standard deviation (seeds)"
         + (", without the worst of three or more seeds" if table.settings.drop_worst else "")

@@ -16,15 +16,21 @@ from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_meth
 from fairseq_lrpe.utils.files import display_path
 from fairseq_lrpe.utils.suggest import choices, did_you_mean
 
-SCALES = ("full", "mini")
+EXPERIMENTS = {"full": "experiment", "small": "small", "mini": "mini"}
+"""{scale of a table: key of a column that names the experiment at this scale}"""
+SEEDS = {"full": "seeds", "small": "small_seeds", "mini": "mini_seeds"}
+"""{scale of a table: key of the table that has the seeds at this scale}"""
+SCALES = tuple(EXPERIMENTS)
+SCALE_HELP = "configuration: the paper's (full, default), for one GPU (small) or for CPUs (mini)"
 Attention = Literal[ATTENTIONS]
 
 
 class Column(Model):
     """A column of a table: the evaluation that measures it, or the columns that it combines."""
 
-    experiment: str | None = None  # the default is the table's, as for mini and metric
-    mini: str | None = None  # the experiment of the small configuration
+    experiment: str | None = None  # the default is the table's, as for small, mini and metric
+    small: str | None = None  # the experiment at --scale small
+    mini: str | None = None  # the experiment at --scale mini
     evaluation: str | None = None  # "training" has the training speed
     metric: str | None = None  # the default is the first metric of the experiment's kind
     changes: dict[str, Any] = {}  # changed settings of the column's runs, such as the task
@@ -39,7 +45,7 @@ class Column(Model):
 
     def experiment_at(self, scale: str) -> str | None:
         """Returns the name of the experiment at a scale; None if the column does not exist there."""
-        return self.mini if scale == "mini" else self.experiment
+        return getattr(self, EXPERIMENTS[scale])
 
 
 class Number(Model):
@@ -101,13 +107,15 @@ class TableSettings(Model):
     paper: str | None = None  # a file in configs/paper
     table: str | None = None  # a table in that file, whose rows come first
     baseline: str | None = None  # the method that others of the same attention are compared with
-    experiment: str | None = None  # like mini and metric, the default of all columns
+    experiment: str | None = None  # like small, mini and metric, the default of all columns
+    small: str | None = None
     mini: str | None = None
     metric: str | None = None
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     rows: list[OwnRow] = []
     seeds: list[int] | None = None  # default: those of the experiments
-    mini_seeds: list[int] | None = None  # seeds of the small configuration
+    small_seeds: list[int] | None = None  # seeds at --scale small
+    mini_seeds: list[int] | None = None  # seeds at --scale mini
     drop_worst: bool = False  # excludes the worst of three or more seeds
     choose_once: bool = False  # ``choose`` selects one trial for all seeds, by its mean over them
 
@@ -118,13 +126,13 @@ class TableSettings(Model):
             raise error_at("table", "requires the key paper, the name of a file in configs/paper")
         measured = [name for name, column in self.columns.items() if not column.parts]
         for name, column in self.columns.items():
-            for key in {"experiment", "mini", "metric"} - column.model_fields_set:
+            for key in {*EXPERIMENTS.values(), "metric"} - column.model_fields_set:
                 setattr(column, key, getattr(self, key))
             for part in column.parts:
                 if part not in measured:
                     key = f"columns.{name}.{'average' if column.average else 'best'}"
                     raise error_at(key, f"unknown column {part!r}{choices(part, measured)}")
-            if not (column.parts or column.experiment or column.mini):
+            if not (column.parts or any(column.experiment_at(scale) for scale in SCALES)):
                 message = "missing: name an experiment, such as lm/mini, here or for all columns"
                 raise error_at(f"columns.{name}.experiment", message)
         for i, row in enumerate(self.rows):
@@ -239,7 +247,7 @@ class TableSpec:
             raise self._error("baseline", f"no row has the method {base!r}{choices(base, methods)}")
         known = experiments.experiments()
         for column, about in self.settings.columns.items():
-            for key in ("experiment", "mini"):
+            for key in EXPERIMENTS.values():
                 if (one := getattr(about, key)) is not None and one not in known:
                     known_names = choices(one, known, experiments.LISTING)
                     raise self._error(self._origin(column, key), f"unknown experiment {one!r}{known_names}")
@@ -286,7 +294,7 @@ class Table(TableSpec):
 
     Args:
         name: name of a file in configs/tables, without the suffix.
-        scale: "full", as in the paper, or "mini", the small configuration.
+        scale: "full", as in the paper, or the name of a smaller configuration in SCALES.
         overrides: KEY=VALUE for all experiments that have the key.
     """
 
@@ -296,10 +304,10 @@ class Table(TableSpec):
         columns = self.settings.columns
         self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
         if all(about.parts for about in self.columns.values()):
-            if scale == "full":
-                message = "missing: the table has only a small configuration; use --scale mini"
-                raise self._error("experiment", message)
-            raise ValueError(f"the table {name!r} has no small configuration: omit --scale mini")
+            used = [other for other in SCALES if any(x.experiment_at(other) for x in columns.values())]
+            known = " or ".join(f"--scale {other}" for other in used)
+            message = f"missing: the table has no experiment at --scale {scale}; use {known}"
+            raise self._error(EXPERIMENTS[scale], message)
         names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
         own = {one: applicable_overrides(one, overrides) for one in names}
         # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.
@@ -366,7 +374,7 @@ class Table(TableSpec):
             grid = experiment.cfg.grid
             if any(key in grid and value not in grid[key] for key, value in changes.items()):
                 return
-            seeds = self.settings.mini_seeds if self.scale == "mini" else self.settings.seeds
+            seeds = getattr(self.settings, SEEDS[self.scale])
             if not seeds or any(text.startswith("seeds=") for text in self.overrides):
                 seeds = experiment.cfg.seeds
             cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)

@@ -1,4 +1,4 @@
-"""Images in class folders or in ImageNet's archives, which are stored unchanged."""
+"""Images in class folders or in ImageNet's archives, which are stored unchanged or resized."""
 
 import gzip
 import io
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from fairseq.data.indexed_dataset import MMapIndexedDataset
 from image_files import colored_image
+from PIL import Image
 from scipy.io import savemat
 from small_corpora import contents, error_of, prepare, write_files, write_tar
 
@@ -63,6 +64,29 @@ def test_files_are_stored_unchanged_by_class_and_name(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "rows: train 12, valid 3, test 6; published: train 45,000" in printed
     assert "vocabulary" not in printed and "--task image_classification" in printed
+
+
+def test_larger_images_are_resized(tmp_path, capsys):
+    """Images of 20 x 16 pixels with a shorter side of 8; images that are small enough stay unchanged."""
+    found = files(valid=1)
+    source = write_files(tmp_path / "given", found)
+    folder = run(source, tmp_path / "out", "--shorter-side", "8")
+    for split in ("train", "valid"):
+        for (label, content), (expected, original) in zip(
+            prepared(folder, split), given(found, split), strict=True
+        ):
+            image = Image.open(io.BytesIO(content))
+            assert label == expected and (image.format, image.size) == ("JPEG", (10, 8))
+            exact = np.asarray(decode(original).resize((10, 8), Image.Resampling.BICUBIC), float)
+            assert np.abs(np.asarray(image) - exact).mean() < 12  # JPEG halves the resolution of colors
+    assert (folder / "source.txt").read_text() == f"{source}, 8 pixels\n"
+    assert f"was made from {source}, 8 pixels" in error_of(
+        "cifar10", "--from", source, "--out", tmp_path / "out"
+    )
+    run(source, tmp_path / "out", "--shorter-side", "8")
+    assert "already prepared" in capsys.readouterr().out
+    same = run(source, tmp_path / "same", "--shorter-side", "16")
+    assert prepared(same, "train") == given(found, "train")
 
 
 def test_archives_and_the_number_of_workers_make_no_difference(tmp_path, monkeypatch):

@@ -1,11 +1,14 @@
-"""IMDB reviews by bytes and in words, from a folder, an archive or a download."""
+"""IMDB reviews by bytes, in words and as running text, from a folder, an archive or a download."""
+
+import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
-from small_corpora import SPLITS, classified, error_of, prepare, write_files, write_tar
+from small_corpora import SPLITS, classified, error_of, prepare, sentences, write_files, write_tar
 
 from data_prep import labelled_words
-from data_prep.corpora import imdb
+from data_prep.corpora import imdb, imdb_lm
 
 REVIEWS = {
     f"aclImdb/{split}/{label}/{i}_{7 if label == 'pos' else 2}.txt": (
@@ -107,6 +110,41 @@ def test_word_vectors_restrict_the_vocabulary(archive, tmp_path, capsys):
     assert "line 2 has 1 fields" in error_of("imdb", *options) and not (tmp_path / "other").exists()
 
 
+def test_reviews_as_running_text(archive, tmp_path, monkeypatch):
+    """Every distinct review is one line of one split; unlabelled reviews are in the training set, too."""
+    monkeypatch.setattr(imdb_lm, "EVERY", 5)
+    words = ["--sentencepiece", 60, "--workers", 1]
+    unlabelled = {f"aclImdb/train/unsup/{i}_0.txt": f"Seen {i}<br />twice".encode() for i in range(8)}
+    repeated = {
+        "aclImdb/test/pos/99_9.txt": b"Seen 3 <br/> twice",
+        "aclImdb/train/neg/98_1.txt": b"Seen  4 twice",
+    }
+    reviews = REVIEWS | unlabelled | repeated
+    folder = write_files(tmp_path / "given", reviews)
+    prepare("imdb_lm", ["--from", folder, "--out", tmp_path / "out", *words])
+    texts = {split: (tmp_path / "out/text" / f"{split}.txt").read_text().splitlines() for split in SPLITS}
+    expected = []
+    for part in ("train", "test"):
+        paths = [Path(path) for path in reviews if path.startswith(f"aclImdb/{part}/")]
+        paths.sort(key=lambda path: hashlib.sha256("/".join(path.parts[-2:]).encode()).digest())
+        for path in paths:
+            line = " ".join(reviews[str(path)].decode().replace("<br />", " ").replace("<br/>", " ").split())
+            expected += [line] * (line not in expected)
+    assert texts["valid"] == expected[::5] and texts["test"] == expected[1::5]
+    assert texts["train"] == [line for i, line in enumerate(expected) if i % 5 > 1]
+    assert sum("Seen" in line for line in expected) == 8 and len(expected) == len(REVIEWS) + 8
+    assert [
+        line.replace(" ", "").replace("▁", " ").strip() for line in sentences(tmp_path / "out", "valid")
+    ] == (texts["valid"])
+    record = f"{folder} in 60 sentence pieces\n"
+    assert (tmp_path / "out/bin/source.txt").read_text() == record and (
+        tmp_path / "out/bin/spm.model"
+    ).exists()
+
+    prepare("imdb_lm", ["--from", archive, "--out", tmp_path / "again", *words])
+    assert any("not labelled" in path.read_text() for path in (tmp_path / "again/text").glob("*.txt"))
+
+
 LARGE = b"a" * (imdb.MAX_BYTES + 1)
 
 
@@ -116,6 +154,7 @@ LARGE = b"a" * (imdb.MAX_BYTES + 1)
         ("imdb", {"aclImdb/test/pos/0_7.txt": b" \n"}, "has an empty review, test/pos/0_7.txt"),
         ("imdb", {"aclImdb/train/neg/0_2.txt": b"caf\xe9"}, "the review neg/0_2.txt is not UTF-8 text"),
         ("lra_text", {"aclImdb/train/pos/99_9.txt": LARGE}, "99_9.txt exceeds the limit of 16,777,216 bytes"),
+        ("imdb_lm", {"aclImdb/train/unsup/1_0.txt": b""}, "has an empty review, train/unsup/1_0.txt"),
         ("lra_text", None, "has fewer than two files test/neg/*.txt: expected at least two"),
     ],
 )

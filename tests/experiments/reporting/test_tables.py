@@ -400,7 +400,7 @@ def test_tables_of_the_papers(name, scale, tmp_path):
     try:
         table = Table(name, scale)
     except ValueError as error:
-        assert "no small configuration" in str(error)
+        assert "has no experiment at --scale" in str(error)
         return
     for run in table.runs():
         write_run(tmp_path / str(run), {100: 9})
@@ -493,7 +493,7 @@ MEASURED = {"experiment": "lm/big", "evaluation": "valid"}
      "columns.a.evaluation: missing: the evaluations of lm/big are valid"),
     ({"columns": {"a": {"evaluation": "valid"}}}, "columns.a.experiment: missing: name an experiment"),
     ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}},
-     "experiment: missing: the table has only a small configuration; use --scale mini"),
+     "own.yaml: experiment: missing: the table has no experiment at --scale full; use --scale mini"),
     ({"columns": {"a": "valid"}}, "columns.a: input should be a valid dictionary"),
     ({"columns": ["a"]}, "columns: input should be a valid dictionary"),
     ({"columns": {}}, "columns: dictionary should have at least 1 item"),
