@@ -24,8 +24,8 @@ from fairseq_lrpe.ops.linear_attention import triton
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreter.py, which sets TRITON_INTERPRET=1"
 
-BOUND = 1e-5
-"""Bound of the errors in float32, relative to the largest value; the largest error measured is 3e-6."""
+BOUND = 1e-4
+"""Bound of the errors in float32, relative to the largest value; the largest error measured is 8e-6."""
 
 
 class Index(int):
