@@ -42,19 +42,26 @@ def _lrpe(core, rotation, source, **learned):
 
 
 _TMLR, _ICLR = "LRPE, TMLR 2023", "LRPE, ICLR 2022 submission"
+_ALL = "Tables 2-4, 8 and 9"
 _LFHC = "LFHC and GCDF, Qu et al. 2021"
 _THETA, _VECTOR = {"learn_theta": True}, {"learn_householder": True}
 
 METHODS = {
-    "base": Method({}, f"{_TMLR}, Tables 1-4 and 6 'Base'; {_ICLR}, Tables 2-4 'Base'"),
+    "base": Method({}, f"{_TMLR}, Tables 1-4 and 6 'Base'; {_ICLR}, {_ALL} 'Base'"),
     "nope": Method({"token_positions": "none"}, f"{_TMLR}, Table 2 'NoPE'"),
-    "rope": Method({"encoding": "rope"}, f"RoFormer, Su et al. 2021; {_TMLR}, Tables 1-4 and 6 'RoPE'"),
-    "spe": Method({"encoding": "spe"}, f"Liutkus et al. 2021; {_TMLR}, Tables 1, 2 and 6 'SPE'"),
-    "conv_spe": Method({"encoding": "conv_spe"}, "ConvSPE, Liutkus et al. 2021"),
-    "per": Method({"encoding": "per"}, f"PermuteFormer, Chen 2021; {_TMLR}, Tables 1-4 and 6 'PER'"),
-    "t5": Method(
-        {"encoding": "t5"}, f"Raffel et al. 2020; {_ICLR}, Tables 2-4 'T5'; {_LFHC}, Tables 1-3 'T5'"
+    "rope": Method(
+        {"encoding": "rope"},
+        f"RoFormer, Su et al. 2021; {_TMLR}, Tables 1-4 and 6 'RoPE'; {_ICLR}, {_ALL} 'RoPE'",
     ),
+    "spe": Method(
+        {"encoding": "spe"}, f"Liutkus et al. 2021; {_TMLR}, Tables 1, 2 and 6 'SPE'; {_ICLR}, {_ALL} 'SPE'"
+    ),
+    "conv_spe": Method({"encoding": "conv_spe"}, "ConvSPE, Liutkus et al. 2021"),
+    "per": Method(
+        {"encoding": "per"},
+        f"PermuteFormer, Chen 2021; {_TMLR}, Tables 1-4 and 6 'PER'; {_ICLR}, {_ALL} 'PER'",
+    ),
+    "t5": Method({"encoding": "t5"}, f"Raffel et al. 2020; {_ICLR}, {_ALL} 'T5'; {_LFHC}, Tables 1-3 'T5'"),
     "xl": Method({"encoding": "xl"}, f"Dai et al. 2019; {_ICLR}, Table 2 'XL'; {_LFHC}, Tables 1-3 'XL'"),
     "shaw": Method({"encoding": "shaw"}, f"Shaw et al. 2018; {_LFHC}, Tables 1-3 'Shaw'"),
     "shaw_values": Method({"encoding": "shaw", "shaw_values": True}, "Shaw et al. 2018, Eqs. 3-4"),
@@ -101,14 +108,18 @@ METHODS = {
     "tmlr_type1": _lrpe("unitary", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type1'", **_THETA),
     "tmlr_type2": _lrpe("orthogonal", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type2'", **_THETA),
     "tmlr_type3": _lrpe("permutation", "householder", f"{_TMLR}, Tables 1-4 and 6 'Type3'"),
-    "iclr_type1": _lrpe("mixed", "householder", f"{_ICLR}, Table 1 'Type1'"),
-    "iclr_type2": _lrpe("orthogonal", "householder", f"{_ICLR}, Table 1 'Type2'", **_THETA),
-    "iclr_type3": _lrpe("orthogonal", "householder", f"{_ICLR}, Table 1 'Type3'", **_THETA, **_VECTOR),
-    "iclr_type4": _lrpe("permutation", "householder", f"{_ICLR}, Table 1 'Type4'"),
-    "iclr_type5": _lrpe("mixed", "odd_even", f"{_ICLR}, Table 1 'Type5'"),
-    "iclr_type6": _lrpe("orthogonal", "odd_even", f"{_ICLR}, Table 1 'Type6'", **_THETA),
-    "iclr_type7": _lrpe("permutation", "odd_even", f"{_ICLR}, Table 1 'Type7'"),
-    "iclr_type8": _lrpe("unitary", "fft", f"{_ICLR}, Table 1 'Type8'"),
+    "iclr_type1": _lrpe("mixed", "householder", f"{_ICLR}, Tables 1-4 and 8 'Type1'"),
+    "iclr_type2": _lrpe(
+        "orthogonal", "householder", f"{_ICLR}, Tables 1, 2, 4, 5, 8 and 9 'Type2'", **_THETA
+    ),
+    "iclr_type3": _lrpe(
+        "orthogonal", "householder", f"{_ICLR}, Tables 1, 2, 4 and 8 'Type3'", **_THETA, **_VECTOR
+    ),
+    "iclr_type4": _lrpe("permutation", "householder", f"{_ICLR}, Tables 1, 2, 4 and 8 'Type4'"),
+    "iclr_type5": _lrpe("mixed", "odd_even", f"{_ICLR}, Tables 1-4 and 8 'Type5'"),
+    "iclr_type6": _lrpe("orthogonal", "odd_even", f"{_ICLR}, Tables 1, 2, 4, 5 and 8 'Type6'", **_THETA),
+    "iclr_type7": _lrpe("permutation", "odd_even", f"{_ICLR}, Tables 1, 2, 4 and 8 'Type7'"),
+    "iclr_type8": _lrpe("unitary", "fft", f"{_ICLR}, Tables 1, 2, 4 and 8 'Type8'"),
 }
 
 # TMLR Table 5 combines every P with every Λ. Its 'Permutation' is the fixed odd-even permutation of the

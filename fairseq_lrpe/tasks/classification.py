@@ -141,6 +141,10 @@ class ClassificationTask(LabeledTask):
                 model.load_word_vectors(self.dictionary, Path(cfg.embed_path))
         return model
 
+    def train_step(self, sample, model, criterion, optimizer, update_num, ignore_grad=False):
+        model.set_dummy(ignore_grad)  # fairseq ignores the loss of a dummy batch
+        return super().train_step(sample, model, criterion, optimizer, update_num, ignore_grad)
+
     @property
     def source_dictionary(self):
         return self.dictionary

@@ -1,12 +1,17 @@
 """Classifiers: padding, parameter counts, pooling and batch normalization."""
 
+import subprocess
+import sys
 from math import sqrt
 from types import SimpleNamespace
 
 import pytest
 import torch
+from commands import SHORT_TRAINING, assert_same_weights, train, train_in_two_processes
 from fairseq.data import Dictionary
+from labelled_data import write_text_dataset
 from tensors import assert_same, randn
+from tiny import REPOSITORY
 from tiny_models import EOS, PAD, build_model, dictionary_of, task_of
 
 from fairseq_lrpe.methods import METHODS
@@ -119,6 +124,71 @@ def test_batch_norm_statistics_are_float32(dtype):
     assert norm.running_mean.dtype == torch.float and out.dtype == dtype
     assert_same(norm.running_mean, exact.running_mean, 1e-6)
     assert_same(out.float(), expected, 1e-2)
+
+
+TRAIN_A_BATCH_NORM = """
+import sys
+import torch
+from fairseq_lrpe.models.classifier import TokenBatchNorm
+
+folder, rank = sys.argv[1], int(sys.argv[2])
+torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+state, inputs, dummy = torch.load(f"{folder}/inputs.pt")
+norm = TokenBatchNorm(4).double()
+norm.load_state_dict(state)
+x, norm.padding, outer = inputs[rank]
+norm.is_dummy = rank == dummy
+out = norm(x.requires_grad_())
+((out * outer).sum() * (not norm.is_dummy)).backward()
+gradients = x.grad, norm.weight.grad, norm.bias.grad
+torch.save((out.detach(), gradients, norm.state_dict()), f"{folder}/outputs{rank}.pt")
+"""
+
+
+@pytest.mark.parametrize("dummy", [None, 1])
+def test_two_processes_have_the_batch_norm_of_the_whole_batch(dummy, tmp_path):
+    """Outputs, gradients and running statistics are equal; a dummy batch changes none of them."""
+    norm, lengths = TokenBatchNorm(4).double(), torch.tensor([7, 4, 1, 5, 2])
+    randomize(norm)
+    x, outer = 3 + randn(7, 5, 4), randn(7, 5, 4, seed=1)
+    padding = torch.arange(7) >= lengths[:, None]
+    parts = [slice(0, 2), slice(2, 5)]
+    inputs = [(x[:, part], padding[part], outer[:, part]) for part in parts]
+    torch.save((norm.state_dict(), inputs, dummy), tmp_path / "inputs.pt")
+    command = [sys.executable, "-c", TRAIN_A_BATCH_NORM, str(tmp_path)]
+    processes = [subprocess.Popen([*command, str(rank)], cwd=REPOSITORY) for rank in range(2)]
+    assert [process.wait() for process in processes] == [0, 0]
+    found = [torch.load(tmp_path / f"outputs{rank}.pt") for rank in range(2)]
+
+    whole = slice(0, 2) if dummy else slice(0, 5)
+    x, norm.padding = x[:, whole].requires_grad_(), padding[whole]
+    out = norm(x)
+    (out * outer[:, whole]).sum().backward()
+    outputs, gradients, states = zip(*found, strict=True)
+    assert_same(torch.cat(outputs, dim=1)[:, whole], out.detach())
+    assert_same(torch.cat([of_x for of_x, *_ in gradients], dim=1)[:, whole], x.grad)
+    for i, parameter in enumerate((norm.weight, norm.bias), start=1):
+        assert_same(gradients[0][i] + gradients[1][i], parameter.grad)
+    for state in states:
+        assert_same(state["running_mean"], norm.running_mean)
+        assert_same(state["running_var"], norm.running_var)
+    if dummy:
+        assert not gradients[1][0].any()
+
+
+def test_training_in_two_processes_equals_training_with_the_whole_batch(tmp_path):
+    """Three epochs; each is one batch of 24 texts, or batches of 12 and 12 in two processes."""
+    data = write_text_dataset(tmp_path / "data")
+    flags = ["--task", "classification", "--max-epoch", 3, "--encoder-layers", 2, "--disable-validation"]
+    flags += ["--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 32, "--encoder-attention-heads", 2]
+    # With Adam, parameters without a gradient, such as biases before BatchNorm, would follow rounding errors.
+    flags += ["--criterion", "label_smoothed_cross_entropy", "--optimizer", "sgd", "--lr", 0.1]
+    arch = "linear_classifier_tmlr_type1"
+    done = train(data, arch, tmp_path / "one", *flags, "--batch-size", 24)
+    assert done.returncode == 0, done.stderr
+    flags += ["--arch", arch, "--save-dir", tmp_path / "two", "--batch-size", 12]
+    train_in_two_processes(data, *SHORT_TRAINING, *flags)
+    assert_same_weights(tmp_path / "two", tmp_path / "one", atol=1e-5)
 
 
 @torch.no_grad()
