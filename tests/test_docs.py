@@ -75,6 +75,7 @@ BLOCKS = {
     '"distance": Method(': "encodings/test_own_encoding.py",
     "out = linear_attention(": "encodings/test_own_encoding.py",
     "roberta.fill_mask(": "models/test_roberta.py",
+    "model.stream(": "experiments/inference/test_trained.py",
     "class Lines(Kind)": "experiments/spec/kinds/test_new_kind.py",
     "kind: lines": "experiments/spec/kinds/test_new_kind.py",
     "experiment: lines/own": "experiments/spec/kinds/test_new_kind.py",
@@ -154,6 +155,10 @@ ROWS = {
     "lrpe bench decoding": Row(
         "--layers 1 --batch-size 1 --beam 1 --length 4 --rounds 1 --attention linear --vocab-size 99"
     ),
+    "lrpe bench sampling*": Row(
+        "--layers 1 --length 4 --rounds 1 --memory-length 10 --vocab-size 99 --methods base",
+        {" --methods rope tmlr_type1": ""},
+    ),
     "lrpe bench memory *": Row(
         "--layers 1 --rounds 1 --segments 2 --width 16 --heads 2 --ffn 16 --length 4 --streams 2 "
         "--vocab-size 99 --methods rope"
@@ -208,6 +213,8 @@ ROWS = {
         {"CHECKPOINT": f"results/mt/multi30k/linear_rope/seed-1/{BEST}"},
         after=("bash scripts/train.sh mt/multi30k rope",),
     ),
+    "lrpe generate results/lm*": Row("--cpu", after=(RUN,)),
+    "lrpe generate results/mt*": Row("--cpu --beam 2", after=("bash scripts/train.sh mt/multi30k rope",)),
     "bash scripts/generate_questions.sh *": Row(
         "--cpu --beam 2",
         {"results/questions/squad/softmax_gcdf/seed-1/checkpoints": "checkpoints/questions"},

@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = shared.BenchmarkParser("sampling", __doc__)
     parser.add_methods("base, rope")
     parser.add_int("--length", 256, "number of tokens per round")
-    parser.add_int("--memory-length", None, "number of tokens for the memory (default: 10,000)", minimum=10)
+    parser.add_int("--memory-length", 10_000, "number of tokens for the memory", minimum=10)
     parser.add_sizes(rounds=7, layers=6, vocab_size=10000)
     args = parser.parse_args(arguments)
     table = shared.Table(
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> None:
                 times = shared.interleave(loops(arch, args), range(args.rounds + 1))
                 relative, spread = shared.ratios(zip(times["ours"], times["fairseq's"], strict=True))
                 speed = {name: args.length / statistics.median(taken) for name, taken in times.items()}
-                length = args.memory_length or 10_000
+                length = args.memory_length
                 early, late = (x / MIB for x in shared.in_new_process(memory, arch, args, length))
                 row = {"model": arch, "tokens/s": speed["ours"], "fairseq's": speed["fairseq's"]}
                 row |= {"relative": relative, "spread": spread}

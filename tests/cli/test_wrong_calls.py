@@ -148,7 +148,7 @@ CALLS = [
     (
         "generate",
         "{checkpoint} --temperature -1",
-        "temperature must be a number of at least 0 (0: most likel",
+        "temperature must be a number of at least 0 (0:",
     ),
     ("generate", "{checkpoint} --temperature nan", "temperature must be a number of at least 0"),
     ("generate", "{checkpoint} --top-p 0", "top_p must be above 0 and at most 1, not 0.0"),
@@ -157,7 +157,7 @@ CALLS = [
     (
         "classify",
         "{checkpoint} {data}",
-        "was trained on the task language_modeling: expected a model of sent",
+        "was trained on the task language_modeling: expected a model",
     ),
     ("classify", "/nowhere.pt {data} valid=x", "the checkpoint /nowhere.pt does not exist"),
     ("classify", "{damaged} {data} valid=x", "(it contains no dictionary)"),

@@ -182,6 +182,5 @@ def test_questions_are_those_of_fairseq(trained, corpus):
     words = [corpus / "bin", "--user-dir", PLUGIN, "--path", trained, "--cpu", *SEARCH, "--max-len-b", 50]
     done = run_command("fairseq-interactive", *words, "--batch-size", 2, "--buffer-size", 9, text=sources)
     found = parse_hypotheses(done.stdout)["H"]
-    assert [model.ask(*pair) for pair in pairs] == [
-        model.task.pieces.text(found[i].split()) for i in range(3)
-    ]
+    expected = [model.task.pieces.text(found[i].split()) for i in range(3)]
+    assert [model.ask(*pair) for pair in pairs] == expected

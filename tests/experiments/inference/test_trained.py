@@ -7,6 +7,7 @@ import commands
 import pytest
 import torch
 from commands import generated_lines, sizes
+from documents import block
 from image_files import colored_image, write_image_dataset
 from labelled_data import write_gray_image_dataset, write_text_dataset
 from PIL import Image
@@ -310,3 +311,12 @@ def test_other_data(language_model, data_bin, tmp_path):
     (tmp_path / "other/dict.txt").write_text("w1 1\nw2 1\n")
     with pytest.raises(ValueError, match="pass the flags and data that it was trained with"):
         fairseq_lrpe.load_model(language_model, data=tmp_path / "other", cpu=True)
+
+
+def test_example_of_the_documentation(run_folder, capsys):
+    example = block("python", "model.stream(")
+    folder = "results/lm/mini/linear_rope/seed-1"
+    assert folder in example
+    names = {}
+    exec(example.replace(folder, str(run_folder)), names)
+    assert names["text"].strip() and capsys.readouterr().out.count("w") > 9
