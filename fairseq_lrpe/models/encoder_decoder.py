@@ -243,7 +243,7 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
 
     def forward(self, input, incremental_state=None, timestep=None, positions=None):
         row = self.padding_idx + input.size(1)
-        if incremental_state is None or row < len(self.weights):
+        if incremental_state is None or timestep is not None or row < len(self.weights):
             return super().forward(input, incremental_state, timestep, positions)
         half = self.embedding_dim // 2
         frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
