@@ -1,5 +1,6 @@
 """Finds and loads the checkpoint of a run, and has the base class of the models that load_model returns."""
 
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -105,12 +106,16 @@ def load_checkpoint(checkpoint: Path, cpu: bool, **overrides: str) -> tuple:
     Raises:
         ValueError: if the model cannot be built with its settings and data.
     """
+    disabled = logging.root.manager.disable
+    logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries
     try:
         [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
             [str(checkpoint)], arg_overrides=overrides or None
         )
     except SystemExit as error:  # of a task or model, whose message starts with the plugin's name
         raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
+    finally:
+        logging.disable(disabled)
     model.eval()
     if torch.cuda.is_available() and not cpu:
         model.cuda()
