@@ -63,9 +63,10 @@ def main(arguments: list[str] | None = None) -> None:
 def continue_prompts(model, prompts: list[str], options: dict) -> None:
     """Prints each prompt and its continuation, with a blank line between two texts."""
     for number, prompt in enumerate(prompts):
+        stream = model.stream(prompt, **options)  # raises a ValueError for an invalid option
         print("\n" * (number > 0) + prompt, end="", flush=True)
         try:
-            for text in model.stream(prompt, **options):
+            for text in stream:
                 print(text, end="", flush=True)
         finally:
             print(flush=True)
