@@ -14,13 +14,13 @@ import sys
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
 
 SAMPLING = {
-    "length": (min_int(1), 200, "number of tokens to sample"),
-    "temperature": (float, 1.0, "divisor of the logits; 0 selects the most likely token"),
-    "top_k": (min_int(0), 0, "sample from the K most likely tokens; 0 means all"),
-    "top_p": (float, 1.0, "sample from the most likely tokens whose probabilities sum to P"),
-    "seed": (min_int(0), None, "seed of the random numbers of each prompt (default: random)"),
+    "length": ("N", min_int(1), 200, "number of tokens to sample"),
+    "temperature": ("T", float, 1.0, "divisor of the logits; 0 selects the most likely token"),
+    "top_k": ("K", min_int(0), 0, "sample from the K most likely tokens; 0 means all"),
+    "top_p": ("P", float, 1.0, "sample from the most likely tokens whose probabilities sum to P"),
+    "seed": ("S", min_int(0), None, "seed of the random numbers of each prompt (default: random)"),
 }
-"""{option of language models: (type, default, help)}"""
+"""{option of language models: (name of the value, type, default, help)}"""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -28,9 +28,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=abs_path, metavar="RUN", help="run folder, or checkpoint file")
     group = parser.add_argument_group("language models")
     group.add_argument("--prompt", nargs="+", metavar="TEXT", help="beginnings of texts to continue")
-    for name, (kind, default, text) in SAMPLING.items():
+    for name, (value, kind, default, text) in SAMPLING.items():
         text += "" if default is None else f" (default: {default})"
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=name[-1].upper(), help=text)
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=value, help=text)
     group = parser.add_argument_group("translation and question generation")
     group.add_argument("--beam", type=min_int(1), metavar="B", help="beam size (default: 5)")
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
