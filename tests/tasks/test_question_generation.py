@@ -11,7 +11,7 @@ from commands import assert_error, assert_rejected, load_last_checkpoint
 from corrupt_files import corrupted_copy, remove_file
 from image_files import write_image_dataset
 from question_data import prepare_questions
-from tiny import PLUGIN, run_command
+from tiny import BIN, PLUGIN, run_command
 from transformers import BertConfig, BertModel
 
 from fairseq_lrpe import load_model
@@ -158,7 +158,7 @@ def test_checkpoint_of_another_task(trained, tmp_path):
 
 
 def test_generation_from_standard_input(trained):
-    words = ["python", "-m", "fairseq_lrpe", "generate", trained, "--cpu"]
+    words = [BIN / "python", "-m", "fairseq_lrpe", "generate", trained, "--cpu"]
     long = "Rome\tOnce Anna lived in Rome" + ", far away from home" * 12
     done = run_command(*words, text=f"Anna\tAnna lived in Rome.\n{long}\n")
     assert done.returncode == 0 and len(done.stdout.split("\n")) == 3, done.stderr
