@@ -5,7 +5,6 @@ import logging
 import re
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
-from functools import cache, partial
 from pathlib import Path
 
 from data_prep import fetch
@@ -13,12 +12,12 @@ from data_prep.binarize import binarize, split_files
 from data_prep.corpus import Corpus
 from data_prep.parallel import map_files
 from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.data.line_codec import BytePairs
 from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.files import read_file, write_atomic
 
 FACTS = fetch.SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
-CACHED_WORDS = 500_000  # limit per process
 
 
 class BytePairCorpus(Corpus):
@@ -81,25 +80,9 @@ def published(path: Path) -> bytes:
 def line_encoder(folder: Path) -> Callable[[str], str]:
     """Returns a function that encodes a line of text as space-separated BPE indices.
 
-    The result is that of fairseq's examples/roberta/multiprocessing_bpe_encoder.py with --keep-empty, for
-    files opened with ``newline=None``, which also splits lines at carriage returns.
+    Files are opened with ``newline=None``, which also splits lines at carriage returns, as in fairseq.
     """
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  imported once, before workers fork
 
-    return partial(_encode_line, folder)
-
-
-@cache
-def _encoder(folder):
-    from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
-
-    return get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
-
-
-def _encode_line(folder, line):
-    """Returns the BPE indices of a stripped line."""
-    encoder = _encoder(folder)
-    if len(encoder.cache) > CACHED_WORDS:
-        encoder.cache.clear()  # fairseq does not limit its size
-    return " ".join(map(str, encoder.encode(line.strip())))
+    return BytePairs(folder).encode

@@ -16,11 +16,11 @@ from pathlib import Path
 from data_prep.binarize import splits_in
 from data_prep.labelled import UNKNOWN, Labelled, TrainRows, write_dictionary, write_split
 from data_prep.parallel import map_lines
-from data_prep.penn_treebank import tokenize_penn
 from data_prep.progress import progress
 from data_prep.validation import folder_with_source
 from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.data.penn_treebank import tokenize_penn
 from fairseq_lrpe.utils.cli import path_arg
 
 MIN_COUNT = 4  # minimum number of occurrences in the training set

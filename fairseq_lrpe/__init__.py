@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
+    from fairseq_lrpe.experiments.inference.load import TrainedModel
+
 # Importing fairseq sets the root logger to DEBUG, a level at which Pillow logs every chunk of a PNG file.
 logging.getLogger("PIL").setLevel(logging.INFO)
 
@@ -35,3 +37,15 @@ def published() -> "pd.DataFrame":
     from fairseq_lrpe.experiments.reporting import measurements
 
     return measurements.published()
+
+
+def load_model(
+    run_or_checkpoint: "str | Path", *, data: "str | Path | None" = None, cpu: bool = False
+) -> "TrainedModel":
+    """Loads a trained model for inference, from a run's folder or a checkpoint file.
+
+    See :func:`fairseq_lrpe.experiments.inference.trained.load_model` for the methods of each family.
+    """
+    from fairseq_lrpe.experiments.inference import trained
+
+    return trained.load_model(run_or_checkpoint, data=data, cpu=cpu)

@@ -67,6 +67,7 @@ ENCODER = TINY.replace("decoder", "encoder")
 ONCE = "--max-update 1 --cpu --num-workers 0 --data-buffer-size 0 --no-epoch-checkpoints "
 ONCE += "--required-batch-size-multiple 1 "
 SPEED = "--layers 1 --length 8 --batch-size 1 --vocab-size 99 --rounds 1 --attention linear"
+SAMPLING = "--layers 1 --length 4 --rounds 1 --memory-length 10 --vocab-size 99"
 BLOCKS = {
     # {text that identifies a code block: test file that loads or runs the block}
     '@register_encoding("forget"': "encodings/test_own_encoding.py",
@@ -83,6 +84,7 @@ BLOCKS = {
     '"rope_mixed"': "attention/test_own_models.py",
     "AttentionInterface.register": "attention/test_own_models.py",
     "roberta.fill_mask(": "models/test_roberta.py",
+    "model.stream(": "experiments/inference/test_trained.py",
     "class Lines(Kind)": "experiments/spec/kinds/test_new_kind.py",
     "kind: lines": "experiments/spec/kinds/test_new_kind.py",
     "experiment: lines/own": "experiments/spec/kinds/test_new_kind.py",
@@ -166,6 +168,8 @@ ROWS = {
     "lrpe bench decoding": Row(
         "--layers 1 --batch-size 1 --beam 1 --length 4 --rounds 1 --attention linear --vocab-size 99"
     ),
+    "lrpe bench sampling": Row(SAMPLING + " --methods base"),
+    "lrpe bench sampling *": Row(SAMPLING),
     "lrpe bench memory *": Row(
         "--layers 1 --rounds 1 --segments 2 --width 16 --heads 2 --ffn 16 --length 4 --streams 2 "
         "--vocab-size 99 --methods rope"
@@ -220,6 +224,9 @@ ROWS = {
         {"CHECKPOINT": f"results/mt/multi30k/linear_rope/seed-1/{BEST}"},
         after=("bash scripts/train.sh mt/multi30k rope",),
     ),
+    "lrpe generate results/lm*": Row("--cpu", after=(RUN,)),
+    "lrpe generate RUN *": Row("--cpu", {"RUN": LM}, after=(RUN,)),
+    "lrpe generate results/mt*": Row("--cpu --beam 2", after=("bash scripts/train.sh mt/multi30k rope",)),
     "bash scripts/generate_questions.sh *": Row(
         "--cpu --beam 2",
         {"results/questions/squad/softmax_gcdf/seed-1/checkpoints": "checkpoints/questions"},

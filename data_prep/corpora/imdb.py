@@ -17,10 +17,10 @@ from data_prep.corpus import Corpus
 from data_prep.fetch import files_in
 from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
+from fairseq_lrpe.data.classified_text import BYTES
 
 LABELS = ("neg", "pos")
 MAX_BYTES = 1 << 24  # limit per review
-BYTES = [f"0x{value:02x}" for value in range(256)]
 
 
 class Review(NamedTuple):

@@ -19,8 +19,8 @@ import numpy as np
 from data_prep.generated import Generated
 from data_prep.parallel import ordered_map
 from data_prep.validation import check_text
+from fairseq_lrpe.data.classified_text import OPERATORS, split_expression
 
-OPERATORS = ["[MIN", "[MAX", "[MED", "[SM"]
 SYMBOLS = [*map(str, range(10)), *OPERATORS, "]"]
 CLOSE = len(SYMBOLS) - 1
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
@@ -87,12 +87,12 @@ def published(path: Path) -> list[tuple[str, int]]:
         raise ValueError(f"{path} does not start with the header Source, tab, Target")
     rows = []
     for number, line in enumerate(lines, 2):
-        symbols = line[0].replace("(", " ").replace(")", " ") if len(line) == 2 else ""
-        if not symbols.strip() or set(symbols.split()) - set(SYMBOLS) or line[1] not in SYMBOLS[:10]:
+        symbols = split_expression(line[0]) if len(line) == 2 else []
+        if not symbols or set(symbols) - set(SYMBOLS) or line[1] not in SYMBOLS[:10]:
             raise ValueError(
                 f"{path} line {number} is not an expression of {' '.join(SYMBOLS)} with its value"
             )
-        rows.append((symbols, int(line[1])))
+        rows.append((" ".join(symbols), int(line[1])))
     if not rows:
         raise ValueError(f"{path} has no rows")
     return rows

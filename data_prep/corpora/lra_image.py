@@ -18,7 +18,7 @@ from data_prep.corpus import add_number
 from data_prep.fetch import files_in
 from data_prep.labelled import Labelled
 from data_prep.progress import progress
-from fairseq_lrpe.data.image_files import decode
+from fairseq_lrpe.data.image_files import decode, gray_pixels
 
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 WIDTH = 32
@@ -85,7 +85,7 @@ def read_splits(source, size: int) -> tuple[Rows, Rows]:
         else:
             split, name, file = match.group(2, 3, 4)
             image = from_file(content, f"{source}: {split}/{name}/{file}")
-            files[split][name].append((file, resize(image, size)))
+            files[split][name].append((file, gray_pixels(image, size, size)))
     if not batches:
         return interleave(files["train"]), interleave(files["test"])
     test = batches.pop("test_batch", [])
@@ -100,11 +100,6 @@ def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[objec
         for rank, (_, values) in enumerate(sorted(part, key=itemgetter(0)))
     ]
     return [(values, name) for _, name, values in sorted(ranked, key=itemgetter(0, 1))]
-
-
-def resize(image: Image.Image, size: int) -> np.ndarray:
-    """Returns the pixel values, row by row, of a grayscale image downscaled to ``size`` x ``size``."""
-    return np.asarray(image if size == WIDTH else image.resize((size, size), Image.Resampling.BOX)).ravel()
 
 
 def from_file(content: bytes, where: str) -> Image.Image:
@@ -138,4 +133,4 @@ def from_batch(content: bytes, where: str, size: int) -> Rows:
     except Exception as error:  # a malformed file can raise any exception
         raise ValueError(f"{where} is not a batch of CIFAR-10 ({error}): download it again") from None
     images = (Image.fromarray(np.ascontiguousarray(rows)) for rows in progress(planes, where, "images"))
-    return [(resize(image.convert("L"), size), label) for image, label in zip(images, labels, strict=True)]
+    return [(gray_pixels(image, size, size), label) for image, label in zip(images, labels, strict=True)]

@@ -19,9 +19,9 @@ from pathlib import Path
 import numpy as np
 
 from data_prep.binarize import SPLITS
-from data_prep.corpora.imdb import BYTES
 from data_prep.labelled import Labelled
 from data_prep.validation import check_text
+from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.utils.files import iterate_lines, read_file
 
 FILES = {x: f"new_aan_pairs.{'eval' if x == 'valid' else x}.tsv" for x in SPLITS}

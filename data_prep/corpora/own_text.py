@@ -9,18 +9,14 @@ import pydoc_data.topics
 import re
 import shutil
 from argparse import Namespace
-from functools import cache, partial
 from pathlib import Path
-
-import sentencepiece
 
 from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
 from data_prep.corpus import Corpus, add_number
 from data_prep.parallel import map_files
 from data_prep.validation import check_text, folder_with_source
+from fairseq_lrpe.data.line_codec import SENTENCEPIECE, SentencePieces
 from fairseq_lrpe.data.text_codec import learn_pieces, sample
-
-MODEL = "spm.model"
 
 
 class OwnText(Corpus):
@@ -43,15 +39,15 @@ class OwnText(Corpus):
 
     def prepare(self, args, source, inputs):
         text = self.text(args, source, inputs)
-        function = partial(encode_line, text / MODEL)
-        encoded = map_files(function, split_files(text), args.out, "spm", args.workers, newline=None)
+        encode = SentencePieces(text / SENTENCEPIECE).encode
+        encoded = map_files(encode, split_files(text), args.out, "spm", args.workers, newline=None)
         with folder_with_source(args.out / "bin", source) as part:
-            shutil.copyfile(text / MODEL, part / MODEL)
+            shutil.copyfile(text / SENTENCEPIECE, part / SENTENCEPIECE)
             preprocess(encoded, part, args.out / "preprocess.log", workers=args.workers)
 
     def write_text(self, args, inputs, folder):
         self.write_splits(args, inputs, folder)
-        print(f"Learning {MODEL}", flush=True)
+        print(f"Learning {SENTENCEPIECE}", flush=True)
         model = learn_pieces(
             args.sentencepiece,
             "--sentencepiece",
@@ -60,7 +56,7 @@ class OwnText(Corpus):
             character_coverage=1.0,
             hard_vocab_limit=False,
         )
-        (folder / MODEL).write_bytes(model)
+        (folder / SENTENCEPIECE).write_bytes(model)
 
     def write_splits(self, args: Namespace, inputs: object, folder: Path) -> None:
         """Writes the text as train.txt, valid.txt and test.txt."""
@@ -72,16 +68,6 @@ class OwnText(Corpus):
     def write_published(self, inputs: object, folder: Path) -> None:
         """Writes the default text, which is used without --from, as train.txt, valid.txt and test.txt."""
         write_python_docs(folder)
-
-
-@cache
-def _processor(model):
-    return sentencepiece.SentencePieceProcessor(model_file=str(model))
-
-
-def encode_line(model: Path, line: str) -> str:
-    """Returns the SentencePiece units of a line, separated by spaces; ``model`` is the path of spm.model."""
-    return " ".join(_processor(model).encode(line.strip(), out_type=str))
 
 
 def write_python_docs(folder: Path) -> None:

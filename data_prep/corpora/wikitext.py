@@ -17,6 +17,7 @@ from data_prep.gpt2_bpe import BytePairCorpus
 from data_prep.parallel import map_files
 from data_prep.validation import check_text
 from fairseq_lrpe.data.layout import vocabulary_size
+from fairseq_lrpe.data.line_codec import Characters
 
 
 class WikiText103(Corpus):
@@ -120,12 +121,7 @@ class MiniCharacters(Mini):
     units = "characters"
 
     def encoded(self, args, texts):
-        return map_files(split_characters, texts, args.out, "characters", args.workers)
-
-
-def split_characters(line: str) -> str:
-    """Separates the characters of a line by spaces; a space becomes ▁, and <unk> is one symbol."""
-    return " ▁ ".join(word if word == "<unk>" else " ".join(word) for word in line.split())
+        return map_files(Characters().encode, texts, args.out, "characters", args.workers)
 
 
 class MiniBytePairs(BytePairCorpus, Mini):

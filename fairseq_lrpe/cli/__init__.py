@@ -16,7 +16,7 @@ COMMANDS = {
     "compare": ("fairseq_lrpe.cli.compare", "compare the settings and measurements of two runs"),
     "report": ("fairseq_lrpe.cli.report", "write an HTML report of a results folder"),
     "evaluate": ("fairseq_lrpe.cli.evaluate", "evaluate a language model at several block lengths"),
-    "generate": ("fairseq_lrpe.cli.generate", "translate text or generate questions"),
+    "generate": ("fairseq_lrpe.cli.generate", "continue or translate text, or generate questions"),
     "classify": ("fairseq_lrpe.cli.classify", "predict the labels of texts or images"),
     "finetune": ("fairseq_lrpe.cli.finetune", "fine-tune a pretrained model on GLUE"),
     "glue-submission": (

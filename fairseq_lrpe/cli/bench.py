@@ -7,6 +7,7 @@ BENCHMARKS = {
     "speed": "training speed of each method relative to the method base",
     "linear-attention": "time and memory of linear attention by sequence length",
     "decoding": "decoding speed of translation models",
+    "sampling": "speed and memory of sampling text",
     "memory": "time that a memory of previous segments costs a language model",
     "images": "throughput of image decoding and augmentation",
     "figures": "plots of the encodings and of the input lengths of corpora",

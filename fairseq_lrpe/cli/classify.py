@@ -1,19 +1,23 @@
 """Predict labels with a trained classifier, a fine-tuned model or a vision transformer.
 
-For text, DATA is a folder of binarized data. The predictions for each SPLIT are written to its FILE, with the
-index, prediction and target (if known) of one text per line. For a vision transformer, DATA is a folder of
-images, and the predicted label and its probability are printed for each image. For example:
+RUN is a run's folder or a checkpoint file. For text, DATA is a folder of binarized data. The predictions for
+each SPLIT are written to its FILE, with the index, prediction and target (if known) of one text per line. For
+a vision transformer, DATA is a folder of images, and the predicted label and its probability are printed for
+each image. For example:
 
   lrpe classify checkpoint_best.pt data/glue/RTE/bin valid=predictions.tsv
 """
 
-from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from pathlib import Path
+
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
+
+TASKS = ("sentence_prediction", "classification", "image_classification")
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = new_parser("lrpe classify", __doc__, "CHECKPOINT DATA [SPLIT=FILE ...] [options]")
-    parser.add_argument("checkpoint", type=abs_path, help="trained model, such as checkpoint_best.pt")
+    parser = new_parser("lrpe classify", __doc__, "RUN DATA [SPLIT=FILE ...] [options]")
+    parser.add_argument("run", type=abs_path, metavar="RUN", help="run folder, or checkpoint file")
     text = "folder of binarized text, such as data/glue/RTE/bin, or folder of images"
     parser.add_argument("data", type=abs_path, help=text)
     text = "for text: a split to predict, and the file for its predictions, such as valid=predictions.tsv"
@@ -21,13 +25,39 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("classify"):
+        from fairseq_lrpe.experiments.inference import load, trained
+
+        for pair in args.splits:
+            if "=" not in pair:
+                raise ValueError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {pair!r}")
         remedy = "train one with `lrpe train classification/...` or `lrpe finetune`"
-        settings = read_checkpoint(args.checkpoint, remedy)["cfg"]["task"]
-        if settings.get("_name") == "image_classification":
-            from fairseq_lrpe.experiments.inference import classify_images
+        found = load.find(args.run, TASKS, remedy)
+        if found.task == "image_classification":
+            print_images(found, args.data, args.cpu)
+            return
+        if not args.splits:
+            raise ValueError("no SPLIT=FILE was given: pass, for example, valid=predictions.tsv")
+        write_splits(trained.build(found, args.data, args.cpu), args.splits)
 
-            classify_images.run(args.checkpoint, settings, args.data, args.cpu)
-        else:
-            from fairseq_lrpe.experiments.inference import predict
 
-            predict.run(args.checkpoint, settings.get("_name"), args.data, args.splits, args.cpu)
+def print_images(found, folder: Path, cpu: bool) -> None:
+    """Prints the file, label and probability of each image in a folder."""
+    from fairseq_lrpe.experiments.inference import classify, trained
+
+    files = classify.find_images(folder)
+    model = trained.build(found, cpu=cpu)
+    print("file\tlabel\tprobability")
+    for file, (label, probability) in classify.classify_files(model, files):
+        print(f"{file.relative_to(folder)}\t{label}\t{probability:.4f}")
+
+
+def write_splits(model, splits: list[str]) -> None:
+    """Writes the predictions for each SPLIT=FILE in ``splits``."""
+    from fairseq_lrpe.experiments.inference import classify
+
+    for pair in splits:
+        split, _, path = pair.partition("=")
+        rows = getattr(model.task, "about", {}).get("rows")
+        if rows and split not in rows:
+            raise ValueError(f"{model.data} has no split {split!r}: choose from {', '.join(rows)}")
+        classify.write(Path(path), model.predict_split(split))

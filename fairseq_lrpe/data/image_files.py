@@ -2,6 +2,7 @@
 
 import io
 
+import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 FORMATS = ("JPEG", "PNG")
@@ -22,3 +23,10 @@ def decode(content: bytes, mode: str = "RGB") -> Image.Image:
         raise ValueError(f"it is not a {' or '.join(FORMATS)} file") from None
     except Exception as error:  # a malformed file can raise any exception
         raise ValueError(" ".join(str(error).split())) from None
+
+
+def gray_pixels(image: Image.Image, height: int, width: int) -> np.ndarray:
+    """Returns the gray values (height · width,), row by row, of an image scaled by averaging."""
+    image = image.convert("L")
+    size = (width, height)
+    return np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BOX)).ravel()

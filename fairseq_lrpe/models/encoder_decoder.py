@@ -8,6 +8,7 @@ import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
 from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from fairseq.utils import make_positions
@@ -227,6 +228,28 @@ def add_token_positions(module, args, max_positions):
             layers=len(attentions),
         )
         module.embed_positions = TokenPositions(position, module.embed_tokens, module.embed_scale, attentions)
+    elif isinstance(module.embed_positions, SinusoidalPositionalEmbedding):
+        module.embed_positions = SinusoidalPositions(module.embed_positions)
+
+
+class SinusoidalPositions(SinusoidalPositionalEmbedding):
+    """fairseq's sinusoidal positions, except that decoding beyond the table computes one row per step.
+
+    fairseq computes the whole table again in each of these steps. The values are the same.
+    """
+
+    def __init__(self, original: SinusoidalPositionalEmbedding):
+        super().__init__(original.embedding_dim, original.padding_idx, len(original.weights))
+
+    def forward(self, input, incremental_state=None, timestep=None, positions=None):
+        row = self.padding_idx + input.size(1)
+        if incremental_state is None or timestep is not None or row < len(self.weights):
+            return super().forward(input, incremental_state, timestep, positions)
+        half = self.embedding_dim // 2
+        frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
+        angles = row * frequencies
+        position = torch.cat([angles.sin(), angles.cos(), angles.new_zeros(self.embedding_dim % 2)])
+        return position.to(self.weights).expand(len(input), 1, -1)
 
 
 class TokenPositions(FairseqIncrementalState, nn.Module):

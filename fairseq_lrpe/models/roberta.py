@@ -13,6 +13,7 @@ from omegaconf import open_dict
 from torch import Tensor
 
 from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, with_defaults
+from fairseq_lrpe.data.line_codec import byte_pair_folder
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions
 from fairseq_lrpe.models.register import register_family
@@ -151,10 +152,9 @@ class RobertaModel(fairseq_roberta.RobertaModel):
                     "pass data=FOLDER with a folder that has the same dict.txt"
                 )
         data = Path(data).resolve()
-        folders = [p / "gpt2_bpe" for p in data.parents if (p / "gpt2_bpe/encoder.json").is_file()]
-        if bpe == "gpt2" and folders:
+        if bpe == "gpt2" and (found := byte_pair_folder(data)):
             files = {"gpt2_encoder_json": "encoder.json", "gpt2_vocab_bpe": "vocab.bpe"}
-            overrides = {flag: str(folders[0] / name) for flag, name in files.items()} | overrides
+            overrides = {flag: str(found / name) for flag, name in files.items()} | overrides
         return super().from_pretrained(str(folder), checkpoint_file, str(data), bpe, **overrides).eval()
 
 

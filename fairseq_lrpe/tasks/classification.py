@@ -61,11 +61,11 @@ class TextDataset(LabeledDataset):
 
     def __init__(self, task, split: str):
         super().__init__(task, split)
-        self.shuffle, self.dictionary, self.joined = split == "train", task.dictionary, task.joined
+        self.shuffle, self.task = split == "train", task
         self.texts = [MMapIndexedDataset(f"{self.prefix}.input{i}") for i in range(task.about["inputs"])]
         lengths = [np.maximum(text.sizes.astype(np.int64), 1) for text in self.texts]
         begin = self.cfg.pooling == "first"
-        sizes = sum(lengths) + 3 if self.joined else np.maximum.reduce(lengths) + begin
+        sizes = sum(lengths) + 3 if task.joined else np.maximum.reduce(lengths) + begin
         self.sizes = np.minimum(sizes, self.cfg.max_positions)
 
     def num_tokens(self, index):
@@ -83,29 +83,10 @@ class TextDataset(LabeledDataset):
         return np.concatenate([pool[np.argsort(self.sizes[pool], kind="stable")] for pool in pools])
 
     def __getitem__(self, index):
-        texts = [text[index] for text in self.texts]
-        # An empty text becomes one unknown word.
-        texts = [text if len(text) else text.new_tensor([self.dictionary.unk()]) for text in texts]
-        return int(index), self.inputs(texts), int(self.labels[index])
-
-    def inputs(self, texts: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns the model's truncated inputs for the texts of a row."""
-        limit, begin = self.cfg.max_positions, texts[0].new_tensor([self.dictionary.bos()])
-        if self.joined:
-            end = begin.new_tensor([self.dictionary.eos()])
-            a, b = truncated_lengths(*map(len, texts), limit - 3)
-            return [torch.cat([begin, texts[0][:a], end, texts[1][:b], end])]
-        if self.cfg.pooling == "first":
-            return [torch.cat([begin, text[: limit - 1]]) for text in texts]
-        return [text[:limit] for text in texts]
+        return int(index), self.task.inputs([text[index] for text in self.texts]), int(self.labels[index])
 
     def net_input(self, inputs):
-        """Returns the padded tokens and their lengths; for separate pairs, also those of the second texts."""
-        batch = {}
-        for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
-            batch[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
-            batch[f"{name}_lengths"] = torch.tensor([len(text) for text in texts])
-        return batch
+        return self.task.net_input(inputs)
 
 
 @register_task("classification", dataclass=ClassificationConfig)
@@ -132,6 +113,27 @@ class ClassificationTask(LabeledTask):
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         self.datasets[split] = TextDataset(self, split)
+
+    def inputs(self, texts: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Returns the model's truncated inputs for the texts of a row."""
+        # An empty text becomes one unknown word.
+        texts = [text if len(text) else text.new_tensor([self.dictionary.unk()]) for text in texts]
+        limit, begin = self.cfg.max_positions, texts[0].new_tensor([self.dictionary.bos()])
+        if self.joined:
+            end = begin.new_tensor([self.dictionary.eos()])
+            a, b = truncated_lengths(*map(len, texts), limit - 3)
+            return [torch.cat([begin, texts[0][:a], end, texts[1][:b], end])]
+        if self.cfg.pooling == "first":
+            return [torch.cat([begin, text[: limit - 1]]) for text in texts]
+        return [text[:limit] for text in texts]
+
+    def net_input(self, inputs: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Returns the padded tokens and their lengths; for separate pairs, also those of the second texts."""
+        batch = {}
+        for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
+            batch[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
+            batch[f"{name}_lengths"] = torch.tensor([len(text) for text in texts])
+        return batch
 
     def build_model(self, cfg, from_checkpoint=False):
         """Returns the model; for training, the file given by --embed-path initializes its embeddings."""

@@ -24,6 +24,7 @@ MINIMUM = {
     "memory": COMMON
     | dict.fromkeys(["--streams", "--length", "--heads", "--ffn", "--segments"], 1)
     | {"--width": 2},
+    "sampling": COMMON | {"--length": 1, "--memory-length": 10},
     "speed": COMMON | {"--batch-size": 1, "--length": 2},
 }
 """{benchmark: {option: its least value}}"""

@@ -14,10 +14,12 @@ from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
 from fairseq_cli import preprocess
 from tensors import assert_same
-from tiny import PLUGIN, run_command, train_here, write_byte_pairs, write_text
+from tiny import PLUGIN, run_command, run_here, train_here, write_byte_pairs, write_text
 from tiny_models import PAD, SIZES, architectures, build_model, check_registered, task_of
 
+from fairseq_lrpe import load_model
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
+from fairseq_lrpe.cli import classify
 from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.experiments.spec.kinds.glue import pretrained as pretrained_model
@@ -412,6 +414,44 @@ def test_finetuned_regression_matches_validation(data, scorer):
     log = (scorer / "log").read_text()
     assert pearson == pytest.approx(validated(log, "pearson"), abs=0.06)
     assert pearson > 50 and validated(log, "spearman") > 50
+
+
+@pytest.mark.parametrize("text", ["the good <mask> bad", "<mask> w3", "the <mask>"])
+def test_filled_masks_are_those_of_the_hub_interface(text, pretrained):
+    hub = RobertaModel.from_pretrained(pretrained, "checkpoint_last.pt")
+    found = load_model(pretrained / "checkpoint_last.pt", cpu=True).fill_mask(text, top_k=7)
+    expected = hub.fill_mask(text, topk=7)
+    words = [word.strip() for _, _, word in found if word not in ("<s>", "\n")]  # which fairseq omits
+    assert words == [word.strip() for _, _, word in expected]
+    assert len(found) == 7 and all(word in filled for filled, _, word in found)
+    assert found[0][1] == pytest.approx(expected[0][1])
+
+
+def test_invalid_masks(pretrained):
+    model = load_model(pretrained / "checkpoint_last.pt", cpu=True)
+    for text, top_k, message in (
+        ("the", 5, "the text has 0 <mask>: expected exactly one"),
+        ("<mask> <mask>", 5, "the text has 2 <mask>: expected exactly one"),
+        ("<mask>", 0, "top_k must be at least 1, not 0"),
+        ("<mask> the" + " the" * 99, 5, "tokens: at most 64 fit"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.fill_mask(text, top_k)
+
+
+def test_classified_sentences_are_those_of_the_command(data, classifier, scorer, tmp_path):
+    sentences, _ = read(data, "sentiment")
+    for folder, task in ((classifier, "sentiment"), (scorer, "scores")):
+        checkpoint, path = folder / "checkpoint_last.pt", tmp_path / f"{task}.tsv"
+        done = run_here(classify.main, checkpoint, data / task / "bin", f"valid={path}", "--cpu")
+        assert done.returncode == 0, done.stderr
+        written = [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
+        found = load_model(checkpoint, cpu=True).classify(sentences)
+        if task == "sentiment":
+            assert [x.label for x in found] == written and all(0.5 <= x.probability <= 1 for x in found)
+        else:
+            assert [x.label for x in found] == pytest.approx([float(x) for x in written], abs=1e-4)
+            assert found[0].probability is None
 
 
 def test_hub_interface(data, pretrained):

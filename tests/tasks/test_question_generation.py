@@ -11,9 +11,10 @@ from commands import assert_error, assert_rejected, load_last_checkpoint
 from corrupt_files import corrupted_copy, remove_file
 from image_files import write_image_dataset
 from question_data import prepare_questions
-from tiny import PLUGIN, run_command
+from tiny import BIN, PLUGIN, run_command
 from transformers import BertConfig, BertModel
 
+from fairseq_lrpe import load_model
 from fairseq_lrpe.data import word_pieces
 from fairseq_lrpe.data.rouge import rouge_l
 from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
@@ -157,10 +158,13 @@ def test_checkpoint_of_another_task(trained, tmp_path):
 
 
 def test_generation_from_standard_input(trained):
-    words = ["python", "-m", "fairseq_lrpe", "generate", trained, "--cpu"]
+    words = [BIN / "python", "-m", "fairseq_lrpe", "generate", trained, "--cpu"]
     long = "Rome\tOnce Anna lived in Rome" + ", far away from home" * 12
     done = run_command(*words, text=f"Anna\tAnna lived in Rome.\n{long}\n")
     assert done.returncode == 0 and len(done.stdout.split("\n")) == 3, done.stderr
+    model = load_model(trained, cpu=True)
+    pairs = [("Anna lived in Rome.", "Anna"), long.split("\t")[::-1]]
+    assert [model.ask(*pair) for pair in pairs] == done.stdout.splitlines()
     assert done.stderr.startswith("line 2: the text is too long and was truncated around the answer")
     for line, message in (
         ("Anna lived", "generate: line 1: there is no tab: expected an answer, a tab"),
@@ -168,3 +172,15 @@ def test_generation_from_standard_input(trained):
     ):
         done = run_command(*words, text=f"{line}\n")
         assert done.returncode == 1 and done.stderr.count("\n") == 1 and message in done.stderr
+
+
+def test_questions_are_those_of_fairseq(trained, corpus):
+    """fairseq-interactive with the same search gives the same questions for tokenized sources."""
+    model = load_model(trained, cpu=True)
+    pairs = [(f"In 10 Anna lived in {city}.", city) for city in ("Rome", "Oslo", "Lima")]
+    sources = "".join(" ".join(model.source(*pair).tokens[:-1]) + "\n" for pair in pairs)
+    words = [corpus / "bin", "--user-dir", PLUGIN, "--path", trained, "--cpu", *SEARCH, "--max-len-b", 50]
+    done = run_command("fairseq-interactive", *words, "--batch-size", 2, "--buffer-size", 9, text=sources)
+    found = parse_hypotheses(done.stdout)["H"]
+    expected = [model.task.pieces.text(found[i].split()) for i in range(3)]
+    assert [model.ask(*pair) for pair in pairs] == expected

@@ -213,6 +213,11 @@ def repair_checkpoints(checkpoints: Path) -> None:
                 shutil.copyfile(newest, part)
 
 
+def evaluated_checkpoint(folder: Path, name: str) -> Path:
+    """Returns the evaluated checkpoint of a run: that of the chosen trial, or checkpoints/``name``."""
+    return folder / read_json(folder / "evaluation.json").get("checkpoint", f"checkpoints/{name}")
+
+
 KINDS = ("train_inner", "valid", "train")  # kinds of log entries, in the order in which fairseq logs them
 
 

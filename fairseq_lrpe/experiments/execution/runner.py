@@ -86,8 +86,7 @@ class Job:
     @property
     def checkpoint(self) -> Path:
         """The checkpoint to evaluate; a run that chooses among trials has a link to the best one."""
-        own = f"checkpoints/{self.cfg.evaluate.checkpoint}"
-        return self.folder / read_json(self.folder / "evaluation.json").get("checkpoint", own)
+        return run_directory.evaluated_checkpoint(self.folder, self.cfg.evaluate.checkpoint)
 
     @cached_property
     def updates(self) -> int:

@@ -1,1 +1,1 @@
-"""Inference with trained models: predicted labels, generated text and classified images."""
+"""Inference with trained models: sampled and generated text, filled masks, and predicted labels."""

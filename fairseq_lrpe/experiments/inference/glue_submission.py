@@ -17,7 +17,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fairseq_lrpe.data.glue_tasks import TASKS
-from fairseq_lrpe.experiments.execution.run_directory import read_json
+from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
 from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
@@ -68,7 +68,7 @@ def read_run(folder: Path) -> GlueRun | None:
             if settings["kind"] != "classification" or task not in TASKS:
                 return None
             metric = TASKS[task].measure
-        checkpoint = folder / record.get("checkpoint", f"checkpoints/{config['evaluate']['checkpoint']}")
+        checkpoint = evaluated_checkpoint(folder, config["evaluate"]["checkpoint"])
     except (KeyError, TypeError, AttributeError):
         raise ValueError(f"{folder / 'run.json'} is damaged: repair or remove it") from None
     scores = [measured[metric] for measured in record.get("evaluations", {}).values() if metric in measured]

@@ -12,7 +12,7 @@ from tiny import REPOSITORY
 
 from data_prep import binarize
 from data_prep.corpora import glue
-from data_prep.penn_treebank import tokenize_penn
+from fairseq_lrpe.data.penn_treebank import tokenize_penn
 
 SOURCE = yaml.safe_load((REPOSITORY / "data_prep" / "sources.yaml").read_text())["glue"]
 # Quotes that open and do not close, other alphabets, a space at the end as in SST-2.

@@ -11,6 +11,7 @@ from small_corpora import SPLITS, decoded, error_of, prepare, sentences, write_t
 from data_prep import binarize
 from data_prep.corpora import wikitext
 from fairseq_lrpe.data import layout
+from fairseq_lrpe.data.line_codec import Characters
 
 
 def test_wikitext103_from_a_folder(tmp_path, capsys, monkeypatch):
@@ -66,14 +67,14 @@ def test_the_small_corpus_from_the_archive(name, publish, tmp_path, capsys):
         assert sentences(out, "valid")[1] == "= <unk> <unk> ="
     else:
         for line, found in zip(text["test"].splitlines(), sentences(out, "test"), strict=True):
-            for unit, character in zip(found.split(), wikitext.split_characters(line).split(), strict=True):
+            for unit, character in zip(found.split(), Characters().encode(line).split(), strict=True):
                 assert unit in (character, "<unk>")
         assert sentences(out, "test")[0].startswith("= ▁ v a <unk> i <unk> ▁ ")  # l and d are rare
         assert "characters that occur five times or more in the training text" in printed
 
 
-def test_split_characters():
-    assert wikitext.split_characters(" a <unk> b-c \n") == "a ▁ <unk> ▁ b - c"
+def test_characters():
+    assert Characters().encode(" a <unk> b-c \n") == "a ▁ <unk> ▁ b - c"
 
 
 def test_the_small_corpus_from_split_texts(text_folder, tmp_path):

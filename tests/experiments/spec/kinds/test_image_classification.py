@@ -9,7 +9,7 @@ from image_files import write_image_dataset
 from tiny import run_here
 
 from fairseq_lrpe.cli import classify, train
-from fairseq_lrpe.experiments.inference import classify_images
+from fairseq_lrpe.experiments.inference import classify as inference
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.utils.files import MAX_BYTES
 
@@ -46,7 +46,7 @@ def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
     for file in folder.iterdir():
         if not file.name.startswith("test"):
             file.unlink()
-    monkeypatch.setattr(classify_images, "BATCH_SIZE", 7)
+    monkeypatch.setattr(inference, "BATCH_SIZE", 7)
     (folder / "broken.png").write_bytes(b"no image")
     (folder / "large.png").touch()
     os.truncate(folder / "large.png", MAX_BYTES + 1)

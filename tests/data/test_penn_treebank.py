@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_prep.penn_treebank import tokenize_penn
+from fairseq_lrpe.data.penn_treebank import tokenize_penn
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""Tokenization of lines of text as data_prep tokenizes corpora without labels, and its inverse.
+
+:func:`load` returns the codec of a data folder. Encoding and then decoding a line restores it, except for
+spaces, and except for symbols that are not in the dictionary.
+"""
+
+import codecs
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+END = "</s>"
+"""Symbol that fairseq appends to each line."""
+SENTENCEPIECE = "spm.model"
+"""Name of the file with a SentencePiece model in a data folder."""
+BYTE_PAIRS = "gpt2_bpe"
+"""Name of the folder with the files of GPT-2 BPE, next to a data folder or one of its parents."""
+SPACE = "▁"
+CACHED_WORDS = 500_000  # limit of the cache of GPT-2 BPE
+
+
+class LineCodec:
+    """Base class of codecs, and the codec of words that are separated by spaces."""
+
+    def encode(self, line: str) -> str:
+        """Returns the symbols of a line of text, separated by spaces."""
+        return " ".join(line.split())
+
+    def text(self, symbol: str) -> str:
+        """Returns the text of a symbol, with the space before it."""
+        return f" {symbol}"
+
+    def stream(self, symbols: Iterable[str], start: bool = True) -> Iterator[str]:
+        """Yields the text of each symbol, without waiting for the next one.
+
+        Args:
+            symbols: symbols; ``</s>`` ends a line.
+            start: whether the first symbol is at the start of a line.
+        """
+        for symbol in symbols:
+            text = "\n" if symbol == END else self.text(symbol)
+            yield text.removeprefix(" ") if start else text
+            start = symbol == END
+
+    def decode(self, symbols: str) -> str:
+        """Returns the text of symbols that are separated by spaces."""
+        return "".join(self.stream(symbols.split()))
+
+
+class Characters(LineCodec):
+    """Characters, where ▁ represents a space and <unk> is one symbol."""
+
+    def encode(self, line):
+        words = (word if word == "<unk>" else " ".join(word) for word in line.split())
+        return f" {SPACE} ".join(words)
+
+    def text(self, symbol):
+        return " " if symbol == SPACE else symbol
+
+
+class SentencePieces(LineCodec):
+    """SentencePiece units; ``model`` is the path of the SentencePiece model."""
+
+    def __init__(self, model: Path):
+        self.model = model
+
+    def encode(self, line):
+        return " ".join(_sentencepiece(self.model).encode(line.strip(), out_type=str))
+
+    def text(self, symbol):
+        return symbol.replace(SPACE, " ")
+
+
+class BytePairs(LineCodec):
+    """GPT-2 BPE; ``folder`` contains encoder.json and vocab.bpe.
+
+    The symbols are those of fairseq's examples/roberta/multiprocessing_bpe_encoder.py with --keep-empty.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def encode(self, line):
+        encoder = gpt2_encoder(self.folder)
+        if len(encoder.cache) > CACHED_WORDS:
+            encoder.cache.clear()  # fairseq does not limit its size
+        return " ".join(map(str, encoder.encode(line.strip())))
+
+    def stream(self, symbols, start=True):
+        """Yields the text of each symbol; an incomplete character is yielded with its last symbol."""
+        encoder, decoder = gpt2_encoder(self.folder), codecs.getincrementaldecoder("utf-8")("replace")
+        for symbol in symbols:
+            if symbol.isdecimal() and int(symbol) in encoder.decoder:
+                pair = encoder.decoder[int(symbol)]
+                yield decoder.decode(bytes(encoder.byte_decoder[character] for character in pair))
+            else:
+                yield decoder.decode(b"", True) + ("\n" if symbol == END else symbol)
+        yield decoder.decode(b"", True)
+
+
+@functools.cache
+def _sentencepiece(model):
+    import sentencepiece
+
+    return sentencepiece.SentencePieceProcessor(model_file=str(model))
+
+
+@functools.cache
+def gpt2_encoder(folder: Path):
+    """Returns fairseq's encoder of GPT-2 BPE with the files in a folder."""
+    from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
+
+    return get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
+
+
+def byte_pair_folder(data: Path) -> Path | None:
+    """Returns the nearest folder with GPT-2 BPE in the parents of a data folder, or None."""
+    folders = (parent / BYTE_PAIRS for parent in data.parents)
+    return next((folder for folder in folders if (folder / "encoder.json").is_file()), None)
+
+
+def load(data: Path, symbols: Sequence[str]) -> LineCodec:
+    """Returns the codec of a data folder, given the symbols of its dictionary without fairseq's special ones.
+
+    Raises:
+        ValueError: If the data is in GPT-2 BPE, and the files of GPT-2 BPE are missing.
+    """
+    if (data / SENTENCEPIECE).is_file():
+        return SentencePieces(data / SENTENCEPIECE)
+    words = [symbol for symbol in symbols if not symbol.startswith(("madeupword", "<"))]
+    if all(map(str.isdecimal, words)):
+        folder = byte_pair_folder(data)
+        if folder is None:
+            missing = f"{data.parent / BYTE_PAIRS / 'encoder.json'}, which tokenizes text as in {data},"
+            raise ValueError(f"{missing} is missing: restore it or prepare the corpus again")
+        return BytePairs(folder)
+    return Characters() if SPACE in words and all(len(word) == 1 for word in words) else LineCodec()

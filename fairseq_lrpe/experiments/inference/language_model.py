@@ -1,0 +1,158 @@
+"""Trained language models, which continue text, and masked language models, which fill masks."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.data import line_codec
+from fairseq_lrpe.experiments.inference.load import TrainedModel
+from fairseq_lrpe.models import sampling
+
+MASK = "<mask>"
+
+
+class LineModel(TrainedModel):
+    """Base class of models of text in lines; ``codec`` tokenizes it like the training corpus."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        dictionary = self.task.source_dictionary
+        self.codec = line_codec.load(self.data, dictionary.symbols[dictionary.nspecial :])
+
+    def encode_line(self, line: str) -> Tensor:
+        """Returns the tokens (n,) of a line of text, without a final </s>."""
+        encode = self.task.source_dictionary.encode_line
+        return encode(self.codec.encode(line), append_eos=False, add_if_not_exist=False).long()
+
+
+class LanguageModel(LineModel):
+    """Trained language model of the task ``language_modeling`` or ``memory_lm``."""
+
+    def sample(self, prompt: str = "", length: int = 200, **options) -> str:
+        """Returns sampled text that continues the prompt; the arguments are those of :meth:`stream`.
+
+        If a ValueError is raised at a position that the model does not support, its attribute ``text`` is the
+        text before this position.
+        """
+        parts = []
+        try:
+            parts.extend(self.stream(prompt, length, **options))  # keeps the parts before an error
+        except ValueError as error:
+            error.text = "".join(parts)
+            raise
+        return "".join(parts)
+
+    def stream(
+        self,
+        prompt: str = "",
+        length: int = 200,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int | None = None,
+    ) -> Iterator[str]:
+        """Returns an iterator over sampled text that continues the prompt, token by token.
+
+        The text is detokenized as the corpus was tokenized. Lines end with a newline. A model of single lines
+        (--sample-break-mode eos) stops at the end of the line.
+
+        Args:
+            prompt: beginning of the text; like a line of the corpus, it follows a line break.
+            length: number of tokens to sample.
+            temperature: divisor of the logits; 0 selects the most likely token.
+            top_k: number of most likely tokens to sample from; 0 means all.
+            top_p: minimum total probability of the most likely tokens to sample from; 1 means all.
+            seed: seed of the random numbers; by default, torch's random state is used.
+
+        Raises:
+            ValueError: for invalid arguments, and by the iterator at the first token whose position the model
+                does not support.
+        """
+        sampling.check_options(length, temperature, top_k, top_p)
+        tokens, start = self.encode(prompt).to(self.device), not prompt or prompt.endswith("\n")
+        choose = sampling.chooser(temperature, top_k, top_p, seed, self.device)
+        pad = self.task.source_dictionary.pad()
+        sampled = sampling.sample(self.model.decoder, tokens, length, choose, pad)
+        return self.codec.stream(self.symbols(sampled), start)
+
+    def encode(self, text: str) -> Tensor:
+        """Returns the tokens of lines of text, after </s>, or after <s> if the model was trained with it."""
+        dictionary, args = self.task.source_dictionary, self.task.args
+        end = torch.tensor([dictionary.eos()])
+        parts = [torch.tensor([dictionary.bos()]) if args.add_bos_token else end]
+        for number, line in enumerate(text.split("\n")):
+            parts += [*[end] * (number > 0), self.encode_line(line)]
+        return torch.cat(parts)
+
+    def symbols(self, tokens: Iterator[int]) -> Iterator[str]:
+        """Yields the symbol of each token, up to </s> if the model was trained on single lines."""
+        dictionary = self.task.source_dictionary
+        for token in tokens:
+            if token == dictionary.eos() and self.task.args.sample_break_mode == "eos":
+                return
+            yield dictionary[token]
+
+
+class SyntheticLanguageModel(LanguageModel):
+    """Trained language model of the task ``synthetic_lm``, whose tokens are characters."""
+
+    def __init__(self, *args):
+        TrainedModel.__init__(self, *args)
+        self.codec = Symbols()
+
+    def encode(self, text):
+        known = self.task.problem.characters
+        if not text or set(text) - set(known):
+            raise ValueError(f"the prompt {text!r} must consist of one or more of the characters {known}")
+        return self.task.encode(text)
+
+    def symbols(self, tokens):
+        return (self.task.dictionary[token] for token in tokens)
+
+
+class Symbols(line_codec.LineCodec):
+    """Codec of symbols that are written one after the other."""
+
+    def stream(self, symbols, start=True):
+        return symbols
+
+
+class MaskedLanguageModel(LineModel):
+    """Trained model of the task ``masked_lm``."""
+
+    @torch.no_grad()
+    def fill_mask(self, text: str, top_k: int = 5) -> list[tuple[str, float, str]]:
+        """Returns the most likely replacements of the mask, as fairseq's ``fill_mask`` does.
+
+        Args:
+            text: a text with one ``<mask>``.
+            top_k: number of replacements.
+
+        Returns:
+            Tuples (text with the replacement, its probability, the replacement).
+
+        Raises:
+            ValueError: if the text does not contain exactly one mask, or if it is too long.
+        """
+        if text.count(MASK) != 1:
+            raise ValueError(f"the text has {text.count(MASK)} {MASK}: expected exactly one")
+        if top_k < 1:
+            raise ValueError(f"top_k must be at least 1, not {top_k}")
+        dictionary = self.task.source_dictionary
+        before, after = (self.encode_line(part.rstrip()) for part in text.split(MASK))
+        begin, mask, end = (
+            torch.tensor([token]) for token in (dictionary.bos(), dictionary.index(MASK), dictionary.eos())
+        )
+        tokens = torch.cat([begin, before, mask, after, end])
+        if len(tokens) > self.model.max_positions():
+            raise ValueError(f"the text has {len(tokens)} tokens: at most {self.model.max_positions()} fit")
+        logits = self.model(tokens[None].to(self.device))[0][0, 1 + len(before)]
+        best = logits.softmax(-1).topk(min(top_k, len(logits)))
+        found = []
+        for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+            filled = torch.cat([before, torch.tensor([token]), after])
+            texts = [" ".join(dictionary[i] for i in part) for part in (filled, [token])]
+            found.append((self.codec.decode(texts[0]), probability, self.codec.decode(texts[1])))
+        return found

@@ -1,0 +1,322 @@
+"""Models that load_model returns, and the commands that use them, for each family."""
+
+import json
+import random
+
+import commands
+import pytest
+import torch
+from commands import generated_lines, sizes
+from documents import block
+from image_files import colored_image, write_image_dataset
+from labelled_data import write_gray_image_dataset, write_text_dataset
+from PIL import Image
+from tiny import FLAGS, PLUGIN, run_command, run_here, write_text
+
+import fairseq_lrpe
+from data_prep.labelled import write_dictionary, write_split
+from data_prep.prepare import main as prepare
+from fairseq_lrpe.cli import classify, generate
+from fairseq_lrpe.data import text_codec
+from fairseq_lrpe.data.classified_text import BYTES
+from fairseq_lrpe.experiments.inference.trained import MODELS
+from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
+from fairseq_lrpe.tasks import FAMILIES
+
+TEXT = "w1 w3 w9 w28"
+
+
+def sample(*words, text=None):
+    return run_command("python", "-m", "fairseq_lrpe", "generate", *words, "--cpu", text=text)
+
+
+def test_every_task_of_this_plugin_has_a_model():
+    assert MODELS.keys() == FAMILIES.keys()
+
+
+@pytest.fixture(scope="module")
+def language_model(train, tmp_path_factory):
+    """A checkpoint of a language model of words, on single lines."""
+    folder = tmp_path_factory.mktemp("lm")
+    flags = ["--max-update", 40, "--no-epoch-checkpoints", "--sample-break-mode", "eos"]
+    assert train("linear_lm_tmlr_type1", folder, *flags).returncode == 0
+    return folder / "checkpoint_last.pt"
+
+
+def test_sampled_text(language_model):
+    model = fairseq_lrpe.load_model(language_model, cpu=True)
+    assert not model.model.training and model.task.dictionary.index("w1") > 3
+    options = {"length": 30, "temperature": 0.7, "top_k": 9, "top_p": 0.95, "seed": 3}
+    text = model.sample(TEXT, **options)
+    assert text.startswith(" w") and text == "".join(model.stream(TEXT, **options)) and "\n" not in text
+    assert text != model.sample(TEXT, **{**options, "seed": 4})
+    words = "--length 30 --temperature 0.7 --top-k 9 --top-p 0.95 --seed 3".split()
+    done = sample(language_model, "--prompt", TEXT, "w2", *words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{TEXT}{text}\n\nw2{model.sample('w2', **options)}\n"
+    assert sample(language_model, *words, text=f"{TEXT}\nw2\n").stdout == done.stdout
+
+
+def test_greedy_text_is_that_of_fairseqs_search(language_model, data_bin):
+    """With one beam, fairseq-interactive generates up to the end of the line."""
+    flags = ["--user-dir", PLUGIN, "--task", "language_modeling", "--path", language_model, "--cpu"]
+    flags += ["--beam", 1, "--max-len-a", 0, "--max-len-b", 25, "--sample-break-mode", "eos"]
+    prompts = ["w1", TEXT, "w5 w17"]
+    done = run_command("fairseq-interactive", data_bin, *flags, text="\n".join(prompts) + "\n")
+    expected = generated_lines(done, "H")
+    model = fairseq_lrpe.load_model(language_model, cpu=True)
+    for number, prompt in enumerate(prompts):  # fairseq counts the prompt's tokens, too
+        assert expected[number].startswith(prompt) and len(expected[number].split()) > 9
+        assert (prompt + model.sample(prompt, 25, temperature=0)).startswith(expected[number])
+
+
+def test_streaming(language_model):
+    """Each token is available before the next one is computed."""
+    model, calls = fairseq_lrpe.load_model(language_model, cpu=True), []
+    model.model.decoder.register_forward_hook(lambda *_: calls.append(1))
+    stream = model.stream(TEXT, 10, seed=1)
+    assert not calls
+    for number in range(1, 4):
+        next(stream)
+        assert len(calls) == number
+
+
+@pytest.mark.parametrize("memory", [["--memory-length", 16], ["--memory", "state"]])
+def test_language_model_with_a_memory(memory, train, data_bin, tmp_path):
+    flags = ["--task", "memory_lm", "--streams", 4, "--tokens-per-sample", 16, "--token-positions", "none"]
+    done = train("linear_lm_rope", tmp_path, *flags, *memory, "--max-update", 5, "--no-epoch-checkpoints")
+    assert done.returncode == 0, done.stderr
+    model = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True)
+    text = model.sample(TEXT, 60, temperature=0)  # several segments
+    tokens, state, found = model.encode(TEXT).tolist(), {}, []
+    for _ in range(60):
+        with torch.no_grad():
+            logits = model.model.decoder(torch.tensor([tokens]), incremental_state=state)[0][0, -1]
+        logits[1] = -torch.inf
+        tokens.append(int(logits.argmax()))
+        found.append(model.task.dictionary[tokens[-1]])
+    assert "".join(model.codec.stream(found, start=False)) == text
+
+
+def test_lines_in_a_text(train, tmp_path):
+    """A model of a text of several lines continues after the end of a line."""
+    assert train("linear_lm_base", tmp_path, "--max-update", 40, "--no-epoch-checkpoints").returncode == 0
+    model = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True)
+    end, w1, w2 = (model.task.dictionary.index(x) for x in ("</s>", "w1", "w2"))
+    assert model.encode("w1\nw2\n").tolist() == [end, w1, end, w2, end]
+    assert model.encode("").tolist() == [end]
+    text = model.sample("", 200, seed=1)
+    assert text.count("\n") > 2 and not text.startswith(" ") and "\n " not in text
+
+
+def test_limit_of_positions(train, tmp_path):
+    flags = ["--decoder-learned-pos", "--token-positions", "learned", "--max-update", 1]
+    assert train("softmax_lm_nope", tmp_path, *flags).returncode == 0
+    path, message = (
+        tmp_path / "checkpoint_last.pt",
+        "learned positions support sequences of at most 32 ",
+    )
+    model = fairseq_lrpe.load_model(path, cpu=True)
+    with pytest.raises(ValueError, match=message) as error:
+        model.sample(TEXT, 50, seed=1)
+    done = sample(path, "--prompt", TEXT, "--length", 50, "--seed", 1)
+    assert done.returncode == 1 and done.stderr.startswith(f"generate: {error.value}\n")
+    assert done.stdout == f"{TEXT}{error.value.text}\n" and len(error.value.text) > 50
+
+
+def test_synthetic_problems(tmp_path):
+    words = "--task synthetic_lm --problem index --letters 2 --tokens-per-sample 40 --max-update 2".split()
+    words += [*FLAGS[2:], "--user-dir", PLUGIN, "--arch", "softmax_lm_roper", "--save-dir", tmp_path]
+    done = commands.train_here(*words, *"--tokens-per-sample 40 --no-epoch-checkpoints".split())
+    assert done.returncode == 0, done.stderr
+    model = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True)
+    text = model.sample("?s='", 20, temperature=0)
+    tokens = model.task.encode("?s='" + text)
+    with torch.no_grad():
+        logits = model.model(tokens[None, :-1])[0][0]
+    logits[:, 1] = -torch.inf
+    assert tokens[4:].tolist() == logits.argmax(-1)[3:].tolist()
+    with pytest.raises(ValueError, match="the prompt 'é' must consist of one or more of the characters"):
+        model.sample("é")
+
+
+def test_sentence_pieces(tmp_path):
+    write_text(tmp_path)
+    out = tmp_path / "out"
+    prepare(f"text --from {tmp_path} --out {out} --workers 1 --sentencepiece 60".split())
+    words = [out / "bin", "--user-dir", PLUGIN, *FLAGS, "--arch", "linear_lm_rope", "--save-dir", tmp_path]
+    assert commands.train_here(*words, "--max-update", 30, "--no-epoch-checkpoints").returncode == 0
+    text = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True).sample("w1 w3", 80, seed=1)
+    assert "▁" not in text and text.count(" ") > 3
+
+
+def test_translations_are_those_of_fairseq_generate(translating, corpus):
+    run, _ = translating
+    model = fairseq_lrpe.load_model(run, cpu=True)
+    lines = (corpus / "text/test.en").read_text().splitlines()
+    translated = model.translate(["", *lines], beam=2)
+    done = sample(run, "--beam", 2, text="\n".join(["", *lines]) + "\n")
+    assert done.stdout.splitlines() == translated and not translated[0]
+    codec = text_codec.load(corpus / "bin")
+    log = parse_hypotheses((run / "eval-test.log").read_text())["H"]
+    assert translated[1:] == [codec.decode("de", log[i]) for i in range(20)]
+    with pytest.raises(ValueError, match=r"line 2 has .* tokens, and the model accepts at most 1024"):
+        model.translate(["A dog", "dog " * 2000])
+    with pytest.raises(ValueError, match="the beam size must be at least 1, not 0"):
+        model.translate(["A dog"], beam=0)
+
+
+def train_classifier(data, save, arch, *flags):
+    words = ["--task", "classification", "--criterion", "label_smoothed_cross_entropy", *sizes("encoder")]
+    done = commands.train(data, arch, save, *words, "--max-update", 30, *flags)
+    assert done.returncode == 0, done.stderr
+    return fairseq_lrpe.load_model(save / "checkpoint_last.pt", cpu=True), save / "checkpoint_last.pt"
+
+
+def labels_in(path):
+    return [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
+
+
+@pytest.mark.parametrize(
+    "inputs, flags", [(1, []), (1, ["--pooling", "first"]), (2, []), (2, ["--pairs", "apart"])]
+)
+def test_classified_texts_are_those_of_the_command(inputs, flags, tmp_path):
+    data = write_text_dataset(tmp_path / "data", inputs=inputs, count=40)
+    model, checkpoint = train_classifier(data, tmp_path, "linear_classifier_rope", *flags)
+    done = run_here(classify.main, checkpoint, data, f"test={tmp_path / 'test.tsv'}", "--cpu")
+    assert done.returncode == 0, done.stderr
+    model.task.load_dataset("test")
+    dataset, symbols = model.task.dataset("test"), model.task.dictionary
+    rows = [[" ".join(symbols[t] for t in text[i]) for text in dataset.texts] for i in range(40)]
+    found = model.classify([row[0] if inputs == 1 else row for row in rows])
+    assert [x.label for x in found] == labels_in(tmp_path / "test.tsv") and len({x.label for x in found}) == 2
+    for i in (0, 7):
+        with torch.no_grad():
+            p = model.model(**dataset.collater([dataset[i]])["net_input"]).softmax(-1).max()
+        assert found[i].probability == pytest.approx(p.item(), abs=1e-5)
+    with pytest.raises(ValueError, match=f"the model classifies {'single' if inputs == 1 else 'pairs'}"):
+        model.classify([("w1", "w2") if inputs == 1 else "w1"])
+    with pytest.raises(ValueError, match="expected a list of texts or images"):
+        model.classify("w1")
+
+
+def test_classified_bytes(tmp_path):
+    draw, data = random.Random(0), tmp_path / "data"
+    data.mkdir()
+    texts = ["".join(draw.choice("abé") for _ in range(9)) for _ in range(40)]
+    rows = [(list(text.encode()), text.startswith("a")) for text in texts]
+    counts = {split: write_split(data, split, rows, 256) for split in ("train", "valid")}
+    write_dictionary(data, BYTES, ["no", "yes"], counts)
+    model, checkpoint = train_classifier(data, tmp_path, "linear_classifier_rope")
+    done = run_here(classify.main, checkpoint, data, f"valid={tmp_path / 'valid.tsv'}", "--cpu")
+    assert done.returncode == 0, done.stderr
+    assert [x.label for x in model.classify(texts)] == labels_in(tmp_path / "valid.tsv")
+
+
+def test_classified_pixels(tmp_path):
+    data = write_gray_image_dataset(tmp_path / "data", size=4)
+    model, checkpoint = train_classifier(data, tmp_path, "linear_classifier_base", "--max-positions", 16)
+    done = run_here(classify.main, checkpoint, data, f"test={tmp_path / 'test.tsv'}", "--cpu")
+    assert done.returncode == 0, done.stderr
+    model.task.load_dataset("test")
+    values = [(text - 4).view(4, 4).byte().numpy() for text in model.task.dataset("test").texts[0]]
+    images = [Image.fromarray(value) for value in values]
+    assert [x.label for x in model.classify(images)] == labels_in(tmp_path / "test.tsv")
+    large = [image.resize((8, 8), Image.Resampling.NEAREST) for image in images]
+    assert model.classify(large) == model.classify(images)
+    images[0].save(tmp_path / "one.png")
+    assert model.classify([tmp_path / "one.png"]) == model.classify(images[:1])
+
+
+def test_classified_images(tmp_path):
+    data = write_image_dataset(tmp_path / "data", count=12)
+    words = "--task image_classification --criterion soft_target_cross_entropy --image-size 8 --patch-size 4"
+    words = [*words.split(), "--mixing", "none", "--repeats", 1, *sizes("encoder"), "--max-update", 3]
+    done = commands.train(data, "linear_vit_tmlr_type2", tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    pictures = tmp_path / "pictures"
+    pictures.mkdir()
+    for number in range(5):
+        (pictures / f"{number}.jpg").write_bytes(colored_image(number, number))
+    done = run_here(classify.main, tmp_path / "checkpoint_last.pt", pictures, "--cpu")
+    assert done.returncode == 0, done.stderr
+    model, files = (
+        fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True),
+        sorted(pictures.iterdir()),
+    )
+    found = model.classify(files)
+    rows = [f"{file.name}\t{x.label}\t{x.probability:.4f}" for file, x in zip(files, found, strict=True)]
+    assert done.stdout.splitlines()[1:] == rows
+    assert model.classify([Image.open(file) for file in files]) == found
+    (pictures / "5.jpg").write_text("x")
+    with pytest.raises(ValueError, match="it is not a JPEG or PNG file"):
+        model.classify([pictures / "5.jpg"])
+
+
+@pytest.fixture(scope="module")
+def run_folder(language_model, data_bin, tmp_path_factory):
+    """A run's folder, whose checkpoint_best.pt is a copy of the language model."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints/checkpoint_best.pt").write_bytes(language_model.read_bytes())
+    config = {"evaluate": {"checkpoint": "checkpoint_best.pt"}}
+    (folder / "run.json").write_text(json.dumps({"kind": "language_modeling", "config": config}))
+    return folder
+
+
+def test_run_folder(run_folder, language_model, tmp_path):
+    paths = run_folder, str(language_model)
+    texts = {fairseq_lrpe.load_model(path, cpu=True).sample("w1", 9, seed=1) for path in paths}
+    assert len(texts) == 1
+    done = run_here(generate.main, run_folder, "--prompt", "w1", "--length", 9, "--seed", 1, "--cpu")
+    assert done.stdout == f"w1{texts.pop()}\n"
+    chosen = {"checkpoint": "checkpoints/other.pt", "chosen": "x"}  # of a run that chose among trials
+    (run_folder / "evaluation.json").write_text(json.dumps(chosen))
+    with pytest.raises(ValueError, match=r"has no checkpoints/other\.pt: resume it with `lrpe train`, or"):
+        fairseq_lrpe.load_model(run_folder)
+    (run_folder / "evaluation.json").unlink()
+
+
+def test_what_is_no_model(run_folder, language_model, tmp_path):
+    for path, message in (
+        (tmp_path, "is a folder without a run: pass a run's folder, such as results/lm/mini/"),
+        (tmp_path / "x.pt", "x.pt does not exist: train one with `lrpe train`"),
+        (run_folder / "run.json", "is not a readable checkpoint of fairseq"),
+    ):
+        with pytest.raises(ValueError, match=message) as error:
+            fairseq_lrpe.load_model(path)
+        assert "\n" not in str(error.value)
+    (tmp_path / "run.json").write_text('{"config": 3}')
+    with pytest.raises(ValueError, match=r"run\.json is damaged: repair it, or pass a checkpoint file"):
+        fairseq_lrpe.load_model(tmp_path)
+    with pytest.raises(ValueError, match=r"the data folder .*nowhere of .* does not exist: pass data=FOLDER"):
+        fairseq_lrpe.load_model(language_model, data=tmp_path / "nowhere")
+    state = torch.load(language_model, weights_only=True)
+    state["cfg"]["task"]["_name"] = "speech"
+    torch.save(state, tmp_path / "other.pt")
+    with pytest.raises(ValueError, match="was trained on the task speech: expected a model of language_mod"):
+        fairseq_lrpe.load_model(tmp_path / "other.pt")
+    state["cfg"]["task"]["_name"] = run_command  # a function, which would be called when it is unpickled
+    torch.save(state, tmp_path / "unsafe.pt")
+    with pytest.raises(ValueError, match="is not a readable checkpoint of fairseq"):
+        fairseq_lrpe.load_model(tmp_path / "unsafe.pt")
+
+
+def test_other_data(language_model, data_bin, tmp_path):
+    """The data folder may have been moved, but a dictionary of another size is an error."""
+    (tmp_path / "moved").symlink_to(data_bin)
+    moved = fairseq_lrpe.load_model(language_model, data=tmp_path / "moved", cpu=True)
+    assert moved.data == tmp_path / "moved" and moved.sample("w1", 5, seed=1)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/dict.txt").write_text("w1 1\nw2 1\n")
+    with pytest.raises(ValueError, match="pass the flags and data that it was trained with"):
+        fairseq_lrpe.load_model(language_model, data=tmp_path / "other", cpu=True)
+
+
+def test_example_of_the_documentation(run_folder, capsys):
+    example = block("python", "model.stream(")
+    folder = "results/lm/mini/linear_rope/seed-1"
+    assert folder in example
+    names = {}
+    exec(example.replace(folder, str(run_folder)), names)
+    assert names["text"].strip() and capsys.readouterr().out.count("w") > 9

@@ -1,0 +1,161 @@
+"""Sampling of tokens: distributions, determinism, greedy decoding, positions and constant memory."""
+
+import pytest
+import torch
+from tensors import assert_same
+from tiny_models import EOS, PAD, build_model, dictionary_of, task_of
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.models.encoder_decoder import SinusoidalPositions
+from fairseq_lrpe.models.sampling import check_options, chooser, probabilities, sample
+
+ARCHITECTURES = [f"{attention}_lm_{name}" for name, x in METHODS.items() for attention in x.attentions()]
+FLAGS = {"add_bos_token": False, "tpu": False, "dropout": 0.0, "tokens_per_sample": 64}
+
+
+def build(arch, **flags):
+    flags = FLAGS | {"max_target_positions": 64, **flags}
+    return build_model(arch, task_of(dictionary_of()), **flags).double().eval().decoder
+
+
+def greedy(decoder, prompt, length):
+    choose = chooser(0, 0, 1.0, None, torch.device("cpu"))
+    return list(sample(decoder, torch.tensor(prompt), length, choose, PAD))
+
+
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@torch.no_grad()
+def test_greedy_tokens_are_the_argmax_of_one_pass(arch):
+    decoder, prompt = build(arch), [EOS, 5, 9, 7]
+    tokens = prompt + greedy(decoder, prompt, 8)
+    logits = decoder(torch.tensor([tokens[:-1]]))[0][0]
+    logits[:, PAD] = -torch.inf
+    assert tokens[4:] == logits.argmax(-1).tolist()[3:]
+
+
+def test_fairseqs_own_model_reads_the_whole_prompt():
+    decoder, prompt = build("transformer_lm", decoder_input_dim=32, decoder_output_dim=32), [EOS, 5, 9, 7]
+    tokens = prompt + greedy(decoder, prompt, 8)
+    logits = decoder(torch.tensor([tokens[:-1]]))[0][0]
+    logits[:, PAD] = -torch.inf
+    assert tokens[4:] == logits.argmax(-1).tolist()[3:]
+
+
+def plain(logits, temperature, top_k, top_p):
+    """The definition, token by token."""
+    weights = {i: (x / temperature).exp().item() for i, x in enumerate(logits)}
+    ranked = sorted(weights, key=lambda i: (-weights[i], i))
+    kept = ranked[: top_k or None]
+    total, nucleus = sum(weights[i] for i in kept), []
+    while sum(weights[i] for i in nucleus) < top_p * total * (1 - 1e-12) and len(nucleus) < len(kept):
+        nucleus.append(kept[len(nucleus)])
+    total = sum(weights[i] for i in nucleus)
+    return [weights[i] / total if i in nucleus else 0.0 for i in range(len(logits))]
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
+@pytest.mark.parametrize("top_k", [0, 1, 4, 12, 99])
+@pytest.mark.parametrize("top_p", [1e-9, 0.5, 0.9, 1.0])
+def test_distribution(temperature, top_k, top_p):
+    logits = torch.randn(12, dtype=torch.float64)
+    p = probabilities(logits, temperature, top_k, top_p)
+    assert_same(p, torch.tensor(plain(logits, temperature, top_k, top_p), dtype=torch.float64))
+
+
+def test_distribution_with_ties_and_extreme_temperatures():
+    assert probabilities(torch.zeros(4), top_k=2).tolist() == [0.5, 0.5, 0, 0]
+    assert probabilities(torch.zeros(4), top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
+    logits = torch.tensor([3.0, 9.0, -torch.inf], dtype=torch.half)
+    assert probabilities(logits, 1e-30).tolist() == [0, 1, 0] and probabilities(logits, 1e30)[2] == 0
+
+
+def test_frequencies_are_those_of_the_distribution():
+    logits, device = torch.randn(6), torch.device("cpu")
+    choose = chooser(0.8, 4, 0.95, 1, device)
+    found = torch.bincount(torch.cat([choose(logits) for _ in range(20_000)]), minlength=6) / 20_000
+    expected = probabilities(logits, 0.8, 4, 0.95)
+    assert (found - expected).abs().max() < 0.015 and (found[expected == 0] == 0).all()
+
+
+def test_seed():
+    decoder, prompt = build("linear_lm_rope"), torch.tensor([EOS, 5])
+
+    def draw(seed):
+        return list(sample(decoder, prompt, 20, chooser(1.0, 0, 1.0, seed, prompt.device), PAD))
+
+    before = torch.get_rng_state()
+    assert draw(1) == draw(1) != draw(2)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(3)
+    first = draw(None)
+    assert draw(None) != first
+    torch.manual_seed(3)
+    assert draw(None) == first
+
+
+LIMITS = [
+    ("softmax_lm_nope", {"token_positions": "learned"}, "learned positions support sequences of at most 8 "),
+    ("softmax_lm_nope", {"token_positions": "multiplicative"}, "at most 8 tokens, not 9"),
+    *(
+        (f"softmax_lm_{name}", {"token_positions": "none"}, "8")
+        for name, method in METHODS.items()
+        if ENCODINGS[method.encoding].has_position_limit and "softmax" in method.attentions()
+    ),
+]
+
+
+@pytest.mark.parametrize("arch, flags, message", LIMITS)
+def test_text_before_the_limit_is_kept(arch, flags, message):
+    flags |= {"decoder_learned_pos": flags["token_positions"] == "learned"}
+    decoder, found = build(arch, max_target_positions=8, tokens_per_sample=8, **flags), []
+    choose = chooser(0, 0, 1.0, None, torch.device("cpu"))
+    with pytest.raises(ValueError, match=message) as error:
+        found.extend(sample(decoder, torch.tensor([EOS, 5, 9]), 20, choose, PAD))
+    assert "\n" not in str(error.value) and len(found) == 6
+    tokens = torch.tensor([[EOS, 5, 9, *found[:-1]]])
+    assert decoder(tokens)[0][0, -1].argmax() == found[-1]
+
+
+@pytest.mark.parametrize("width", [32, 33])
+def test_sinusoidal_positions_beyond_the_table(width):
+    """Each row is the one that fairseq computes with a longer table, which does not grow."""
+    original = build("linear_lm_base").embed_positions
+    assert type(original) is SinusoidalPositions
+    base = type(original).__mro__[1]
+    ours, longer = SinusoidalPositions(base(width, PAD, 10)), base(width, PAD, 200)
+    for length in (1, 7, 8, 9, 10, 50, 150):
+        tokens = torch.full((3, length), 5)
+        assert torch.equal(ours(tokens, incremental_state={}), longer(tokens, incremental_state={}))
+    assert len(ours.weights) == 10
+    assert torch.equal(ours(torch.full((1, 20), 5)), longer(torch.full((1, 20), 5)))
+
+
+@pytest.mark.parametrize("name", ["base", "tmlr_type1", "per"])
+def test_state_of_linear_attention_is_constant(name):
+    decoder, sizes = build(f"linear_lm_{name}", max_target_positions=4), []
+    forward = type(decoder).forward
+
+    def recorded(tokens, incremental_state):
+        out = forward(decoder, tokens, incremental_state=incremental_state)
+        sizes.append(sum(x.numel() for x in tree_leaves(incremental_state) if torch.is_tensor(x)))
+        return out
+
+    decoder.forward = recorded
+    assert len(greedy(decoder, [EOS, 5], 30)) == 30
+    assert len(set(sizes)) == 1 and len(sizes) == 30 and sizes[0] > 0
+
+
+@pytest.mark.parametrize("options, message", [
+    ((0, 1.0, 0, 1.0), "length must be at least 1 token, not 0"),
+    ((1, -1.0, 0, 1.0), "temperature must be a number of at least 0"),
+    ((1, float("nan"), 0, 1.0), "temperature must be"),
+    ((1, float("inf"), 0, 1.0), "temperature must be"),
+    ((1, 1.0, -1, 1.0), "top_k must be at least 1, or 0 for all tokens, not -1"),
+    ((1, 1.0, 0, 0.0), "top_p must be above 0 and at most 1, not 0.0"),
+    ((1, 1.0, 0, 1.1), "top_p must be"),
+])  # fmt: skip
+def test_invalid_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        check_options(*options)
