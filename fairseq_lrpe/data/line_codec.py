@@ -22,8 +22,8 @@ CACHED_WORDS = 500_000  # limit of the cache of GPT-2 BPE
 class LineCodec:
     """Base class of codecs, and the codec of words that are separated by spaces."""
 
-    def encode(self, line: str) -> str:
-        """Returns the symbols of a line of text, separated by spaces."""
+    def encode(self, line: str, start: bool = True) -> str:
+        """Returns the symbols of a line, or of the rest of a line if not ``start``, separated by spaces."""
         return " ".join(line.split())
 
     def text(self, symbol: str) -> str:
@@ -50,9 +50,10 @@ class LineCodec:
 class Characters(LineCodec):
     """Characters, where ▁ represents a space and <unk> is one symbol."""
 
-    def encode(self, line):
+    def encode(self, line, start=True):
         words = (word if word == "<unk>" else " ".join(word) for word in line.split())
-        return f" {SPACE} ".join(words)
+        symbols = f" {SPACE} ".join(words)
+        return symbols if start or not line.startswith(" ") else f"{SPACE} {symbols}".rstrip()
 
     def text(self, symbol):
         return " " if symbol == SPACE else symbol
@@ -64,7 +65,7 @@ class SentencePieces(LineCodec):
     def __init__(self, model: Path):
         self.model = model
 
-    def encode(self, line):
+    def encode(self, line, start=True):
         return " ".join(_sentencepiece(self.model).encode(line.strip(), out_type=str))
 
     def text(self, symbol):
@@ -80,11 +81,11 @@ class BytePairs(LineCodec):
     def __init__(self, folder: Path):
         self.folder = folder
 
-    def encode(self, line):
+    def encode(self, line, start=True):
         encoder = gpt2_encoder(self.folder)
         if len(encoder.cache) > CACHED_WORDS:
             encoder.cache.clear()  # fairseq does not limit its size
-        return " ".join(map(str, encoder.encode(line.strip())))
+        return " ".join(map(str, encoder.encode(line.strip() if start else line.rstrip())))
 
     def stream(self, symbols, start=True):
         """Yields the text of each symbol; an incomplete character is yielded with its last symbol."""

@@ -20,10 +20,10 @@ class LineModel(TrainedModel):
         dictionary = self.task.source_dictionary
         self.codec = line_codec.load(self.data, dictionary.symbols[dictionary.nspecial :])
 
-    def encode_line(self, line: str) -> Tensor:
-        """Returns the tokens (n,) of a line of text, without a final </s>."""
+    def encode_line(self, line: str, start: bool = True) -> Tensor:
+        """Returns the tokens (n,) of a line, or of its rest if not ``start``, without a final </s>."""
         encode = self.task.source_dictionary.encode_line
-        return encode(self.codec.encode(line), append_eos=False, add_if_not_exist=False).long()
+        return encode(self.codec.encode(line, start), append_eos=False, add_if_not_exist=False).long()
 
 
 class LanguageModel(LineModel):
@@ -141,7 +141,8 @@ class MaskedLanguageModel(LineModel):
         if top_k < 1:
             raise ValueError(f"top_k must be at least 1, not {top_k}")
         dictionary = self.task.source_dictionary
-        before, after = (self.encode_line(part.rstrip()) for part in text.split(MASK))
+        left, right = text.split(MASK)
+        before, after = self.encode_line(left), self.encode_line(right, start=False)
         begin, mask, end = (
             torch.tensor([token]) for token in (dictionary.bos(), dictionary.index(MASK), dictionary.eos())
         )
