@@ -79,6 +79,7 @@ class Forks:
 
     def close(self):
         self.server.stdin.close()
+        self.server.kill()  # a process that a test left behind may keep its standard input open
         self.server.wait()
         self.folder.cleanup()
 
