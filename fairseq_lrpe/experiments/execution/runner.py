@@ -126,10 +126,11 @@ class Job:
         initial = self.experiment.starts_from(self.run)
         if isinstance(initial, Path) and not initial.is_file():  # a run's checkpoint may be trained later
             raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
+        if self.kind.trains:
+            update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         data_sizes(self.kind, self.cfg)
         if not self.kind.trains:
             return
-        update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         command = train_command(self)
         if self.kind.evaluations(self.cfg) and not self.trials() and not self.checkpoint.exists():
             check_checkpoint(self, command)

@@ -132,6 +132,8 @@ def max_length(model: dict) -> tuple[float, str]:
         return trained, f"{model['encoding']} has a table of the {trained} training positions"
     if model["encoding"] == "cosformer":
         return trained, f"cosformer's cos(π(i−j)/2M) depends on M = {trained} and is negative beyond it"
+    if model["encoding"] == "liere":
+        return trained, f"liere divides positions by {trained - 1}, the last of the training positions"
     fixed = model["encoding"] == "lrpe" and model["lrpe_core"] != "permutation"
     if fixed and not model["lrpe_learn_theta"] and model["lrpe_theta_type"] in ("b", "c"):
         theta = model["lrpe_theta_type"]

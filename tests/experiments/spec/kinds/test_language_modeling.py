@@ -80,5 +80,6 @@ def test_limits_of_all_methods():
     flags |= {"max_target_positions": None, "token_positions": "sinusoidal", "lrpe_learn_theta": False}
     flags |= {"lrpe_core": "orthogonal", "lrpe_theta_type": "a", "encoding": "none"}
     limits = {name: language_modeling.max_length(flags | method.flags)[0] for name, method in METHODS.items()}
-    assert [name for name, limit in limits.items() if limit == 512] == ["tupe_a", "tupe_r", "cosformer"]
+    limited = [name for name, limit in limits.items() if limit == 512]
+    assert limited == ["tupe_a", "tupe_r", "liere", "liere_8", "cosformer"]
     assert [name for name, limit in limits.items() if limit == math.inf] == ["nope"]
