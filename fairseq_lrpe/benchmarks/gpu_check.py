@@ -382,9 +382,10 @@ def layer_step(attention: str, method: str, x: torch.Tensor) -> Callable[[], Non
         METHODS[method].encoding, num_heads=HEADS, head_dim=WIDTH, causal=True, **options
     )
     if attention == "linear":
-        layer = LinearAttention(encoding, METHODS[method].flags.get("linear_norm", "denominator"))
+        norm = METHODS[method].flags.get("linear_norm", "denominator")
+        layer = LinearAttention(HEADS * WIDTH, HEADS, encoding, linear_norm=norm)
     else:
-        layer = SoftmaxAttention(encoding)
+        layer = SoftmaxAttention(HEADS * WIDTH, HEADS, encoding)
     layer.to(x)
 
     def step():

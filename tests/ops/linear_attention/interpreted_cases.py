@@ -218,7 +218,7 @@ ENCODINGS = [  # (encoding, linear norm); the layer is the second of four, in wh
 def attention(name, norm):
     """Returns linear attention that trains with the kernels, and a copy with the definition in float64."""
     sizes = {"num_heads": 2, "head_dim": 12, "causal": True, "layer": 2, "layers": 4}
-    ours = LinearAttention(build_encoding(name, **sizes), linear_norm=norm, backend="fla")
+    ours = LinearAttention(24, 2, build_encoding(name, **sizes), linear_norm=norm, backend="fla")
     exact = copy.deepcopy(ours).double()
     exact.backend = "reference"
     return ours, exact
