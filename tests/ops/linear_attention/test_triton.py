@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(
 )
 def test_fla_matches_reference(queries, keys, d, dv, normalize, decay, dtype):
     """Outputs, state and gradients, up to 2^-9 or half-precision rounding of the largest value."""
-    if decay == "feature" and queries > 300:
-        pytest.skip("the definition needs queries × keys × d numbers for each head")
+    if decay == "feature":  # the definition needs queries × keys × d numbers for each head
+        queries, keys = min(queries, 300), min(keys, 410)
     g = torch.Generator().manual_seed(0)
     shapes = {"q": (queries, d), "k": (keys, d), "v": (keys, dv), "kv": (d, dv), "k_sum": (d,)}
     leaves = {name: torch.rand(2, 2, *shape, generator=g).cuda() for name, shape in shapes.items()}
