@@ -115,6 +115,7 @@ ROWS = {
     "bash scripts/test.sh --encoding NAME": Row("--version", {"NAME": "rope"}),
     "bash .ci/run": Row(replaced={"bash": "bash -n"}),
     ".venv/bin/python -m ruff *": Row(),
+    "TRITON_INTERPRET=1 *": Row("--collect-only"),  # test_interpreter.py runs the cases
     "python tests/experiments/kill_often.py *": Row("--help", {"python tests": KILL}),
     "lrpe prepare NAME": Row("--help", {"NAME": "text"}),
     "lrpe table": Row("--help"),
@@ -185,6 +186,9 @@ ROWS = {
     PREPARE + "sentences *": Row("--workers 1", {"FOLDER": "given/sentences"}),
     PREPARE + "multi30k *": Row("--workers 1 --bpe-types 30", {"FOLDER": "given/multi30k"}),
     PREPARE + "imagenet *": Row("--workers 1", {"FOLDER": "given/pictures"}),
+    PREPARE + "imagenet --from FOLDER --shorter-side *": Row(
+        "--workers 1 --out data/smaller", {"FOLDER": "given/pictures"}
+    ),
     PREPARE + "imagenet --from ILSVRC2012": Row("--from missing --out ilsvrc", refused="missing"),
     PREPARE + "text --from FOLDER": Row("--workers 1", {"FOLDER": "."}),
     PREPARE + "cifar10 *": Row("--workers 1 --train-rows 10"),

@@ -60,10 +60,10 @@ def code(mark):
     return f"__import__('pathlib').Path({str(mark)!r}).write_text('')"
 
 
-def assert_rejected(done, mark):
+def assert_rejected(done, mark, program="fairseq_lrpe"):
     assert done.returncode == 1 and not mark.exists()
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("fairseq_lrpe: the setting \"__import__('pathlib')") and last.endswith("executed")
+    assert last.startswith(f"{program}: the setting \"__import__('pathlib')") and last.endswith("executed")
 
 
 def words_of(command, checkpoint, data):
@@ -105,9 +105,13 @@ def test_new_process(checkpoints, data_bin, code, mark, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("main", "task"), [(classify.main, "sentence_prediction"), (evaluate_synthetic.main, "synthetic_lm")]
+    ("main", "task", "program"),
+    [
+        (classify.main, "sentence_prediction", "classify"),
+        (evaluate_synthetic.main, "synthetic_lm", "evaluate-synthetic"),
+    ],
 )
-def test_our_programs(main, task, checkpoints, data_bin, code, mark, tmp_path):
+def test_our_programs(main, task, program, checkpoints, data_bin, code, mark, tmp_path):
     settings = {"character_embeddings": True, "character_filters": code}
     hostile = changed(checkpoints["transformer_lm"], tmp_path, **settings)
     state = torch.load(hostile, weights_only=True)
@@ -117,7 +121,7 @@ def test_our_programs(main, task, checkpoints, data_bin, code, mark, tmp_path):
         (tmp_path / column).mkdir()
         shutil.copy(data_bin / "dict.txt", tmp_path / column)
     words = [hostile, tmp_path] + [f"valid={tmp_path / 'out'}"] * (main is classify.main)
-    assert_rejected(run_here(main, *words, "--cpu"), mark)
+    assert_rejected(run_here(main, *words, "--cpu"), mark, program)
 
 
 @pytest.mark.parametrize("arch", ROBERTA)

@@ -46,6 +46,9 @@ METHOD_STYLES = {  # methods in the same table of a paper have different colors
     "ablation_identity_orthogonal": (GREEN, "<"),
     "ablation_identity_permutation": (BROWN, ">"),
     "ablation_permutation_unitary": (PINK, "8"),
+    "nezha": (LIME, "D"),
+    "fire": (RED, "^"),
+    "huang_1": (TEAL, "v"),
     "fairseq": (GREY, "X"),
 }
 OTHER_STYLES = sorted(set(product(COLORS, MARKERS)) - set(METHOD_STYLES.values()))
