@@ -6,7 +6,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from fairseq_lrpe.methods import canonical
+from fairseq_lrpe.methods import METHODS, canonical
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,12 +46,14 @@ METHOD_STYLES = {  # methods in the same table of a paper have different colors
     "ablation_identity_orthogonal": (GREEN, "<"),
     "ablation_identity_permutation": (BROWN, ">"),
     "ablation_permutation_unitary": (PINK, "8"),
-    "nezha": (LIME, "D"),
-    "fire": (RED, "^"),
-    "huang_1": (TEAL, "v"),
     "fairseq": (GREY, "X"),
 }
-OTHER_STYLES = sorted(set(product(COLORS, MARKERS)) - set(METHOD_STYLES.values()))
+UNUSED_STYLES = sorted(set(product(COLORS, MARKERS)) - set(METHOD_STYLES.values()))
+OTHER_STYLES = {  # derived from the names; each method removes its style, so that no two have the same
+    name: UNUSED_STYLES.pop(crc32(name.encode()) % len(UNUSED_STYLES))
+    for name in dict.fromkeys(map(canonical, METHODS))
+    if name not in METHOD_STYLES
+}
 
 SHADES = (0, 0.5, -0.6, -0.3, 0.25)
 """Change of lightness for the color of each row of the same method; negative values are darker."""
@@ -61,11 +63,10 @@ LINE_STYLES = {"linear": "-", "softmax": (0, (5, 2))}
 
 
 def method_style(method: str | None) -> tuple[str, str]:
-    """Returns the color and marker of a method, from ``METHOD_STYLES`` or derived from its name."""
+    """Returns the color and marker of a method, or of a name that is not in ``METHODS``."""
     name = canonical(method or "")
-    if name in METHOD_STYLES:
-        return METHOD_STYLES[name]
-    return OTHER_STYLES[crc32(name.encode()) % len(OTHER_STYLES)]
+    unknown = UNUSED_STYLES[crc32(name.encode()) % len(UNUSED_STYLES)]
+    return (METHOD_STYLES | OTHER_STYLES).get(name, unknown)
 
 
 def row_styles(rows: dict[Hashable, str | None]) -> dict[Hashable, tuple[str, str]]:
