@@ -64,7 +64,7 @@ def parser() -> ArgumentParser:
     shown.add_argument("--record", type=abs_path, metavar="FOLDER", help=text)
     text = "compare the finished runs with the recorded results in this folder (default: docs/results)"
     shown.add_argument("--check", type=abs_path, nargs="?", const=RECORDED, metavar="FOLDER", help=text)
-    text = "write all tables with recorded runs to tables.md in RESULTS, a folder of recorded results"
+    text = "write all tables to RESULTS.md; RESULTS is a folder of recorded results, such as docs/results"
     shown.add_argument("--write-docs", action="store_true", help=text)
     parser.add_argument("--scale", choices=SCALES, help=SCALE_HELP)
     formats = ("markdown", "latex", "csv")
@@ -125,8 +125,9 @@ def check(results: Path, folder: Path) -> None:
 
 
 def write_docs(folder: Path) -> None:
-    """Writes tables.md into a folder of recorded results."""
+    """Writes the page of a folder of recorded results."""
     from fairseq_lrpe.experiments.reporting import recorded_tables
 
-    write_atomic(folder / "tables.md", recorded_tables.page(folder))
-    print(f"{display_path(folder / 'tables.md')} is up to date")
+    path = recorded_tables.page_path(folder)
+    write_atomic(path, recorded_tables.page(folder))
+    print(f"{display_path(path)} is up to date")

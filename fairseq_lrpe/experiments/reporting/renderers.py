@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 TEXT_COLUMNS = ("attention", "method", "changes", "state", "setting", "evaluation", "metric")
-TEXT_COLUMNS += ("table", "scale")
+TEXT_COLUMNS += ("table", "title")
 """Columns that are aligned to the left; all others contain numbers."""
 
 

@@ -311,24 +311,33 @@ def test_the_quickstart_ends_with_the_check(words, folder, records, monkeypatch)
 def test_the_page_agrees_with_the_records():
     """If this test fails, run `lrpe results docs/results --write-docs`."""
     folder = REPOSITORY / "docs/results"
-    assert (folder / "tables.md").read_text() == recorded_tables.page(folder)
+    assert recorded_tables.page_path(folder).read_text() == recorded_tables.page(folder)
 
 
 def test_page(records, monkeypatch):
     monkeypatch.setattr(recorded_tables, "tables", lambda: ["quickstart", "tmlr_table2"])
     (records / "notes").mkdir()
     (records / "notes/tmlr_table2.md").write_text("Our commentary.\n")
+    (records / "notes/other.md").write_text("## Other (1): text\n\nMore.\n")
     assert call(records, "--write-docs").returncode == 0
-    text = (records / "tables.md").read_text()
-    assert "| [tmlr_table2](#tmlr_table2-mini) | mini | 4 of 24 | 0 to 3 of 3 |" in text
-    assert "| quickstart | full | 0 of 4 | 0 of 1 |" in text and "## quickstart" not in text
-    _, section = text.split("## tmlr_table2 (mini)\n")
+    text = records.with_name("records.md").read_text()
+    assert "[measurements.csv](records/measurements.csv)" in text
+    assert "Below the tables: [Other (1): text](#other-1-text)." in text
+    assert "| [tmlr_table2](#tmlr_table2) | Causal language models with" in text
+    assert "| 4 of 24 | 0 of 24 | 0 of 80 |" in text
+    assert "| quickstart | Four small language models with linear attention | - | - | 0 of 4 |" in text
+    assert "## quickstart" not in text
+    _, section = text.split("## tmlr_table2\n")
+    assert section.count("Scale: ") == 1 and section.startswith("\nScale: mini")
     assert "| linear | RoPE | 33.36 ± 0.20 | 35.33 ± 1.00 (3) |" in section
-    assert section.endswith("\n\nOur commentary.\n")
+    assert section.endswith("\n\nOur commentary.\n\n## Other (1): text\n\nMore.\n")
     (records / "notes/tmlr_table22.md").touch()
-    assert "unknown table (did you mean 'tmlr_table2'?)" in call(records, "--write-docs").stderr
+    message = "neither starts with a heading nor is a commentary on a table (did you mean 'tmlr_table2'?)"
+    assert message in call(records, "--write-docs").stderr
     (records / "notes/tmlr_table22.md").unlink()
+    (records / "notes/other.md").unlink()
     path = records / "measurements.csv"
     path.write_text(path.read_text().splitlines()[0] + "\n")
     text = recorded_tables.page(records)
-    assert "0 of 24" in text and text.endswith("No recorded runs.  \n\nOur commentary.\n")
+    assert "0 of 24" in text and text.endswith("two corpora. No recorded runs.\n\nOur commentary.\n")
+    assert "Below the tables: nothing." in text
