@@ -106,3 +106,12 @@ def test_batches_are_counted_in_tokens(gpus, update_freq):
     message = "total batch of 35200 tokens is not a multiple of 3 GPUs × 4400 tokens"
     with pytest.raises(ValueError, match=message):
         command(3)
+
+
+@pytest.mark.parametrize("method, parts", [("iclr_type4", ["encoder"]), ("fairseq", [])])
+def test_encodings_are_in_the_encoder_only(method, parts):
+    """Also with vanilla attention, as in the authors' code; fairseq's own transformer has no such flag."""
+    experiment = Experiment.load("mt/wmt14_en_de")
+    [run] = experiment.runs("softmax", method, [1])
+    words = train_command(Job(experiment, run, REPOSITORY / "results", Launch()))
+    assert [value for flag, value in itertools.pairwise(words) if flag == "--encoding-in"] == parts
