@@ -22,12 +22,17 @@ def on_files(files, config):
 
 
 def on_page_markdown(markdown, page, **_):
-    """Adapts links between docs/ and the top folder, and appends the classes of a registry to its page."""
+    """Adapts a page to the site.
+
+    Links between docs/ and the top folder are rewritten, the list of sections is removed, because the theme
+    shows one, and the classes of a registry are appended to its page.
+    """
     name = page.file.src_uri
     up = "../" * name.count("/")
     markdown = markdown.replace("](docs/" if name in TOP else f"]({up}../", f"]({up}")
+    markdown = re.sub(r"^(- \[.+\]\(#.+\)\n)+", "", markdown, count=1, flags=re.MULTILINE)
     classes = [
-        f"\n\n::: {cls.__module__}.{cls.__name__}\n    options: {{heading_level: 3, heading: {key}}}"
+        f"\n\n::: {cls.__module__}.{cls.__name__}\n    options: {{heading_level: 3, heading: {key}, toc_label: {key}}}"
         for key, cls in sorted(REGISTRIES.get(name, {}).items())
     ]
     return markdown + "".join(classes)
