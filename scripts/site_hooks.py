@@ -31,11 +31,10 @@ def on_page_markdown(markdown, page, **_):
     up = "../" * name.count("/")
     markdown = markdown.replace("](docs/" if name in TOP else f"]({up}../", f"]({up}")
     markdown = re.sub(r"^(- \[.+\]\(#.+\)\n)+", "", markdown, count=1, flags=re.MULTILINE)
-    classes = [
-        f"\n\n::: {cls.__module__}.{cls.__name__}\n    options: {{heading_level: 3, heading: {key}, toc_label: {key}}}"
-        for key, cls in sorted(REGISTRIES.get(name, {}).items())
-    ]
-    return markdown + "".join(classes)
+    for key, cls in sorted(REGISTRIES.get(name, {}).items()):
+        options = f"{{heading_level: 3, heading: {key}, toc_label: {key}}}"
+        markdown += f"\n\n::: {cls.__module__}.{cls.__name__}\n    options: {options}"
+    return markdown
 
 
 class Docstrings(Extension):
