@@ -67,9 +67,14 @@ setup(
             "ruff",
             "transformers<5",
             "plotly",
+            "mkdocs",
+            "mkdocs-material",
+            "mkdocstrings-python",
             "fla-core>=0.6; sys_platform == 'linux'",
             "triton; sys_platform == 'linux'",
         ],
+        # For the documentation site (mkdocs.yml).
+        "docs": ["mkdocs", "mkdocs-material", "mkdocstrings-python"],
         "gpu": ["fla-core>=0.6"],
         "bookcorpus": ["datasets"],
         # For reading published weights of BERT in question generation.

@@ -24,7 +24,13 @@ PACKAGES = {  # {module: name of the package that contains it, if it differs}
     "subword_nmt": "subword-nmt",
     "yaml": "pyyaml",
 }
-COMMANDS = {"pytest-xdist", "ruff"}  # packages of the extra "test" that are not imported
+COMMANDS = {  # packages of the extra "test" that are not imported
+    "pytest-xdist",
+    "ruff",
+    "mkdocs",
+    "mkdocs-material",
+    "mkdocstrings-python",
+}
 OURS = {"fairseq_lrpe", "data_prep", *(path.stem for path in (REPOSITORY / "tests").rglob("*.py"))}
 
 
@@ -89,7 +95,7 @@ def test_setup_declares_exactly_the_imported_packages():
     needed = lists["install"] | lists["train"]
     assert packages(files("fairseq_lrpe", "data_prep")) == (needed - {"tensorboardX"}) | extras
     assert packages(files("tests")) - needed == lists["test"] - COMMANDS - lists["gpu"]
-    assert lists["install"] == {"torch"}
+    assert lists["install"] == {"torch"} and lists["docs"] <= lists["test"]
 
 
 def test_every_package_is_pinned_once():

@@ -115,6 +115,7 @@ ROWS = {
     "bash scripts/test.sh --encoding NAME": Row("--version", {"NAME": "rope"}),
     "bash .ci/run": Row(replaced={"bash": "bash -n"}),
     ".venv/bin/python -m ruff *": Row(),
+    ".venv/bin/python -m mkdocs serve": Row("--help"),  # test_site.py builds the site
     "TRITON_INTERPRET=1 *": Row("--collect-only"),  # test_interpreter.py runs the cases
     "python tests/experiments/kill_often.py *": Row("--help", {"python tests": KILL}),
     "lrpe prepare NAME": Row("--help", {"NAME": "text"}),

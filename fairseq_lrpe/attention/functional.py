@@ -60,9 +60,11 @@ def attention_bias(
     after their query are arbitrary, but finite, and have to be masked.
 
     Args:
-        encoding, positions, key_positions: as in :func:`apply_encoding`.
+        encoding: the encoding.
         q: queries (B, H, Lq, d), as returned by :func:`apply_encoding` if the encoding changes them.
         k: keys (B, H, Lk, d), likewise.
+        positions: positions of the queries, as in :func:`apply_encoding`.
+        key_positions: positions of the keys, likewise.
 
     Raises:
         ValueError: for positions that are not valid, and for encodings that do not add a bias.

@@ -25,14 +25,17 @@ class LinearAttention(SelfAttention):
     is no attention dropout. The state for decoding consists of running sums and has a constant size.
 
     Args:
-        embed_dim, num_heads, causal, **options: see :class:`SelfAttention`.
+        embed_dim: embedding dimension E.
+        num_heads: number of heads.
         encoding: the positional encoding, which must be decomposable, or its name.
+        causal: whether attention is causal; required with a name.
         linear_norm: "denominator" divides outputs by the sum of the weights; "content" divides by the sum of
             the weights without the encoding, which is always positive (RoFormer Eq. 19); "layernorm" does not
             divide, but applies a LayerNorm(E) to the concatenated heads.
         feature_map: a name in ``FEATURE_MAPS``.
         backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" is replaced
             by "auto", so that models trained with the GPU kernels can be used without them.
+        **options: see :class:`SelfAttention`.
 
     Raises:
         ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, and as

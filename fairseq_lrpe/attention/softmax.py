@@ -38,8 +38,12 @@ class SoftmaxAttention(SelfAttention):
     contains the encoded keys, the values, the padding mask, and a row order that beam search has requested.
 
     Args:
-        embed_dim, num_heads, encoding, causal, **options: see :class:`SelfAttention`.
+        embed_dim: embedding dimension E.
+        num_heads: number of heads.
+        encoding: the positional encoding or its name.
+        causal: whether attention is causal; required with a name.
         dropout: dropout probability of the attention weights in training.
+        **options: see :class:`SelfAttention`.
     """
 
     def __init__(

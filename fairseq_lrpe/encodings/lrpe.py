@@ -37,15 +37,18 @@ class LRPE(Encoding):
     of Eq. 75 is omitted, because it cancels.
 
     The option ``core`` selects Λ^(s):
+
         unitary      diag e^{isα_t}, t < d, in the real form [Re, Im] of width 2d (Proposition 3.3)
         orthogonal   2×2 rotations by sα_t of the pairs (x_2t, x_2t+1), t < d/2 (Proposition 3.4, q = 0)
         mixed        rotations of the first d//2 features (plus one if that is odd), the rest unchanged
-                     (q = ⌊d/2⌋, ICLR App. C.7; ``mix_reflect`` in the pseudocode)
+                     (q = ⌊d/2⌋, ICLR App. C.7; mix_reflect in the pseudocode)
         permutation  x_{π^s(i)} with a random permutation π (Proposition 3.5)
+
     The option ``rotation`` selects P:
+
         identity     no change
         householder  I − 2 v vᵀ/vᵀv, v ~ N(0, I) (Eq. 73)
-        odd_even     ``odd_even_permutation`` of the pseudocode
+        odd_even     odd_even_permutation of the pseudocode
         fft          discrete Fourier transform over the features, norm "ortho"
 
     ``theta`` contains the angles per position, ``v`` (d,) the Householder vector and ``permutation`` (d,) the

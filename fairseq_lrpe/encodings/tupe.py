@@ -30,7 +30,7 @@ class TUPE(Encoding):
     128 (TUPE-R). All layers share one module. Use ``--token-positions none`` with it, so that tokens have no
     other position embeddings.
 
-    With ``cls``, bidirectional attention treats the first token separately, because a token such as <s>
+    With ``cls``, bidirectional attention treats the first token separately, because a token such as ``<s>``
     represents the whole text (Sec. 3.2). Its position score is θ₁ if it is the query, and θ₂ if it is the key
     of another query. As in the authors' code (guolinke/TUPE), θ₁ and θ₂ are the scores of two table rows with
     themselves: of an additional row before position 0, and of the row of position 0. The relative bias of

@@ -63,7 +63,10 @@ def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal
 
     Args:
         matrix: the arguments (queries, keys, q_offset, causal) of :func:`distance_table` for the matrix.
-        queries, keys, q_offset, causal: the same arguments for the block.
+        queries: number of queries in the block.
+        keys: number of keys in the block.
+        q_offset: position of the block's first query.
+        causal: as in ``matrix``.
     """
     first, last = _distance_range(queries, keys, q_offset, causal)
     start = _distance_range(*matrix)[0]

@@ -72,7 +72,9 @@ class AbsolutePosition(nn.Module):
         """Returns the output for the rows that follow those of earlier calls, and the state after them.
 
         Args:
-            x, positions, tokens: those of the new rows, as in :meth:`forward`; at least one row.
+            x: token embeddings of the new rows, at least one.
+            positions: positions of the new rows.
+            tokens: token indices of the new rows.
             state: the state (B, ..) after the preceding rows, or None if there are none.
         """
         raise NotImplementedError

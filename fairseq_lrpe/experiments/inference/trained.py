@@ -36,7 +36,7 @@ def load_model(
         cpu: whether to use the CPU if there is a GPU.
 
     Returns:
-        The model, with the methods of its family:
+        The model, which has the methods of its family
 
         - language models: ``sample(prompt, length)`` and ``stream(prompt, length)``
         - masked language models: ``fill_mask(text, top_k)``

@@ -37,7 +37,7 @@ def load_results(results: str | Path) -> pd.DataFrame:
         - problem: why a damaged run cannot be read
         - folder: the run's folder, which does not exist for recorded runs
 
-    Example::
+    For example:
 
         results = fairseq_lrpe.load_results("results")
         results.query("metric == 'perplexity'").groupby(["experiment", "method"])["value"].mean()

@@ -1,0 +1,48 @@
+"""Extends mkdocs and mkdocstrings for the documentation site (mkdocs.yml)."""
+
+import re
+from pathlib import Path
+
+from griffe import Extension
+from mkdocs.structure.files import File
+
+from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.positions import POSITIONS
+
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
+REGISTRIES = {"api/encodings.md": ENCODINGS, "api/positions.md": POSITIONS}
+OPTIONS = {f"{cls.__module__}.{cls.__name__}": cls.option_help for cls in ENCODINGS.values()}
+
+
+def on_files(files, config):
+    """Adds the files of the top folder to those of docs/."""
+    root = Path(config.config_file_path).parent
+    for name in TOP:
+        files.append(File.generated(config, name, abs_src_path=str(root / name)))
+
+
+def on_page_markdown(markdown, page, **_):
+    """Adapts a page to the site.
+
+    Links between docs/ and the top folder are rewritten, the list of sections is removed, because the theme
+    shows one, and the classes of a registry are appended to its page.
+    """
+    name = page.file.src_uri
+    up = "../" * name.count("/")
+    markdown = markdown.replace("](docs/" if name in TOP else f"]({up}../", f"]({up}")
+    markdown = re.sub(r"^(- \[.+\]\(#.+\)\n)+", "", markdown, count=1, flags=re.MULTILINE)
+    for key, cls in sorted(REGISTRIES.get(name, {}).items()):
+        options = f"{{heading_level: 3, heading: {key}, toc_label: {key}}}"
+        markdown += f"\n\n::: {cls.__module__}.{cls.__name__}\n    options: {options}"
+    return markdown
+
+
+class Docstrings(Extension):
+    """Makes cross-references of docstrings links, and adds the help of options to those of encodings."""
+
+    def on_object(self, *, obj, **_):
+        if obj.docstring:
+            obj.docstring.value = re.sub(r":\w+:`([\w.]+)`", r"[`\1`][\1]", obj.docstring.value)
+            if options := OPTIONS.get(obj.path):
+                lines = [f"    {name}: {text}" for name, text in options.items()]
+                obj.docstring.value += "\n".join(["\n\nArgs:", *lines])
