@@ -24,7 +24,7 @@ PACKAGES = {  # {module: name of the package that contains it, if it differs}
     "subword_nmt": "subword-nmt",
     "yaml": "pyyaml",
 }
-COMMANDS = {"pytest-xdist", "ruff"}  # packages of the extra "test" that are not imported
+COMMANDS = {"pytest-xdist", "ruff", "ipykernel"}  # packages of the extra "test" that are not imported
 OURS = {"fairseq_lrpe", "data_prep", *(path.stem for path in (REPOSITORY / "tests").rglob("*.py"))}
 
 
