@@ -106,6 +106,8 @@ def label_names(text: Path) -> list[str]:
         ValueError: If there are fewer than two, or another split has a label that is not among them.
     """
     names = sorted(set(read_lines(text / "train.label")))
+    if not names:
+        raise ValueError(f"{text / 'train.label'} is empty: run the command again")
     if len(names) < 2:
         raise ValueError(f"the training set has only the label {names[0]!r}: expected at least two labels")
     for split in splits_in(text, ".input0.txt"):

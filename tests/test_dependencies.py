@@ -27,6 +27,7 @@ PACKAGES = {  # {module: name of the package that contains it, if it differs}
 COMMANDS = {  # packages of the extra "test" that are not imported
     "pytest-xdist",
     "ruff",
+    "ipykernel",
     "mkdocs",
     "mkdocs-material",
     "mkdocstrings-python",

@@ -22,6 +22,7 @@ from documents import BLOCK, DOCUMENTS, SHELL, block, blocks, commands
 from image_files import colored_image
 from omegaconf import OmegaConf
 from test_dependencies import declared
+from test_wheel import WHEEL
 from tiny import REPOSITORY, write_text
 
 
@@ -49,8 +50,8 @@ def check_pip(words):
     if "-c" in rest:
         assert (REPOSITORY / rest[rest.index("-c") + 1]).is_file()
     for word in rest:
-        if extras := re.fullmatch(r"\.\[([\w,]+)\]", word):
-            assert set(extras[1].split(",")) <= set(lists)
+        if extras := re.fullmatch(r"(\.|\./\S+\.whl)\[([\w,]+)\]", word):
+            assert extras[1] in (".", f"./{WHEEL}") and set(extras[2].split(",")) <= set(lists)
         else:
             known = {"-c", "-e", ".", "constraints.txt", "--no-build-isolation", *lists["train"]}
             assert word in known, f"pip install {word}: not declared in setup.py"
@@ -118,8 +119,11 @@ ROWS = {
     ".venv/bin/python -m mkdocs serve": Row("--help"),  # test_site.py builds the site
     "TRITON_INTERPRET=1 *": Row("--collect-only"),  # test_interpreter.py runs the cases
     "python tests/experiments/kill_often.py *": Row("--help", {"python tests": KILL}),
+    ".venv/bin/jupyter *": Row("--help"),
     "lrpe prepare NAME": Row("--help", {"NAME": "text"}),
+    "lrpe prepare text": Row("--out data/docs --workers 1"),
     "lrpe table": Row("--help"),
+    "lrpe table quickstart *": Row("--dry-run --only rope data=data/docs/bin", after=("lrpe prepare text",)),
     "lrpe train": Row("--help"),
     # fairseq's commands
     "fairseq-preprocess *": Row("--workers 1"),

@@ -8,6 +8,7 @@ import zipfile
 import pytest
 from tiny import BIN, REPOSITORY
 
+WHEEL = "fairseq_lrpe-1.0.0-py3-none-any.whl"
 SMALL = [f"train.decoder_{name}=8" for name in ("embed_dim", "ffn_embed_dim")]
 SMALL += [
     "updates=2",
@@ -47,7 +48,7 @@ def installed(wheel, tmp_path_factory):
 
 
 def test_content(wheel):
-    assert wheel.name == "fairseq_lrpe-1.0.0-py3-none-any.whl"
+    assert wheel.name == WHEEL
     names = set(zipfile.ZipFile(wheel).namelist())
     modules = [path for part in ("fairseq_lrpe", "data_prep") for path in (REPOSITORY / part).rglob("*.py")]
     expected = {str(path.relative_to(REPOSITORY)) for path in modules}

@@ -22,6 +22,7 @@ from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.models.data_validation import check_labeled
+from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask
 from fairseq_lrpe.utils.cli import exit_on_error, path_arg
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, output_folder, save_figure
@@ -143,23 +144,54 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
     """Returns the scores of a query with keys at distances 0, 1, .. ``reach`` before it.
 
     The scores are those of causal softmax attention, before the softmax, in layer 2 of 6, with the initial
-    parameters of the method's encoding (seed 0). Query and keys are the same random positive unit vector.
+    parameters of the method's encoding (seed 0). Query and keys are the same random positive unit vector. The
+    inputs that some encodings use besides queries and keys are random.
 
     Returns:
         A tensor (heads, reach + 1).
     """
-    torch.manual_seed(0)
-    cfg = PositionConfig(attention="softmax", **method.flags)
-    size = {"embed_dim": heads * head_dim, "num_heads": heads}
-    encoding = encoding_from_config(cfg, **size, causal=True, layer=2, layers=6).eval()
-    x = torch.rand(head_dim)
-    x = (x / x.norm()).repeat(1, heads, reach + 1, 1)
+    encoding, x = _initial(method, "softmax", reach, heads, head_dim)
     q, k = encoding(x[:, :, :1], x, reach, 0)
-    score_function = encoding.score_function(q, k, reach)
+    features = None
+    if encoding.left_context is not None:
+        inputs = torch.randn(1, encoding.left_context + reach + 1, heads * head_dim)
+        features = encoding.input_features(inputs)
+    score_function = encoding.score_function(q, k, reach, input_features=features)
     if score_function is not None:
         return score_function(q, k, reach)[0, :, 0].flip(-1)
     scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, reach)
     return (scores if bias is None else scores + bias)[0, :, 0].flip(-1)
+
+
+@torch.no_grad()
+def weights_by_distance(method, attention, reach=256, heads=4, head_dim=64):
+    """Returns the attention weights of keys at distances 0, 1, .. ``reach``, which are 1 without an encoding.
+
+    In softmax attention, these are the weights of :func:`scores_by_distance` times the number of keys. In
+    linear attention, they are the products of the same query and keys after the feature map and the encoding,
+    divided by the product without the encoding; they can be negative.
+
+    Returns:
+        A tensor (heads, reach + 1).
+    """
+    if attention == "softmax":
+        return scores_by_distance(method, reach, heads, head_dim).softmax(-1) * (reach + 1)
+    encoding, x = _initial(method, "linear", reach, heads, head_dim)
+    x = FEATURE_MAPS[method.flags.get("feature_map", "elu")](x)
+    identity = torch.eye(reach + 1).expand(1, heads, -1, -1)  # of these values, the outputs are the weights
+    options = {"causal": True, "log_decay": encoding.log_decay, "normalize": False}
+    weights = linear_attention(*encoding(x, x), identity, **options)[0, :, -1].flip(-1)
+    return weights / x[0, 0, 0].square().sum()
+
+
+def _initial(method, attention, reach, heads, head_dim):
+    """Returns a method's encoding with its initial parameters, and the vector of all queries and keys."""
+    torch.manual_seed(0)
+    cfg = PositionConfig(attention=attention, **method.flags)
+    size = {"embed_dim": heads * head_dim, "num_heads": heads}
+    encoding = encoding_from_config(cfg, **size, causal=True, layer=2, layers=6).eval()
+    x = torch.rand(head_dim)
+    return encoding, (x / x.norm()).repeat(1, heads, reach + 1, 1)
 
 
 def score_curves(path, columns=5):

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, html_path
 from fairseq_lrpe.utils.files import output_folder, write_atomic
 
-INSTALL = "pip install -c constraints.txt -e '.[report]'"
+INSTALL = "pip install 'fairseq-lrpe[report]'"
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -5,6 +5,7 @@ scalars, which are metrics, and argparse.Namespace, which contains the flags of 
 """
 
 import argparse
+import pickle
 import zipfile
 from pathlib import Path
 
@@ -50,9 +51,18 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
                 settings = {"_name": getattr(settings, "arch", None), **vars(settings)}
             state["cfg"][part] = dict(settings)
     except Exception as error:  # torch raises many types
-        reason = next(iter(str(error).splitlines()), error)
-        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({reason})") from None
+        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({_reason(error)})") from None
     return state
+
+
+def _reason(error):
+    """Returns the cause of an error as one sentence, without torch's advice."""
+    cause = str(error)
+    if isinstance(error, pickle.UnpicklingError):  # the message starts with advice to load the file unsafely
+        cause = cause.partition("WeightsUnpickler error: ")[2]
+        if not cause.startswith("Unsupported global"):  # the name of a type that could execute code
+            return "it is damaged, or torch.save did not write it"
+    return cause.partition("\n")[0].partition(". ")[0] or "it is incomplete"  # EOFError has no message
 
 
 def _load(path):

@@ -6,8 +6,9 @@ import pytest
 import torch
 from commands import assert_same_weights, load_last_checkpoint
 from fairseq import checkpoint_utils
+from omegaconf import DictConfig
 
-from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable
+from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 
 PLACES = (0.0, 0.001, 0.5, 0.999)
 
@@ -34,6 +35,28 @@ def test_newest_readable(place, tmp_path):
     for path in tmp_path.glob("checkpoint*"):
         cut(path, place)
     assert newest_readable(tmp_path) is None
+
+
+def test_reason_in_one_sentence(tmp_path):
+    path, old = tmp_path / "checkpoint.pt", {"_use_new_zipfile_serialization": False}
+
+    def reason():
+        with pytest.raises(ValueError, match="is not a readable checkpoint of fairseq") as error:
+            read_checkpoint(path, "")
+        return str(error.value).removeprefix(f"{path} is not a readable checkpoint of fairseq ")
+
+    path.write_text("# Title\n")
+    assert reason() == "(it is damaged, or torch.save did not write it)"
+    save(path, 1)
+    assert reason() == "(it has no cfg, no extra_state)"
+    cut(path, 0.5)
+    assert reason() == "(PytorchStreamReader failed reading zip archive: failed finding central directory)"
+    for place in (0.0, 0.1):
+        torch.save({}, path, **old)
+        cut(path, place)
+        assert reason() == "(it is incomplete)"
+    torch.save({"cfg": DictConfig({})}, path)
+    assert "omegaconf.dictconfig.DictConfig was not an allowed global" in reason()
 
 
 UPDATES = ["--save-interval-updates", 2, "--disable-validation", "--dropout", 0.1]

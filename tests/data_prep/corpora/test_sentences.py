@@ -1,5 +1,7 @@
 """The user's own labelled texts and pairs of texts."""
 
+import shutil
+
 import pytest
 from small_corpora import classified, error_of, prepare, write_files
 
@@ -27,6 +29,15 @@ def test_texts(tmp_path, capsys):
     assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht\nvocabulary: 8 types" in printed
     few = run(write_files(tmp_path / "given", ONE), tmp_path / "few", "--train-rows", "8")
     assert classified(few, "train") == rows * 4
+
+
+def test_an_emptied_file_is_an_error_and_written_again(tmp_path):
+    source, out = write_files(tmp_path / "given", ONE), tmp_path / "out"
+    shutil.rmtree(run(source, out))
+    (out / "text/train.label").write_text("")
+    words = ["sentences", "--from", source, "--out", out]
+    assert f"{out}/text/train.label is empty: run the command again" in error_of(*words)
+    assert len(classified(run(source, out), "train")) == 10
 
 
 def test_pairs_and_a_test_set(tmp_path):

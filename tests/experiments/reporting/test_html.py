@@ -339,8 +339,8 @@ def test_output_path_is_a_folder(runs):
 def test_without_plotly(runs, monkeypatch):
     monkeypatch.setitem(sys.modules, "plotly", None)
     done = run_here(report.main, runs)
-    message = "report: the package plotly is missing; install it with: pip install"
-    assert done.stderr.splitlines()[-1].startswith(message)
+    message = "report: the package plotly is missing; install it with: pip install 'fairseq-lrpe[report]'"
+    assert done.stderr.splitlines()[-1] == message
     assert not (runs / "report.html").exists()
 
 
