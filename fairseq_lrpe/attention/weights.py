@@ -1,0 +1,56 @@
+"""Attention weights by their definition, in O(L²) time, for plots."""
+
+import torch
+from torch import Tensor
+
+from fairseq_lrpe.attention.base import SelfAttention
+from fairseq_lrpe.attention.linear import LinearAttention
+from fairseq_lrpe.ops import linear_attention
+
+
+@torch.no_grad()
+def attention_weights(
+    attention: SelfAttention, q: Tensor, k: Tensor, input_features: Tensor | None = None
+) -> Tensor:
+    """Returns the weights (B, H, L, L) with which causal attention sums the values.
+
+    Rows sum to 1, except in linear attention with the norms "layernorm" and "content": their weights are
+    divided by the sum of the weights without the encoding, since the sum with it can be negative or close to
+    0. Transformations of the values by the encoding are not part of the weights.
+
+    Args:
+        attention: linear or softmax attention, in evaluation mode.
+        q: queries (B, H, L, d), before the feature map and the encoding.
+        k: keys (B, H, L, d), likewise.
+        input_features: features of the layer's inputs, if the encoding's scores depend on them.
+    """
+    encoding = attention.encoding
+    if isinstance(attention, LinearAttention):
+        q, k = attention.feature_map(q), attention.feature_map(k)
+        values = torch.eye(q.size(-2)).expand(*q.shape[:2], -1, -1)
+        log_decay = encoding.log_decay
+        weights = linear_attention(
+            *encoding(q, k), values, causal=True, normalize=False, log_decay=log_decay, backend="reference"
+        )
+        sums = weights if attention.linear_norm == "denominator" else (q @ k.mT).tril()
+        return weights / sums.sum(-1, keepdim=True).clamp(min=1e-6)
+    q, k = encoding(q, k)
+    score_function = encoding.score_function(q, k, 0, None, input_features)
+    if score_function is not None:
+        scores = score_function(q, k)
+    else:
+        scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k)
+        scores = scores if bias is None else scores + bias
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    return scores.masked_fill(later, float("-inf")).softmax(-1)
+
+
+def relative_weights(weights: Tensor) -> Tensor:
+    """Returns the mean (L,) of the weights (..., L, L) at each distance, relative to uniform attention.
+
+    A weight of query i is multiplied by the number i + 1 of its keys, so that uniform weights are 1. The mean
+    is over all leading dimensions and the second half of the queries.
+    """
+    length = weights.size(-1)
+    mean = weights.flatten(0, -3).mean(0) * torch.arange(1, length + 1)[:, None]
+    return torch.stack([mean.diagonal(-n)[max(0, length // 2 - n) :].mean() for n in range(length)])

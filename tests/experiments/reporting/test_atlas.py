@@ -1,0 +1,153 @@
+"""The atlas of encodings: its cards, its numbers, and how a browser filters and sorts its table."""
+
+import re
+import subprocess
+
+import pandas as pd
+import pytest
+import torch
+from html_page import CHROMIUM, Page
+from tiny import run_here
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.attention.weights import attention_weights, relative_weights
+from fairseq_lrpe.cli import report
+from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS, CurrentSettings
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.methods import METHODS
+
+ABOUT = {"updates": 800, "length": 800, "unit": "updates", "seconds": 1.0, "data": "0", "package": "0"}
+ABOUT |= {"commit": "0", "torch": "2", "machine": "CPU", "date": "2020-01-01"}
+PERPLEXITIES = {("linear", "rope"): 20.25, ("softmax", "rope"): 9.5, ("linear", "alibi"): 11.75}
+
+
+def line(run, evaluation, metric, value, kind):
+    """Returns a line of measurements.csv with today's settings."""
+    key = dict(zip(MEASUREMENTS, (run.experiment, run.attention, run.method, "", run.seed), strict=False))
+    settings = CurrentSettings().digests(run)[evaluation]
+    measured = {"evaluation": evaluation, "metric": metric, "value": value, "signature": ""}
+    return key | measured | {"settings": settings, "kind": kind} | ABOUT
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Recorded results: perplexities of three models with two seeds, and one speed."""
+    path, lines = tmp_path_factory.mktemp("records"), []
+    experiment = Experiment.load("lm/extrapolation_mini")
+    for (attention, method), perplexity in PERPLEXITIES.items():
+        for run in experiment.runs(attention, method, [1, 2]):
+            for n, length in enumerate((1, 2, 4, 8, 16)):
+                value = perplexity + 2 * n + run.seed
+                lines.append(line(run, f"test_x{length}", "perplexity", value, "language_modeling"))
+    [run] = Experiment.load("speed/roberta_mini").runs("linear", "rope", [1])
+    lines.append(line(run, "steps", "relative_speed", 0.75, "speed"))
+    pd.DataFrame(lines, columns=MEASUREMENTS).to_csv(path / "measurements.csv", index=False)
+    return path
+
+
+@pytest.fixture(scope="module")
+def path(folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("atlas") / "atlas.html"
+    done = run_here(report.main, folder, "--atlas", out)
+    assert done.returncode == 0 and done.stderr == f"{out} shows {len(METHODS)} methods\n"
+    return out
+
+
+def test_every_method_has_a_card(path):
+    text = path.read_text()
+    page = Page(text)
+    cards = [attributes for tag, attributes in page.tags if attributes.get("class") == "card"]
+    assert sorted(name for card in cards for name in card["data-name"].split()) == sorted(METHODS)
+    assert text.count("<svg") == len(cards) and len(text) < 3e6
+    assert max(len(svg) for svg in re.findall(r"<svg.*?</svg>", text)) < 8000
+    assert "&lt;code" not in text and "``" not in text and ":class:" not in text
+    kinds = {card["id"]: card["data-kind"] for card in cards}
+    shown = [kinds[f"card-{name}"] for name in ("base", "nope", "alibi", "rope", "t5", "cope")]
+    parts = ["absolute", "none", "decay", "relative, in q and k", "relative, in scores", "contextual"]
+    assert shown == parts
+    learned = {card["id"]: card["data-learned"] for card in cards}
+    assert [learned[f"card-{name}"] for name in ("rope", "t5")] == ["no", "yes"]
+
+
+def test_numbers(path):
+    """All numbers that are shown as measured, and only these, are those of the records."""
+    text = path.read_text()
+    head, cards = text.split("<h2>Encodings</h2>")
+    values = re.findall(r'<td data-value="(.+?)">(\S+ ± \S+|\S+) \((.+?)\)</td>', head)
+    means = {key: [x + 1.5 + 2 * n for n in (0, 2, 4)] for key, x in PERPLEXITIES.items()}
+    expected = [(f"{x}", f"{x:.2f} ± 0.71", "2 of 3") for found in means.values() for x in found]
+    expected.append(("0.75", "0.75", "1 of 3"))
+    assert sorted(values) == sorted(expected)
+    rows = re.findall(r'<a href="#card-(\w+)">.*?<td class="text">(\w+)</td>', head, re.DOTALL)
+    assert rows[:3] == [("softmax", "rope")[::-1], ("alibi", "linear"), ("rope", "linear")]  # by 16 ×
+    card = cards.split('id="card-rope"')[1].split("</section>")[0]
+    assert [float(x) for x in re.findall('data-value="(.+?)"', card)] == [
+        *(x for n in range(5) for x in (21.75 + 2 * n, 11 + 2 * n)),
+        0.75,
+    ]
+    assert card.count("not measured") == 1  # the speed in softmax attention
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["{folder}/missing", "--atlas", "x.html"], "missing does not exist"),
+        (["{folder}", "--atlas", "x.htm"], "x.htm"),
+        (["{folder}", "--atlas", "x.html", "--out", "y.html"], "not allowed with argument"),
+        (["--out", "y.html"], "the following arguments are required: RESULTS"),
+    ],
+)
+def test_invalid_calls(words, message, folder):
+    done = run_here(report.main, *(word.format(folder=folder) for word in words))
+    assert done.returncode and message in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
+def test_filter_and_sort_in_a_browser(path, tmp_path):
+    def shown(fragment):
+        words = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"]
+        words += [f"--user-data-dir={tmp_path}/profile", "--dump-dom", f"{path.as_uri()}#{fragment}"]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert "CONSOLE" not in done.stderr, done.stderr
+        items = re.findall(r"<(?:tr|section)[^>]*data-name=[^>]*>", done.stdout)
+        items = [item for item in items if "hidden" not in item]
+        names = [re.search('data-name="(.+?)"', item)[1].split()[0] for item in items]
+        kinds = {re.search('data-kind="(.+?)"', item)[1] for item in items}
+        return names, kinds, [item.startswith("<tr") for item in items].count(True)
+
+    names, _, rows = shown("name=rope&attention=linear&kind=relative,+in+q+and+k&sort=-1")
+    assert names == ["roper", "rope_mixed", "rope", "rope", "roper", "rope_mixed"] and rows == 3
+    names, kinds, rows = shown("kind=decay&learned=no&sort=3")
+    assert kinds == {"decay"} and names[0] == "alibi" and "lrpe_decay" not in names and len(names) > rows
+    names, _, _ = shown("name=iclr_type2")  # another name of tmlr_type2
+    assert names == ["tmlr_type2"] * 3
+    names, _, rows = shown("sort=-3")
+    assert rows == path.read_text().count("<tr data-name") and names[:3] == ["rope", "alibi", "rope"]
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "xpos", "lrpe", "t5", "xl", "cope", "per"])
+@pytest.mark.parametrize("cls", [LinearAttention, SoftmaxAttention])
+def test_weights(cls, name):
+    """The attention modules sum the values with these weights."""
+    if cls is LinearAttention and not ENCODINGS[name].decomposable:
+        pytest.skip("not available in linear attention")
+    torch.manual_seed(1)
+    attention = cls(16, 2, name, causal=True).double().eval()
+    q, k, v = torch.randn(3, 2, 2, 9, 8, dtype=torch.float64)
+    if cls is LinearAttention:
+        attention.feature_map = torch.exp  # keeps sums positive, which the module would clamp
+    out, _ = attention.attend(q, k, v, None, None, 0, 0, False, None)
+    weights = attention_weights(attention, q, k)
+    assert weights.triu(1).abs().max() == 0
+    positive = (weights.sum(-1) - 1).abs() < 1e-6  # other denominators are clamped
+    assert positive.any() and torch.allclose((weights @ v)[positive], out[positive])
+
+
+def test_uniform_weights_are_one():
+    weights = torch.ones(3, 8, 8).tril()
+    weights = weights / weights.sum(-1, keepdim=True)
+    assert torch.allclose(relative_weights(weights), torch.ones(8))
+    weights[..., 7, :] = 0
+    weights[..., 7, 7] = 1  # of the queries 4 to 7, the last one attends only to itself
+    assert torch.allclose(relative_weights(weights)[[0, 1, 7]], torch.tensor([11 / 4, 3 / 4, 0]))
