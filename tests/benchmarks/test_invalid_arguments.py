@@ -64,6 +64,7 @@ CALLS = [
     ("memory --attention linear --methods xl", "xl only works with softmax attention"),
     ("memory --width 9 --heads 2 --methods rope", "the embed dim 9 is not divisible by 2 attention heads"),
     ("options --families nosuch", "invalid choice: 'nosuch'"),
+    ("options --families images --length 33", "--image-size 33 is not divisible by --patch-size 16"),
     ("speed --family nosuch", "invalid choice: 'nosuch'"),
     *(
         (f"{name} {option}=", f"argument {option}: must be a path, not an empty string")

@@ -6,7 +6,7 @@ from tiny import run_here
 from torch._dynamo.testing import CompileCounter
 
 from fairseq_lrpe.benchmarks import options
-from fairseq_lrpe.ops.rotation import cached_phases, rotate_pairs
+from fairseq_lrpe.ops.rotation import phases, rotate_pairs
 
 TINY = "--layers 1 --length 32 --batch-size 1 --vocab-size 40 --rounds 1".split()
 
@@ -58,7 +58,7 @@ def test_wrong_gradients_are_measured(monkeypatch):
 
 
 def test_rotations_are_compiled_as_one_graph():
-    x, table = torch.randn(2, 5, 8), cached_phases((8, 8), 0, 5, torch.float32, torch.device("cpu"))
+    x, table = torch.randn(2, 5, 8), phases(torch.rand(4), 0, 5).to(torch.complex64)
     counter = CompileCounter()
     torch.compiler.reset()
     compiled = torch.compile(rotate_pairs, backend=counter, fullgraph=True)(x, table)
