@@ -170,7 +170,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"{args.layers} layers, batches of {args.batch_size}, vocabulary {args.vocab_size:,}, "
         f"{args.rounds} interleaved rounds",
         "speed: median of float32 / median of the option; graphs: number that torch.compile created; memory: "
-        f"peak relative to float32 with batches of {MEMORY_BATCH}; error: of the first gradients, relative to "
+        f"peak relative to float32, batches of {MEMORY_BATCH}; error: of the first gradients, divided by "
         f"the largest; loss: relative to float32 in update {UPDATES}.",
     )
     with shared.measuring(parser.prog):
