@@ -180,6 +180,7 @@ ROWS = {
         "--layers 1 --rounds 1 --segments 2 --width 16 --heads 2 --ffn 16 --length 4 --streams 2 "
         "--vocab-size 99 --methods rope"
     ),
+    "lrpe bench options": Row("--layers 1 --length 32 --vocab-size 40 --rounds 1 --families images"),
     "lrpe bench images": Row("--rounds 1 --batch-size 2 --image-size 16"),
     "lrpe bench figures*": Row("--out README.md", refused="not a writable folder"),
     "lrpe bench zero-padding": Row("--out README.md", refused="not a writable folder"),

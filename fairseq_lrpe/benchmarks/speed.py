@@ -71,13 +71,18 @@ class Family(NamedTuple):
         """The number of special symbols that fairseq adds to the dictionary."""
         return 5 if self.mask_probability else 4
 
+    @property
+    def reads_dictionary(self) -> bool:
+        """Whether the task reads its dictionary from a folder, unlike fairseq's dummy tasks."""
+        return not self.task.startswith("dummy_")
+
     def flags(self, args: Namespace) -> dict[str, object]:
         """Returns {flag: value} of the task, the criterion and the sizes in ``args``."""
         flags = {"task": self.task, "criterion": self.criterion}
         flags |= dict.fromkeys(self.length_flags, args.length) | dict.fromkeys(self.layer_flags, args.layers)
         if self.has_target:
             flags["label_smoothing"] = 0.1
-        if not self.num_labels:
+        if not self.reads_dictionary:
             flags["dict_size"] = args.vocab_size - self.num_special
         return flags
 
@@ -162,29 +167,36 @@ def training_config(flags: dict, data: list = ()):
     return convert_namespace_to_omegaconf(args)
 
 
+def build_trainer(family: Family, arch: str, args: Namespace, **flags) -> tuple[Trainer, dict]:
+    """Returns fairseq's trainer of a model, and a random batch.
+
+    Args:
+        family: Task of the model.
+        arch: Architecture of the model.
+        args: Sizes of the model and of the batch.
+        **flags: Further flags of fairseq-train, such as ``fp16=True``; ``args`` takes precedence.
+    """
+    training = {"arch": arch, "batch_size": args.batch_size, "optimizer": "adam", "lr": 5e-4, **flags}
+    with TemporaryDirectory() as folder:
+        if family.reads_dictionary:
+            write_classification_data(Path(folder), args.vocab_size, family)
+        cfg = training_config(training | family.flags(args), [folder] if family.reads_dictionary else [])
+        task = tasks.setup_task(cfg.task)
+    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    if not family.reads_dictionary:
+        task.load_dataset("train")
+    trainer.begin_epoch(1)
+    dictionary = task.source_dictionary
+    return trainer, random_batch(family, args, dictionary and dictionary.pad())
+
+
 def training_step(arch: str, args: Namespace, **flags) -> Callable[[], int]:
     """Returns a function that runs a training step, always on the same random batch.
 
     The function returns the number of updates so far; a step that overflows in fp16 makes no update.
-
-    Args:
-        arch: Architecture of the model.
-        args: Family and sizes of the model, and sizes of the batch.
-        **flags: Further flags of fairseq-train, such as ``fp16=True``; ``args`` takes precedence.
+    ``args`` has the family and the sizes; ``args`` and ``flags`` are those of :func:`build_trainer`.
     """
-    family = FAMILIES[args.family]
-    training = {"arch": arch, "batch_size": args.batch_size, "optimizer": "adam", "lr": 5e-4, **flags}
-    with TemporaryDirectory() as folder:
-        if family.num_labels:
-            write_classification_data(Path(folder), args.vocab_size, family)
-        cfg = training_config(training | family.flags(args), [folder] if family.num_labels else [])
-        task = tasks.setup_task(cfg.task)
-    trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
-    if not family.num_labels:
-        task.load_dataset("train")
-    trainer.begin_epoch(1)
-    dictionary = task.source_dictionary
-    batch = random_batch(family, args, dictionary and dictionary.pad())
+    trainer, batch = build_trainer(FAMILIES[args.family], arch, args, **flags)
 
     def step():
         trainer.train_step([batch], raise_oom=True)  # by default, batches that exceed the memory are skipped
@@ -203,11 +215,14 @@ def compare(arch: str, base: str, args: Namespace, **flags) -> list[tuple[float,
     return list(zip(*shared.interleave(steps, rounds).values(), strict=True))
 
 
-def peak_memory(arch: str, args: Namespace) -> int:
-    """Returns the peak memory in bytes of two training steps: all GPU memory, or additional CPU memory."""
+def peak_memory(training_step: Callable[..., Callable], *arguments: object) -> int:
+    """Returns the peak memory in bytes of two steps of ``training_step(*arguments)``.
+
+    This is all GPU memory, or on a CPU the memory in addition to that of the process before.
+    """
     logging.disable(logging.INFO)
     before = shared.resident_memory("VmRSS")
-    step = training_step(arch, args)
+    step = training_step(*arguments)
     for _ in range(2):  # from the second step on the optimizer's state exists
         step()
     if torch.cuda.is_available():
@@ -236,14 +251,14 @@ def measure(attention: str, methods: list[str], args: Namespace) -> None:
         f"relative: median of {reference} / median of method; spread: range of the rounds' ratios"
         + ("; memory is relative to the same base" if baseline else ""),
     )
-    base_memory = shared.in_new_process(peak_memory, base, args) if baseline else 0
+    base_memory = shared.in_new_process(peak_memory, training_step, base, args) if baseline else 0
     for name, arch in archs.items():
         times = compare(arch, base, args)
         own, others = (statistics.median(x) for x in zip(*times, strict=True))
         row = {"method": name, "ms a step": 1000 * own, "relative": others / own}
         row["spread"] = shared.ratios(times)[1]
         if baseline:
-            memory = shared.in_new_process(peak_memory, arch, args)
+            memory = shared.in_new_process(peak_memory, training_step, arch, args)
             row |= {"MiB": memory / 2**20, "relative memory": memory / base_memory}
         else:
             row |= {paper: speeds.get((attention, name)) for paper, speeds in published_speeds().items()}

@@ -9,6 +9,7 @@ BENCHMARKS = {
     "decoding": "decoding speed of translation models",
     "sampling": "speed and memory of sampling text",
     "memory": "time that a memory of previous segments costs a language model",
+    "options": "torch.compile, activation checkpointing and half precision with every family",
     "images": "throughput of image decoding and augmentation",
     "figures": "plots of the encodings and of the input lengths of corpora",
     "zero-padding": "positional information that zero padding gives convolutions",

@@ -42,8 +42,6 @@ def check(args, vocabulary: Path) -> None:
         ValueError: If the model is not readable or does not match.
     """
     name = args.encoder
-    if name == SCRATCH:
-        return
     if importlib.util.find_spec("transformers") is None:
         raise ValueError(
             f"--encoder {name} requires the package transformers: run `pip install 'transformers<5'`"

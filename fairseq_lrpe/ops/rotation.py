@@ -77,8 +77,9 @@ def complex_dtype(x: Tensor) -> torch.dtype:
 def rotate_pairs(x: Tensor, table: Tensor) -> Tensor:
     """Rotates the pairs (x_2t, x_2t+1) of x (..., L, d) by the phases ``table`` (L, d/2)."""
     pairs = x.to(table.real.dtype).unflatten(-1, (-1, 2))
-    # view_as_complex requires even offsets and strides.
-    if pairs.stride(-1) != 1 or any(n % 2 for n in (pairs.storage_offset(), *pairs.stride()[:-1])):
+    # view_as_complex requires even offsets and strides. torch.compile cannot trace the offset.
+    aligned = not torch.compiler.is_compiling() and pairs.storage_offset() % 2 == 0 and pairs.stride(-1) == 1
+    if not aligned or any(n % 2 for n in pairs.stride()[:-1]):
         pairs = pairs.clone(memory_format=torch.contiguous_format)
     return torch.view_as_real(torch.view_as_complex(pairs) * table).flatten(-2).to(x.dtype)
 

@@ -24,6 +24,7 @@ MINIMUM = {
     "memory": COMMON
     | dict.fromkeys(["--streams", "--length", "--heads", "--ffn", "--segments"], 1)
     | {"--width": 2},
+    "options": COMMON | {"--batch-size": 1, "--length": 2},
     "sampling": COMMON | {"--length": 1, "--memory-length": 10},
     "speed": COMMON | {"--batch-size": 1, "--length": 2},
 }
@@ -62,6 +63,8 @@ CALLS = [
     *((f"{name} {SMALL[name]} {words}", message) for name in SMALL for words, message in CHOICES),
     ("memory --attention linear --methods xl", "xl only works with softmax attention"),
     ("memory --width 9 --heads 2 --methods rope", "the embed dim 9 is not divisible by 2 attention heads"),
+    ("options --families nosuch", "invalid choice: 'nosuch'"),
+    ("options --families images --length 33", "--image-size 33 is not divisible by --patch-size 16"),
     ("speed --family nosuch", "invalid choice: 'nosuch'"),
     *(
         (f"{name} {option}=", f"argument {option}: must be a path, not an empty string")
