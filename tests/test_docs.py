@@ -297,7 +297,8 @@ SMALL = {  # {experiment: overrides that make it fast}
 def write_clone(folder):
     """Copies the repository to ``folder``, with small experiments."""
     for name in ("fairseq_lrpe", "configs", "data_prep", "scripts", "docs", "tests", ".ci"):
-        ignored = shutil.ignore_patterns("__pycache__", "*.png")
+        # The runs of these commands cannot be recorded beside runs on other data.
+        ignored = shutil.ignore_patterns("__pycache__", "*.png", "measurements.csv")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
     for name in ("README.md", "setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(REPOSITORY / name, folder)
