@@ -77,7 +77,7 @@ class Entry:
         if encoding.name == "none":
             return "none" if "token_positions" in self.method.flags else "absolute"
         if encoding.uses_absolute_positions:
-            return "absolute"
+            return "absolute and relative"
         if encoding.log_decay is not None:
             return "decay"
         if encoding.decomposable:

@@ -63,8 +63,16 @@ def test_every_method_has_a_card(path):
     assert max(len(svg) for svg in re.findall(r"<svg.*?</svg>", text)) < 8000
     assert "&lt;code" not in text and "``" not in text and ":class:" not in text
     kinds = {card["id"]: card["data-kind"] for card in cards}
-    shown = [kinds[f"card-{name}"] for name in ("base", "nope", "alibi", "rope", "t5", "cope")]
-    parts = ["absolute", "none", "decay", "relative, in q and k", "relative, in scores", "contextual"]
+    shown = [kinds[f"card-{name}"] for name in ("base", "fire", "nope", "alibi", "rope", "t5", "cope")]
+    parts = [
+        "absolute",
+        "absolute and relative",
+        "none",
+        "decay",
+        "relative, in q and k",
+        "relative, in scores",
+        "contextual",
+    ]
     assert shown == parts
     learned = {card["id"]: card["data-learned"] for card in cards}
     assert [learned[f"card-{name}"] for name in ("rope", "t5")] == ["no", "yes"]
