@@ -55,7 +55,8 @@ def test_content(wheel):
     expected |= {
         f"fairseq_lrpe/{path.relative_to(REPOSITORY)}" for path in REPOSITORY.glob("configs/*/*.yaml")
     }
-    expected |= {"data_prep/sources.yaml", "fairseq_lrpe/experiments/reporting/report.html.jinja"}
+    expected |= {str(path.relative_to(REPOSITORY)) for path in REPOSITORY.glob("fairseq_lrpe/**/*.jinja")}
+    expected.add("data_prep/sources.yaml")
     assert {name for name in names if ".dist-info/" not in name} == expected
 
 
