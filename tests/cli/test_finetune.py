@@ -26,7 +26,7 @@ QUIET = {"num_workers": 0, "data_buffer_size": 0}
 ROWS = {"train": 48, "valid": 20, "test": 8}
 PRETRAINING = {
     "defaults": "roberta/wikibook",
-    "data": "data/text/bin",
+    "data": "data/tiny_text/bin",
     "batch": {"total": 8, "per_gpu": 8},
     "updates": 4,
     "train": {
@@ -82,7 +82,7 @@ def place(data_bin, tmp_path_factory):
         shutil.copytree(REPOSITORY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
     OmegaConf.save(PRETRAINING, place / "configs/roberta/mini.yaml")
     OmegaConf.save(FINE_TUNING, place / "configs/glue/mini.yaml")
-    shutil.copytree(data_bin, place / "data/text/bin")
+    shutil.copytree(data_bin, place / "data/tiny_text/bin")
     for name, labels in (("RTE", ["entailment", "not_entailment"]), ("STS-B", [])):
         write_task(place / "data/glue" / name, data_bin / "dict.txt", labels)
     return place
