@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 
-import jinja2
 import pandas as pd
 import torch
 from markupsafe import Markup, escape
@@ -22,7 +21,7 @@ from fairseq_lrpe.encodings import Encoding, encoding_options
 from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.recorded import read_runs
-from fairseq_lrpe.experiments.reporting.renderers import format_number
+from fairseq_lrpe.experiments.reporting.renderers import format_number, html_environment
 from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.utils.subprocesses import as_flags
@@ -153,22 +152,19 @@ def render(results: Path) -> str:
     columns = list(table.columns)
     rows = [(entry, attention) for entry in entries for attention in entry.modules]
     rows.sort(key=lambda row: row[0].perplexity[row[1]].get(columns[-1], ("", math.inf))[1])
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("atlas.html.jinja").render(
-        entries=entries,
-        rows=rows,
-        columns=columns,
-        attentions=ATTENTIONS,
-        methods=METHODS,
-        kinds=sorted({entry.kind for entry in entries}),
-        cfg=experiment.cfg,
-        draws=DRAWS,
+    return (
+        html_environment()
+        .get_template("atlas.html.jinja")
+        .render(
+            entries=entries,
+            rows=rows,
+            columns=columns,
+            attentions=ATTENTIONS,
+            methods=METHODS,
+            kinds=sorted({entry.kind for entry in entries}),
+            cfg=experiment.cfg,
+            draws=DRAWS,
+        )
     )
 
 

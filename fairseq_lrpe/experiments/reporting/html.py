@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
-import jinja2
 import pandas as pd
 from markupsafe import Markup, escape
 from plotly.offline import get_plotlyjs
@@ -26,7 +25,7 @@ from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
 from fairseq_lrpe.experiments.reporting.recorded import is_recorded, read_recorded
 from fairseq_lrpe.experiments.reporting.records import RunRecord, flatten, machine, read_run
-from fairseq_lrpe.experiments.reporting.renderers import TEXT_COLUMNS, Bold, Section
+from fairseq_lrpe.experiments.reporting.renderers import TEXT_COLUMNS, Bold, Section, html_environment
 from fairseq_lrpe.experiments.reporting.tables import (
     existing_overrides,
     experiment_sections,
@@ -144,13 +143,7 @@ def render(report: Report, time: datetime) -> str:
     records = list(report.records.values())
     problems = {title: [r for r in records if r.state == state] for state, title in PROBLEMS.items()}
     machines = Counter((versions(r.settings), machine(r.settings), commit(r.settings)) for r in records)
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = html_environment()
     filters = (breakable, unbroken, column_class, flatten, format_time, last_log_line, display_path)
     filters += (versions, machine, commit)
     environment.filters |= {function.__name__: function for function in filters}

@@ -6,8 +6,10 @@ In this module, ``sections`` contain a string for each line of text, and a :clas
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
+import jinja2
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
@@ -34,6 +36,17 @@ class Bold(str):
     """The text of a cell that is printed in bold."""
 
     __slots__ = ()
+
+
+def html_environment() -> jinja2.Environment:
+    """Returns the environment of the templates in this folder, which escapes HTML."""
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def format_number(mean: float, std: float | None, digits: int) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from itertools import product
 
 import pandas as pd
 import pytest
@@ -12,7 +13,6 @@ from tiny import run_here
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import report
-from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS, CurrentSettings
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
@@ -134,12 +134,15 @@ def test_filter_and_sort_in_a_browser(path, tmp_path):
     assert rows == path.read_text().count("<tr data-name") and names[:3] == ["rope", "alibi", "rope"]
 
 
-@pytest.mark.parametrize("name", ["rope", "alibi", "xpos", "lrpe", "t5", "xl", "cope", "per"])
-@pytest.mark.parametrize("cls", [LinearAttention, SoftmaxAttention])
+DECOMPOSABLE, OTHERS = ["rope", "alibi", "xpos", "lrpe", "per"], ["t5", "xl", "cope"]
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [*product([LinearAttention, SoftmaxAttention], DECOMPOSABLE), *product([SoftmaxAttention], OTHERS)],
+)
 def test_weights(cls, name):
     """The attention modules sum the values with these weights."""
-    if cls is LinearAttention and not ENCODINGS[name].decomposable:
-        pytest.skip("not available in linear attention")
     torch.manual_seed(1)
     attention = cls(16, 2, name, causal=True).double().eval()
     q, k, v = torch.randn(3, 2, 2, 9, 8, dtype=torch.float64)
