@@ -1,8 +1,9 @@
 """Measures the throughput of image decoding and augmentation in one thread.
 
-Runs the steps of a data loader's worker process in the task image_classification, with all augmentations, and
-measures the CPU time of each step. The images are the JPEG files of a folder, or synthetic JPEGs of 500 x 375
-pixels and 97 KB (ImageNet's have 110 KB on average).
+Runs the steps of the task image_classification with all augmentations and measures the CPU time of each step:
+those of a worker process, and those of the training process, which a GPU executes if there is one.
+The images are the JPEG files of a folder, or synthetic JPEGs of 500 x 375 pixels and 97 KB (ImageNet's have
+110 KB on average).
 """
 
 import io
@@ -16,8 +17,14 @@ from rich.progress import track
 
 from fairseq_lrpe.benchmarks.shared import BenchmarkParser, Table, measuring
 from fairseq_lrpe.data.image_files import decode
-from fairseq_lrpe.data.image_transforms import normalize, random_erase, random_resized_crop
-from fairseq_lrpe.data.mixup import mix, soft_targets
+from fairseq_lrpe.data.image_transforms import (
+    erase,
+    normalize,
+    random_erase_box,
+    random_resized_crop,
+    to_tensor,
+)
+from fairseq_lrpe.data.mixup import random_mixing, soft_targets
 from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.files import read_file
@@ -40,29 +47,37 @@ def synthetic_jpeg(rng: np.random.Generator) -> bytes:
     return out.getvalue()
 
 
-def measure(files: list[bytes], rounds: int, batch_size: int, size: int) -> Counter:
-    """Returns {step: seconds of CPU time} for ``rounds`` batches of images of ``size`` x ``size`` pixels."""
-    times = Counter()
+def measure(files: list[bytes], rounds: int, batch_size: int, size: int) -> tuple[Counter, Counter]:
+    """Returns the seconds of CPU time of ``rounds`` batches of images of ``size`` x ``size`` pixels.
 
-    def timed(step, function, *arguments):
+    Returns:
+        {step: seconds} of a worker process, and of the training process.
+    """
+    worker, training = Counter(), Counter()
+
+    def timed(times, step, function, *arguments):
         start = time.process_time()
         result = function(*arguments)
         times[step] += time.process_time() - start
         return result
 
     for number in track(range(rounds), "batches", transient=True):
-        pixels = []
+        pixels, boxes = [], []
         for index in range(number * batch_size, (number + 1) * batch_size):
             rng = np.random.default_rng([number, index])
-            image = timed("decoding", decode, files[index % len(files)])
-            image = timed("crop, resizing, mirror image", random_resized_crop, image, size, rng)
-            image = timed("RandAugment", rand_augment, image, rng)
-            pixels.append(timed("normalizing", normalize, image))
-            timed("erasing", random_erase, pixels[-1], rng)
-        pixels = timed("stacking", torch.stack, pixels)
+            image = timed(worker, "decoding", decode, files[index % len(files)])
+            image = timed(worker, "crop, resizing, mirror image", random_resized_crop, image, size, rng)
+            image = timed(worker, "RandAugment", rand_augment, image, rng)
+            boxes.append(timed(worker, "drawing the box to erase", random_erase_box, size, size, rng))
+            pixels.append(timed(worker, "converting to a tensor", to_tensor, image))
+        pixels = timed(worker, "stacking", torch.stack, pixels)
+        mixing = random_mixing(size, size, rng)
         targets = soft_targets(torch.arange(batch_size) % CLASSES, CLASSES, SMOOTHING)
-        timed("Mixup or CutMix", mix, pixels, targets, rng)
-    return times
+        timed(worker, "mixing the targets", mixing.mix_targets, targets)
+        pixels = timed(training, "normalizing", normalize, pixels)
+        timed(training, "erasing", erase, pixels, boxes, number)
+        timed(training, "Mixup or CutMix", mixing.mix_images, pixels)
+    return worker, training
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -89,10 +104,12 @@ def main(arguments: list[str] | None = None) -> None:
             source = f"synthetic JPEGs of {SIZE[0]} x {SIZE[1]} pixels"
         kilobytes = sum(map(len, files)) / len(files) / 1000
         sizes = f"{kilobytes:,.0f} KB, to {args.image_size} x {args.image_size}"
+        title = f"{source}, {sizes}: {count:,} in one thread"
         times = measure(files, args.rounds, args.batch_size, args.image_size)
-        table, total = Table(f"{source}, {sizes}: {count:,} in one thread"), times.total()
-        for name, seconds in [*times.items(), ("total", total)]:
-            row = {"part": name, "ms per image": f"{1000 * seconds / count:.2f}"}
-            rate = count / seconds if seconds else None
-            table.rows.append(row | {"share": f"{seconds / total:.0%}", "images/s per core": rate})
-        table.print()
+        for process, steps in zip(("worker process", "training process (CPU)"), times, strict=True):
+            table, total = Table(f"{process}: {title}"), steps.total()
+            for name, seconds in [*steps.items(), ("total", total)]:
+                row = {"part": name, "ms per image": f"{1000 * seconds / count:.2f}"}
+                rate = count / seconds if seconds else None
+                table.rows.append(row | {"share": f"{seconds / total:.0%}", "images/s per core": rate})
+            table.print()

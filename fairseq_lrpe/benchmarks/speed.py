@@ -130,7 +130,7 @@ def random_batch(family: Family, args: Namespace, pad: int) -> dict:
     """
     size = args.batch_size
     if family.images:
-        inputs = {"images": torch.randn(size, 3, args.length, args.length)}
+        inputs = {"images": torch.randint(256, (size, args.length, args.length, 3), dtype=torch.uint8)}
         target = torch.randn(size, family.num_labels).softmax(1)
     else:
         source, target = torch.randint(4, args.vocab_size, (2, size, args.length + 1))

@@ -1,10 +1,12 @@
 """Image transforms of DeiT (Touvron et al. 2021): random crop and flip, normalization, random erasing.
 
 The constants are those of DeiT's code (facebookresearch/deit, main.py) and of timm 0.3.2, which it uses. All
-random numbers are drawn from the argument ``rng``.
+random numbers are drawn from the argument ``rng``, except for noise, which is drawn on the images' device.
 """
 
 import math
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -13,7 +15,6 @@ from torch import Tensor
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and deviation of ImageNet's color channels, for values from 0 to 1 (timm/data/constants.py)."""
-MEAN_STD_255 = [255 * torch.tensor(numbers)[:, None, None] for numbers in (MEAN, STD)]
 CROP_AREA, CROP_RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Ranges of a crop's relative area, and of its width / height (timm/data/transforms_factory.py)."""
 ERASE_PROBABILITY = 0.25
@@ -26,6 +27,9 @@ RESIZE_RATIO = 256 / 224
 """Shorter side of the resized image, relative to the side of its center crop, in evaluation."""
 
 Box = tuple[int, int, int, int]
+"""Left, top, right and bottom."""
+Region = tuple[slice, slice]
+"""Rows and columns."""
 
 
 def log_uniform(limits: tuple[float, float], rng: np.random.Generator) -> float:
@@ -76,18 +80,32 @@ def resize_and_center_crop(image: Image.Image, size: int) -> Image.Image:
     return image.resize((w, h), Image.Resampling.BICUBIC).crop(center_box(w, h, size, size))
 
 
-def normalize(image: Image.Image) -> Tensor:
-    """Returns a (3, height, width) tensor, scaled to 0..1 and normalized by MEAN and STD."""
+def to_tensor(image: Image.Image) -> Tensor:
+    """Returns the bytes of an image as a (height, width, 3) tensor."""
+    return torch.from_numpy(np.array(image))
+
+
+def normalize(pixels: Tensor) -> Tensor:
+    """Returns (B, 3, height, width) floats (byte / 255 - MEAN) / STD for (B, height, width, 3) bytes."""
+    mean, std = mean_std_255(pixels.device)
     # Permuting bytes is faster than permuting floats.
-    values = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32)
-    return values.sub_(MEAN_STD_255[0]).div_(MEAN_STD_255[1])
+    return pixels.permute(0, 3, 1, 2).contiguous().to(torch.float32).sub_(mean).div_(std)
 
 
-def random_erase_box(height: int, width: int, rng: np.random.Generator) -> tuple[slice, slice] | None:
-    """Returns the rows and columns of a random rectangle, or None if no draw fits into the image.
+@lru_cache
+def mean_std_255(device: torch.device) -> list[Tensor]:
+    """Returns 255 MEAN and 255 STD as (3, 1, 1) tensors."""
+    return [255 * torch.tensor(numbers, device=device)[:, None, None] for numbers in (MEAN, STD)]
 
-    The area is uniform in ERASE_AREA, the aspect ratio log-uniform in ERASE_RATIO, the position uniform.
+
+def random_erase_box(height: int, width: int, rng: np.random.Generator) -> Region | None:
+    """Returns a random rectangle to erase with probability ERASE_PROBABILITY, or else None.
+
+    The area is uniform in ERASE_AREA, the aspect ratio log-uniform in ERASE_RATIO, the position uniform. The
+    result is also None if no draw fits into the image.
     """
+    if rng.random() >= ERASE_PROBABILITY:
+        return None
     for _ in range(MAX_TRIALS):
         area, ratio = rng.uniform(*ERASE_AREA) * height * width, log_uniform(ERASE_RATIO, rng)
         h, w = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
@@ -97,13 +115,15 @@ def random_erase_box(height: int, width: int, rng: np.random.Generator) -> tuple
     return None
 
 
-def random_erase(pixels: Tensor, rng: np.random.Generator) -> None:
-    """Fills a random rectangle with N(0, 1) noise, in place, with probability ERASE_PROBABILITY.
+def erase(pixels: Tensor, boxes: Sequence[Region | None], seed: int) -> None:
+    """Fills one rectangle of each image with N(0, 1) noise, in place.
 
     Args:
-        pixels: Normalized image (3, height, width).
-        rng: Random number generator.
+        pixels: Normalized images (B, 3, height, width).
+        boxes: Rectangle of each image; None leaves the image unchanged.
+        seed: Seed of the noise.
     """
-    if rng.random() < ERASE_PROBABILITY and (box := random_erase_box(*pixels.shape[1:], rng)):
-        region = pixels[:, *box]
-        region.copy_(torch.from_numpy(rng.standard_normal(tuple(region.shape), np.float32)))
+    generator = torch.Generator(pixels.device).manual_seed(seed)
+    for image, box in zip(pixels, boxes, strict=True):
+        if box:
+            image[:, *box].normal_(generator=generator)

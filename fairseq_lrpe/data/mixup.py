@@ -1,10 +1,13 @@
 """Mixup (Zhang et al. 2018) and CutMix (Yun et al. 2019) as in DeiT (timm 0.3.2, timm/data/mixup.py)."""
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from fairseq_lrpe.data.image_transforms import Region
 
 MIXUP_ALPHA, CUTMIX_ALPHA = 0.8, 1.0
 """Parameter α of the distribution λ ~ Beta(α, α) (DeiT's --mixup and --cutmix)."""
@@ -22,32 +25,45 @@ def soft_targets(labels: Tensor, classes: int, smoothing: float) -> Tensor:
     return targets
 
 
-def mix(pixels: Tensor, targets: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Mixes a batch of images x with the reversed batch x', by Mixup or CutMix with one random λ.
-
-    Mixup computes λ x + (1 - λ) x'. CutMix copies a box with a share 1 - λ of the area from x' to x; the box
-    is clipped to the image, and λ is recomputed from the clipped box.
+@dataclass
+class Mixing:
+    """Mixes each image x of a batch with the image x' at its place in the reversed batch, and their targets.
 
     Args:
-        pixels: Images (B, 3, H, W), changed in place.
-        targets: Targets (B, classes) of :func:`soft_targets`.
-        rng: Random number generator.
-
-    Returns:
-        ``pixels`` and the mixed targets, λ targets + (1 - λ) reversed targets.
+        weight: Weight λ of x in the targets and, without a box, in the pixels: λ x + (1 - λ) x' (Mixup).
+        box: Rows and columns of the pixels that are copied from x' to x (CutMix); None for Mixup.
     """
-    if rng.random() < CUTMIX_PROBABILITY:
-        rows, columns = cutmix_box(*pixels.shape[2:], rng.beta(CUTMIX_ALPHA, CUTMIX_ALPHA), rng)
-        box = pixels[:, :, rows, columns]
-        box.copy_(box.flip(0))
-        weight = 1 - box[0, 0].numel() / pixels[0, 0].numel()
-    else:
-        weight = rng.beta(MIXUP_ALPHA, MIXUP_ALPHA)
-        pixels.lerp_(pixels.flip(0), 1 - weight)
-    return pixels, weight * targets + (1 - weight) * targets.flip(0)
+
+    weight: float
+    box: Region | None = None
+
+    def mix_images(self, pixels: Tensor) -> None:
+        """Mixes images (B, 3, H, W) in place."""
+        if self.box:
+            region = pixels[:, :, *self.box]
+            region.copy_(region.flip(0))
+        else:
+            pixels.lerp_(pixels.flip(0), 1 - self.weight)
+
+    def mix_targets(self, targets: Tensor) -> Tensor:
+        """Returns λ targets + (1 - λ) reversed targets for targets (B, classes) of :func:`soft_targets`."""
+        return self.weight * targets + (1 - self.weight) * targets.flip(0)
 
 
-def cutmix_box(height: int, width: int, weight: float, rng: np.random.Generator) -> tuple[slice, slice]:
+def random_mixing(height: int, width: int, rng: np.random.Generator) -> Mixing:
+    """Returns Mixup or CutMix with a random λ.
+
+    The box of CutMix covers a share 1 - λ of the area; it is clipped to the image, and λ is recomputed from
+    the clipped box.
+    """
+    if rng.random() >= CUTMIX_PROBABILITY:
+        return Mixing(rng.beta(MIXUP_ALPHA, MIXUP_ALPHA))
+    box = cutmix_box(height, width, rng.beta(CUTMIX_ALPHA, CUTMIX_ALPHA), rng)
+    rows, columns = (side.stop - side.start for side in box)
+    return Mixing(1 - rows * columns / (height * width), box)
+
+
+def cutmix_box(height: int, width: int, weight: float, rng: np.random.Generator) -> Region:
     """Returns the rows and columns of a box with a random center.
 
     The box covers a share 1 - ``weight`` of the area before it is clipped to the image.

@@ -9,17 +9,22 @@ from fairseq.dataclass import FairseqDataclass
 from fairseq.tasks import register_task
 from omegaconf import II
 from PIL.Image import Image
+from torch import Tensor
+from torch.nn import Module
 from torch.utils.data import default_collate
 
 from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.data.image_transforms import (
+    Region,
+    erase,
     normalize,
-    random_erase,
+    random_erase_box,
     random_resized_crop,
     resize_and_center_crop,
+    to_tensor,
 )
-from fairseq_lrpe.data.mixup import mix, soft_targets
+from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
 from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
@@ -49,8 +54,32 @@ class ImageClassificationConfig(FairseqDataclass):
     seed: int = II("common.seed")
 
 
+@dataclass
+class BatchAugmentation:
+    """Augmentation of a batch that is drawn by the workers and applied on the training device.
+
+    Args:
+        boxes: Rectangle to erase in each image, or None.
+        noise_seed: Seed of the noise in the erased rectangles.
+        mixing: Mixup or CutMix of the images; None to mix no images.
+    """
+
+    boxes: list[Region | None]
+    noise_seed: int
+    mixing: Mixing | None
+
+    def apply(self, images: Tensor) -> None:
+        """Erases and mixes normalized images (B, 3, S, S) in place."""
+        erase(images, self.boxes, self.noise_seed)
+        if self.mixing:
+            self.mixing.mix_images(images)
+
+
 class ImageDataset(LabeledDataset):
-    """Dataset of the images of a split, preprocessed for evaluation, as (index, pixels (3, S, S), label)."""
+    """Dataset of the images of a split, cropped for evaluation, as (index, bytes (S, S, 3), label).
+
+    Images remain bytes until they are on the training device, so that workers and transfers have less to do.
+    """
 
     def __init__(self, task, split: str):
         super().__init__(task, split)
@@ -77,15 +106,17 @@ class ImageDataset(LabeledDataset):
 
     def __getitem__(self, index):
         image = resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
-        return int(index), normalize(image), int(self.labels[index])
+        return int(index), to_tensor(image), int(self.labels[index])
 
     def net_input(self, images):
-        """Returns {"images": (B, 3, S, S)}."""
+        """Returns {"images": bytes (B, S, S, 3)}."""
         return {"images": default_collate(images)}  # uses shared memory in a worker
 
 
 class AugmentedDataset(ImageDataset):
     """Dataset of augmented training images; sample i·repeats + r is repetition r of image i in an epoch.
+
+    Items are (index, (bytes (S, S, 3), box to erase or None), label).
 
     An epoch has as many samples as the split has images. It consists of a random 1 / repeats of the images,
     each ``repeats`` times in a row, as in DeiT's sampler. All random choices depend only on seed, epoch and
@@ -110,21 +141,26 @@ class AugmentedDataset(ImageDataset):
     def __getitem__(self, index):
         number, rng = int(index) // self.cfg.repeats, self.generator(IMAGE, int(index))
         image = random_resized_crop(self.image(number), self.cfg.image_size, rng)
-        full = self.cfg.recipe == "full"
-        pixels = normalize(rand_augment(image, rng) if full else image)
-        if full:
-            random_erase(pixels, rng)
-        return int(index), pixels, int(self.labels[number])
+        box = None
+        if self.cfg.recipe == "full":
+            image = rand_augment(image, rng)
+            box = random_erase_box(*image.size[::-1], rng)
+        return int(index), (to_tensor(image), box), int(self.labels[number])
+
+    def net_input(self, images):
+        return super().net_input([pixels for pixels, _ in images])
 
     def collater(self, samples):
-        """Returns a batch with soft targets (B, classes); images and targets are mixed in the same way."""
+        """Returns a batch with a BatchAugmentation of the images and the soft, mixed targets (B, classes)."""
         batch = super().collater(samples)
         if batch:
+            rng, mixing = self.generator(BATCH, *batch["id"].tolist()), None
             batch["target"] = soft_targets(batch["target"], self.classes, self.cfg.smoothing)
             if self.cfg.mixing != "none":
-                rng = self.generator(BATCH, *batch["id"].tolist())
-                mixed = mix(batch["net_input"]["images"], batch["target"], rng)
-                batch["net_input"]["images"], batch["target"] = mixed
+                mixing = random_mixing(*batch["net_input"]["images"].shape[1:3], rng)
+                batch["target"] = mixing.mix_targets(batch["target"])
+            boxes = [box for _, (_, box), _ in samples]
+            batch["augmentation"] = BatchAugmentation(boxes, int(rng.integers(2**63)), mixing)
         return batch
 
 
@@ -144,5 +180,19 @@ class ImageClassificationTask(LabeledTask):
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         self.datasets[split] = (AugmentedDataset if split == "train" else ImageDataset)(self, split)
 
+    def train_step(self, sample, model, *args, **kwargs):
+        return super().train_step(prepare_images(sample, model), model, *args, **kwargs)
+
+    def valid_step(self, sample, model, criterion):
+        return super().valid_step(prepare_images(sample, model), model, criterion)
+
     def max_positions(self):
         return None
+
+
+def prepare_images(sample: dict, model: Module) -> dict:
+    """Returns a batch with normalized and augmented images in the data type of the model's parameters."""
+    images = normalize(sample["net_input"]["images"])
+    if "augmentation" in sample:
+        sample["augmentation"].apply(images)
+    return {**sample, "net_input": {"images": images.to(next(model.parameters()).dtype)}}

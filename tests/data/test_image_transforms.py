@@ -79,15 +79,19 @@ def test_images_of_the_requested_size_are_unchanged():
 
 
 def test_normalized_values():
-    found = image_transforms.normalize(Image.fromarray(NOISE))
+    pixels = image_transforms.to_tensor(Image.fromarray(NOISE))
+    assert pixels.dtype == torch.uint8 and pixels.is_contiguous()
+    found = image_transforms.normalize(torch.stack([pixels, pixels.flip(1)]))
     expected = (NOISE / 255 - (0.485, 0.456, 0.406)) / (0.229, 0.224, 0.225)
     assert found.dtype == torch.float32 and found.is_contiguous()
-    np.testing.assert_allclose(found, expected.transpose(2, 0, 1), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(found[0], expected.transpose(2, 0, 1), rtol=0, atol=1e-6)
+    assert torch.equal(found[1], found[0].flip(2))
 
 
-def test_distribution_of_erased_rectangles():
+def test_distribution_of_erased_rectangles(monkeypatch):
     """Rectangles that are not too long are uniform in area, log ratio and position."""
     side, rng = 100_000, np.random.default_rng(2)
+    monkeypatch.setattr(image_transforms, "ERASE_PROBABILITY", 1)
     boxes = [image_transforms.random_erase_box(side, side, rng) for _ in range(4000)]
     top, bottom, left, right = np.array([(y.start, y.stop, x.start, x.stop) for y, x in boxes], float).T
     height, width = bottom - top, right - left
@@ -100,20 +104,29 @@ def test_distribution_of_erased_rectangles():
     assert max(bottom.max(), right.max()) <= side
 
 
+def test_a_quarter_of_the_images_is_erased():
+    boxes = [image_transforms.random_erase_box(40, 50, np.random.default_rng(seed)) for seed in range(400)]
+    assert 70 < sum(box is not None for box in boxes) < 130
+
+
 def test_erased_values_are_noise():
-    """N(0, 1) noise in one rectangle, independent for each value, in a quarter of the images."""
-    noise, erased = [], 0
-    for seed in range(400):
-        pixels = torch.full((3, 40, 50), 7.0)
-        image_transforms.random_erase(pixels, np.random.default_rng(seed))
-        changed = (pixels != 7).any(0)
-        erased += bool(changed.any())
-        if changed.any():
-            rows, columns = (torch.nonzero(changed.any(axis)).flatten() for axis in (1, 0))
-            assert changed.sum() == len(rows) * len(columns) and (pixels != 7)[:, changed].all()
-            noise.append(pixels[:, changed].flatten())
-    assert 70 < erased < 130
-    assert kstest(torch.cat(noise)[:20_000].double().numpy(), "norm").pvalue > 1e-3
+    """N(0, 1) noise in the rectangles, independent for each value; nothing else changes."""
+    boxes = [(slice(3, 33), slice(5, 50)), None, (slice(0, 40), slice(10, 20))] * 2
+    found = torch.full((6, 3, 40, 50), 7.0)
+    image_transforms.erase(found, boxes, 1)
+    noise = []
+    for image, box in zip(found, boxes, strict=True):
+        changed = torch.zeros(40, 50, dtype=torch.bool)
+        if box:
+            changed[box] = True
+            noise.append(image[:, changed].flatten())
+        assert torch.equal(image != 7, changed.expand(3, 40, 50))
+    noise = torch.cat(noise).double()
+    assert kstest(noise.numpy(), "norm").pvalue > 1e-3 and len(set(noise.tolist())) > 0.99 * len(noise)
+    for seed, same in ((1, True), (2, False)):
+        again = torch.full((6, 3, 40, 50), 7.0)
+        image_transforms.erase(again, boxes, seed)
+        assert torch.equal(again, found) == same
 
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "P", "LA", "RGBA"])

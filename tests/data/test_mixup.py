@@ -7,7 +7,7 @@ import torch
 from scipy.stats import kstest
 
 from fairseq_lrpe.data import mixup as module
-from fairseq_lrpe.data.mixup import cutmix_box, mix, soft_targets
+from fairseq_lrpe.data.mixup import cutmix_box, random_mixing, soft_targets
 
 LABELS = torch.tensor([2, 0, 1, 3, 3])
 
@@ -26,7 +26,9 @@ def mixed(seed):
     """Returns a batch, the mixed batch, and the weight of the original images in its targets."""
     pixels = torch.rand(5, 3, 12, 18, generator=torch.Generator().manual_seed(seed))
     targets = soft_targets(torch.arange(5), 5, 0.0)
-    found, soft = mix(pixels.clone(), targets, np.random.default_rng(seed))
+    mixing, found = random_mixing(12, 18, np.random.default_rng(seed)), pixels.clone()
+    mixing.mix_images(found)
+    soft = mixing.mix_targets(targets)
     left = soft[0, 0].item()
     torch.testing.assert_close(soft, left * targets + (1 - left) * targets.flip(0))
     return pixels, found, left
@@ -60,10 +62,10 @@ def test_distribution_of_lambda(monkeypatch):
     )
     for seed in range(3000):
         before = len(drawn)
-        targets = soft_targets(torch.arange(2), 2, 0.0)
-        soft = mix(torch.zeros(2, 3, 2, 2), targets, np.random.default_rng(seed))[1]
-        if len(drawn) == before:
-            mixup.append(soft[0, 0].item())
+        mixing = random_mixing(2, 2, np.random.default_rng(seed))
+        assert (mixing.box is None) == (len(drawn) == before)
+        if mixing.box is None:
+            mixup.append(mixing.weight)
     assert abs(len(mixup) - 1500) < 140
     assert kstest(mixup, "beta", args=(0.8, 0.8)).pvalue > 1e-3 > kstest(mixup, "uniform").pvalue
     assert kstest(drawn, "uniform").pvalue > 1e-3

@@ -26,11 +26,17 @@ from tiny import PLUGIN, REPOSITORY, run_here
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
 from fairseq_lrpe.data.image_files import decode
-from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop
+from fairseq_lrpe.data.image_transforms import erase, normalize, resize_and_center_crop, to_tensor
+from fairseq_lrpe.data.mixup import Mixing
 from fairseq_lrpe.fairseq_ext.optim import NAME
 from fairseq_lrpe.fairseq_ext.soft_target_cross_entropy import SoftTargetCrossEntropy
 from fairseq_lrpe.models.data_validation import check_labeled
-from fairseq_lrpe.tasks.image_classification import ImageClassificationConfig, ImageClassificationTask
+from fairseq_lrpe.tasks.image_classification import (
+    BatchAugmentation,
+    ImageClassificationConfig,
+    ImageClassificationTask,
+    prepare_images,
+)
 
 
 @pytest.fixture(scope="module")
@@ -59,12 +65,20 @@ def epoch(task, number=1, seed=1, size=4, **how):
     return [batch for batch in iterator.next_epoch_itr(shuffle=True) if batch]
 
 
+def prepared(batch):
+    """Returns the batch that the model receives in training or validation."""
+    return prepare_images(batch, MeanColor(3))
+
+
+def images_of(batch):
+    """Returns the images that the model receives for a batch."""
+    return prepared(batch)["net_input"]["images"]
+
+
 def same(one, other):
     """Returns whether two batches are identical."""
-    (a,), (b,) = one["net_input"].values(), other["net_input"].values()
-    return all(
-        torch.equal(x, y) for x, y in ((one["id"], other["id"]), (a, b), (one["target"], other["target"]))
-    )
+    pairs = (one["id"], other["id"]), (images_of(one), images_of(other)), (one["target"], other["target"])
+    return all(torch.equal(x, y) for x, y in pairs)
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
@@ -115,7 +129,7 @@ def test_workers_advance_to_the_next_epoch(folder):
 
 def test_each_repetition_is_augmented_differently(folder):
     dataset = dataset_of(folder)
-    drawn = [dataset[number][1] for number in (6, 7, 8, 6)]
+    drawn = [dataset[number][1][0] for number in (6, 7, 8, 6)]
     assert torch.equal(drawn[0], drawn[3])
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
     assert dataset[6][2] == dataset[7][2] == dataset.labels[2]
@@ -125,7 +139,8 @@ def test_recipes(folder):
     """The full recipe leaves only some images unchanged."""
     plain = [dataset_of(folder, recipe="plain")[number][1] for number in range(75)]
     full = [dataset_of(folder)[number][1] for number in range(75)]
-    alike = [torch.equal(a, b) for a, b in zip(plain, full, strict=True)]
+    assert not any(box for _, box in plain)
+    alike = [torch.equal(a, b) and box is None for (a, _), (b, box) in zip(plain, full, strict=True)]
     # With probability 1/4 · 3/4, no operation is applied and nothing erased; some operations change nothing.
     assert 5 <= sum(alike) <= 30
 
@@ -135,7 +150,7 @@ def test_training_batch(folder):
     batch = dataset.collater([dataset[i] for i in (0, 1, 8)])
     assert batch["id"].tolist() == [0, 1, 8] and batch["nsentences"] == batch["ntokens"] == 3
     [images] = batch["net_input"].values()
-    assert images.shape == (3, 3, 12, 12) and torch.equal(images[2], dataset[8][1])
+    assert images.shape == (3, 12, 12, 3) and torch.equal(images[2], dataset[8][1][0])
     expected = torch.full((3, 3), 0.1)
     for row, label in enumerate((0, 0, 1)):
         expected[row, label] = 0.8
@@ -143,8 +158,35 @@ def test_training_batch(folder):
     assert dataset.collater([]) == {}
     mixed = dataset_of(folder, repeats=2, smoothing=0.3)
     found = mixed.collater([mixed[i] for i in (0, 1, 8)])
-    assert not torch.equal(found["net_input"]["images"], images)
     assert torch.allclose(found["target"].sum(1), torch.ones(3).double())
+    assert torch.equal(found["net_input"]["images"], images)
+    erased = [*normalize(images)]
+    for pixels, (_, (_, box), _), noisy in zip(
+        erased, [dataset[i] for i in (0, 1, 8)], images_of(batch), strict=True
+    ):
+        if box:
+            pixels[:, *box] = noisy[:, *box]
+        assert torch.equal(pixels, noisy)
+    assert not torch.equal(images_of(found), images_of(batch))
+
+
+def test_images_are_erased_before_they_are_mixed():
+    """As in DeiT: noise is mixed, too."""
+    pixels, box = torch.zeros(2, 3, 8, 8), (slice(0, 4), slice(2, 8))
+    BatchAugmentation([box, None], 5, Mixing(0.25)).apply(pixels)
+    noise = torch.zeros(2, 3, 8, 8)
+    erase(noise, [box, None], 5)
+    torch.testing.assert_close(pixels[0], 0.25 * noise[0])
+    torch.testing.assert_close(pixels[1], 0.75 * noise[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_images_have_the_type_of_the_parameters(dtype, folder):
+    dataset = dataset_of(folder)
+    batch = dataset.collater([dataset[i] for i in range(8)])
+    found = prepare_images(batch, MeanColor(3).to(dtype))["net_input"]["images"]
+    assert batch["net_input"]["images"].dtype == torch.uint8  # the batch itself is unchanged
+    assert found.dtype == dtype and torch.equal(found, images_of(batch).to(dtype))
 
 
 def test_evaluation_batch(folder):
@@ -153,8 +195,8 @@ def test_evaluation_batch(folder):
     batch = dataset.collater([dataset[i] for i in range(25)])
     assert batch["target"].tolist() == dataset.labels.tolist()
     for i in (0, 24):
-        expected = normalize(resize_and_center_crop(dataset.image(i), 12))
-        assert torch.equal(batch["net_input"]["images"][i], expected)
+        expected = normalize(to_tensor(resize_and_center_crop(dataset.image(i), 12))[None])[0]
+        assert torch.equal(images_of(batch)[i], expected)
         assert np.array_equal(dataset.image(i), decode(colored_image(i % 3, 1000 + i)))
 
 

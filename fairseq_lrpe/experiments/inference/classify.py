@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fairseq_lrpe.data import classified_text, line_codec
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE
 from fairseq_lrpe.data.image_files import decode, gray_pixels
-from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop
+from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop, to_tensor
 from fairseq_lrpe.experiments.inference.load import TrainedModel
 from fairseq_lrpe.utils.files import read_file, write_atomic
 
@@ -181,10 +181,10 @@ class ImageClassifier(Classifier):
     """Trained model of the task ``image_classification``."""
 
     def row(self, value):
-        return normalize(resize_and_center_crop(open_image(value), self.task.cfg.image_size))
+        return to_tensor(resize_and_center_crop(open_image(value), self.task.cfg.image_size))
 
     def batch(self, rows):
-        return {"images": torch.stack(rows)}
+        return {"images": normalize(torch.stack(rows).to(self.device))}
 
 
 def open_image(value: Path | str | Image, mode: str = "RGB") -> Image:
