@@ -159,6 +159,7 @@ ROWS = {
     RESULTS + "results --experiment *": Row(after=(RUN,)),
     RESULTS + "results --table *": Row(after=(RUN,), refused="no run of"),
     RESULTS + "results --record *": Row(after=(RUN,)),
+    RESULTS + "results --record-weights *": Row(after=(RUN,), refused="no finished run of"),
     RESULTS + "results --check": Row(after=(RESULTS + "results --record",)),
     RESULTS + "docs/results --table *": Row(after=(RESULTS + "results --record",)),
     RESULTS + "docs/results --write-docs": Row(after=(RESULTS + "results --record",)),

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
             return
         if args.scale or args.plot_columns or overrides:
             option = "--scale" if args.scale else overrides[0] if overrides else "--plot-columns"
-            names = ("experiment", "record", "check", "write_docs")
+            names = ("experiment", "record", "record_weights", "check", "write_docs")
             used = next(name for name in names if getattr(args, name)).replace("_", "-")
             raise ValueError(f"{option} cannot be combined with --{used}, which uses every run")
         if args.experiment:
@@ -45,6 +45,8 @@ def main(arguments: list[str] | None = None) -> None:
             raise ValueError(f"{'--format' if args.format else '--plot'} needs --table or --experiment")
         if args.record:
             record(args.results, args.record)
+        elif args.record_weights:
+            record_weights(args.results, args.record_weights)
         elif args.check:
             check(args.results, args.check)
         else:
@@ -52,8 +54,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parser() -> ArgumentParser:
-    usage = "RESULTS (--table TABLE | --experiment EXPERIMENT | --record FOLDER | --check [FOLDER] | "
-    usage += "--write-docs) [options] [KEY=VALUE ...]"
+    usage = "RESULTS (--table TABLE | --experiment EXPERIMENT | --record FOLDER | --record-weights FOLDER | "
+    usage += "--check [FOLDER] | --write-docs) [options] [KEY=VALUE ...]"
     parser = new_parser("lrpe results", __doc__, usage)
     text = "folder to which the runs were written, or folder of recorded results"
     parser.add_argument("results", type=abs_path, help=text)
@@ -62,6 +64,8 @@ def parser() -> ArgumentParser:
     shown.add_argument("--experiment", help="show all runs of this experiment, such as lm/mini")
     text = "write the numbers and curves of the finished runs to CSV files in this folder"
     shown.add_argument("--record", type=abs_path, metavar="FOLDER", help=text)
+    text = "write the attention weights of the models of lm/extrapolation_mini to this folder"
+    shown.add_argument("--record-weights", type=abs_path, metavar="FOLDER", help=text)
     text = "compare the finished runs with the recorded results in this folder (default: docs/results)"
     shown.add_argument("--check", type=abs_path, nargs="?", const=RECORDED, metavar="FOLDER", help=text)
     text = "write all tables to RESULTS.md; RESULTS is a folder of recorded results, such as docs/results"
@@ -112,6 +116,14 @@ def record(results: Path, folder: Path) -> None:
     print(f"{display_path(folder)}: {count} run{'s' * (count != 1)} recorded")
     if refused:
         sys.exit(1)
+
+
+def record_weights(results: Path, folder: Path) -> None:
+    """Records the attention weights of trained models."""
+    from fairseq_lrpe.experiments.reporting import recorded_weights
+
+    count = recorded_weights.record_weights("lm/extrapolation_mini", results, folder)
+    print(f"{display_path(folder)}: weights of {count} model{'s' * (count != 1)} recorded")
 
 
 def check(results: Path, folder: Path) -> None:

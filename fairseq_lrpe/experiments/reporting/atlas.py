@@ -20,7 +20,7 @@ from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_fla
 from fairseq_lrpe.encodings import Encoding, encoding_options
 from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
 from fairseq_lrpe.experiments.reporting.measurements import measurements
-from fairseq_lrpe.experiments.reporting.recorded import read_runs
+from fairseq_lrpe.experiments.reporting.recorded import read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number, html_environment
 from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
@@ -28,6 +28,7 @@ from fairseq_lrpe.utils.subprocesses import as_flags
 
 PERPLEXITY, SPEED = "extrapolation", ("tmlr_table6", "iclr_table9")
 """Tables with the perplexities, and with training speeds relative to Base."""
+MEMORY_LENGTH = 512  # number of tokens with which memory is measured
 DRAWS = 16  # number of random vectors over which initial weights are averaged
 NORMS = {
     "denominator": "Divides by the sum of the weights.",
@@ -46,7 +47,8 @@ class Entry:
     parameters: int
     perplexity: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
     speed: dict[str, tuple[str, float]] = field(default_factory=dict)
-    plot: str = ""
+    memory: dict[str, tuple[str, float]] = field(default_factory=dict)
+    plots: dict[str, Markup] = field(default_factory=dict)
 
     @property
     def method(self):
@@ -139,16 +141,25 @@ def render(results: Path) -> str:
     perplexity, speed = _numbers(table, found), {}
     for name in SPEED:
         speed |= _numbers(Table(name, "mini"), found)
-    entries = []
+    entries, kept = [], {}
+    trained = {(run.attention, run.method): points for run, points in read_weights(results).items()}
     for name in dict.fromkeys(map(canonical, METHODS)):
         entry = _entry(name, experiment.cfg)
-        weights = {}
+        initial, after = {}, {}
         for attention, modules in entry.modules.items():
             entry.perplexity[attention] = perplexity.get((attention, name), {})
             entry.speed[attention] = next(iter(speed.get((attention, name), {}).values()), None)
-            weights[attention] = _initial_weights(modules, experiment.cfg.train.tokens_per_sample)
-        entry.plot = plot(weights)
+            kept[attention, name] = _kept_memory(modules[0])
+            initial[attention] = _initial_weights(modules, experiment.cfg.train.tokens_per_sample)
+            if (attention, name) in trained:
+                after[attention] = trained[attention, name]
+        shown = {"initial weights": initial, "weights after training": after}
+        entry.plots = {title: plot(weights) for title, weights in shown.items() if weights}
         entries.append(entry)
+    for entry in entries:
+        for attention in entry.modules:
+            ratio = kept[attention, entry.name] / kept[attention, "nope"]
+            entry.memory[attention] = f"{ratio:.2f}", ratio
     columns = list(table.columns)
     rows = [(entry, attention) for entry in entries for attention in entry.modules]
     rows.sort(key=lambda row: row[0].perplexity[row[1]].get(columns[-1], ("", math.inf))[1])
@@ -164,6 +175,7 @@ def render(results: Path) -> str:
             kinds=sorted({entry.kind for entry in entries}),
             cfg=experiment.cfg,
             draws=DRAWS,
+            memory_length=MEMORY_LENGTH,
         )
     )
 
@@ -214,12 +226,26 @@ def _initial_weights(modules: list[SelfAttention], length: int) -> list[tuple[in
         features = module.encoding.input_features(inputs) if has_features else None
         layers.append(attention_weights(module, x, x, features))
     weights = relative_weights(torch.stack(layers)).tolist()
-    return [(distance, weights[distance]) for distance in _shown_distances(length)]
+    return [(distance, weights[distance]) for distance in shown_distances(length)]
 
 
-def _shown_distances(length: int) -> list[int]:
-    """Returns the distances in plots: all below 32, and every third one from there on."""
-    return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
+def _kept_memory(module: SelfAttention) -> int:
+    """Returns the bytes that a training step keeps for the backward pass of an attention module."""
+    own = {x.untyped_storage().data_ptr() for x in module.parameters()}
+    kept = {}
+
+    def keep(x):
+        storage = x.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return x
+
+    module.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        output = module(torch.randn(1, MEMORY_LENGTH, module.embed_dim, requires_grad=True))
+    module.eval()
+    del output  # it kept the storages alive, so that no address was used twice
+    return sum(kept.values())
 
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 330, 170, 38, 20  # of plots, and of their margins

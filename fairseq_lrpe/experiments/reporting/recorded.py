@@ -1,12 +1,13 @@
 """Recorded results: measurements of finished runs in CSV files, which can be read in place of run folders.
 
-A folder of recorded results contains measurements.csv, with one line per number, and curves/EXPERIMENT.csv.
+A folder of recorded results contains measurements.csv, with one line per number, curves/EXPERIMENT.csv, and
+attention_weights.csv.
 """
 
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -23,8 +24,10 @@ ABOUT = "kind updates length unit seconds data package commit torch machine date
 """Columns that describe a run: in particular ``seconds``, fairseq's train_wall, and ``data``, a digest."""
 MEASUREMENTS = [*RUN, "evaluation", "metric", "value", "signature", "settings", *ABOUT]
 POINTS = [*RUN, "updates", "value"]
-"""Columns of measurements.csv, and of the files with curves."""
-TYPES = {"seed": int, "updates": int, "value": float, "length": int, "seconds": float}
+WEIGHTS = [*RUN, "settings", "distance", "value"]
+"""Columns of measurements.csv, of the files with curves, and of attention_weights.csv."""
+TYPES = {"distance": int, "seed": int, "updates": int, "value": float, "length": int, "seconds": float}
+WEIGHTS_FILE = "attention_weights.csv"
 CHANGE_SEPARATOR = re.compile(r", (?=[\w.]+=)")
 
 
@@ -100,8 +103,8 @@ def _as_record(folder, lines, curve):
     )
 
 
-def run_of(line: pd.Series) -> Run:
-    """Returns the run that a line of measurements.csv belongs to."""
+def run_of(line: Mapping) -> Run:
+    """Returns the run that a line of a CSV file belongs to."""
     texts = CHANGE_SEPARATOR.split(line["changes"]) if line["changes"] else []
     changes = tuple(tuple(text.split("=", 1)) for text in texts)
     return Run(line["experiment"], line["attention"], line["method"], int(line["seed"]), changes)
@@ -126,6 +129,28 @@ def read_measurements(folder: Path) -> pd.DataFrame:
         raise damaged(path, f"unknown kind {min(unknown)!r}")
     current = CurrentSettings()
     return lines.assign(problem=[current.problem(line) for _, line in lines.iterrows()])
+
+
+def read_weights(folder: Path) -> dict[Run, list[tuple[int, float]]]:
+    """Reads {run: [(distance, weight)]} of runs with today's settings from attention_weights.csv.
+
+    Raises:
+        ValueError: the file is damaged.
+    """
+    path, current, found = folder / WEIGHTS_FILE, CurrentSettings(), {}
+    if not path.exists():
+        return found
+    for _, points in read_csv(path, WEIGHTS, [*RUN, "distance"]).groupby(RUN, sort=False):
+        first = points.iloc[0].to_dict() | {"evaluation": "training"}
+        if not current.problem(first):
+            pairs = zip(points["distance"].tolist(), points["value"].tolist(), strict=True)
+            found[run_of(first)] = list(pairs)
+    return found
+
+
+def shown_distances(length: int) -> list[int]:
+    """Returns the distances of recorded weights: all below 32, and every third one from there on."""
+    return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
 
 
 def read_csv(path: Path, columns: list[str], key: list[str]) -> pd.DataFrame:
@@ -184,7 +209,7 @@ class CurrentSettings:
             self._digests[key] = {name: digest([config, about]) for name, about in settings.items()}
         return self._digests[key]
 
-    def problem(self, line: pd.Series) -> str:
+    def problem(self, line: Mapping) -> str:
         """Returns why a recorded number does not belong to today's settings, or an empty string."""
         try:
             is_current = self.digests(run_of(line)).get(line["evaluation"]) == line["settings"]

@@ -42,20 +42,20 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
     """
     runs, refused = finished_runs(results)
     new = pd.DataFrame([line for of in runs.values() for line in of[1]], columns=MEASUREMENTS)
-    new = new.fillna({"signature": ""}).astype(TYPES)
+    new = new.fillna({"signature": ""}).astype({name: TYPES[name] for name in new if name in TYPES})
     is_new = pd.MultiIndex.from_frame(new[RUN])
     before = read_csv(folder / "measurements.csv", MEASUREMENTS, NUMBER) if is_recorded(folder) else new[:0]
-    merged = _merge(before, new, is_new, NUMBER)
+    merged = merge(before, new, is_new, NUMBER)
     _check_data(merged)
     with output_folder(folder / "curves"):
         points = pd.DataFrame([point for one, _ in runs.values() for point in _points(one)], columns=POINTS)
         for experiment in dict.fromkeys(new["experiment"]):
             path = folder / "curves" / f"{experiment.replace('/', '-')}.csv"
             before = read_csv(path, POINTS, [*RUN, "updates"]) if path.exists() else points[:0]
-            found = _merge(before, points[points["experiment"] == experiment], is_new, [*RUN, "updates"])
+            found = merge(before, points[points["experiment"] == experiment], is_new, [*RUN, "updates"])
             if len(found) or path.exists():
-                _write(path, found)
-        _write(folder / "measurements.csv", merged)
+                write(path, found)
+        write(folder / "measurements.csv", merged)
     return len(runs), refused
 
 
@@ -136,7 +136,7 @@ def _points(record):
         yield dict(zip(POINTS, (*key, *points[i]), strict=True))
 
 
-def _merge(before, new, replaced, key):
+def merge(before, new, replaced, key):
     """Returns the lines of two DataFrames, without those of ``before`` that belong to replaced runs."""
     kept = before[~pd.MultiIndex.from_frame(before[RUN]).isin(replaced)]
     return pd.concat([frame for frame in (kept, new) if len(frame)] or [new]).sort_values(key)
@@ -153,7 +153,7 @@ def _check_data(lines):
             )
 
 
-def _write(path, frame):
+def write(path, frame):
     """Writes a CSV file atomically; numbers have as many digits as are necessary to read them exactly."""
     write_atomic(path, frame.to_csv(index=False, na_rep="nan", lineterminator="\n"))
 

@@ -16,9 +16,12 @@ from tiny import FLAGS, PLUGIN, run_command, run_here, write_text
 import fairseq_lrpe
 from data_prep.labelled import write_dictionary, write_split
 from data_prep.prepare import main as prepare
+from fairseq_lrpe.attention import SelfAttention
+from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import classify, generate
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.classified_text import BYTES
+from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
 from fairseq_lrpe.experiments.inference.trained import MODELS
 from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
 from fairseq_lrpe.tasks import FAMILIES
@@ -68,6 +71,31 @@ def test_greedy_text_is_that_of_fairseqs_search(language_model, data_bin):
     for number, prompt in enumerate(prompts):  # fairseq counts the prompt's tokens, too
         assert expected[number].startswith(prompt) and len(expected[number].split()) > 9
         assert (prompt + model.sample(prompt, 25, temperature=0)).startswith(expected[number])
+
+
+@pytest.mark.parametrize("arch", ["linear_lm_tmlr_type1", "softmax_lm_t5", "softmax_lm_cope"])
+def test_attention_weights(arch, train, tmp_path):
+    """They are those of the queries and keys that the inputs of each layer give."""
+    assert train(arch, tmp_path, "--max-update", 5, "--no-epoch-checkpoints").returncode == 0
+    found = trained_weights(tmp_path / "checkpoint_last.pt")
+    model, weights = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True), []
+
+    def record(module, inputs, keywords):
+        x = keywords["query"].transpose(0, 1)
+        q, k = (
+            p(x).unflatten(-1, (module.num_heads, -1)).transpose(1, 2) for p in (module.q_proj, module.k_proj)
+        )
+        weights.append(attention_weights(module, q, k))
+
+    for module in model.model.modules():
+        if isinstance(module, SelfAttention):
+            module.register_forward_pre_hook(record, with_kwargs=True)
+    model.task.load_dataset("test")
+    blocks = [model.task.dataset("test")[i]["source"] for i in range(BLOCKS)]
+    with torch.no_grad():
+        model.model(torch.stack(blocks))
+    assert len(found) == len(blocks[0]) and len(weights) > 1
+    torch.testing.assert_close(found, relative_weights(torch.stack(weights)))
 
 
 def test_streaming(language_model):

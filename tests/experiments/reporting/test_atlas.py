@@ -1,8 +1,10 @@
 """The atlas of encodings: its cards, its numbers, and how a browser filters and sorts its table."""
 
 import re
+import shutil
 import subprocess
 from itertools import product
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,8 +14,9 @@ from tiny import run_here
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
-from fairseq_lrpe.cli import report
-from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS, CurrentSettings
+from fairseq_lrpe.cli import report, results
+from fairseq_lrpe.experiments.reporting import atlas, recorded_weights
+from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS, CurrentSettings, read_weights
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
 
@@ -90,11 +93,59 @@ def test_numbers(path):
     rows = re.findall(r'<a href="#card-(\w+)">.*?<td class="text">(\w+)</td>', head, re.DOTALL)
     assert rows[:3] == [("softmax", "rope")[::-1], ("alibi", "linear"), ("rope", "linear")]  # by 16 ×
     card = cards.split('id="card-rope"')[1].split("</section>")[0]
+    memory = [float(x) for x in re.findall('data-value="(.+?)"', card.split(">memory<")[1])]
+    assert len(memory) == 2 and min(memory) >= 1
     assert [float(x) for x in re.findall('data-value="(.+?)"', card)] == [
         *(x for n in range(5) for x in (21.75 + 2 * n, 11 + 2 * n)),
         0.75,
+        *memory,
     ]
     assert card.count("not measured") == 1  # the speed in softmax attention
+    assert float(re.search('data-value="([0-9.]+)">1.00<', cards.split('id="card-nope"')[1])[1]) == 1
+
+
+def test_recorded_weights(folder, tmp_path, monkeypatch):
+    """Weights are recorded for the first seed, and shown unless the settings have changed since."""
+    runs = [
+        run
+        for seed in ([2], [1])
+        for run in Experiment.load("lm/extrapolation_mini").runs("softmax", "rope", seed)
+    ]
+    weights = torch.arange(128) / 7
+    monkeypatch.setattr(recorded_weights, "trained_weights", lambda path: weights)
+    found = {run: (SimpleNamespace(folder=tmp_path), []) for run in runs}
+    monkeypatch.setattr(recorded_weights, "finished_runs", lambda results: (found, []))
+    copy = shutil.copytree(folder, tmp_path / "records")
+    for _ in range(2):  # a second record replaces the first one
+        done = run_here(results.main, tmp_path, "--record-weights", copy)
+        assert done.returncode == 0 and "weights of 1 model recorded" in done.stdout
+    [(run, points)] = read_weights(copy).items()
+    assert run == runs[1] and points[0] == (0, 0.0) and points[-1][0] == 125 and len(points) == 64
+    assert all(value == pytest.approx(distance / 7, rel=1e-3) for distance, value in points)
+    assert atlas.render(copy).count("weights after training</figcaption>") == 1
+    file = copy / "attention_weights.csv"
+    file.write_text(file.read_text().replace(CurrentSettings().digests(run)["training"], "00000000"))
+    assert read_weights(copy) == {}
+    assert atlas.render(copy).count("weights after training</figcaption>") == 0
+
+
+class Saving(torch.nn.Module):
+    """Keeps its input, which is used twice, and the exponentials."""
+
+    embed_dim = 16
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(16))
+
+    def forward(self, x):
+        return (x * x * self.scale).exp()
+
+
+def test_memory_is_that_of_the_saved_tensors():
+    """Parameters do not count, and a tensor that is kept twice counts once."""
+    size = 4 * 16 * atlas.MEMORY_LENGTH
+    assert atlas._kept_memory(Saving()) == 3 * size  # x, x², exp
 
 
 @pytest.mark.parametrize(
