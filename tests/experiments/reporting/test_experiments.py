@@ -79,7 +79,7 @@ def test_formats_and_plot(folder, tmp_path):
     (["--experiment", "lm/gone", "updates=3"], "updates=3 cannot be combined with --experiment"),
     (["--experiment", "lm/gone", "--scale", "mini"], "--scale cannot be combined with --experiment"),
     (["--experiment", "lm/gone", "--table", "x"], "not allowed with argument"),
-    ([], "one of the arguments --table --experiment --record --record-weights --check --write-docs is required"),
+    ([], "arguments --table --experiment --record --record-weights --check --write-docs is required"),
 ])  # fmt: skip
 def test_invalid_arguments(folder, words, message):
     done = run_here(results.main, folder, *words)
