@@ -274,12 +274,14 @@ def difference(ours: dict, base: dict) -> dict[str, float]:
 
     The arguments are {seed: value}. The result has the keys difference, low, high and common_seeds.
     """
-    from scipy.stats import ttest_1samp
+    from scipy.stats import t
 
     pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
     mean = statistics.fmean(pairs) if pairs else math.nan
-    interval = ttest_1samp(pairs, 0).confidence_interval() if len(pairs) > 1 else (math.nan, math.nan)
-    return {"difference": mean, "low": interval[0], "high": interval[1], "common_seeds": len(pairs)}
+    half = math.nan
+    if (count := len(pairs)) > 1:
+        half = t.ppf(0.975, count - 1) * statistics.stdev(pairs) / math.sqrt(count)
+    return {"difference": mean, "low": mean - half, "high": mean + half, "common_seeds": count}
 
 
 def summarize_runs(results: pd.DataFrame) -> pd.DataFrame:
