@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from html_page import CHROMIUM, Page
-from tiny import run_here
+from tiny import REPOSITORY, run_here
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
@@ -127,6 +127,14 @@ def test_recorded_weights(folder, tmp_path, monkeypatch):
     file.write_text(file.read_text().replace(CurrentSettings().digests(run)["training"], "00000000"))
     assert read_weights(copy) == {}
     assert atlas.render(copy).count("weights after training</figcaption>") == 0
+
+
+def test_the_page_in_docs_agrees_with_the_records():
+    """Speeds and perplexities, which do not depend on the version of torch."""
+    records = REPOSITORY / "docs/results"
+    pages = (REPOSITORY / "docs/atlas.html").read_text(), atlas.render(records)
+    found, expected = (re.findall(r'data-value="[^"]+">[^<]+ \(\d of \d\)<', page) for page in pages)
+    assert found == expected and len(found) > 100, "run `lrpe report --atlas docs/atlas.html`"
 
 
 class Saving(torch.nn.Module):
