@@ -8,6 +8,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import pandas as pd
 
 from fairseq_lrpe.experiments.reporting.measurements import RUN, STATE
@@ -278,10 +279,11 @@ def difference(ours: dict, base: dict) -> dict[str, float]:
 
     pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
     mean = statistics.fmean(pairs) if pairs else math.nan
-    half = math.nan
-    if (count := len(pairs)) > 1:
-        half = t.ppf(0.975, count - 1) * statistics.stdev(pairs) / math.sqrt(count)
-    return {"difference": mean, "low": mean - half, "high": mean + half, "common_seeds": count}
+    with np.errstate(invalid="ignore"):  # if a run diverged
+        half = (
+            t.ppf(0.975, len(pairs) - 1) * pd.Series(pairs, dtype=float).sem()
+        )  # NaN for fewer than two seeds
+    return {"difference": mean, "low": mean - half, "high": mean + half, "common_seeds": len(pairs)}
 
 
 def summarize_runs(results: pd.DataFrame) -> pd.DataFrame:
