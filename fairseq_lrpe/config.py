@@ -89,7 +89,10 @@ def with_defaults(config: type, **defaults) -> type:
         (name, known[name].type, field(default=value, metadata=known[name].metadata))
         for name, value in defaults.items()
     ]
-    return make_dataclass(config.__name__, changed, bases=(config,))
+    # dataclasses would generate a docstring and methods for each of 600 architectures, which takes a second.
+    return make_dataclass(
+        config.__name__, changed, bases=(config,), namespace={"__doc__": config.__doc__}, repr=False, eq=False
+    )
 
 
 PLACEMENT_FLAGS = ("encoder_attention", "decoder_attention", "encoding_in", "image_positions")

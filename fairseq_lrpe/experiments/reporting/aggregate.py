@@ -280,9 +280,8 @@ def difference(ours: dict, base: dict) -> dict[str, float]:
     pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
     mean = statistics.fmean(pairs) if pairs else math.nan
     with np.errstate(invalid="ignore"):  # if a run diverged
-        half = (
-            t.ppf(0.975, len(pairs) - 1) * pd.Series(pairs, dtype=float).sem()
-        )  # NaN for fewer than two seeds
+        error = pd.Series(pairs, dtype=float).sem()  # NaN for fewer than two seeds
+        half = t.ppf(0.975, len(pairs) - 1) * error
     return {"difference": mean, "low": mean - half, "high": mean + half, "common_seeds": len(pairs)}
 
 
