@@ -23,6 +23,6 @@ def test_every_override_is_a_setting():
     known = {f"train.{flag}" for flag in method_flags()}
     for name in experiments():
         cfg = Experiment.load(name).cfg
-        known |= {*cfg, *(f"{part}.{key}" for part in ("train", "batch") for key in cfg[part])}
+        known |= {*cfg, *(f"{part}.{key}" for part in ("train", "batch", "evaluate") for key in cfg[part])}
         known |= {f"evaluate.flags.{key}" for key in cfg.evaluate.flags}
     assert len(keys) > 20 and keys <= known, keys - known

@@ -1,7 +1,7 @@
 """Generators of text for the synthetic problems of RoPER (Harik and Jayasiri 2022).
 
-The paper's web page shows the format of each problem. The distributions of numbers and positions, and the
-lengths in Search, are not published, so they are our choice.
+The paper's web page shows the format of each problem. The page does not state the distributions of
+numbers and positions, nor the lengths in Search: they are our choice (docs/deviations.md).
 """
 
 import math
