@@ -127,6 +127,8 @@ METHODS = {
 for _p, _rotation in (("householder", "householder"), ("identity", "identity"), ("permutation", "odd_even")):
     for _core in ("unitary", "orthogonal", "permutation"):
         _source = f"{_TMLR}, Table 5 '{_p.capitalize()}' × '{_core.capitalize()}'"
+        if (_p, _core) == ("identity", "orthogonal"):
+            _source += f"; {_ICLR}, Table 5 'Identity'"
         _learned = {} if _core == "permutation" else _THETA
         METHODS[f"ablation_{_p}_{_core}"] = _lrpe(_core, _rotation, _source, **_learned)
 

@@ -105,11 +105,11 @@ class LRPE(Encoding):
 
         if rotation == "householder":
             v = torch.randn(d)
-            v = v / v.norm()
             if learn_householder:
+                # Not normalized, as in the papers' pseudocode: the longer v, the less an update turns it.
                 self.v = nn.Parameter(v)
             else:
-                self.register_buffer("v", v)
+                self.register_buffer("v", v / v.norm())
         elif rotation == "odd_even":
             self.register_buffer("odd_even", odd_even_permutation(d), persistent=False)
 

@@ -10,7 +10,7 @@ from fairseq_lrpe.ops.relative import distance_table, expand_distances
 def level(distance: Tensor, k: int, k_after: int, width: int, rounding: str) -> Tensor:
     """Returns the index of the vector of each distance x: x/width, rounded and clipped, plus ``k_after``.
 
-    The quotient is clipped to −k_after..k. With width 1 and k_after = k, this is Eq. 4 of Shaw et al.
+    The quotient is clipped to −k_after..k. With width 1 and k_after = k, this is Eq. 4 of the LFHC paper.
     ``rounding`` is "floor" or "away" (from zero).
     """
     result = torch.div(distance, width, rounding_mode="floor")

@@ -252,14 +252,25 @@ def test_state_dict(core, rotation):
     assert set(dict(encoding.named_parameters())) == set(expected) - {"permutation"}
     if learn_theta:  # initialized to the frozen angles
         torch.testing.assert_close(encoding.theta.detach(), angles(core, "a", 6).float(), rtol=1e-6, atol=0)
-    if learn_v:
-        assert abs(encoding.v.norm().item() - 1) < 1e-6
 
 
 def test_frozen_encoding_has_no_parameters_and_keeps_its_vector():
     encoding = build("orthogonal", "householder")
     assert not list(encoding.parameters())
     assert set(encoding.state_dict()) == {"v"}
+
+
+def test_only_a_frozen_householder_vector_is_normalized():
+    """The pseudocode of both papers initializes a learned v from N(0, I) and divides by its norm in every step."""
+    vectors = []
+    for learned in (False, True):
+        torch.manual_seed(0)
+        options = {"core": "unitary", "learn_householder": learned}
+        vectors.append(build_encoding("lrpe", num_heads=2, head_dim=64, causal=True, **options).v.detach())
+    frozen, learned = vectors
+    torch.manual_seed(0)
+    assert torch.equal(learned, torch.randn(64))
+    torch.testing.assert_close(frozen, learned / learned.norm())
 
 
 @pytest.mark.parametrize("learned", [False, True], ids=["frozen", "learned"])
