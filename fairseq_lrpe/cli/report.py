@@ -64,4 +64,5 @@ def write_atlas(results, out) -> None:
 
     with output_folder(out.parent):
         write_atomic(out, atlas.render(results))
-    print(f"{out} shows {len(METHODS)} methods", file=sys.stderr)
+    shown = f"{len(METHODS)} methods and {len(atlas.TOKEN_POSITIONS)} kinds of token positions"
+    print(f"{out} shows {shown}", file=sys.stderr)

@@ -261,7 +261,7 @@ def test_frozen_encoding_has_no_parameters_and_keeps_its_vector():
 
 
 def test_only_a_frozen_householder_vector_is_normalized():
-    """The pseudocode of both papers initializes a learned v from N(0, I) and divides by its norm in every step."""
+    """In both papers' pseudocode, a learned v starts as N(0, I), and every step divides by its norm."""
     vectors = []
     for learned in (False, True):
         torch.manual_seed(0)

@@ -1,6 +1,7 @@
-"""Writes the atlas of encodings: an HTML page with a card for every method, from the code and the results.
+"""Writes the atlas of encodings: an HTML page with a card for every method and every kind of token positions.
 
-The page is a single file that needs no network connection. Its template is ``atlas.html.jinja``.
+It is generated from the code and the results. The page is a single file that needs no network connection. Its
+template is ``atlas.html.jinja``.
 """
 
 import inspect
@@ -24,10 +25,15 @@ from fairseq_lrpe.experiments.reporting.recorded import read_runs, read_weights,
 from fairseq_lrpe.experiments.reporting.renderers import format_number, html_environment
 from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
+from fairseq_lrpe.positions import POSITIONS, build_position
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 PERPLEXITY, SPEED = "extrapolation", ("tmlr_table6", "iclr_table9")
 """Tables with the perplexities, and with training speeds relative to Base."""
+TOKEN_POSITIONS = ("learned", *POSITIONS)
+"""Values of --token-positions with a card; “learned” is a module of fairseq."""
+LEARNED = "Adds a learned vector p_k to the embedding at position k (fairseq's LearnedPositionalEmbedding)."
+VOCABULARY = 120  # number of tokens of the corpus of the perplexities, wikitext_mini_chars
 MEMORY_LENGTH = 512  # number of tokens with which memory is measured
 DRAWS = 16  # number of random vectors over which initial weights are averaged
 NORMS = {
@@ -39,20 +45,58 @@ NORMS = {
 
 @dataclass
 class Entry:
-    """A method on the page; ``modules`` has the initial attention modules of all layers by attention."""
+    """A card of the page. Measurements are {attention: (text, value)}."""
 
     name: str
     aliases: list[str]
-    modules: dict[str, list[SelfAttention]]
     parameters: int
     perplexity: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
     speed: dict[str, tuple[str, float]] = field(default_factory=dict)
     memory: dict[str, tuple[str, float]] = field(default_factory=dict)
     plots: dict[str, Markup] = field(default_factory=dict)
 
+
+@dataclass
+class PositionEntry(Entry):
+    """A position embedding, a value of --token-positions."""
+
+    attentions = ATTENTIONS
+    kind = "token positions"
+    source = "an absolute position embedding, combined with the embeddings of the tokens"
+    options = ()
+
+    @property
+    def flags(self) -> str:
+        return f"--token-positions {self.name}"
+
+    @property
+    def formula(self) -> Markup:
+        return _as_html(inspect.getdoc(POSITIONS[self.name]) if self.name in POSITIONS else LEARNED)
+
+    def effect(self, attention: str) -> str:
+        """Describes what the positions change in linear or softmax attention."""
+        if self.name in POSITIONS and POSITIONS[self.name].every_layer:
+            return "Changes the inputs of attention in every layer."
+        return "Changes nothing in attention, but the inputs of the first layer."
+
+
+@dataclass
+class MethodEntry(Entry):
+    """A method; ``modules`` has the initial attention modules of all layers by attention."""
+
+    modules: dict[str, list[SelfAttention]] = field(default_factory=dict)
+
+    @property
+    def attentions(self) -> list[str]:
+        return list(self.modules)
+
     @property
     def method(self):
         return METHODS[self.name]
+
+    @property
+    def source(self) -> str:
+        return "; ".join(METHODS[name].source for name in (self.name, *self.aliases))
 
     @property
     def encoding(self) -> Encoding:
@@ -87,13 +131,7 @@ class Entry:
 
     @property
     def formula(self) -> Markup:
-        """The docstring of the encoding as HTML."""
-        text = re.split(r"\n\n(?:Args|Raises):", inspect.getdoc(type(self.encoding)))[0]
-        parts = []
-        for paragraph in text.split("\n\n"):
-            html = re.sub(r"``(.+?)``|:\w+:`~?(.+?)`", r"<code>\1\2</code>", str(escape(dedent(paragraph))))
-            parts.append(f"<pre>{html}</pre>" if paragraph.startswith(" ") else f"<p>{html}</p>")
-        return Markup("\n".join(parts))
+        return _as_html(inspect.getdoc(type(self.encoding)))
 
     def effect(self, attention: str) -> str:
         """Describes what the encoding changes in linear or softmax attention."""
@@ -123,6 +161,15 @@ class Entry:
         if attention == "linear":
             found.append(NORMS[self.modules[attention][0].linear_norm])
         return " ".join(found)
+
+
+def _as_html(docstring: str) -> Markup:
+    """Returns a docstring as HTML, without its sections of arguments and errors."""
+    text, parts = re.split(r"\n\n(?:Args|Raises):", docstring)[0], []
+    for paragraph in text.split("\n\n"):
+        html = re.sub(r"``(.+?)``|:\w+:`~?(.+?)`", r"<code>\1\2</code>", str(escape(dedent(paragraph))))
+        parts.append(f"<pre>{html}</pre>" if paragraph.startswith(" ") else f"<p>{html}</p>")
+    return Markup("\n".join(parts))
 
 
 def _overrides(encoding, *names):
@@ -160,8 +207,13 @@ def render(results: Path) -> str:
         for attention in entry.modules:
             ratio = kept[attention, entry.name] / kept[attention, "nope"]
             entry.memory[attention] = f"{ratio:.2f}", ratio
+    for name in TOKEN_POSITIONS:
+        found = {attention: perplexity.get((attention, name), {}) for attention in ATTENTIONS}
+        entries.append(
+            PositionEntry(name, [], _position_parameters(name, table, experiment.cfg.train), found)
+        )
     columns = list(table.columns)
-    rows = [(entry, attention) for entry in entries for attention in entry.modules]
+    rows = [(entry, attention) for entry in entries for attention in entry.attentions]
     rows.sort(key=lambda row: row[0].perplexity[row[1]].get(columns[-1], ("", math.inf))[1])
     return (
         html_environment()
@@ -171,7 +223,6 @@ def render(results: Path) -> str:
             rows=rows,
             columns=columns,
             attentions=ATTENTIONS,
-            methods=METHODS,
             kinds=sorted({entry.kind for entry in entries}),
             cfg=experiment.cfg,
             draws=DRAWS,
@@ -181,18 +232,32 @@ def render(results: Path) -> str:
 
 
 def _numbers(table: Table, results: pd.DataFrame) -> dict[tuple[str, str], dict[str, tuple[str, float]]]:
-    """Returns {(attention, method): {column: (text, mean)}} of the measured cells of rows without changes."""
+    """Returns {(attention, name): {column: (text, mean)}} of the measured cells of methods and positions."""
     found = {}
     own = results[results["experiment"].isin(table.experiments)]
     summary = summarize(table, seed_values(table, own))
     for cell, line in zip(table.cells, summary.itertuples(), strict=True):
-        if line.seeds and not cell.runs[0].changes:
+        changes = dict(cell.runs[0].changes)
+        changes.pop("train.max_target_positions", None)
+        name = changes.pop("train.token_positions", cell.runs[0].method)
+        if line.seeds and not changes:
             text = f"{format_number(line.mean, line.std, line.decimals)} ({line.state})"
-            found.setdefault((cell.attention, cell.runs[0].method), {})[cell.column] = text, line.mean
+            found.setdefault((cell.attention, name), {})[cell.column] = text, line.mean
     return found
 
 
-def _entry(name: str, cfg) -> Entry:
+def _position_parameters(name: str, table: Table, flags) -> int:
+    """Returns the number of parameters of a position embedding in the models of its row of the table."""
+    changes = next((x.changes for x in table.rows if x.changes.get("train.token_positions") == name), {})
+    length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample
+    if name not in POSITIONS:
+        return flags.decoder_embed_dim * length
+    sizes = {"vocab_size": VOCABULARY, "layers": flags.decoder_layers, "embed_dim": flags.decoder_embed_dim}
+    position = build_position(name, **sizes, max_positions=length, causal=True)
+    return sum(parameter.numel() for parameter in position.parameters())
+
+
+def _entry(name: str, cfg) -> MethodEntry:
     """Returns the entry of a method with attention modules like those of an experiment's models."""
     own = {key: x for key, x in cfg.by_method.get(name, {}).items() if hasattr(PositionConfig, key)}
     width, heads, layers = (cfg.train[f"decoder_{key}"] for key in ("embed_dim", "attention_heads", "layers"))
@@ -211,7 +276,7 @@ def _entry(name: str, cfg) -> Entry:
         modules[attention] = [module.eval() for module in found]
     counted = encodings[:1] if encodings[0].shared_across_layers else encodings
     parameters = sum(p.numel() for encoding in counted for p in encoding.parameters())
-    return Entry(name, aliases(name)[1:], modules, parameters)
+    return MethodEntry(name, aliases(name)[1:], parameters, modules=modules)
 
 
 @torch.no_grad()

@@ -19,15 +19,21 @@ from fairseq_lrpe.experiments.reporting import atlas, recorded_weights
 from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS, CurrentSettings, read_weights
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.positions import POSITIONS
 
 ABOUT = {"updates": 800, "length": 800, "unit": "updates", "seconds": 1.0, "data": "0", "package": "0"}
 ABOUT |= {"commit": "0", "torch": "2", "machine": "CPU", "date": "2020-01-01"}
 PERPLEXITIES = {("linear", "rope"): 20.25, ("softmax", "rope"): 9.5, ("linear", "alibi"): 11.75}
+PERPLEXITIES[("linear", "hierarchical")] = 14.25
+HIERARCHICAL = {"train.token_positions": "hierarchical", "train.max_target_positions": None}
 
 
 def line(run, evaluation, metric, value, kind):
     """Returns a line of measurements.csv with today's settings."""
-    key = dict(zip(MEASUREMENTS, (run.experiment, run.attention, run.method, "", run.seed), strict=False))
+    changes = ", ".join(f"{key}={value}" for key, value in run.changes)
+    key = dict(
+        zip(MEASUREMENTS, (run.experiment, run.attention, run.method, changes, run.seed), strict=False)
+    )
     settings = CurrentSettings().digests(run)[evaluation]
     measured = {"evaluation": evaluation, "metric": metric, "value": value, "signature": ""}
     return key | measured | {"settings": settings, "kind": kind} | ABOUT
@@ -35,11 +41,12 @@ def line(run, evaluation, metric, value, kind):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Recorded results: perplexities of three models with two seeds, and one speed."""
+    """Recorded results: perplexities of four models with two seeds, and one speed."""
     path, lines = tmp_path_factory.mktemp("records"), []
     experiment = Experiment.load("lm/extrapolation_mini")
     for (attention, method), perplexity in PERPLEXITIES.items():
-        for run in experiment.runs(attention, method, [1, 2]):
+        of = ("nope", [1, 2], HIERARCHICAL) if method == "hierarchical" else (method, [1, 2])
+        for run in experiment.runs(attention, *of):
             for n, length in enumerate((1, 2, 4, 8, 16)):
                 value = perplexity + 2 * n + run.seed
                 lines.append(line(run, f"test_x{length}", "perplexity", value, "language_modeling"))
@@ -53,7 +60,8 @@ def folder(tmp_path_factory):
 def path(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("atlas") / "atlas.html"
     done = run_here(report.main, folder, "--atlas", out)
-    assert done.returncode == 0 and done.stderr == f"{out} shows {len(METHODS)} methods\n"
+    shown = f"{len(METHODS)} methods and {1 + len(POSITIONS)} kinds of token positions"
+    assert done.returncode == 0 and done.stderr == f"{out} shows {shown}\n"
     return out
 
 
@@ -61,8 +69,10 @@ def test_every_method_has_a_card(path):
     text = path.read_text()
     page = Page(text)
     cards = [attributes for tag, attributes in page.tags if attributes.get("class") == "card"]
-    assert sorted(name for card in cards for name in card["data-name"].split()) == sorted(METHODS)
-    assert text.count("<svg") == len(cards) and len(text) < 3e6
+    names = sorted(name for card in cards for name in card["data-name"].split())
+    assert names == sorted([*METHODS, "learned", *POSITIONS])
+    positions = [card for card in cards if card["data-kind"] == "token positions"]
+    assert text.count("<svg") == len(cards) - len(positions) and len(text) < 3e6
     assert max(len(svg) for svg in re.findall(r"<svg.*?</svg>", text)) < 8000
     assert "&lt;code" not in text and "``" not in text and ":class:" not in text
     kinds = {card["id"]: card["data-kind"] for card in cards}
@@ -78,7 +88,12 @@ def test_every_method_has_a_card(path):
     ]
     assert shown == parts
     learned = {card["id"]: card["data-learned"] for card in cards}
-    assert [learned[f"card-{name}"] for name in ("rope", "t5")] == ["no", "yes"]
+    assert [learned[f"card-{name}"] for name in ("rope", "t5", "cape", "learned")] == [
+        "no",
+        "yes",
+        "no",
+        "yes",
+    ]
 
 
 def test_numbers(path):
@@ -91,7 +106,8 @@ def test_numbers(path):
     expected.append(("0.75", "0.75", "1 of 3"))
     assert sorted(values) == sorted(expected)
     rows = re.findall(r'<a href="#card-(\w+)">.*?<td class="text">(\w+)</td>', head, re.DOTALL)
-    assert rows[:3] == [("softmax", "rope")[::-1], ("alibi", "linear"), ("rope", "linear")]  # by 16 ×
+    measured = [("rope", "softmax"), ("alibi", "linear"), ("hierarchical", "linear"), ("rope", "linear")]
+    assert rows[:4] == measured  # by 16 ×
     card = cards.split('id="card-rope"')[1].split("</section>")[0]
     memory = [float(x) for x in re.findall('data-value="(.+?)"', card.split(">memory<")[1])]
     assert len(memory) == 2 and min(memory) >= 1
@@ -190,7 +206,8 @@ def test_filter_and_sort_in_a_browser(path, tmp_path):
     names, _, _ = shown("name=iclr_type2")  # another name of tmlr_type2
     assert names == ["tmlr_type2"] * 3
     names, _, rows = shown("sort=-3")
-    assert rows == path.read_text().count("<tr data-name") and names[:3] == ["rope", "alibi", "rope"]
+    assert rows == path.read_text().count("<tr data-name")
+    assert names[:4] == ["rope", "hierarchical", "alibi", "rope"]
 
 
 DECOMPOSABLE, OTHERS = ["rope", "alibi", "xpos", "lrpe", "per"], ["t5", "xl", "cope"]
