@@ -16,7 +16,14 @@ from torch import Tensor, nn
 from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
 from fairseq_lrpe.data import layout, word_vectors
 from fairseq_lrpe.encodings import check_choice
-from fairseq_lrpe.models.encoder_decoder import Encoder, EncoderLayer, add_token_positions, segment_ids
+from fairseq_lrpe.models.encoder_decoder import (
+    INIT_STD_HELP,
+    Encoder,
+    EncoderLayer,
+    add_token_positions,
+    init_normal,
+    segment_ids,
+)
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.tasks.classification import is_joined
 
@@ -45,6 +52,7 @@ class ClassifierConfig(with_defaults(LayerConfig, **DEFAULTS, dropout=0.0, atten
     )
     layernorm_embedding: bool = flag(False, "apply layernorm to the embeddings")
     no_scale_embedding: bool = flag(False, "do not multiply embeddings by the square root of their dimension")
+    init_std: float = flag(0.0, INIT_STD_HELP)
 
 
 class _SumOverProcesses(torch.autograd.Function):
@@ -226,6 +234,8 @@ class ClassifierModel(BaseFairseqModel):
             args.no_token_positional_embeddings = args.token_positions == "none"
         encoder = ClassifierEncoder(args, TransformerConfig.from_namespace(args), task, Inputs(args, task))
         add_token_positions(encoder, args, encoder.max_source_positions)
+        if args.init_std:
+            init_normal(encoder, args.init_std)
         return cls(encoder, task.cfg.pooling, task.apart, len(task.labels))
 
     def pooled(self, tokens: Tensor) -> Tensor:

@@ -22,6 +22,9 @@ from fairseq_lrpe.positions import POSITIONS, build_position
 UNLIMITED = 10**9
 """Maximum number of positions of models that have no limit."""
 
+INIT_STD_HELP = "standard deviation of initial weights and embeddings (0: the default of each module)"
+"""Description of the flag --init-std of models that call :func:`init_normal`."""
+
 
 def segment_ids(tokens: Tensor, end: int) -> Tensor:
     """Returns segments of tokens (B, L): 0 up to and including the first ``end`` of a row, and 1 after it."""
@@ -230,6 +233,17 @@ def add_token_positions(module, args, max_positions):
         module.embed_positions = TokenPositions(position, module.embed_tokens, module.embed_scale, attentions)
     elif isinstance(module.embed_positions, SinusoidalPositionalEmbedding):
         module.embed_positions = SinusoidalPositions(module.embed_positions)
+
+
+def init_normal(part: nn.Module, std: float) -> None:
+    """Initializes the matrices and embeddings of an encoder or decoder from N(0, std²), and biases with 0."""
+    for module in part.modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=std)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)
+            if getattr(module, "padding_idx", None) is not None:
+                nn.init.zeros_(module.weight[module.padding_idx])
 
 
 class SinusoidalPositions(SinusoidalPositionalEmbedding):

@@ -6,10 +6,9 @@ from functools import partial
 from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II
-from torch import nn
 
 from fairseq_lrpe.config import PositionConfig, check_part, flag
-from fairseq_lrpe.models.encoder_decoder import Decoder, add_token_positions
+from fairseq_lrpe.models.encoder_decoder import INIT_STD_HELP, Decoder, add_token_positions, init_normal
 from fairseq_lrpe.models.memory import build_memory
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
@@ -23,9 +22,7 @@ class LMConfig(PositionConfig, TransformerLanguageModelConfig):
     decoder_normalize_before: bool = flag(True, "apply layernorm before each decoder block")
     decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "input dimension (default: the embed dim)")
     decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output dimension (default: the embed dim)")
-    init_std: float = flag(
-        0.0, "standard deviation of initial weights and embeddings (0: each module's default initialization)"
-    )
+    init_std: float = flag(0.0, INIT_STD_HELP)
 
 
 class LanguageModel(TransformerLanguageModel):
@@ -52,17 +49,6 @@ class LanguageModel(TransformerLanguageModel):
             with exit_on_error("fairseq_lrpe"):
                 decoder.memory = build_memory(decoder, args, task.args)
         return cls(decoder)
-
-
-def init_normal(decoder: nn.Module, std: float) -> None:
-    """Initializes matrices and embeddings from N(0, std²) and biases with 0, as in Transformer-XL's code."""
-    for module in decoder.modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            nn.init.normal_(module.weight, std=std)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
-            if getattr(module, "padding_idx", None) is not None:
-                nn.init.zeros_(module.weight[module.padding_idx])
 
 
 register_family("lm", LanguageModel, LMConfig)

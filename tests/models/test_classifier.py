@@ -36,6 +36,19 @@ def build(arch, types=24, labels=3, pooling="mean", pairs=None, pixels=None, lon
     return build_model(arch, task, **{**SMALL, **flags}).double().eval()
 
 
+@pytest.mark.parametrize("method", ["shaw", "xl", "t5"])
+def test_init_std(method):
+    """Matrices of the encoder and its encoding are drawn from N(0, 0.02²); biases and padding are 0."""
+    encoder = build(f"softmax_classifier_{method}", types=200, encoder_input_dim=30, init_std=0.02).encoder
+    for name, parameter in encoder.named_parameters():
+        if parameter.dim() == 2 and "norm" not in name:
+            drawn = parameter[parameter.any(-1)]
+            assert abs(drawn.std() - 0.02) < 4 * 0.02 / (2 * drawn.numel()) ** 0.5, name
+        elif name.endswith("bias"):
+            assert not parameter.any(), name
+    assert not encoder.embed_tokens.embedding.weight[PAD].any()
+
+
 def batch(lengths, types=24, seed=0):
     """Random tokens of these lengths, padded on the right."""
     draw = torch.Generator().manual_seed(seed)

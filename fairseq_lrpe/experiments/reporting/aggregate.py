@@ -198,7 +198,9 @@ def _trained_differently(table, lengths, parts):
 
 def _summarize_cell(cell, lines, planned):
     """Returns the columns of ``summarize`` that depend on a single cell."""
-    values = sorted(_measured(lines).values(), reverse=cell.better == "higher")
+    sign = -1 if cell.better == "higher" else 1
+    # A diverged run, whose value is NaN, is the worst one.
+    values = sorted(_measured(lines).values(), key=lambda value: (math.isnan(value), sign * value))
     mean, std = mean_and_std(values[:-1] if cell.drop_worst and len(values) > 2 else values)
     state = f"{len(values)}" if len(values) == planned else f"{len(values)} of {planned}"
     paper, paper_std = cell.published or (None, None)
