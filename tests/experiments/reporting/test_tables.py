@@ -3,8 +3,8 @@
 import csv
 import fcntl
 import io
-import math
 import json
+import math
 import re
 import signal
 import subprocess
