@@ -119,6 +119,7 @@ ROWS = {
     ".venv/bin/python -m mkdocs serve": Row("--help"),  # test_site.py builds the site
     "TRITON_INTERPRET=1 *": Row("--collect-only"),  # test_interpreter.py runs the cases
     "python tests/experiments/kill_often.py *": Row("--help", {"python tests": KILL}),
+    "python tests/experiments/run_missing.py*": Row("--help", {"python tests": KILL}),
     ".venv/bin/jupyter *": Row("--help"),
     "lrpe prepare NAME": Row("--help", {"NAME": "text"}),
     "lrpe prepare text": Row("--out data/docs --workers 1"),
