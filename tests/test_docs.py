@@ -272,6 +272,7 @@ ROWS = {
     "bash scripts/table.sh tmlr_table2 --cancel": Row("--dry-run", refused="--dry-run cannot be combined"),
     "bash scripts/table.sh lfhc_table*": Row("--dry-run --only gcdf"),
     "bash scripts/table.sh lfhc_table5 *": Row("--dry-run --only lfhc"),
+    "bash scripts/table.sh lfhc_table7 *": Row("--dry-run --only lfhc"),
     "bash scripts/table.sh tmlr_table2 --scale mini --only *": Row("--dry-run"),
 }
 
