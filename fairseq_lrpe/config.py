@@ -181,6 +181,7 @@ def check_part(cfg, part: str, **shared) -> None:
 
     ``shared`` are further arguments of :class:`Encoding`.
     """
+    check_range("init_std", getattr(cfg, "init_std", 0.0), 0)  # language models and classifiers have it
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
     encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal, **shared)

@@ -23,6 +23,7 @@ from fairseq_lrpe.experiments.reporting.recorded import read_recorded
 from fairseq_lrpe.experiments.reporting.recording import record
 from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.experiments.spec.table import Table, TableSpec, tables
+from fairseq_lrpe.utils.cli import exit_on_error, min_int
 from fairseq_lrpe.utils.files import REPOSITORY
 from fairseq_lrpe.utils.subprocesses import KEEP_MEMORY
 
@@ -49,32 +50,40 @@ def missing(table: Table, recorded: set[Run]) -> list[Run]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     text = "tables to run; without any, the number of missing trainings of each table is printed"
-    parser.add_argument("tables", nargs="*", choices=[[], *tables()], metavar="TABLE", help=text)
-    parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time, each on one core")
+    parser.add_argument("tables", nargs="*", metavar="TABLE", help=text)
+    text = "number of runs at a time, each on one core"
+    parser.add_argument("--jobs", type=min_int(1), default=1, help=text)
     parser.add_argument("--results", type=Path, default=REPOSITORY / "results", help="folder of the runs")
-    parser.add_argument("--seeds", help="instead of the table's, such as [1]")
     args = parser.parse_args()
-    overrides = [f"seeds={args.seeds}"] if args.seeds else []
-    recorded = {one.run for one in read_recorded(RECORDS) if one.problem is None}
-    if not args.tables:
+    with exit_on_error("run_missing"):
+        recorded = {one.run for one in read_recorded(RECORDS) if one.problem is None}
+        if args.tables:
+            wanted = [Table(name, "mini") for name in args.tables]
+            execute(wanted, recorded, args.jobs, args.results)
+            return
         for name in tables():
             if TableSpec(name).outline("mini"):
-                print(f"{name}: {len(missing(Table(name, 'mini', overrides), recorded))} trainings")
-        return
+                print(f"{name}: {len(missing(Table(name, 'mini'), recorded))} trainings")
+
+
+def execute(wanted: list[Table], recorded: set[Run], count: int, results: Path) -> None:
+    """Executes the missing runs of tables, ``count`` at a time, and records all finished runs."""
     os.environ.update(KEEP_MEMORY, OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore")
     forks = Forks()
     sys.executable = str(forks.bin / "python")
     try:
-        for name in args.tables:
-            table = Table(name, "mini", overrides)
-            jobs = {run: Job(table.experiment_of(run), run, args.results) for run in missing(table, recorded)}
+        for table in wanted:
+            jobs = {run: Job(table.experiment_of(run), run, results) for run in missing(table, recorded)}
             jobs, messages = scheduler.jobs_with_data(jobs, gpus=0) if jobs else ({}, [])
-            launcher = scheduler.LocalLauncher(args.jobs, 0)
-            messages += scheduler.execute_runs(jobs, launcher, ["--cpu", "--results", str(args.results)])
-            print(*messages, sep="\n", file=sys.stderr)
+            launcher = scheduler.LocalLauncher(count, 0)
+            messages += scheduler.execute_runs(jobs, launcher, ["--cpu", "--results", str(results)])
+            for message in messages:
+                print(message, file=sys.stderr)
     finally:
         forks.close()
-        print("\n".join(record(args.results, RECORDS)[1]))
+        if results.is_dir():
+            for message in record(results, RECORDS)[1]:
+                print(f"not recorded: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ LRPE = "--encoding lrpe"
     ("linear_lm_tmlr_type2", "--lrpe-rotation fft", "requires the unitary core"),
     ("linear_lm_rope", "--lrpe-core unitary", "is an option of the encoding 'lrpe'"),
     ("softmax_lm_t5", "--t5-buckets 2", "multiple of 4"),
+    ("linear_lm", "--init-std -0.1", "--init-std must be at least 0, not -0.1"),
     ("softmax_lm_lfhc", "--lfhc-k 0", "at least 1, not 0"),
     ("softmax_lm_shaw", "--shaw-k-after -2", "shaw needs a k_after of at least 0, or -1 for k, not -2"),
     ("softmax_lm_nezha", "--nezha-k 0", "nezha needs a clipping distance k of at least 1, not 0"),

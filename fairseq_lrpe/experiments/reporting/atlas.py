@@ -238,8 +238,9 @@ def _numbers(table: Table, results: pd.DataFrame) -> dict[tuple[str, str], dict[
     summary = summarize(table, seed_values(table, own))
     for cell, line in zip(table.cells, summary.itertuples(), strict=True):
         changes = dict(cell.runs[0].changes)
-        changes.pop("train.max_target_positions", None)
         name = changes.pop("train.token_positions", cell.runs[0].method)
+        if name in TOKEN_POSITIONS:
+            changes.pop("train.max_target_positions", None)
         if line.seeds and not changes:
             text = f"{format_number(line.mean, line.std, line.decimals)} ({line.state})"
             found.setdefault((cell.attention, name), {})[cell.column] = text, line.mean
