@@ -1,6 +1,7 @@
 """GPT-2 byte-pair encoding in several processes, and the base class of corpora that use it."""
 
 import hashlib
+import json
 import logging
 import re
 from argparse import ArgumentParser, Namespace
@@ -9,7 +10,7 @@ from pathlib import Path
 
 from data_prep import fetch
 from data_prep.binarize import binarize, split_files
-from data_prep.corpus import Corpus
+from data_prep.corpus import Corpus, add_number
 from data_prep.parallel import map_files
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.line_codec import BytePairs
@@ -18,6 +19,8 @@ from fairseq_lrpe.utils.files import read_file, write_atomic
 
 FACTS = fetch.SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
+BYTES = 256
+"""Number of types of single bytes; each further type is the result of a merge."""
 
 
 class BytePairCorpus(Corpus):
@@ -28,9 +31,14 @@ class BytePairCorpus(Corpus):
     def add_options(self, parser: ArgumentParser) -> None:
         text = "folder with encoder.json, vocab.bpe and dict.txt of GPT-2 BPE (default: download them)"
         parser.add_argument("--bpe", type=path_arg, metavar="FOLDER", help=text)
+        text = "size of the vocabulary of a small model: the bytes and the first merges (default: all types)"
+        add_number(parser, "--bpe-types", text, minimum=BYTES)
+
+    def source(self, args):
+        return super().source(args) + (f", {args.bpe_types} types" if args.bpe_types else "")
 
     def prepare(self, args, source, inputs):
-        provide(args.out / "gpt2_bpe", args.bpe)
+        provide(args.out / "gpt2_bpe", args.bpe, args.bpe_types)
         texts = split_files(self.text(args, source, inputs))
         self.write_bin(args, source, self.encode(args, texts))
 
@@ -50,16 +58,47 @@ class BytePairCorpus(Corpus):
         return f"{size:,} types; with the <mask> of fairseq's masked_lm {size + 1:,}, {same}"
 
 
-def provide(folder: Path, source: Path | None = None) -> None:
-    """Writes the published BPE files to ``folder``: verified copies from ``source``, or downloaded files."""
+def provide(folder: Path, source: Path | None = None, types: int | None = None) -> None:
+    """Writes the BPE files to ``folder``: verified copies from ``source``, or downloaded files.
+
+    With ``types``, vocab.bpe and dict.txt are limited to the bytes and the first merges.
+
+    Raises:
+        ValueError: If ``folder`` contains the files of another number of types.
+    """
     if source is None:
+        source = folder / "published"
         for name, facts in FILES.items():
-            fetch.fetch(folder / name, facts)
-        return
+            fetch.fetch(source / name, facts)
     contents = {name: published(source / name) for name in FILES}
+    if types:
+        contents = first_types(contents, types)
+    merges = folder / "vocab.bpe"
+    if merges.is_file() and merges.read_bytes() != contents[merges.name]:
+        raise ValueError(f"{folder} has another --bpe-types: choose the same, or another --out")
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         write_atomic(folder / name, content)
+
+
+def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
+    """Returns the contents {name: content} of the BPE files with the first ``types`` types.
+
+    encoder.json remains complete, since types without a merge do not occur.
+
+    Raises:
+        ValueError: If there are fewer types.
+    """
+    version, *merges = contents["vocab.bpe"].splitlines(keepends=True)
+    if types > BYTES + len(merges):
+        raise ValueError(f"--bpe-types {types} is too large: GPT-2's BPE has {BYTES + len(merges)} types")
+    merges = merges[: types - BYTES]
+    pairs = {merge.decode("utf-8").strip().replace(" ", "") for merge in merges}
+    encoder = json.loads(contents["encoder.json"])
+    known = {str(i).encode() for pair, i in encoder.items() if len(pair) == 1 or pair in pairs}
+    lines = contents["dict.txt"].splitlines(keepends=True)
+    dictionary = b"".join(line for line in lines if line.split()[0] in known)
+    return contents | {"vocab.bpe": b"".join((version, *merges)), "dict.txt": dictionary}
 
 
 def published(path: Path) -> bytes:

@@ -206,7 +206,7 @@ ROWS = {
     PREPARE + "squad --bert *": MISSING,
     PREPARE + "wikitext_mini": Row("--from . --workers 1"),
     PREPARE + "wikitext_mini_chars": Row("--from . --workers 1"),
-    PREPARE + "wikitext_mini_bpe": MISSING,
+    PREPARE + "wikitext_mini_bpe *": MISSING,
     PREPARE + "lra_retrieval_mini *": Row(refused="is not a folder"),
     PREPARE + "lra_image *": MISSING,
     PREPARE + "wikipedia": MISSING,

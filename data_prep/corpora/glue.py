@@ -88,7 +88,7 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
 
     def prepare(self, args, source, inputs):
         bpe = args.out.parent / "gpt2_bpe"
-        gpt2_bpe.provide(bpe, args.bpe)
+        gpt2_bpe.provide(bpe, args.bpe, args.bpe_types)
         text = self.text(args, source, inputs)
         for path in sorted(text.glob("*.input?.txt")):
             map_lines(gpt2_bpe.line_encoder(bpe), path, path.with_suffix(""), args.workers, newline=None)

@@ -57,6 +57,8 @@ class WikiBook(gpt2_bpe.BytePairCorpus):
         folders = find_shards(args.source) if args.source else []
         if args.shards > 1 and (folders or not args.source):
             raise ValueError("--shards requires a folder with text: binarized data is already sharded")
+        if args.bpe_types and (folders or not args.source):
+            raise ValueError("--bpe-types requires a folder with text: binarized data has all types")
         if args.source is None:
             return published_shards(self.facts)
         if folders:
@@ -71,7 +73,7 @@ class WikiBook(gpt2_bpe.BytePairCorpus):
         return texts
 
     def prepare(self, args, source, inputs):
-        gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe)
+        gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe, args.bpe_types)
         if isinstance(inputs, list):
             return fill_shards(inputs, args.out, source)
         text = self.text(args, source, inputs)

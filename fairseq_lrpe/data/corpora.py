@@ -14,7 +14,7 @@ class Row(NamedTuple):
     description: str
     origin: str  # where the data comes from
     folder: str = "data/{name}/bin"  # data folder; TASK is a placeholder for the name of a task
-    options: str = ""  # options that are required to prepare the corpus
+    options: str = ""  # options that are required to prepare the corpus, or with which experiments use it
 
 
 CORPORA = {
@@ -22,7 +22,9 @@ CORPORA = {
     "wikitext103_bpe": Row("wikitext:RawBytePairs", "raw WikiText-103 in GPT-2 BPE", "downloaded"),
     "wikitext_mini": Row("wikitext:Mini", "small corpus from WikiText-103", "downloaded"),
     "wikitext_mini_chars": Row("wikitext:MiniCharacters", "the same in characters", "downloaded"),
-    "wikitext_mini_bpe": Row("wikitext:MiniBytePairs", "the same in GPT-2 BPE", "downloaded"),
+    "wikitext_mini_bpe": Row(
+        "wikitext:MiniBytePairs", "the same in GPT-2 BPE", "downloaded", options="--bpe-types 8000"
+    ),
     "books": Row("books:Books", "BookCorpus or other books in GPT-2 BPE", "datasets package"),
     "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
     "wikipedia": Row("wikipedia:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
@@ -53,7 +55,7 @@ CORPORA = {
 }
 
 MINI = {
-    "glue_mini": "glue TASK --train-rows 8000",
+    "glue_mini": "glue TASK --train-rows 8000 --bpe-types 8000",
     "glue_words_mini": "glue_words TASK --train-rows 8000",
     "snli_mini": "snli --from snli_dev.jsonl --cut 8000 921 921",
     "mnli_mini": "snli --from mnli_dev_matched.jsonl --cut 8000 907 908",

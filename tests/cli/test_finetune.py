@@ -9,6 +9,7 @@ import subprocess
 import sys
 import zipfile
 from argparse import Namespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from tiny import BIN, REPOSITORY, preprocess
 
 from fairseq_lrpe.cli import finetune, train
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.execution.scheduler import is_complete
+from fairseq_lrpe.experiments.execution.scheduler import is_complete, train_arguments
 from fairseq_lrpe.experiments.spec import experiment
 from fairseq_lrpe.experiments.spec.table import Table
 
@@ -147,6 +148,17 @@ def test_table_pretrains_and_then_fine_tunes(place, done):
     assert "cola" not in header and "mnli" not in header
 
 
+@pytest.mark.parametrize("changes", [[], ["train.dropout=0.2"]])
+def test_only_a_changed_pretraining_is_given_by_its_checkpoint(changes):
+    # A path in the settings of a run would differ from configs, and the run could not be recorded.
+    table = Table("tmlr_table1", "mini", changes)
+    fine_tuning = next(one for one in table.runs(["rope"]) if one.experiment == "glue/mini")
+    arguments = train_arguments(Job(table.experiment_of(fine_tuning), fine_tuning, Path("results")))
+    given = [one for one in arguments if one.startswith("starts_from")]
+    path = f"results/roberta/mini/linear_rope/{''.join(changes)}/seed-1/checkpoints/checkpoint_best.pt"
+    assert given == [f"starts_from={path}"] * len(changes)
+
+
 def test_finished_runs_are_not_repeated(place, done):
     again = run(place, "table", *TABLE, RATES)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr
@@ -165,6 +177,7 @@ def test_best_learning_rate_is_chosen(place, done, task):
     assert set(scores) == set(trials) == {"train.lr=0.01", "train.lr=0.001"}
     assert found["evaluations"]["valid"]["score"] == max(scores.values()) == scores[found["chosen"]]
     assert "finished" in found and "mismatched" not in found["evaluations"]  # only MNLI has it
+    assert read(folder, "run.json")["config"]["starts_from"] == "roberta/mini"
     [kept] = (path for trial in trials.values() for path in trial.rglob("*.pt"))
     assert kept.samefile(folder / found["checkpoint"]) and kept.is_relative_to(trials[found["chosen"]])
     for name, trial in trials.items():

@@ -22,7 +22,7 @@ SQUAD_MINI = "squad --from dev-v2.0.json --cut 2400 500 --pieces 4000 --longest 
         ("data/multi30k/bin", "multi30k --from FOLDER"),
         ("data/lra_retrieval_mini/bin", "lra_retrieval_mini --from data/wikitext_mini/text"),
         ("data/squad_mini/bin", SQUAD_MINI),
-        ("data/glue_mini/RTE/bin", "glue RTE --train-rows 8000 --out data/glue_mini"),
+        ("data/glue_mini/RTE/bin", "glue RTE --train-rows 8000 --bpe-types 8000 --out data/glue_mini"),
         ("data/glue/bin", None),
         ("data/other/bin", None),
         ("/data/text/bin", None),

@@ -77,3 +77,23 @@ def test_copies_are_verified_and_a_longer_dictionary_is_truncated(tiny_bpe, tmp_
     (tiny_bpe / "dict.txt").write_bytes(short + b"another 0\n")
     with pytest.raises(fetch.FetchError, match=r"dict\.txt is not the published dict\.txt"):
         gpt2_bpe.provide(tmp_path / "other", tiny_bpe)
+
+
+def test_a_small_vocabulary_has_the_first_merges(tiny_bpe, tmp_path):
+    folder = tmp_path / "bpe"
+    gpt2_bpe.provide(folder, tiny_bpe, 258)
+    ids = [int(line.split()[0]) for line in (folder / "dict.txt").read_text().splitlines()]
+    assert ids == list(range(258))
+    complete, small = (get_encoder(str(x / "encoder.json"), str(x / "vocab.bpe")) for x in (tiny_bpe, folder))
+    for line in LINES:
+        encoded = small.encode(line)
+        assert set(encoded) <= set(ids) and small.decode(encoded) == line == complete.decode(encoded)
+    assert [complete.decoder[i] for i in complete.encode("the the")] == ["the", "Ġthe"]
+    assert [small.decoder[i] for i in small.encode("the the")] == ["the", "Ġ", "the"]
+
+    gpt2_bpe.provide(folder, tiny_bpe, 258)
+    with pytest.raises(ValueError, match=r"has another --bpe-types: choose the same, or another --out"):
+        gpt2_bpe.provide(folder, tiny_bpe)
+    with pytest.raises(ValueError, match=r"--bpe-types 261 is too large: GPT-2's BPE has 260 types"):
+        gpt2_bpe.provide(tmp_path / "large", tiny_bpe, 261)
+    assert not (tmp_path / "large").exists()

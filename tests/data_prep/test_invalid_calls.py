@@ -185,6 +185,11 @@ CALLS = [
     ),
     ("wikibook --from {lone_dictionary}", "lone_dictionary/dict.txt is not the published dict.txt"),
     ("wikibook --from {lone_dictionary} --shards 2", "--shards requires a folder with text"),
+    ("wikibook --from {lone_dictionary} --bpe-types 300", "--bpe-types requires a folder with text"),
+    (
+        "glue RTE --from {glue} --bpe-types 255",
+        "argument --bpe-types: must be an integer of at least 256, not '255'",
+    ),
     ("text --from {text} --sentencepiece 1", "SentencePiece cannot learn 1 pieces ("),
     ("text --from {text} surplus", "unrecognized arguments: surplus"),
     ("text --from=", "argument --from: must be a path, not an empty string"),

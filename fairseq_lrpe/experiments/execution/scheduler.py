@@ -117,10 +117,12 @@ def jobs_with_data(
 
 def train_arguments(job: Job) -> list[str]:
     """Returns the arguments of ``lrpe train`` that execute a run, except the flags of the machine."""
-    run = job.run
+    run, initial = job.run, job.experiment.starts_from(job.run)
     arguments = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
-    initial = [f"starts_from={job.starts_from}"] if job.starts_from else []
-    return [*arguments, *(f"{key}={value}" for key, value in run.changes), *job.experiment.free, *initial]
+    arguments += [*(f"{key}={value}" for key, value in run.changes), *job.experiment.free]
+    if isinstance(initial, Run) and initial.changes:  # without them, `lrpe train` would use another run
+        arguments.append(f"starts_from={job.starts_from}")
+    return arguments
 
 
 def is_complete(job: Job) -> bool:
