@@ -148,15 +148,20 @@ def test_table_pretrains_and_then_fine_tunes(place, done):
     assert "cola" not in header and "mnli" not in header
 
 
-@pytest.mark.parametrize("changes", [[], ["train.dropout=0.2"]])
-def test_only_a_changed_pretraining_is_given_by_its_checkpoint(changes):
-    # A path in the settings of a run would differ from configs, and the run could not be recorded.
-    table = Table("tmlr_table1", "mini", changes)
+@pytest.mark.parametrize(
+    ("override", "initial"),
+    [
+        ("seeds=[1]", None),
+        ("seeds=[2]", "results/roberta/mini/linear_rope/seed-2"),
+        ("train.dropout=0.2", "results/roberta/mini/linear_rope/train.dropout=0.2/seed-1"),
+    ],
+)
+def test_only_a_changed_pretraining_is_given_by_its_checkpoint(override, initial):
+    table = Table("tmlr_table1", "mini", [override])
     fine_tuning = next(one for one in table.runs(["rope"]) if one.experiment == "glue/mini")
     arguments = train_arguments(Job(table.experiment_of(fine_tuning), fine_tuning, Path("results")))
     given = [one for one in arguments if one.startswith("starts_from")]
-    path = f"results/roberta/mini/linear_rope/{''.join(changes)}/seed-1/checkpoints/checkpoint_best.pt"
-    assert given == [f"starts_from={path}"] * len(changes)
+    assert given == ([f"starts_from={initial}/checkpoints/checkpoint_best.pt"] if initial else [])
 
 
 def test_finished_runs_are_not_repeated(place, done):

@@ -120,7 +120,9 @@ def train_arguments(job: Job) -> list[str]:
     run, initial = job.run, job.experiment.starts_from(job.run)
     arguments = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
     arguments += [*(f"{key}={value}" for key, value in run.changes), *job.experiment.free]
-    if isinstance(initial, Run) and initial.changes:  # without them, `lrpe train` would use another run
+    # Overrides of a table, but not of `lrpe train`, also apply to the run that initializes this one. Its
+    # checkpoint is given only in this case: a run with a path in its settings cannot be recorded.
+    if initial != job.experiment.without_overrides.starts_from(run):
         arguments.append(f"starts_from={job.starts_from}")
     return arguments
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
@@ -312,6 +312,11 @@ class Experiment:
             return name and REPOSITORY / name
         other = self.other(name)
         return other.runs(run.attention, run.method, other.cfg.seeds[:1])[0]
+
+    @cached_property
+    def without_overrides(self) -> "Experiment":
+        """The same experiment without overrides."""
+        return Experiment.load(self.name)
 
     def needs(self, run: Run) -> list[Run]:
         """Returns the runs that must be finished before this one."""
