@@ -174,6 +174,7 @@ class Cell:
 
     Args:
         published: mean and standard deviation (or None) in the paper.
+        values: the values of the row's changes, such as [8] for ``train.shaw_k: 8``.
         better: whether "lower" or "higher" values are better.
         runs: the runs that measure the cell.
         parts: the cells of which this cell is the average, or the best one if ``is_best``.
@@ -188,6 +189,7 @@ class Cell:
     column: str
     method: str | None = None
     published: tuple[float, float | None] | None = None
+    values: list = field(default_factory=list)
     better: str = "lower"
     experiment: str | None = None
     kind: Kind | None = None
@@ -346,7 +348,14 @@ class Table(TableSpec):
                 column = self.columns.get(name, Column())
                 if not row.shows(name, column):
                     continue
-                cell = Cell(row.attention or "", row.row, name, row.method, row.published(name))
+                cell = Cell(
+                    row.attention or "",
+                    row.row,
+                    name,
+                    row.method,
+                    row.published(name),
+                    list(row.changes.values()),
+                )
                 cell.drop_worst = self.settings.drop_worst
                 if name in published:
                     cell.better = published[name].better
@@ -394,10 +403,15 @@ class Table(TableSpec):
             cell.better = experiment.kind.metrics.get(cell.metric, "higher")
 
     def baseline(self, cell: Cell) -> Cell | None:
-        """Returns the baseline's cell of this cell's attention and column; None for the baseline itself."""
-        found = (c for c in self.cells if (c.attention, c.column) == (cell.attention, cell.column))
-        base = next((c for c in found if c.method is not None and c.method == self.settings.baseline), None)
-        return None if base is None or cell.method == self.settings.baseline else base
+        """Returns the baseline's cell of this cell's attention and column; None for the baseline itself.
+
+        If several rows have the baseline's method, it is the row with the same values of changes, such as k.
+        """
+        if cell.method == self.settings.baseline:
+            return None
+        place = cell.attention, cell.column, self.settings.baseline
+        found = [c for c in self.cells if c.method and (c.attention, c.column, c.method) == place]
+        return found[0] if len(found) == 1 else next((c for c in found if c.values == cell.values), None)
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
         """Returns the runs of all methods, or of the methods ``only``, in the order of their execution.

@@ -586,6 +586,12 @@ def test_runs_of_a_different_length_are_not_compared(runs, configs, capsys):
     assert "| linear | rope | -1.00 [" in text
 
 
+def test_baseline_has_the_same_k():
+    table = Table("lfhc_table7", "mini")
+    pairs = {cell.row: base.row for cell in table.cells if (base := table.baseline(cell))}
+    assert pairs == {f"LFHC-RPE k={k}": f"Shaw-RPE k={k}" for k in (4, 8, 12, 16)}
+
+
 def test_average_over_columns_of_different_lengths(runs, configs, capsys):
     rows = [{"row": m, "attention": "linear", "method": m} for m in ("base", "rope")]
     long = {"experiment": "lm/big", "evaluation": "valid"}
