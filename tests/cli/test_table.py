@@ -22,18 +22,18 @@ from fairseq_lrpe.methods import canonical
 SMALL_RUNS = {"iclr_table2": 12 + 14, "tmlr_table2": 8 * 3, "tmlr_table5": 9}  # at --scale small
 TABLES = {  # number of runs at full scale and at --scale mini
     # Pretrainings, and fine-tunings with their trials.
-    "tmlr_table1": (7 + 7 * 8 * 5 * (4 + 1), 7 + 7 * 5 * 2 * (2 + 1)),
+    "tmlr_table1": (7 + 7 * 8 * 5 * (4 + 1), 7 * 2 + 7 * 5 * 2 * (2 + 1)),
     "iclr_table3": (10 + 10 * 4 * (4 + 1), 10 + 10 * 1 * 2 * (2 + 1)),
-    "iclr_table8": (11 + 14, 11 + 14),
-    "iclr_table4": ((11 + 14) * 5, 11 + 14),  # with fairseq's own model
+    "iclr_table8": (11 + 14, (11 + 14) * 2),
+    "iclr_table4": ((11 + 14) * 5, (11 + 14) * 2),  # with fairseq's own model
     "tmlr_table2": (8 * 5 * 2, 8 * 3),
-    "tmlr_table5": (9 * 5, 9),
-    "tmlr_figure2": (4 + 4, 4 + 4),
-    "iclr_figure2": (5 + 5, 5 + 5),
+    "tmlr_table5": (9 * 5, 9 * 3),
+    "tmlr_figure2": (4 + 4, 4 * 3 + 4 * 2),
+    "iclr_figure2": (5 + 5, (5 + 5) * 2),
     "tmlr_table6": (7 * 3, 7 * 3),
     "iclr_table9": ((5 + 6) * 3, (5 + 6) * 3),
-    "iclr_table2": ((12 + 14) * 5, 12 + 14),
-    "iclr_table5": (3 * 2 * 5, 3 * 2),
+    "iclr_table2": ((12 + 14) * 5, (12 + 14) * 3),
+    "iclr_table5": (3 * 2 * 5, 3 * 2 * 3),
     "quickstart": (4, None),
     "lfhc_table3": (5 * 10, (5 + 1 + 3 + 3 * 2) * 3),  # with and without running sums
     "lfhc_table7": (8 * 10, 8 * 3),
@@ -51,7 +51,7 @@ TABLES = {  # number of runs at full scale and at --scale mini
 }
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
-    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null"
+    "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 updates=4 evaluations.test=null seeds=[1]"
 ).split()
 CHANGES = "batch.total=4/train.decoder_embed_dim=32/train.decoder_ffn_embed_dim=64/train.decoder_layers=1/"
 CHANGES += "train.tokens_per_sample=32/updates=4"
@@ -151,9 +151,10 @@ def test_runs_and_their_order(name):
         assert len(runs) == len(set(runs)) == count
         for number, one in enumerate(runs):
             assert set(table.experiment_of(one).needs(one)) <= set(runs[:number])
-        kinds = [table.experiment_of(one).cfg.kind for one in runs]
-        assert "glue" not in kinds[: kinds.count("masked_lm")]  # pretrainings come first
-        for part in (runs[: kinds.count("masked_lm")], runs[kinds.count("masked_lm") :]):
+        needed = {other for one in runs for other in table.experiment_of(one).needs(one)}
+        first = {one for one in needed if table.experiment_of(one).cfg.kind == "masked_lm"}
+        assert set(runs[: len(first)]) == first  # the pretrainings of fine-tuned models
+        for part in (runs[: len(first)], runs[len(first) :]):
             assert [one.seed for one in part] == sorted(one.seed for one in part)
         assert all(canonical(one.method) == one.method for one in runs)
 
@@ -182,7 +183,7 @@ def test_rows_and_columns_match_the_paper(name):
 
 
 def test_only_selects_methods():
-    table = Table("tmlr_table5", "mini")
+    table = Table("tmlr_table5", "mini", ["seeds=[1]"])
     [only] = table.runs(only=["ablation_householder_unitary"])
     assert only.method == "tmlr_type1"
     assert table.runs(only=["tmlr_type1"]) == [only]
@@ -197,8 +198,8 @@ def test_overrides_apply_to_all_runs():
     runs = table.runs(only=["rope"])
     assert str(runs[0]) == "roberta/mini/linear_rope/train.dropout=0.3/seed-1"
     assert str(runs[1]) == "glue/mini/linear_rope/epochs=7/task=RTE/train.dropout=0.3/train.lr=0.5/seed-1"
-    assert len(runs) == 1 + 5 * 2 * (1 + 1)
-    assert len(Table("tmlr_table1", "mini", ["choose=null"]).runs(only=["rope"])) == 1 + 5 * 2
+    assert len(runs) == 2 + 5 * 2 * (1 + 1)
+    assert len(Table("tmlr_table1", "mini", ["choose=null"]).runs(only=["rope"])) == 2 + 5 * 2
     with pytest.raises(ValueError, match="has no key 'epoch'"):
         Table("tmlr_table1", "mini", ["epoch=7"])
     assert {run.seed for run in Table("tmlr_table2", "mini", ["seeds=[7]"]).runs()} == {7}
@@ -209,8 +210,9 @@ def test_dry_run_prints_commands(tmp_path):
     done = run_here(table_command.main, *words, "--dry-run", "grid.task=[RTE]")
     first, *later = done.stdout.splitlines()
     assert done.returncode == 0 and first.startswith("fairseq-train data/wikitext_mini_bpe/bin "), done.stderr
-    assert len(later) == 2 * 2  # rates and seeds
-    for line in later:
+    fine_tunings = [line for line in later if line.startswith("#")]
+    assert len(fine_tunings) == 2 * 2 and len(later) == 2 * 2 + 1  # rates and seeds, and a second pretraining
+    for line in fine_tunings:
         assert line.startswith("# glue/mini/linear_rope/task=RTE/train.lr=")
         assert line.endswith("/seed-1/checkpoints/checkpoint_best.pt, which does not exist yet")
     assert not (tmp_path / "results").exists()
