@@ -245,7 +245,8 @@ def train(job: Job, settings: dict) -> None:
         run_training(job, command, log)
     except CommandFailed as error:
         raise explain_failure(job, error) from None
-    if speed := log.speed():
+    # All logs, because the process that logs the metrics may be on another node.
+    if speed := Log(folder, completed=job.updates).speed():
         record_evaluation(job, "training", speed)
 
 
