@@ -70,17 +70,18 @@ def running(folder):
 @pytest.fixture(scope="module")
 def continued(small, tmp_path_factory):
     """Returns (arguments, folder, output) of a run that was interrupted and resumed."""
-    for _ in range(5):  # on a busy machine, a run can finish before it receives the signal
+    for _ in range(5):  # on a busy machine, a run can finish before its output is read
         results = tmp_path_factory.mktemp("results")
         words = [*small, "--results", str(results), "--", "--decoder-layerdrop", "0.1"]
         folder, process = folder_in(results), start(words)
         for line in process.stdout:
             if "100 updates: valid ppl" in line:
                 break
-        process.send_signal(signal.SIGTERM)
-        if process.wait() != 0:
+        if process.poll() is None:
             break
-    assert process.returncode == 128 + signal.SIGTERM
+    process.send_signal(signal.SIGTERM)
+    output = process.stdout.read()
+    assert process.wait() == 128 + signal.SIGTERM, output
     assert not running(folder) and not (folder / "evaluation.json").exists()
     assert entries(folder)[-1]["kind"] in ("valid", "train_inner", "train")
     done = run(words)
@@ -448,6 +449,14 @@ def test_repeated_updates_are_logged_once(tmp_path):
     log.record("something else\n")
     found = [(e["num_updates"], e["loss"]) for e in entries(tmp_path)]
     assert found[:2] == [(10, 9), (20, 7.5)] and found[2][0] == 30
+
+
+def test_speed_is_read_from_the_logs_of_all_nodes(tmp_path):
+    """The process that logs the metrics can be on another node than the one that records them."""
+    speeds = '"wpb": "64", "bsz": "2", "wps": "%s", "num_updates"'
+    lines = [LINE.replace('"num_updates"', speeds) % (9, *one) for one in ((100, 10), (300, 20), (200, 30))]
+    (tmp_path / "train-second-1.log").write_text("".join(lines))
+    assert run_directory.Log(tmp_path, completed=30).speed() == {"tokens_per_second": 200}
 
 
 def test_log_is_completed_after_the_runner_was_killed(tmp_path):

@@ -348,14 +348,8 @@ class Table(TableSpec):
                 column = self.columns.get(name, Column())
                 if not row.shows(name, column):
                     continue
-                cell = Cell(
-                    row.attention or "",
-                    row.row,
-                    name,
-                    row.method,
-                    row.published(name),
-                    list(row.changes.values()),
-                )
+                cell = Cell(row.attention or "", row.row, name, row.method, row.published(name))
+                cell.values = list(row.changes.values())
                 cell.drop_worst = self.settings.drop_worst
                 if name in published:
                     cell.better = published[name].better
@@ -407,10 +401,11 @@ class Table(TableSpec):
 
         If several rows have the baseline's method, it is the row with the same values of changes, such as k.
         """
-        if cell.method == self.settings.baseline:
+        base = self.settings.baseline
+        if base is None or cell.method == base:
             return None
-        place = cell.attention, cell.column, self.settings.baseline
-        found = [c for c in self.cells if c.method and (c.attention, c.column, c.method) == place]
+        place = cell.attention, cell.column, base
+        found = [c for c in self.cells if (c.attention, c.column, c.method) == place]
         return found[0] if len(found) == 1 else next((c for c in found if c.values == cell.values), None)
 
     def runs(self, only: tuple | list = ()) -> list[Run]:
