@@ -149,7 +149,7 @@ def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
         base = table.baseline(cell)
         base = None if base is None else positions[id(base)]
         is_same = base is not None and by_part[i] == by_part[base] and all(len(x) == 1 for x in by_part[i])
-        planned = len(seeds[parts[i][0]] if parts[i] else seeds[i])
+        planned = min(len(seeds[j]) for j in parts[i] or [i])
         line = _summarize_cell(cell, seeds[i], planned) | {"is_apart": apart[i]}
         line["lengths"] = _in_order(set().union(*by_part[i]))
         line["length"], line["unit"] = line["lengths"][0] if len(line["lengths"]) == 1 else (math.nan, None)

@@ -617,6 +617,21 @@ def test_average_over_columns_of_different_lengths(runs, configs, capsys):
     assert both["common_seeds"] == 2 and both["difference"] == pytest.approx(expected)
 
 
+def test_average_over_columns_with_different_seeds(runs, configs):
+    """The average needs only the seeds of all columns."""
+    write_configs(configs, {"lm/few": {"defaults": "lm/big", "seeds": [1, 2]}})
+    parts = {name: {"experiment": f"lm/{name}", "evaluation": "valid"} for name in ("big", "few")}
+    rows = [{"row": "Base", "attention": "linear", "method": "base"}]
+    table = {"title": "Mine", "columns": {"both": {"average": list(parts)}, **parts}, "rows": rows}
+    write_configs(configs, {"tables/mine": table})
+    states = []
+    for seed in (1, 2):
+        write_run(runs / f"lm/few/linear_base/seed-{seed}", {100: 90}, 90)
+        summary = report.collect(Table("mine"), runs).set_index("column")
+        states.append(tuple(summary.loc[["both", "big", "few"], "state"]))
+    assert states == [("1 of 2", "3", "1 of 2"), ("2", "3", "2")]
+
+
 def test_single_row_has_no_rank(runs, capsys):
     for name in ("base", "rope"):
         (runs / f"lm/big/softmax_{name}").rename(runs / f"softmax_{name}")
