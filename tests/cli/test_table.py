@@ -38,16 +38,16 @@ TABLES = {  # number of runs at full scale and at --scale mini
     "lfhc_table3": (5 * 10, (5 + 1 + 3 + 3 * 2) * 3),  # with and without running sums
     "lfhc_table7": (8 * 10, 8 * 3),
     "tmlr_table3": (8 * 5, 8 * 2),
-    "tmlr_table4": (6 * 5 * 5, 6 * 5 * 2),
+    "tmlr_table4": (6 * 5 * 5, 6 * (4 * 3 + 2)),
     # Three methods, and two with 4 values of k (3 for SST-2); mini has 3 for two tasks.
-    "lfhc_table1": ((3 * 6 + 2 * (5 * 4 + 3)) * 10, (3 * 4 + 2 * (2 * 3 + 2 * 1)) * 2),
-    "lfhc_table5": (2 * (5 * 4 + 3) * 10, 2 * (3 + 4) * 2),
+    "lfhc_table1": ((3 * 6 + 2 * (5 * 4 + 3)) * 10, (3 + 2) * 2 + (3 * 3 + 2 * (2 * 3 + 1)) * 3),
+    "lfhc_table5": (2 * (5 * 4 + 3) * 10, 2 * (3 + 4) * 3),
     # Three values of k, mini has one.
     "lfhc_table2": ((3 + 2 * 3) * 2 * 10, (3 + 2 * 1) * 2 * 2),
     "lfhc_table6": (2 * 3 * 2 * 10, 2 * 3 * 2 * 2),
     "roper_wikipedia": (2, None),
     "extrapolation": (88 * 3, 88 * 3),
-    "roper": ((2 + 4) * 3 * 10, (2 + 4) * 3 * 3),  # and linear attention
+    "roper": ((2 + 4) * 3 * 10, (2 + 4) * (2 * 2 + 3)),  # and linear attention
 }
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
