@@ -18,8 +18,8 @@ from fairseq_lrpe.utils.suggest import choices, did_you_mean
 
 EXPERIMENTS = {"full": "experiment", "small": "small", "mini": "mini"}
 """{scale of a table: key of a column that names the experiment at this scale}"""
-SEEDS = {"full": "seeds", "small": "small_seeds", "mini": "mini_seeds"}
-"""{scale of a table: key of the table that has the seeds at this scale}"""
+SEEDS = {"full": "seeds", "small": "small_seeds"}
+"""{scale of a table: key of the table that can replace the experiments' seeds at this scale}"""
 SCALES = tuple(EXPERIMENTS)
 SCALE_HELP = "configuration: the paper's (full, default), for one GPU (small) or for CPUs (mini)"
 Attention = Literal[ATTENTIONS]
@@ -113,9 +113,8 @@ class TableSettings(Model):
     metric: str | None = None
     columns: Annotated[dict[str, Column], Field(min_length=1)]
     rows: list[OwnRow] = []
-    seeds: list[int] | None = None  # default: those of the experiments
+    seeds: list[int] | None = None  # seeds at --scale full; default: those of the experiments
     small_seeds: list[int] | None = None  # seeds at --scale small
-    mini_seeds: list[int] | None = None  # seeds at --scale mini
     drop_worst: bool = False  # excludes the worst of three or more seeds
     choose_once: bool = False  # ``choose`` selects one trial for all seeds, by its mean over them
 
@@ -377,7 +376,7 @@ class Table(TableSpec):
             grid = experiment.cfg.grid
             if any(key in grid and value not in grid[key] for key, value in changes.items()):
                 return
-            seeds = getattr(self.settings, SEEDS[self.scale])
+            seeds = getattr(self.settings, SEEDS[self.scale]) if self.scale in SEEDS else None
             if not seeds or any(text.startswith("seeds=") for text in self.overrides):
                 seeds = experiment.cfg.seeds
             cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)

@@ -60,10 +60,10 @@ def configs(tmp_path, monkeypatch):
     evaluations = {"valid": {"split": "valid"}}
     files = {
         "paper/paper": paper,
-        "tables/some_table9": table | {"mini_seeds": [1, 2]},
-        "tables/some_figure": figure | {"mini_seeds": [1], "rows": own},
+        "tables/some_table9": table,
+        "tables/some_figure": figure | {"rows": own},
         "lm/big": flags | {"seeds": [1, 2, 3], "updates": 100, "evaluations": evaluations},
-        "lm/small": {"defaults": "lm/big"},
+        "lm/small": {"defaults": "lm/big", "seeds": [1, 2]},
     }
     write_configs(folder, files)
     monkeypatch.setattr(experiments, "CONFIGS", folder)
