@@ -30,12 +30,18 @@ def installed_versions() -> dict[str, str | None]:
 
 
 def processor() -> dict[str, str | int]:
-    """Returns the name of the CPU and the number of threads that torch uses."""
+    """Returns the name of the CPU, and the instruction set and number of threads that torch uses.
+
+    CPUs of one name, such as "AMD EPYC", can have different instruction sets, with which results differ by
+    rounding.
+    """
     import torch  # this import takes seconds
 
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
-    return {"name": match[1] if match else platform.machine(), "threads": torch.get_num_threads()}
+    name = match[1] if match else platform.machine()
+    instructions = torch.backends.cpu.get_cpu_capability()
+    return {"name": name, "instructions": instructions, "threads": torch.get_num_threads()}
 
 
 def git_revision() -> dict[str, str | bool | None]:

@@ -226,15 +226,15 @@ def compare(lines: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
 
 
 def is_known(machine: str) -> bool:
-    """Returns whether the description of a machine includes its GPUs, or its processor and threads."""
-    return " × " in machine or "thread" in machine
+    """Returns whether the description of a machine has its GPUs, or its CPU, instruction set and threads."""
+    return " × " in machine or machine.count(", ") == 2
 
 
 def describe(number) -> str:
     """Returns in words by how much a line of ``compare`` is off."""
     allowed = f"allowed is {number.tolerance:.3g}"
     if not number.tolerance:
-        allowed = "equality is expected on the same machine with the same versions"
+        allowed = "equality is expected on the same kind of machine with the same versions"
     return (
         f"{number.evaluation} {number.metric} is {number.value!r}, recorded {number.value_recorded!r} "
         f"(difference {number.value - number.value_recorded:+.6g}; {allowed})"

@@ -194,7 +194,10 @@ def machine(settings: dict) -> str:
 
 
 def _cpu(settings):
-    """Returns the CPU in a run.json as text; runs without "processor" were trained by an earlier version."""
+    """Returns the CPU in a run.json as text.
+
+    Runs without "processor" or its "instructions" were trained by an earlier version.
+    """
     if not settings.get("cpu"):
         return "-"
     found, processes = settings.get("processor"), (settings.get("gpus") or 1) * (settings.get("nodes") or 1)
@@ -202,7 +205,7 @@ def _cpu(settings):
         return "CPU"
     threads = f"{found.get('threads')} thread{'s' * (found.get('threads') != 1)}"
     each = f"{processes} processes with {threads} each" if processes > 1 else threads
-    return f"CPU ({found.get('name')}, {each})"
+    return f"CPU ({', '.join(filter(None, (found.get('name'), found.get('instructions'), each)))})"
 
 
 def flatten(content: object, key: str = "") -> Iterator[tuple[str, str]]:

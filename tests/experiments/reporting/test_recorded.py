@@ -20,7 +20,7 @@ from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 
 CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
-CPU["processor"] = {"name": "Toy CPU", "threads": 1}
+CPU["processor"] = {"name": "Toy CPU", "instructions": "AVX2", "threads": 1}
 VERSIONS = {"torch": "2.0", "fairseq_lrpe": "0.1.0"}
 PERPLEXITY = 100 / 3  # its decimal representation has 17 digits
 RUN = "lm/mini/linear_rope/seed-1"
@@ -92,7 +92,7 @@ def test_lines(records):
     assert list(lines.columns) == MEASUREMENTS and len(lines) == 4 * 3  # nats and loss were not measured
     line = lines.query("method == 'base' and evaluation == 'valid'").iloc[0]
     assert line["value"] == PERPLEXITY and line["seconds"] == 60 and line["updates"] == 400
-    assert line["machine"] == "CPU (Toy CPU, 1 thread) fp32" and line["date"] == "2020-01-02"
+    assert line["machine"] == "CPU (Toy CPU, AVX2, 1 thread) fp32" and line["date"] == "2020-01-02"
     assert (line["package"], line["torch"]) == ("0.1.0", "2.0")
     assert line["commit"] == "000000000000 with changes"
     points = pd.read_csv(records / "curves/lm-mini.csv").query("method == 'base'")
@@ -148,7 +148,8 @@ def test_ambiguous_runs_are_refused(folder, records):
 @pytest.mark.parametrize(
     "settings, expected",
     [
-        ({**CPU, "gpus": 2}, "CPU (Toy CPU, 2 processes with 1 thread each) fp32"),
+        ({**CPU, "gpus": 2}, "CPU (Toy CPU, AVX2, 2 processes with 1 thread each) fp32"),
+        ({**CPU, "processor": {"name": "Toy CPU", "threads": 2}}, "CPU (Toy CPU, 2 threads) fp32"),
         ({**CPU, "processor": None}, "CPU fp32"),
         (
             {"gpus": 2, "precision": "fp16", "gpu_names": ["A (cuda:0)", "A (cuda:1)", "B"]},
@@ -239,7 +240,8 @@ def test_numbers_must_be_equal_on_the_same_machine(folder, records):
     [
         {"versions": {**VERSIONS, "torch": "2.1"}},
         {"versions": {**VERSIONS, "fairseq_lrpe": "0.2"}},
-        {"processor": {"name": "Toy CPU", "threads": 2}},
+        {"processor": {"name": "Toy CPU", "instructions": "AVX2", "threads": 2}},
+        {"processor": {"name": "Toy CPU", "instructions": "AVX512", "threads": 1}},
         {"cpu": False, "gpus": 1, "gpu_names": ["A (cuda:0)"]},
     ],
 )
@@ -254,10 +256,11 @@ def test_other_machines_may_differ_by_the_spread(changed, folder, records):
     assert len(lines) == 5 and lines[-2].endswith("(difference +4.01; allowed is 4)")
 
 
-def test_an_unknown_cpu_is_not_the_same_machine(folder, tmp_path):
-    write(folder, processor=None)
+@pytest.mark.parametrize("processor", [None, {"name": "Toy CPU", "threads": 1}])
+def test_an_unknown_cpu_is_not_the_same_machine(processor, folder, tmp_path):
+    write(folder, processor=processor)
     call(folder, "--record", tmp_path / "records")
-    write(folder, PERPLEXITY + 0.1, processor=None)
+    write(folder, PERPLEXITY + 0.1, processor=processor)
     assert check(folder, tmp_path / "records") == (0, ["4 of 4 runs as recorded"])
 
 
