@@ -162,6 +162,7 @@ ROWS = {
     RESULTS + "results --record *": Row(after=(RUN,)),
     RESULTS + "results --record-weights *": Row(after=(RUN,), refused="no finished run of"),
     RESULTS + "results --check": Row(after=(RESULTS + "results --record",)),
+    RESULTS + "docs/results --experiment *": Row(after=(RESULTS + "results --record",), refused="no run of"),
     RESULTS + "docs/results --table *": Row(after=(RESULTS + "results --record",)),
     RESULTS + "docs/results --write-docs": Row(after=(RESULTS + "results --record",)),
     # benchmarks
