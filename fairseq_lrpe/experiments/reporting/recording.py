@@ -227,7 +227,7 @@ def compare(lines: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
 
 def is_known(machine: str) -> bool:
     """Returns whether the description of a machine has its GPUs, or its CPU, instruction set and threads."""
-    return " × " in machine or machine.count(", ") == 2
+    return " × " in machine or machine.count(", ") == 2  # CPU (name, instruction set, threads)
 
 
 def describe(number) -> str:
