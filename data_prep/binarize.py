@@ -1,17 +1,20 @@
 """Finds the text files of each split and binarizes them with fairseq-preprocess."""
 
+import codecs
 import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+from typing import IO
 
 from tqdm import tqdm
 from tqdm.utils import CallbackIOWrapper
 
 from data_prep.progress import progress, show_written
-from data_prep.validation import folder_with_source
+from data_prep.validation import Source, folder_with_source
 from fairseq_lrpe.utils.subprocesses import run_command
 
 SPLITS = ("train", "valid", "test")
@@ -31,10 +34,11 @@ def splits_in(folder: Path, ending: str) -> list[str]:
 
 
 def concatenate(files: Iterable[Path], target: Path) -> None:
-    """Concatenates non-empty text files, and adds a newline where a file does not end with one."""
+    """Concatenates non-empty text files, without byte order marks, and with a newline at the end of each."""
     with target.open("wb") as out:
         for file in files:
             with file.open("rb") as text:
+                skip_mark(text)
                 with progress(None, file.name, total=file.stat().st_size) as bar:
                     shutil.copyfileobj(CallbackIOWrapper(bar.update, text, "read"), out)
                 text.seek(-1, os.SEEK_END)
@@ -42,11 +46,18 @@ def concatenate(files: Iterable[Path], target: Path) -> None:
                     out.write(b"\n")
 
 
+def skip_mark(file: IO[bytes]) -> None:
+    """Moves an open file from its start to the end of a byte order mark of UTF-8, if it has one."""
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        file.seek(0)
+
+
 def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, workers: int = 1) -> None:
     """Runs fairseq-preprocess.
 
     Args:
-        texts: {split: path of the text}; with ``languages``, paths without the suffix of the language.
+        texts: {split: path of the text, or list of paths}; with ``languages``, the paths are without the
+            suffix of the language.
         folder: Output folder.
         log: Log file, to which the output of fairseq-preprocess is appended.
         flags: Further flags of fairseq-preprocess.
@@ -54,19 +65,33 @@ def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, wor
         workers: Number of worker processes.
     """
     kind = [f"--{side}-lang={x}" for side, x in zip(("source", "target"), languages or (), strict=False)]
-    prefixes = [x for split, path in texts.items() for x in (f"--{split}pref", path)]
-    command = [*(kind or ["--only-source"]), *prefixes, "--destdir", folder, "--workers", workers, *flags]
 
     def show(line):
         if match := SUMMARY.search(line):
             tqdm.write(f"    {match[0]}")
             sys.stdout.flush()
 
-    with show_written(f"binarizing {folder.name.removesuffix('.part')}", folder):
+    written = show_written(f"binarizing {folder.name.removesuffix('.part')}", folder)
+    with written, tempfile.TemporaryDirectory() as scratch:
+        prefixes = []
+        for split, paths in texts.items():
+            paths = paths if isinstance(paths, list) else [paths]
+            joined = ",".join(str(without_comma(path, Path(scratch))) for path in paths)
+            prefixes += [f"--{split}pref", joined]
+        command = [*(kind or ["--only-source"]), *prefixes, "--destdir", folder, "--workers", workers, *flags]
         run_command(["python", "-m", "data_prep.preprocess", *map(str, command)], log, show)
 
 
-def binarize(texts: dict, out: Path, source: str, *flags, workers: int = 1, name: str = "bin") -> None:
+def without_comma(path: Path, scratch: Path) -> Path:
+    """Returns a path without a comma, which separates files for fairseq, through a link in ``scratch``."""
+    if "," not in str(path):
+        return path
+    link = scratch / str(len(os.listdir(scratch)))
+    link.symlink_to(path.parent.absolute())
+    return link / path.name
+
+
+def binarize(texts: dict, out: Path, source: Source, *flags, workers: int = 1, name: str = "bin") -> None:
     """Binarizes ``texts`` {split: path} into ``out``/``name``, and records their source there."""
     with folder_with_source(out / name, source) as part:
         preprocess(texts, part, out / "preprocess.log", *flags, workers=workers)

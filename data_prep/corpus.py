@@ -1,7 +1,6 @@
 """Base class of the corpora that fairseq_lrpe/data/corpora.py lists, and the command that prepares one."""
 
 import os
-import re
 import sys
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from contextlib import ExitStack
@@ -12,9 +11,6 @@ from data_prep.fetch import SOURCES, fetch
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg
 from fairseq_lrpe.utils.files import REPOSITORY, output_folder
-
-OPTIONS = r"(, version [\w.]+)?((,| in) \d[\d ]*[a-z ]+)*(, with (vectors|word pieces) of .+)?$"
-"""Pattern of the options that follow the path in a recorded source."""
 
 
 class Corpus:
@@ -68,7 +64,7 @@ class Corpus:
         """Writes the corpus as plain text into ``folder``; needed only by corpora that call ``text``."""
         raise NotImplementedError
 
-    def text(self, args: Namespace, source: str, inputs: object) -> Path:
+    def text(self, args: Namespace, source: validation.Source, inputs: object) -> Path:
         """Returns the folder OUT/text; if it does not exist, creates it with ``write_text``."""
         text = args.out / "text"
         if not text.is_dir():
@@ -76,7 +72,7 @@ class Corpus:
                 self.write_text(args, inputs, part)
         return text
 
-    def prepare(self, args: Namespace, source: str, inputs: object) -> None:
+    def prepare(self, args: Namespace, source: validation.Source, inputs: object) -> None:
         """Writes OUT/bin atomically, reusing the steps that an earlier run completed."""
         raise NotImplementedError
 
@@ -135,20 +131,21 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
                 raise ValueError(f"{part.out / 'bin'} is damaged: remove it and prepare it again") from None
 
 
-def source_of(corpus: Corpus, args: Namespace) -> str:
+def source_of(corpus: Corpus, args: Namespace) -> validation.Source:
     """Sets ``args.source`` and ``args.earlier``, and returns the record of the source.
 
     Raises:
         ValueError: If --from is missing, or ``args.out`` contains data from another source.
     """
-    args.earlier = ""
+    args.earlier = validation.Source()
     if args.source is None:
         args.earlier = validation.read_source(args.out / "bin") or validation.read_source(args.out / "text")
-        recorded = Path(re.sub(OPTIONS, "", args.earlier))
-        args.source = recorded if recorded.is_absolute() else None
+        args.source = Path(args.earlier.path) if args.earlier.path else None
     if args.source is None and corpus.published is None:
         page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
         raise ValueError(f"--from is missing: pass {corpus.accepts}{page}")
-    source = corpus.source(args)
+    source, path = corpus.source(args), os.path.realpath(args.source or "")
+    is_recorded = args.source and source.startswith(path)  # published archives are recorded by their names
+    source = validation.Source.of(source, path if is_recorded else None)
     validation.check_out(args.out, source)
     return source

@@ -12,6 +12,7 @@ from data_prep import fetch
 from data_prep.binarize import binarize, split_files
 from data_prep.corpus import Corpus, add_number
 from data_prep.parallel import map_files
+from data_prep.validation import Source
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.line_codec import BytePairs
 from fairseq_lrpe.utils.cli import path_arg
@@ -45,9 +46,9 @@ class BytePairCorpus(Corpus):
     def encode(self, args: Namespace, texts: dict[str, Path]) -> dict[str, Path]:
         """Encodes ``texts`` {split: path} and returns {split: OUT/SPLIT.bpe}; existing files are kept."""
         function = line_encoder(args.out / "gpt2_bpe")
-        return map_files(function, texts, args.out, "bpe", args.workers, newline=None)
+        return map_files(function, texts, args.out, "bpe", args.workers)
 
-    def write_bin(self, args: Namespace, source: str, encoded: dict[str, Path], name: str = "bin") -> None:
+    def write_bin(self, args: Namespace, source: Source, encoded: dict[str, Path], name: str = "bin") -> None:
         """Binarizes encoded files into OUT/name with GPT-2's dictionary."""
         dictionary = args.out / "gpt2_bpe" / "dict.txt"
         binarize(encoded, args.out, source, "--srcdict", dictionary, workers=args.workers, name=name)
@@ -117,10 +118,7 @@ def published(path: Path) -> bytes:
 
 
 def line_encoder(folder: Path) -> Callable[[str], str]:
-    """Returns a function that encodes a line of text as space-separated BPE indices.
-
-    Files are opened with ``newline=None``, which also splits lines at carriage returns, as in fairseq.
-    """
+    """Returns a function that encodes a line of text as space-separated BPE indices."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  imported once, before workers fork
 

@@ -22,6 +22,7 @@ from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.penn_treebank import tokenize_penn
 from fairseq_lrpe.utils.cli import path_arg
+from fairseq_lrpe.utils.files import read_lines, visible_entries, write_lines
 
 MIN_COUNT = 4  # minimum number of occurrences in the training set
 
@@ -68,8 +69,9 @@ class LabelledWords(TrainRows, Labelled):
         text = self.text(args, source, inputs)
         try:
             labels = label_names(text)
-            for path in sorted(text.glob("*.input?.txt")):
-                map_lines(tokenize_penn, path, path.with_suffix(""), args.workers)
+            for path in visible_entries(text):
+                if path.match("*.input?.txt"):
+                    map_lines(tokenize_penn, path, path.with_suffix(""), args.workers)
             with folder_with_source(args.out / "bin", source) as part:
                 words = vocabulary(text)
                 if args.vectors:
@@ -85,18 +87,6 @@ class LabelledWords(TrainRows, Labelled):
         if (data / "vectors.txt").is_file():
             return f"{text} and have a {word_vectors.dimension(data / 'vectors.txt')}-dimensional vector"
         return f"{text}; without --vectors, embeddings are initialized randomly"
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes lines, given without line ends, to a text file."""
-    with path.open("w", encoding="utf-8", newline="\n") as out:
-        out.writelines(f"{line}\n" for line in lines)
-
-
-def read_lines(path: Path) -> list[str]:
-    """Returns the lines of a text file without line ends."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        return [line.removesuffix("\n") for line in file]
 
 
 def label_names(text: Path) -> list[str]:
@@ -123,9 +113,8 @@ def vocabulary(text: Path) -> list[str]:
     """Returns the words that occur at least MIN_COUNT times in the training set, most frequent first."""
     counts = Counter()
     for path in sorted(text.glob("train.input?")):
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for line in progress(lines, f"words of {path.name}", "lines"):
-                counts.update(line.split())
+        for line in progress(read_lines(path), f"words of {path.name}", "lines"):
+            counts.update(line.split())
     words = [word for word, count in counts.most_common() if count >= MIN_COUNT]
     if not words:
         raise ValueError(f"no word occurs {MIN_COUNT} times in the training set: use more text")
@@ -147,9 +136,7 @@ def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> 
     numbers, rows = {word: i for i, word in enumerate(words)}, {}
 
     def encoded(path):
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for line in lines:
-                yield [numbers.get(word, UNKNOWN) for word in line.split()]
+        return ([numbers.get(word, UNKNOWN) for word in line.split()] for line in read_lines(path))
 
     for split in splits_in(text, ".input0.txt"):
         file = text / f"{split}.label"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fairseq_lrpe.utils.files import atomic_file
+from fairseq_lrpe.utils.files import atomic_file, read_lines
 from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 LINES = 1000  # lines per task
@@ -59,7 +59,7 @@ def _apply(item):
     return _function(item)
 
 
-def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int, newline="\n") -> None:
+def map_lines(function: Callable[[str], str], source: Path, target: Path, workers: int) -> None:
     """Applies a function to each line of ``source`` and writes the results to ``target``.
 
     An existing ``target`` is kept. The output does not depend on the number of workers.
@@ -69,13 +69,12 @@ def map_lines(function: Callable[[str], str], source: Path, target: Path, worker
         source: UTF-8 text file.
         target: File to write.
         workers: Number of worker processes.
-        newline: Argument of ``open`` for reading ``source``; with None, carriage returns also end lines.
     """
     if target.exists():
         return
     name = f"{target.parent.name}/{target.name}"
     with (
-        source.open(encoding="utf-8", newline=newline) as lines,
+        closing(read_lines(source)) as lines,
         atomic_file(target) as part,
         part.open("w", encoding="utf-8", newline="\n") as out,
         closing(ordered_map(partial(_map_batch, function), _batches(lines), workers)) as results,
@@ -87,12 +86,12 @@ def map_lines(function: Callable[[str], str], source: Path, target: Path, worker
 
 
 def map_files(
-    function: Callable[[str], str], texts: dict, folder: Path, suffix: str, workers: int, newline="\n"
+    function: Callable[[str], str], texts: dict, folder: Path, suffix: str, workers: int
 ) -> dict[str, Path]:
     """Calls :func:`map_lines` for {split: path} and returns {split: path of ``folder``/SPLIT.``suffix``}."""
     targets = {split: folder / f"{split}.{suffix}" for split in texts}
     for split, target in targets.items():
-        map_lines(function, texts[split], target, workers, newline)
+        map_lines(function, texts[split], target, workers)
     return targets
 
 
@@ -103,5 +102,5 @@ def _batches(lines):
 
 def _map_batch(function, lines):
     """Returns the mapped lines as one text, and the size of the original lines in bytes."""
-    mapped = "".join(f"{function(line.removesuffix(chr(10)))}\n" for line in lines)
-    return mapped, sum(len(line.encode()) for line in lines)
+    mapped = "".join(f"{function(line)}\n" for line in lines)
+    return mapped, sum(len(line.encode()) + 1 for line in lines)

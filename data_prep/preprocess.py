@@ -1,10 +1,22 @@
-"""Runs fairseq-preprocess such that its worker processes end when it is killed."""
+"""Runs fairseq-preprocess such that its worker processes end when it is killed.
+
+It reads lines like ``fairseq_lrpe.utils.files.read_lines``.
+"""
 
 import os
 
+from fairseq import file_chunker_utils
 from fairseq_cli.preprocess import cli_main
 
 from fairseq_lrpe.utils.subprocesses import die_with_parent
+
+
+def open_text(path, mode, encoding):
+    """Opens text whose lines end with newlines only, without a byte order mark; fairseq passes "utf-8"."""
+    return open(path, mode, encoding="utf-8-sig", newline="\n")
+
+
+file_chunker_utils.open = open_text
 
 if __name__ == "__main__":
     os.register_at_fork(after_in_child=die_with_parent())

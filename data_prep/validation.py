@@ -1,14 +1,35 @@
 """Validation of input texts, and records of the sources of output folders."""
 
 import contextlib
+import json
+import os
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from data_prep.progress import progress
-from fairseq_lrpe.utils.files import atomic_folder, iterate_lines
+from fairseq_lrpe.utils.files import atomic_folder, read_lines
 
-SOURCE_FILE = "source.txt"
+SOURCE_FILE, PATH_FILE = "source.txt", "source.json"
+OPTIONS = r"(, version [\w.]+)?((,| in) \d[\d ]*[a-z ]+)*(, with (vectors|word pieces) of .+)?$"
+"""Pattern of the options that follow the path in a record of version 1.0.0, which has no PATH_FILE."""
+
+
+class Source(str):
+    """Record of a source: the path given by --from, or the published name, and all options that affect data.
+
+    ``path`` is the path, or None.
+    """
+
+    path: str | None = None
+
+    @classmethod
+    def of(cls, text: str, path: str | None) -> "Source":
+        """Returns the record with a text and a path."""
+        source = cls(text)
+        source.path = path
+        return source
 
 
 def check_text(path: Path, expected: str = "expected a text file") -> int:
@@ -23,20 +44,57 @@ def check_text(path: Path, expected: str = "expected a text file") -> int:
     """
     if not path.is_file():
         raise ValueError(f"{path} is missing: {expected}")
-    try:
-        with path.open(encoding="utf-8", newline="\n") as file:
-            lines = progress(iterate_lines(file), f"checking {path.name}", "lines")
-            kinds = Counter(None if "\0" in line else bool(line.strip()) for line in lines)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text ({error}): convert it to UTF-8") from None
-    if kinds[None]:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
-        raise ValueError(f"{path} contains zero bytes, like UTF-16 text: convert it to UTF-8")
+    lines = progress(read_lines(path), f"checking {path.name}", "lines")
+    kinds = Counter(bool(line.strip()) for line in lines)
     if not kinds[True]:
         raise ValueError(f"{path} is empty or blank: expected text")
     return kinds.total()
 
 
-def check_out(out: Path, source: str) -> None:
+def usable_rows(
+    lines: Iterable,
+    parse: Callable,
+    name: object,
+    *,
+    start: int = 1,
+    limit: int | None = None,
+    required: bool = False,
+    report: bool = True,
+) -> Iterator:
+    """Yields ``parse(line)`` for each line, except those for which it raises a ValueError.
+
+    Args:
+        lines: Lines of a file.
+        parse: Function whose errors say what a line has, such as "has 3 fields instead of 6".
+        name: Name of the file for messages.
+        start: Number of the first line.
+        limit: Maximum number of rows.
+        required: Whether every line is required, so that none may be left out.
+        report: Whether to print the number of lines that are left out.
+
+    Raises:
+        ValueError: At the end, if most lines would be left out, or any that is ``required``.
+    """
+    kept, broken, first = 0, 0, ""
+    for number, line in enumerate(lines, start):
+        if kept == limit:
+            break
+        try:
+            row = parse(line)
+        except ValueError as error:
+            first = first or f"line {number} {error}"
+            broken += 1
+        else:
+            kept += 1
+            yield row
+    if broken > kept or (broken and required):
+        others = f"; {broken - 1:,} more lines are broken" if broken > 1 else ""
+        raise ValueError(f"{name} {first}{others}")
+    if broken and report:
+        print(f"{name}: left out {broken:,} of {kept + broken:,} rows: {first}", flush=True)
+
+
+def check_out(out: Path, source: Source) -> None:
     """Raises ValueError if ``out`` contains data prepared from another source."""
     for folder in (out / "text", *sorted(out.glob("bin*"))):
         recorded = read_source(folder)
@@ -48,7 +106,7 @@ def check_out(out: Path, source: str) -> None:
 
 
 @contextlib.contextmanager
-def folder_with_source(folder: Path, source: str) -> Iterator[Path]:
+def folder_with_source(folder: Path, source: Source) -> Iterator[Path]:
     """Yields a temporary folder, and on success records the source in it and renames it to ``folder``."""
     print(f"Preparing {folder}", flush=True)
     with atomic_folder(folder) as part:
@@ -56,12 +114,17 @@ def folder_with_source(folder: Path, source: str) -> Iterator[Path]:
         write_source(part, source)
 
 
-def write_source(folder: Path, source: str) -> None:
+def write_source(folder: Path, source: Source) -> None:
     """Records in a folder the source of its content."""
     (folder / SOURCE_FILE).write_text(f"{source}\n")
+    (folder / PATH_FILE).write_text(json.dumps({"from": source.path}) + "\n")
 
 
-def read_source(folder: Path) -> str:
-    """Returns the source recorded in a folder, or an empty string if there is no record."""
-    file = folder / SOURCE_FILE
-    return file.read_text(errors="replace").strip() if file.is_file() else ""
+def read_source(folder: Path) -> Source:
+    """Returns the source recorded in a folder, or an empty one if there is no record."""
+    file, paths = folder / SOURCE_FILE, folder / PATH_FILE
+    text = file.read_text(errors="replace").strip() if file.is_file() else ""
+    if paths.is_file():
+        return Source.of(text, json.loads(paths.read_text())["from"])
+    path = re.sub(OPTIONS, "", text)
+    return Source.of(text, path if os.path.isabs(path) else None)

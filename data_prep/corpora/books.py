@@ -14,6 +14,7 @@ from data_prep import hub
 from data_prep.binarize import SPLITS, concatenate
 from data_prep.gpt2_bpe import BytePairCorpus
 from data_prep.validation import check_text
+from fairseq_lrpe.utils.files import visible_entries
 
 
 class Books(BytePairCorpus):
@@ -49,7 +50,7 @@ def split_of(i: int, lines: int) -> str:
 
 def find_books(folder: Path) -> dict[str, list[Path]]:
     """Returns {split: files} of a folder with books; raises ValueError if a split would be empty."""
-    books = sorted(folder.glob("*.txt"))
+    books = [path for path in visible_entries(folder) if path.suffix == ".txt"]
     named = {split: [b for b in books if re.search(rf"(^|[._-]){split}\.txt$", b.name)] for split in SPLITS}
     if any(named.values()):
         for split, files in named.items():

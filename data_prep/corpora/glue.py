@@ -11,18 +11,17 @@ import json
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
 from data_prep.fetch import fetch, unpack
 from data_prep.labelled import TrainRows
-from data_prep.labelled_words import LabelledWords, write_lines
+from data_prep.labelled_words import LabelledWords
 from data_prep.parallel import map_lines
-from data_prep.validation import folder_with_source
+from data_prep.validation import folder_with_source, usable_rows
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, PAPER_TASKS, TASKS, Task, get_task
-from fairseq_lrpe.utils.files import atomic_folder, iterate_lines
+from fairseq_lrpe.utils.files import atomic_folder, read_lines, visible_entries, write_lines
 
 
 class Tasks(TrainRows):
@@ -66,7 +65,7 @@ class Tasks(TrainRows):
             if not (folder / file).is_file():
                 raise ValueError(f"{folder / file} is missing: expected {', '.join(files.values())}")
         for split, file in files.items():
-            if not sum(1 for _ in rows(folder / file, args.task, split, args.limits.get(split))):
+            if not sum(1 for _ in rows(folder / file, args.task, split, args.limits.get(split), report=True)):
                 raise ValueError(f"{folder / file} has no rows")
         return folder
 
@@ -90,8 +89,9 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
         bpe = args.out.parent / "gpt2_bpe"
         gpt2_bpe.provide(bpe, args.bpe, args.bpe_types)
         text = self.text(args, source, inputs)
-        for path in sorted(text.glob("*.input?.txt")):
-            map_lines(gpt2_bpe.line_encoder(bpe), path, path.with_suffix(""), args.workers, newline=None)
+        for path in visible_entries(text):
+            if path.match("*.input?.txt"):
+                map_lines(gpt2_bpe.line_encoder(bpe), path, path.with_suffix(""), args.workers)
         with folder_with_source(args.out / "bin", source) as part:
             for column in columns(args.task, "train"):
                 splits = args.task.labelled if column == "label" else args.task.files
@@ -102,8 +102,8 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
                 else:  # one call for valid and valid1 because fairseq-preprocess is slow to start
                     texts = {}
                     for kind in SPLITS:
-                        if paths := [str(text / f"{x}.{column}") for x in splits if x.startswith(kind)]:
-                            texts[kind] = ",".join(paths)
+                        if paths := [text / f"{x}.{column}" for x in splits if x.startswith(kind)]:
+                            texts[kind] = paths
                     dictionary = text / "labels.txt" if column == "label" else bpe / "dict.txt"
                     log, flags = args.out / "preprocess.log", ("--srcdict", dictionary)
                     preprocess(texts, part / column, log, *flags, workers=args.workers)
@@ -144,40 +144,32 @@ def columns(task: Task, split: str) -> list[str]:
     return [*inputs, "label"] if split in task.labelled else inputs
 
 
-def lines(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yields the number and fields of each line of a TSV file; quotes have no special meaning."""
-    with path.open("rb") as file:
-        for number, line in enumerate(iterate_lines(file), 1):
-            try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{path} line {number} is not UTF-8 text ({error.reason}): convert it to UTF-8"
-                ) from None
-            # A carriage return inside a sentence would end the line when it is encoded.
-            yield number, text.removesuffix("\n").removesuffix("\r").replace("\r", " ").split("\t")
+def rows(path: Path, task: Task, split: str, limit: int | None = None, report: bool = False) -> Iterator:
+    """Yields [sentence ..., label] of the first ``limit`` rows; unlabelled splits have no label.
 
-
-def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator[list]:
-    """Yields [sentence ..., label] of the first ``limit`` rows; unlabelled splits have no label."""
-    numbered, labelled = lines(path), split in task.labelled
-    header = task.header if labelled and task.header else next(numbered, (1, [""]))[1]
+    Broken rows are left out; ``report`` prints their number. Unlabelled splits must not have broken rows,
+    because predictions are submitted for all rows.
+    """
+    lines, labelled = read_lines(path), split in task.labelled
+    has_header = not (labelled and task.header)
+    header = next(lines, "").split("\t") if has_header else task.header
     names = [*task.sentences, task.label] if labelled else task.sentences
     for name in names:
         if name not in header:
             raise ValueError(f"{path} line 1 has no column {name}: {excerpt(header)}")
-    columns_used = [header.index(name) for name in names]
-    for number, fields in islice(numbered, limit):
-        where = f"{path} line {number}"
+
+    def parse(line):
+        fields = line.replace("\r", " ").split("\t")  # quotes have no special meaning
         if len(fields) != len(header):
-            raise ValueError(f"{where} has {len(fields)} fields instead of {len(header)}: {excerpt(fields)}")
-        values = [fields[i] for i in columns_used]
+            raise ValueError(f"has {len(fields)} fields instead of {len(header)}: {excerpt(fields)}")
+        values = [fields[header.index(name)] for name in names]
         for name, value in zip(task.sentences, values, strict=False):
             if not value.strip() and not task.empty:
-                raise ValueError(f"{where} has an empty {name}: {excerpt(fields)}")
-        if labelled:
-            values[-1] = label(values[-1], task, where)
-        yield values
+                raise ValueError(f"has an empty {name}: {excerpt(fields)}")
+        return [*values[:-1], label(values[-1], task)] if labelled else values
+
+    options = {"start": 1 + has_header, "limit": limit, "required": not labelled, "report": report}
+    return usable_rows(lines, parse, path, **options)
 
 
 def excerpt(fields: list[str]) -> str:
@@ -186,18 +178,18 @@ def excerpt(fields: list[str]) -> str:
     return text if len(text) <= 80 else text[:80] + "…"
 
 
-def label(field: str, task: Task, where: str) -> str | float:
-    """Returns a validated class name, or a score divided by its maximum; ``where`` is for error messages."""
+def label(field: str, task: Task) -> str | float:
+    """Returns a validated class name, or a score divided by its maximum."""
     if task.labels:
         if field not in task.labels:
-            raise ValueError(f"{where} has the label {field!r} instead of one of {', '.join(task.labels)}")
+            raise ValueError(f"has the label {field!r} instead of one of {', '.join(task.labels)}")
         return field
     try:
         score = float(field)
     except ValueError:
         score = -1
     if not 0 <= score <= MAX_SCORE:
-        raise ValueError(f"{where} has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
+        raise ValueError(f"has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
     return score / MAX_SCORE
 
 

@@ -18,6 +18,7 @@ from data_prep.fetch import files_in
 from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
 from fairseq_lrpe.data.classified_text import BYTES
+from fairseq_lrpe.utils.files import without_mark
 
 LABELS = ("neg", "pos")
 MAX_BYTES = 1 << 24  # limit per review
@@ -52,7 +53,8 @@ class Reviews(Corpus):
         paths = rf"(?:^|/)(train|test)/({'|'.join(self.folders)})/([^/]+\.txt)$"
         for match, content in files_in(source, paths, MAX_BYTES):
             split, label, name = match.groups()
-            splits[split].append(Review(content, label, f"{label}/{name}"))
+            text = without_mark(content, f"{source}: {match[0]}")
+            splits[split].append(Review(text, label, f"{label}/{name}"))
         for split, part in splits.items():
             for label in LABELS:
                 if sum(review.label == label for review in part) < 2:

@@ -8,7 +8,6 @@ Operators, their numbers of arguments (2 to 10) and digits are drawn uniformly. 
 more than MIN and fewer than MAX tokens (--length) are kept; closing brackets count as tokens.
 """
 
-import csv
 from functools import partial
 from hashlib import blake2b
 from itertools import count, pairwise
@@ -18,8 +17,9 @@ import numpy as np
 
 from data_prep.generated import Generated
 from data_prep.parallel import ordered_map
-from data_prep.validation import check_text
+from data_prep.validation import check_text, usable_rows
 from fairseq_lrpe.data.classified_text import OPERATORS, split_expression
+from fairseq_lrpe.utils.files import read_lines
 
 SYMBOLS = [*map(str, range(10)), *OPERATORS, "]"]
 CLOSE = len(SYMBOLS) - 1
@@ -81,21 +81,22 @@ class ListOps(Generated):
 def published(path: Path) -> list[tuple[str, int]]:
     """Returns (expression without parentheses, value) for each row of a published TSV file."""
     check_text(path, f"--from takes a folder with {', '.join(FILES.values())}")
-    with path.open(encoding="utf-8", newline="") as file:
-        header, *lines = csv.reader(file, delimiter="\t")
-    if header != ["Source", "Target"]:
+    lines = read_lines(path)
+    if next(lines) != "Source\tTarget":
         raise ValueError(f"{path} does not start with the header Source, tab, Target")
-    rows = []
-    for number, line in enumerate(lines, 2):
-        symbols = split_expression(line[0]) if len(line) == 2 else []
-        if not symbols or set(symbols) - set(SYMBOLS) or line[1] not in SYMBOLS[:10]:
-            raise ValueError(
-                f"{path} line {number} is not an expression of {' '.join(SYMBOLS)} with its value"
-            )
-        rows.append((" ".join(symbols), int(line[1])))
+    rows = [*usable_rows(lines, expression_of, path, start=2)]
     if not rows:
         raise ValueError(f"{path} has no rows")
     return rows
+
+
+def expression_of(line: str) -> tuple[str, int]:
+    """Returns (expression without parentheses, value) of a line of a published TSV file."""
+    text, _, value = line.partition("\t")
+    symbols = split_expression(text)
+    if not symbols or set(symbols) - set(SYMBOLS) or value not in SYMBOLS[:10]:
+        raise ValueError(f"is not an expression of {' '.join(SYMBOLS)} with its value")
+    return " ".join(symbols), int(value)
 
 
 def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int) -> list[tuple[bytes, int]]:

@@ -20,9 +20,9 @@ import numpy as np
 
 from data_prep.binarize import SPLITS
 from data_prep.labelled import Labelled
-from data_prep.validation import check_text
+from data_prep.validation import check_text, usable_rows
 from fairseq_lrpe.data.classified_text import BYTES
-from fairseq_lrpe.utils.files import iterate_lines, read_file
+from fairseq_lrpe.utils.files import byte_lines, read_file, without_mark
 
 FILES = {x: f"new_aan_pairs.{'eval' if x == 'valid' else x}.tsv" for x in SPLITS}
 MAX_TEXT = 4000  # bytes that are kept of a text
@@ -75,22 +75,25 @@ def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
     if not path.is_file():
         raise ValueError(f"{path} is missing: --from takes {Papers.accepts}")
     with path.open("rb") as lines:
-        for number, line in enumerate(iterate_lines(lines), 1):
-            fields = line.rstrip(b"\r\n").split(b"\t")
-            if len(fields) != 5:
-                raise ValueError(f"{path} line {number} has {len(fields)} fields instead of 5")
-            label, _, _, *texts = fields
-            if label not in (b"0", b"1", b"0.0", b"1.0"):
-                shown = label[:20].decode(errors="replace")
-                raise ValueError(f"{path} line {number} has the label {shown!r} instead of 0 or 1")
-            if not all(texts):
-                raise ValueError(f"{path} line {number} has an empty text")
-            yield *(text[:MAX_TEXT] for text in texts), int(label[:1])
+        yield from usable_rows(byte_lines(lines, str(path)), pair_of, path)
+
+
+def pair_of(line: bytes) -> tuple[bytes, bytes, int]:
+    """Returns (first text, second text, label) of a line of one of Long-Range Arena's files."""
+    fields = line.split(b"\t")
+    if len(fields) != 5:
+        raise ValueError(f"has {len(fields)} fields instead of 5")
+    label, _, _, *texts = fields
+    if label not in (b"0", b"1", b"0.0", b"1.0"):
+        raise ValueError(f"has the label {label[:20].decode(errors='replace')!r} instead of 0 or 1")
+    if not all(texts):
+        raise ValueError("has an empty text")
+    return *(text[:MAX_TEXT] for text in texts), int(label[:1])
 
 
 def articles(path: Path) -> list[list[bytes]]:
     """Returns the segments of each WikiText article that has at least two segments."""
-    text = read_file(path, MAX_BYTES)
+    text = without_mark(read_file(path, MAX_BYTES), str(path)).replace(b"\r\n", b"\n")
     starts = [match.start(1) for match in TITLE.finditer(text)]
     found = []
     for start, end in pairwise([*starts, len(text)]):

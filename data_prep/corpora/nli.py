@@ -4,17 +4,19 @@ Pairs with the label "-", for which no majority of the annotators agrees, are sk
 corpus of one file: its first rows are used for training, the next for validation, and the next for test.
 """
 
+import io
 import json
 from argparse import Namespace
-from collections.abc import Iterable
 from itertools import islice
+from typing import IO
 
 from data_prep.binarize import SPLITS
 from data_prep.fetch import files_in
 from data_prep.labelled_words import LabelledWords
+from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
 from fairseq_lrpe.utils.cli import min_int
-from fairseq_lrpe.utils.files import iterate_lines
+from fairseq_lrpe.utils.files import text_lines
 
 NAMES = {"train": "train", "dev": "valid", "test": "test"}
 KEYS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "label"))
@@ -54,7 +56,7 @@ class Snli(LabelledWords):
         if source.suffix == ".jsonl" and source.is_file():
             raise ValueError(f"{source} is a single file: add --cut TRAIN VALID TEST, the numbers of rows")
         for match, content in files_in(source, r"(?:^|/)(snli_1\.0_(train|dev|test)\.jsonl)$", MAX_BYTES):
-            found[NAMES[match[2]]] = pairs(content.splitlines(), f"{source}: {match[1]}")
+            found[NAMES[match[2]]] = pairs(io.BytesIO(content), f"{source}: {match[1]}")
         for name, split in NAMES.items():
             if not found[split]:
                 raise ValueError(f"{source} has no pairs in snli_1.0_{name}.jsonl")
@@ -66,7 +68,7 @@ def cut(args: Namespace) -> dict[str, list[tuple]]:
     if not args.source.is_file():
         raise ValueError(f"{args.source} is not a file: --cut is for one file of JSON lines")
     with args.source.open("rb") as lines:
-        rows = pairs(iterate_lines(lines), str(args.source))
+        rows = pairs(lines, str(args.source))
     if sum(args.cut) > len(rows):
         wanted = " + ".join(f"{count:,}" for count in args.cut)
         raise ValueError(f"{args.source} has {len(rows):,} pairs with a label: --cut asks for {wanted}")
@@ -74,28 +76,26 @@ def cut(args: Namespace) -> dict[str, list[tuple]]:
     return {split: list(islice(left, count)) for split, count in zip(SPLITS, args.cut, strict=True)}
 
 
-def pairs(lines: Iterable[bytes], name: str) -> list[tuple[str, str, str]]:
+def pairs(file: IO[bytes], name: str) -> list[tuple[str, str, str]]:
     """Returns (premise, hypothesis, label) of each labelled pair; ``name`` is the file for messages."""
-    rows, undecided = [], 0
+    rows = [*usable_rows(text_lines(file, name), pair_of, name)]
+    labelled = [row for row in rows if row[-1] != UNDECIDED]
+    if undecided := len(rows) - len(labelled):
+        print(f"{name}: skipped {undecided:,} of {len(rows):,} pairs: they have no label")
+    return labelled
+
+
+def pair_of(line: str) -> tuple[str, str, str]:
+    """Returns (premise, hypothesis, label) of a line of a file."""
     needed = " or ".join(", ".join(keys) for keys in KEYS)
-    for number, line in enumerate(lines, 1):
-        where = f"{name} line {number}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
-            message = f"{where} is not valid JSON ({error}): expected an object with the keys {needed}"
-            raise ValueError(message) from None
-        keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
-        if not keys or not all(isinstance(row[key], str) for key in keys):
-            wrong = "is not a pair with a label"
-            raise ValueError(f"{where} {wrong}: expected an object with string values for {needed}")
-        *texts, label = (row[key] for key in keys)
-        if label == UNDECIDED:
-            undecided += 1
-        elif label not in THREE_WAY:
-            raise ValueError(f"{where} has the label {label!r} instead of one of {', '.join(THREE_WAY)}, -")
-        else:
-            rows.append((*texts, label))
-    if undecided:
-        print(f"{name}: skipped {undecided:,} of {undecided + len(rows):,} pairs: they have no label")
-    return rows
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"is not valid JSON ({error}): expected an object with the keys {needed}") from None
+    keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
+    if not keys or not all(isinstance(row[key], str) for key in keys):
+        raise ValueError(f"is not a pair with a label: expected an object with string values for {needed}")
+    *texts, label = (row[key] for key in keys)
+    if label not in (*THREE_WAY, UNDECIDED):
+        raise ValueError(f"has the label {label!r} instead of one of {', '.join(THREE_WAY)}, -")
+    return *texts, label

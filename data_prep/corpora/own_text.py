@@ -40,7 +40,7 @@ class OwnText(Corpus):
     def prepare(self, args, source, inputs):
         text = self.text(args, source, inputs)
         encode = SentencePieces(text / SENTENCEPIECE).encode
-        encoded = map_files(encode, split_files(text), args.out, "spm", args.workers, newline=None)
+        encoded = map_files(encode, split_files(text), args.out, "spm", args.workers)
         with folder_with_source(args.out / "bin", source) as part:
             shutil.copyfile(text / SENTENCEPIECE, part / SENTENCEPIECE)
             preprocess(encoded, part, args.out / "preprocess.log", workers=args.workers)

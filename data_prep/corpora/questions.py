@@ -21,7 +21,6 @@ from data_prep.binarize import splits_in
 from data_prep.corpus import Corpus, add_number
 from data_prep.fetch import fetch, mismatch
 from data_prep.labelled import print_rows, token_file
-from data_prep.labelled_words import read_lines, write_lines
 from data_prep.progress import progress
 from data_prep.validation import folder_with_source
 from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
@@ -38,7 +37,7 @@ from fairseq_lrpe.data.word_pieces import (
     shorten,
 )
 from fairseq_lrpe.utils.cli import min_int
-from fairseq_lrpe.utils.files import read_file
+from fairseq_lrpe.utils.files import read_file, read_lines, write_lines
 
 SIDES = ("source", "question")
 ROWS = "rows.json"
@@ -47,6 +46,7 @@ MIN_LENGTH = 16  # smallest value of --longest: 3 special tokens, 6 of the answe
 LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
 MESSAGES = {
     "unanswerable": "questions have no answer and are skipped",
+    "unplaced": "questions have an answer_start outside of the context and are skipped",
     "blank": "questions are blank and are skipped",
     "left out": "questions have an answer that is not in its context and are skipped",
     "moved": "answers were moved from answer_start to their nearest occurrence",
@@ -272,10 +272,13 @@ def paragraphs(path: Path, published: bool) -> dict[str, list[Question]]:
     found, counts = {}, Counter()
     for where, context, entry in iterate_questions(path):
         question, answers = fields(entry, where, question=str, answers=list)
-        if not answers or not question.strip():
-            counts["blank" if answers else "unanswerable"] += 1
+        if not answers or entry.get("is_impossible") or not question.strip():
+            counts["blank" if not question.strip() else "unanswerable"] += 1
             continue
         text, start = fields(answers[0], f"{where}, its answer", text=str, answer_start=int)
+        if not 0 <= start < len(context):
+            counts["unplaced"] += 1
+            continue
         one_line, answer = normalize_spaces(context), normalize_spaces(text)
         try:
             begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)

@@ -8,8 +8,9 @@ those of test.
 from pathlib import Path
 
 from data_prep.binarize import SPLITS
-from data_prep.labelled_words import LabelledWords, read_lines
+from data_prep.labelled_words import LabelledWords
 from data_prep.validation import check_text
+from fairseq_lrpe.utils.files import read_lines
 
 FOLDER = (
     "a folder with train.input0.txt, train.label and, for pairs, train.input1.txt; likewise valid and test"

@@ -28,7 +28,7 @@ from data_prep.parallel import map_lines
 from data_prep.validation import check_text, folder_with_source
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.layout import vocabulary_size
-from fairseq_lrpe.utils.files import atomic_folder
+from fairseq_lrpe.utils.files import atomic_folder, read_lines, write_lines
 
 LANGUAGES = ("en", "de")  # source, target
 # Accepted file names of each split, in order of preference.
@@ -187,9 +187,9 @@ def plain(path: Path) -> Path:
     """Returns the path of a text file; an .sgm file is first converted to text with one sentence per line."""
     if path.suffix != ".sgm":
         return path
-    sentences = re.findall(r"<seg[^>]*>(.*)</seg>", path.read_text(encoding="utf-8"))
+    sentences = re.findall(r"<seg[^>]*>(.*)</seg>", "\n".join(read_lines(path)))
     text = path.with_suffix("")
-    text.write_text("".join(f"{sentence.strip()}\n" for sentence in sentences), encoding="utf-8")
+    write_lines(text, map(str.strip, sentences))
     return text
 
 

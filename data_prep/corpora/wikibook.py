@@ -17,7 +17,7 @@ from huggingface_hub import HfApi
 from tqdm import tqdm
 
 from data_prep import gpt2_bpe, validation
-from data_prep.binarize import concatenate, split_files
+from data_prep.binarize import concatenate, skip_mark, split_files
 from data_prep.corpus import add_number
 from data_prep.fetch import FetchError, fetch
 from fairseq_lrpe.data import layout
@@ -49,7 +49,7 @@ class WikiBook(gpt2_bpe.BytePairCorpus):
 
     def source(self, args):
         if args.shards is None:
-            noted = re.search(r" in (\d+) shards$", args.earlier)
+            noted = re.search(r" in (\d+) shards$", args.earlier.removeprefix(args.earlier.path or ""))
             args.shards = int(noted[1]) if noted else 1
         return super().source(args) + (f" in {args.shards} shards" if args.shards > 1 else "")
 
@@ -140,7 +140,7 @@ def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
             shutil.copyfile(path, part / path.name)
 
 
-def fill_shards(fills: list[Callable[[Path], None]], out: Path, source: str) -> None:
+def fill_shards(fills: list[Callable[[Path], None]], out: Path, source: validation.Source) -> None:
     """Writes the shards ``out``/bin, ``out``/bin1 and so on, each with one of the functions ``fills``.
 
     All shards are written to .part folders first and renamed at the end. The .part folders of an interrupted
@@ -166,6 +166,7 @@ def split_documents(text: Path, paths: list[Path]) -> None:
     size = text.stat().st_size
     bar = tqdm(total=size, unit="B", unit_scale=True, desc=text.name, disable=None)
     with text.open("rb") as lines, bar:
+        skip_mark(lines)
         for i, path in enumerate(paths, 1):
             filled = False
             with path.open("wb") as part:

@@ -38,5 +38,5 @@ def split_of(i: int, articles: int) -> str:
 
 def paragraphs(article: str) -> str:
     """Returns the non-blank lines of an article with normalized spaces, followed by a blank line."""
-    lines = (" ".join(line.split()) for line in article.splitlines())
+    lines = (" ".join(line.split()) for line in article.split("\n"))
     return "".join(f"{line}\n" for line in lines if line) + "\n"

@@ -7,7 +7,6 @@ in characters and in GPT-2 BPE. Results on these three are not comparable with r
 """
 
 import re
-import shutil
 from pathlib import Path
 
 from data_prep import fetch
@@ -18,6 +17,7 @@ from data_prep.parallel import map_files
 from data_prep.validation import check_text
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.line_codec import Characters
+from fairseq_lrpe.utils.files import read_lines, write_lines
 
 
 class WikiText103(Corpus):
@@ -98,8 +98,8 @@ class Mini(WikiText103):
             return super().write_text(args, inputs, folder)
         lines, middle = find_middle(inputs["valid"])
         for split, part in (("valid", lines[:middle]), ("test", lines[middle:])):
-            (folder / f"{split}.txt").write_text("".join(part), encoding="utf-8", newline="\n")
-        shutil.copyfile(inputs["test"], folder / "train.txt")
+            write_lines(folder / f"{split}.txt", part)
+        concatenate([inputs["test"]], folder / "train.txt")
 
     def prepare(self, args, source, inputs):
         split = inputs and "train" in inputs
@@ -136,10 +136,9 @@ def find_middle(path: Path) -> tuple[list[str], int]:
     Raises:
         ValueError: If there is no title.
     """
-    with path.open(encoding="utf-8", newline="\n") as file:
-        lines = file.readlines()
+    lines = [*read_lines(path)]
     blank = [not line.strip() for line in lines]
     for i in range(len(lines) // 2, len(lines) - 1):
-        if blank[i - 1] and blank[i + 1] and re.fullmatch(r" = [^=].* = \n", lines[i]):
+        if blank[i - 1] and blank[i + 1] and re.fullmatch(r" = [^=].* = ", lines[i]):
             return lines, i
     raise ValueError(f"the second half of {path} has no article title: expected a file of WikiText")

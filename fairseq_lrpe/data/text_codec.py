@@ -22,7 +22,7 @@ from subword_nmt import apply_bpe, learn_bpe
 from tqdm import tqdm
 
 from fairseq_lrpe.data.layout import PREPARATION
-from fairseq_lrpe.utils.files import write_atomic
+from fairseq_lrpe.utils.files import read_lines, write_atomic
 
 SEPARATOR = "@@"  # suffix of subwords that do not end a word
 CACHED_WORDS = 500_000  # limit of subword-nmt's cache
@@ -80,9 +80,8 @@ class Moses(TextCodec):
         """Learns at most ``types`` BPE merges from files of words, and writes them to ``path``."""
         counts = Counter()
         for text in texts:
-            with text.open(encoding="utf-8", newline="\n") as lines:
-                for line in tqdm(lines, desc=f"words of {text.name}", unit="lines", disable=None):
-                    counts.update(line.split())
+            for line in tqdm(read_lines(text), desc=f"words of {text.name}", unit="lines", disable=None):
+                counts.update(line.split())
         if all(len(word) == 1 for word in counts):
             raise ValueError("BPE cannot be learned: all words of the training text have a single character")
         learn_bpe.tqdm = functools.partial(tqdm, desc=self.path.name, unit="merges", disable=None)
@@ -157,9 +156,7 @@ def sample(text: Path) -> Iterator[str]:
     """Yields at most SENTENCES lines of a file, at equal distances."""
     with text.open("rb") as lines:
         count = sum(1 for _ in lines)
-    with text.open(encoding="utf-8", newline="\n") as lines:
-        for line in itertools.islice(lines, 0, None, -(-count // SENTENCES)):
-            yield line.removesuffix("\n")
+    yield from itertools.islice(read_lines(text), 0, None, -(-count // SENTENCES))
 
 
 def load(data: Path) -> TextCodec:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_lrpe.data.layout import PREPARATION
-from fairseq_lrpe.utils.files import check_size, read_file
+from fairseq_lrpe.utils.files import check_size, read_file, read_lines
 
 VOCABULARY = "vocab.txt"
 """Name of BERT's vocabulary file, which has one type per line, in the order of their ids."""
@@ -33,10 +33,7 @@ def read_types(vocabulary: Path) -> list[str]:
     if not vocabulary.is_file():
         raise ValueError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}, with one type per line")
     check_size(str(vocabulary), vocabulary.stat().st_size)
-    try:
-        types = vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{vocabulary} is not UTF-8 text ({error}): expected BERT's {VOCABULARY}") from None
+    types = [*read_lines(vocabulary)]
     if missing := [name for name in SPECIALS if name not in types]:
         raise ValueError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
     for name, count in Counter(types).items():

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
-from fairseq_lrpe.utils.files import iterate_lines
+from fairseq_lrpe.utils.files import byte_lines
 
 DELAY = 5  # seconds until the progress bar is shown
 
@@ -20,7 +20,7 @@ def dimension(path: Path) -> int:
     if not path.is_file():
         raise ValueError(f"{path} is missing: expected a file of word vectors in GloVe's format")
     with path.open("rb") as file:
-        fields = next(iterate_lines(file), b"").rstrip().split(b" ")
+        fields = next(byte_lines(file, str(path)), b"").rstrip().split(b" ")
     if len(fields) < 2:
         raise ValueError(f"{path} line 1 is not a word and a vector: expected a file in GloVe's format")
     _numbers(fields[1:], path, 1)
@@ -40,8 +40,8 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
     count = len(missing)
     bar = {"desc": f"reading {path.name}", "unit": "B", "unit_scale": True, "disable": None, "delay": DELAY}
     with path.open("rb") as file, tqdm(total=path.stat().st_size, leave=False, **bar) as shown:
-        for number, line in enumerate(iterate_lines(file), 1):
-            shown.update(len(line))
+        for number, line in enumerate(byte_lines(file, str(path)), 1):
+            shown.update(len(line) + 1)
             fields = line.rstrip().split(b" ")
             if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
                 found = f"{len(fields) - 1} fields after its word instead of {size}"

@@ -54,15 +54,16 @@ def error_message(error: Exception) -> str:
 
 
 def read_stdin_lines() -> list[str]:
-    """Returns the lines of standard input without newlines; raises ValueError if it is not UTF-8."""
+    """Returns the lines of standard input without their ends; raises ValueError if it is not UTF-8."""
     decode_stdin()
-    return [line.removesuffix("\n") for line in sys.stdin]
+    return [line.removesuffix("\n").removesuffix("\r") for line in sys.stdin]
 
 
 def decode_stdin(error_type: type[BaseException] = ValueError) -> None:
-    """Decodes standard input as UTF-8; Python accepts invalid bytes in the locale C.UTF-8.
+    """Decodes standard input as UTF-8, without a byte order mark; only newlines end lines.
 
-    Reading text that is not UTF-8 then raises an ``error_type`` with a one-line message.
+    Python accepts invalid bytes in the locale C.UTF-8; reading them then raises an ``error_type`` with a
+    one-line message.
     """
 
     def fail(error):
@@ -70,7 +71,7 @@ def decode_stdin(error_type: type[BaseException] = ValueError) -> None:
 
     codecs.register_error("fail", fail)
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(encoding="utf-8", errors="fail")
+        sys.stdin.reconfigure(encoding="utf-8-sig", errors="fail", newline="\n")
 
 
 def is_closed_pipe(stream: IO) -> bool:

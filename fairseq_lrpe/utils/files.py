@@ -1,12 +1,13 @@
-"""The root of the repository, listing of folders, atomic writes, and reading with size limits."""
+"""The root of the repository, listing of folders, reading of files and of text, and atomic writes."""
 
+import codecs
 import errno
 import operator
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -101,11 +102,57 @@ def check_size(name: str, size: int, limit: int = MAX_BYTES) -> None:
         raise ValueError(f"{name} exceeds the limit of {limit:,} bytes")
 
 
-def iterate_lines(file: IO) -> Iterator:
-    """Yields the lines of an open file; raises ValueError for a line longer than ``MAX_BYTES``."""
-    for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), file.read(0)), 1):
-        check_size(f"{file.name} line {number}", len(line), MAX_BYTES)
-        yield line
+def without_mark(content: bytes, name: str) -> bytes:
+    """Returns the content, or first line, of a text file without a byte order mark of UTF-8.
+
+    Raises:
+        ValueError: If there is one of UTF-16; the message contains the ``name`` of the file.
+    """
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        remedy = "convert it to UTF-8, for example with `iconv -f UTF-16 -t UTF-8`"
+        raise ValueError(f"{name} is not UTF-8 text but UTF-16: {remedy}")
+    return content.removeprefix(codecs.BOM_UTF8)
+
+
+def byte_lines(file: IO[bytes], name: str) -> Iterator[bytes]:
+    r"""Yields the lines of an open file without their ends, \n or \r\n, and without a byte order mark.
+
+    Args:
+        file: Binary file.
+        name: Name of the file for error messages.
+
+    Raises:
+        ValueError: If a line is longer than ``MAX_BYTES``, or the text is UTF-16 with a byte order mark.
+    """
+    for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), b""), 1):
+        check_size(f"{name} line {number}", len(line), MAX_BYTES)
+        line = without_mark(line, name) if number == 1 else line
+        yield line.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def text_lines(file: IO[bytes], name: str) -> Iterator[str]:
+    """Yields the results of :func:`byte_lines` as text; raises ValueError if it is not UTF-8."""
+    for number, line in enumerate(byte_lines(file, name), 1):
+        try:
+            text = line.decode()
+        except UnicodeDecodeError as error:
+            wrong = f"is not UTF-8 text ({error.reason})"
+            raise ValueError(f"{name} line {number} {wrong}: convert it to UTF-8") from None
+        if "\0" in text:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
+            raise ValueError(f"{name} contains zero bytes, like UTF-16 text: convert it to UTF-8")
+        yield text
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yields the lines of a text file as :func:`text_lines`; no other characters end a line."""
+    with path.open("rb") as file:
+        yield from text_lines(file, str(path))
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes lines, given without line ends, to a text file."""
+    with path.open("w", encoding="utf-8", newline="\n") as out:
+        out.writelines(f"{line}\n" for line in lines)
 
 
 @contextmanager

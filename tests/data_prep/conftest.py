@@ -37,6 +37,7 @@ def tiny_bpe(tmp_path, monkeypatch):
 @pytest.fixture
 def in_process(monkeypatch):
     """Runs fairseq-preprocess in this process because starting it takes seconds."""
+    import data_prep.preprocess  # noqa: F401  its fairseq-preprocess reads text in its own way
     from data_prep import binarize
 
     def run_command(command, log, show):

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from fairseq_lrpe.utils.files import read_lines
+
 
 def prediction_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: bool) -> list[str]:
     """Returns the ``lrpe classify`` command that writes the predictions for {split: file}."""
@@ -18,7 +20,7 @@ def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
 
 def read_predictions(path: Path) -> tuple[list[str], list[str]]:
     """Returns (predictions, targets) in a file written by ``lrpe classify``, as text."""
-    rows = [line.split("\t") for line in path.read_text().splitlines()[1:]]
+    rows = [line.split("\t") for line in read_lines(path)][1:]
     return [row[1] for row in rows], [row[2] for row in rows]
 
 

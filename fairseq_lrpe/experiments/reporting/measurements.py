@@ -91,7 +91,7 @@ def published() -> pd.DataFrame:
         - mean, std: the published number and its standard deviation, if there is one
     """
     lines = []
-    for path in sorted((experiments.CONFIGS / "paper").glob("*.yaml")):
+    for path in sorted((experiments.CONFIGS / "paper").glob("[!.]*.yaml")):
         for name, table in read_paper(path).tables.items():
             for row in table.rows:
                 changes = ", ".join(f"{key}={as_text(value)}" for key, value in sorted(row.changes.items()))

@@ -65,7 +65,7 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
 def read_recorded(folder: Path) -> list[RunRecord]:
     """Reads recorded results as run records, without numbers if the run has a ``problem``."""
     lines, curves = read_measurements(folder), {}
-    for path in sorted((folder / "curves").glob("*.csv")):
+    for path in sorted((folder / "curves").glob("[!.]*.csv")):
         for key, points in read_csv(path, POINTS, [*RUN, "updates"]).groupby(RUN, sort=False):
             curves[key] = dict(zip(points["updates"].tolist(), points["value"].tolist(), strict=True))
     return [_as_record(folder, of, curves.get(key, {})) for key, of in lines.groupby(RUN, sort=False)]

@@ -49,7 +49,7 @@ def page(folder: Path) -> str:
         ValueError: the folder has no recorded results, a file is damaged, or a commentary is of no table.
     """
     check_recorded(folder)
-    notes = {path.stem: path.read_text().strip() for path in sorted((folder / "notes").glob("*.md"))}
+    notes = {path.stem: path.read_text().strip() for path in sorted((folder / "notes").glob("[!.]*.md"))}
     others = {name: text for name, text in notes.items() if text.startswith("## ")}
     for name in notes.keys() - others.keys() - set(tables()):
         problem = "neither starts with a heading nor is a commentary on a table"

@@ -17,7 +17,7 @@ from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.spec.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.spec.schema import InvalidKey, validate
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, METHODS
-from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path
+from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, visible_files
 from fairseq_lrpe.utils.suggest import choices
 from fairseq_lrpe.utils.yaml_loader import parse
 
@@ -35,8 +35,9 @@ SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions
 
 def experiments() -> list[str]:
     """Returns the names of all experiments: the YAML files in configs, except tables, papers and clusters."""
-    paths = (path for path in CONFIGS.rglob("*.yaml") if path.is_file() and not path.match("cluster*.yaml"))
+    paths = (path for path in visible_files(CONFIGS) if path.suffix == ".yaml")
     paths = (path for path in paths if path.parent.name not in ("paper", "tables"))
+    paths = (path for path in paths if not path.match("cluster*.yaml"))
     return sorted(str(path.relative_to(CONFIGS).with_suffix("")) for path in paths)
 
 
@@ -77,7 +78,7 @@ def read_yaml(path: Path) -> dict:
 @cache  # tables read the same few files repeatedly
 def _parsed(path, modified):
     try:
-        content = parse(path.read_text(encoding="utf-8"))
+        content = parse(path.read_text(encoding="utf-8-sig"))
     except yaml.YAMLError as error:
         raise ValueError(f"{display_path(path)} is not valid YAML: {' '.join(str(error).split())}") from None
     except ValueError as error:  # too large, or not UTF-8

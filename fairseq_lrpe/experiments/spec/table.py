@@ -204,7 +204,7 @@ class Cell:
 
 def tables() -> list[str]:
     """Returns the names of all tables: the YAML files in configs/tables."""
-    return sorted(path.stem for path in (experiments.CONFIGS / "tables").glob("*.yaml") if path.is_file())
+    return sorted(path.stem for path in (experiments.CONFIGS / "tables").glob("[!.]*.yaml") if path.is_file())
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
@@ -267,7 +267,9 @@ class TableSpec:
             return None, PaperTable()
         path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
         if not path.is_file():
-            close = did_you_mean(self.settings.paper, [paper.stem for paper in path.parent.glob("*.yaml")])
+            close = did_you_mean(
+                self.settings.paper, [paper.stem for paper in path.parent.glob("[!.]*.yaml")]
+            )
             raise self._error("paper", f"there is no {display_path(path)}{close}")
         paper = read_paper(path)
         if self.settings.table is None:

@@ -4,7 +4,7 @@ from fairseq_lrpe.data import layout, word_pieces
 from fairseq_lrpe.data.rouge import rouge_l
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
 from fairseq_lrpe.experiments.spec.kinds.translation import read_hypotheses
-from fairseq_lrpe.utils.files import REPOSITORY, write_atomic
+from fairseq_lrpe.utils.files import REPOSITORY, read_lines, write_atomic
 
 
 class QuestionGeneration(Kind):
@@ -26,8 +26,7 @@ class QuestionGeneration(Kind):
         log = self.run_evaluation(job, name, "fairseq-generate", "gen_subset", task=self.task)
         data, split = REPOSITORY / job.cfg.data, self.evaluations(job.cfg)[name]["split"]
         answers, references = (
-            (data.parent / "text" / f"{split}.{column}").read_text().splitlines()
-            for column in ("answer", "question")
+            [*read_lines(data.parent / "text" / f"{split}.{column}")] for column in ("answer", "question")
         )
         hypotheses, _ = read_hypotheses(log, len(references))
         pieces = word_pieces.load(data)

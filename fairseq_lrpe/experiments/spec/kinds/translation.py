@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
-from fairseq_lrpe.utils.files import REPOSITORY
+from fairseq_lrpe.utils.files import REPOSITORY, read_lines
 
 LINE = re.compile(r"^([HT])-(\d+)\t(?:-?[\d.]+(?:e-?\d+)?\t)?(.*)$", re.M)
 """Lines of fairseq-generate's output: hypotheses (H) with a score, and targets (T) without a score."""
@@ -40,7 +40,7 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
     from fairseq_lrpe.data import text_codec
 
     codec = text_codec.load(data)
-    references = (data.parent / "text" / f"{split}.{language}").read_text().splitlines()
+    references = [*read_lines(data.parent / "text" / f"{split}.{language}")]
     hypotheses, targets = read_hypotheses(log, len(references))
     targets = [codec.join(target) for target in targets]
     words = sacrebleu.BLEU(tokenize="none", force=True)
