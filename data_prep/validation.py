@@ -40,14 +40,17 @@ def check_text(path: Path, expected: str = "expected a text file") -> int:
         expected: End of the error message if the file is missing, which says what is expected.
 
     Raises:
-        ValueError: If the file is missing, blank, or not valid UTF-8.
+        ValueError: If the file is missing, blank, not valid UTF-8, or a single line with carriage returns.
     """
     if not path.is_file():
         raise ValueError(f"{path} is missing: {expected}")
     lines = progress(read_lines(path), f"checking {path.name}", "lines")
-    kinds = Counter(bool(line.strip()) for line in lines)
-    if not kinds[True]:
+    kinds = Counter((bool(line.strip()), "\r" in line) for line in lines)
+    if not kinds[True, False] + kinds[True, True]:
         raise ValueError(f"{path} is empty or blank: expected text")
+    if kinds.total() == kinds[True, True] == 1:
+        remedy = r"convert them to newlines, for example with `tr '\r' '\n'`"
+        raise ValueError(f"{path} has only carriage returns as line ends: {remedy}")
     return kinds.total()
 
 

@@ -41,12 +41,12 @@ class Papers(Labelled):
     def check(self, args):
         print(f"Checking {args.source}", flush=True)
         for split in SPLITS:
-            if not sum(1 for _ in self.pairs(args, split)):
+            if not sum(1 for _ in self.pairs(args, split, report=True)):
                 raise ValueError(f"{args.source} has no pairs for {split}: expected {self.accepts}")
 
-    def pairs(self, args: Namespace, split: str) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yields (first text, second text, label) for each pair of a split."""
-        return papers(args.source / FILES[split])
+    def pairs(self, args: Namespace, split: str, report=False) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yields (first text, second text, label) of each pair; ``report`` prints how many are broken."""
+        return papers(args.source / FILES[split], report)
 
     def splits(self, args, inputs):
         for split in SPLITS:
@@ -63,19 +63,19 @@ class Segments(Papers):
 
     accepts = "a folder with WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
 
-    def pairs(self, args, split):
+    def pairs(self, args, split, report=False):
         path, other = args.source / f"{split}.txt", args.source / f"wiki.{split}.tokens"
         path = other if other.exists() and not path.exists() else path
         check_text(path, f"--from takes {self.accepts}")
         return sample_pairs(articles(path), PAIRS[split])
 
 
-def papers(path: Path) -> Iterator[tuple[bytes, bytes, int]]:
+def papers(path: Path, report: bool) -> Iterator[tuple[bytes, bytes, int]]:
     """Yields (first text, second text, label) for each line of one of Long-Range Arena's files."""
     if not path.is_file():
         raise ValueError(f"{path} is missing: --from takes {Papers.accepts}")
     with path.open("rb") as lines:
-        yield from usable_rows(byte_lines(lines, str(path)), pair_of, path)
+        yield from usable_rows(byte_lines(lines, str(path)), pair_of, path, report=report)
 
 
 def pair_of(line: bytes) -> tuple[bytes, bytes, int]:

@@ -32,6 +32,8 @@ class Sentences(LabelledWords):
                 where = f"{args.source / split}.label line {number}"
                 if not label:
                     raise ValueError(f"{where} is empty: each text needs a label")
+                if "\t" in label:
+                    raise ValueError(f"{where} has a tab in the label {label!r}: use spaces")
                 if label not in known:
                     raise ValueError(f"{where} has the label {label!r}, which is not in train.label")
         return {split: list(zip(*part, strict=True)) for split, part in found.items()}

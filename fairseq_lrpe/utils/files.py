@@ -136,8 +136,8 @@ def text_lines(file: IO[bytes], name: str) -> Iterator[str]:
         try:
             text = line.decode()
         except UnicodeDecodeError as error:
-            wrong = f"is not UTF-8 text ({error.reason})"
-            raise ValueError(f"{name} line {number} {wrong}: convert it to UTF-8") from None
+            wrong = f"is not UTF-8 text (line {number}: {error.reason})"
+            raise ValueError(f"{name} {wrong}: convert it to UTF-8") from None
         if "\0" in text:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
             raise ValueError(f"{name} contains zero bytes, like UTF-16 text: convert it to UTF-8")
         yield text

@@ -113,6 +113,12 @@ def test_invalid_vocabularies_are_errors(name, tmp_path):
         assert "\n" not in str(error.value)
 
 
+def test_vocabularies_with_a_byte_order_mark_and_line_separators(tmp_path):
+    types = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2028", "\x85", "a"]
+    (tmp_path / "vocab.txt").write_text("\ufeff" + "\r\n".join(types) + "\r\n", newline="")
+    assert word_pieces.read_types(tmp_path / "vocab.txt") == types
+
+
 def test_unreadable_vocabularies_are_errors(tmp_path):
     with pytest.raises(ValueError, match=r"vocab\.txt is missing: expected BERT's"):
         word_pieces.bert_token_ids(tmp_path / "vocab.txt")

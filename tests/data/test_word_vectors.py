@@ -24,6 +24,12 @@ def test_vectors_of_a_vocabulary(tmp_path):
     assert target.read_text(encoding="utf-8").splitlines() == ["of 4 5 6", "été 1 2 3"]
 
 
+def test_a_byte_order_mark_is_not_a_part_of_a_word(tmp_path):
+    path = write(tmp_path, ["\ufeffthe 1 2\r", "o\u2028f 3 4\r"])
+    found = {word: vector.tolist() for word, vector, _ in word_vectors.read(path, ["the", "o\u2028f"])}
+    assert found == {"the": [1, 2], "o\u2028f": [3, 4]}
+
+
 @pytest.mark.parametrize(
     ("lines", "message"),
     [

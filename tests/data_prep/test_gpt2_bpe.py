@@ -14,13 +14,13 @@ LINES = [
     "   the blanks at both ends   \n",
     " \u00a0 \n",
     "don't 'they' say 12,345.67?\r\n",
-    "a line\u2028separator, a form\x0cfeed and \x85 do not end lines\n",
+    "a line\u2028separator, a form\x0cfeed, \x85 and a carriage\rreturn do not end lines\n",
 ]
 
 
 def encode(folder, bpe, workers, target="encoded"):
     function = gpt2_bpe.line_encoder(bpe)
-    parallel.map_lines(function, folder / "text", folder / target, workers, newline=None)
+    parallel.map_lines(function, folder / "text", folder / target, workers)
 
 
 @pytest.mark.parametrize("end", ["\n", "and no end"])
@@ -29,7 +29,7 @@ def test_the_output_does_not_depend_on_the_number_of_processes(end, tiny_bpe, tm
     text = "".join(f"{i} {line}" if line.strip() else line for i in range(20) for line in LINES) + end
     (tmp_path / "text").write_text(text, encoding="utf-8", newline="")
     encoder = get_encoder(str(tiny_bpe / "encoder.json"), str(tiny_bpe / "vocab.bpe"))
-    with (tmp_path / "text").open(encoding="utf-8") as file:
+    with (tmp_path / "text").open(encoding="utf-8", newline="\n") as file:
         lines = [line.strip() for line in file]
     expected = "".join(" ".join(map(str, encoder.encode(line))) + "\n" for line in lines)
     for workers in (1, 3):

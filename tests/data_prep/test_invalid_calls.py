@@ -49,8 +49,9 @@ TEXTS = {
     "no_bytes": (b"", "is empty or blank: expected text"),
     "blank": (b"\n \n", "is empty or blank: expected text"),
     "binary": (bytes(range(256)) * 9, "is not UTF-8 text"),
-    "utf16": ("ein Text\n".encode("utf-16"), "is not UTF-8 text"),
+    "utf16": ("ein Text\n".encode("utf-16"), "is not UTF-8 text but UTF-16: convert it to UTF-8, for"),
     "utf16_unmarked": ("ein Text\n".encode("utf-16-le"), "contains zero bytes, like UTF-16 text: convert it"),
+    "old_mac": (b"one text\rtwo\r", "has only carriage returns as line ends: convert them to newlines, for"),
     "latin1": ("für\n".encode("latin-1"), "is not UTF-8 text"),
 }
 """{folder: content of its train.txt, valid.txt and test.txt, and a part of the message}"""
@@ -80,7 +81,7 @@ CALLS = [
     ),
     ("books --from {text} --bpe {nowhere}", "{nowhere}/encoder.json is missing: put a copy of the published"),
     ("glue RTE --from {text}", "{text}/RTE/train.tsv is missing: expected train.tsv, dev.tsv, test.tsv"),
-    ("glue RTE --from {glue_utf16}", "train.tsv line 1 is not UTF-8 text"),
+    ("glue RTE --from {glue_utf16}", "train.tsv is not UTF-8 text but UTF-16: convert it"),
     ("glue RTE --from {glue_cut}", "train.tsv line 2 has 2 fields instead of 4"),
     ("glue RTE --from {glue_no_bytes}", "train.tsv line 1 has no column"),
     ("glue Rte --from {glue}", "Rte"),

@@ -19,6 +19,11 @@ def test_lines_are_utf8_in_every_locale(encoding, monkeypatch):
     assert read_stdin_lines() == ["caf\u00e9", "", "th\u00e9"]
 
 
+def test_lines_end_with_newlines_only(monkeypatch):
+    monkeypatch.setattr("sys.stdin", standard_input("\ufeffone\r\n a\rb\u2028c\x85d\n".encode()))
+    assert read_stdin_lines() == ["one", " a\rb\u2028c\x85d"]
+
+
 @pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
 def test_invalid_bytes_are_rejected_in_every_locale(encoding, monkeypatch):
     monkeypatch.setattr("sys.stdin", standard_input("caf\u00e9\n".encode("latin-1"), encoding))

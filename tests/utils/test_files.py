@@ -10,7 +10,14 @@ from tiny import REPOSITORY, run_here, write_run
 
 from fairseq_lrpe.cli import results
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.utils.files import read_file, save_figure, visible_entries, visible_files, write_atomic
+from fairseq_lrpe.utils.files import (
+    read_file,
+    read_lines,
+    save_figure,
+    visible_entries,
+    visible_files,
+    write_atomic,
+)
 
 
 def test_read_file_limits(tmp_path):
@@ -47,6 +54,34 @@ def test_visible_files_are_sorted_without_hidden_ones_and_links_are_followed(tmp
     (elsewhere / "up").symlink_to("nowhere")
     with pytest.raises(ValueError, match="linked/up is a symbolic link that leads to nothing"):
         [*visible_files(folder)]
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        ("\ufeffa\r\n\r\nb", ["a", "", "b"]),
+        ("a\rb\x0bc\x0cd\x1ce\x1ef\x85g\u2028h\u2029i\n", ["a\rb\x0bc\x0cd\x1ce\x1ef\x85g\u2028h\u2029i"]),
+        ("a\ufeff\n\ufeffb\r\r\n", ["a\ufeff", "\ufeffb\r"]),
+        ("", []),
+    ],
+)
+def test_lines_end_with_newlines_only(content, lines, tmp_path):
+    (tmp_path / "text").write_bytes(content.encode())
+    assert [*read_lines(tmp_path / "text")] == lines
+
+
+@pytest.mark.parametrize(
+    ("encoding", "message"),
+    [
+        ("utf-16", "is not UTF-8 text but UTF-16: convert it to UTF-8, for example with `iconv"),
+        ("utf-16-le", "contains zero bytes, like UTF-16 text: convert it to UTF-8"),
+        ("latin-1", r"is not UTF-8 text \(line 2: .*\): convert it to UTF-8"),
+    ],
+)
+def test_text_in_other_encodings_is_an_error(encoding, message, tmp_path):
+    (tmp_path / "text").write_bytes("ein\nfür\n".encode(encoding))
+    with pytest.raises(ValueError, match=f"^{tmp_path / 'text'} {message}"):
+        [*read_lines(tmp_path / "text")]
 
 
 def test_pipe_instead_of_metadata(tmp_path):

@@ -64,6 +64,28 @@ def test_books_from_a_folder(tiny_bpe, tmp_path, capsys, interrupt):
     assert decoded(out / "bin", "train") == train
 
 
+def test_books_with_marks_hidden_files_and_links(tiny_bpe, in_process, tmp_path, capsys):
+    """Without --from, the path is taken from the record, although it looks like a path with options."""
+    source, out = tmp_path / "books in 2 volumes", tmp_path / "out"
+    write_books(source, ["a.txt", "b.txt"])
+    for name in "ab":
+        path = source / f"{name}.txt"
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        (source / f"._{name}.txt").write_bytes(b"\0\5\x16\7")
+    (source / "c.txt").symlink_to(write_books(tmp_path / "elsewhere", ["c.txt"]) / "c.txt")
+    flags = ["--bpe", tiny_bpe, "--out", out, "--workers", 1]
+    prepare("books", ["--from", source, *flags])
+    texts = {decoded(out / "bin", split) for split in SPLITS}
+    assert texts == {f"the book {name}.txt\n\nits end\n" for name in "abc"}
+    prepare("books", flags)
+    assert f"already prepared: {out / 'bin'}" in capsys.readouterr().out
+    (out / "bin" / "source.json").unlink()  # a record of an earlier version
+    assert f"was made from {source}" in error_of("books", *flags)
+    (out / "bin" / "source.txt").write_text(f"{tmp_path / 'elsewhere'}\n")
+    shutil.rmtree(out / "text")
+    prepare("books", flags)
+
+
 def test_bookcorpus_requires_its_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert "pip install datasets" in error_of("books", "--out", tmp_path / "out")

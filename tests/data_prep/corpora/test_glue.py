@@ -1,6 +1,7 @@
 """GLUE tasks, from a few made-up rows in the published layout to fairseq's binaries."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -196,55 +197,62 @@ SCORE = "has the score {!r} instead of a number from 0 to 5"
 
 
 @pytest.mark.parametrize(
+    ("name", "line", "message"),
+    [
+        ("QQP", "0\t1\t2", "has 3 fields instead of 6: 0 | 1 | 2"),
+        ("MRPC", "", "has 1 fields instead of 5: "),
+        ("RTE", "0\tone\t \tentailment", "has an empty sentence2: 0 | one |   | entailment"),
+        (
+            "QNLI",
+            f"0\tone\t{'a' * 90}\tmaybe",
+            "has the label 'maybe' instead of one of entailment, not_entailment",
+        ),
+        *(
+            ("STS-B", f"0\tg\tf\ty\to\ts\ts\tone\ttwo\t{score}", SCORE.format(score))
+            for score in ("5.1", "-0.5", "nan", "high", "")
+        ),
+    ],
+)
+def test_broken_rows_are_left_out_and_counted(name, line, message, tmp_path, capsys):
+    """Also among the first rows of a limited split. A file with more broken rows than others is refused."""
+    source = write_tsvs(tmp_path / "given", name)
+    path, task = source / name / "train.tsv", glue.TASKS[name]
+    complete = [*glue.rows(path, task, "train")]
+    header, *lines = path.read_bytes().split(b"\n")
+    broken = line.encode()
+    path.write_bytes(b"\n".join([header, lines[0], broken, lines[1], broken, *lines[2:]]))
+    assert [*glue.rows(path, task, "train", report=True)] == complete
+    assert f"{path}: left out 2 of 7 rows: line 3 {message}" in capsys.readouterr().out
+    assert [*glue.rows(path, task, "train", limit=3)] == complete[:3]
+    path.write_bytes(b"\n".join([header, lines[0], broken, broken, broken, b""]))
+    with pytest.raises(
+        ValueError, match=re.escape(f"{path} line 3 {message}") + ".*; 2 more lines are broken$"
+    ):
+        [*glue.rows(path, task, "train")]
+
+
+@pytest.mark.parametrize(
     ("name", "file", "line", "content", "message"),
     [
-        ("RTE", "dev.tsv", 3, "1\tone\tentailment", "has 3 fields instead of 4: 1 | one | entailment"),
         (
             "QQP",
             "test.tsv",
             2,
             f"0\t1\t2\t{'a' * 90}\tb\tc",
-            f"has 6 fields instead of 5: 0 | 1 | 2 | {'a' * 68}…",
+            f" line 2 has 6 fields instead of 5: 0 | 1 | 2 | {'a' * 68}…",
         ),
-        ("MRPC", "train.tsv", 7, "\n", "has 1 fields instead of 5: "),
-        ("RTE", "train.tsv", 2, "0\tone\t \tentailment", "has an empty sentence2: 0 | one |   | entailment"),
-        (
-            "QNLI",
-            "dev.tsv",
-            2,
-            "0\tone\ttwo\tmaybe",
-            "has the label 'maybe' instead of one of entailment, not_entailment",
-        ),
-        (
-            "MNLI",
-            "dev_mismatched.tsv",
-            3,
-            "0\tp\tq\tg\tn\tone\ttwo\t-",
-            "has the label '-' instead of one of contradiction",
-        ),
-        *(
-            ("STS-B", "train.tsv", 4, f"0\tg\tf\ty\to\ts\ts\tone\ttwo\t{score}", SCORE.format(score))
-            for score in ("5.1", "-0.5", "nan", "high", "")
-        ),
-        ("SST-2", "dev.tsv", 2, "caf\udce9\t1", "is not UTF-8 text"),
+        ("SST-2", "dev.tsv", 2, "caf\udce9\t1", " is not UTF-8 text (line 2: "),
         (
             "WNLI",
             "train.tsv",
             1,
             "index\tsentence1\ttext\tlabel",
-            "has no column sentence2: index | sentence1 | text",
-        ),
-        (
-            "CoLA",
-            "train.tsv",
-            1,
-            "source\tlabel\tmark\tsentence",
-            "has the label 'label' instead of one of 0, 1",
+            " line 1 has no column sentence2: index | sentence1 | text",
         ),
     ],
 )
-def test_malformed_lines_are_errors(name, file, line, content, message, tiny_bpe, tmp_path):
-    """Although a valid task is requested before it."""
+def test_malformed_files_are_errors(name, file, line, content, message, tiny_bpe, tmp_path):
+    """Although a valid task is requested before it. Test sets must be complete."""
     source, out = write_tsvs(tmp_path / "given", name), tmp_path / "out"
     first = "SST-2" if name != "SST-2" else "RTE"
     path = write_tsvs(source, first) / name / file
@@ -252,7 +260,16 @@ def test_malformed_lines_are_errors(name, file, line, content, message, tiny_bpe
     lines[line - 1] = content.encode(errors="surrogateescape")
     path.write_bytes(b"\n".join(lines))
     error = error_of("glue", first, name, *flags(source, tiny_bpe, out))
-    assert error.startswith(f"prepare glue: {path} line {line} {message}") and not out.exists()
+    assert error.startswith(f"prepare glue: {path}{message}") and not out.exists()
+
+
+def test_a_comma_in_a_path_separates_nothing(tiny_bpe, in_process, tmp_path):
+    source, out = write_tsvs(tmp_path / "given", "MNLI"), tmp_path / "one, two"
+    prepare("glue", ["MNLI", *flags(source, tiny_bpe, out)])
+    for split in glue.TASKS["MNLI"].files:
+        assert decoded(out / "MNLI" / "bin" / "input1", split) == [
+            second.strip() for _, second in made_up("MNLI", split)[0]
+        ]
 
 
 def test_files_without_rows_are_errors(tiny_bpe, tmp_path):

@@ -50,6 +50,18 @@ def test_reviews_by_bytes(archive, tmp_path, capsys):
         assert (tmp_path / "again" / "bin" / name).read_bytes() == (out / "bin" / name).read_bytes()
 
 
+@pytest.mark.parametrize("name", ["lra_text", "imdb"])
+def test_marks_and_hidden_files_are_no_part_of_the_reviews(name, tmp_path):
+    marked = {path: b"\xef\xbb\xbf" + content for path, content in REVIEWS.items()}
+    hidden = {path.replace("0_", "._0_"): b"\0\5\x16\7" for path in REVIEWS}
+    for folder, found in (("plain", REVIEWS), ("marked", {**marked, **hidden})):
+        source = write_files(tmp_path / folder, found)
+        prepare(name, ["--from", source, "--out", tmp_path / f"{folder}_out", "--workers", 1])
+    for split in SPLITS:
+        one, two = (classified(tmp_path / out / "bin", split) for out in ("plain_out", "marked_out"))
+        assert one == two
+
+
 def test_every_byte_has_a_type(tmp_path):
     every = bytes(range(256))
     contents = {path: every + content for path, content in REVIEWS.items()}

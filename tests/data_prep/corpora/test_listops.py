@@ -140,6 +140,8 @@ def test_published_files(tmp_path):
     sentence = error_of("listops", "--out", tmp_path / "other", "--from", folder, "--seed", 1)
     assert "--seed is for generated data" in sentence
     for wrong in ("( [FIRST 3 ) ] )\t3", "3", "3\tx", "\t3"):
+        (folder / "basic_val.tsv").write_text(f"\ufeffSource\tTarget\r\n{wrong}\n4\t4\n")
+        assert listops.published(folder / "basic_val.tsv") == [("4", 4)]
         (folder / "basic_val.tsv").write_text(f"Source\tTarget\n{wrong}\n")
         sentence = error_of("listops", "--out", tmp_path / "other", "--from", folder)
         assert f"{folder / 'basic_val.tsv'} line 2 is not an expression of 0 1 2" in sentence

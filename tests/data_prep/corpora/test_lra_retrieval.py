@@ -37,18 +37,23 @@ def test_papers(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (LINES[0] + b"\n1\ta\tb\tc\n", "line 2 has 4 fields instead of 5"),
+        (b"1\ta\tb\tc\n", "line 1 has 4 fields instead of 5"),
         (b"label\tid1\tid2\ttext1\ttext2\n", "line 1 has the label 'label' instead of 0 or 1"),
         (b"1\ta\tb\t\tc\n", "line 1 has an empty text"),
     ],
 )
-def test_invalid_papers_are_errors(content, message, tmp_path):
-    folder = write_papers(tmp_path / "given", valid=content)
-    sentence = error_of("lra_retrieval", "--from", folder, "--out", tmp_path / "out")
-    assert sentence == f"prepare lra_retrieval: {folder}/new_aan_pairs.eval.tsv {message}"
+def test_broken_papers_are_left_out_and_counted(content, message, tmp_path, capsys):
+    folder, out = write_papers(tmp_path / "given", valid=content * 2), tmp_path / "out"
+    sentence = error_of("lra_retrieval", "--from", folder, "--out", out)
+    path = folder / "new_aan_pairs.eval.tsv"
+    assert sentence == f"prepare lra_retrieval: {path} {message}; 1 more lines are broken"
     write_papers(folder, valid=b"")
-    assert "has no pairs for valid" in error_of("lra_retrieval", "--from", folder, "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert "has no pairs for valid" in error_of("lra_retrieval", "--from", folder, "--out", out)
+    assert not out.exists()
+    write_papers(folder, valid=content + b"\n".join(LINES))
+    prepare("lra_retrieval", ["--from", folder, "--out", out])
+    assert [label for *_, label in classified(out / "bin", "valid")] == ["yes", "no", "no"]
+    assert capsys.readouterr().out.count(f"{path}: left out 1 of 4 rows: {message}") == 1
 
 
 def article(name, length):

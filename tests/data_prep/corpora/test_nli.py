@@ -1,6 +1,7 @@
 """SNLI's pairs, from its archive, its files or a part of one."""
 
 import json
+from argparse import Namespace
 
 import pytest
 from small_corpora import SPLITS, classified, error_of, prepare, write_files, write_zip
@@ -67,7 +68,7 @@ def test_one_file_is_split(keys, tmp_path, capsys):
     ("line", "message"),
     [
         (b"{", "is not valid JSON"),
-        (b'{"premise": "caf\xe9"}', "is not valid JSON"),
+        (b"", "is not valid JSON"),
         (
             b"[]",
             "is not a pair with a label: expected an object with string values for sentence1",
@@ -79,10 +80,17 @@ def test_one_file_is_split(keys, tmp_path, capsys):
         ),
     ],
 )
-def test_invalid_lines_are_errors(line, message, tmp_path):
-    path = write_files(tmp_path, {"bad.jsonl": lines(4) + line + b"\n"}) / "bad.jsonl"
+def test_broken_lines_are_left_out_and_counted(line, message, tmp_path, capsys):
+    path = write_files(tmp_path, {"bad.jsonl": lines(4) + line + b"\n" + lines(20)}) / "bad.jsonl"
+    rows = nli.cut(Namespace(source=path, cut=[8, 8, 8]))
+    assert [label for split in rows.values() for *_, label in split] == [*LABELS, LABELS[0], *LABELS * 7][:24]
+    assert f"{path}: left out 1 of 25 rows: line 5 {message}" in capsys.readouterr().out
+    path.write_bytes(lines(1) + (line + b"\n") * 2)
     error = error_of("snli", "--from", path, "--cut", 2, 1, 1, "--out", tmp_path / "out")
-    assert f"{path} line 5 {message}" in error and not (tmp_path / "out").exists()
+    assert f"{path} line 2 {message}" in error and error.endswith("; 1 more lines are broken")
+    path.write_bytes(lines(9) + b'{"premise": "caf\xe9"}\n')
+    error = error_of("snli", "--from", path, "--cut", 2, 1, 1, "--out", tmp_path / "out")
+    assert f"{path} is not UTF-8 text (line 10: " in error and not (tmp_path / "out").exists()
 
 
 def test_missing_pairs_are_errors(tmp_path):

@@ -133,7 +133,7 @@ def test_preparation_is_deterministic(file, tmp_path, capsys):
         prepare("squad", cut_flags(file, out))
     for folder in ("bin", "text"):
         assert contents(first / folder) == contents(again / folder)
-    assert len(contents(first / "bin")) == 14
+    assert len(contents(first / "bin")) == 15
     words = cut_flags(file, first)
     capsys.readouterr()
     prepare("squad", words[2:])  # without --from
@@ -170,6 +170,29 @@ def test_long_texts_are_truncated(tmp_path, capsys):
     assert [len(source) for source, _ in found] == [64] * 3
     assert len(found[0][1]) == 50 and found[0][1][-1] == "</s>"
     assert found[1][0].index("</s>") == 31 == 1 + word_pieces.read_preparation(out / "bin")["longest_answer"]
+
+
+def test_unanswerable_questions_and_answers_without_a_position_are_left_out(tmp_path, capsys):
+    """The other answers keep their positions in a context with line separators and a mark."""
+    context = "\ufeffOne\u2028Rome, two\r\nRome\x85 and \x0b three Rome."
+    found = [context.find("Rome", i) for i in (0, 10, 20)]
+    assert context.count("Rome") == len(set(found)) == 3
+    asked = [(start, False) for start in found] + [(-1, False), (len(context), False), (found[0], True)]
+    qas = [
+        {
+            "question": "What is it ?",
+            "is_impossible": impossible,
+            "answers": [{"text": "Rome", "answer_start": start}],
+        }
+        for start, impossible in asked
+    ]
+    content = b"\xef\xbb\xbf" + squad([{"context": context, "qas": qas}])
+    rows = questions.paragraphs(write_files(tmp_path, {"own.json": content}) / "own.json", False)
+    one_line = "\ufeffOne Rome, two Rome and three Rome."
+    assert [row.begins for row in rows[one_line]] == [5, 15, 30]
+    printed = capsys.readouterr().out
+    assert "own.json: 1 questions have no answer and are skipped" in printed
+    assert "own.json: 2 questions have an answer_start outside of the context and are skipped" in printed
 
 
 def test_chinese_is_split_into_characters(tmp_path, capsys):

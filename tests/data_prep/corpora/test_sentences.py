@@ -5,6 +5,8 @@ import shutil
 import pytest
 from small_corpora import classified, error_of, prepare, write_files
 
+from fairseq_lrpe.experiments.inference import classify, metrics
+
 ONE = {
     "train.input0.txt": b"a good one\na bad one\n" * 5,
     "train.label": b"gut\nsehr schlecht\n" * 5,
@@ -29,6 +31,22 @@ def test_texts(tmp_path, capsys):
     assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht\nvocabulary: 8 types" in printed
     few = run(write_files(tmp_path / "given", ONE), tmp_path / "few", "--train-rows", "8")
     assert classified(few, "train") == rows * 4
+
+
+def test_marks_line_separators_and_hidden_files(tmp_path):
+    """The predictions of labels with a line separator are read as they were written."""
+    marks = {
+        "train.input0.txt": "\ufeff" + "a\rgood\u2028one\r\na bad\x85one\r\n" * 5,
+        "train.label": "\ufeff" + "gut\r\nsehr\u2028schlecht\r\n" * 5,
+    }
+    given = {**ONE, **{name: text.encode() for name, text in marks.items()}, "._train.input0.txt": b"\0\xff"}
+    given["valid.label"] = "sehr\u2028schlecht\ngut\n".encode()
+    folder = run(write_files(tmp_path / "given", given), tmp_path / "out")
+    rows = [("a good one", "gut"), ("a bad one", "sehr\u2028schlecht")]
+    assert classified(folder, "train") == rows * 5
+    labels = [label for _, label in classified(folder, "valid")]
+    classify.write(tmp_path / "predictions.tsv", [(label, label) for label in labels])
+    assert metrics.read_predictions(tmp_path / "predictions.tsv") == (labels, labels)
 
 
 def test_an_emptied_file_is_an_error_and_written_again(tmp_path):
@@ -66,6 +84,7 @@ def test_pairs_and_a_test_set(tmp_path):
             "valid.label line 2 has the label 'good', which is not in train.label",
         ),
         ({"valid.label": b"gut\n \n"}, "valid.label line 2 is empty: each text needs a label"),
+        ({"valid.label": b"gut\na\tb\n"}, "valid.label line 2 has a tab in the label 'a\\tb': use spaces"),
         ({"train.label": b"\n" * 10}, "train.label is empty or blank: expected text"),
         ({"train.input0.txt": b""}, "train.input0.txt is empty or blank: expected text"),
         ({"valid.input0.txt": b"caf\xe9\n"}, "valid.input0.txt is not UTF-8 text"),

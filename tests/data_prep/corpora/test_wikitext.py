@@ -44,6 +44,22 @@ def test_wikitext103_from_a_folder(tmp_path, capsys, monkeypatch):
     assert f"was made from {source}" in error_of("wikitext103", "--from", other, "--out", out)
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_words_of_text_with_other_line_ends(workers, tmp_path):
+    """With fairseq's own command: byte order marks are removed, and only newlines end lines."""
+    line = "one two\u2028one\x85two\rone\x0ctwo"
+    text = "\ufeff" + f"{line}\r\none two \n" * 20
+    source = tmp_path / "given"
+    source.mkdir()
+    for split in SPLITS:
+        (source / f"wiki.{split}.tokens").write_text(text, encoding="utf-8", newline="")
+    out = tmp_path / "out"
+    prepare("wikitext103", ["--from", source, "--out", out, "--workers", workers])
+    for split in SPLITS:
+        assert sentences(out, split) == ["one two one two one two", "one two"] * 20
+    assert Dictionary.load(str(out / "bin" / "dict.txt")).symbols[4:6] == ["one", "two"]
+
+
 def write_archive(tmp_path, suffix="tokens", folder="wikitext-103"):
     files = write_tokens(tmp_path / "zipped", suffix=suffix).iterdir()
     return write_zip(tmp_path / "archive.zip", {f"{folder}/{x.name}": x.read_bytes() for x in files})
