@@ -45,13 +45,18 @@ def check_text(path: Path, expected: str = "expected a text file") -> int:
     if not path.is_file():
         raise ValueError(f"{path} is missing: {expected}")
     lines = progress(read_lines(path), f"checking {path.name}", "lines")
-    kinds = Counter((bool(line.strip()), "\r" in line) for line in lines)
-    if not kinds[True, False] + kinds[True, True]:
+    count, found = 0, Counter()
+    for line in lines:
+        count += 1
+        found.update({"text": bool(line.strip()), "zeros": "\0" in line, "returns": "\r" in line})
+    if found["zeros"]:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
+        raise ValueError(f"{path} contains zero bytes, like UTF-16 text: convert it to UTF-8")
+    if not found["text"]:
         raise ValueError(f"{path} is empty or blank: expected text")
-    if kinds.total() == kinds[True, True] == 1:
+    if count == found["returns"] == 1:
         remedy = r"convert them to newlines, for example with `tr '\r' '\n'`"
         raise ValueError(f"{path} has only carriage returns as line ends: {remedy}")
-    return kinds.total()
+    return count
 
 
 def usable_rows(

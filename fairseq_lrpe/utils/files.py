@@ -134,13 +134,10 @@ def text_lines(file: IO[bytes], name: str) -> Iterator[str]:
     """Yields the results of :func:`byte_lines` as text; raises ValueError if it is not UTF-8."""
     for number, line in enumerate(byte_lines(file, name), 1):
         try:
-            text = line.decode()
+            yield line.decode()
         except UnicodeDecodeError as error:
             wrong = f"is not UTF-8 text (line {number}: {error.reason})"
             raise ValueError(f"{name} {wrong}: convert it to UTF-8") from None
-        if "\0" in text:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
-            raise ValueError(f"{name} contains zero bytes, like UTF-16 text: convert it to UTF-8")
-        yield text
 
 
 def read_lines(path: Path) -> Iterator[str]:

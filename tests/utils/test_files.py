@@ -74,7 +74,6 @@ def test_lines_end_with_newlines_only(content, lines, tmp_path):
     ("encoding", "message"),
     [
         ("utf-16", "is not UTF-8 text but UTF-16: convert it to UTF-8, for example with `iconv"),
-        ("utf-16-le", "contains zero bytes, like UTF-16 text: convert it to UTF-8"),
         ("latin-1", r"is not UTF-8 text \(line 2: .*\): convert it to UTF-8"),
     ],
 )

@@ -53,7 +53,7 @@ def test_reviews_by_bytes(archive, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["lra_text", "imdb"])
 def test_marks_and_hidden_files_are_no_part_of_the_reviews(name, tmp_path):
     marked = {path: b"\xef\xbb\xbf" + content for path, content in REVIEWS.items()}
-    hidden = {path.replace("0_", "._0_"): b"\0\5\x16\7" for path in REVIEWS}
+    hidden = {f"{path.rpartition('/')[0]}/._{Path(path).name}": b"\0\5\x16\7" for path in REVIEWS}
     for folder, found in (("plain", REVIEWS), ("marked", {**marked, **hidden})):
         source = write_files(tmp_path / folder, found)
         prepare(name, ["--from", source, "--out", tmp_path / f"{folder}_out", "--workers", 1])
