@@ -45,18 +45,16 @@ def check_text(path: Path, expected: str = "expected a text file") -> int:
     if not path.is_file():
         raise ValueError(f"{path} is missing: {expected}")
     lines = progress(read_lines(path), f"checking {path.name}", "lines")
-    count, found = 0, Counter()
-    for line in lines:
-        count += 1
-        found.update({"text": bool(line.strip()), "zeros": "\0" in line, "returns": "\r" in line})
-    if found["zeros"]:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
+    kinds = Counter(("\0" in line, bool(line.strip()), "\r" in line) for line in lines)
+    zeros, text, returns = map(any, zip(*kinds, strict=True)) if kinds else (False,) * 3
+    if zeros:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
         raise ValueError(f"{path} contains zero bytes, like UTF-16 text: convert it to UTF-8")
-    if not found["text"]:
+    if not text:
         raise ValueError(f"{path} is empty or blank: expected text")
-    if count == found["returns"] == 1:
+    if returns and kinds.total() == 1:
         remedy = r"convert them to newlines, for example with `tr '\r' '\n'`"
         raise ValueError(f"{path} has only carriage returns as line ends: {remedy}")
-    return count
+    return kinds.total()
 
 
 def usable_rows(
