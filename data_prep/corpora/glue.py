@@ -157,12 +157,13 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None, report: b
     for name in names:
         if name not in header:
             raise ValueError(f"{path} line 1 has no column {name}: {excerpt(header)}")
+    columns_used = [header.index(name) for name in names]
 
     def parse(line):
         fields = line.replace("\r", " ").split("\t")  # quotes have no special meaning
         if len(fields) != len(header):
             raise ValueError(f"has {len(fields)} fields instead of {len(header)}: {excerpt(fields)}")
-        values = [fields[header.index(name)] for name in names]
+        values = [fields[i] for i in columns_used]
         for name, value in zip(task.sentences, values, strict=False):
             if not value.strip() and not task.empty:
                 raise ValueError(f"has an empty {name}: {excerpt(fields)}")
