@@ -24,7 +24,7 @@ def test_articles_become_lines_and_are_split(datasets_package, in_process, tmp_p
     model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "bin" / "spm.model"))
     for split, numbers in splits.items():
         lines = (tmp_path / "text" / f"{split}.txt").read_text().split("\n")
-        expected = [(f"Article {100 + i} is it.", "History", "It was", f"so {i}.", "") for i in numbers]
+        expected = [(f"Article {100 + i} is it.", "History", f"It was so {i}.", "") for i in numbers]
         assert lines == [*itertools.chain.from_iterable(expected), ""]
         assert [model.decode(line.split()) for line in sentences(tmp_path, split)] == lines[:-1]
 
