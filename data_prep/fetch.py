@@ -12,6 +12,7 @@ import http.client
 import os
 import re
 import shutil
+import stat
 import tarfile
 import time
 import urllib.error
@@ -25,7 +26,14 @@ import yaml
 from tqdm import tqdm
 
 from data_prep.progress import progress, show_written
-from fairseq_lrpe.utils.files import MAX_BYTES, atomic_folder, check_size, read_file
+from fairseq_lrpe.utils.files import (
+    MAX_BYTES,
+    atomic_folder,
+    check_size,
+    is_hidden,
+    read_file,
+    visible_files,
+)
 
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
 
@@ -170,41 +178,62 @@ def unpack(archive: Path, folder: Path) -> None:
     """
     if folder.is_dir():
         return
-    tar = {"format": "tar", "filter": "data"}
+    kind = {"format": "tar", "filter": "data"}
     with _archive_errors(archive), atomic_folder(folder) as part, show_written(f"unpacking {archive}", part):
-        shutil.unpack_archive(archive, part, **({"format": "zip"} if zipfile.is_zipfile(archive) else tar))
+        if zipfile.is_zipfile(archive):
+            kind = {"format": "zip"}
+            with zipfile.ZipFile(archive) as opened:
+                members_of(opened, archive)
+        shutil.unpack_archive(archive, part, **kind)
 
 
 def files_in(source: Path, pattern: str, limit: int = MAX_BYTES) -> Iterator[tuple[re.Match, bytes]]:
     """Yields (match, content) of each file whose path matches a pattern, in a folder or an archive.
 
+    Hidden files are left out.
+
     Raises:
-        FetchError: If ``source`` is missing, no file matches, or the archive is damaged.
+        FetchError: If ``source`` is missing, no file matches, or the archive is damaged or contains a
+            symbolic link.
         ValueError: If a file exceeds ``limit`` bytes.
     """
     if not (source.is_dir() or source.is_file()):
         raise FetchError(f"{source} is missing: expected a folder or an archive")
     regex, count = re.compile(pattern), 0
     if source.is_dir():
-        for path in progress(sorted(source.rglob("*")), source.name, "files"):
-            if (match := regex.search(path.relative_to(source).as_posix())) and path.is_file():
+        for path in progress([*visible_files(source)], source.name, "files"):
+            if match := regex.search(path.relative_to(source).as_posix()):
                 count += 1
                 yield match, read_file(path, limit)
     else:
         is_zip = zipfile.is_zipfile(source)
         with _archive_errors(source), zipfile.ZipFile(source) if is_zip else tarfile.open(source) as archive:
-            if is_zip:
-                members = [(m.filename, m.file_size, m) for m in archive.infolist()]
-            else:
-                members = [(m.name, m.size, m) for m in archive.getmembers() if m.isfile()]
-            for name, size, member in progress(members, source.name, "files"):
+            for name, member in progress(members_of(archive, source), source.name, "files"):
                 if match := regex.search(name):
                     count += 1
-                    check_size(f"{source}: {name}", size, limit)
                     with archive.open(member) if is_zip else archive.extractfile(member) as file:
-                        yield match, file.read(limit)
+                        content = file.read(limit + 1)
+                    check_size(f"{source}: {name}", len(content), limit)
+                    yield match, content
     if not count:
         raise FetchError(f"{source} contains none of the expected files: see --help")
+
+
+def members_of(archive: zipfile.ZipFile | tarfile.TarFile, source: Path) -> list[tuple]:
+    """Returns [(path, member)] of the files in the open archive ``source``, without hidden ones.
+
+    Raises:
+        FetchError: If there is a symbolic link, which a zip archive stores like a file.
+    """
+    if isinstance(archive, zipfile.ZipFile):
+        found = [(m.filename, m, stat.S_ISLNK(m.external_attr >> 16)) for m in archive.infolist()]
+    else:
+        found = [(m.name, m, m.issym()) for m in archive.getmembers() if not (m.isdir() or m.isdev())]
+    found = [member for member in found if not is_hidden(member[0])]
+    if link := next((name for name, _, is_link in found if is_link), None):
+        advice = "unpack it, and give the folder to --from"
+        raise FetchError(f"{source} contains a symbolic link, {link}: {advice}")
+    return [(name, member) for name, member, _ in found]
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
@@ -217,13 +246,13 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
     """
     with _archive_errors(archive), tarfile.open(archive, "r:") as opened:
         for member in progress(opened.getmembers(), f"listing {archive.name}", "files"):
-            if not member.isfile():
+            if not member.isfile() or is_hidden(member.name):
                 continue
             if not member.name.endswith(".tar"):
                 yield member.name, member.offset_data, member.size
                 continue
             with tarfile.open(fileobj=opened.extractfile(member)) as nested:
-                for file in filter(tarfile.TarInfo.isfile, nested):
+                for file in (x for x in nested if x.isfile() and not is_hidden(x.name)):
                     yield f"{member.name}/{file.name}", member.offset_data + file.offset_data, file.size
 
 
@@ -232,7 +261,7 @@ def _archive_errors(path):
     """Converts the errors of a damaged archive to FetchError."""
     try:
         yield
-    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, OSError) as error:
+    except (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, OSError, KeyError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise  # caused by the disk, not by the archive
         reason = str(error).partition("\n")[0].rstrip(":")  # tarfile adds one line per format

@@ -1,6 +1,7 @@
-"""The root of the repository, atomic writes, and reading with size limits."""
+"""The root of the repository, listing of folders, atomic writes, and reading with size limits."""
 
 import errno
+import operator
 import os
 import shutil
 import stat
@@ -30,6 +31,52 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # write errors wit
 def display_path(path: Path) -> Path:
     """Returns the path relative to the repository, or the path itself if it is outside of the repository."""
     return path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
+
+
+def is_hidden(path: str) -> bool:
+    """Returns whether a part of a relative path is hidden, such as ``._NAME`` or ``.ipynb_checkpoints``."""
+    return any(part.startswith(".") and part.strip(".") for part in path.split("/"))
+
+
+def visible_entries(folder: Path) -> list[Path]:
+    """Returns the sorted paths of the files and folders in a folder, without hidden ones.
+
+    Raises:
+        ValueError: If a symbolic link leads to nothing.
+    """
+    return [Path(entry) for entry in _visible_entries(folder)]
+
+
+def visible_files(folder: Path) -> Iterator[Path]:
+    """Yields the files in a folder and its subfolders, sorted by path, without hidden files and folders.
+
+    Symbolic links are followed.
+
+    Raises:
+        ValueError: If a symbolic link leads to nothing, or to a folder that contains it.
+    """
+    yield from _visible_files(folder, ())
+
+
+def _visible_entries(folder):
+    with os.scandir(folder) as entries:
+        found = sorted((x for x in entries if not is_hidden(x.name)), key=operator.attrgetter("name"))
+    for entry in found:
+        if entry.is_symlink() and not os.path.exists(entry):
+            raise ValueError(f"{entry.path} is a symbolic link that leads to nothing: repair or remove it")
+    return found
+
+
+def _visible_files(folder, outer):
+    status = os.stat(folder)
+    inode = status.st_dev, status.st_ino
+    if inode in outer:
+        raise ValueError(f"{os.fspath(folder)} is a symbolic link to a folder that contains it: remove it")
+    for entry in _visible_entries(folder):
+        if entry.is_dir():
+            yield from _visible_files(entry, (*outer, inode))
+        elif entry.is_file():
+            yield Path(entry)
 
 
 def write_atomic(path: Path, content: str | bytes) -> None:

@@ -61,14 +61,38 @@ def test_tar_members_outside_of_the_folder_are_errors(bad, tmp_path):
 def test_zip_members_stay_inside_the_folder(tmp_path):
     names = ("../out.txt", "/tmp/lrpe_out.txt", "a\\..\\..\\out.txt")
     archive = write_zip(tmp_path / "archive", {**GOOD, **dict.fromkeys(names, b"")})
-    link = zipfile.ZipInfo("top/link")
-    link.external_attr = (stat.S_IFLNK | 0o777) << 16
-    with zipfile.ZipFile(archive, "a") as opened:
-        opened.writestr(link, "/etc")
     fetch.unpack(archive, tmp_path / "folder")
     assert {path.name for path in tmp_path.iterdir()} == {"archive", "folder"}
     assert not Path("/tmp/lrpe_out.txt").exists()
-    assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
+
+
+def test_symbolic_links_of_zip_archives_are_errors(tmp_path):
+    archive, link = write_zip(tmp_path / "archive", GOOD), zipfile.ZipInfo("top/link")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(archive, "a") as opened:
+        opened.writestr(link, "deep")
+    for read in (
+        lambda: fetch.unpack(archive, tmp_path / "folder"),
+        lambda: [*fetch.files_in(archive, "one")],
+    ):
+        with pytest.raises(fetch.FetchError, match="contains a symbolic link, top/link: unpack it, and give"):
+            read()
+    assert list(tmp_path.iterdir()) == [archive]
+
+
+@pytest.mark.parametrize("write", [write_zip, write_tar, write_files])
+def test_hidden_files_are_left_out(write, tmp_path):
+    hidden = ("top/._one.txt", "__MACOSX/top/._one.txt", "top/.ipynb_checkpoints/one.txt", ".DS_Store")
+    source = write(tmp_path / "source", {**dict.fromkeys(hidden, b""), **GOOD})
+    assert sorted(match[0] for match, _ in fetch.files_in(source, ".+")) == sorted(GOOD)
+
+
+def test_links_in_tar_archives(tmp_path):
+    archive = write_tar(tmp_path / "archive", GOOD, member("top/three.txt", tarfile.LNKTYPE, "top/one.txt"))
+    assert [content for _, content in fetch.files_in(archive, "three")] == [b"one"]
+    archive = write_tar(tmp_path / "archive", GOOD, member("top/three.txt", tarfile.SYMTYPE, "one.txt"))
+    with pytest.raises(fetch.FetchError, match="contains a symbolic link, top/three"):
+        [*fetch.files_in(archive, "three")]
 
 
 @pytest.mark.parametrize("write", [write_zip, write_tar])

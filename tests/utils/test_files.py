@@ -10,7 +10,7 @@ from tiny import REPOSITORY, run_here, write_run
 
 from fairseq_lrpe.cli import results
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.utils.files import read_file, save_figure, write_atomic
+from fairseq_lrpe.utils.files import read_file, save_figure, visible_entries, visible_files, write_atomic
 
 
 def test_read_file_limits(tmp_path):
@@ -23,6 +23,30 @@ def test_read_file_limits(tmp_path):
     for name in ("pipe", "device", "."):
         with pytest.raises(ValueError, match="is not a regular file"):
             read_file(tmp_path / name)
+
+
+def test_visible_files_are_sorted_without_hidden_ones_and_links_are_followed(tmp_path):
+    folder, elsewhere = tmp_path / ".cache" / "images", tmp_path / "elsewhere"
+    for path in ("b.txt", "._b.txt", "a/x.txt", "a/.DS_Store", "a.txt", "a/.ipynb_checkpoints/x.txt"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    elsewhere.mkdir()
+    (elsewhere / "y.txt").touch()
+    (folder / "linked").symlink_to(elsewhere)
+    (folder / "z.txt").symlink_to(folder / "b.txt")
+    os.mkfifo(folder / "pipe")
+    found = [str(path.relative_to(folder)) for path in visible_files(folder)]
+    assert found == ["a/x.txt", "a.txt", "b.txt", "linked/y.txt", "z.txt"]
+    names = [path.name for path in visible_entries(folder)]
+    assert names == ["a", "a.txt", "b.txt", "linked", "pipe", "z.txt"]
+
+    (elsewhere / "up").symlink_to(folder)
+    with pytest.raises(ValueError, match="linked/up is a symbolic link to a folder that contains it"):
+        [*visible_files(folder)]
+    (elsewhere / "up").unlink()
+    (elsewhere / "up").symlink_to("nowhere")
+    with pytest.raises(ValueError, match="linked/up is a symbolic link that leads to nothing"):
+        [*visible_files(folder)]
 
 
 def test_pipe_instead_of_metadata(tmp_path):
