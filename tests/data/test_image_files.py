@@ -82,5 +82,5 @@ def test_listed_images(tmp_path):
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "link").symlink_to("../real")
     assert find_images(tmp_path / "given") == [tmp_path / "given" / "link" / name for name in names]
-    with pytest.raises(ValueError, match="is not a folder with images: expected .jpg, .jpeg, .png"):
+    with pytest.raises(ValueError, match="is not a folder with images: expected"):
         find_images(tmp_path / "nowhere")
