@@ -146,8 +146,11 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
 def select(images: ImageFiles, args: Namespace) -> ImageFiles:
     """Returns the images to use, sorted by class and name."""
     taken = with_validation(images, args.source)
-    taken["train"] = taken["train"][: args.train_rows]
     check_classes({split: [image.label for image in rows] for split, rows in taken.items()}, args.source)
+    classes = {image.label for image in taken["train"]}
+    if args.train_rows and args.train_rows < len(classes):
+        raise ValueError(f"--train-rows {args.train_rows} is less than the number of classes, {len(classes)}")
+    taken["train"] = taken["train"][: args.train_rows]
     return {split: sorted(rows) for split, rows in taken.items()}
 
 

@@ -360,6 +360,12 @@ def test_folders_without_images_are_errors(folder, message, tmp_path):
     assert message in error_of("cifar10", "--from", tmp_path / "given", "--out", tmp_path / "out")
 
 
+def test_training_rows_of_all_classes(tmp_path):
+    source = write_files(tmp_path / "given", files(valid=1))
+    message = "--train-rows 2 is less than the number of classes, 3"
+    assert message in error_of("cifar10", "--from", source, "--out", tmp_path / "out", "--train-rows", 2)
+
+
 def test_a_corrected_archive_is_unpacked_again(tmp_path):
     for found in ({"train/ant/0.png": b""}, files(valid=1)):
         write_tar(tmp_path / "given.tar.gz", found)
