@@ -16,6 +16,8 @@ from data_prep.validation import folder_with_source
 from fairseq_lrpe.data.layout import METADATA
 
 MAX_LABELS_SHOWN = 20
+UNREADABLE = "unreadable.txt"
+"""File in the folder of prepared images that lists those that were left out."""
 SPECIALS = 4
 """Number of special symbols that fairseq puts before a dictionary's own: <s>, <pad>, </s> and <unk>."""
 UNKNOWN = -1
@@ -28,11 +30,16 @@ class Labelled(Corpus):
     Attributes:
         types: Symbols of the dictionary, without fairseq's special symbols.
         labels: Names of the classes.
+        unreadable: Path and reason of each image that is left out because it cannot be decoded.
     """
 
     task = "classification"
     types: Sequence[str]
     labels: Sequence[str]
+
+    def __init__(self, name: str):
+        super().__init__(name)
+        self.unreadable: list[str] = []
 
     def splits(self, args: Namespace, inputs: object) -> Iterator[tuple[str, Iterable[tuple], int | None]]:
         """Yields (split, rows for :func:`write_split`, number of rows or None if unknown)."""
@@ -48,14 +55,23 @@ class Labelled(Corpus):
         with folder as part, closing(self.splits(args, inputs)) as splits:
             for split, rows, total in splits:
                 counts[split] = write_split(part, split, rows, len(self.types), total)
+            self.write_unreadable(part)
             write_dictionary(part, self.types, self.labels, counts, **self.metadata(args))
+
+    def write_unreadable(self, folder: Path) -> None:
+        """Writes the list of the unreadable images, if there are any."""
+        if self.unreadable:
+            (folder / UNREADABLE).write_text("".join(f"{line}\n" for line in self.unreadable))
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
         """Returns {split: published number of rows}, or {} if it is unknown."""
         return self.facts.get("rows", {})
 
     def report(self, args):
-        """Prints the numbers of rows, the published ones, the labels, and what ``Corpus.report`` prints."""
+        """Prints the numbers of skipped images and of rows, the labels, and what ``Corpus.report`` prints."""
+        file = args.out / "bin" / UNREADABLE
+        if file.is_file():
+            print(f"skipped: {len(file.read_text().splitlines()):,} unreadable images, see {file}")
         metadata = json.loads((args.out / "bin" / METADATA).read_text())
         print_rows(metadata["rows"], self.published_rows(args))
         labels = metadata["labels"]
@@ -73,6 +89,13 @@ class TrainRows(Corpus):
 
     def source(self, args):
         return super().source(args) + (f", {args.train_rows} training rows" if args.train_rows else "")
+
+
+def check_readable(unreadable: list[str], total: int) -> None:
+    """Raises ValueError if most of ``total`` images are ``unreadable`` (path and reason of each)."""
+    if 2 * len(unreadable) > total:
+        number = f"{len(unreadable):,} of {total:,} images are unreadable"
+        raise ValueError(f"{number}, for example {unreadable[-1]}")
 
 
 def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:

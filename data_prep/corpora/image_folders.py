@@ -2,8 +2,9 @@
 
 ImageNet (ILSVRC 2012) is read from a folder with the published ILSVRC2012_img_train.tar,
 ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other images
-are read from a folder with {train,valid,test}/CLASS/*.jpg (or .JPEG, .jpeg, .png; valid may be named val), or
-from an archive of such a folder. Without valid, the last tenth of the training images is used for validation.
+are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named val or
+validation), or from an archive of such a folder. The class is the folder in that of the split. Without valid,
+the last tenth of the training images is used for validation.
 --train-rows N uses the first N training images. In both cases, images are sorted by name and interleaved by
 class first, so that all classes keep their shares.
 
@@ -12,67 +13,46 @@ Each is decoded once; unreadable ones are skipped and listed in OUT/bin/unreadab
 """
 
 import io
-import os
-import re
 import shutil
 import warnings
 from argparse import Namespace
-from collections import defaultdict
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from data_prep.corpora.lra_image import interleave
+from data_prep.class_folders import (
+    ACCEPTS,
+    ImageFile,
+    ImageFiles,
+    check_classes,
+    in_class_folders,
+    unpacked,
+    with_validation,
+)
 from data_prep.corpus import add_number
-from data_prep.fetch import files_in, files_of_tar, unpack
-from data_prep.labelled import Labelled, TrainRows, dataset_builder, write_metadata
+from data_prep.fetch import files_in, files_of_tar
+from data_prep.labelled import Labelled, TrainRows, check_readable, dataset_builder, write_metadata
 from data_prep.parallel import ordered_map
 from data_prep.progress import progress
 from data_prep.validation import folder_with_source
 from fairseq_lrpe.data.image_files import decode
-from fairseq_lrpe.utils.files import check_size, read_file
 
-IMAGES = re.compile(r"(?:^|/)(train|val|valid|test)/([^/]+)/([^/]+\.(?i:jpe?g|png))$")
 TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 TRUTH = r"data/(meta\.mat|ILSVRC2012_validation_ground_truth\.txt)$"
-UNREADABLE = "unreadable.txt"
 QUALITY = 95  # of resized JPEG files
 BLOCK = 20  # images that a worker process decodes at a time
-
-
-class ImageFile(NamedTuple):
-    """A class and an image file: ``path`` or, if ``size`` >= 0, ``size`` bytes at ``begin`` of an archive."""
-
-    label: str
-    name: str
-    path: Path
-    begin: int = 0
-    size: int = -1
-
-    def read(self) -> bytes:
-        """Returns the content of the image file."""
-        if self.size < 0:
-            return read_file(self.path)
-        check_size(self.name, self.size)
-        with self.path.open("rb") as file:
-            file.seek(self.begin)
-            return file.read(self.size)
-
-
-ImageFiles = dict[str, list[ImageFile]]
 
 
 class ClassFolders(TrainRows, Labelled):
     """Images in class folders; ``check`` returns {split: image files sorted by class and name}."""
 
     metavar = "FILE_OR_FOLDER"
-    accepts = "a folder with {train,valid,test}/CLASS/*.jpg, .JPEG or .png, or an archive of such a folder"
+    accepts = ACCEPTS
     task = "image_classification"
     rows = {"train": 45_000, "valid": 5_000, "test": 10_000}
 
@@ -89,39 +69,32 @@ class ClassFolders(TrainRows, Labelled):
     def published_rows(self, args):
         return self.rows
 
-    def find(self, source: Path) -> ImageFiles:
-        """Returns {split: image files} of a folder."""
-        return in_class_folders(source)
+    def find(self, folder: Path, source: Path) -> ImageFiles:
+        """Returns {split: image files} of a folder, given also its name for messages."""
+        return in_class_folders(folder, source)
 
     def check(self, args):
-        if not (args.source.is_dir() or args.source.is_file()):
-            raise ValueError(f"{args.source} is missing: --from takes {self.accepts}")
-        folder = args.source
-        if folder.is_file():
-            folder = args.out / "unpacked"
-            unpack(args.source, folder)
-        return select(self.find(folder), args)
+        try:
+            return select(self.find(unpacked(args.source, args.out), args.source), args)
+        except ValueError:
+            shutil.rmtree(args.out / "unpacked", ignore_errors=True)
+            raise
 
     def prepare(self, args, source, inputs):
         labels = sorted({image.label for image in inputs["train"]})
-        rows, unreadable = {}, []
-        with folder_with_source(args.out / "bin", source) as part:
-            for split, images in inputs.items():
-                options = args.workers, unreadable, args.shorter_side
-                rows[split] = write_images(part, split, images, labels, *options)
-            if unreadable:
-                (part / UNREADABLE).write_text("".join(f"{line}\n" for line in unreadable))
-            write_metadata(part, labels, rows, images=True)
-        shutil.rmtree(args.out / "unpacked", ignore_errors=True)
+        rows = {}
+        try:
+            with folder_with_source(args.out / "bin", source) as part:
+                for split, images in inputs.items():
+                    options = args.workers, self.unreadable, args.shorter_side
+                    rows[split] = write_images(part, split, images, labels, *options)
+                self.write_unreadable(part)
+                write_metadata(part, labels, rows, images=True)
+        finally:
+            shutil.rmtree(args.out / "unpacked", ignore_errors=True)
 
     def vocabulary(self, data):
         return ""
-
-    def report(self, args):
-        file = args.out / "bin" / UNREADABLE
-        if file.is_file():
-            print(f"skipped: {len(file.read_text().splitlines()):,} unreadable images, see {file}")
-        super().report(args)
 
 
 class ImageNet(ClassFolders):
@@ -130,27 +103,14 @@ class ImageNet(ClassFolders):
     accepts = f"a folder with {TRAIN}, {VALID} and {DEVKIT}; or {ClassFolders.accepts}"
     rows = {"train": 1_281_167, "valid": 50_000}
 
-    def find(self, source):
+    def find(self, folder, source):
         names = (TRAIN, VALID, DEVKIT)
-        missing = [name for name in names if not (source / name).is_file()]
+        missing = [name for name in names if not (folder / name).is_file()]
         if len(missing) == len(names):
-            return in_class_folders(source)
+            return in_class_folders(folder, source)
         if missing:
             raise ValueError(f"{source} lacks {', '.join(missing)}: expected {TRAIN}, {VALID} and {DEVKIT}")
-        return {"train": ilsvrc_train(source / TRAIN), "valid": ilsvrc_valid(source / VALID, source / DEVKIT)}
-
-
-def in_class_folders(folder: Path) -> ImageFiles:
-    """Returns {split: image files} of a folder with {train,valid,test}/CLASS/*.jpg, .JPEG or .png."""
-    images = defaultdict(list)
-    for inside, _, files in os.walk(folder):
-        for path in (Path(inside, file) for file in files):
-            if match := IMAGES.search(path.relative_to(folder).as_posix()):
-                split, label, file = match.groups()
-                images["valid" if split == "val" else split].append(ImageFile(label, file, path))
-    if not images["train"]:
-        raise ValueError(f"{folder} has no training images: expected train/CLASS/*.jpg, .JPEG or .png")
-    return dict(images)
+        return {"train": ilsvrc_train(folder / TRAIN), "valid": ilsvrc_valid(folder / VALID, folder / DEVKIT)}
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
@@ -184,30 +144,13 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
 
 
 def select(images: ImageFiles, args: Namespace) -> ImageFiles:
-    """Returns the images to use, sorted by class and name.
-
-    Applies --train-rows, and uses training images for validation if ``images`` has no validation images.
-    """
-    classes = defaultdict(list)
-    for image in images["train"]:
-        classes[image.label].append((image.name, image))
-    if len(classes) < 2:
-        only = f"training images of only one class, {min(classes)}"
-        raise ValueError(f"{args.source} has {only}: expected at least two classes")
-    train = [image for image, _ in interleave(classes)]
-    held_out = [] if images.get("valid") else train[len(train) - len(train) // 10 :]
-    taken = {"train": train[: len(train) - len(held_out)][: args.train_rows]}
-    taken["valid"] = images.get("valid") or held_out
-    if not taken["valid"]:
-        number = f"{len(train)} training images and no validation images"
-        raise ValueError(f"{args.source} has {number}: expected at least 10 training images")
-    if images.get("test"):
-        taken["test"] = images["test"]
-    known = {image.label for image in taken["train"]}
-    for split, rows in taken.items():
-        if unknown := {image.label for image in rows} - known:
-            name = f"the class {min(unknown)}"
-            raise ValueError(f"{args.source} has {split} images of {name}, which has no training images")
+    """Returns the images to use, sorted by class and name."""
+    taken = with_validation(images, args.source)
+    check_classes({split: [image.label for image in rows] for split, rows in taken.items()}, args.source)
+    classes = {image.label for image in taken["train"]}
+    if args.train_rows and args.train_rows < len(classes):
+        raise ValueError(f"--train-rows {args.train_rows} is less than the number of classes, {len(classes)}")
+    taken["train"] = taken["train"][: args.train_rows]
     return {split: sorted(rows) for split, rows in taken.items()}
 
 
@@ -226,20 +169,22 @@ def write_images(
     """
     prefix, numbers = folder / f"{split}.input0", {label: i for i, label in enumerate(labels)}
     bar = progress(None, f"writing {split}", "images", total=len(images))
-    files, kept = dataset_builder(prefix, np.uint8), []
+    files, kept, skipped = dataset_builder(prefix, np.uint8), [], []
     blocks = [images[i : i + BLOCK] for i in range(0, len(images), BLOCK)]
     function = partial(read_checked, shorter_side=shorter_side)
     with closing(ordered_map(function, blocks, workers)) as read, bar:
         for block, contents in zip(blocks, read, strict=True):
             for image, (content, reason) in zip(block, contents, strict=True):
                 if reason:
-                    unreadable.append(f"{split}/{image.label}/{image.name}: {reason}")
+                    skipped.append(f"{split}/{image.label}/{image.name}: {reason}")
                 else:
                     files.add_item(torch.frombuffer(bytearray(content), dtype=torch.uint8))
                     kept.append(numbers[image.label])
             bar.update(len(block))
-    if not kept:
-        raise ValueError(f"no image of {split} is readable, for example {unreadable[-1]}")
+    check_readable(skipped, len(images))
+    if split == "train" and (lost := {*numbers.values()} - {*kept}):
+        raise ValueError(f"no training image of the class {labels[min(lost)]} is readable: remove its folder")
+    unreadable += skipped
     files.finalize(f"{prefix}.idx")
     np.save(folder / f"{split}.label.npy", np.array(kept, dtype=np.int64))
     return len(kept)

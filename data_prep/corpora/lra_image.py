@@ -1,29 +1,37 @@
 """Long-Range Arena's image classification: grayscale CIFAR-10 (Krizhevsky 2009), for ``classification``.
 
 Colors are converted to grayscale by ITU-R 601, like Pillow's mode "L". The last tenth of the training images
-is used for validation. Images from a folder or an archive are sorted by name and interleaved by class, so
-that this tenth contains the last tenth of each class.
+is used for validation, unless there are validation images. Images from a folder or an archive are sorted by
+name and interleaved by class, so that this tenth contains the last tenth of each class. Unreadable ones are
+skipped and listed in OUT/bin/unreadable.txt.
 """
 
 import io
 import pickle
+import shutil
 from argparse import Namespace
-from collections import defaultdict
-from operator import itemgetter
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from data_prep.class_folders import (
+    ACCEPTS,
+    ImageFile,
+    check_classes,
+    in_class_folders,
+    unpacked,
+    with_validation,
+)
 from data_prep.corpus import add_number
-from data_prep.fetch import files_in
-from data_prep.labelled import Labelled
+from data_prep.fetch import FetchError, files_in
+from data_prep.labelled import Labelled, check_readable
 from data_prep.progress import progress
 from fairseq_lrpe.data.image_files import decode, gray_pixels
 
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 WIDTH = 32
 BATCHES = r"(?:^|/)(data_batch_[1-5]|test_batch)$"
-IMAGES = r"(?:^|/)(train|test)/([^/]+)/([^/]+\.(?:jpe?g|png))$"
 HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
 }
@@ -40,8 +48,7 @@ class Cifar10(Labelled):
 
     @property
     def accepts(self):
-        images = "a folder or an archive of images, {train,test}/CLASS/*.jpg or *.png"
-        return f"{self.published}, or {images} (default: download it)"
+        return f"{self.published}, or {ACCEPTS} (default: download it)"
 
     def add_options(self, parser):
         text = "downscale images to N x N pixels by averaging (default: %(default)s)"
@@ -54,19 +61,39 @@ class Cifar10(Labelled):
 
     def check(self, args):
         source = self.archive(args)
-        train, test = read_splits(source, args.size)
-        if len(train) < 10 or not test:
-            number = f"{len(train)} training images and {len(test)} test images"
-            raise ValueError(f"{source} has {number}: expected at least 10 and 1")
-        self.labels = sorted({name for _, name in train})
-        if len(self.labels) < 2:
-            only = f"training images of only one class, {train[0][1]}"
-            raise ValueError(f"{source} has {only}: expected at least two classes")
-        if unknown := {name for _, name in test}.difference(self.labels):
-            name = f"the class {min(unknown)}"
-            raise ValueError(f"{source} has test images of {name}, which has no training images")
-        kept = len(train) - len(train) // 10
-        return {"train": train[:kept], "valid": train[kept:], "test": test}
+        splits = read_batches(source, args.size) or self.read_images(source, args)
+        names = {split: [name for _, name in rows] for split, rows in splits.items()}
+        self.labels = sorted({*names["train"]})
+        check_classes(names, source)
+        return splits
+
+    def read_images(self, source: Path, args: Namespace) -> dict[str, Rows]:
+        """Returns {split: rows} of a folder or archive of images."""
+        try:
+            images = with_validation(in_class_folders(unpacked(source, args.out), source), source)
+            if "test" not in images:
+                raise ValueError(f"{source} has no test images: expected test/CLASS/*.jpg or other images")
+            return {split: self.read(part, split, source, args.size) for split, part in images.items()}
+        finally:
+            shutil.rmtree(args.out / "unpacked", ignore_errors=True)
+
+    def read(self, images: list[ImageFile], split: str, source: Path, size: int) -> Rows:
+        """Returns the rows of the images of a split, and adds unreadable ones to ``self.unreadable``."""
+        rows, unreadable = [], []
+        for image in progress(images, f"reading {split}", "images"):
+            name = f"{split}/{image.label}/{image.name}"
+            try:
+                grayscale = decode(image.read(), "L")
+            except (ValueError, OSError) as error:
+                unreadable.append(f"{name}: {error}")
+                continue
+            if grayscale.size != (WIDTH, WIDTH):
+                found = f"{grayscale.width} x {grayscale.height} pixels instead of {WIDTH} x {WIDTH}"
+                raise ValueError(f"{source}: {name} has {found}")
+            rows.append((gray_pixels(grayscale, size, size), image.label))
+        check_readable(unreadable, len(images))
+        self.unreadable += unreadable
+        return rows
 
     def splits(self, args, inputs):
         for split, rows in inputs.items():
@@ -76,41 +103,23 @@ class Cifar10(Labelled):
         return {"shape": [args.size, args.size], "pixels": {"mean": 122.6, "std": 61.0}}
 
 
-def read_splits(source, size: int) -> tuple[Rows, Rows]:
-    """Returns the training images and the test images of a folder or archive."""
-    batches, files = {}, {"train": defaultdict(list), "test": defaultdict(list)}
-    for match, content in files_in(source, f"{BATCHES}|{IMAGES}"):
-        if batch := match[1]:
-            batches[batch] = from_batch(content, f"{source}: {batch}", size)
-        else:
-            split, name, file = match.group(2, 3, 4)
-            image = from_file(content, f"{source}: {split}/{name}/{file}")
-            files[split][name].append((file, gray_pixels(image, size, size)))
-    if not batches:
-        return interleave(files["train"]), interleave(files["test"])
-    test = batches.pop("test_batch", [])
-    return [row for batch in sorted(batches) for row in batches[batch]], test
-
-
-def interleave(classes: dict[str, list[tuple[str, object]]]) -> list[tuple[object, str]]:
-    """Returns [(image, class)] of {class: [(name, image)]}: each class's first by name, then each second."""
-    ranked = [
-        (rank, name, values)
-        for name, part in classes.items()
-        for rank, (_, values) in enumerate(sorted(part, key=itemgetter(0)))
-    ]
-    return [(values, name) for _, name, values in sorted(ranked, key=itemgetter(0, 1))]
-
-
-def from_file(content: bytes, where: str) -> Image.Image:
-    """Decodes an image file of 32 x 32 pixels to grayscale; ``where`` is its name for error messages."""
+def read_batches(source: Path, size: int) -> dict[str, Rows]:
+    """Returns {split: rows} of a folder or archive of CIFAR-10's batches, or {} if it has none."""
+    batches = {}
     try:
-        image = decode(content, "L")
-    except ValueError as error:
-        raise ValueError(f"{where} is not a complete image ({error}): download it again") from None
-    if image.size != (WIDTH, WIDTH):
-        raise ValueError(f"{where} has {image.width} x {image.height} pixels instead of {WIDTH} x {WIDTH}")
-    return image
+        for match, content in files_in(source, BATCHES):
+            batches[match[1]] = from_batch(content, f"{source}: {match[1]}", size)
+    except FetchError:
+        if batches:
+            raise
+        return {}
+    test = batches.pop("test_batch", [])
+    train = [row for batch in sorted(batches) for row in batches[batch]]
+    if len(train) < 10 or not test:
+        number = f"{len(train)} training images and {len(test)} test images"
+        raise ValueError(f"{source} has {number}: expected at least 10 and 1")
+    kept = len(train) - len(train) // 10
+    return {"train": train[:kept], "valid": train[kept:], "test": test}
 
 
 class _Arrays(pickle.Unpickler):

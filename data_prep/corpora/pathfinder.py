@@ -4,7 +4,8 @@ A grayscale image shows two long dashed contours, several short contours as dist
 label is 1 if the discs are at the two ends of the same long contour, and 0 if they are at ends of different
 ones. Half of the images have the label 1. The parameters are those of Long-Range Arena's hard set of 32 x 32
 pixels; with another --window, the distance of the long contours and the number of short ones are scaled.
-Published images are split in order: 80% for training, 10% for validation and 10% for test.
+Published images are split in order: 80% for training, 10% for validation and 10% for test. Unreadable ones,
+such as the empty imgs/0/sample_172.png, are skipped and listed in OUT/bin/unreadable.txt.
 
 As in the published generator, the dashes of a contour are called paddles.
 """
@@ -24,6 +25,7 @@ from scipy.ndimage import binary_dilation
 
 from data_prep.binarize import SPLITS
 from data_prep.generated import Generated
+from data_prep.labelled import check_readable
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.files import read_file
@@ -94,7 +96,8 @@ class Pathfinder(Generated):
     def check(self, args):
         if args.source:
             rows = published(args.source)
-            args.window = [len(read(rows[0][0]))]
+            sizes = (len(values) for path, _ in rows if not isinstance(values := read(path), str))
+            args.window = [next(sizes, 0)]
             ends = [len(rows) * part // 10 for part in (0, 8, 9, 10)]
             return {split: rows[a:b] for split, a, b in zip(SPLITS, ends, ends[1:], strict=False)}
         window, length, random = args.window[0], args.contour_length[0], Random(f"{args.seed[0]} 0")
@@ -112,20 +115,26 @@ class Pathfinder(Generated):
         return self.rows(generate, range(sum(args.rows)), args.workers)
 
     def read(self, args, rows):
-        return self.rows(partial(pixels, args.window[0]), rows, args.workers)
+        unreadable = []
+        for values, label in self.rows(partial(pixels, args.window[0]), rows, args.workers):
+            if isinstance(values, str):
+                unreadable.append(values)
+            else:
+                yield values, label
+        check_readable(unreadable, len(rows))
+        self.unreadable += unreadable
 
     def rows(self, function, items, workers):
         """Yields (pixel values, label) for each image that ``function`` computes from blocks of ``items``."""
         blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
         for block in ordered_map(function, blocks, workers):
-            for values, label in block:
-                yield values.ravel(), label
+            yield from block
 
 
 def generate_block(seed: int, window: int, length: int, indices: range) -> list[tuple[np.ndarray, int]]:
-    """Returns (grayscale values, label) of the generated images with the given indices."""
+    """Returns (grayscale values, row by row, and label) of the generated images with the given indices."""
     scenes = (draw(seed, window, length, i) for i in indices)
-    return [(scene.render(), scene.label) for scene in scenes]
+    return [(scene.render().ravel(), scene.label) for scene in scenes]
 
 
 def draw(seed: int, window: int, length: int, index: int) -> Scene:
@@ -359,23 +368,29 @@ def metadata(path: Path) -> list[list[str]]:
         raise ValueError(f"{path} is neither text nor an array of strings") from None
 
 
-def read(path: Path) -> np.ndarray:
-    """Returns the grayscale values of a square image file."""
+def read(path: Path) -> np.ndarray | str:
+    """Returns the grayscale values of a square image file; if it is unreadable, its path and the reason."""
     try:
         values = np.asarray(decode(read_file(path), "L"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a complete image ({error})") from None
+    except (ValueError, OSError) as error:
+        return f"{path}: {error}"
     if values.shape[0] != values.shape[1]:
         raise ValueError(f"{path} has {values.shape[1]} x {values.shape[0]} pixels: expected a square image")
     return values
 
 
-def pixels(window: int, rows: list[tuple[Path, int]]) -> list[tuple[np.ndarray, int]]:
-    """Returns (grayscale values, label) of published images, which must have ``window`` pixels per side."""
+def pixels(window: int, rows: list[tuple[Path, int]]) -> list[tuple[np.ndarray | str, int]]:
+    """Returns (grayscale values, row by row, and label) of published images.
+
+    Their sides must have ``window`` pixels. For an unreadable image, the values are its path and the reason.
+    """
     found = []
     for path, label in rows:
         values = read(path)
-        if len(values) != window:
+        if isinstance(values, str):
+            found.append((values, label))
+        elif len(values) != window:
             raise ValueError(f"{path} has {len(values)} pixels per side, but the first image has {window}")
-        found.append((values, label))
+        else:
+            found.append((values.ravel(), label))
     return found

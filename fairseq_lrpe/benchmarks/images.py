@@ -2,7 +2,7 @@
 
 Runs the steps of the task image_classification with all augmentations and measures the CPU time of each step:
 those of a worker process, and those of the training process, which a GPU executes if there is one.
-The images are the JPEG files of a folder, or synthetic JPEGs of 500 x 375 pixels and 97 KB (ImageNet's have
+The images are those of a folder, or synthetic JPEGs of 500 x 375 pixels and 97 KB (ImageNet's have
 110 KB on average).
 """
 
@@ -16,7 +16,7 @@ from PIL import Image
 from rich.progress import track
 
 from fairseq_lrpe.benchmarks.shared import BenchmarkParser, Table, measuring
-from fairseq_lrpe.data.image_files import decode
+from fairseq_lrpe.data.image_files import decode, find_images
 from fairseq_lrpe.data.image_transforms import (
     erase,
     normalize,
@@ -30,7 +30,6 @@ from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.files import read_file
 
 SIZE = (500, 375)
-EXTENSIONS = (".jpeg", ".jpg")
 CLASSES, SMOOTHING = 1000, 0.1
 SYNTHETIC_IMAGES = 8
 
@@ -82,7 +81,7 @@ def measure(files: list[bytes], rounds: int, batch_size: int, size: int) -> tupl
 
 def main(arguments: list[str] | None = None) -> None:
     parser = BenchmarkParser("images", __doc__)
-    help = "folder with *.JPEG or *.jpg files (default: synthetic images)"
+    help = "folder with image files (default: synthetic images)"
     parser.add_argument("--from", dest="source", type=path_arg, metavar="FOLDER", help=help)
     parser.add_int("--rounds", 8, "number of batches")
     parser.add_int("--batch-size", 64, "number of images per batch", minimum=2)
@@ -92,12 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
     with measuring(parser.prog):
         count = args.rounds * args.batch_size
         if args.source:
-            paths = sorted(path for path in args.source.rglob("*") if path.suffix.lower() in EXTENSIONS)
-            if not paths:
-                raise ValueError(
-                    f"{args.source} has no JPEG files: set --from to a folder with *.JPEG or *.jpg"
-                )
-            files, source = [read_file(path) for path in paths[:count]], f"JPEGs of {args.source}"
+            paths = find_images(args.source)
+            files, source = [read_file(path) for path in paths[:count]], f"images of {args.source}"
         else:
             rng = np.random.default_rng(0)
             files = [synthetic_jpeg(rng) for _ in range(SYNTHETIC_IMAGES)]

@@ -42,9 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
 
 def print_images(found, folder: Path, cpu: bool) -> None:
     """Prints the file, label and probability of each image in a folder."""
+    from fairseq_lrpe.data.image_files import find_images
     from fairseq_lrpe.experiments.inference import classify, trained
 
-    files = classify.find_images(folder)
+    files = find_images(folder)
     model = trained.build(found, cpu=cpu)
     print("file\tlabel\tprobability")
     for file, (label, probability) in classify.classify_files(model, files):

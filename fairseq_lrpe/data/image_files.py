@@ -1,32 +1,71 @@
-"""Decoding of image files."""
+"""Listing and decoding of image files."""
 
 import io
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-FORMATS = ("JPEG", "PNG")
+from fairseq_lrpe.utils.files import visible_files
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""Endings of image files, in lowercase; those of torchvision."""
+FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 """Accepted formats. Others are rejected because Pillow starts external programs for some of them."""
 
 
-def decode(content: bytes, mode: str = "RGB") -> Image.Image:
-    """Decodes the content of a JPEG or PNG file to an image in one of Pillow's modes.
+def is_image(name: str) -> bool:
+    """Returns whether a file name has the ending of an image file."""
+    return name.lower().endswith(SUFFIXES)
+
+
+def find_images(folder: Path) -> list[Path]:
+    """Returns the sorted image files in a folder and its subfolders, without hidden ones.
 
     Raises:
-        ValueError: If the file cannot be decoded completely.
+        ValueError: If there are none.
+    """
+    files = [path for path in visible_files(folder) if is_image(path.name)] if folder.is_dir() else []
+    if not files:
+        raise ValueError(f"{folder} is not a folder with images: expected {', '.join(SUFFIXES)} files")
+    return files
+
+
+def decode(content: bytes, mode: str = "RGB") -> Image.Image:
+    """Decodes the content of an image file to an image in one of Pillow's modes, like :func:`convert`.
+
+    Raises:
+        ValueError: If the file cannot be decoded completely or converted.
     """
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
         image.load()
-        return image if image.mode == mode else image.convert(mode)
+        return convert(image, mode)
     except UnidentifiedImageError:  # its message contains a memory address
-        raise ValueError(f"it is not a {' or '.join(FORMATS)} file") from None
+        raise ValueError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file") from None
     except Exception as error:  # a malformed file can raise any exception
         raise ValueError(" ".join(str(error).split())) from None
 
 
+def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
+    """Returns an image in one of Pillow's modes with 8 bits per channel.
+
+    16-bit gray values v are scaled to v >> 8. Pillow would clip them to 255.
+
+    Raises:
+        ValueError: If the gray values are other numbers of 32 bits, whose range is unknown.
+    """
+    # Pillow reads 16-bit PGM files, and in old versions 16-bit PNG files, as 32-bit integers.
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        bits = getattr(image, "tag_v2", {}).get(258, (16,))[0]  # BitsPerSample of TIFF, such as 12
+        image = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise ValueError("its gray values have 32 bits or a sign: convert it to 8 or 16 unsigned bits")
+    return image if image.mode == mode else image.convert(mode)
+
+
 def gray_pixels(image: Image.Image, height: int, width: int) -> np.ndarray:
     """Returns the gray values (height · width,), row by row, of an image scaled by averaging."""
-    image = image.convert("L")
+    image = convert(image, "L")
     size = (width, height)
     return np.asarray(image if image.size == size else image.resize(size, Image.Resampling.BOX)).ravel()

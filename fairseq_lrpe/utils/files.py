@@ -35,8 +35,12 @@ def display_path(path: Path) -> Path:
 
 
 def is_hidden(path: str) -> bool:
-    """Returns whether a part of a relative path is hidden, such as ``._NAME`` or ``.ipynb_checkpoints``."""
-    return any(part.startswith(".") and part.strip(".") for part in path.split("/"))
+    """Returns whether a part of a relative path is hidden, such as ``._NAME`` or ``.ipynb_checkpoints``.
+
+    Files that macOS and Windows add, ``__MACOSX``, ``Thumbs.db`` and ``desktop.ini``, are hidden, too.
+    """
+    added = ("__MACOSX", "Thumbs.db", "desktop.ini")
+    return any((part.startswith(".") and part.strip(".")) or part in added for part in path.split("/"))
 
 
 def visible_entries(folder: Path) -> list[Path]:

@@ -84,7 +84,7 @@ CALLS = [
         for path in ("file", "folder", "missing")
     ),
     *(
-        (f"images --from {{{path}}}", "has no JPEG files: set --from")
+        (f"images --from {{{path}}}", "is not a folder with images: expected .jpg")
         for path in ("file", "folder", "missing")
     ),
     *(

@@ -103,7 +103,7 @@ CALLS = [
     ("lra_image --from {pictures} --size 33", "--size 33 exceeds the 32 pixels"),
     (
         "lra_image --from {pictures}",
-        "{pictures}: train/cat/0.png is not a complete image (it is not a JPEG or PNG",
+        "{pictures} has 1 training images and no validation images: expected at least 10 training",
     ),
     ("snli --from {snli}", "the training set has only the label 'neutral': expected at least two labels"),
     ("sentences --from {few}", "no word occurs 4 times in the training set: use more text"),
@@ -147,7 +147,7 @@ CALLS = [
     ),
     (
         "cifar10",
-        "--from is missing: pass a folder with {{train,valid,test}}/CLASS/*.jpg, .JPEG or .png, or an",
+        "--from is missing: pass a folder with {{train,valid,test}}/CLASS/*.jpg, .png or other",
     ),
     (
         "cifar10 --from {pictures} --shorter-side 0",
@@ -169,7 +169,7 @@ CALLS = [
         "{text}/metadata/*.npy list 0 images instead of 10 or more: --from takes a published",
     ),
     ("pathfinder --from {contours_pipe}", "{contours_pipe}/metadata/0.npy is not a regular file"),
-    ("pathfinder --from {contours}", "{contours}/imgs/0/sample_0.png is not a complete image"),
+    ("pathfinder --from {contours}", "8 of 8 images are unreadable, for example {contours}/imgs/0/sample"),
     ("pathfinder --from {contours} --window 16", "--window is for generated data: it cannot be"),
     ("pathfinder --window 7", "argument --window: must be an integer of at least 8, not '7'"),
     (

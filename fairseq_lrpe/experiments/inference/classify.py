@@ -15,13 +15,12 @@ from tqdm import tqdm
 
 from fairseq_lrpe.data import classified_text, line_codec
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE
-from fairseq_lrpe.data.image_files import decode, gray_pixels
+from fairseq_lrpe.data.image_files import convert, decode, gray_pixels
 from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop, to_tensor
 from fairseq_lrpe.experiments.inference.load import TrainedModel
 from fairseq_lrpe.utils.files import read_file, write_atomic
 
 BATCH_SIZE = 32
-SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 class Prediction(NamedTuple):
@@ -38,8 +37,8 @@ class Classifier(TrainedModel):
         """Returns the prediction for each text, pair of texts, or image.
 
         Args:
-            inputs: raw texts; pairs (text, second text); or images, as the paths of JPEG or PNG files or as
-                Pillow's images.
+            inputs: raw texts; pairs (text, second text); or images, as the paths of image files or
+                as Pillow's images.
 
         Raises:
             ValueError: if the number of texts is not that of the training data, or an image is damaged.
@@ -188,18 +187,8 @@ class ImageClassifier(Classifier):
 
 
 def open_image(value: Path | str | Image, mode: str = "RGB") -> Image:
-    """Returns an image in one of Pillow's modes, given the image or the path of a JPEG or PNG file."""
-    return value.convert(mode) if isinstance(value, Image) else decode(read_file(Path(value)), mode)
-
-
-def find_images(folder: Path) -> list[Path]:
-    """Returns the sorted image files in a folder and its subfolders; raises ValueError if there are none."""
-    if not folder.is_dir():
-        raise ValueError(f"{folder} is not a folder with {', '.join(SUFFIXES)} files")
-    files = [path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file()]
-    if not files:
-        raise ValueError(f"{folder} has no {', '.join(SUFFIXES)} files")
-    return sorted(files)
+    """Returns an image in one of Pillow's modes, given the image or the path of an image file."""
+    return convert(value, mode) if isinstance(value, Image) else decode(read_file(Path(value)), mode)
 
 
 def classify_files(model: Classifier, files: Iterable[Path]) -> Iterator[tuple[Path, Prediction]]:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import tarfile
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from fairseq.data.indexed_dataset import MMapIndexedDataset
 from image_files import colored_image
 from PIL import Image
 from scipy.io import savemat
-from small_corpora import contents, error_of, prepare, write_files, write_tar
+from small_corpora import contents, error_of, prepare, write_files, write_tar, write_zip
 
 from data_prep.corpora import image_folders
 from data_prep.corpora.image_folders import DEVKIT, TRAIN, VALID
@@ -127,19 +128,18 @@ def test_unreadable_images_are_skipped_and_listed(tmp_path, capsys):
     decode(found["top/train/ant/00.jpeg"]).save(gif, "GIF")
     found["top/train/ant/99.jpg"] = gif.getvalue()
     cow = write_files(tmp_path / "given", found) / "top/train/cow"
-    os.mkfifo(cow / "97.jpg")
     (cow / "98.jpg").symlink_to("/dev/null")  # /dev/zero would fill the memory if it was read
     (cow / "99.jpg").touch()
     os.truncate(cow / "99.jpg", MAX_BYTES + 1)
     folder = run(tmp_path / "given", tmp_path / "out")
     lines = (folder / "unreadable.txt").read_text().splitlines()
-    named = ["ant/99.jpg", *bad, "cow/97.jpg", "cow/98.jpg", "cow/99.jpg"]
+    named = ["ant/99.jpg", *bad, "cow/99.jpg"]
     assert [line.split(": ")[0] for line in lines] == [f"train/{name}" for name in named]
-    assert "it is not a JPEG or PNG file" in lines[0] and "image file is truncated" in lines[3]
-    assert all("is not a regular file" in line for line in lines[-3:-1]) and "exceeds the limit" in lines[-1]
+    assert "it is not a JPEG, PNG, PPM, BMP, TIFF or WEBP file" in lines[0]
+    assert "image file is truncated" in lines[3] and "exceeds the limit" in lines[-1]
     kept = {path: content for path, content in found.items() if path[10:] not in (*bad, "ant/99.jpg")}
     assert prepared(folder, "train") == given(kept, "train")
-    assert f"skipped: 8 unreadable images, see {folder / 'unreadable.txt'}" in capsys.readouterr().out
+    assert f"skipped: 6 unreadable images, see {folder / 'unreadable.txt'}" in capsys.readouterr().out
 
 
 def ilsvrc(folder, valid=6):
@@ -220,15 +220,25 @@ def one_class(found):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: {x_.replace("/ant/", "/"): y for x_, y in one_class(x).items()}, "has no training images"),
-        (one_class, "given has training images of only one class, ant: expected at least two classes"),
+        (
+            lambda x: {x_.replace("/train/", "/images/"): y for x_, y in x.items()},
+            "given has no training images: expected train/CLASS/*.jpg, or files that end in .jpeg, .png,",
+        ),
+        (
+            lambda x: one_class(files(train=12)),
+            "given has training images of only one class, ant: expected at least two classes",
+        ),
         (
             lambda x: {**x, "top/test/dog/0.jpg": b"-"},
             "given has test images of the class dog, which has no training images",
         ),
         (
+            lambda x: {path: b"-" if "/cow/" in path else y for path, y in x.items()},
+            "no training image of the class cow is readable: remove its folder",
+        ),
+        (
             lambda x: dict.fromkeys(x, b"-"),
-            "no image of train is readable, for example train/cow/02.jpeg: it",
+            "11 of 11 images are unreadable, for example train/cow/02.jpeg: it is not a JPEG, PNG, PPM",
         ),
         (
             lambda x: {path: y for path, y in x.items() if path[-6:-4] == "00" or path[-7:-5] == "00"},
@@ -240,6 +250,129 @@ def test_invalid_class_folders_are_errors(change, message, tmp_path):
     source = write_files(tmp_path / "given", change(files()))
     assert message in error_of("cifar10", "--from", source, "--out", tmp_path / "out", "--workers", 1)
     assert not (tmp_path / "out").exists()
+
+
+VALID_SETS = [
+    (
+        "val/{name}",
+        "given has valid images without class folders, such as top/val/ant0.png: move them to top",
+    ),
+    ("val/{name}.gif", "given has no images in top/val: expected .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif,"),
+    ("val/images/{name}", "given has valid images of the class images, which has no training images: rename"),
+    ("val/{label}s/{name}", "given has valid images of the class ants, which has no training images: rename"),
+    (
+        "val_images/{label}/{name}",
+        "given has images outside of train, valid and test, such as top/val_images/a",
+    ),
+    ("{name}", "given has images outside of train, valid and test, such as top/ant0.png: name the folder of"),
+    (
+        "val/{label}/{label}s/{name}",
+        "given has valid images in different subfolders of top/val/ant and top/val/",
+    ),
+    ("val/{label}/images/{name}", None),
+    ("Validation/{label}/{name}", None),
+    ("VAL/{label}/{name}", None),
+    ("dev/{label}/{name}", None),
+    *((f"val/{{label}}/{{name}}.{end}", None) for end in ("webp", "JPG", "bmp", "tif", "ppm")),
+]
+
+
+@pytest.mark.parametrize(("place", "message"), VALID_SETS)
+def test_training_images_are_held_out_only_if_there_are_no_validation_images(place, message, tmp_path):
+    """A quarter as many validation images, in all kinds of places, are used or reported."""
+    found = files(train=8)
+    for label, name in enumerate(("ant", "bee", "cow")):
+        for i in range(2):
+            path = "top/" + place.format(label=name, name=f"{name}{i}.png")
+            kind = path.rpartition(".")[2].upper().replace("TIF", "TIFF").replace("JPG", "JPEG")
+            found[path] = colored_image(label, 100 + i, kind)
+    write_files(tmp_path / "given", found)
+    if message:
+        assert message in error_of("imagenet", "--from", tmp_path / "given", "--out", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+    else:
+        folder = run(tmp_path / "given", tmp_path / "out", name="imagenet")
+        assert len(prepared(folder, "train")) == 24
+        expected = [
+            (name, found[path])
+            for name in ("ant", "bee", "cow")
+            for path in sorted(found)
+            if f"{name}/" in path and path not in files(train=8)
+        ]
+        assert prepared(folder, "valid") == expected
+
+
+def test_what_is_ignored_is_said(tmp_path, capsys):
+    """Test images without labels, images in other folders, files with other endings; not hidden files."""
+    hidden = [".DS_Store", "._train", "top/train/ant/._00.jpeg", "top/train/.ipynb_checkpoints/00.png"]
+    hidden += ["__MACOSX/top/train/ant/._00.jpeg", "top/train/__MACOSX/a.png", "top/train/ant/Thumbs.db"]
+    others = ["top/test/0.png", "top/figures/0.png", "top/train/ant/boxes.txt"]
+    found = files(valid=1)
+    more = {name: colored_image(0, 0, "PNG") for name in (*hidden, *others)}
+    for source in (
+        write_files(tmp_path / "given", found | more),
+        write_zip(tmp_path / "given.zip", found | more),
+    ):
+        folder = run(source, tmp_path / f"out{source.suffix}")
+        for split in ("train", "valid"):
+            assert prepared(folder, split) == given(found, split)
+        assert not (folder / "test.label.npy").exists()
+        printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ignored: ")]
+        assert printed == [
+            "ignored: 1 test images without class folders, such as 0.png",
+            "ignored: 1 images outside of train, valid and test, such as top/figures/0.png",
+            "ignored: 1 files with other endings, such as top/train/ant/boxes.txt",
+        ]
+
+
+def test_symbolic_links_are_followed(tmp_path):
+    """To the folder of a split, of a class, and to an image; in a folder and in a tar archive."""
+    found = files(valid=1)
+    write_files(tmp_path / "given", found)
+    for path, target in {
+        "top/val": "../away/pictures",
+        "top/train/ant": "../../away/ant",
+        "top/train/bee/00.jpeg": "../../../away/0.jpeg",
+    }.items():
+        source = tmp_path / "given" / path.replace("val", "valid")
+        (tmp_path / "given" / "away").mkdir(exist_ok=True)
+        shutil.move(source, tmp_path / "given/away" / target.rpartition("/")[2])
+        (tmp_path / "given" / path).symlink_to(target)
+    shutil.make_archive(tmp_path / "given", "tar", tmp_path / "given")
+    for source in (tmp_path / "given", tmp_path / "given.tar"):
+        folder = run(source, tmp_path / f"out{source.suffix}")
+        assert prepared(folder, "train") == given(found, "train")
+        assert prepared(folder, "valid") == given(found, "valid")
+    (tmp_path / "given/top/train/bee/up").symlink_to("..")
+    message = "given/top/train/bee/up is a symbolic link to a folder that contains it: remove it"
+    assert message in error_of("cifar10", "--from", tmp_path / "given", "--out", tmp_path / "new")
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("top/train/dog", "given has no images in top/train/dog: expected .jpg"),
+        ("top/Val", "given has no images in top/Val: expected .jpg"),
+    ],
+)
+def test_folders_without_images_are_errors(folder, message, tmp_path):
+    write_files(tmp_path / "given", files())
+    (tmp_path / "given" / folder).mkdir()
+    assert message in error_of("cifar10", "--from", tmp_path / "given", "--out", tmp_path / "out")
+
+
+def test_training_rows_of_all_classes(tmp_path):
+    source = write_files(tmp_path / "given", files(valid=1))
+    message = "--train-rows 2 is less than the number of classes, 3"
+    assert message in error_of("cifar10", "--from", source, "--out", tmp_path / "out", "--train-rows", 2)
+
+
+def test_a_corrected_archive_is_unpacked_again(tmp_path):
+    for found in ({"train/ant/0.png": b""}, files(valid=1)):
+        write_tar(tmp_path / "given.tar.gz", found)
+        with suppress(SystemExit):
+            run(tmp_path / "given.tar.gz", tmp_path / "out")
+    assert prepared(tmp_path / "out/bin", "train") == given(found, "train")
 
 
 def test_damaged_archives_of_class_folders_are_errors(tmp_path):

@@ -123,20 +123,43 @@ def test_invalid_batches_are_errors_and_run_no_code(content, reason, tmp_path, m
     assert not (tmp_path / "out").exists() and not (tmp_path / "evil").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"no picture", "is not a complete image (it is not a JPEG or PNG file): download it again"),
-        (encode_image(COLORS[0], "PNG")[:900], "is not a complete image ("),
-        (encode_image(COLORS[0])[:500], "is not a complete image ("),
-        (encode_image(COLORS[0][:16], "PNG"), "has 32 x 16 pixels instead of 32 x 32"),
-    ],
-)
-def test_invalid_images_are_errors(content, message, tmp_path):
-    folder = write_files(tmp_path / "given", {**files(), "some/train/cow/0001.png": content})
+def test_unreadable_images_are_skipped_and_listed(tmp_path, capsys):
+    whole = encode_image(COLORS[0], "PNG")
+    broken = {"0000.png": b"no picture", "00001.png": whole[:900], "00002.jpg": encode_image(COLORS[0])[:500]}
+    content = files() | {f"some/train/cow/{name}": content for name, content in broken.items()}
+    folder = run(write_files(tmp_path / "given", content), tmp_path / "out")
+    lines = (folder / "unreadable.txt").read_text().splitlines()
+    assert sorted(line.split(": ")[0] for line in lines) == sorted(f"train/cow/{name}" for name in broken)
+    assert "train/cow/0000.png: it is not a JPEG, PNG, PPM, BMP, TIFF or WEBP file" in lines
+    assert f"skipped: 3 unreadable images, see {folder / 'unreadable.txt'}" in capsys.readouterr().out
+    others = ["ant", "bee", "dog", "eel"]
+    assert [label for _, label in classified(folder, "train")] == [*others, *others, "cow"]
+
+
+def test_images_of_other_sizes_are_errors(tmp_path):
+    content = {**files(), "some/train/cow/0001.png": encode_image(COLORS[0][:16], "PNG")}
+    folder = write_files(tmp_path / "given", content)
     error = error_of("lra_image", "--from", folder, "--out", tmp_path / "out")
-    assert error.startswith(f"prepare lra_image: {folder}: train/cow/0001.png {message}")
+    assert f"{folder}: train/cow/0001.png has 32 x 16 pixels instead of 32 x 32" in error
     assert not (tmp_path / "out").exists()
+
+
+def test_validation_images(tmp_path):
+    """They are used as they are, and no training images are held out."""
+    content = {
+        path.replace("train/ant", "Train/ant")
+        .replace("some/train", "some/Train")
+        .replace("some/test", "some/val"): file
+        for path, file in files().items()
+    }
+    content |= {
+        path.replace("/val/", "/test/").replace("png", "PNG"): content[path]
+        for path in content
+        if "/val/" in path
+    }
+    folder = run(write_files(tmp_path / "given", content), tmp_path / "out")
+    assert [len(classified(folder, split)) for split in SPLITS] == [10, 5, 5]
+    assert classified(folder, "valid") == classified(folder, "test")
 
 
 @pytest.mark.parametrize(
@@ -148,7 +171,11 @@ def test_invalid_images_are_errors(content, message, tmp_path):
         ),
         (
             lambda path: path.replace("/test/", "/other/"),
-            "has 10 training images and 0 test images: expected at least 10 and 1",
+            "has images outside of train, valid and test, such as some/other/ant/0001.png: name the folder",
+        ),
+        (
+            lambda path: path.replace("some/test/", "some/valid/"),
+            "has no test images: expected test/CLASS/*.jpg or other images",
         ),
         (
             lambda path: path.replace(path.split("/")[2] + "/", f"ant/{path.split('/')[2]}"),

@@ -4,6 +4,7 @@ import json
 import random
 
 import commands
+import numpy as np
 import pytest
 import torch
 from commands import generated_lines, sizes
@@ -254,6 +255,9 @@ def test_classified_pixels(tmp_path):
     assert model.classify(large) == model.classify(images)
     images[0].save(tmp_path / "one.png")
     assert model.classify([tmp_path / "one.png"]) == model.classify(images[:1])
+    deep = Image.fromarray(values[0].astype("uint16") << 8)
+    deep.save(tmp_path / "16_bits.png")
+    assert model.classify([deep, tmp_path / "16_bits.png"]) == 2 * model.classify(images[:1])
 
 
 def test_classified_images(tmp_path):
@@ -266,6 +270,9 @@ def test_classified_images(tmp_path):
     pictures.mkdir()
     for number in range(5):
         (pictures / f"{number}.jpg").write_bytes(colored_image(number, number))
+    gray = Image.open(pictures / "0.jpg").convert("L")
+    gray.save(pictures / "5.png")
+    Image.fromarray(np.asarray(gray).astype(np.uint16) << 8).save(pictures / "6.png")  # 16 bits
     done = run_here(classify.main, tmp_path / "checkpoint_last.pt", pictures, "--cpu")
     assert done.returncode == 0, done.stderr
     model, files = (
@@ -274,11 +281,11 @@ def test_classified_images(tmp_path):
     )
     found = model.classify(files)
     rows = [f"{file.name}\t{x.label}\t{x.probability:.4f}" for file, x in zip(files, found, strict=True)]
-    assert done.stdout.splitlines()[1:] == rows
+    assert done.stdout.splitlines()[1:] == rows and found[5] == found[6]
     assert model.classify([Image.open(file) for file in files]) == found
-    (pictures / "5.jpg").write_text("x")
-    with pytest.raises(ValueError, match="it is not a JPEG or PNG file"):
-        model.classify([pictures / "5.jpg"])
+    (pictures / "7.jpg").write_text("x")
+    with pytest.raises(ValueError, match="it is not a JPEG, PNG, "):
+        model.classify([pictures / "7.jpg"])
 
 
 @pytest.fixture(scope="module")

@@ -52,7 +52,10 @@ def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
     os.truncate(folder / "large.png", MAX_BYTES + 1)
     done = run_here(classify.main, checkpoint, folder, "--cpu")
     assert "large.png exceeds the limit of 268,435,456 bytes" in done.stderr
-    assert done.returncode == 0 and "broken.png: it is not a JPEG or PNG file" in done.stderr
+    assert (
+        done.returncode == 0
+        and "broken.png: it is not a JPEG, PNG, PPM, BMP, TIFF or WEBP file" in done.stderr
+    )
     head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["file", "label", "probability"] and len(rows) == 24
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
@@ -61,7 +64,10 @@ def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
     measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
     assert measured == pytest.approx(100 * right / 24, abs=1e-3)
     assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
-    for wrong, message in ((tmp_path / "none", "is not a folder"), (data, "has no .jpg, .jpeg, .png files")):
+    for wrong, message in (
+        (tmp_path / "none", "is not a folder"),
+        (data, "is not a folder with images: expected .jpg, "),
+    ):
         done = run_here(classify.main, checkpoint, wrong, "--cpu")
         assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
 
