@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 from fairseq import checkpoint_utils, file_io, options, utils
+from fairseq.data import EpochBatchIterator
 from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks.fairseq_task import FairseqTask
@@ -26,6 +27,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.trainer import Trainer
 from torch.utils.data import DataLoader
 
+from fairseq_lrpe.fairseq_ext import epoch_position
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error
@@ -62,6 +64,11 @@ def apply(
     _wrap(Trainer, "get_train_iterator", _record_training_split)
     # fairseq composes other batches if a training resumes after its first epoch.
     _wrap(FairseqTask, "get_batch_iterator", _compose_batches_of_first_epoch)
+    # fairseq repeats or leaves out samples if an epoch is resumed with other batches.
+    _wrap(checkpoint_utils, "load_checkpoint_to_cpu", epoch_position.load_checkpoint_to_cpu)
+    _wrap(Trainer, "get_train_iterator", epoch_position.get_train_iterator)
+    for name in ("load_state_dict", "ordered_batches", "state_dict"):
+        _wrap(EpochBatchIterator, name, getattr(epoch_position, name))
     _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
     # fairseq loses all updates since its last checkpoint when a cluster stops it.
     for name in ("__main__", "fairseq_cli.train"):  # torchrun runs the module as __main__

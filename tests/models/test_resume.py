@@ -58,6 +58,28 @@ def test_resuming_in_a_later_epoch_gives_same_parameters(number, workers, train,
     assert_same_weights(whole, stopped)
 
 
+@pytest.mark.parametrize(
+    "parts",
+    [  # (batch size, update_freq, updates after which the part ends) of trainings that continue each other
+        [(4, 2, 3), (8, 1, 6)],
+        [(8, 1, 3), (4, 2, 6)],
+        [(8, 1, 2), (1, 8, 3), (1, 8, 4), (2, 4, 5), (8, 1, 6)],
+        [(6, 2, 2), (4, 3, 4)],  # with an incomplete batch somewhere in the epoch
+    ],
+)
+def test_other_batches_within_an_epoch_have_the_same_samples(parts, train, tmp_path):
+    size, steps, _ = parts[0]
+    flags = "--dropout 0 --optimizer sgd --lr 0.1 --disable-validation --no-epoch-checkpoints".split()
+    for name, trainings in (("whole", [(size, steps, parts[-1][-1])]), ("parts", parts)):
+        for size, steps, updates in trainings:
+            words = ["--batch-size", size, "--update-freq", steps, "--max-update", updates]
+            done = train("softmax_lm_rope", tmp_path / name, *flags, *words)
+            assert done.returncode == 0, done.stderr
+    whole, resumed = (load_last_checkpoint(tmp_path / name)["extra_state"] for name in ("whole", "parts"))
+    assert whole["train_iterator"]["epoch"] == resumed["train_iterator"]["epoch"] == 1
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts", atol=1e-6)
+
+
 def test_two_processes_equal_one_with_summed_batch(train, data_bin, tmp_path):
     arch, flags = ("linear_lm_tmlr_type2", ["--dropout", 0, "--disable-validation", "--no-epoch-checkpoints"])
     for updates in (1, 3):
