@@ -2,9 +2,10 @@
 
 fairseq stores how many batches each process has consumed in the epoch, and shuffles whole batches. With other
 batches, this number is another position in another order, so that samples are repeated or left out. Here, the
-rest of the epoch keeps the order of the samples with which the epoch was started, and is split into batches of
-the new size; if the total batch stays the same, so do the samples of each update. Later epochs are shuffled
-as usual. All functions are wrappers, whose first argument is the original.
+rest of the epoch keeps the order of the samples with which it was started, in batches of the new size; if the
+total batch stays the same, so do the samples of each update. Later epochs are shuffled as usual.
+
+The functions that replace a function of fairseq get the original as their first argument.
 """
 
 import math
@@ -85,7 +86,8 @@ def batches_of_epoch(iterator, settings, state) -> list:
         trainer.task.dataset_to_epoch_iter = cache
     trainer.reset_dummy_batch(iterator.first_batch)
     other.num_shards, parts = settings["processes"], []
-    for other.shard_id in range(other.num_shards):
+    for process in range(settings["processes"]):
+        other.shard_id = process
         parts.append(other.ordered_batches(state["epoch"], False, state.get("shuffle", True)))
     return [batch for group in zip(*parts, strict=True) for batch in group]
 
