@@ -77,10 +77,10 @@ def method_flags() -> list[str]:
 
 
 def check_flags(flags: Iterable[str], prefix: str = "train.") -> None:
-    """Raises ValueError if one of fairseq-train's flags, as after ``prefix``, is one of ``OWN_FLAGS``."""
+    """Raises InvalidKey if one of fairseq-train's flags, as after ``prefix``, is one of ``OWN_FLAGS``."""
     for flag in flags:
         if reason := OWN_FLAGS.get(flag.replace("-", "_")):
-            raise ValueError(f"{prefix}{flag} is set by lrpe itself: {reason}")
+            raise InvalidKey(f"{prefix}{flag}", f"lrpe sets this flag itself: {reason}")
 
 
 def encoding_for(key: str) -> str | None:
@@ -170,6 +170,9 @@ class Experiment:
         try:
             merged = OmegaConf.merge(*reversed(contents.values()))
             experiment = cls(name, build_config(KINDS[kind], merged), KINDS[kind], paths, list(shared))
+            check_flags(experiment.cfg.train)
+            for method, flags in experiment.cfg.by_method.items():
+                check_flags(flags, f"by_method.{method}.")
         except InvalidKey as error:
             path = next((path for path in paths if _contains(contents[path], error.location)), paths[0])
             raise ValueError(f"{display_path(path)}: {error}") from None
@@ -183,8 +186,6 @@ class Experiment:
         """Raises ValueError if the settings with these changes are invalid."""
         cfg = self._changed(changes)
         validate(self.kind.settings, OmegaConf.to_container(cfg, resolve=True))
-        for flags in (cfg.train, *cfg.by_method.values()):
-            check_flags(flags)
         for key in (*cfg.choose, *cfg.grid):
             self._locate(key, cfg)
         self.kind.check(cfg)
@@ -215,8 +216,7 @@ class Experiment:
             if path and name in flags:
                 return section, name
             if path and (owners := training_flags.components_with(name)):
-                shortest = min(owners, key=len)
-                raise ValueError(f"train.{name} needs another component, such as train.{shortest}")
+                raise ValueError(f"train.{name} needs another component, such as train.{owners[0]}")
             known += flags if path else [f"train.{flag}" for flag in flags]
         prefix = "".join(f"{each}." for each in path)
         files = " or ".join(str(display_path(path)) for path in self.paths)
