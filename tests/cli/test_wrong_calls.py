@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny import run_here
 
-from fairseq_lrpe.cli import classify, evaluate, finetune, generate, table, train
+from fairseq_lrpe.cli import COMMANDS, classify, evaluate, finetune, generate, table, train
 from fairseq_lrpe.cli import main as lrpe
 from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.experiments.inference import evaluate_synthetic, glue_submission
@@ -166,6 +166,7 @@ CALLS = [
     ("generate", "{checkpoint} --temperature nan", "temperature must be a number of at least 0"),
     ("generate", "{checkpoint} --top-p 0", "top_p must be above 0 and at most 1, not 0.0"),
     ("generate", "{checkpoint} --top-p 1.1", "top_p must be above 0 and at most 1, not 1.1"),
+    ("classify", "tests", "the following arguments are required: DATA"),
     ("classify", "tests {data} valid=x", "tests is a folder without a run: pass a run's folder"),
     (
         "classify",
@@ -226,6 +227,11 @@ def test_invalid_arguments(program, words, message, places, monkeypatch):
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0 and message in last, done.stderr
     assert "Traceback" not in done.stderr and not places["results"].exists()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "prepare"])  # it lists the corpora
+def test_usage_names_the_command(name):
+    assert run_here(lrpe, name, "--help").stdout.startswith(f"usage: lrpe {name} ")
 
 
 DAMAGED = ["[]", "null", "5", "x", ""]
