@@ -22,31 +22,30 @@ def training_flags(task: str, arch: str, choices: tuple[tuple[str, str], ...]) -
     parser = options.get_training_parser(task)
     ARCH_MODEL_REGISTRY[arch].add_args(parser)
     TASK_REGISTRY[task].add_args(parser)
+    found = set(names_of(parser)) - {"help"}
     defaults = ((kind, parser.get_default(kind)) for kind in REGISTRIES)
     for kind, name in (*defaults, *choices):
-        add_flags(parser, REGISTRIES[kind]["registry"].get(name))
-    return names_of(parser)
+        found.update(flags_of(REGISTRIES[kind]["registry"].get(name)))
+    return sorted(found)
 
 
 def components_with(flag: str) -> list[str]:
     """Returns the components that have a flag, such as "criterion=label_smoothed_cross_entropy"."""
-    found = []
-    for kind, registry in REGISTRIES.items():
-        for name, cls in registry["registry"].items():
-            add_flags(parser := ArgumentParser(add_help=False), cls)
-            found += [f"{kind}={name}"] if flag in names_of(parser) else []
-    return found
+    classes = ((kind, one) for kind, registry in REGISTRIES.items() for one in registry["registry"].items())
+    return [f"{kind}={name}" for kind, (name, cls) in classes if flag in flags_of(cls)]
 
 
-def add_flags(parser: ArgumentParser, cls: type | None) -> None:
-    """Adds the flags of a component to a parser, as fairseq does."""
+def flags_of(cls: type | None) -> list[str]:
+    """Returns the flags of a component, with underscores."""
+    parser = ArgumentParser(add_help=False)
     if hasattr(cls, "add_args"):
         cls.add_args(parser)
     elif hasattr(cls, "__dataclass"):
         gen_parser_from_dataclass(parser, getattr(cls, "__dataclass")())
+    return names_of(parser)
 
 
 def names_of(parser: ArgumentParser) -> list[str]:
     """Returns the names of a parser's options, with underscores."""
     names = (name for action in parser._actions for name in action.option_strings)
-    return sorted({name[2:].replace("-", "_") for name in names if name.startswith("--")} - {"help"})
+    return [name[2:].replace("-", "_") for name in names if name.startswith("--")]
