@@ -30,23 +30,25 @@ OPEN = ("evaluations", "grid", "choose")
 """Sections of a YAML file to which overrides can add keys."""
 
 OWN_FLAGS = {
-    **dict.fromkeys(("task", "task_name"), "the experiment's kind determines it"),
+    "task": "the experiment's kind determines it",
     "arch": "METHOD and --attention determine it",
-    "max_update": "set updates=",
-    **dict.fromkeys(("batch_size", "max_tokens", "update_freq"), "set batch.total= and batch.per_gpu="),
-    "seed": "use --seed, or seeds=",
-    "save_dir": "use --results",
-    **dict.fromkeys(("finetune_from_model", "restore_file"), "set starts_from="),
-    **dict.fromkeys(("cpu", "tpu"), "use --cpu"),
-    **dict.fromkeys(("fp16", "bf16"), "use --precision"),
-    "distributed_world_size": "use --gpus and --nodes",
-    **dict.fromkeys(("user_dir", "log_format", "required_batch_size_multiple"), "its value is fixed"),
+    "max_update": "updates= determines it",
+    **dict.fromkeys(
+        ("batch_size", "max_tokens", "update_freq"), "batch.total= and batch.per_gpu= determine it"
+    ),
+    "seed": "--seed or seeds= determines it",
+    "save_dir": "--results determines it",
+    **dict.fromkeys(("finetune_from_model", "restore_file"), "starts_from= determines it"),
+    **dict.fromkeys(("cpu", "tpu"), "--cpu determines it"),
+    **dict.fromkeys(("fp16", "bf16"), "--precision determines it"),
+    "distributed_world_size": "--gpus and --nodes determine it",
+    **dict.fromkeys(("user_dir", "log_format", "required_batch_size_multiple"), "lrpe needs its own value"),
     **{
         f"reset_{part}": "it would apply again whenever the run is resumed"
         for part in ("dataloader", "lr_scheduler", "meters", "optimizer")
     },
 }
-"""{flag of fairseq-train that an experiment cannot set: the reason, or what to use instead}"""
+"""{flag of fairseq-train that an experiment cannot set: the reason}"""
 
 COMPONENTS = ("criterion", "optimizer", "lr_scheduler", "tokenizer", "bpe", "scoring")
 """Flags of fairseq-train that select components with flags of their own."""
@@ -80,7 +82,7 @@ def check_flags(flags: Iterable[str], prefix: str = "train.") -> None:
     """Raises InvalidKey if one of fairseq-train's flags, as after ``prefix``, is one of ``OWN_FLAGS``."""
     for flag in flags:
         if reason := OWN_FLAGS.get(flag.replace("-", "_")):
-            raise InvalidKey(f"{prefix}{flag}", f"lrpe sets this flag itself: {reason}")
+            raise InvalidKey(f"{prefix}{flag}", f"cannot be set, because {reason}")
 
 
 def encoding_for(key: str) -> str | None:

@@ -303,8 +303,8 @@ ALIAS_CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in ra
     ("evaluations: {far: {spilt: test}}", "evaluations.far.spilt: unknown key (did you mean 'split'?)"),
     ("evaluations: {training: {split: test}}", "evaluations: the name 'training' is reserved"),
     ("epochs: 3", "epochs: unknown key"),
-    ("updates: 5\ntrain: {save_dir: x}", "own.yaml: train.save_dir: lrpe sets this flag itself: use"),
-    ("updates: 5\nby_method: {rope: {seed: 3}}", "own.yaml: by_method.rope.seed: lrpe sets this flag itself"),
+    ("updates: 5\ntrain: {save_dir: x}", "own.yaml: train.save_dir: cannot be set, because --results"),
+    ("updates: 5\nby_method: {rope: {seed: 3}}", "own.yaml: by_method.rope.seed: cannot be set"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
     (tmp_path / "lm").mkdir()
