@@ -9,7 +9,7 @@ from pathlib import Path
 from data_prep import validation
 from data_prep.fetch import SOURCES, fetch
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg
+from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg, resumable
 from fairseq_lrpe.utils.files import REPOSITORY, output_folder
 
 
@@ -98,7 +98,7 @@ def add_number(parser: ArgumentParser, flag: str, text: str, minimum: int = 1, *
 def prepare(corpus: Corpus, arguments: list[str]) -> None:
     """Runs ``lrpe prepare NAME`` with these arguments, reusing the steps that an earlier run completed."""
     parser = ArgumentParser(
-        prog=f"prepare {corpus.name}",
+        prog=f"lrpe prepare {corpus.name}",
         description=sys.modules[type(corpus).__module__].__doc__,
         formatter_class=RawDescriptionHelpFormatter,
     )
@@ -109,7 +109,7 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
     text = "number of processes (default: all CPUs, %(default)s)"
     parser.add_argument("--workers", type=min_int(1), default=os.cpu_count(), metavar="N", help=text)
     args = parser.parse_intermixed_args(arguments)
-    with exit_on_error(parser.prog), ExitStack() as folders:
+    with exit_on_error(f"prepare {corpus.name}"), ExitStack() as folders:
         parts = corpus.parts(args)
         sources = [source_of(corpus, part) for part in parts]
         unfinished = []
@@ -122,8 +122,9 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
                     raise ValueError(f"{folder} is not a folder: --from takes {corpus.accepts}")
                 folders.enter_context(output_folder(part.out))
                 unfinished.append((part, source, corpus.check(part)))
-        for part, source, inputs in unfinished:
-            corpus.prepare(part, source, inputs)
+        with resumable():
+            for part, source, inputs in unfinished:
+                corpus.prepare(part, source, inputs)
         for part in parts:
             try:
                 corpus.report(part)

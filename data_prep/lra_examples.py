@@ -30,5 +30,5 @@ def main(arguments: list[str] | None = None) -> None:
     parser = ArgumentParser(prog="lrpe bench lra-examples", description=__doc__)
     parser.add_argument("file", type=image_path, help="image file to write, such as docs/lra_examples.png")
     file = parser.parse_args(arguments).file
-    with exit_on_error("lra_examples"):
+    with exit_on_error(parser.prog):
         save_figure(examples(), file, dpi=110)

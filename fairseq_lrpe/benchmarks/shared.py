@@ -3,7 +3,6 @@
 import logging
 import math
 import statistics
-import sys
 import warnings
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
@@ -81,8 +80,6 @@ def measuring(program: str) -> Iterator[None]:
         check_architectures()
         try:
             yield
-        except KeyboardInterrupt:
-            sys.exit(f"{program}: interrupted")
         except RuntimeError as error:
             if not any(message in str(error) for message in OUT_OF_MEMORY):
                 raise

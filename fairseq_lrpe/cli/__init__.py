@@ -56,6 +56,8 @@ def main(arguments: list[str] | None = None) -> None:
             command = import_module(INTERNAL[name] if name in INTERNAL else COMMANDS[name][0])
         except ModuleNotFoundError as error:
             sys.exit(f"lrpe {name}: {error}: run `pip install 'fairseq-lrpe[train]'`")
+        except KeyboardInterrupt:
+            sys.exit(130)  # the import of torch and fairseq takes seconds
         command.main(rest)
     else:
         sys.exit(

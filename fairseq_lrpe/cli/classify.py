@@ -19,9 +19,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe classify", __doc__, "RUN DATA [SPLIT=FILE ...] [options]")
     parser.add_argument("run", type=abs_path, metavar="RUN", help="run folder, or checkpoint file")
     text = "folder of binarized text, such as data/glue/RTE/bin, or folder of images"
-    parser.add_argument("data", type=abs_path, help=text)
+    parser.add_argument("data", type=abs_path, metavar="DATA", help=text)
     text = "for text: a split to predict, and the file for its predictions, such as valid=predictions.tsv"
-    parser.add_argument("splits", nargs="*", metavar="SPLIT=FILE", help=text)
+    parser.add_argument("splits", nargs="*", default=[], metavar="SPLIT=FILE", help=text)
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("classify"):

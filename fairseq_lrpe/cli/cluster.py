@@ -13,7 +13,7 @@ from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.run_directory import is_locked
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.utils.cli import min_int, print_wide
+from fairseq_lrpe.utils.cli import min_int, print_wide, resumable
 
 
 def add_flags(parser: ArgumentParser) -> None:
@@ -75,7 +75,10 @@ def main(args: Namespace, jobs: dict[Run, Job], flags: list[str], more: tuple | 
     arguments = {run: [*scheduler.train_arguments(job), *flags] for run, job in ready.items()}
     submitted, waiting = launcher.submit(ready, arguments, args.results)
     print(describe_submission(len(submitted), waiting, len(slurm.queue(ready))), flush=True)
-    return errors + wait(launcher, ready, arguments, args, submitted) if args.wait else []
+    if not args.wait:
+        return []
+    with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
+        return errors + wait(launcher, ready, arguments, args, submitted)
 
 
 def describe_submission(submitted: int, waiting: int, queued: int) -> str:

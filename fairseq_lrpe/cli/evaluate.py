@@ -21,7 +21,7 @@ from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
 from fairseq_lrpe.experiments.spec.experiment import Experiment, build_config
 from fairseq_lrpe.experiments.spec.kinds import KINDS, language_modeling
 from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
 from fairseq_lrpe.utils.files import save_figure
 
 SPLIT = "test"
@@ -72,7 +72,7 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
 def evaluate_lengths(job: Job, lengths: list[int]) -> dict[int, dict]:
     """Evaluates the test split at the block lengths that are not recorded; returns {length: metrics}."""
     names = {length: f"{SPLIT}_{length}" for length in lengths}
-    with locked(job.folder) as job.lock:
+    with locked(job.folder) as job.lock, resumable():
         missing = runner.missing_evaluations(job, read_json(job.folder / "evaluation.json"))
         todo, console = [name for name in names.values() if name in missing], Console(stderr=True)
         for name in track(todo, "block lengths", console=console, disable=not console.is_terminal):

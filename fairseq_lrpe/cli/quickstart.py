@@ -16,7 +16,7 @@ from pathlib import Path
 from fairseq_lrpe.cli import table
 from fairseq_lrpe.cli.results import RECORDED
 from fairseq_lrpe.experiments.spec.table import Table
-from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, resumable
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -31,7 +31,9 @@ def main(arguments: list[str] | None = None) -> None:
     out = args.out or REPOSITORY / "results" / name
     source = ["--from", args.data] if args.data else []
     command = [sys.executable, "-m", "fairseq_lrpe", "prepare", "text", *source, "--out", out / "text"]
-    if code := subprocess.run(list(map(str, command)), cwd=REPOSITORY).returncode:
+    with exit_on_error("quickstart"), resumable():
+        code = subprocess.run(list(map(str, command)), cwd=REPOSITORY).returncode
+    if code:
         sys.exit(code)
     jobs = min(4, len(os.sched_getaffinity(0)))  # the table quickstart has four runs
     words = ["quickstart", "--results", out, "--jobs", jobs, "--gpus", 0, "--plot", out / "quickstart.png"]

@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> None:
     usage = "%(prog)s RESULTS [--out FILE.html]\n       %(prog)s [RESULTS] --atlas FILE.html"
     parser = ArgumentParser("lrpe report", usage, __doc__, formatter_class=RawDescriptionHelpFormatter)
     text = "folder of runs, or of recorded results (default of --atlas: docs/results)"
-    parser.add_argument("results", type=abs_path, nargs="?", help=text)
+    parser.add_argument("results", type=abs_path, nargs="?", metavar="RESULTS", help=text)
     pages = parser.add_mutually_exclusive_group()
     pages.add_argument("--out", type=html_path, metavar="FILE.html", help="default: report.html in RESULTS")
     pages.add_argument("--atlas", type=html_path, metavar="FILE.html", help="write the atlas of encodings")

@@ -58,7 +58,7 @@ def parser() -> ArgumentParser:
     usage += "--check [FOLDER] | --write-docs) [options] [KEY=VALUE ...]"
     parser = new_parser("lrpe results", __doc__, usage)
     text = "folder to which the runs were written, or folder of recorded results"
-    parser.add_argument("results", type=abs_path, help=text)
+    parser.add_argument("results", type=abs_path, metavar="RESULTS", help=text)
     shown = parser.add_mutually_exclusive_group(required=True)
     shown.add_argument("--table", help="table to show, a file in configs/tables without .yaml")
     shown.add_argument("--experiment", help="show all runs of this experiment, such as lm/mini")

@@ -21,7 +21,15 @@ from fairseq_lrpe.experiments.execution.launch import add_results_flag, machine_
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.run import Run, finished_runs
 from fairseq_lrpe.experiments.spec.table import SCALE_HELP, SCALES, Table, TableSpec, tables
-from fairseq_lrpe.utils.cli import error_message, exit_on_error, image_path, min_int, new_parser, print_wide
+from fairseq_lrpe.utils.cli import (
+    error_message,
+    exit_on_error,
+    image_path,
+    min_int,
+    new_parser,
+    print_wide,
+    resumable,
+)
 from fairseq_lrpe.utils.files import output_folder
 
 
@@ -58,7 +66,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 def make_parser() -> ArgumentParser:
     parser = new_parser("lrpe table", __doc__, "[TABLE] [options] [KEY=VALUE ...]")
-    parser.add_argument("table", nargs="?", help="a file in configs/tables, without .yaml")
+    parser.add_argument("table", nargs="?", metavar="TABLE", help="a file in configs/tables, without .yaml")
     parser.add_argument("--scale", choices=SCALES, default="full", help=SCALE_HELP)
     parser.add_argument("--only", nargs="+", default=[], metavar="METHOD", help="run only these methods")
     text = "number of runs executed in parallel (default: %(default)s)"
@@ -80,7 +88,8 @@ def execute(jobs: dict[Run, Job], launcher: scheduler.LocalLauncher, flags: list
     jobs, errors = scheduler.jobs_with_data(jobs, launcher.gpus)
     for message in errors:
         print(f"table: {message}", file=sys.stderr)
-    return errors + scheduler.execute_runs(jobs, launcher, flags)
+    with resumable():
+        return errors + scheduler.execute_runs(jobs, launcher, flags)
 
 
 def show(table: Table, args: Namespace, errors: list[str]) -> None:

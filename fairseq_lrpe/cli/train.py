@@ -24,7 +24,7 @@ from fairseq_lrpe.experiments.execution.launch import (
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
 from fairseq_lrpe.methods import check_method
-from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser
+from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, resumable
 from fairseq_lrpe.utils.files import output_folder
 
 OVERRIDE = re.compile(r"[\w.]+=")
@@ -64,27 +64,35 @@ def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
         return
     for job in jobs:
         job.check()
-    for job in jobs:
-        runner.execute_run(job)
+    with resumable():
+        for job in jobs:
+            runner.execute_run(job)
 
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
     """Returns the parsed arguments and the list of KEY=VALUE; ``arguments`` defaults to ``sys.argv[1:]``."""
-    words, overrides = [], []
-    remaining = iter(sys.argv[1:] if arguments is None else arguments)
-    for text in remaining:
-        if text == "--slurm":  # its value is also KEY=VALUE
-            words.append(f"--slurm={next(remaining, '')}")
-        else:
-            (overrides if OVERRIDE.match(text) else words).append(text)
+    words, overrides, is_value = [], [], False
+    for text in sys.argv[1:] if arguments is None else arguments:
+        is_override = OVERRIDE.match(text) and not is_value
+        (overrides if is_override else words).append(text)
+        is_value = takes_value(parser, text)
     return parser.parse_args(words), overrides
+
+
+def takes_value(parser: ArgumentParser, text: str) -> bool:
+    """Returns whether a word is an option, possibly abbreviated, whose value is the next word."""
+    options = parser._option_string_actions  # argparse has no public access to them
+    names = [text] if text in options else [name for name in options if name.startswith(text)]
+    return text.startswith("--") and len(names) == 1 and options[names[0]].nargs != 0
 
 
 def make_parser() -> ArgumentParser:
     usage = "EXPERIMENT METHOD [options] [KEY=VALUE ...] [-- fairseq-train's flags]"
     parser = new_parser("lrpe train", __doc__, usage)
-    parser.add_argument("experiment", help=f"one of {', '.join(experiments())}")
-    parser.add_argument("method", help="one of `lrpe methods`, or fairseq for fairseq's own model")
+    text = f"one of {', '.join(experiments())}"
+    parser.add_argument("experiment", metavar="EXPERIMENT", help=text)
+    text = "one of `lrpe methods`, or fairseq for fairseq's own model"
+    parser.add_argument("method", metavar="METHOD", help=text)
     parser.add_argument("--attention", default="linear", help="type: linear (default) or softmax")
     text = "random seeds, with one run each (default: 1)"
     parser.add_argument("--seed", type=min_int(1), nargs="+", default=[1], help=text)

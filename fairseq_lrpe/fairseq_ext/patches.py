@@ -17,8 +17,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
+import torch
 from fairseq import checkpoint_utils, file_io, options, utils
+from fairseq.data import EpochBatchIterator
 from fairseq.data.data_utils import load_indexed_dataset
+from fairseq.distributed import utils as distributed_utils
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -26,6 +29,7 @@ from fairseq.tasks.masked_lm import MaskedLMTask
 from fairseq.trainer import Trainer
 from torch.utils.data import DataLoader
 
+from fairseq_lrpe.fairseq_ext import epoch_position
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error
@@ -62,6 +66,14 @@ def apply(
     _wrap(Trainer, "get_train_iterator", _record_training_split)
     # fairseq composes other batches if a training resumes after its first epoch.
     _wrap(FairseqTask, "get_batch_iterator", _compose_batches_of_first_epoch)
+    # torch.load rejects what fairseq sends to the other processes of a training that is resumed.
+    torch.serialization.add_safe_globals([distributed_utils._TensorPlaceholder])
+    _wrap(distributed_utils, "broadcast_object", _broadcast_without_settings)
+    # fairseq repeats or leaves out samples if an epoch is resumed with other batches.
+    _wrap(checkpoint_utils, "load_checkpoint_to_cpu", epoch_position.load_checkpoint_to_cpu)
+    _wrap(Trainer, "get_train_iterator", epoch_position.get_train_iterator)
+    for name in ("load_state_dict", "ordered_batches", "state_dict"):
+        _wrap(EpochBatchIterator, name, getattr(epoch_position, name))
     _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
     # fairseq loses all updates since its last checkpoint when a cluster stops it.
     for name in ("__main__", "fairseq_cli.train"):  # torchrun runs the module as __main__
@@ -95,6 +107,13 @@ def _copy_atomically(source, target, overwrite=False):
     with atomic_file(Path(target)) as part:
         shutil.copyfile(source, part)
     return True
+
+
+def _broadcast_without_settings(broadcast_object, obj, *args, **kwargs):
+    """Broadcasts a checkpoint without its settings, objects of omegaconf that the other processes ignore."""
+    if isinstance(obj, dict):
+        obj = {name: value for name, value in obj.items() if name != "cfg"}
+    return broadcast_object(obj, *args, **kwargs)
 
 
 def _block_generated_ngrams(no_repeat_ngram, self, tokens, lprobs, bsz, beam_size, step):

@@ -27,8 +27,8 @@ def exit_on_error(program: str) -> Iterator[None]:
         with exit_on_signals():
             yield
         sys.stdout.flush()  # raises BrokenPipeError here instead of at exit
-    except KeyboardInterrupt:
-        print(f"\n{program}: interrupted; run the same command to resume", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"\n{program}: interrupted{interrupt}", file=sys.stderr)
         sys.exit(130)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and is_closed_pipe(sys.stdout):
@@ -38,6 +38,15 @@ def exit_on_error(program: str) -> Iterator[None]:
         if not (isinstance(error, ValueError | OSError | CommandFailed) or is_omegaconf_error(error)):
             raise
         sys.exit(f"{program}: {error_message(error)}")
+
+
+@contextmanager
+def resumable(advice: str = "run the same command to resume") -> Iterator[None]:
+    """Makes ``exit_on_error`` print the advice after Ctrl-C in the block."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"; {advice}") from None
 
 
 def is_omegaconf_error(error: Exception) -> bool:

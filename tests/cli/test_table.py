@@ -252,7 +252,7 @@ def test_run_in_use_by_another_process_is_waited_for(ending, data_bin, tmp_path,
     done, started, lock = set(), [], None
     monkeypatch.setattr(scheduler, "is_complete", lambda job: job.run.method in done)
 
-    def start(arguments, environment):
+    def start(arguments, environment, errors):
         started.append(arguments[1])
         if ending == "seen too late" and len(started) == 1:
             code = "import sys; sys.exit('train: x is in use by another training process')"
@@ -260,7 +260,7 @@ def test_run_in_use_by_another_process_is_waited_for(ending, data_bin, tmp_path,
             done.add(arguments[1])
             code = ""
         command = [sys.executable, "-IS", "-c", code]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(command, stderr=errors)
 
     def sleep(seconds):
         real_sleep(0.05)
@@ -286,6 +286,17 @@ def test_run_in_use_by_another_process_is_waited_for(ending, data_bin, tmp_path,
     assert started == [*[WORKING[0]] * (ending == "seen too late"), WORKING[1], *later]
     waiting = f"waiting  lm/mini/linear_{WORKING[0]}/{CHANGES}/seed-1: in use by another process"
     assert result.stdout.count(waiting) == (ending != "seen too late")
+
+
+def test_a_run_may_write_more_to_stderr_than_a_pipe_holds(monkeypatch):
+    code = "import sys; sys.stderr.write('x' * 200_000 + ' end'); sys.exit(3)"
+    start = lambda arguments, environment, errors: subprocess.Popen(arguments, stderr=errors)  # noqa: E731
+    monkeypatch.setattr(scheduler, "start_process", start)
+    with scheduler.LocalLauncher(1, 0) as launcher:
+        launcher.launch("run", [sys.executable, "-IS", "-c", code])
+        while not (ended := list(launcher.collect())):
+            time.sleep(0.01)
+    assert ended == [("run", 3, "x" * 200_000 + " end")]
 
 
 def test_nothing_starts_without_data(tmp_path):

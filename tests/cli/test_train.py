@@ -178,6 +178,15 @@ def test_additional_evaluation_does_not_train(continued):
     assert run(words).stdout == f"already finished: {folder}\n"  # the additional one stays recorded
 
 
+def test_patience_ends_a_run_early(small, tmp_path):
+    words = [*small, VALID, "--results", tmp_path, "train.lr=1e-9", "train.validate_interval_updates=5"]
+    done = run([*words, "train.patience=1"])
+    assert done.returncode == 0, done.stderr
+    [folder] = tmp_path.rglob("seed-1")
+    assert "train.patience=1" in folder.parts and entries(folder)[-1]["train_num_updates"] == 10
+    assert run([*words, "train.patience=1"]).stdout == f"already finished: {folder}\n"
+
+
 def test_training_starts_from_a_checkpoint(continued, small, tmp_path):
     """The first loss is that of the checkpoint, not of new parameters."""
     first = continued[1] / "checkpoints/checkpoint_last.pt"

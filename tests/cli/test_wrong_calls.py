@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny import run_here
 
-from fairseq_lrpe.cli import classify, evaluate, finetune, generate, table, train
+from fairseq_lrpe.cli import COMMANDS, classify, evaluate, finetune, generate, table, train
 from fairseq_lrpe.cli import main as lrpe
 from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.experiments.inference import evaluate_synthetic, glue_submission
@@ -55,6 +55,12 @@ OVERRIDES = [
     ("evaluations.x={{", "evaluations.x: input should be a valid dictionary"),
     ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
     ("starts_from=nosuch", "nosuch does not exist"),
+    ("starts_from=lm/quickstart", "which is not trained: `lrpe train lm/quickstart rope --attention linear"),
+    ("train.save_dir=x", "train: train.save_dir: cannot be set, because --results determines it"),
+    ("grid.train.seed=[1]", "train.seed: cannot be set, because --seed or seeds="),
+    ("train.patienc=3", "lm/mini has no key 'train.patienc' (did you mean 'train.patience'?)"),
+    ("train.label_smoothing=0.1", "such as train.criterion=label_smoothed_cross_entropy"),
+    ("-- --save-dir x", "--save-dir: cannot be set, because --results determines it"),
     ("train.decoder_attention_heads=0", "train: the embed dim 128 is not divisible by 0 attention heads"),
     ("train.activation_fn=x", "train: train.activation_fn=x: fairseq-train rejects it"),
     ("choose.train.decoder_attention_heads=[3]", "the embed dim 128 is not divisible by 3 attention heads"),
@@ -132,6 +138,13 @@ CALLS = [
     ("results", "README.md --table quickstart", "README.md does not exist"),
     ("table", "quickstart --results {results} --plot README.md/x.png", "README.md is not a writable folder"),
     ("results", "{data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, .pdf or .svg"),
+    ("results", "{data} --experiment lm/mini --plot lr=1.doc", "must be a file that ends in .png, .pdf or"),
+    ("table", "quickstart --results {results} --only data=x", "the table has no method 'data=x'"),
+    (
+        "train",
+        "lm/mini rope --results {results} --see train.lr=1",
+        "an integer of at least 1, not 'train.lr=1'",
+    ),
     ("finetune", "{damaged} RTE", "(it contains no dictionary)"),
     ("finetune", "/nowhere.pt RTE", "the checkpoint /nowhere.pt does not exist"),
     ("finetune", "{checkpoint} RTE", "expected linear_roberta_... or softmax_roberta_..."),
@@ -153,6 +166,7 @@ CALLS = [
     ("generate", "{checkpoint} --temperature nan", "temperature must be a number of at least 0"),
     ("generate", "{checkpoint} --top-p 0", "top_p must be above 0 and at most 1, not 0.0"),
     ("generate", "{checkpoint} --top-p 1.1", "top_p must be above 0 and at most 1, not 1.1"),
+    ("classify", "tests", "the following arguments are required: DATA"),
     ("classify", "tests {data} valid=x", "tests is a folder without a run: pass a run's folder"),
     (
         "classify",
@@ -213,6 +227,11 @@ def test_invalid_arguments(program, words, message, places, monkeypatch):
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0 and message in last, done.stderr
     assert "Traceback" not in done.stderr and not places["results"].exists()
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name != "prepare"])  # it lists the corpora
+def test_usage_names_the_command(name):
+    assert run_here(lrpe, name, "--help").stdout.startswith(f"usage: lrpe {name} ")
 
 
 DAMAGED = ["[]", "null", "5", "x", ""]

@@ -78,7 +78,7 @@ def test_help_shows_the_options_of_a_corpus(name, capsys):
         command.main([name, "--help"])
     captured = capsys.readouterr()
     assert exit_info.value.code == 0 and not captured.err
-    assert captured.out.startswith(f"usage: prepare {name} ")
+    assert captured.out.startswith(f"usage: lrpe prepare {name} ")
     for option in ("--from", "--out", "--workers", f"data/{name}"):
         assert option in captured.out
     assert OWN_OPTIONS.get(name, "") in captured.out

@@ -6,7 +6,8 @@ import subprocess
 import time
 
 import pytest
-from commands import assert_same_weights, load_last_checkpoint, train_in_two_processes
+from commands import assert_error, assert_same_weights, load_last_checkpoint, train_in_two_processes
+from fairseq.trainer import Trainer
 from tiny import BIN, REPOSITORY, train_flags
 
 
@@ -56,6 +57,75 @@ def test_resuming_in_a_later_epoch_gives_same_parameters(number, workers, train,
 
     assert train(arch, stopped, *flags).returncode == 0
     assert_same_weights(whole, stopped)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [  # (batch size, update_freq, updates after which the part ends) of trainings that continue each other
+        [(4, 2, 3), (8, 1, 6)],
+        [(8, 1, 3), (4, 2, 6)],
+        [(8, 1, 2), (1, 8, 3), (1, 8, 4), (2, 4, 5), (8, 1, 6)],
+        [(6, 2, 2), (4, 3, 4)],  # with an incomplete batch somewhere in the epoch
+    ],
+)
+def test_other_batches_within_an_epoch_have_the_same_samples(parts, train, tmp_path):
+    size, steps, _ = parts[0]
+    flags = "--dropout 0 --optimizer sgd --lr 0.1 --disable-validation --no-epoch-checkpoints".split()
+    for name, trainings in (("whole", [(size, steps, parts[-1][-1])]), ("parts", parts)):
+        for size, steps, updates in trainings:
+            words = ["--batch-size", size, "--update-freq", steps, "--max-update", updates]
+            done = train("softmax_lm_rope", tmp_path / name, *flags, *words)
+            assert done.returncode == 0, done.stderr
+    whole, resumed = (load_last_checkpoint(tmp_path / name)["extra_state"] for name in ("whole", "parts"))
+    assert whole["train_iterator"]["epoch"] == resumed["train_iterator"]["epoch"] == 1
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts", atol=1e-6)
+
+
+EOS = "--sample-break-mode eos --batch-size 1000 --max-tokens"
+MEMORY = "--task memory_lm --streams 8 --tokens-per-sample 8 --batch-size"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [  # flags of trainings that continue each other, all but the last for three updates
+        [f"{EOS} 90", f"{EOS} 40 --num-workers 1", f"{EOS} 200 --update-freq 2", f"{EOS} 90"],
+        ["--batch-size 4 --curriculum 1", "--batch-size 7 --update-freq 3 --curriculum 1"],
+        [f"{MEMORY} 8", f"{MEMORY} 2 --update-freq 4"],
+    ],
+)
+def test_other_batches_within_an_epoch_repeat_and_leave_out_no_samples(parts, train, tmp_path, monkeypatch):
+    seen, train_step = [], Trainer.train_step
+
+    def record(self, samples, *args, **kwargs):
+        seen.extend(index for sample in samples for index in sample["id"].tolist())
+        return train_step(self, samples, *args, **kwargs)
+
+    monkeypatch.setattr(Trainer, "train_step", record)
+    for number, flags in enumerate(parts, 1):
+        last = ["--max-epoch", 1] if number == len(parts) else ["--max-update", 3 * number]
+        more = ["--disable-validation", "--no-epoch-checkpoints", *last]
+        done = train("softmax_lm_nope", tmp_path, *flags.split(), *more)
+        assert done.returncode == 0, done.stderr
+    assert sorted(seen) == list(range(len(seen)))
+    iterator = load_last_checkpoint(tmp_path)["extra_state"]["train_iterator"]
+    assert (iterator["epoch"], iterator["iterations_in_epoch"]) == (2, 0)
+
+
+def test_samples_that_do_not_fit_into_the_new_batches_are_refused(train, tmp_path):
+    flags = [*EOS.split(), 90, "--max-update", 3, "--disable-validation", "--no-epoch-checkpoints"]
+    assert train("softmax_lm_nope", tmp_path, *flags).returncode == 0
+    done = train("softmax_lm_nope", tmp_path, *flags, "--max-update", 6, "--max-tokens", 12)
+    assert_error(done, "in the rest of this epoch have more than 12 tokens: resume it with --max-tokens")
+
+
+def test_more_processes_within_an_epoch_have_the_same_samples(train, data_bin, tmp_path):
+    arch, flags = "softmax_lm_rope", "--dropout 0 --optimizer sgd --lr 0.1 --disable-validation".split()
+    flags += ["--no-epoch-checkpoints", "--max-update"]
+    for name, updates in (("whole", 6), ("parts", 3)):
+        done = train(arch, tmp_path / name, "--batch-size", 8, *flags, updates)
+        assert done.returncode == 0, done.stderr
+    train_in_two_processes(*train_flags(data_bin, arch, tmp_path / "parts", "--batch-size", 4, *flags, 6))
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts", atol=1e-6)
 
 
 def test_two_processes_equal_one_with_summed_batch(train, data_bin, tmp_path):

@@ -1,11 +1,12 @@
-"""Reading standard input."""
+"""Reading standard input, and messages after Ctrl-C."""
 
 import io
 import sys
+from contextlib import nullcontext
 
 import pytest
 
-from fairseq_lrpe.utils.cli import decode_stdin, read_stdin_lines
+from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error, read_stdin_lines, resumable
 
 
 def standard_input(content, encoding="utf-8"):
@@ -36,3 +37,10 @@ def test_programs_that_read_standard_input_themselves_exit(monkeypatch):
     decode_stdin(SystemExit)  # as fairseq-interactive does
     with pytest.raises(SystemExit, match="standard input is not UTF-8"):
         sys.stdin.readline()
+
+
+@pytest.mark.parametrize(("block", "end"), [(nullcontext, ""), (lambda: resumable("go on"), "; go on")])
+def test_ctrl_c_gives_advice_only_where_work_can_be_continued(block, end, capsys):
+    with pytest.raises(SystemExit) as ended, exit_on_error("x"), block():
+        raise KeyboardInterrupt
+    assert ended.value.code == 130 and capsys.readouterr().err == f"\nx: interrupted{end}\n"

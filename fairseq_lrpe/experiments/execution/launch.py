@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
+from fairseq_lrpe.experiments.spec.experiment import check_flags
 from fairseq_lrpe.utils.cli import abs_path, min_int
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
 from fairseq_lrpe.utils.gpus import check_architectures, check_bf16, gpus_here
@@ -95,6 +96,8 @@ def train_command(job) -> list[str]:
     cfg, launch = job.cfg, job.launch
     if launch.precision == "bf16" and job.run.method == "fairseq":
         raise ValueError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
+    given = {word[2:].partition("=")[0] for word in job.more if word.startswith("--")}
+    check_flags(given - {"fp16", "bf16"}, "--")  # docs/performance.md measures half precision on the CPU
     gpus, nodes = launch.gpus, launch.nodes
     flags = {
         "user_dir": display_path(PLUGIN),

@@ -123,9 +123,7 @@ class Job:
             if not self.kind.evaluations(self.cfg):
                 example = "evaluations.x={split: valid}"
                 raise ValueError(f"{self.run} needs an evaluation to compare its trials, such as {example}")
-        initial = self.experiment.starts_from(self.run)
-        if isinstance(initial, Path) and not initial.is_file():  # a run's checkpoint may be trained later
-            raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
+        self.check_start()
         if self.kind.trains:
             update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         data_sizes(self.kind, self.cfg)
@@ -134,6 +132,18 @@ class Job:
         command = train_command(self)
         if self.kind.evaluations(self.cfg) and not self.trials() and not self.checkpoint.exists():
             check_checkpoint(self, command)
+
+    def check_start(self) -> None:
+        """Raises ValueError if the checkpoint that initializes the model does not exist."""
+        initial = self.experiment.starts_from(self.run)
+        if isinstance(initial, Path) and not initial.is_file():
+            raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
+        if isinstance(initial, Run) and not self.starts_from.is_file():
+            changes = [f"{key}={value}" for key, value in initial.changes]
+            words = [initial.experiment, initial.method, "--attention", initial.attention]
+            words += ["--seed", str(initial.seed), "--results", str(display_path(self.results)), *changes]
+            command = shlex.join(["lrpe", "train", *words])
+            raise ValueError(f"{self.run} starts from {initial}, which is not trained: `{command}` trains it")
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:

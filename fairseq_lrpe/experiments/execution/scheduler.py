@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from typing import IO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,16 +30,17 @@ class LocalLauncher:
 
     def __init__(self, jobs: int, gpus: int | None):
         self.jobs, self.gpus = jobs, gpus
-        self.slots: dict[int, tuple[Run, subprocess.Popen]] = {}
+        self.slots: dict[int, tuple[Run, subprocess.Popen, IO]] = {}
 
     def __enter__(self) -> "LocalLauncher":
         return self
 
     def __exit__(self, *_) -> None:
-        for _, process in self.slots.values():
+        for _, process, _ in self.slots.values():
             process.terminate()
-        for _, process in self.slots.values():
+        for _, process, errors in self.slots.values():
             process.wait()
+            errors.close()
 
     @property
     def is_full(self) -> bool:
@@ -45,28 +48,35 @@ class LocalLauncher:
 
     @property
     def running(self) -> list[Run]:
-        return [run for run, _ in self.slots.values()]
+        return [run for run, *_ in self.slots.values()]
 
     def launch(self, run: Run, arguments: list[str]) -> None:
         """Starts ``lrpe train`` with these arguments in a free slot."""
         slot = next(slot for slot in range(self.jobs) if slot not in self.slots)
-        self.slots[slot] = run, start_process(arguments, job_environment(slot, self.jobs, self.gpus))
+        # A pipe that is read at the end may be full before, which blocks the process.
+        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+        environment = job_environment(slot, self.jobs, self.gpus)
+        self.slots[slot] = run, start_process(arguments, environment, errors), errors
 
     def collect(self) -> Iterator[tuple[Run, int, str]]:
         """Yields the run, exit code and standard error of each process that has ended, and frees its slot."""
-        for slot, (run, process) in list(self.slots.items()):
+        for slot, (run, process, errors) in list(self.slots.items()):
             if process.poll() is not None:
                 del self.slots[slot]
-                yield run, process.returncode, process.stderr.read().strip()
+                with errors:
+                    errors.seek(0)
+                    yield run, process.returncode, errors.read().strip()
 
 
-def start_process(arguments: list[str], environment: dict[str, str]) -> subprocess.Popen:
+def start_process(
+    arguments: list[str], environment: dict[str, str], stderr: IO | int = subprocess.PIPE
+) -> subprocess.Popen:
     """Starts ``lrpe train`` in a process that ends with this one."""
     return subprocess.Popen(
         [sys.executable, "-m", "fairseq_lrpe", "train", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
+        stderr=stderr,
         text=True,
         env=environment,
         start_new_session=True,  # Ctrl-C reaches only this process, which terminates the others
@@ -106,6 +116,8 @@ def jobs_with_data(
     for run, job in planned.items():
         update_freq(job.cfg.batch, gpus or 0, nodes)
         try:
+            if not planned.keys() & job.experiment.needs(run):
+                job.check_start()
             data_sizes(job.kind, job.cfg)
             ready[run] = job
         except ValueError as error:

@@ -29,6 +29,30 @@ FREE += ("train.linear_backend",)  # all backends compute the same function
 OPEN = ("evaluations", "grid", "choose")
 """Sections of a YAML file to which overrides can add keys."""
 
+OWN_FLAGS = {
+    "task": "the experiment's kind determines it",
+    "arch": "METHOD and --attention determine it",
+    "max_update": "updates= determines it",
+    **dict.fromkeys(
+        ("batch_size", "max_tokens", "update_freq"), "batch.total= and batch.per_gpu= determine it"
+    ),
+    "seed": "--seed or seeds= determines it",
+    "save_dir": "--results determines it",
+    **dict.fromkeys(("finetune_from_model", "restore_file"), "starts_from= determines it"),
+    **dict.fromkeys(("cpu", "tpu"), "--cpu determines it"),
+    **dict.fromkeys(("fp16", "bf16"), "--precision determines it"),
+    "distributed_world_size": "--gpus and --nodes determine it",
+    **dict.fromkeys(("user_dir", "log_format", "required_batch_size_multiple"), "lrpe needs its own value"),
+    **{
+        f"reset_{part}": "it would apply again whenever the run is resumed"
+        for part in ("dataloader", "lr_scheduler", "meters", "optimizer")
+    },
+}
+"""{flag of fairseq-train that an experiment cannot set: the reason}"""
+
+COMPONENTS = ("criterion", "optimizer", "lr_scheduler", "tokenizer", "bpe", "scoring")
+"""Flags of fairseq-train that select components with flags of their own."""
+
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
 
@@ -53,6 +77,13 @@ def option_flags() -> dict[str, tuple[str, str]]:
 def method_flags() -> list[str]:
     """Returns the flags of this package's models; overrides can set them even if the YAML file does not."""
     return [*SHARED_FLAGS, *option_flags()]
+
+
+def check_flags(flags: Iterable[str], prefix: str = "train.") -> None:
+    """Raises InvalidKey if one of fairseq-train's flags, as after ``prefix``, is one of ``OWN_FLAGS``."""
+    for flag in flags:
+        if reason := OWN_FLAGS.get(flag.replace("-", "_")):
+            raise InvalidKey(f"{prefix}{flag}", f"cannot be set, because {reason}")
 
 
 def encoding_for(key: str) -> str | None:
@@ -142,11 +173,14 @@ class Experiment:
         try:
             merged = OmegaConf.merge(*reversed(contents.values()))
             experiment = cls(name, build_config(KINDS[kind], merged), KINDS[kind], paths, list(shared))
+            check_flags(experiment.cfg.train)
+            for method, flags in experiment.cfg.by_method.items():
+                check_flags(flags, f"by_method.{method}.")
         except InvalidKey as error:
             path = next((path for path in paths if _contains(contents[path], error.location)), paths[0])
             raise ValueError(f"{display_path(path)}: {error}") from None
         experiment._check(experiment.changes)
-        for text in overrides:
+        for text in sorted(overrides, key=_components_first):
             experiment._override(text)
         experiment._check(experiment.changes)
         return experiment
@@ -165,21 +199,41 @@ class Experiment:
             raise ValueError(
                 f"kind cannot be changed: {self.name} is of kind {self.cfg.kind}, use another experiment"
             )
-        section, name, path = self.cfg if cfg is None else cfg, key, []
+        cfg = self.cfg if cfg is None else cfg
+        section, name, path = cfg, key, []
         while name not in list(section) and isinstance(
             section.get(head := name.partition(".")[0]), DictConfig
         ):
             section, name = section[head], name.partition(".")[2]
             path.append(head)
+        if path == ["train"]:
+            check_flags([name])
         is_new = path and (path[0] in OPEN or (path == ["train"] and name in method_flags()))
         if is_new or name in list(section):
             return section, name
-        flags = {(): [f"train.{flag}" for flag in method_flags()], ("train",): method_flags()}
-        known = [*section, *flags.get(tuple(path), ())]
+        known = list(section)
+        if path in ([], ["train"]) and self.kind.trains:
+            from fairseq_lrpe.fairseq_ext import training_flags  # imports fairseq
+
+            flags = training_flags.training_flags(*self._model_and_components(cfg))
+            if path and name in flags:
+                return section, name
+            if path and (owners := training_flags.components_with(name)):
+                raise ValueError(f"train.{name} needs another component, such as train.{owners[0]}")
+            known += flags if path else [f"train.{flag}" for flag in flags]
         prefix = "".join(f"{each}." for each in path)
         files = " or ".join(str(display_path(path)) for path in self.paths)
-        listing = f"use a key of {files}, or train.FLAG (`lrpe methods --flags` lists them)"
+        listing = f"use a key of {files}, or train.FLAG of fairseq-train (`lrpe methods --flags` lists ours)"
         raise ValueError(f"{self.name} has no key {key!r}{choices(name, known, listing, prefix)}")
+
+    def _model_and_components(self, cfg):
+        """Returns the task, the architecture and the pairs (component, name) that runs may have."""
+        sections = (cfg.train, *cfg.by_method.values(), self.changes)
+        names = {(_component(key), name) for flags in sections for key, name in flags.items()}
+        for values in (cfg.grid, cfg.choose):
+            names |= {(_component(key), name) for key in values for name in values[key]}
+        found = sorted((kind, name) for kind, name in names if kind and isinstance(name, str))
+        return self.kind.task, f"linear_{self.kind.family}", tuple(found)
 
     def _override(self, text):
         key, equals, new = text.partition("=")
@@ -222,9 +276,9 @@ class Experiment:
 
     def _changed(self, changes):
         cfg = copy.deepcopy(self.cfg)
-        for key, text in changes.items():
+        for key in sorted(changes, key=_components_first):
             section, name = self._locate(key, cfg)
-            section[name] = as_value(text)
+            section[name] = as_value(changes[key])
             if section is cfg.train:
                 for flags in cfg.by_method.values():  # the method's value would override the change
                     flags.pop(name, None)
@@ -334,6 +388,17 @@ class Experiment:
     def file_of(self, key: str) -> Path:
         """Returns the YAML file that defines a setting."""
         return next((path for path in self.paths if _contains(read_yaml(path), key)), self.paths[0])
+
+
+def _component(key):
+    """Returns which one of ``COMPONENTS`` a key such as "train.criterion" selects, or None."""
+    name = key.removeprefix("train.")
+    return name if name in COMPONENTS else None
+
+
+def _components_first(text):
+    """Sorts "KEY=VALUE" or "KEY" of components before all others, which may be flags of the components."""
+    return _component(text.partition("=")[0]) is None
 
 
 def _contains(content, key):

@@ -159,6 +159,22 @@ def test_overrides_change_the_command():
     assert evaluate.flags.tokens_per_sample == 64
 
 
+@pytest.mark.parametrize("experiment, method, overrides", [
+    ("lm/mini", "rope", {"patience": "3", "decoder_layerdrop": "0.1"}),
+    ("lm/mini", "rope", {"label_smoothing": "0.1", "criterion": "label_smoothed_cross_entropy"}),
+    ("lm/mini", "rope", {"momentum": "0.9", "optimizer": "sgd"}),
+    ("mt/multi30k", "base", {"ignore_prefix_size": "1", "left_pad_source": "false"}),
+    ("roberta/mini", "t5", {"mask_multiple_length": "2", "ema_decay": "0.9"}),
+    ("roper/search_mini", "rope", {"keep_best_checkpoints": "2", "no_epoch_checkpoints": "true"}),
+])  # fmt: skip
+def test_every_flag_of_fairseq_train_can_be_set(experiment, method, overrides):
+    words = [f"train.{name}={value}" for name, value in overrides.items()]
+    attention = "softmax" if method == "t5" else "linear"
+    found = flags(command(experiment, method, attention, words))
+    given = {f"--{name.replace('_', '-')}": value for name, value in overrides.items() if value != "false"}
+    assert {name: found.get(name) for name in given} == {n: v == "true" or v for n, v in given.items()}
+
+
 @pytest.mark.parametrize("experiment, method, attention, message", [
     ("lm/wikitext", "base", "linear", "'lm/wikitext' (did you mean 'lm/wikitext103'?): `bash "),
     ("lm/mini", "bsae", "linear", "unknown method 'bsae' (did you mean 'base'?): `lrpe methods` lists"),
@@ -287,6 +303,8 @@ ALIAS_CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in ra
     ("evaluations: {far: {spilt: test}}", "evaluations.far.spilt: unknown key (did you mean 'split'?)"),
     ("evaluations: {training: {split: test}}", "evaluations: the name 'training' is reserved"),
     ("epochs: 3", "epochs: unknown key"),
+    ("updates: 5\ntrain: {save_dir: x}", "own.yaml: train.save_dir: cannot be set, because --results"),
+    ("updates: 5\nby_method: {rope: {seed: 3}}", "own.yaml: by_method.rope.seed: cannot be set"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
     (tmp_path / "lm").mkdir()

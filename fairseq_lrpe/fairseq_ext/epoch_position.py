@@ -1,0 +1,125 @@
+"""Resumes an epoch at the same sample with another batch size or number of processes.
+
+fairseq stores how many batches each process has consumed in the epoch, and shuffles whole batches. With other
+batches, this number is another position in another order, so that samples are repeated or left out. Here, the
+rest of the epoch keeps the order of the samples with which it was started, in batches of the new size; if the
+total batch stays the same, so do the samples of each update. Later epochs are shuffled as usual.
+
+The functions that replace a function of fairseq get the original as their first argument.
+"""
+
+import math
+
+import numpy as np
+from fairseq.data import EpochBatchIterator
+
+LIMITS = ("max_tokens", "batch_size", "required_batch_size_multiple")
+
+
+def load_checkpoint_to_cpu(load, *args, **kwargs):
+    """Adds the settings that determined the batches, and --update-freq, to the state of the iterator."""
+    state = load(*args, **kwargs)
+    iterator = (state.get("extra_state") or {}).get("train_iterator")
+    if iterator is not None and state.get("cfg"):
+        iterator["settings"] = batch_settings(state["cfg"], iterator["epoch"])
+    return state
+
+
+def batch_settings(cfg, epoch: int) -> dict[str, int | None]:
+    """Returns the settings of fairseq-train that determine the batches of an epoch and its updates."""
+    steps = cfg["optimization"]["update_freq"]
+    limits = {name: cfg["dataset"][name] for name in LIMITS}
+    processes = cfg["distributed_training"]["distributed_world_size"]
+    return {**limits, "processes": processes, "update_freq": steps[min(epoch, len(steps)) - 1]}
+
+
+def get_train_iterator(get_iterator, self, *args, **kwargs):
+    """Gives the iterator access to its trainer."""
+    iterator = get_iterator(self, *args, **kwargs)
+    iterator.trainer = self
+    return iterator
+
+
+def load_state_dict(load, self, state):
+    """Continues at the sample after the last one that the training has seen in the epoch."""
+    last, position = state.get("settings"), state.get("iterations_in_epoch", 0)
+    if type(self) is not EpochBatchIterator or not last or not position:
+        return load(self, state)
+    now = batch_settings(self.trainer.cfg, state["epoch"])
+    composed = state.get("composed", last)  # the settings that determine the order of this epoch
+    if now == composed == last:
+        return load(self, state)
+    updates = math.ceil(position / last["update_freq"])
+    if self.disable_shuffling:  # every update has the same number of consecutive samples
+        return load(self, {**state, "iterations_in_epoch": updates * now["update_freq"]})
+    order = batches_of_epoch(self, composed, state)
+    seen = state.get("samples", sum(map(len, order[: position * composed["processes"]])))
+    samples = [index for batch in order for index in batch]
+    own = batches_of_epoch(self, now, state)
+    group = now["processes"] * now["update_freq"]
+    count = int(np.searchsorted(np.cumsum([len(batch) for batch in own]), seen)) + 1
+    same = {index for batch in own[:count] for index in batch} == set(samples[:seen])
+    if same and count % group == 0:
+        position = count // now["processes"]
+    else:
+        position = updates * now["update_freq"]
+        rest = split(self.dataset, samples[seen:], now)
+        self.rest = {
+            "epoch": state["epoch"],
+            "composed": composed,
+            "seen": seen,
+            "batches": (*([[]] * (updates * group)), *rest),  # the first ones are skipped
+        }
+    return load(self, {**state, "iterations_in_epoch": position})
+
+
+def batches_of_epoch(iterator, settings, state) -> list:
+    """Returns the batches of all processes in the order in which trainings with these settings use them."""
+    trainer, dataset = iterator.trainer, iterator.trainer.cfg.dataset
+    limits, cache = {name: dataset[name] for name in LIMITS}, trainer.task.dataset_to_epoch_iter
+    trainer.task.dataset_to_epoch_iter = {}
+    try:
+        dataset.update({name: settings[name] for name in LIMITS})
+        other = trainer.get_train_iterator(state["epoch"], load_dataset=False)
+    finally:
+        dataset.update(limits)
+        trainer.task.dataset_to_epoch_iter = cache
+    trainer.reset_dummy_batch(iterator.first_batch)
+    other.num_shards, parts = settings["processes"], []
+    for process in range(settings["processes"]):
+        other.shard_id = process
+        parts.append(other.ordered_batches(state["epoch"], False, state.get("shuffle", True)))
+    return [batch for group in zip(*parts, strict=True) for batch in group]
+
+
+def split(dataset, samples, settings) -> list:
+    """Returns batches of consecutive samples; exits if one is too long for a batch."""
+    limit = settings["max_tokens"]
+    if long := [index for index in samples if limit and dataset.num_tokens(index) > limit]:
+        longest = max(map(dataset.num_tokens, long))
+        raise SystemExit(
+            f"fairseq_lrpe: {len(long):,} samples in the rest of this epoch have more than {limit:,} tokens: "
+            f"resume it with --max-tokens (batch.per_gpu) of at least {longest:,}"
+        )
+    return dataset.batch_by_size(np.asarray(samples), limit, settings["batch_size"])
+
+
+def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
+    """Returns the batches of this process, which are those of the rest in an epoch that was continued."""
+    rest = getattr(self, "rest", None)
+    if not rest or rest["epoch"] != epoch:
+        return ordered(self, epoch, fix_batches_to_gpus, shuffle)
+    frozen, self._frozen_batches = self._frozen_batches, rest["batches"]
+    try:
+        return ordered(self, epoch, False, False)
+    finally:
+        self._frozen_batches = frozen
+
+
+def state_dict(get_state, self):
+    """Adds the order of an epoch that was continued, and the number of samples seen, to the state."""
+    state, rest = get_state(self), getattr(self, "rest", None)
+    if rest and rest["epoch"] == state["epoch"]:
+        batches = rest["batches"][: state["iterations_in_epoch"] * self.num_shards]
+        state |= {"composed": rest["composed"], "samples": rest["seen"] + sum(map(len, batches))}
+    return state
