@@ -99,19 +99,13 @@ TRANSFORMER_FLAGS = dict(_flat_fields(TransformerConfig))
 
 def fairseq_flags(*names: str) -> type:
     """Returns a dataclass with flags of fairseq's ``transformer``, to which models add their own flags."""
-    return make_dataclass(
-        "FairseqFlags",
-        [
-            # fairseq's parser turns a list into what its models do not accept; they parse a string themselves.
-            (
-                name,
-                Optional[str] if "List" in str(f.type) else f.type,
-                field(default=f.default, metadata=f.metadata),
-            )
-            for name, f in ((name, TRANSFORMER_FLAGS[name]) for name in names)
-        ],
-        bases=(FairseqDataclass,),
-    )
+    flags = []
+    for name in names:
+        f = TRANSFORMER_FLAGS[name]
+        # fairseq's models split strings such as "0,2" themselves, and do not accept the parsed list.
+        kind = Optional[str] if "List" in str(f.type) else f.type  # noqa: UP045
+        flags.append((name, kind, field(default=f.default, metadata=f.metadata)))
+    return make_dataclass("FairseqFlags", flags, bases=(FairseqDataclass,))
 
 
 def layer_flags(*parts: str) -> type:

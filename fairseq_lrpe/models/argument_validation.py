@@ -136,8 +136,14 @@ def check_shared_encoding(args, cfg) -> None:
 
 
 def check_machine(args, linear_backend: str) -> None:
-    """Raises a ValueError if this machine does not support --bf16 or the backend of linear attention."""
+    """Raises a ValueError if this machine does not support --fp16, --bf16 or the backend of attention."""
     gpu = torch.cuda.is_available() and not args.cpu
+    if (
+        not torch.cuda.is_available()
+        and args.fp16
+        and not (args.fp16_no_flatten_grads or args.memory_efficient_fp16)
+    ):
+        raise ValueError("--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too, or --bf16 instead")
     if gpu and args.bf16:
         check_bf16()
     if linear_backend == "fla" and (

@@ -60,8 +60,8 @@ def _register(family, arch, model_cls, config_cls, flags, source):
         except RuntimeError as error:  # the message is a title, followed by lines with mismatched parameters
             if "method.version" in str(error):
                 raise SystemExit(
-                    "fairseq_lrpe: the checkpoint has no method, so it is not of a model of fairseq_lrpe: pass "
-                    "another --restore-file, or a new --save-dir to train from scratch"
+                    "fairseq_lrpe: the checkpoint has no method, so it is not of a model of fairseq_lrpe: "
+                    "pass another --restore-file, or a new --save-dir to train from scratch"
                 ) from None
             reason = shorten(str(error).splitlines()[1], 300).removesuffix(".")
             raise SystemExit(

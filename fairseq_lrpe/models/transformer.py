@@ -34,7 +34,7 @@ REPLACED_FLAGS = {
 @dataclass
 class TransformerMTConfig(
     with_defaults(LayerConfig, **DEFAULTS, activation_fn="relu", attention_dropout=0.0),
-    fairseq_flags(*TRANSFORMER_FLAGS.keys() - REPLACED_FLAGS),
+    fairseq_flags(*(name for name in TRANSFORMER_FLAGS if name not in REPLACED_FLAGS)),
 ):
     """Flags of fairseq's ``transformer``; the defaults are the base Transformer."""
 
