@@ -89,7 +89,7 @@ def _flat_fields(config):
     for f in fields(config):
         if is_dataclass(f.default):
             yield from ((f"{f.name}_{name}", nested) for name, nested in _flat_fields(f.default))
-        elif "help" in f.metadata:  # the other fields are no flags
+        elif f.name != "_name":
             yield f.name, f
 
 

@@ -26,7 +26,7 @@ DEFAULTS = {f"encoder_{name}": size for name, size in BASE_SIZES.items()}
 REPLACED_FLAGS = {
     *("encoder_learned_pos", "decoder_learned_pos", "no_token_positional_embeddings"),  # --token-positions
     *("encoder_xformers_att_config", "decoder_xformers_att_config"),  # --attention
-    "char_inputs",  # has no effect in fairseq
+    *("adaptive_input", "char_inputs"),  # fairseq ignores them
 }
 """Flags of fairseq's ``transformer`` that this family does not have."""
 
