@@ -4,12 +4,14 @@
 """
 
 from argparse import Namespace
-from dataclasses import Field, dataclass, field, fields, make_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, make_dataclass
 from math import inf
+from typing import Optional
 
 import torch
 from fairseq import utils
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
+from fairseq.models.transformer import TransformerConfig
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
 from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
@@ -80,6 +82,44 @@ class LayerConfig(PositionConfig):
     dropout: float = flag(0.1, "dropout probability")
     attention_dropout: float = flag(0.1, "dropout probability of softmax attention weights")
     activation_dropout: float = flag(0.0, "dropout probability inside the feed-forward layers")
+
+
+def _flat_fields(config):
+    """Yields (name, field) for the flags of fairseq's TransformerConfig, such as "encoder_layerdrop"."""
+    for f in fields(config):
+        if is_dataclass(f.default):
+            yield from ((f"{f.name}_{name}", nested) for name, nested in _flat_fields(f.default))
+        elif f.name != "_name":
+            yield f.name, f
+
+
+TRANSFORMER_FLAGS = dict(_flat_fields(TransformerConfig))
+"""{name: field} of the flags of fairseq's ``transformer``."""
+
+
+def fairseq_flags(*names: str) -> type:
+    """Returns a dataclass with flags of fairseq's ``transformer``, to which models add their own flags."""
+    flags = []
+    for name in names:
+        f = TRANSFORMER_FLAGS[name]
+        # fairseq's models split strings such as "0,2" themselves, and do not accept the parsed list.
+        kind = Optional[str] if "List" in str(f.type) else f.type  # noqa: UP045
+        flags.append((name, kind, field(default=f.default, metadata=f.metadata)))
+    return make_dataclass("FairseqFlags", flags, bases=(FairseqDataclass,))
+
+
+def layer_flags(*parts: str) -> type:
+    """Returns a dataclass with fairseq's flags of the layers of an "encoder" or a "decoder", or of both."""
+    shared = "checkpoint_activations", "offload_activations", "min_params_to_wrap"
+    noise = "quant_noise_pq", "quant_noise_pq_block_size", "quant_noise_scalar"
+    return fairseq_flags(
+        *shared, *noise, *(f"{part}_{name}" for part in parts for name in ("layerdrop", "layers_to_keep"))
+    )
+
+
+def recomputes_activations(cfg) -> bool:
+    """Returns whether the backward pass recomputes activations."""
+    return getattr(cfg, "checkpoint_activations", False) or getattr(cfg, "offload_activations", False)
 
 
 def with_defaults(config: type, **defaults) -> type:
@@ -182,6 +222,8 @@ def check_part(cfg, part: str, **shared) -> None:
     ``shared`` are further arguments of :class:`Encoding`.
     """
     check_range("init_std", getattr(cfg, "init_std", 0.0), 0)  # language models and classifiers have it
+    if getattr(cfg, f"{part}_xformers_att_config", None):
+        raise ValueError(f"--{part}-xformers-att-config replaces the attention of --attention: omit it")
     width, heads = (getattr(cfg, f"{part}_{name}") for name in ("embed_dim", "attention_heads"))
     causal = part == "decoder"
     encoding_from_config(part_config(cfg, part), embed_dim=width, num_heads=heads, causal=causal, **shared)
@@ -189,7 +231,7 @@ def check_part(cfg, part: str, **shared) -> None:
         name = cfg.token_positions
         with torch.device("meta"):  # draws no random numbers
             position = build_position(name, embed_dim=width, vocab_size=2, causal=causal)
-        if position.every_layer and getattr(cfg, "checkpoint_activations", False):
+        if position.every_layer and recomputes_activations(cfg):
             raise ValueError(
                 f"--checkpoint-activations is not supported with {name} token positions: omit it"
             )

@@ -34,6 +34,10 @@ class DecodingState(NamedTuple):
     segment_position: int = 0
     segment_inputs: Tensor | None = None
 
+    def __contains__(self, name):
+        # With --cross-self-attention, fairseq's layer omits the source's keys if they are in the state.
+        return name == "prev_key"
+
 
 class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
     """Base class of the modules that replace ``fairseq.modules.MultiheadAttention`` as ``self_attn``.

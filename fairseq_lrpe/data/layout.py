@@ -75,9 +75,32 @@ def read_metadata(folder: Path) -> dict:
 
 
 def shards(folder: Path) -> list[Path]:
-    """Returns the existing shards [folder, folder1, ...] of a data folder; fairseq reads one per epoch."""
+    """Returns the existing shards [folder, folder1, ...] of a data folder; fairseq reads one per epoch.
+
+    Raises:
+        ValueError: as :func:`check_shards`.
+    """
     numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
-    return [folder, *takewhile(Path.is_dir, numbered)]
+    found = [folder, *takewhile(Path.is_dir, numbered)]
+    check_shards(found)
+    return found
+
+
+def check_shards(folders: list[Path]) -> None:
+    """Raises a ValueError if the dictionaries of shards differ; fairseq reads only that of the first."""
+    first, *others = folders
+    for folder in others:
+        for path in first.glob("dict*.txt"):
+            other = folder / path.name
+            if other.is_file() and _symbols(other) != _symbols(path):
+                raise ValueError(
+                    f"{other} differs from {path}, so {folder.name} is not a shard of {first.name}: rename "
+                    "one of the folders, or prepare both with the same dictionary"
+                )
+
+
+def _symbols(dictionary):
+    return [line.rpartition(b" ")[0] for line in dictionary.read_bytes().splitlines()]
 
 
 def vocabulary_size(dictionary: Path) -> int:

@@ -22,6 +22,7 @@ from fairseq import checkpoint_utils, file_io, options, utils
 from fairseq.data import EpochBatchIterator
 from fairseq.data.data_utils import load_indexed_dataset
 from fairseq.distributed import utils as distributed_utils
+from fairseq.models import ema
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.tasks.fairseq_task import FairseqTask
 from fairseq.tasks.language_modeling import LanguageModelingTask
@@ -31,6 +32,7 @@ from torch.utils.data import DataLoader
 
 from fairseq_lrpe.fairseq_ext import epoch_position
 from fairseq_lrpe.fairseq_ext.checkpoint_task import restore_task
+from fairseq_lrpe.fairseq_ext.ema import ExactEMA, load_checkpoint_with_average
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.utils.cli import decode_stdin, exit_on_error
 from fairseq_lrpe.utils.files import atomic_file
@@ -75,6 +77,9 @@ def apply(
     for name in ("load_state_dict", "ordered_batches", "state_dict"):
         _wrap(EpochBatchIterator, name, getattr(epoch_position, name))
     _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
+    # fairseq averages tied parameters twice, and cannot average integers or start from any checkpoint.
+    ema.EMA = ExactEMA
+    _wrap(Trainer, "load_checkpoint", load_checkpoint_with_average)
     # fairseq loses all updates since its last checkpoint when a cluster stops it.
     for name in ("__main__", "fairseq_cli.train"):  # torchrun runs the module as __main__
         if is_training_process() and hasattr(sys.modules.get(name), "validate_and_save"):

@@ -12,6 +12,7 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks import TASK_REGISTRY
 
+from fairseq_lrpe.config import recomputes_activations
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.fairseq_ext.checkpoint import newest_readable, read_checkpoint
 from fairseq_lrpe.methods import ATTENTIONS, LISTING, METHODS
@@ -109,6 +110,16 @@ def check_task(task: str, family: str) -> None:
         )
 
 
+def check_pruning(args) -> None:
+    """Raises a ValueError if layers would be removed in training; fairseq could not load the checkpoints."""
+    for part in ("encoder", "decoder"):
+        if getattr(args, f"{part}_layers_to_keep", None):
+            raise ValueError(
+                f"--{part}-layers-to-keep selects layers of a trained model: omit it, and pass "
+                f"--model-overrides \"{{'{part}_layers_to_keep': '0,2'}}\" to the evaluation"
+            )
+
+
 def check_shared_encoding(args, cfg) -> None:
     """Raises a ValueError if --ddp-backend does not support an encoding that all layers share."""
     if not ENCODINGS[cfg.encoding].shared_across_layers:
@@ -116,7 +127,7 @@ def check_shared_encoding(args, cfg) -> None:
     shared = f"does not support the encoding {cfg.encoding}, which all layers share"
     if args.ddp_backend == "fully_sharded":
         raise ValueError(f"--ddp-backend fully_sharded {shared}: pass another backend")
-    recomputed = getattr(cfg, "checkpoint_activations", False) and args.distributed_world_size > 1
+    recomputed = recomputes_activations(cfg) and args.distributed_world_size > 1
     if recomputed and args.ddp_backend not in ("legacy_ddp", "no_c10d"):
         raise ValueError(
             f"--ddp-backend {args.ddp_backend} with --checkpoint-activations {shared}: "
@@ -125,8 +136,14 @@ def check_shared_encoding(args, cfg) -> None:
 
 
 def check_machine(args, linear_backend: str) -> None:
-    """Raises a ValueError if this machine does not support --bf16 or the backend of linear attention."""
+    """Raises a ValueError if this machine does not support --fp16, --bf16 or the backend of attention."""
     gpu = torch.cuda.is_available() and not args.cpu
+    if (
+        not torch.cuda.is_available()
+        and args.fp16
+        and not (args.fp16_no_flatten_grads or args.memory_efficient_fp16)
+    ):
+        raise ValueError("--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too, or --bf16 instead")
     if gpu and args.bf16:
         check_bf16()
     if linear_backend == "fla" and (

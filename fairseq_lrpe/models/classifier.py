@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from fairseq.models import BaseFairseqModel
-from fairseq.models.transformer import Embedding, TransformerConfig
+from fairseq.models.transformer import Embedding
 from fairseq.tasks import FairseqTask
 from omegaconf import II, open_dict
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from fairseq_lrpe.models.encoder_decoder import (
     add_token_positions,
     init_normal,
     segment_ids,
+    transformer_config,
 )
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.tasks.classification import is_joined
@@ -176,11 +177,11 @@ class Inputs(nn.Module):
 class ClassifierEncoder(Encoder):
     """Encoder with the normalization that :class:`ClassifierConfig` selects."""
 
-    def __init__(self, args, cfg, task, inputs):
-        self.batch_norm = args.encoder_norm == "batch"
-        super().__init__(args, cfg, task.source_dictionary, inputs)
+    def __init__(self, cfg, task, inputs):
+        self.batch_norm = cfg.args.encoder_norm == "batch"
+        super().__init__(cfg, task.source_dictionary, inputs)
         if self.batch_norm and self.layer_norm is not None:
-            self.layer_norm = TokenBatchNorm(args.encoder_embed_dim)
+            self.layer_norm = TokenBatchNorm(cfg.encoder.embed_dim)
 
     def build_encoder_layer(self, cfg):
         layer = BatchNormLayer if self.batch_norm else EncoderLayer
@@ -232,7 +233,7 @@ class ClassifierModel(BaseFairseqModel):
             args.max_source_positions = task.max_positions()
             args.encoder_learned_pos = args.token_positions == "learned"
             args.no_token_positional_embeddings = args.token_positions == "none"
-        encoder = ClassifierEncoder(args, TransformerConfig.from_namespace(args), task, Inputs(args, task))
+        encoder = ClassifierEncoder(transformer_config(args), task, Inputs(args, task))
         add_token_positions(encoder, args, encoder.max_source_positions)
         if args.init_std:
             init_normal(encoder, args.init_std)

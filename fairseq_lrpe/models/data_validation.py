@@ -15,13 +15,16 @@ PREPARE_AGAIN = "prepare the data again"
 
 
 def check_data(args, splits: list[str]) -> None:
-    """Raises a ValueError if a data folder does not exist, or if files of ``splits`` are damaged.
+    """Raises a ValueError if a data folder does not exist or has another dictionary than the first one, or if
+    files of ``splits`` are damaged.
 
     Folders after the first contain only shards of the training set. Missing files are reported by fairseq.
     """
     if args.task not in FAMILIES:  # a task of another plugin
         return
-    for folder in map(Path, args.data.split(os.pathsep)):
+    folders = list(map(Path, args.data.split(os.pathsep)))
+    layout.check_shards(folders)
+    for folder in folders:
         if not folder.is_dir():
             command = prepare_command(folder)
             remedy = f"`{command}` prepares it" if command else "pass one that fairseq-preprocess wrote"

@@ -2,14 +2,14 @@
 
 import math
 from functools import partial
-from itertools import count
 
 import torch
 from fairseq.distributed import fsdp_wrap
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
-from fairseq.models.transformer import TransformerDecoderBase, TransformerEncoderBase
+from fairseq.models.transformer import TransformerConfig, TransformerDecoderBase, TransformerEncoderBase
 from fairseq.modules import SinusoidalPositionalEmbedding
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.quant_noise import quant_noise
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, TransformerEncoderLayerBase
 from fairseq.utils import make_positions
 from torch import Tensor, nn
@@ -32,6 +32,20 @@ def segment_ids(tokens: Tensor, end: int) -> Tensor:
     return (ends.cumsum(1) - ends).clamp(max=1)
 
 
+def transformer_config(args) -> TransformerConfig:
+    """Returns a model's flags as the configuration of fairseq's encoder, decoder and layers.
+
+    All flags are its attribute ``args``. fairseq's conversion alone would lose those that are no fields of
+    TransformerConfig, among which are the four of NormFormer.
+    """
+    cfg = TransformerConfig.from_namespace(args)
+    cfg.args = args
+    cfg.checkpoint_activations |= cfg.offload_activations
+    for name in ("scale_attn", "scale_heads", "scale_fc", "scale_resids"):
+        setattr(cfg, name, getattr(args, name, False))
+    return cfg
+
+
 class CustomAttentionLayer:
     """Mixin for fairseq's layers, whose self-attention is created by calling ``self_attention()``."""
 
@@ -40,7 +54,10 @@ class CustomAttentionLayer:
         super().__init__(*args)
 
     def build_self_attention(self, embed_dim, cfg, **_):
-        return self._self_attention()
+        attention = self._self_attention()
+        for projection in (attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj):
+            quant_noise(projection, self.quant_noise, self.quant_noise_block_size)
+        return attention
 
 
 class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
@@ -83,17 +100,22 @@ class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
 class CustomLayers:
     """Mixin for fairseq's encoder and decoder, which builds layers with this plugin's self-attention.
 
-    ``args`` has all flags of the model. ``cfg`` is fairseq's TransformerConfig, which lacks this plugin's
-    flags.
+    ``cfg`` is the result of :func:`transformer_config`.
     """
 
     part: str
     """Which part of a model this is, "encoder" or "decoder"."""
 
-    def __init__(self, args, cfg, dictionary, embed_tokens, **kwargs):
-        self._layer_numbers, self._shared, self.args = count(1), [], args
+    def __init__(self, cfg, dictionary, embed_tokens, **kwargs):
+        sizes, self._shared, self.args = getattr(cfg, self.part), [], cfg.args
+        # A pruned model consists of some layers of the trained one, whose encodings can depend on the layer.
+        self._layers = getattr(cfg.args, f"{self.part}_layers")
+        kept = (
+            sorted(map(int, sizes.layers_to_keep.split(","))) if sizes.layers_to_keep else range(self._layers)
+        )
+        sizes.layers, self._layer_numbers = len(kept), iter([index + 1 for index in kept])
         super().__init__(cfg, dictionary, embed_tokens, **kwargs)
-        self.method = MethodFingerprint(args)
+        self.method = MethodFingerprint(cfg.args)
 
     def build_layer(self, layer_cls, cfg, max_positions, *args):
         """Returns the next layer, wrapped for --checkpoint-activations and --ddp-backend fully_sharded."""
@@ -105,7 +127,7 @@ class CustomLayers:
             num_heads=sizes.attention_heads,
             causal=self.part == "decoder",
             layer=next(self._layer_numbers),
-            layers=sizes.layers,
+            layers=self._layers,
             max_positions=max_positions,
             dropout=cfg.attention_dropout,
             shared=self._shared,
@@ -156,6 +178,16 @@ def _permute_tokens(out, index):
     return {**out, **{name: [x[i] for x in out[name]] for name, i in indices.items()}}
 
 
+def _pad_left(out):
+    """Returns an encoder's output with all padding on the left, so that distances to a target are right."""
+    padding = out["encoder_padding_mask"][0]
+    trailing = (~padding).flip(1).int().argmax(1, keepdim=True)
+    if not trailing.any():
+        return out
+    index = torch.arange(padding.size(1), device=padding.device)
+    return _permute_tokens(out, (index - trailing) % len(index))
+
+
 def _concatenate(outputs):
     """Concatenates the decoder outputs of consecutive segments along the time dimension."""
     if len(outputs) == 1:
@@ -176,11 +208,15 @@ class Decoder(CustomLayers, TransformerDecoderBase):
     memory = None
 
     def build_decoder_layer(self, cfg, no_encoder_attn=False):
-        return self.build_layer(DecoderLayer, cfg, cfg.max_target_positions, no_encoder_attn)
+        # With --cross-self-attention, the positions of the target follow those of the source.
+        positions = cfg.max_target_positions + cfg.cross_self_attention * cfg.max_source_positions
+        return self.build_layer(DecoderLayer, cfg, positions, no_encoder_attn)
 
     def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
         """Decodes like fairseq, except that the first call with an incremental state processes all tokens."""
         extract = super().extract_features_scriptable
+        if self.cross_self_attention:
+            encoder_out = _pad_left(encoder_out)
         if incremental_state is None or incremental_state or tokens.size(1) == 1:
             return extract(tokens, encoder_out, incremental_state, *rest, **kwargs)
         # Only attention and token positions receive the state, because with a state fairseq would process

@@ -14,7 +14,6 @@ class MethodFingerprint(nn.Module):
 
     Several methods have the same parameters, so loading weights into a model of another method would go
     unnoticed. The flags are stored as JSON in an integer buffer, which checkpoint averaging does not change.
-    The buffer's name contains "version" to exclude it from fairseq's exponential moving average.
 
     A state dict from before an option of the encoding existed lacks this option, which then has its default.
     """
@@ -28,11 +27,8 @@ class MethodFingerprint(nn.Module):
 
     def _load_from_state_dict(self, state_dict, prefix, *args):
         stored = state_dict.get(f"{prefix}version")
-        if stored is None:
-            raise SystemExit(
-                "fairseq_lrpe: the checkpoint has no method, so it is not of a model of fairseq_lrpe: pass "
-                "another --restore-file, or a new --save-dir to train from scratch"
-            )
+        if stored is None:  # as for any missing buffer, an error unless strict=False
+            return super()._load_from_state_dict(state_dict, prefix, *args)
         if self.defaults | _flags(stored) != _flags(self.version):
             raise SystemExit(
                 f"fairseq_lrpe: the checkpoint is of another method ({_format(stored)}) than the model "

@@ -3,12 +3,17 @@
 from dataclasses import dataclass
 from functools import partial
 
-from fairseq.models.transformer import TransformerConfig
 from fairseq.models.transformer_lm import TransformerLanguageModel, TransformerLanguageModelConfig
 from omegaconf import II
 
 from fairseq_lrpe.config import PositionConfig, check_part, flag
-from fairseq_lrpe.models.encoder_decoder import INIT_STD_HELP, Decoder, add_token_positions, init_normal
+from fairseq_lrpe.models.encoder_decoder import (
+    INIT_STD_HELP,
+    Decoder,
+    add_token_positions,
+    init_normal,
+    transformer_config,
+)
 from fairseq_lrpe.models.memory import build_memory
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
@@ -39,9 +44,11 @@ class LanguageModel(TransformerLanguageModel):
             # This is the length in training; the memory of an evaluation can be longer.
             args.max_target_positions = task.args.memory_length + args.tokens_per_sample
         # Only the embeddings of fairseq's model are used, which can be of several kinds.
+        layers = args.decoder_layers  # fairseq replaces it if --decoder-layers-to-keep is given
         embed_tokens = super().build_model(args, task).decoder.embed_tokens
-        cfg = TransformerConfig.from_namespace(args)
-        decoder = Decoder(args, cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
+        args.decoder_layers = layers
+        cfg = transformer_config(args)
+        decoder = Decoder(cfg, task.target_dictionary, embed_tokens, no_encoder_attn=True)
         add_token_positions(decoder, args, decoder.max_target_positions)
         if args.init_std:
             init_normal(decoder, args.init_std)

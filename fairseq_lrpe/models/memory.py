@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
+from fairseq_lrpe.config import recomputes_activations
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.tasks.memory_lm import Segment
 
@@ -111,8 +112,12 @@ def check_memory(attention: SelfAttention, cfg, task) -> None:
         raise ValueError(
             f"{encoding.name} uses absolute positions, which a memory does not support: use one of {known}"
         )
-    if cfg.checkpoint_activations:
+    if recomputes_activations(cfg):
         raise ValueError("--checkpoint-activations is not supported with a memory: omit it")
+    if cfg.decoder_layerdrop:
+        raise ValueError(
+            "--decoder-layerdrop is not supported with a memory, which each layer extends: omit it"
+        )
     if task.clamp_length and not encoding.uses_distance_table:
         known = ", ".join(name for name, cls in ENCODINGS.items() if cls.uses_distance_table)
         raise ValueError(

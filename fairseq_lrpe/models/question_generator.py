@@ -6,13 +6,19 @@ from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 
 import torch
-from fairseq.models.transformer import Embedding, TransformerConfig, TransformerModelBase
+from fairseq.models.transformer import Embedding, TransformerModelBase
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from torch import Tensor, nn
 
-from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
+from fairseq_lrpe.config import LayerConfig, check_part, flag, layer_flags, with_defaults
 from fairseq_lrpe.data import bert_weights, word_pieces
-from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions, segment_ids
+from fairseq_lrpe.models.encoder_decoder import (
+    Decoder,
+    Encoder,
+    add_token_positions,
+    segment_ids,
+    transformer_config,
+)
 from fairseq_lrpe.models.register import register_family
 
 EPSILON = 1e-6
@@ -22,7 +28,9 @@ BERT_EPSILON = 1e-12
 
 
 @dataclass
-class QuestionGeneratorConfig(with_defaults(LayerConfig, token_positions="none")):
+class QuestionGeneratorConfig(
+    with_defaults(LayerConfig, token_positions="none"), layer_flags("encoder", "decoder")
+):
     """Flags of a question generator; the defaults are those of Table 2 of the paper on LFHC and GCDF.
 
     The flags of attention and positions apply to the decoder only, because the encoder is BERT.
@@ -38,7 +46,6 @@ class QuestionGeneratorConfig(with_defaults(LayerConfig, token_positions="none")
     decoder_attention_heads: int = flag(12, "number of decoder attention heads")
     max_source_positions: int = flag(512, "maximum source length in tokens")
     max_target_positions: int = flag(64, "maximum question length in tokens")
-    checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
 
 
 def transformer_args(args) -> Namespace:
@@ -65,12 +72,11 @@ class BertEncoder(Encoder):
     The output also contains the source tokens, from which the decoder copies.
     """
 
-    def __init__(self, args, cfg, dictionary, embed_tokens):
-        super().__init__(args, cfg, dictionary, embed_tokens)
+    def __init__(self, cfg, dictionary, embed_tokens):
+        super().__init__(cfg, dictionary, embed_tokens)
         self.segments = nn.Embedding(2, embed_tokens.embedding_dim)
         self.end = dictionary.eos()
-        # The digest identifies the vocabulary, because others can have the same size. MethodFingerprint
-        # explains why its name contains "version".
+        # The digest identifies the vocabulary, because others can have the same size.
         digest = zlib.crc32("\n".join(dictionary.symbols).encode())
         self.register_buffer("types_version", torch.tensor(digest))
         for module in self.modules():
@@ -104,8 +110,8 @@ class CopyingDecoder(Decoder):
     menghuanlater/Tianchi2020ChineseMedicineQuestionGeneration by the author of LFHC and GCDF.
     """
 
-    def __init__(self, args, cfg, dictionary, embed_tokens):
-        super().__init__(args, cfg, dictionary, embed_tokens)
+    def __init__(self, cfg, dictionary, embed_tokens):
+        super().__init__(cfg, dictionary, embed_tokens)
         width = self.embed_dim
         self.to_output, self.to_copy = nn.Linear(width, width), nn.Linear(width, width)
         self.gate = nn.Linear(width, 1)
@@ -160,11 +166,11 @@ class QuestionGeneratorModel(TransformerModelBase):
     def build_model(cls, args, task):
         args, dictionary = transformer_args(args), task.source_dictionary
         embedding = Embedding(len(dictionary), args.encoder_embed_dim, dictionary.pad())
-        cfg = TransformerConfig.from_namespace(args)
+        cfg = transformer_config(args)
         cfg.layernorm_embedding = cfg.encoder.learned_pos = True
-        encoder = BertEncoder(args, cfg, dictionary, embedding).apply(init_bert_params)
+        encoder = BertEncoder(cfg, dictionary, embedding).apply(init_bert_params)
         cfg.layernorm_embedding, cfg.no_token_positional_embeddings = False, args.token_positions == "none"
-        decoder = CopyingDecoder(args, cfg, dictionary, embedding)
+        decoder = CopyingDecoder(cfg, dictionary, embedding)
         add_token_positions(decoder, args, args.max_target_positions)
         return cls(cfg, encoder, decoder)
 

@@ -6,22 +6,28 @@ from typing import Optional
 
 from fairseq import utils
 from fairseq.models.roberta import model as fairseq_roberta
-from fairseq.models.transformer import TransformerConfig
 from fairseq.modules import PositionalEmbedding
 from fairseq.modules.transformer_sentence_encoder import init_bert_params
 from omegaconf import open_dict
 from torch import Tensor
 
-from fairseq_lrpe.config import ACTIVATIONS, LayerConfig, check_part, flag, with_defaults
+from fairseq_lrpe.config import (
+    ACTIVATIONS,
+    LayerConfig,
+    check_part,
+    flag,
+    layer_flags,
+    with_defaults,
+)
 from fairseq_lrpe.data.line_codec import byte_pair_folder
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
-from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions
+from fairseq_lrpe.models.encoder_decoder import Encoder, add_token_positions, transformer_config
 from fairseq_lrpe.models.register import register_family
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
 @dataclass
-class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
+class RobertaConfig(with_defaults(LayerConfig, token_positions="learned"), layer_flags("encoder")):
     """Flags of fairseq's RoBERTa; the defaults are RoBERTa base.
 
     As in the public models of LRPE's authors (OpenNLPLab/fairseq-evo), encodings are combined with learned
@@ -32,12 +38,13 @@ class RobertaConfig(with_defaults(LayerConfig, token_positions="learned")):
     layernorm_embedding: bool = flag(True, "apply layernorm to the embeddings")
     pooler_activation_fn: ACTIVATIONS = flag("tanh", "activation function of the classification heads")  # noqa: RUF009
     pooler_dropout: float = flag(0.0, "dropout probability in the classification heads")
-    encoder_layerdrop: float = flag(0.0, "probability of dropping a layer in training")
     untie_weights_roberta: bool = flag(False, "do not share input and output embeddings")
     max_positions: Optional[int] = flag(None, "maximum length in tokens (default: the task's)")  # noqa: UP045
     load_checkpoint_heads: bool = flag(False, "load the classification heads of a checkpoint")
     spectral_norm_classification_head: bool = flag(False, "apply spectral norm to the classification heads")
-    checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
+    mha_reg_scale_factor: float = flag(0.0, "L1 penalty of attention projections for AdaPruning")
+    ffn_reg_scale_factor: float = flag(0.0, "L1 penalty of feed-forward layers for AdaPruning")
+    ffn_blocks_to_remove: int = flag(-1, "number of hidden features that AdaPruning removes (-1: none)")
     mask_decoder: bool = flag(
         False,
         "predict masked tokens by DeBERTa's enhanced mask decoder, which adds absolute positions to the "
@@ -61,6 +68,7 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
     """
 
     def __init__(self, args, dictionary):
+        self._layers = args.encoder_layers  # fairseq replaces it if --encoder-layers-to-keep is given
         super().__init__(args, dictionary)
         self.positions = None
         if args.mask_decoder:
@@ -90,8 +98,8 @@ class RobertaEncoder(fairseq_roberta.RobertaEncoder):
         return queries.transpose(0, 1)
 
     def build_encoder(self, args, dictionary, embed_tokens):
-        cfg = TransformerConfig.from_namespace(args)
-        return Encoder(args, cfg, dictionary, embed_tokens).apply(init_bert_params)
+        args.encoder_layers = self._layers
+        return Encoder(transformer_config(args), dictionary, embed_tokens).apply(init_bert_params)
 
 
 class RobertaModel(fairseq_roberta.RobertaModel):

@@ -3,23 +3,38 @@
 from dataclasses import dataclass
 from typing import Optional
 
-from fairseq.models.transformer import TransformerConfig, TransformerModelBase
+from fairseq.models.transformer import TransformerModelBase
 from omegaconf import II
 
-from fairseq_lrpe.config import LayerConfig, check_part, flag, with_defaults
-from fairseq_lrpe.encodings import check_choice
+from fairseq_lrpe.config import (
+    TRANSFORMER_FLAGS,
+    LayerConfig,
+    check_part,
+    fairseq_flags,
+    flag,
+    part_config,
+    with_defaults,
+)
+from fairseq_lrpe.encodings import ENCODINGS, check_choice
 from fairseq_lrpe.methods import ATTENTIONS
-from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions
+from fairseq_lrpe.models.encoder_decoder import Decoder, Encoder, add_token_positions, transformer_config
 from fairseq_lrpe.models.register import register_family
 
 ENCODING_IN = ("encoder", "decoder", "both")
 BASE_SIZES = {"layers": 6, "embed_dim": 512, "ffn_embed_dim": 2048, "attention_heads": 8}
 DEFAULTS = {f"encoder_{name}": size for name, size in BASE_SIZES.items()}
+REPLACED_FLAGS = {
+    *("encoder_learned_pos", "decoder_learned_pos", "no_token_positional_embeddings"),  # --token-positions
+    *("encoder_xformers_att_config", "decoder_xformers_att_config"),  # --attention
+    *("adaptive_input", "char_inputs"),  # fairseq ignores them
+}
+"""Flags of fairseq's ``transformer`` that this family does not have."""
 
 
 @dataclass
 class TransformerMTConfig(
-    with_defaults(LayerConfig, **DEFAULTS, activation_fn="relu", attention_dropout=0.0)
+    with_defaults(LayerConfig, **DEFAULTS, activation_fn="relu", attention_dropout=0.0),
+    fairseq_flags(*(name for name in TRANSFORMER_FLAGS if name not in REPLACED_FLAGS)),
 ):
     """Flags of fairseq's ``transformer``; the defaults are the base Transformer."""
 
@@ -37,19 +52,8 @@ class TransformerMTConfig(
     tupe_cls: bool = flag(
         False, "give the first token separate position scores in TUPE, as if each source began with <s>"
     )
-    encoder_normalize_before: bool = flag(False, "apply layernorm before each encoder block")
-    decoder_layers: int = flag(6, "number of decoder layers")
-    decoder_embed_dim: int = flag(512, "decoder embedding dimension")
-    decoder_ffn_embed_dim: int = flag(2048, "hidden dimension of the decoder's feed-forward layers")
-    decoder_attention_heads: int = flag(8, "number of decoder attention heads")
-    decoder_normalize_before: bool = flag(False, "apply layernorm before each decoder block")
     decoder_input_dim: int = flag(II("model.decoder_embed_dim"), "input dimension (default: the embed dim)")
     decoder_output_dim: int = flag(II("model.decoder_embed_dim"), "output dimension (default: the embed dim)")
-    share_decoder_input_output_embed: bool = flag(False, "share the decoder's input and output embeddings")
-    share_all_embeddings: bool = flag(False, "share all embeddings (requires a joined dictionary)")
-    max_source_positions: int = flag(1024, "maximum source length in tokens")
-    max_target_positions: int = flag(1024, "maximum target length in tokens")
-    checkpoint_activations: bool = flag(False, "recompute activations in the backward pass to save memory")
 
 
 def resolve_flags(cfg) -> None:
@@ -66,6 +70,23 @@ def resolve_flags(cfg) -> None:
             f"--share-all-embeddings needs equal embedding dimensions, not {cfg.encoder_embed_dim} in the "
             f"encoder and {cfg.decoder_embed_dim} in the decoder"
         )
+    if cfg.cross_self_attention:
+        check_cross_self_attention(cfg)
+
+
+def check_cross_self_attention(cfg) -> None:
+    """Raises a ValueError if self-attention in the decoder cannot attend to the source, too."""
+    if cfg.encoder_embed_dim != cfg.decoder_embed_dim:
+        raise ValueError(
+            f"--cross-self-attention needs equal embedding dimensions, not {cfg.encoder_embed_dim} in the "
+            f"encoder and {cfg.decoder_embed_dim} in the decoder"
+        )
+    encoding = ENCODINGS[part_config(cfg, "decoder").encoding]
+    if encoding.uses_absolute_positions:
+        raise ValueError(
+            f"--cross-self-attention does not support {encoding.name} in the decoder, because its absolute "
+            "positions would depend on the padding of the source: pass --encoding-in encoder, or omit it"
+        )
 
 
 class TransformerModel(TransformerModelBase):
@@ -75,25 +96,26 @@ class TransformerModel(TransformerModelBase):
 
     @classmethod
     def build_model(cls, args, task):
-        cfg = TransformerConfig.from_namespace(args)
+        cfg = transformer_config(args)
         cfg.encoder.learned_pos = cfg.decoder.learned_pos = args.token_positions == "learned"
         cfg.no_token_positional_embeddings = args.token_positions == "none"
-        source, target = task.source_dictionary, task.target_dictionary
-        if args.share_all_embeddings and source != target:
+        if args.share_all_embeddings and task.source_dictionary != task.target_dictionary:
             raise SystemExit(
                 "fairseq_lrpe: --share-all-embeddings needs one dictionary for both languages: run "
                 "fairseq-preprocess with --joined-dictionary"
             )
-        embed_source = cls.build_embedding(cfg, source, cfg.encoder.embed_dim)
-        if args.share_all_embeddings:
-            cfg.share_decoder_input_output_embed, embed_target = True, embed_source
-        else:
-            embed_target = cls.build_embedding(cfg, target, cfg.decoder.embed_dim)
-        encoder = Encoder(args, cfg, source, embed_source)
-        decoder = Decoder(args, cfg, target, embed_target)
-        add_token_positions(encoder, args, args.max_source_positions)
-        add_token_positions(decoder, args, args.max_target_positions)
-        return cls(cfg, encoder, decoder)
+        model = super().build_model(cfg, task)
+        add_token_positions(model.encoder, args, args.max_source_positions)
+        add_token_positions(model.decoder, args, args.max_target_positions)
+        return model
+
+    @classmethod
+    def build_encoder(cls, cfg, dictionary, embed_tokens):
+        return Encoder(cfg, dictionary, embed_tokens)
+
+    @classmethod
+    def build_decoder(cls, cfg, dictionary, embed_tokens):
+        return Decoder(cfg, dictionary, embed_tokens, no_encoder_attn=cfg.no_cross_attention)
 
 
 register_family("transformer", TransformerModel, TransformerMTConfig)

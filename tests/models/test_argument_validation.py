@@ -54,6 +54,11 @@ LRPE = "--encoding lrpe"
      "concatenation needs an even embedding dimension, not 33"),
     ("softmax_lm", "--token-positions floater_every_layer --checkpoint-activations",
      "--checkpoint-activations is not supported with floater_every_layer token positions: omit it"),
+    ("softmax_lm", "--token-positions floater_every_layer --offload-activations",
+     "--checkpoint-activations is not supported with floater_every_layer token positions: omit it"),
+    ("softmax_lm", "--decoder-xformers-att-config {}", "--decoder-xformers-att-config replaces the"),
+    ("softmax_lm", "--decoder-layers-to-keep 0", "selects layers of a trained model: omit it"),
+    ("softmax_lm", "--fp16", "--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too"),
     ("linear_lm_rope", "--decoder-attention-heads 5", "32 is not divisible by 5"),
     ("softmax_lm_rope", "--decoder-attention-heads 32", "must be even, not 1"),
     ("linear_lm_iclr_type2", "--decoder-embed-dim 36", "must be even, not 9"),
@@ -108,6 +113,17 @@ def test_damaged_data(name, change, message, data_bin, tmp_path):
     path.write_bytes(change(path.read_bytes()))
     words = train_flags(path.parent, "linear_lm_base", tmp_path / "save")
     assert_rejected(train_here(*words), message, tmp_path / "save")
+
+
+def test_shard_with_another_dictionary(data_bin, tmp_path):
+    other = shutil.copytree(data_bin, tmp_path / "bin1") / "dict.txt"
+    words = train_flags(f"{data_bin}:{other.parent}", "linear_lm_base", tmp_path / "save", "--max-update", 1)
+    other.write_text(other.read_text().replace("w1 ", "w100 "))
+    message = f"{other} differs from {data_bin / 'dict.txt'}, so bin1 is not a shard of bin: rename one"
+    assert_rejected(train_here(*words), message, tmp_path / "save")
+    symbols = [line.split()[0] for line in (data_bin / "dict.txt").read_text().splitlines()]
+    other.write_text("".join(f"{symbol} 1\n" for symbol in symbols))  # the counts do not matter
+    assert train_here(*words).returncode == 0
 
 
 @pytest.mark.parametrize("command", ["fairseq-train", *EVALUATIONS])

@@ -25,8 +25,11 @@ CASES += [
     (f"linear_transformer_{name}", {"decoder_attention": "linear", "encoding_in": "both"})
     for name in ("base", "rope", "spe", "per", "roper", "cosformer", "tmlr_type1", "tmlr_type3", "iclr_type8")
 ]
+CROSS_SELF = {"cross_self_attention": True, "no_cross_attention": True}
+CASES += [(f"softmax_transformer_{name}", CROSS_SELF) for name in ("rope", "t5", "shaw_values")]
+CASES += [(f"linear_transformer_{name}", {**CASES[-4][1], **CROSS_SELF}) for name in ("tmlr_type1", "per")]
 every = pytest.mark.parametrize(
-    "arch, flags", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(x.values())
+    "arch, flags", CASES, ids=lambda x: x if isinstance(x, str) else "-".join(map(str, x.values()))
 )
 
 
@@ -127,11 +130,16 @@ def fingerprints(model):
     return {name: value for name, value in model.state_dict().items() if "method" in name}
 
 
-def test_softmax_base_equals_fairseqs_transformer():
+OTHER_FLAGS = {"layernorm_embedding": True, "no_scale_embedding": True, "no_decoder_final_norm": True}
+OTHER_FLAGS |= {"encoder_normalize_before": True, "decoder_normalize_before": True}
+
+
+@pytest.mark.parametrize("flags", [{}, CROSS_SELF, {"cross_self_attention": True}, OTHER_FLAGS], ids=str)
+def test_softmax_base_equals_fairseqs_transformer(flags):
     """Models with the same weights have the same outputs, translations and gradients."""
-    ours = build("softmax_transformer_base")
+    ours = build("softmax_transformer_base", **flags)
     sizes = {f"{part}_{name}": x for part in ("encoder", "decoder") for name, x in SIZES.items()}
-    config = SimpleNamespace(**sizes, decoder_output_dim=32, decoder_input_dim=32)
+    config = SimpleNamespace(**sizes, decoder_output_dim=32, decoder_input_dim=32, **flags)
     config = TransformerConfig.from_namespace(config)
     fairseqs = TransformerModelBase.build_model(config, tiny_task()).eval()
     fingerprints = {name: value for name, value in ours.state_dict().items() if "method" in name}

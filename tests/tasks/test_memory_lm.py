@@ -248,6 +248,7 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
     ("--token-positions rnn", "rnn token positions restart in each segment"),
     ("--token-positions sinusoidal", "sinusoidal token positions restart in each segment"),
     ("--checkpoint-activations", "--checkpoint-activations is not supported with a memory"),
+    ("--decoder-layerdrop 0.1", "--decoder-layerdrop is not supported with a memory"),
     ("--batch-size 2", "an update must have all 4 streams, but 2 (--batch-size) × 1 (processes) × 1"),
     ("--sample-break-mode eos", "memory_lm requires --sample-break-mode none, not eos"),
     ("--tokens-per-sample 100000", "a segment of 100,000 needs 100,001"),

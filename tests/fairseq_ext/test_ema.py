@@ -1,0 +1,112 @@
+"""--store-ema: averages equal those computed from the state dicts after all updates."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from commands import assert_error, assert_same_weights, load_last_checkpoint
+from fairseq.checkpoint_utils import save_ema_as_checkpoint
+from fairseq.dataclass.configs import EMAConfig
+from fairseq.models import MODEL_DATACLASS_REGISTRY
+from fairseq.models.ema import build_ema
+from fairseq_cli import eval_lm
+from tiny import PLUGIN, run_here
+from tiny_models import build_model, task_of
+
+LENGTHS = dict.fromkeys(("max_source_positions", "max_target_positions", "max_positions"), 24)
+LENGTHS |= {"tokens_per_sample": 24, "add_bos_token": False, "tpu": False, "patch_size": 4}
+ARCHITECTURES = {
+    "linear_lm_per": {"share_decoder_input_output_embed": True},  # integer buffers and tied weights
+    "softmax_lm_tupe_r": {},  # shared by all layers
+    "linear_roberta_tmlr_type3": {},
+    "linear_transformer_iclr_type4": {"share_all_embeddings": True, "token_positions": "rnn"},
+    "softmax_question_generator_fire": {},
+    "linear_classifier_spe": {},  # statistics of BatchNorm
+    "linear_vit_tmlr_type3": {},
+}
+
+
+def average(states, decay, start=0, frequency=1):
+    """Returns the average of the states after updates 1, 2, ..., which starts with the first of them."""
+    result = states[0]
+    for update, state in enumerate(states, 1):
+        if update % frequency == 0:
+            d = decay if update >= start else 0.0
+            result = {name: d * result[name].double() + (1 - d) * x.double() for name, x in state.items()}
+    return result
+
+
+def assert_equal(found, expected, atol):
+    assert found.keys() == expected.keys()
+    for name, x in found.items():
+        torch.testing.assert_close(x.double(), expected[name].double(), rtol=0, atol=atol, msg=name)
+
+
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@torch.no_grad()
+def test_average_of_every_family(arch, half):
+    task = task_of(
+        cfg=SimpleNamespace(image_size=12, pooling="mean"), labels=range(5), about={}, joined=False
+    )
+    task.apart, task.max_positions = False, lambda: 24
+    lengths = LENGTHS.keys() & MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__
+    model = build_model(arch, task, **{name: LENGTHS[name] for name in lengths}, **ARCHITECTURES[arch])
+    model = model.half() if half else model
+    ema = build_ema(model, EMAConfig(ema_decay=0.7, ema_fp32=half), None)
+    states = [{name: x.clone() for name, x in model.state_dict().items()}]
+    for update in range(1, 5):
+        for x in [*model.parameters(), *(b for name, b in model.named_buffers() if "running" in name)]:
+            x += torch.rand(x.shape).to(x.dtype)
+        ema.step(model, update)
+        states.append({name: x.clone() for name, x in model.state_dict().items()})
+    assert_equal(ema.get_model().state_dict(), average(states, 0.7), 5e-3 if half else 2e-6)
+    assert {x.dtype for x in ema.get_model().parameters()} == {x.dtype for x in model.parameters()}
+
+
+FLAGS = ["--share-decoder-input-output-embed", "--no-epoch-checkpoints", "--disable-validation"]
+EMA = ["--store-ema", "--ema-decay", 0.6, "--ema-start-update", 3, "--ema-update-freq", 2]
+
+
+def test_training_with_an_average(train, data_bin, tmp_path):
+    """Training, resuming, evaluation, and training from an average and from a checkpoint without one."""
+    arch, whole, resumed = "linear_lm_per", tmp_path / "whole", tmp_path / "resumed"
+    flags = [*FLAGS, *EMA]
+    assert train(arch, whole, *flags, "--save-interval-updates", 1, "--max-update", 7).returncode == 0
+    states = [torch.load(whole / f"checkpoint_1_{n}.pt", weights_only=True)["model"] for n in range(1, 8)]
+    last = load_last_checkpoint(whole)
+    assert_equal(last["extra_state"]["ema"], average(states, 0.6, start=3, frequency=2), 1e-6)
+
+    for updates in (3, 7):
+        assert train(arch, resumed, *flags, "--max-update", updates).returncode == 0
+    assert_same_weights(whole, resumed)
+    assert_equal(load_last_checkpoint(resumed)["extra_state"]["ema"], last["extra_state"]["ema"], 0)
+
+    save_ema_as_checkpoint(str(whole / "checkpoint_last.pt"), str(tmp_path / "average.pt"))
+    words = [data_bin, "--user-dir", PLUGIN, "--cpu", "--batch-size", 4, "--tokens-per-sample", 32]
+    done = run_here(eval_lm.cli_main, *words, "--path", tmp_path / "average.pt")
+    assert done.returncode == 0, done.stderr
+
+    seed = ["--ema-seed-model", whole / "checkpoint_last.pt", "--store-ema", "--ema-decay", 1]
+    assert train(arch, tmp_path / "seeded", *FLAGS, *seed, "--max-update", 1).returncode == 0
+    assert_equal(
+        load_last_checkpoint(tmp_path / "seeded")["extra_state"]["ema"], last["extra_state"]["ema"], 0
+    )
+
+    plain = tmp_path / "plain"
+    assert train(arch, plain, *FLAGS, "--max-update", 2).returncode == 0
+    before = load_last_checkpoint(plain)["model"]
+    done = train(arch, plain, *FLAGS, "--store-ema", "--ema-decay", 0.25, "--max-update", 3)
+    assert done.returncode == 0, done.stderr
+    after = load_last_checkpoint(plain)
+    assert_equal(after["extra_state"]["ema"], average([before, after["model"]], 0.25), 1e-6)
+
+
+def test_average_of_another_method(train, tmp_path):
+    assert (
+        train("linear_lm_base", tmp_path / "base", *FLAGS, "--store-ema", "--max-update", 1).returncode == 0
+    )
+    seed = ["--store-ema", "--ema-seed-model", tmp_path / "base/checkpoint_last.pt", "--max-update", 1]
+    assert_error(
+        train("linear_lm", tmp_path / "relu", *FLAGS, "--feature-map", "relu", *seed), "another method"
+    )
