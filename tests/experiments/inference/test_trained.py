@@ -54,7 +54,8 @@ import torch
 def state():
     loggers = [(x.level, list(x.handlers)) for x in (logging.root, logging.getLogger("PIL"))]
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
-    settings = torch.get_default_dtype(), torch.get_num_threads(), sys.excepthook, logging.root.manager.disable
+    level = logging.root.manager.disable
+    settings = torch.get_default_dtype(), torch.get_num_threads(), sys.excepthook, level
     denormal = float(torch.tensor(1e-40) * 1)
     of_others = dict(os.environ), list(sys.path), list(map(str, warnings.filters))
     return [denormal, loggers, handlers, settings], of_others
