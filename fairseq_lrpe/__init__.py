@@ -5,8 +5,9 @@
 depend only on torch.
 """
 
-import logging
 from typing import TYPE_CHECKING
+
+from fairseq_lrpe.utils.root_logger import unchanged_root_logger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fairseq_lrpe.experiments.inference.load import TrainedModel
-
-# Importing fairseq sets the root logger to DEBUG, a level at which Pillow logs every chunk of a PNG file.
-logging.getLogger("PIL").setLevel(logging.INFO)
 
 
 def load_results(results: "str | Path") -> "pd.DataFrame":
@@ -46,6 +44,7 @@ def load_model(
 
     See :func:`fairseq_lrpe.experiments.inference.trained.load_model` for the methods of each family.
     """
-    from fairseq_lrpe.experiments.inference import trained
+    with unchanged_root_logger():
+        from fairseq_lrpe.experiments.inference import trained
 
     return trained.load_model(run_or_checkpoint, data=data, cpu=cpu)

@@ -17,9 +17,6 @@ from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.encodings import Encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 
-# Strong decays produce denormal weights, with which attention on a CPU is twice as slow as with zeros.
-torch.set_flush_denormal(True)
-
 
 class DecodingState(NamedTuple):
     """Data that an attention module stores in fairseq's incremental state.

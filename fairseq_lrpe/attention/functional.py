@@ -35,7 +35,8 @@ def apply_encoding(
         ValueError: for positions that are not valid, and for encodings that do more than to encode q and k.
     """
     _check(encoding, q, k)
-    if type(encoding).forward is Encoding.forward and encoding.modifies_scores:
+    adds_bias_only = type(encoding).forward is Encoding.forward or encoding.query_bias is not None
+    if adds_bias_only and encoding.modifies_scores:
         raise ValueError(
             f"{encoding.name} does not change q and k, but the scores: add attention_bias(...), or {MODULES}"
         )
@@ -61,7 +62,7 @@ def attention_bias(
 
     Args:
         encoding: the encoding.
-        q: queries (B, H, Lq, d), as returned by :func:`apply_encoding` if the encoding changes them.
+        q: queries (B, H, Lq, d), as returned by :func:`apply_encoding` if the encoding supports it.
         k: keys (B, H, Lk, d), likewise.
         positions: positions of the queries, as in :func:`apply_encoding`.
         key_positions: positions of the keys, likewise.
@@ -76,9 +77,13 @@ def attention_bias(
         raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     indices = [PositionIndex(*row, last) for row in zip(at_q, at_k, strict=True)]
+    u = encoding.query_bias
+    content_bias = None if u is None else encoding.scale * (k @ u.unsqueeze(-1)).mT  # (B, H, 1, Lk)
+    q = q if u is None else q + u[:, None]
     parts = zip(q.split(len(q) // len(indices)), k.split(len(q) // len(indices)), indices, strict=True)
     biases = [encoding.bias(*part) for part in parts]
-    return torch.cat([bias[(None,) * (4 - bias.dim())] for bias in biases])
+    bias = torch.cat([bias[(None,) * (4 - bias.dim())] for bias in biases])
+    return bias if u is None else bias + content_bias
 
 
 def _check(encoding, q, k):

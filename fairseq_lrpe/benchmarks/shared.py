@@ -76,6 +76,7 @@ def measuring(program: str) -> Iterator[None]:
     """Context in which logs are silenced, and invalid input, lack of memory and Ctrl-C exit with one line."""
     warnings.filterwarnings("ignore", category=UserWarning)  # fairseq uses a deprecated interface of hydra
     logging.disable(logging.INFO)
+    torch.set_flush_denormal(True)  # as in training
     with exit_on_error(program):
         check_architectures()
         try:

@@ -5,6 +5,7 @@ Each subcommand is a module with a function ``main(arguments)``. Modules are imp
 """
 
 import gc
+import logging
 import sys
 from importlib import import_module
 
@@ -47,6 +48,8 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs a subcommand; ``arguments`` defaults to ``sys.argv[1:]``."""
     # With Python's default, a fifth of the time that torch and fairseq take to start is garbage collection.
     gc.set_threshold(100_000, 50, 100)
+    # Importing fairseq sets the root logger to DEBUG, a level at which Pillow logs every chunk of a PNG file.
+    logging.getLogger("PIL").setLevel(logging.INFO)
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print(f"usage: lrpe COMMAND [options]\n\n{listing()}\n\n`lrpe COMMAND --help` explains a command.")

@@ -1,5 +1,6 @@
 """Interface and registry of positional encodings."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 
@@ -67,6 +68,31 @@ class Encoding(nn.Module):
     clamp_length = 0
     """Maximum distance in an evaluation, which replaces larger distances; 0 means no maximum."""
 
+    query_bias: Tensor | None = None
+    """u (H, d) if :meth:`forward` only adds u to the queries, otherwise None."""
+
+    def __init_subclass__(cls, **kwargs):
+        """Derives one of :meth:`bias` and :meth:`bias_function` from the other if a class defines only one.
+
+        Both are then those of the same class, and each can call both methods of ``super()``.
+        """
+        super().__init_subclass__(**kwargs)
+        owner = vars(next(c for c in cls.__mro__ if vars(c).keys() & {"bias", "bias_function"}))
+        if "bias" not in owner:
+
+            @functools.wraps(Encoding.bias)
+            def bias(self, q, k, q_offset=0):
+                return owner["bias_function"](self, q, k, q_offset)(q, k, q_offset)
+
+            cls.bias = bias
+        elif "bias_function" not in owner:
+
+            @functools.wraps(Encoding.bias_function)
+            def bias_function(self, q, k, q_offset=0):
+                return functools.partial(owner["bias"], self)
+
+            cls.bias_function = bias_function
+
     def __init__(
         self,
         *,
@@ -123,8 +149,6 @@ class Encoding(nn.Module):
             A tensor broadcastable to (B, H, Lq, Lk). If causal, entries of keys after their query are
             arbitrary, but finite.
         """
-        if type(self).bias_function is not Encoding.bias_function:
-            return self.bias_function(q, k, q_offset)(q, k, q_offset)
         decay = self.log_decay
         if decay is None or decay.dim() > 1 or self.multiplicative_decay:
             return None
@@ -149,7 +173,7 @@ class Encoding(nn.Module):
 
         Subclasses override it instead of :meth:`bias` if all blocks share a part of the computation.
         """
-        return self.bias
+        return functools.partial(Encoding.bias, self)
 
     left_context: int | None = None
     """Number of preceding inputs that :meth:`input_features` needs, or None if it is not implemented."""

@@ -16,10 +16,10 @@ class CoPE(Encoding):
     """Measures the distance from key j to query i by a sum of gates, one per key (Golovneva et al. 2024).
 
     With s_ij = q_i·k_j / √d, the gates are g_ij = σ(s_ij), and the position is p_ij = Σ_{t=j..i} g_it,
-    clipped to ``positions`` − 1. The score is s_ij + q_i·e[p_ij] / √d, where e[p] interpolates linearly
-    between e[⌊p⌋] and e[⌈p⌉]. The authors' listing does not specify where logits are scaled; here every q·k
-    is scaled, including those in the gates. Padding and keys after the query have g = 0. The embeddings e
-    (positions, d) are shared by all heads and initialized to 0.
+    clipped to ``positions`` − 1. The score is s_ij + q_i·e[p_ij], where e[p] interpolates linearly between
+    e[⌊p⌋] and e[⌈p⌉]. As in the authors' listing, q·k is divided by √d, also in the gates, but q·e is not.
+    Padding and keys after the query have g = 0. The embeddings e (positions, d) are shared by all heads and
+    initialized to 0.
 
     Products of q with the embeddings take O(L·positions·d) time, and sums and look-ups O(L²).
     """
@@ -46,10 +46,9 @@ class CoPE(Encoding):
         return functools.partial(self._scores, embeddings_and_slopes, key_padding_mask)
 
     def _scores(self, embeddings_and_slopes, padding, q, k, q_offset=0):
-        q = self.scale * q
         padding = None if padding is None else padding[:, None, None, : k.size(-2)]
         table = (q @ embeddings_and_slopes.mT).unflatten(-1, (-1, 2))
-        return _ContextualScores.apply(q @ k.mT, table, padding, q_offset)
+        return _ContextualScores.apply(self.scale * q @ k.mT, table, padding, q_offset)
 
 
 class _ContextualScores(torch.autograd.Function):

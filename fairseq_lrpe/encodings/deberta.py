@@ -21,8 +21,8 @@ class DeBERTa(Encoding):
     """Adds content-to-position and position-to-content scores (He et al. 2021; LRPE TMLR Eq. 31).
 
     Scores become (q_i·k_j + q_i·k^r_{g(i−j)} + k_j·q^r_{g(j−i)}) / √(3d). k^r and q^r are two projections of
-    2k relative embeddings of the model's width; g(x) is x + k, clipped to 0..2k−1. The added scores take
-    O(L²·d) time.
+    2k relative embeddings of the model's width; g(x) is x + k, clipped to 0..2k−1. The authors' code, and
+    that of Hugging Face, has g(i−j) in the last term, too. The added scores take O(L²·d) time.
     """
 
     decomposable = False

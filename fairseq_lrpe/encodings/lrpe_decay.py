@@ -1,28 +1,55 @@
 """LRPE with a decay (LRPE-d)."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.lrpe import LRPE
+from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_frequencies
 
 
-@register_encoding("lrpe_decay")
+@register_encoding(
+    "lrpe_decay",
+    first_layer="rotate in the first layer only, with own angles for each head, as TransNormerLLM does",
+)
 class LRPEDecay(LRPE):
     """Unitary LRPE with learned angles and the decay λ = e^(−(8h/H)(1 − l/L)) of head h in layer l.
 
-    It is the encoding of TransNormerLLM (Qin et al. 2023, Section 3.1). With h = 1..H and l = 1..L, the
-    product of query i and key j is weighted by λ^(i−j), which is 1 in the last layer. The public code uses
-    ALiBi's slopes 2^(−8h/H) instead of 8h/H; here the paper's formula is used. Encoding takes O(L d) time and
-    doubles the width of q and k.
+    It is the LRPE-d of TransNormerLLM (Qin et al. 2023, Section 3.1). With h = 1..H and l = 1..L, the product
+    of query i and key j is weighted by λ^(i−j), which is 1 in the last layer. The public code uses ALiBi's
+    slopes 2^(−8h/H) instead of 8h/H; here the paper's formula is used. Encoding takes O(L d) time and doubles
+    the width of q and k.
+
+    By default, all layers rotate q and k, by angles that the heads share. With ``first_layer``, only layer 1
+    does, as in the models of TransNormerLLM; the other layers only decay, and have no parameters. ``theta``
+    is then (H, d), initially 10000^(−2n/(H·d)) for n = 0..H·d−1.
     """
 
     bidirectional = False
 
-    def __init__(self, **shared):
+    def __init__(self, *, first_layer: bool = False, **shared):
         super().__init__(core="unitary", rotation="identity", learn_theta=True, **shared)
+        self.rotates = self.layer == 1 or not first_layer
+        if not self.rotates:
+            del self.theta
+        elif first_layer:
+            width = self.num_heads * self.head_dim
+            theta = rotary_frequencies("a", width, width, self.max_positions)
+            self.theta = nn.Parameter(theta.view(self.num_heads, -1).to(torch.get_default_dtype()))
 
     @property
     def log_decay(self) -> Tensor | None:
         heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)
         return -8 * heads / self.num_heads * (1 - self.layer / self.layers)
+
+    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+        return super().forward(q, k, q_offset, k_offset) if self.rotates else (q, k)
+
+    def shift_keys(self, k: Tensor, shift: int) -> Tensor:
+        return super().shift_keys(k, shift) if self.rotates else k
+
+    def _phases(self, x, offset, length):
+        if self.theta.dim() == 1:
+            return super()._phases(x, offset, length)
+        table = phases(self.theta.flatten(), offset, length)
+        return table.unflatten(-1, self.theta.shape).transpose(0, 1).to(complex_dtype(x))  # (H, L, d)

@@ -12,8 +12,9 @@ class RetNet(RoPE):
     """RoPE with the decay γ_h = 1 − 2^(−5−h), h = 0..H−1 (RetNet, Sun et al. 2023, Eqs. 5 and 8).
 
     Linear attention multiplies the product of query i and key j by γ_h^(i−j), and softmax attention adds
-    (i−j)·log γ_h to the scores. Retention's gate and its normalization per head are not implemented. The
-    encoding has no parameters and takes O(L d) time.
+    (i−j)·log γ_h to the scores. The angles are 10000^(−2t/d); those of the public code end at 1/10000.
+    Retention's gate and its normalization per head are not implemented. The encoding has no parameters and
+    takes O(L d) time.
     """
 
     bidirectional = False

@@ -42,6 +42,10 @@ class XL(Encoding):
 
     table = staticmethod(sinusoids)
 
+    @property
+    def query_bias(self) -> Tensor | None:
+        return self.u
+
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         """Adds u to the queries: (q + u)·k equals q·k + u·k, without an addition to every score."""
         return q + self.u[:, None], k

@@ -1,10 +1,11 @@
 """Patches of fairseq for safe checkpoints and correct results; :func:`apply` installs all of them.
 
-Patches that reject input are only active in fairseq's own commands, so that other programs that import
-fairseq_lrpe keep fairseq's behavior.
+Only the corrections of ``eval``, of --no-repeat-ngram-size and of --bf16 affect other programs that import
+fairseq_lrpe. All other patches, and process-wide settings, are limited to fairseq's own commands.
 """
 
 import atexit
+import logging
 import multiprocessing
 import os
 import shutil
@@ -51,12 +52,17 @@ def apply(
         check_command_line: raises a ValueError if the words of a command line are invalid.
         check_arguments: raises a ValueError if the parsed arguments of a command are invalid.
     """
+    if is_fairseq_command():
+        # Strong decays produce denormal weights, with which attention on a CPU takes twice as long.
+        torch.set_flush_denormal(True)
+        # Importing fairseq sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG file.
+        logging.getLogger("PIL").setLevel(logging.INFO)
     # fairseq evaluates strings in a checkpoint's settings as Python code.
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("fairseq", "fairseq_cli"):
             vars(module)["eval"] = literal
     # fairseq copies checkpoints in place, so a killed training leaves a truncated file.
-    if file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
+    if is_fairseq_command() and file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
         file_io.PathManager.copy = staticmethod(_copy_atomically)
     # fairseq also compares the unused end of its token buffer, so --no-repeat-ngram-size has no effect.
     _wrap(NGramRepeatBlock, "_no_repeat_ngram", _block_generated_ngrams)
@@ -100,12 +106,13 @@ def _wrap(owner, name, function):
 
 def is_fairseq_command() -> bool:
     """Returns whether this process runs a fairseq command, such as fairseq-train or fairseq_cli/train.py."""
-    return any(part.startswith(("fairseq-", "fairseq_cli")) for part in Path(sys.argv[0]).parts[-2:])
+    path = Path(sys.argv[0])
+    return path.name.startswith(("fairseq-", "fairseq_cli.")) or path.parent.name == "fairseq_cli"
 
 
 def is_training_process() -> bool:
     """Returns whether this is a process of fairseq-train or python -m fairseq_cli.train."""
-    return Path(sys.argv[0]).name in ("fairseq-train", "train.py")
+    return is_fairseq_command() and Path(sys.argv[0]).name in ("fairseq-train", "train.py")
 
 
 def _copy_atomically(source, target, overwrite=False):
@@ -237,7 +244,11 @@ def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, se
     fairseq composes batches once per process, with a random seed that depends on the epoch in which the
     process starts. All epochs of an uninterrupted training use the batches of epoch 1 in another order.
     """
-    is_cached = self.can_reuse_epoch_itr(dataset) and not getattr(self.cfg, "rebuild_batches", False)
+    is_cached = (
+        is_fairseq_command()
+        and self.can_reuse_epoch_itr(dataset)
+        and not getattr(self.cfg, "rebuild_batches", False)
+    )
     if not is_cached or kwargs.get("disable_iterator_cache") or kwargs.get("update_epoch_batch_itr"):
         return get_batch_iterator(self, dataset, *args, seed=seed, epoch=epoch, **kwargs)
     iterator = get_batch_iterator(self, dataset, *args, seed=seed + 1 - epoch, epoch=epoch, **kwargs)

@@ -188,15 +188,6 @@ def _pad_left(out):
     return _permute_tokens(out, (index - trailing) % len(index))
 
 
-def _concatenate(outputs):
-    """Concatenates the decoder outputs of consecutive segments along the time dimension."""
-    if len(outputs) == 1:
-        return outputs[0]
-    features, extras = zip(*outputs, strict=True)
-    states = zip(*(extra["inner_states"] for extra in extras), strict=True)
-    return torch.cat(features, dim=1), {**extras[-1], "inner_states": [torch.cat(layer) for layer in states]}
-
-
 class Decoder(CustomLayers, TransformerDecoderBase):
     """fairseq's decoder with :class:`DecoderLayer`.
 
@@ -213,7 +204,11 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         return self.build_layer(DecoderLayer, cfg, positions, no_encoder_attn)
 
     def extract_features_scriptable(self, tokens, encoder_out=None, incremental_state=None, *rest, **kwargs):
-        """Decodes like fairseq, except that the first call with an incremental state processes all tokens."""
+        """Decodes like fairseq, except that the first call with an incremental state processes all tokens.
+
+        As in every call with a state, only the features of the last token are returned, so that the logits of
+        a long prefix take no memory.
+        """
         extract = super().extract_features_scriptable
         if self.cross_self_attention:
             encoder_out = _pad_left(encoder_out)
@@ -227,7 +222,9 @@ class Decoder(CustomLayers, TransformerDecoderBase):
             module.prefix_state = incremental_state
         try:
             segments = tokens.split(attentions[0].segment_length or tokens.size(1), dim=1)
-            return _concatenate([extract(part, encoder_out, None, *rest, **kwargs) for part in segments])
+            for part in segments:
+                features, extra = extract(part, encoder_out, None, *rest, **kwargs)
+            return features[:, -1:], extra
         finally:
             for module in stateful:
                 module.prefix_state = None

@@ -92,8 +92,11 @@ def sample(decoder: nn.Module, prompt: Tensor, length: int, choose: Callable, pa
     first = size if isinstance(decoder, Decoder) else 1
     for position in range(first, size + length):
         check_learned_positions(decoder, position)
-        logits = decoder(tokens[:, :position], incremental_state=state)[0][0, -1]
+        out = decoder(tokens[:, :position], incremental_state=state)[0]
         if position >= size:
+            if decoder.adaptive_softmax is not None:  # the output has features instead of logits
+                out = decoder.adaptive_softmax.get_log_prob(out, None)
+            logits = out[0, -1]
             logits[pad] = -torch.inf
             token = choose(logits)
             tokens[0, position] = token

@@ -14,22 +14,61 @@ from torch import nn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding
+from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.position_index import grid_position_index
+from fairseq_lrpe.ops.position_index import PositionIndex, grid_position_index
 
 B, H, D, L = 2, 2, 8, 12
 E = H * D
-NO_SOFTMAX = {"xpos", "roper", "rope_values", "cope", "path", "nezha"}
-"""Encodings whose softmax attention is not softmax(scale·q·kᵀ + bias) v; in causal attention also PER."""
-NO_LINEAR = {"roper", "rope_values"}
-CASES = [(name, {}, causal) for name, cls in ENCODINGS.items() for causal in (True, False)]
-CASES += [("huang", {"method": method}, True) for method in (1, 2, 3)]
-CASES += [("shaw", {"values": True}, False), ("lrpe", {"core": "permutation"}, True)]
-CASES = [
-    (name, options, causal)
-    for name, options, causal in CASES
-    if causal or (ENCODINGS[name].bidirectional and "decay" not in name and name != "alibi")
-]
+QUALIFIERS = {
+    "causal": lambda options, causal: causal,
+    "not causal": lambda options, causal: not causal,
+    "without values": lambda options, causal: not options.get("values"),
+    "with values": lambda options, causal: options.get("values"),
+    "method 4": lambda options, causal: options.get("method", 4) == 4,
+    "methods 1 to 3": lambda options, causal: options.get("method", 4) < 4,
+}
+
+
+def table():
+    """Returns (encoding, qualifier, softmax attention, linear attention) from docs/own_models.md."""
+    lines = (REPOSITORY / "docs/own_models.md").read_text().splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    return [
+        (name, qualifier, *cells)
+        for names, *cells in rows
+        for name, qualifier in re.findall(r"`(\w+)`(?: \((.*?)\))?", names)
+    ]
+
+
+TABLE = table()
+
+
+def cells(name, options, causal):
+    """Returns the only two cells that apply to an encoding."""
+    fits = [row for row in TABLE if row[0] == name]
+    [row] = [row for row in fits if not row[1] or QUALIFIERS[row[1]](options, causal)]
+    return row[2:]
+
+
+def cases():
+    """Yields every encoding with its defaults and with the options of each method."""
+    found = [(name, {}) for name in ENCODINGS]
+    for method in METHODS.values():
+        prefix = f"{method.encoding}_"
+        options = {k.removeprefix(prefix): v for k, v in method.flags.items() if k.startswith(prefix)}
+        found += [(method.encoding, options)] * ((method.encoding, options) not in found)
+    for name, options in found:
+        for causal in (True, False):
+            try:
+                build_encoding(name, num_heads=H, head_dim=D, causal=causal, **options)
+            except ValueError:
+                assert not causal
+            else:
+                yield name, options, causal
+
+
+CASES = list(cases())
 every = pytest.mark.parametrize("name, options, causal", CASES, ids=str)
 
 
@@ -46,18 +85,18 @@ def heads(module, x):
     return [module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj)]
 
 
-def encoded(encoding, q, k, *positions):
-    """Returns the encoded q and k, and the bias or 0, as an own attention would compute them."""
+def encoded(encoding, q, k, *positions, functions="both functions"):
+    """Returns the encoded q and k, and the bias or 0, from the ``functions`` that the table names."""
     bias = 0
-    if type(encoding).forward is not Encoding.forward or not encoding.modifies_scores:
+    if functions in ("both functions", "`apply_encoding`"):
         q, k = apply_encoding(encoding, q, k, *positions)
-    if encoding.modifies_scores:
+    if functions in ("both functions", "`attention_bias`"):
         bias = attention_bias(encoding, q, k, *positions)
     return q, k, bias
 
 
-def own_softmax(encoding, q, k, v, positions, visible):
-    q, k, bias = encoded(encoding, q, k, positions)
+def own_softmax(encoding, q, k, v, positions, visible, functions="`apply_encoding`"):
+    q, k, bias = encoded(encoding, q, k, positions, functions=functions)
     return (encoding.scale * q @ k.mT + bias).masked_fill(~visible, -torch.inf).softmax(-1) @ v
 
 
@@ -67,16 +106,19 @@ def visible(causal, length=L):
 
 @every
 def test_own_softmax_attention_matches_the_module(name, options, causal):
+    if name == "none":
+        return
     module, x = build(SoftmaxAttention, name, causal, **options), randn(B, L, E).requires_grad_()
+    functions, _ = cells(name, options, causal)
 
     def own():
-        o = own_softmax(module.encoding, *heads(module, x), torch.arange(L), visible(causal))
+        places = torch.arange(L), visible(causal)
+        o = own_softmax(module.encoding, *heads(module, x), *places, functions)
         return module.out_proj(module.merge_heads(o))
 
-    unsupported = name in NO_SOFTMAX or options.get("values") or options.get("method")
-    if unsupported or (name == "per" and causal):
+    if functions == "`SoftmaxAttention`":
         with pytest.raises(ValueError, match="use LinearAttention or SoftmaxAttention"):
-            own()
+            attention_bias(module.encoding, *heads(module, x)[:2], torch.arange(L))
         return
     leaves, w, results = [x, *module.parameters()], randn(B, L, E, seed=1), []
     for out in (own(), module(x)):
@@ -87,18 +129,20 @@ def test_own_softmax_attention_matches_the_module(name, options, causal):
 
 @every
 def test_own_linear_attention_matches_the_module(name, options, causal):
-    if not ENCODINGS[name].decomposable:
+    functions = "" if name == "none" else cells(name, options, causal)[1]
+    assert bool(functions) == (ENCODINGS[name].decomposable and name != "none")
+    if not functions:
         return
     module, x = build(LinearAttention, name, causal, **options), randn(B, L, E)
     q, k, v = heads(module, x)
     q, k = module.feature_map(q), module.feature_map(k)
-    if name in NO_LINEAR:
+    if functions == "`LinearAttention`":
         with pytest.raises(ValueError, match=f"{name} depends on more than queries, keys and positions"):
             apply_encoding(module.encoding, q, k, torch.arange(L))
         return
-    if name != "alibi":
+    if "`apply_encoding`" in functions:
         q, k = apply_encoding(module.encoding, q, k, torch.arange(L))
-    decay = module.encoding.log_decay
+    decay = module.encoding.log_decay if "`log_decay`" in functions else None
     o = linear_attention(q, k, v, causal=causal, log_decay=decay, normalize=True)
     assert_same(module.out_proj(module.merge_heads(o)), module(x))
 
@@ -116,21 +160,21 @@ def score(encoding, q, k, i, j):
 @every
 def test_positions_of_each_row_match_single_pairs(name, options, causal):
     """Each row of the batch has its own positions, and those of keys differ from those of queries."""
+    functions = "" if name == "none" else cells(name, options, causal)[0]
+    if functions in ("", "`SoftmaxAttention`"):
+        return
     encoding = build(SoftmaxAttention, name, causal, **options).encoding
     q, k = randn(2, H, 3, D), randn(2, H, 5, D, seed=1)
     at_q = torch.tensor([[9, 4, 4], [2, 11, 0]])
     at_k = torch.tensor([[0, 3, 4, 1, 9], [5, 0, 1, 2, 2]])
-    try:
-        of_q, of_k, bias = encoded(encoding, q, k, at_q, at_k)
-    except ValueError:
-        return  # test_own_softmax_attention_matches_the_module checks which encodings are not supported
+    of_q, of_k, bias = encoded(encoding, q, k, at_q, at_k, functions=functions)
     found = encoding.scale * of_q @ of_k.mT + bias
     assert found.isfinite().all()
     for b, n, m in itertools.product(range(2), range(3), range(5)):
         i, j = int(at_q[b, n]), int(at_k[b, m])
         if i >= j or not causal:
             assert_same(found[b, :, n, m], score(encoding, q[b, :, n], k[b, :, m], i, j))
-    shared = encoded(encoding, q, k, at_q[:1], at_k[0])
+    shared = encoded(encoding, q, k, at_q[:1], at_k[0], functions=functions)
     assert_same(shared[0][0], of_q[0])
     assert_same(shared[1][0], of_k[0])
 
@@ -142,7 +186,7 @@ def test_packed_texts_match_separate_texts(name):
     text = torch.repeat_interleave(torch.arange(3), torch.tensor([3, 5, 4]))
     positions = torch.cat([torch.arange(n) for n in (3, 5, 4)])
     seen = (text[:, None] == text) & visible(True)
-    o = own_softmax(module.encoding, *heads(module, x), positions, seen)
+    o = own_softmax(module.encoding, *heads(module, x), positions, seen, cells(name, {}, True)[0])
     assert_same(module.out_proj(module.merge_heads(o)), torch.cat([module(y) for y in texts], dim=1))
 
 
@@ -373,13 +417,51 @@ def test_example_of_hugging_face():
     assert all(layer.attn.encoding.theta.grad.abs().max() > 0 for layer in model.transformer.h)
 
 
+@pytest.mark.parametrize("cache", [{}, {"cache_implementation": "static"}], ids=["dynamic", "static"])
+@pytest.mark.parametrize("search", [{}, {"num_beams": 3}], ids=["greedy", "beams"])
+def test_generation_with_hugging_face_equals_that_without_a_cache(cache, search):
+    """One of three prompts is padded on the left; without padding, it has the same continuation."""
+    pytest.importorskip("transformers")
+    names = {}
+    exec(block("python", "AttentionInterface.register"), names)
+    model = names["model"].double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.dim() > 1:
+                parameter.normal_(std=0.08)
+    prompts, mask = torch.randint(1000, (3, 12)), torch.ones(3, 12, dtype=torch.int64)
+    prompts[1, :5], mask[1, :5] = 0, 0
+
+    def generate(prompts, mask, **options):
+        options |= {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+        return model.generate(prompts, attention_mask=mask, **options, **search)[:, prompts.size(1) :]
+
+    expected = generate(prompts, mask, use_cache=False)
+    assert generate(prompts, mask, **cache).equal(expected)
+    assert generate(prompts[1:2, 5:], mask[1:2, 5:], **cache).equal(expected[1:2])
+
+
+def test_attention_masks_of_hugging_face():
+    """A window of three tokens, as a Boolean mask and as an added one, changes no position."""
+    pytest.importorskip("transformers")
+    names = {}
+    exec(block("python", "AttentionInterface.register"), names)
+    model, tokens = names["model"].double().eval(), torch.randint(99, (2, 8))
+    window = (visible(True, 8) & ~visible(True, 8).tril(-3)).expand(2, 1, 8, 8)
+    boolean, added = (
+        model(tokens, attention_mask=mask).logits
+        for mask in (window, torch.where(window, 0.0, -1e9).double())
+    )
+    assert_same(boolean, added)
+    assert not torch.allclose(boolean, model(tokens).logits)
+    index = PositionIndex(torch.arange(8), torch.arange(8), 7)
+    block_of = model.transformer.h[0]
+    x = randn(2, 4, 8, 16)
+    o, _ = names["encoded_attention"](block_of.attn, x, x, x, window)
+    q, k = block_of.attn.encoding(x, x, index, index)
+    expected = F.scaled_dot_product_attention(q, k, x, attn_mask=window, scale=block_of.attn.encoding.scale)
+    assert_same(o, expected.transpose(1, 2))
+
+
 def test_the_table_of_encodings_is_complete():
-    page = (REPOSITORY / "docs/own_models.md").read_text()
-    lines = [line for line in page.splitlines() if line.startswith("| `")]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert {x for names, *_ in rows for x in re.findall(r"`(\w+)`", names)} == set(ENCODINGS) - {"none"}
-    for names, softmax, linear in rows:
-        for name in re.findall(r"`(\w+)`", names):
-            assert ENCODINGS[name].decomposable == bool(linear), name
-            assert not (name in NO_LINEAR) ^ (linear == "`LinearAttention`"), name
-            assert name not in NO_SOFTMAX or softmax == "`SoftmaxAttention`", name
+    assert {name for name, *_ in TABLE} == set(ENCODINGS) - {"none"}

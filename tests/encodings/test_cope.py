@@ -39,16 +39,16 @@ def definition(encoding, q, k, q_offset=0, padding=None):
     for b in range(len(q)):
         for h in range(H):
             for i in range(q.size(2)):
-                query = q[b, h, i] / D**0.5
+                query, scaled = q[b, h, i], q[b, h, i] / D**0.5
                 position = q.new_zeros(())
                 for j in reversed(range(q_offset + i + 1)):
                     if padding is None or not padding[b, j]:
-                        position = position + (query @ k[b, h, j]).sigmoid()
+                        position = position + (scaled @ k[b, h, j]).sigmoid()
                     p = position.clamp(max=last)
                     share = p - p.detach().floor()
                     below, above = (encoding.embeddings[int(n)] for n in (p.floor(), p.ceil()))
                     e = share * above + (1 - share) * below
-                    out[b, h, i, j] = query @ k[b, h, j] + query @ e
+                    out[b, h, i, j] = scaled @ k[b, h, j] + query @ e
     return out
 
 
@@ -80,11 +80,11 @@ def test_positions_are_clipped_to_the_last_embedding():
     far = position >= 3
     assert far.sum() > 20 and not far.all()
     added = scores(encoding, q, k, 39)[:, :, 0] - content
-    assert_same(added[far], ((q @ encoding.embeddings[3]) / D**0.5).expand(1, H, 40)[far])
+    assert_same(added[far], (q @ encoding.embeddings[3]).expand(1, H, 40)[far])
     whole = position.floor().long().clamp(max=2)
     share = (position - whole).clamp(max=1)[..., None]
     between = (1 - share) * encoding.embeddings[whole] + share * encoding.embeddings[whole + 1]
-    assert_same(added, (between * q).sum(-1) / D**0.5)
+    assert_same(added, (between * q).sum(-1))
 
 
 def test_initial_embeddings_have_no_effect():

@@ -87,6 +87,28 @@ def gradients(encoding, out, *inputs):
     return torch.autograd.grad((out * weights).sum(), [*inputs, *encoding.parameters()])
 
 
+@pytest.mark.parametrize("layer", [1, 2])
+def test_lrpe_decay_in_the_first_layer(layer):
+    """Layer 1 rotates by own angles for each head, and the other layers only decay."""
+    options = {"num_heads": H, "head_dim": D, "causal": True, "layer": layer, "layers": LAYERS}
+    encoding, (q, k) = build_encoding("lrpe_decay", first_layer=True, **options).double(), draw()
+    angles = encoding.theta if layer == 1 else torch.zeros(H, D, dtype=torch.float64)
+    assert len([*encoding.parameters()]) == (layer == 1)
+    if layer == 1:
+        expected = [10000 ** (-2 * n / (H * D)) for n in range(H * D)]
+        torch.testing.assert_close(angles.flatten().tolist(), expected, rtol=1e-6, atol=0)
+    distance = torch.arange(L)[:, None] - torch.arange(L)
+    cosines = torch.cos(angles[:, None, None] * distance[..., None])
+    encoded_q, encoded_k = encoding(q, k)
+    results = []
+    for products in (encoded_q @ encoded_k.mT, torch.einsum("bhid,bhjd,hijd->bhij", q, k, cosines)):
+        results.append((products, *gradients(encoding, products, q, k)))
+    assert_same(*results)
+    expected = [-8 * (h + 1) / H * (1 - layer / LAYERS) for h in range(H)]
+    torch.testing.assert_close(encoding.log_decay.tolist(), expected)
+    assert_same(encoding.shift_keys(encoded_k[:, :, 5:], 5), encoding(q, k[:, :, 5:])[1])
+
+
 @every_formula
 @pytest.mark.parametrize("start", [0, 5])
 def test_softmax_scores_match_formula(name, start):

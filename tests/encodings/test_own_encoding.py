@@ -13,6 +13,7 @@ from documents import block
 from test_contract import Case
 from tiny import BIN, REPOSITORY, train_flags
 
+from fairseq_lrpe.attention import SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
@@ -155,3 +156,61 @@ def test_naive_xpos_passes_at_small_positions(register):
     register(NaiveXPos)
     test_contract.test_incremental_decoding_matches_full_sequence(case())
     test_contract.check_padding(case(), "left")
+
+
+class Distances(Encoding):
+    """Decays, and adds the distance; ``bias_function`` calls ``super().bias``."""
+
+    decomposable = False
+    log_decay = torch.tensor([-0.5, -1.0])
+
+    def bias_function(self, q, k, q_offset=0):
+        decay = super().bias(q, k, q_offset)
+        return lambda q, k, q_offset=0: (
+            decay[:, q_offset : q_offset + q.size(-2), : k.size(-2)] + distances(q, k, q_offset)
+        )
+
+
+class Doubled(Distances):
+    """Twice the bias of ``Distances``; ``bias`` calls ``super().bias_function``."""
+
+    def bias(self, q, k, q_offset=0):
+        return 2 * super().bias_function(q, k, q_offset)(q, k, q_offset)
+
+
+class Tripled(Distances):
+    """Three times the bias of ``Distances``; ``bias_function`` calls ``super().bias_function``."""
+
+    def bias_function(self, q, k, q_offset=0):
+        function = super().bias_function(q, k, q_offset)
+        return lambda *block: 3 * function(*block)
+
+
+class Mixin:
+    """Four times the bias of ``Distances``, in a class that is no encoding."""
+
+    def bias(self, q, k, q_offset=0):
+        return 4 * super().bias(q, k, q_offset)
+
+
+class Mixed(Mixin, Distances):
+    pass
+
+
+def distances(q, k, q_offset):
+    i = torch.arange(q_offset, q_offset + q.size(-2), dtype=q.dtype)[:, None]
+    return (i - torch.arange(k.size(-2))).clamp(min=0)
+
+
+@pytest.mark.parametrize("cls, factor", [(Distances, 1), (Doubled, 2), (Tripled, 3), (Mixed, 4)])
+def test_methods_of_a_bias_may_call_those_of_the_base_class(cls, factor, register):
+    """Of ``bias`` and ``bias_function``, either may call either of ``super()``."""
+    register(cls)
+    module = SoftmaxAttention(8, 2, "own", causal=True).double()
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    q, k, v = (module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
+    bias = factor * (1 + cls.log_decay[:, None, None]) * distances(q, k, 0)
+    torch.testing.assert_close(module.encoding.bias(q, k), bias.expand(2, 5, 5))
+    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    o = torch.softmax((q @ k.mT / 2 + bias).masked_fill(future, -torch.inf), -1) @ v
+    torch.testing.assert_close(module(x), module.out_proj(module.merge_heads(o)))

@@ -114,7 +114,7 @@ def test_step_by_step_equals_the_whole_sequence(arch, prefix):
     whole = model(tokens)[0]
     state, order = {}, torch.tensor([2, 0, 1])
     out = model(tokens[:, :prefix], incremental_state=state)[0]
-    torch.testing.assert_close(out, whole[:, :prefix], rtol=0, atol=1e-10)
+    torch.testing.assert_close(out, whole[:, prefix - 1 : prefix], rtol=0, atol=1e-10)
     for step in range(prefix + 1, 41):
         if step == 25:
             model.decoder.reorder_incremental_state_scripting(state, order)
@@ -217,7 +217,7 @@ def test_token_positions_after_a_prefix(prefix, positions):
     tokens, state, order = torch.randint(4, 24, (3, 30)), {}, torch.tensor([2, 2, 1])
     whole = model(tokens)[0]
     out = model(tokens[:, :prefix], incremental_state=state)[0]
-    torch.testing.assert_close(out, whole[:, :prefix], rtol=0, atol=1e-10)
+    torch.testing.assert_close(out, whole[:, prefix - 1 : prefix], rtol=0, atol=1e-10)
     model.decoder.reorder_incremental_state_scripting(state, order)
     for step in range(prefix + 1, 31):
         out = model(tokens[order, :step], incremental_state=state)[0]

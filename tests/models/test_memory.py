@@ -259,7 +259,8 @@ def test_decoding_with_memory(arch, memory, prompt):
     decoder, tokens = build(arch, **memory), words()
     whole = in_segments(decoder, tokens, 5)
     state, order = {}, torch.tensor([1, 0])
-    assert_same(decoder(tokens[:, :prompt], incremental_state=state)[0], whole[:, :prompt])
+    out = decoder(tokens[:, :prompt], incremental_state=state)[0]
+    assert_same(out, whole[:, prompt - 1 : prompt])
     for step in range(prompt, LENGTH):
         decoder.reorder_incremental_state_scripting(state, order)
         tokens, whole = tokens[order], whole[order]

@@ -1,7 +1,10 @@
 """Sampling of tokens: distributions, determinism, greedy decoding, positions and constant memory."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from tensor_sizes import TensorSizes
 from tensors import assert_same
 from tiny_models import EOS, PAD, build_model, dictionary_of, task_of
 from torch.utils._pytree import tree_leaves
@@ -10,6 +13,7 @@ from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.models.encoder_decoder import SinusoidalPositions
 from fairseq_lrpe.models.sampling import check_options, chooser, probabilities, sample
+from fairseq_lrpe.tasks.memory_lm import MemoryLMConfig, MemoryLMTask
 
 ARCHITECTURES = [f"{attention}_lm_{name}" for name, x in METHODS.items() for attention in x.attentions()]
 FLAGS = {"add_bos_token": False, "tpu": False, "dropout": 0.0, "tokens_per_sample": 64}
@@ -145,6 +149,49 @@ def test_state_of_linear_attention_is_constant(name):
     decoder.forward = recorded
     assert len(greedy(decoder, [EOS, 5], 30)) == 30
     assert len(set(sizes)) == 1 and len(sizes) == 30 and sizes[0] > 0
+
+
+@pytest.mark.parametrize("attention", ["linear", "softmax"])
+@torch.no_grad()
+def test_adaptive_softmax(attention):
+    flags = {"adaptive_softmax_cutoff": "5,8", "adaptive_softmax_dropout": 0.0}
+    decoder, prompt = build(f"{attention}_lm_base", **flags), [EOS, 5, 9, 7]
+    tokens = prompt + greedy(decoder, prompt, 8)
+    features = decoder(torch.tensor([tokens[:-1]]))[0]
+    log_probs = decoder.adaptive_softmax.get_log_prob(features, None)[0]
+    log_probs[:, PAD] = -torch.inf
+    assert tokens[4:] == log_probs.argmax(-1).tolist()[3:]
+
+
+@pytest.mark.parametrize(
+    "arch, memory",
+    [
+        ("linear_lm_rope", None),
+        ("softmax_lm_rope", None),
+        ("softmax_lm_xl", {"memory_length": 64}),
+        ("linear_lm_nope", {"memory": "state"}),
+        ("softmax_transformer_rope", None),
+        ("softmax_question_generator_base", None),
+    ],
+)
+@torch.no_grad()
+def test_a_prompt_takes_no_memory_for_logits(arch, memory):
+    """Only the logits of its last token are computed."""
+    types, length = 5_000, 400
+    dictionary, prompt = dictionary_of(types), torch.randint(4, types, (1, length))
+    flags, inputs = {"max_target_positions": 1024, **(FLAGS if "_lm_" in arch else {})}, {}
+    task = task_of(dictionary)
+    if memory:
+        task = MemoryLMTask(
+            SimpleNamespace(**vars(MemoryLMConfig(tokens_per_sample=64, **memory))), dictionary
+        )
+        flags["token_positions"] = "none"
+    model = build_model(arch, task, **flags).eval()
+    if hasattr(model, "encoder"):
+        inputs["encoder_out"] = model.encoder(prompt[:, :9], torch.tensor([9]))
+    with TensorSizes() as sizes:
+        out = model.decoder(prompt, incremental_state={}, **inputs)[0]
+    assert out.shape == (1, 1, types) and sizes.largest < types * length / 4
 
 
 @pytest.mark.parametrize("options, message", [

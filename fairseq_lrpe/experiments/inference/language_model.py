@@ -149,7 +149,8 @@ class MaskedLanguageModel(LineModel):
         tokens = torch.cat([begin, before, mask, after, end])
         if len(tokens) > self.model.max_positions():
             raise ValueError(f"the text has {len(tokens)} tokens: at most {self.model.max_positions()} fit")
-        logits = self.model(tokens[None].to(self.device))[0][0, 1 + len(before)]
+        tokens = tokens[None].to(self.device)
+        [logits] = self.model(tokens, masked_tokens=tokens == dictionary.index(MASK))[0]
         best = logits.softmax(-1).topk(min(top_k, len(logits)))
         found = []
         for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 
 import commands
 import numpy as np
@@ -12,7 +13,7 @@ from documents import block
 from image_files import colored_image, write_image_dataset
 from labelled_data import write_gray_image_dataset, write_text_dataset
 from PIL import Image
-from tiny import FLAGS, PLUGIN, run_command, run_here, write_text
+from tiny import BIN, FLAGS, PLUGIN, run_command, run_here, write_text
 
 import fairseq_lrpe
 from data_prep.labelled import write_dictionary, write_split
@@ -45,6 +46,47 @@ def language_model(train, tmp_path_factory):
     flags = ["--max-update", 40, "--no-epoch-checkpoints", "--sample-break-mode", "eos"]
     assert train("linear_lm_tmlr_type1", folder, *flags).returncode == 0
     return folder / "checkpoint_last.pt"
+
+
+PROCESS_STATE = """
+import logging, os, signal, sys, warnings
+import torch
+
+def state():
+    loggers = [(x.level, list(x.handlers)) for x in (logging.root, logging.getLogger("PIL"))]
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+    level = logging.root.manager.disable
+    settings = torch.get_default_dtype(), torch.get_num_threads(), sys.excepthook, level
+    denormal = float(torch.tensor(1e-40) * 1)
+    of_others = dict(os.environ), list(sys.path), list(map(str, warnings.filters))
+    return [denormal, loggers, handlers, settings], of_others
+"""
+
+
+def test_import_and_load_model_do_not_change_the_process(language_model):
+    """Importing fairseq and scipy changes environment variables and warnings."""
+    code = f"""{PROCESS_STATE}
+before = state()
+import fairseq_lrpe, fairseq_lrpe.models
+imported = state()
+assert imported[0] == before[0], (imported[0], before[0])
+fairseq_lrpe.load_model({str(language_model)!r}, cpu=True).sample(length=3, seed=1)
+assert state() == imported, (state(), imported)
+"""
+    done = subprocess.run([BIN / "python", "-c", code], cwd=PLUGIN.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("program, flushes", [
+    ("bin/fairseq-train", True),
+    ("fairseq_cli/validate.py", True),
+    ("fairseq-lrpe/demo.py", False),
+    ("own/train.py", False),
+])  # fmt: skip
+def test_denormals_are_flushed_in_commands_of_fairseq(program, flushes):
+    code = f"import sys, torch; sys.argv = [{program!r}]; import fairseq_lrpe.models; "
+    done = run_command("python", "-c", code + "sys.exit(int(float(torch.tensor(1e-40) * 1) == 0))")
+    assert done.returncode == flushes, done.stderr
 
 
 def test_sampled_text(language_model):

@@ -1,0 +1,16 @@
+"""Protection of the root logger, which importing fairseq configures."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def unchanged_root_logger() -> Iterator[None]:
+    """Context after which the root logger has its former level and handlers."""
+    level, handlers = logging.root.level, list(logging.root.handlers)
+    try:
+        yield
+    finally:
+        logging.root.setLevel(level)
+        logging.root.handlers[:] = handlers
