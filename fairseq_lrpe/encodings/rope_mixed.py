@@ -37,6 +37,7 @@ class RoPEMixed(Encoding):
     """
 
     multidimensional = True
+    float32_parameters = ("theta",)
 
     def __init__(self, **shared):
         super().__init__(**shared)

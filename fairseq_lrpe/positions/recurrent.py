@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 from fairseq_lrpe.positions.base import register_position
-from fairseq_lrpe.positions.table import RecurrentTable, at_least_float32
+from fairseq_lrpe.positions.table import RecurrentTable
 
 
 @register_position("recurrent")

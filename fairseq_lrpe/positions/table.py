@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.positions.base import AbsolutePosition
 
 
@@ -21,6 +22,10 @@ class RecurrentTable(AbsolutePosition):
     """
 
     additive = True
+    float32_parameters = (
+        "start",
+        *(f"{part}.{name}" for part in ("inner", "outer") for name in ("weight", "bias")),
+    )
 
     def __init__(self, **shared):
         super().__init__(**shared)
@@ -61,11 +66,6 @@ class RecurrentTable(AbsolutePosition):
             p = step(p, i)
             rows.append(p)
         return rows
-
-
-def at_least_float32(weight: Tensor) -> Tensor:
-    """Returns the weight in float32, or unchanged if its dtype is wider."""
-    return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _equal(a, b):
