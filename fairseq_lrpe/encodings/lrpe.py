@@ -102,7 +102,8 @@ class LRPE(Encoding):
             self.rotated_width = width
             self.frequencies = (theta_type, count, width, self.max_positions)
             theta = rotary_frequencies(*self.frequencies)
-            self.theta = nn.Parameter(theta.to(torch.get_default_dtype())) if learn_theta else theta
+            dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+            self.theta = nn.Parameter(theta.to(dtype)) if learn_theta else theta
 
         if rotation == "householder":
             v = torch.randn(d)

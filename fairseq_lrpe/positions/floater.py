@@ -26,6 +26,7 @@ class Floater(RecurrentTable):
     """
 
     delta = 0.1
+    float32_parameters = ("start", "inner.weight", "inner.bias", "outer.weight", "outer.bias")
 
     def __init__(self, **shared):
         super().__init__(**shared)

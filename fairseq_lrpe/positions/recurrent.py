@@ -23,6 +23,8 @@ class Recurrent(RecurrentTable):
     O(n E²) for n sequential steps, and O(L E) for the addition.
     """
 
+    float32_parameters = ("start", "inner.weight", "inner.bias", "outer.weight")
+
     def __init__(self, **shared):
         super().__init__(**shared)
         width = self.embed_dim

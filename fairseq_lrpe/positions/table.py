@@ -15,17 +15,13 @@ class RecurrentTable(AbsolutePosition):
 
     Each forward pass computes a table of p_0, p_1, .. up to the largest position of the batch. Without
     gradients, the table is cached and only recomputed when parameters change. Half-precision models compute
-    the table in float32, because small steps would be lost in rounding.
+    the table in float32, because small steps would be lost in rounding; parameters stay in float32, too.
 
     The parameter p_0 is ``start`` (E,), or (layers · E,) in ``every_layer``, which is initialized from
     N(0, 1/E) like fairseq's learned positions.
     """
 
     additive = True
-    float32_parameters = (
-        "start",
-        *(f"{part}.{name}" for part in ("inner", "outer") for name in ("weight", "bias")),
-    )
 
     def __init__(self, **shared):
         super().__init__(**shared)
