@@ -3,9 +3,11 @@
 import pytest
 import torch
 from commands import load_last_checkpoint, train_in_two_processes
+from fairseq import utils
 from fairseq_cli import eval_lm
 from tiny import PLUGIN, run_here, train_flags
 
+from fairseq_lrpe.fairseq_ext.patches import _norm_of_each_dtype
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 
 METHODS = {f"linear_lm_{m}": 0.01 for m in ("base", "rope", "per", "tmlr_type1", "tmlr_type2", "tmlr_type3")}
@@ -71,3 +73,17 @@ def test_two_processes_train_angles_in_float32(data_bin, tmp_path):
     train_in_two_processes(*flags, "--fp16-init-scale", 4, "--disable-validation")
     theta = load_last_checkpoint(tmp_path)["model"][THETAS[1]]
     assert not theta.equal(theta.half().float())
+
+
+def test_gradient_norm_of_two_dtypes():
+    """Apex's kernel must not get gradients of both at once."""
+    calls, gradients = [], [torch.randn(5).to(dtype) for dtype in (torch.half, torch.float) * 2]
+
+    def norm(grads):
+        calls.append({g.dtype for g in grads})
+        return torch.cat(grads).norm()
+
+    found = _norm_of_each_dtype(norm, gradients)
+    assert sorted(map(len, calls)) == [1, 1] and set.union(*calls) == {torch.half, torch.float}
+    torch.testing.assert_close(found, torch.cat([g.float() for g in gradients]).norm(), rtol=1e-3, atol=0)
+    assert utils.multi_tensor_total_norm.__wrapped__  # installed
