@@ -305,6 +305,33 @@ def test_half_precision(case, dtype):
 
 
 @every_case(lambda case: not ENCODINGS[case.encoding].has_position_limit)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_far_positions_in_half_precision(case, dtype):
+    """Positions multiply no rounded parameter, with autocast either: see ``float32_parameters``."""
+    encoding = build(case, torch.float32).encoding
+    half, exact = copy.deepcopy(encoding).to(dtype), copy.deepcopy(encoding).double()
+    lowest, tolerance = torch.finfo(dtype).min / 2, 4 * torch.finfo(dtype).eps  # biases are finite
+    for distance in (100, 1000, 10_000):
+        q = torch.randn(1, H, 1, D).to(dtype)
+        k = q.expand(-1, -1, 1 if encoding.decomposable else distance + 1, -1)
+        steps = input_features(half, distance + 1)
+        with torch.no_grad():
+            given = (q.double(), k.double(), distance, None if steps is None else steps.double())
+            expected = score_of_first_key(exact, *given).clamp(min=lowest)
+            assert_same(score_of_first_key(half, q, k, distance, steps).double(), expected, tolerance)
+            with torch.autocast("cpu", dtype):
+                found = score_of_first_key(encoding, q, k, distance, steps)
+            assert_same(found.double(), expected, tolerance)
+
+
+def score_of_first_key(encoding, q, k, position, steps):
+    """Returns the score of the query at a position with key 0, or the cosine of their encodings."""
+    if not encoding.decomposable:
+        return all_scores(encoding, q, k, position, features=steps)[..., 0]
+    return torch.cosine_similarity(*(x.double() for x in encoding(q, k, position, 0)), dim=-1)
+
+
+@every_case(lambda case: not ENCODINGS[case.encoding].has_position_limit)
 def test_far_positions_in_float32(case):
     """At position 100,000, scores are finite, and those of relative encodings are as at position 4."""
     encoding = build(case, torch.float32).encoding

@@ -84,6 +84,7 @@ BLOCKS = {
     "# three texts in one row": "attention/test_own_models.py",
     '"rope_mixed"': "attention/test_own_models.py",
     "AttentionInterface.register": "attention/test_own_models.py",
+    "def shard(model)": "attention/test_own_models.py",
     "roberta.fill_mask(": "models/test_roberta.py",
     "model.stream(": "experiments/inference/test_trained.py",
     "class Lines(Kind)": "experiments/spec/kinds/test_new_kind.py",

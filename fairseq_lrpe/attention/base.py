@@ -10,6 +10,7 @@ from torch.utils._pytree import tree_map_only
 
 from fairseq_lrpe.encodings import Encoding, build_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.precision import at_least_float32
 
 STATE_REMEDY = "pass the state that this module returned for the same batch"
 
@@ -139,6 +140,10 @@ class SelfAttention(nn.Module):
         q = self.split_heads(self.q_proj(x))
         # Projecting the memory separately avoids computing its gradient.
         k, v = (self.split_heads(self._concat([p(y) for y in parts])) for p in (self.k_proj, self.v_proj))
+        if self.encoding.float32_parameters and self.encoding.log_decay is not None:
+            # The gradient of an angle is the difference of a term of q and a term of k, both proportional to
+            # absolute positions. With a decay, the difference is far smaller than the terms.
+            q, k = at_least_float32(q), at_least_float32(k)
         earlier = k.size(2) - q.size(2)
         if key_padding_mask is not None:
             key_padding_mask = F.pad(key_padding_mask, (k.size(2) - key_padding_mask.size(1), 0))

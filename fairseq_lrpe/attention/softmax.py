@@ -65,7 +65,7 @@ class SoftmaxAttention(SelfAttention):
 
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
         q, k = self.encoding(q, k, q_offset, k_offset)
-        v = self.encoding.encode_values(v, k_offset)
+        v = self.encoding.encode_values(v, k_offset).to(q.dtype)
         if past is not None:
             _check_past(past, q, k_offset)
             order, past_mask = past["order"], past["key_padding_mask"]

@@ -5,17 +5,18 @@ import inspect
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_lrpe.ops.decay import decayed_products
 from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.precision import Float32Parameters, at_least_float32
 from fairseq_lrpe.ops.relative import expand_distances
 from fairseq_lrpe.utils.suggest import choices as choices_for
 
 ENCODINGS = {}
 
 
-class Encoding(nn.Module):
+class Encoding(Float32Parameters):
     """Base class of positional encodings in self-attention; by default, every method is a no-op.
 
     q, k and v are (B, H, L, d). Query i is at position ``q_offset + i`` and key j at ``k_offset + j``.
@@ -158,7 +159,7 @@ class Encoding(nn.Module):
             distance = torch.arange(last, -last - 1, -1, device=q.device).clamp(min=0)
         else:
             distance = torch.arange(q_offset + queries - 1, -1, -1, device=q.device)
-        bias = (decay.to(q.device)[:, None] * distance).to(q.dtype)
+        bias = (at_least_float32(decay).to(q.device)[:, None] * distance).to(q.dtype)
         return expand_distances(bias, queries, keys, q_offset)
 
     @property

@@ -44,6 +44,7 @@ class FIRE(Encoding):
     decomposable = False
     relative = False
     uses_absolute_positions = True
+    float32_parameters = ("c", "multiplier", "threshold")
 
     def __init__(self, *, width: int = 32, threshold: int = 0, **shared):
         super().__init__(**shared)

@@ -20,6 +20,8 @@ class Gaussian(DistanceBias):
     standard deviation of 7 positions, and b = −0.1. The cost is that of :class:`DistanceBias`.
     """
 
+    float32_parameters = ("w", "b")
+
     def __init__(self, **shared):
         super().__init__(**shared)
         self.w, self.b = nn.Parameter(torch.tensor([0.01])), nn.Parameter(torch.tensor([-0.1]))

@@ -22,6 +22,8 @@ class KERPLE(DistanceBias):
     stay unchanged. The cost is that of :class:`DistanceBias`.
     """
 
+    float32_parameters = ("bias_p", "bias_a")
+
     def __init__(self, *, power: bool = False, **shared):
         super().__init__(**shared)
         self.power = power

@@ -37,6 +37,7 @@ class LieRE(Encoding):
     """
 
     multidimensional = True
+    float32_parameters = ("generators",)
 
     def __init__(self, *, block_size: int = 0, **shared):
         super().__init__(**shared)

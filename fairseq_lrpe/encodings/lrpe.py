@@ -52,8 +52,7 @@ class LRPE(Encoding):
         fft          discrete Fourier transform over the features, norm "ortho"
 
     ``theta`` contains the angles per position, ``v`` (d,) the Householder vector and ``permutation`` (d,) the
-    gather indices of π. Only a learned theta or v is a parameter. --fp16 rounds a learned theta to float16,
-    equally for q and k, so that scores still depend only on the difference of positions.
+    gather indices of π. Only a learned theta or v is a parameter.
 
     Encoding takes O(L d) time, or O(L d log d) with fft. The width 2d of the unitary core doubles the time of
     linear attention.
@@ -61,6 +60,8 @@ class LRPE(Encoding):
     Raises:
         ValueError: for unknown or incompatible options, or a head dimension that does not fit the core.
     """
+
+    float32_parameters = ("theta",)
 
     def __init__(
         self,
@@ -101,7 +102,8 @@ class LRPE(Encoding):
             self.rotated_width = width
             self.frequencies = (theta_type, count, width, self.max_positions)
             theta = rotary_frequencies(*self.frequencies)
-            self.theta = nn.Parameter(theta.to(torch.get_default_dtype())) if learn_theta else theta
+            dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+            self.theta = nn.Parameter(theta.to(dtype)) if learn_theta else theta
 
         if rotation == "householder":
             v = torch.randn(d)

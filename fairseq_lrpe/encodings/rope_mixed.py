@@ -37,6 +37,7 @@ class RoPEMixed(Encoding):
     """
 
     multidimensional = True
+    float32_parameters = ("theta",)
 
     def __init__(self, **shared):
         super().__init__(**shared)
@@ -53,7 +54,8 @@ class RoPEMixed(Encoding):
             phi = 2 * math.pi * torch.rand(heads, 1)
             direction = torch.cat([phi.expand(-1, d // 4), (phi + math.pi / 2).expand(-1, d // 4)], dim=1)
             theta = size.repeat(2) * torch.stack([direction.cos(), direction.sin()])
-        self.theta = nn.Parameter(theta.to(torch.get_default_dtype(), copy=True))
+        dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+        self.theta = nn.Parameter(theta.to(dtype, copy=True))
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         q_table, k_table = position_tables(self._phases, q, k, q_offset, k_offset)

@@ -66,6 +66,8 @@ class SPE(GatedSPE):
     O(L d R) time for the product with a matrix (3d, R).
     """
 
+    float32_parameters = ("freqs", "offsets")
+
     def __init__(self, **shared):
         super().__init__(**shared)
         shape = (self.num_heads, self.head_dim)

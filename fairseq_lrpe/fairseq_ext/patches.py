@@ -64,6 +64,8 @@ def apply(
     # fairseq copies checkpoints in place, so a killed training leaves a truncated file.
     if is_fairseq_command() and file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
         file_io.PathManager.copy = staticmethod(_copy_atomically)
+    # fairseq passes all gradients to one kernel of Apex, which reads them as numbers of one dtype.
+    _wrap(utils, "multi_tensor_total_norm", _norm_of_each_dtype)
     # fairseq also compares the unused end of its token buffer, so --no-repeat-ngram-size has no effect.
     _wrap(NGramRepeatBlock, "_no_repeat_ngram", _block_generated_ngrams)
     # fairseq selects a TPU for --bf16, and evaluates checkpoints without the task that they were trained on.
@@ -126,6 +128,12 @@ def _broadcast_without_settings(broadcast_object, obj, *args, **kwargs):
     if isinstance(obj, dict):
         obj = {name: value for name, value in obj.items() if name != "cfg"}
     return broadcast_object(obj, *args, **kwargs)
+
+
+def _norm_of_each_dtype(total_norm, grads, *args):
+    parts = [[g for g in grads if g.dtype == dtype] for dtype in {g.dtype for g in grads}]
+    norms = [total_norm(part, *args).float() for part in parts]
+    return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
 def _block_generated_ngrams(no_repeat_ngram, self, tokens, lprobs, bsz, beam_size, step):

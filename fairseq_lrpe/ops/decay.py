@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.precision import at_least_float32
+
 
 def stable_block_size(log_decay: Tensor, limit: int) -> int:
     """Returns the largest block size, at most ``limit``, for which weights γ^(i−m) do not overflow.
@@ -32,6 +34,7 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
         A function with the arguments (rows of q, leading keys of k, position of the first row). It returns
         the products (B, H, rows, keys), whose entries with j > i are arbitrary, but finite.
     """
+    log_decay = at_least_float32(log_decay)
     block_size = stable_block_size(log_decay, 64)
     half = block_size // 2
     num_keys, dtype = k.size(-2), torch.promote_types(q.dtype, torch.float32)

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from fairseq_lrpe.ops.precision import Float32Parameters
 
 POSITIONS = {}
 
 
-class AbsolutePosition(nn.Module):
+class AbsolutePosition(Float32Parameters):
     """Base class of absolute position embeddings, which are combined with token embeddings.
 
     A row of the output depends only on its own embedding, position and token, and on those of the

@@ -20,6 +20,8 @@ class ComplexOrder(AbsolutePosition):
     The parameter is ``omega.weight`` (vocab_size, E/2). The time is O(L E).
     """
 
+    float32_parameters = ("omega.weight",)
+
     def __init__(self, **shared):
         super().__init__(**shared)
         if self.embed_dim % 2:

@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.positions.base import register_position
-from fairseq_lrpe.positions.table import RecurrentTable, at_least_float32
+from fairseq_lrpe.positions.table import RecurrentTable
 
 
 @register_position("floater")
@@ -25,6 +26,7 @@ class Floater(RecurrentTable):
     """
 
     delta = 0.1
+    float32_parameters = ("start", "inner.weight", "inner.bias", "outer.weight", "outer.bias")
 
     def __init__(self, **shared):
         super().__init__(**shared)

@@ -5,9 +5,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 from fairseq_lrpe.positions.base import register_position
-from fairseq_lrpe.positions.table import RecurrentTable, at_least_float32
+from fairseq_lrpe.positions.table import RecurrentTable
 
 
 @register_position("recurrent")
@@ -21,6 +22,8 @@ class Recurrent(RecurrentTable):
     Parameters are p_0, ``start`` (E,), ``inner`` (W₁, b) and ``outer`` (W₂). For n positions, the time is
     O(n E²) for n sequential steps, and O(L E) for the addition.
     """
+
+    float32_parameters = ("start", "inner.weight", "inner.bias", "outer.weight")
 
     def __init__(self, **shared):
         super().__init__(**shared)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.positions.base import AbsolutePosition
 
 
@@ -14,7 +15,7 @@ class RecurrentTable(AbsolutePosition):
 
     Each forward pass computes a table of p_0, p_1, .. up to the largest position of the batch. Without
     gradients, the table is cached and only recomputed when parameters change. Half-precision models compute
-    the table in float32, because small steps would be lost in rounding.
+    the table in float32, because small steps would be lost in rounding; parameters stay in float32, too.
 
     The parameter p_0 is ``start`` (E,), or (layers · E,) in ``every_layer``, which is initialized from
     N(0, 1/E) like fairseq's learned positions.
@@ -61,11 +62,6 @@ class RecurrentTable(AbsolutePosition):
             p = step(p, i)
             rows.append(p)
         return rows
-
-
-def at_least_float32(weight: Tensor) -> Tensor:
-    """Returns the weight in float32, or unchanged if its dtype is wider."""
-    return weight.to(torch.promote_types(weight.dtype, torch.float32))
 
 
 def _equal(a, b):

@@ -465,3 +465,23 @@ def test_attention_masks_of_hugging_face():
 
 def test_the_table_of_encodings_is_complete():
     assert {name for name, *_ in TABLE} == set(ENCODINGS) - {"none"}
+
+
+@pytest.mark.parametrize("name", ["lrpe_decay", "kerple"])
+def test_sharded_encodings_have_parameters_in_float32(name):
+    """FSDP of the documented form, with one process."""
+    namespace = {}
+    exec(block("python", "def shard(model)"), namespace)
+    model, seen = nn.Sequential(SoftmaxAttention(E, H, name, causal=True)), []
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        with torch.distributed.device_mesh.init_device_mesh("cpu", (1,)):
+            namespace["shard"](model)
+        encoding = model[0].encoding
+        encoding.register_forward_pre_hook(lambda *_: seen.extend(p.dtype for p in encoding.parameters()))
+        out = model(torch.randn(B, L, E))
+        out.float().square().sum().backward()
+    finally:
+        torch.distributed.destroy_process_group()
+    assert set(seen) == {torch.float32} and out.dtype == torch.bfloat16
+    assert all(p.grad.full_tensor().any() for p in encoding.parameters())

@@ -2,6 +2,13 @@
 
 import pytest
 import torch
+from commands import load_last_checkpoint, train_in_two_processes
+from fairseq import utils
+from fairseq_cli import eval_lm
+from tiny import PLUGIN, run_here, train_flags
+
+from fairseq_lrpe.fairseq_ext.patches import _norm_of_each_dtype
+from fairseq_lrpe.ops.rotation import rotary_frequencies
 
 METHODS = {f"linear_lm_{m}": 0.01 for m in ("base", "rope", "per", "tmlr_type1", "tmlr_type2", "tmlr_type3")}
 METHODS["softmax_lm_xl"] = 0.01
@@ -29,10 +36,54 @@ def test_float16_training_matches_float32(arch, bound, train, tmp_path, monkeypa
     assert perplexities["half"] == pytest.approx(perplexities["single"], rel=bound)
 
 
-def test_bfloat16_training(train, tmp_path):
-    """fairseq's --bf16 selects a TPU."""
-    flags = ("--max-update", 2, "--disable-validation", "--bf16", "--fp16-no-flatten-grads")
-    done = train("linear_lm_tmlr_type1", tmp_path, *flags)
+THETAS = [f"decoder.layers.{i}.self_attn.encoding.theta" for i in range(2)]
+FORMS = {
+    "fp16": HALF,
+    "flat": ("--fp16",),
+    "memory-efficient": ("--memory-efficient-fp16",),
+    "bf16": ("--bf16", "--fp16-no-flatten-grads"),  # fairseq itself would select a TPU
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_angles_are_trained_in_float32(form, train, data_bin, tmp_path, monkeypatch):
+    """Learned angles are float32 in checkpoints, change, and are trained further after resuming."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the device index of flat parameters
+    dtype = torch.bfloat16 if form == "bf16" else torch.float16
+    flags = (*FORMS[form], "--disable-validation", *(() if form == "bf16" else ("--fp16-init-scale", 4)))
+    thetas = [rotary_frequencies("a", 8, 8, 32).float()]
+    for updates in (3, 6):
+        done = train("linear_lm_tmlr_type1", tmp_path, "--max-update", updates, *flags)
+        assert done.returncode == 0, done.stderr
+        model = load_last_checkpoint(tmp_path)["model"]
+        # fairseq converts checkpoints to float32.
+        rounded = {name for name, x in model.items() if x.equal(x.to(dtype).to(x.dtype))}
+        assert {name for name in model.keys() - rounded if "version" not in name} == set(THETAS)
+        thetas.append(model[THETAS[1]])
+        change = (thetas[-1] - thetas[-2]).abs()
+        assert (change > 1e-5).all() and change.max() < 0.1
+    path = tmp_path / "checkpoint_last.pt"
+    common = ("--user-dir", PLUGIN, "--path", path, "--cpu", "--batch-size", 4, "--tokens-per-sample", 32)
+    done = run_here(eval_lm.cli_main, data_bin, *common, *(("--fp16",) if form == "fp16" else ()))
     assert done.returncode == 0, done.stderr
-    state = torch.load(tmp_path / "checkpoint_last.pt", weights_only=True)
-    assert state["cfg"]["common"]["bf16"] and state["optimizer_history"][-1]["num_updates"] == 2
+
+
+def test_two_processes_train_angles_in_float32(data_bin, tmp_path):
+    flags = train_flags(data_bin, "linear_lm_tmlr_type1", tmp_path, "--max-update", 3, *HALF)
+    train_in_two_processes(*flags, "--fp16-init-scale", 4, "--disable-validation")
+    theta = load_last_checkpoint(tmp_path)["model"][THETAS[1]]
+    assert not theta.equal(theta.half().float())
+
+
+def test_gradient_norm_of_two_dtypes():
+    """Apex's kernel must not get gradients of both at once."""
+    calls, gradients = [], [torch.randn(5).to(dtype) for dtype in (torch.half, torch.float) * 2]
+
+    def norm(grads):
+        calls.append({g.dtype for g in grads})
+        return torch.cat(grads).norm()
+
+    found = _norm_of_each_dtype(norm, gradients)
+    assert sorted(map(len, calls)) == [1, 1] and set.union(*calls) == {torch.half, torch.float}
+    torch.testing.assert_close(found, torch.cat([g.float() for g in gradients]).norm(), rtol=1e-3, atol=0)
+    assert utils.multi_tensor_total_norm.__wrapped__  # installed

@@ -1,5 +1,7 @@
 """Properties of every absolute position embedding, and their registry."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -169,6 +171,27 @@ def test_half_precision_dtype_and_accuracy(case, dtype):
     assert half.dtype == dtype
     exact = module.double()(x.to(dtype).double(), positions, tokens)
     torch.testing.assert_close(half.double(), exact, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+def test_far_positions_in_half_precision(case, dtype):
+    """Parameters that are multiplied by positions keep their precision: see ``float32_parameters``."""
+    module = build(case).float()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(
+                1 + 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
+            )
+    limits = {"multiplicative": M, "hierarchical": M * M, "floater": 1001, "floater_every_layer": 1001}
+    limit = limits.get(case, 10_001)
+    x, positions, tokens = batch([[min(position, limit - 1) for position in (100, 1000, 10_000)]])
+    x = x.to(dtype)
+    half, exact = copy.deepcopy(module).to(dtype), copy.deepcopy(module).double()
+    with torch.no_grad():
+        found, expected = half(x, positions, tokens), exact(x.double(), positions, tokens)
+    error = (found - expected).abs().max() / expected.abs().max()
+    assert error < 2 * torch.finfo(dtype).eps
 
 
 @pytest.mark.parametrize("case", CASES)

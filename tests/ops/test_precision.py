@@ -1,0 +1,93 @@
+"""Parameters that stay in float32 in half precision."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.ops.precision import Float32Parameters
+from fairseq_lrpe.positions import POSITIONS, build_position
+
+HALF = [torch.float16, torch.bfloat16]
+
+
+class Toy(Float32Parameters):
+    float32_parameters = ("angle", "linear.weight", "base")
+
+    def __init__(self):
+        super().__init__()
+        self.angle, self.gain = nn.Parameter(torch.tensor([1 / 3])), nn.Parameter(torch.ones(1))
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("base", torch.tensor([1 / 3]))
+
+
+def dtypes(module):
+    return {name: x.dtype for name, x in module.state_dict().items()}
+
+
+def expected(kept, rest):
+    return {"angle": kept, "gain": rest, "base": kept, "linear.weight": kept, "linear.bias": rest}
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_conversions(dtype):
+    """Also inside of another module, of a copy, and of gradients; values are exactly those before."""
+    toy = Toy()
+    for parameter in toy.parameters():
+        parameter.grad = parameter.detach().clone()
+    model, parameters, third = nn.Sequential(toy), list(toy.parameters()), torch.tensor([1 / 3])
+    for convert in (lambda: model.to(dtype), lambda: model.to("cpu", dtype), lambda: copy.deepcopy(model)):
+        kept = convert()[0]
+        assert dtypes(kept) == expected(torch.float32, dtype)
+        assert kept.angle.equal(third) and kept.base.equal(third)
+    assert toy.angle.grad.equal(third) and toy.linear.weight.grad.dtype == torch.float32
+    assert toy.gain.grad.dtype == dtype
+    assert all(x is y for x, y in zip(parameters, toy.parameters(), strict=True))
+    assert dtypes(model.double()[0]) == expected(torch.float64, torch.float64)
+    assert dtypes(model.to(dtype)[0]) == expected(torch.float32, dtype)
+    assert dtypes(model.float()[0]) == expected(torch.float32, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_meta_device(dtype):
+    with torch.device("meta"):
+        toy = Toy().to(dtype)
+    assert dtypes(toy) == expected(torch.float32, dtype) and toy.angle.is_meta
+    assert dtypes(toy.to_empty(device="cpu")) == expected(torch.float32, dtype) and not toy.angle.is_meta
+
+
+@pytest.mark.parametrize("assign", [False, True])
+@pytest.mark.parametrize("dtype", HALF)
+def test_checkpoints_of_both_kinds_can_be_loaded(dtype, assign):
+    """``assign`` replaces parameters, which would otherwise have the dtype of the checkpoint."""
+    rounded = {name: x.to(dtype) for name, x in Toy().state_dict().items()}  # without ``float32_parameters``
+    toy = Toy().to(dtype)
+    toy.load_state_dict(rounded, assign=assign)
+    assert dtypes(toy) == expected(torch.float32, dtype) and toy.angle == rounded["angle"]
+    assert rounded["angle"].dtype == dtype
+    toy.load_state_dict(Toy().state_dict(), assign=assign)
+    assert toy.angle.item() == torch.tensor(1 / 3).item()
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_parameters_that_were_created_in_half_precision(dtype):
+    torch.set_default_dtype(dtype)
+    try:
+        toy, lrpe = Toy(), build_encoding("lrpe", num_heads=1, head_dim=4, causal=True, learn_theta=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert lrpe.theta.dtype == torch.float32 and dtypes(toy.to(dtype)) == expected(torch.float32, dtype)
+
+
+def test_names_are_those_of_parameters():
+    """A misspelled name would have no effect."""
+    shared = {"num_heads": 2, "head_dim": 4, "causal": True, "max_positions": 8}
+    modules = [build_encoding(name, **shared) for name in ENCODINGS if name != "lrpe"]
+    modules += [build_encoding("lrpe", learn_theta=True, **shared)]
+    modules += [build_position(name, embed_dim=4, vocab_size=5) for name in POSITIONS]
+    names = {name for module in modules for name in module.float32_parameters}
+    for module in modules:
+        assert set(module.float32_parameters) <= module.state_dict().keys()
+    assert {"theta", "generators", "freqs", "omega.weight", "outer.weight", "w"} <= names
