@@ -76,6 +76,8 @@ def attention_bias(
     if encoding.score_function(q, k) is not None:
         raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
+    if not q.size(2):
+        return q.new_zeros(1, 1, 0, k.size(2))
     indices = [PositionIndex(*row, last) for row in zip(at_q, at_k, strict=True)]
     u = encoding.query_bias
     content_bias = None if u is None else encoding.scale * (k @ u.unsqueeze(-1)).mT  # (B, H, 1, Lk)
@@ -110,10 +112,11 @@ def _check_positions(encoding, q, k, positions, key_positions):
         at_k = _with_batch(encoding, k, key_positions, "key_positions")
     rows = max(len(at_q), len(at_k))
     at_q, at_k = (x.expand(rows, *x.shape[1:]) for x in (at_q, at_k))
-    first, last = torch.stack([torch.stack(x.aminmax()) for x in (at_q, at_k)]).unbind(1)
-    if first.min() < 0:
-        raise ValueError(f"positions must not be negative, but the first one is {first.min()}")
-    return at_q, at_k, int(last.max())
+    # The position 0 is added for empty inputs.
+    first, last = torch.cat([at_q.flatten(), at_k.flatten(), at_q.new_zeros(1)]).aminmax()
+    if first < 0:
+        raise ValueError(f"positions must not be negative, but the first one is {first}")
+    return at_q, at_k, int(last)
 
 
 def _with_batch(encoding, x, positions, name):
@@ -125,4 +128,6 @@ def _with_batch(encoding, x, positions, name):
             f"{name} must be integers of shape {shapes[0]} or {shapes[1]} for {encoding.name} with "
             f"{encoding.axes} axes, not {positions.dtype} of shape {tuple(positions.shape)}"
         )
-    return positions.to(x.device).reshape(-1, *shapes[0])
+    if not batch or positions.shape == shapes[0]:
+        positions = (positions if batch else positions.new_zeros(shapes[0]))[None]
+    return positions.to(x.device)

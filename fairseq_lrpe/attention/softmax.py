@@ -87,7 +87,7 @@ class SoftmaxAttention(SelfAttention):
         score_function = self.encoding.score_function(q, k, q_offset, key_padding_mask, input_features)
         bias_function = self.encoding.bias_function(q, k, q_offset) if score_function is None else None
         # The largest block comes first, so that the others reuse its memory.
-        for start in reversed(range(0, length, block_size)):
+        for start in reversed(range(0, length, max(1, block_size))):
             block = q[:, :, start : start + block_size]
             num_keys = q_offset + start + block.size(2) if self.causal else k.size(2)
             mask = None if key_padding_mask is None else key_padding_mask[:, :num_keys]
@@ -101,7 +101,7 @@ class SoftmaxAttention(SelfAttention):
                 outputs.append(checkpoint(self._attend_block, *arguments, use_reentrant=False))
             else:
                 outputs.append(self._attend_block(*arguments))
-        o = torch.cat(outputs[::-1], dim=2) if len(outputs) > 1 else outputs[0]
+        o = outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1] or [v[:, :, :0]], dim=2)
         cached_keys = self.encoding.cached_keys(k, score_function) if return_state else k
         past = {"k": cached_keys, "v": v, "key_padding_mask": key_padding_mask, "order": None}
         return self.encoding.decode_output(o, q_offset), past

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.decay import decayed_products
+from fairseq_lrpe.ops.decay import decayed_products, finite_log_decay
 from fairseq_lrpe.ops.position_index import PositionIndex
-from fairseq_lrpe.ops.precision import Float32Parameters, at_least_float32
+from fairseq_lrpe.ops.precision import Float32Parameters
 from fairseq_lrpe.ops.relative import expand_distances
 from fairseq_lrpe.utils.suggest import choices as choices_for
 
@@ -125,7 +125,7 @@ class Encoding(Float32Parameters):
 
     @property
     def log_decay(self) -> Tensor | None:
-        """Logarithm of the decay in causal attention, at most 0, or None for no decay.
+        """Logarithm of the decay in causal attention, at most 0, or None for no decay; -inf is the decay 0.
 
         With shape (H,), linear attention multiplies q_i·k_j by the decay exp(log_decay·(i−j)). Softmax
         attention adds log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), or multiplies the
@@ -159,7 +159,7 @@ class Encoding(Float32Parameters):
             distance = torch.arange(last, -last - 1, -1, device=q.device).clamp(min=0)
         else:
             distance = torch.arange(q_offset + queries - 1, -1, -1, device=q.device)
-        bias = (at_least_float32(decay).to(q.device)[:, None] * distance).to(q.dtype)
+        bias = (finite_log_decay(decay.to(q.device))[:, None] * distance).to(q.dtype)
         return expand_distances(bias, queries, keys, q_offset)
 
     @property

@@ -93,11 +93,11 @@ class ConvSPE(GatedSPE):
         dtype = torch.promote_types(kernel.dtype, torch.float32)
         noise, kernel, size = noise.to(dtype), kernel.to(dtype), kernel.size(-1)
         length = noise.size(2) - size + 1
-        rows = min(length, _BLOCK_SIZE)
+        rows = max(1, min(length, _BLOCK_SIZE))
         # A convolution of ``rows`` positions as a product with a matrix, which has the kernel in each row.
         matrix = expand_distances(F.pad(kernel, (rows - 1, 0)), rows, rows + size - 1)
         blocks = []
-        for start in range(0, length, rows):
+        for start in range(0, max(1, length), rows):
             count = min(rows, length - start)
             window = noise[:, :, start : start + count + size - 1]
             blocks.append(matrix[:, :, :count, : count + size - 1] @ window)

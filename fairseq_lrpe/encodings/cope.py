@@ -6,9 +6,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.ops.autograd import apply, needs_plain_backward, plain_gradients
 
 
 @register_encoding("cope", positions="number of CoPE's position embeddings, at least 2")
@@ -46,9 +46,14 @@ class CoPE(Encoding):
         return functools.partial(self._scores, embeddings_and_slopes, key_padding_mask)
 
     def _scores(self, embeddings_and_slopes, padding, q, k, q_offset=0):
-        padding = None if padding is None else padding[:, None, None, : k.size(-2)]
         table = (q @ embeddings_and_slopes.mT).unflatten(-1, (-1, 2))
-        return _ContextualScores.apply(self.scale * q @ k.mT, table, padding, q_offset)
+        content = self.scale * q @ k.mT
+        dtype = torch.promote_types(content.dtype, torch.float32)
+        hidden = content.new_full(content.shape[-2:], -torch.inf).triu(q_offset + 1)
+        if padding is not None:
+            hidden = hidden.masked_fill(padding[:, None, None, : k.size(-2)], -torch.inf)
+        gates = (content.to(dtype) + hidden).sigmoid()
+        return apply(_ContextualScores, content, gates, table)
 
 
 class _ContextualScores(torch.autograd.Function):
@@ -56,29 +61,31 @@ class _ContextualScores(torch.autograd.Function):
     # pair as a complex number, which takes half the time of two look-ups. Of the tensors by query and key,
     # only gates and positions are saved for the backward pass.
     @staticmethod
-    def forward(ctx, content, table, padding, q_offset):
-        dtype = torch.promote_types(content.dtype, torch.float32)
-        gates = content.to(dtype).sigmoid().tril_(q_offset)
-        if padding is not None:
-            gates.masked_fill_(padding, 0.0)
+    def plain(content, gates, table):
+        positions = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=table.size(-2) - 1)
+        values, slopes = _look_up(table, positions)
+        return (content + values + positions.frac() * slopes).to(content.dtype)
+
+    @staticmethod
+    def forward(ctx, content, gates, table):
         positions = gates.flip(-1).cumsum_(-1).flip(-1).clamp_(max=table.size(-2) - 1)
         ctx.save_for_backward(gates, positions, table)
         values, slopes = _look_up(table, positions)
         return (content + values).addcmul_(positions.frac(), slopes).to(content.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
         gates, positions, table = ctx.saved_tensors
-        dtype, grad = grad.dtype, grad.to(gates.dtype)
+        if needs_plain_backward():
+            plain = functools.partial(_ContextualScores.plain, grad.new_zeros(()))
+            return grad, *plain_gradients(plain, (gates, table), (grad,))
+        exact = grad.to(gates.dtype)
         _, slopes = _look_up(table, positions)
-        grad_pairs = torch.complex(grad, grad * positions.frac())
-        grad_table = torch.zeros_like(table, dtype=grad.dtype)
+        grad_pairs = torch.complex(exact, exact * positions.frac())
+        grad_table = torch.zeros_like(table, dtype=exact.dtype)
         torch.view_as_complex(grad_table).scatter_add_(-1, positions.long(), grad_pairs)
         # At the last position the slope is 0, so clipped keys contribute no gradient.
-        grad_gates = (grad * slopes).cumsum_(-1)
-        grad_content = grad + torch.ops.aten.sigmoid_backward(grad_gates, gates)
-        return grad_content.to(dtype), grad_table.to(table.dtype), None, None
+        return grad, (exact * slopes).cumsum_(-1), grad_table.to(table.dtype)
 
 
 def _look_up(table, positions):

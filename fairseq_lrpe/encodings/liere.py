@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
 
 _BLOCK_SIZE = 64
@@ -78,7 +79,7 @@ class LieRE(Encoding):
         entries = torch.einsum("la,ahne->hlne", position, self.generators.double())
         matrix = entries.new_zeros(*entries.shape[:-1], self.block_size, self.block_size)
         matrix[..., *self.upper] = entries
-        return _MatrixExponential.apply(matrix - matrix.mT)
+        return apply(_MatrixExponential, matrix - matrix.mT)
 
 
 def _rotate(x, rotations):
@@ -93,6 +94,8 @@ class _MatrixExponential(torch.autograd.Function):
     The gradient with respect to A is the upper right block of exp([[Aᵀ, G], [0, Aᵀ]]), where G is the
     incoming gradient. torch computes this for G itself, whose size determines the rounding error.
     """
+
+    plain = torch.matrix_exp
 
     @staticmethod
     def forward(ctx, a):

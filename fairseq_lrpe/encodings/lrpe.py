@@ -92,7 +92,7 @@ class LRPE(Encoding):
             raise ValueError(
                 f"the mixed core rotates half of the features: head_dim must be at least 3, not {d}"
             )
-        self.core, self.rotation = core, rotation
+        self.core, self.rotation, self.learn_theta = core, rotation, learn_theta
 
         if core == "permutation":
             self.register_buffer("permutation", torch.randperm(d))
@@ -136,7 +136,7 @@ class LRPE(Encoding):
         return self._phases(x, offset, length)
 
     def _phases(self, x, offset, length):
-        if isinstance(self.theta, nn.Parameter):
+        if self.learn_theta:
             return phases(self.theta, offset, length).to(complex_dtype(x))
         return cached_phases(self.frequencies, offset, length, complex_dtype(x), x.device)
 
@@ -148,7 +148,8 @@ class LRPE(Encoding):
         elif self.rotation == "odd_even":
             x = permute_features(x, self.odd_even)
         elif self.rotation == "fft":
-            x = torch.fft.fft(x.to(table.real.dtype), norm="ortho")
+            # torch's transform of empty tensors fails on CPUs.
+            x = torch.fft.fft(x.to(table.real.dtype), norm="ortho") if x.numel() else x.to(table.dtype)
 
         if self.core == "permutation":
             return permute_features(x, table)

@@ -7,6 +7,17 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.precision import at_least_float32
 
+MIN_LOG_DECAY = -1e5
+"""Logarithm that replaces that of smaller decays; all of their powers are 0 in float64, too."""
+
+
+def finite_log_decay(log_decay: Tensor) -> Tensor:
+    """Returns the logarithms in at least float32, and -inf, which is the decay 0, as a finite number.
+
+    The decay 0 weights the distance 0 by 1, but -inf times 0 is not a number.
+    """
+    return at_least_float32(log_decay).clamp(min=MIN_LOG_DECAY)
+
 
 def stable_block_size(log_decay: Tensor, limit: int) -> int:
     """Returns the largest block size, at most ``limit``, for which weights γ^(i−m) do not overflow.
@@ -34,11 +45,11 @@ def decayed_products(log_decay: Tensor, q: Tensor, k: Tensor) -> Callable[[Tenso
         A function with the arguments (rows of q, leading keys of k, position of the first row). It returns
         the products (B, H, rows, keys), whose entries with j > i are arbitrary, but finite.
     """
-    log_decay = at_least_float32(log_decay)
+    log_decay = finite_log_decay(log_decay)
     block_size = stable_block_size(log_decay, 64)
     half = block_size // 2
     num_keys, dtype = k.size(-2), torch.promote_types(q.dtype, torch.float32)
-    powers = torch.arange(num_keys + half - 1, -q.size(-2) - half, -1, device=log_decay.device)
+    powers = torch.arange(num_keys + half - 1, -max(1, q.size(-2)) - half, -1, device=log_decay.device)
     # Keys far after the middle come after every query, so their products only have to be finite.
     weights = torch.exp(log_decay[:, None] * powers[:, None].clamp(min=-half)).to(q.device, dtype)
     q_weights = weights[:, num_keys + 2 * half - block_size : num_keys + 2 * half].flip(-2)  # γ^(i−m)

@@ -3,9 +3,15 @@
 import torch
 import torch.nn.functional as F
 
+from fairseq_lrpe.ops.autograd import apply
+
 
 class _Elu(torch.autograd.Function):
     """Computes 1 + elu(x); saves only the output for backward, which the next operation saves anyway."""
+
+    @staticmethod
+    def plain(x):
+        return torch.where(x < 0, x.clamp(max=0).exp().to(x.dtype), 1 + x)
 
     @staticmethod
     def forward(ctx, x):
@@ -27,7 +33,7 @@ def _one_plus_elu(x):
 
 def _elu(x):
     # Skipping the autograd function makes decoding faster.
-    return _Elu.apply(x) if x.requires_grad else _one_plus_elu(x)
+    return apply(_Elu, x) if x.requires_grad else _one_plus_elu(x)
 
 
 FEATURE_MAPS = {

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
@@ -45,18 +46,22 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
 class _Permute(torch.autograd.Function):
     # torch's backward pass of gather is a scatter_add; for a permutation, a gather by its inverse is enough.
     @staticmethod
+    def plain(x, index, inverse):
+        return x.gather(-1, index.expand_as(x))
+
+    @staticmethod
     def forward(ctx, x, index, inverse):
         ctx.save_for_backward(index, inverse)
-        return x.gather(-1, index.expand_as(x))
+        return _Permute.plain(x, index, inverse)
 
     @staticmethod
     def backward(ctx, grad):
         index, inverse = ctx.saved_tensors
-        return _Permute.apply(grad, inverse, index), None, None
+        return apply(_Permute, grad, inverse, index), None, None
 
 
 def permute_features(x: Tensor, index: Tensor) -> Tensor:
     """Returns y with y[..., s, i] = x[..., s, index[..., s, i]]; rows of ``index`` permute 0..d-1."""
     identity = torch.arange(index.size(-1), device=index.device).expand_as(index)
     inverse = torch.empty_like(index).scatter_(-1, index, identity)
-    return _Permute.apply(x, index, inverse)
+    return apply(_Permute, x, index, inverse)

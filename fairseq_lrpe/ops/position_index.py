@@ -52,5 +52,6 @@ def coordinates(offset: int | PositionIndex, length: int, device: torch.device) 
         device: device of the result.
     """
     if isinstance(offset, PositionIndex):
-        return offset.query_positions.view(length, -1).double()
+        positions = offset.query_positions.double()
+        return positions if positions.dim() > 1 else positions[:, None]
     return torch.arange(offset, offset + length, dtype=torch.float64, device=device)[:, None]

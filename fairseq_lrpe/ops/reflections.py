@@ -42,10 +42,11 @@ class ReflectedKeys:
 
     def __init__(self, k: Tensor, u: Tensor):
         num_new = u.size(2)
-        block_size = min(_BLOCK_SIZE, num_new)
+        block_size = max(1, min(_BLOCK_SIZE, num_new))
         earlier, keys = k.split([k.size(2) - num_new, num_new], dim=2)
         keys, u = (
-            F.pad(x, (0, 0, 0, -num_new % block_size)).unflatten(2, (-1, block_size)) for x in (keys, u)
+            F.pad(x, (0, 0, 0, -num_new % block_size)).unflatten(2, (-(-num_new // block_size), block_size))
+            for x in (keys, u)
         )
         right_side, u64 = torch.cat([(u @ keys.mT).tril(-1), u], dim=-1), u.double()
         system = (u64 @ u64.mT).tril(-1)
@@ -54,7 +55,7 @@ class ReflectedKeys:
         z, w = solution.split([block_size, u.size(-1)], dim=-1)
         end_keys = keys - z.mT @ u
         transitions = torch.eye(u.size(-1), dtype=u.dtype, device=u.device) - u.mT @ w
-        num_merged = (u.size(2) - 1) // _MERGED_BLOCKS  # without the last block, which no later query uses
+        num_merged = max(0, u.size(2) - 1) // _MERGED_BLOCKS  # without the last block, which no later query uses
         self._merged = []
         if num_merged:
             groups = (

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
@@ -97,26 +98,26 @@ def relative_shift(x: Tensor, keys: int, q_offset: int | PositionIndex = 0) -> T
     """
     if isinstance(q_offset, PositionIndex):
         return x.gather(-1, q_offset.distance_index().expand(*x.shape[:-1], keys))
-    return _RelativeShift.apply(x.contiguous(), keys)
-
-
-def _shifted_view(x, keys):
-    queries, width = x.shape[-2:]
-    rows = x.flatten(-2)[..., queries - 1 : queries - 1 + queries * (width - 1)]
-    return rows.unflatten(-1, (queries, width - 1))[..., :keys]
+    return apply(_RelativeShift, x.contiguous(), keys)
 
 
 class _RelativeShift(torch.autograd.Function):
     # Each element appears at most once in the output, so backward copies instead of accumulating.
     @staticmethod
+    def plain(x, keys):
+        queries, width = x.shape[-2:]
+        rows = x.flatten(-2)[..., queries - 1 : queries - 1 + queries * (width - 1)]
+        return rows.unflatten(-1, (queries, width - 1))[..., :keys]
+
+    @staticmethod
     def forward(ctx, x, keys):
         ctx.shape = x.shape
-        return _shifted_view(x, keys)
+        return _RelativeShift.plain(x, keys)
 
     @staticmethod
     def backward(ctx, grad):
         grad_x = grad.new_zeros(ctx.shape)
-        _shifted_view(grad_x, grad.size(-1)).copy_(grad)
+        _RelativeShift.plain(grad_x, grad.size(-1)).copy_(grad)
         return grad_x, None
 
 

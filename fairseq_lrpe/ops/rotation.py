@@ -6,6 +6,7 @@ import math
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 THETA_TYPES = ("a", "b", "c")
@@ -99,16 +100,20 @@ def complex_features(x: Tensor, table: Tensor) -> Tensor:
     """
     if x.is_complex():
         return torch.view_as_real(x * table).flatten(-2)
-    return _ComplexFeatures.apply(x, table.real.to(x.dtype), table.imag.to(x.dtype))
+    return apply(_ComplexFeatures, x, table.real.to(x.dtype), table.imag.to(x.dtype))
 
 
 class _ComplexFeatures(torch.autograd.Function):
     """Computes [x cos, x sin]; the backward pass of the same operations in torch takes twice as long."""
 
     @staticmethod
+    def plain(x, cos, sin):
+        return (x.unsqueeze(-2) * torch.stack([cos, sin], dim=-2)).flatten(-2)
+
+    @staticmethod
     def forward(ctx, x, cos, sin):
         ctx.save_for_backward(x if any(ctx.needs_input_grad[1:]) else None, cos, sin)
-        return (x.unsqueeze(-2) * torch.stack([cos, sin], dim=-2)).flatten(-2)
+        return _ComplexFeatures.plain(x, cos, sin)
 
     @staticmethod
     def backward(ctx, g):

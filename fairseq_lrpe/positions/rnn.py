@@ -59,7 +59,7 @@ class RNN(AbsolutePosition):
     def _read(rnn, x, is_token, state=None):
         """Returns the state (B, L, width) after each row of x, of which only tokens are read."""
         if not is_token.size(1):
-            return x.new_empty(*x.shape[:2], rnn.hidden_size)
+            return x[..., :1].expand(*x.shape[:2], rnn.hidden_size)
         inputs = x.to(rnn.weight_ih_l0.dtype)
         state = inputs.new_zeros(len(x), rnn.hidden_size) if state is None else state.to(inputs.dtype)
         # Tokens are moved before padding, and the state after i tokens is looked up for each row.

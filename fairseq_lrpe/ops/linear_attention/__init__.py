@@ -9,6 +9,7 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.decay import finite_log_decay
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
@@ -48,7 +49,8 @@ def linear_attention(
         v: values (B, H, Lk, dv); dv may differ from d.
         causal: whether attention is causal. The queries are then at the last Lq of the Lk positions.
         normalize: whether to divide o_i by max(Σ_j γ_h^(i-j) (q_i·k_j), eps).
-        log_decay: log γ_h ≤ 0 (H,), only if ``causal``; None means γ_h = 1. With shape (H, d), or (1, d) for
+        log_decay: log γ_h ≤ 0 (H,), only if ``causal``; None means γ_h = 1, and -inf means γ_h = 0, with which
+            queries attend only to the key at their own position. With shape (H, d), or (1, d) for
             all heads, each feature t has its own decay, and Σ_t γ_t^(i-j) q_it k_jt replaces q_i·k_j.
         key_padding_mask: bool (B, Lk), True at keys that are padding and are ignored.
         state: sums over all earlier keys, Σ k vᵀ (B, H, d, dv) and Σ k (B, H, d), as returned by a previous
@@ -77,7 +79,7 @@ def linear_attention(
         raise ValueError(f"unknown backend {backend!r}: choose from auto, {', '.join(BACKENDS)}")
 
     dtype = reduce(torch.promote_types, (q.dtype, k.dtype, v.dtype, torch.float32))
-    log_decay = None if log_decay is None else log_decay.to(q.device, dtype)
+    log_decay = None if log_decay is None else finite_log_decay(log_decay.to(q.device, dtype))
     state = None if state is None else LinearState(*(x.to(dtype) for x in state))
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], 0.0)

@@ -12,14 +12,18 @@ chunk. Chunks are then so short that neither weight overflows.
 
 The backward pass processes the chunks in reverse order with the gradient of S_n. It recomputes the products
 inside chunks from q, k and v, but not the S_n, which are stored and together d / C times as large as v.
+Second derivatives and transforms of ``torch.func`` use a loop over chunks with the definition instead.
 """
 
+import functools
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.decay import stable_block_size
+from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
 
 
@@ -28,11 +32,23 @@ def chunk_causal(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | t
     (batch, heads, _, d), dv = q.shape, v.size(-1)
     zeros = (q.new_zeros(batch, heads, *shape, dtype=args.dtype) for shape in ((d, dv), (d,)))
     kv, k_sum = args.state or zeros
-    parts = _split(q, v, args.log_decay, args.chunk_size, args.dtype)
-    needs_k_sum = args.normalize or args.return_state
-    options = args.log_decay, parts, args.normalize, needs_k_sum, args.eps
-    out, kv, k_sum = _ChunkCausal.apply(q, k, v, kv, k_sum[..., None, :], *options)
-    return (out, LinearState(kv, k_sum.squeeze(2))) if args.return_state else out
+    if is_transformed():
+        out, kv, k_sum = _plain(args, q, k, v, kv, k_sum, args.log_decay)
+    else:
+        parts = _split(q, v, args.log_decay, args.chunk_size, args.dtype)
+        options = parts, args._replace(log_decay=None, state=None)
+        out, kv, k_sum = _ChunkCausal.apply(q, k, v, kv, k_sum, args.log_decay, *options)
+    return (out, LinearState(kv, k_sum)) if args.return_state else out
+
+
+def _plain(args, q, k, v, kv, k_sum, log_decay):
+    """Computes the output and the state in differentiable operations, by the definition for each chunk."""
+    size = args.chunk_size or default_chunk_size(q.size(-1), v.size(-1))
+    args, state, outputs = args._replace(log_decay=log_decay, return_state=True), LinearState(kv, k_sum), []
+    for chunk in zip(*(x.split(size, dim=2) for x in (q, k, v)), strict=True):
+        out, state = reference(*chunk, args._replace(state=state))
+        outputs.append(out)
+    return torch.cat(outputs, dim=2), *state
 
 
 def default_chunk_size(d: int, dv: int) -> int:
@@ -51,12 +67,12 @@ def _max_part_elements(device):
 def _split(q, v, log_decay, chunk_size, dtype):
     """Splits batch and length into parts: as many full chunks as fit at a time, and the remaining rows."""
     batch, heads, length, d = q.shape
-    size = min(chunk_size or default_chunk_size(d, v.size(-1)), length)
+    size = max(1, min(chunk_size or default_chunk_size(d, v.size(-1)), length))
     if log_decay is not None and log_decay.size(-1) > 1:
         size = stable_block_size(log_decay, size)
     weights = {n: _Weights.create(log_decay, n, q.device, dtype) for n in {size, length % size} if n}
     max_chunks = max(1, _max_part_elements(q.device) // (heads * size * max(d, v.size(-1))))
-    part_batch = min(batch, max_chunks)
+    part_batch = max(1, min(batch, max_chunks))
     parts = []
     for first in range(0, batch, part_batch):
         sequences = slice(first, first + part_batch)
@@ -188,15 +204,17 @@ class _Part:
 class _ChunkCausal(torch.autograd.Function):
     """Autograd function of :func:`chunk_causal`.
 
-    Inputs are q and k (B, H, L, d), v (B, H, L, dv), and the state (B, H, d, dv) and (B, H, 1, d). Results
-    are the output and the new state. The output and the gradients have the memory layout of v, q and k, so
+    Inputs are q and k (B, H, L, d), v (B, H, L, dv), and the state (B, H, d, dv) and (B, H, d). Results are
+    the output and the new state. The output and the gradients have the memory layout of v, q and k, so
     that merging the heads into (L, B, H·d) needs no copy. ``g_x`` is the gradient of ``x``.
     """
 
     @staticmethod
-    def forward(ctx, q, k, v, kv, k_sum, log_decay, parts, normalize, needs_k_sum, eps):
-        dtype = kv.dtype
+    def forward(ctx, q, k, v, kv, k_sum, log_decay, parts, args):
+        dtype, normalize, eps = args.dtype, args.normalize, args.eps
+        needs_k_sum = normalize or args.return_state
         first_kv, first_k_sum, kv, k_sum = kv, k_sum, kv.clone(), k_sum.clone()
+        totals = k_sum.unsqueeze(2)  # a view
         out = torch.empty_like(v, dtype=dtype)
         denominator = kv.new_empty(*q.shape[:3], 1) if normalize else None
         states, needs_grad = [], any(ctx.needs_input_grad)
@@ -208,7 +226,7 @@ class _ChunkCausal(torch.autograd.Function):
             q_inner, k_inner = part.scale(qs, w.inner[0]), part.scale(ks, w.inner[1])
             scores = part.scale_pairs_(torch.bmm(q_inner, k_inner.mT))
             past_kv = part.scan(kv, torch.bmm(k_state.mT, vs))
-            past_k = part.scan(k_sum, k_state.sum(1, keepdim=True)) if needs_k_sum else None
+            past_k = part.scan(totals, k_state.sum(1, keepdim=True)) if needs_k_sum else None
             if needs_grad:
                 states += past_kv, past_k
             o = torch.bmm(scores, vs).baddbmm_(q_state, past_kv)
@@ -218,36 +236,41 @@ class _ChunkCausal(torch.autograd.Function):
                 o /= sums.clamp(min=eps)
             part.write(out, o)
 
-        ctx.parts, ctx.normalize, ctx.needs_k_sum, ctx.eps = parts, normalize, needs_k_sum, eps
+        ctx.parts, ctx.args, ctx.needs_k_sum = parts, args, needs_k_sum
         sums = first_kv, first_k_sum, kv, k_sum
         ctx.save_for_backward(q, k, v, log_decay, out, denominator, *sums, *states)
         return out, kv, k_sum
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, g_out, g_kv, g_k_sum):
-        with torch.autocast(g_out.device.type, enabled=False):  # callers may run backward under autocast
-            return _ChunkCausal._backward(ctx, g_out, g_kv, g_k_sum)
+    def backward(ctx, *gradients):
+        with torch.autocast(gradients[0].device.type, enabled=False):  # callers may run it under autocast
+            if not needs_plain_backward():
+                return _ChunkCausal._backward(ctx, *gradients)
+            q, k, v, log_decay, _, _, kv, k_sum, *_ = ctx.saved_tensors
+            inputs = q, k, v, kv, k_sum, log_decay
+            return *plain_gradients(functools.partial(_plain, ctx.args), inputs, gradients), None, None
 
     @staticmethod
     def _backward(ctx, g_out, g_last_kv, g_last_k_sum):
         q, k, v, log_decay, out, denominator, first_kv, first_k_sum, kv, k_sum, *states = ctx.saved_tensors
-        dtype = first_kv.dtype
-        g_q, g_k, g_v = (torch.empty_like(x) for x in (q, k, v))
-        g_kv, g_k_sum = g_last_kv.clone(), g_last_k_sum.clone()
+        dtype, normalize, eps = ctx.args.dtype, ctx.args.normalize, ctx.args.eps
+        # The gradient of the decay is a difference of large numbers, so it needs those of q and k in float32.
+        g_q, g_k = (torch.empty_like(x, dtype=dtype if ctx.needs_input_grad[5] else None) for x in (q, k))
+        g_v, g_kv, g_k_sum = torch.empty_like(v), g_last_kv.clone(), g_last_k_sum.clone()
+        g_totals = g_k_sum.unsqueeze(2)  # a view
 
         for part in reversed(ctx.parts):
             past_k, past_kv, w = states.pop(), states.pop(), part.weights
             qs, ks, vs, g_o = (part.read(x, dtype) for x in (q, k, v, g_out))
             q_state, k_state = part.scale(qs, w.q_state), part.scale(ks, w.k_state)
-            if ctx.normalize:
+            if normalize:
                 sums = part.read(denominator)
-                g_o = g_o / sums.clamp(min=ctx.eps)
-                g_sums = -(g_o * part.read(out)).sum(-1, keepdim=True) * (sums >= ctx.eps)
+                g_o = g_o / sums.clamp(min=eps)
+                g_sums = -(g_o * part.read(out)).sum(-1, keepdim=True) * (sums >= eps)
             q_inner, k_inner = part.scale(qs, w.inner[0]), part.scale(ks, w.inner[1])
             scores, g_scores = part.scale_pairs_(torch.bmm(q_inner, k_inner.mT)), torch.bmm(g_o, vs.mT)
             g_q_state = torch.bmm(g_o, past_kv.mT)
-            if ctx.normalize:
+            if normalize:
                 g_scores += g_sums
                 g_q_state.addcmul_(g_sums, past_k)
             part.scale_pairs_(g_scores)
@@ -255,8 +278,8 @@ class _ChunkCausal(torch.autograd.Function):
             g_next_kv = part.scan(g_kv, torch.bmm(q_state.mT, g_o), backwards=True)
             g_k_state = torch.bmm(vs, g_next_kv.mT)
             if ctx.needs_k_sum:
-                update = torch.bmm(g_sums.mT, q_state) if ctx.normalize else torch.zeros_like(q_state[:, :1])
-                g_k_state += part.scan(g_k_sum, update, backwards=True)
+                update = torch.bmm(g_sums.mT, q_state) if normalize else torch.zeros_like(q_state[:, :1])
+                g_k_state += part.scan(g_totals, update, backwards=True)
             g_qs, g_ks = part.scale(g_q_state, w.q_state), part.scale(g_k_state, w.k_state)
             part.write(g_q, part.add_product(g_qs, g_scores, k_inner, w.inner[0]))
             part.write(g_k, part.add_product(g_ks, g_scores.mT, q_inner, w.inner[1]))
@@ -268,10 +291,10 @@ class _ChunkCausal(torch.autograd.Function):
             # as a key at position -1, and the final state as a query at position L - 1.
             i = torch.arange(q.size(2), device=q.device, dtype=torch.float64)
             rows = q * g_q - k * g_k
-            first = (first_kv * g_kv).sum(3) + (first_k_sum * g_k_sum).squeeze(2)
-            last = (kv * g_last_kv).sum(3) + (k_sum * g_last_k_sum).squeeze(2)
+            first = (first_kv * g_kv).sum(3) + first_k_sum * g_k_sum
+            last = (kv * g_last_kv).sum(3) + k_sum * g_last_k_sum
             if log_decay.size(1) == 1:
                 rows, first, last = (x.sum(-1, keepdim=True) for x in (rows, first, last))
             g_log_decay = torch.einsum("bhid,i->bhd", rows.double(), i) + first + (q.size(2) - 1) * last
             g_log_decay = g_log_decay.sum(0).sum_to_size(log_decay.shape).to(log_decay.dtype)
-        return g_q, g_k, g_v, g_kv, g_k_sum, g_log_decay, None, None, None, None
+        return g_q.to(q.dtype), g_k.to(k.dtype), g_v, g_kv, g_k_sum, g_log_decay, None, None

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.linear_attention.causal import chunk_causal
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
 
@@ -18,7 +19,7 @@ def chunk(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Te
     out = q_rows @ kv
     if args.normalize:
         sums = q_rows @ k_sum[..., None]
-        if out.requires_grad:
+        if out.requires_grad and not is_transformed():
             out = _Divide.apply(out, sums, args.eps, q.shape[:2])
             return (out, state) if args.return_state else out
         out = out / sums.clamp(min=args.eps)

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.autograd import is_transformed
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
 
@@ -21,18 +22,21 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
     its own decay, the kernels of ``gla`` (gated linear attention, Yang et al. 2024) are used, which read a
     decay for every element of q.
 
-    Bidirectional attention, and a single query, are computed by ``chunk`` instead. The kernels ignore
-    ``chunk_size``. They multiply float32 in TF32 on GPUs that support it, unless the environment variable
+    Bidirectional attention, a single query, an empty batch, and transforms of ``torch.func`` are computed by
+    ``chunk`` instead. The kernels ignore ``chunk_size``. They have no second derivatives. They multiply float32 in TF32 on GPUs that support it, unless the environment variable
     TRITON_F32_DEFAULT=ieee is set.
 
     Raises:
         ValueError: if the kernels cannot run on this device, or for float64.
+        RuntimeError: in a backward pass with ``create_graph=True``.
     """
     if reason := fla_missing_requirement(q.device):
         raise ValueError(f"backend 'fla' needs {reason}: use backend 'chunk'")
     if not fla_supports(q, k, v):
         raise ValueError(f"backend 'fla' does not support float64 (q is {q.dtype}): use backend 'chunk'")
-    return _causal(q, k, v, args) if args.causal and q.size(-2) > 1 else chunk(q, k, v, args)
+    if is_transformed() or not args.causal or q.size(-2) < 2 or q.size(0) == 0:
+        return chunk(q, k, v, args)
+    return _causal(q, k, v, args)
 
 
 @cache  # called by every layer in every step
@@ -72,9 +76,23 @@ def _causal(q, k, v, args):
     else:
         decay = {"g_gamma": log_decay.squeeze(-1).expand(q.size(1))}
     out, _ = kernel(*inputs, **decay, scale=1.0, initial_state=initial)
-    out = out.transpose(1, 2)
+    out = _FirstOrder.apply(out.transpose(1, 2))
     if args.normalize:
         out = out[..., :-1] / out[..., -1:].clamp(min=args.eps)
     # The kernel's final state is not used: in flash-linear-attention 0.6.0, it is NaN for a strong decay
     # (log γ < -1.4) if the last chunk is not full.
     return (out, update_state(args.state, k, v, args.log_decay)) if args.return_state else out
+
+
+class _FirstOrder(torch.autograd.Function):
+    """Returns its input, whose gradient must not be differentiated again: the kernels would omit terms."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, g):
+        if torch.is_grad_enabled():
+            raise RuntimeError("backend 'fla' has no second derivatives: use backend 'chunk'")
+        return g

@@ -1,0 +1,46 @@
+"""Support of ``torch.func``, ``torch.export`` and second derivatives by hand-written autograd functions.
+
+Such a function has a method ``plain``, which computes the same from operations that torch can differentiate,
+batch and export. It is used where the hand-written passes are not valid.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+
+def is_transformed() -> bool:
+    """Returns whether a transform of ``torch.func``, or ``torch.export``, calls the current function."""
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return torch._C._are_functorch_transforms_active()
+
+
+def apply(function: type[torch.autograd.Function], *args):
+    """Returns ``function.apply(*args)``, or ``function.plain(*args)`` in transforms."""
+    return function.plain(*args) if is_transformed() else function.apply(*args)
+
+
+def needs_plain_backward() -> bool:
+    """Returns whether the gradients of a backward pass are themselves differentiated or batched."""
+    return not torch.compiler.is_compiling() and (torch.is_grad_enabled() or is_transformed())
+
+
+def plain_gradients(
+    plain: Callable, inputs: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Returns the gradients of the inputs of ``plain``, which can be differentiated again.
+
+    Args:
+        plain: function of the inputs that returns a tuple of tensors.
+        inputs: the inputs; None and those that require no gradient get None.
+        gradients: the gradients of the tensors that ``plain`` returns.
+    """
+    with torch.enable_grad():
+        # Of views, because an input can also be a function of another one.
+        inputs = [None if x is None else x.view_as(x) for x in inputs]
+        needed = [x for x in inputs if x is not None and x.requires_grad]
+        result = torch.autograd.grad(plain(*inputs), needed, gradients, create_graph=True, allow_unused=True)
+    found = iter(result)
+    return [next(found) if x is not None and x.requires_grad else None for x in inputs]
