@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, check_choice, position_tables, register_encoding
+from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 from fairseq_lrpe.ops.reflections import householder
 from fairseq_lrpe.ops.rotation import (
@@ -101,7 +102,7 @@ class LRPE(Encoding):
             self.rotated_width = width
             self.frequencies = (theta_type, count, width, self.max_positions)
             theta = rotary_frequencies(*self.frequencies)
-            self.theta = nn.Parameter(theta.to(torch.get_default_dtype())) if learn_theta else theta
+            self.theta = nn.Parameter(torch.empty(count).copy_(theta)) if learn_theta else theta
 
         if rotation == "householder":
             v = torch.randn(d)
@@ -110,8 +111,6 @@ class LRPE(Encoding):
                 self.v = nn.Parameter(v)
             else:
                 self.register_buffer("v", v / v.norm())
-        elif rotation == "odd_even":
-            self.register_buffer("odd_even", odd_even_permutation(d), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         q_table, k_table = position_tables(self._position_table, q, k, q_offset, k_offset)
@@ -135,7 +134,7 @@ class LRPE(Encoding):
 
     def _phases(self, x, offset, length):
         if isinstance(self.theta, nn.Parameter):
-            return phases(self.theta, offset, length).to(complex_dtype(x))
+            return phases(self.theta, offset, length).to(x.device, complex_dtype(x))
         return cached_phases(self.frequencies, offset, length, complex_dtype(x), x.device)
 
     def _encode(self, x, table):
@@ -144,7 +143,7 @@ class LRPE(Encoding):
         if self.rotation == "householder":
             x = householder(x, self.v)
         elif self.rotation == "odd_even":
-            x = permute_features(x, self.odd_even)
+            x = permute_features(x, constant(odd_even_permutation, self.head_dim, device=x.device))
         elif self.rotation == "fft":
             x = torch.fft.fft(x.to(table.real.dtype), norm="ortho")
 

@@ -24,5 +24,5 @@ class LRPEDecay(LRPE):
 
     @property
     def log_decay(self) -> Tensor | None:
-        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)
+        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")
         return -8 * heads / self.num_heads * (1 - self.layer / self.layers)
