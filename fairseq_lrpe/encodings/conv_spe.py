@@ -64,18 +64,18 @@ class ConvSPE(GatedSPE):
         self._blocks = Constants(maxsize=(kernel_size + _BLOCK_SIZE - 2) // _BLOCK_SIZE + 1)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        [constant] = self.draw()
         if isinstance(q_offset, PositionIndex) and q_offset.max_position >= _MAX_INDEXED_POSITIONS:
-            codes = self._far_codes(constant)
+            codes = self._far_codes()
         else:
-            codes = self._consecutive_codes(constant, _range(q, q_offset), _range(k, k_offset))
+            codes = self._consecutive_codes(_range(q, q_offset), _range(k, k_offset))
+        [constant] = self.draw()
 
         def encode(x, kernel, offset):
-            return torch.einsum("bhld,hdlr->bhlr", x, codes(x, kernel, offset).to(x.dtype))
+            return torch.einsum("bhld,hdlr->bhlr", x, codes(x, kernel, offset, constant).to(x.dtype))
 
         return encode(q, self.kernel_q, q_offset), encode(k, self.kernel_k, k_offset)
 
-    def _consecutive_codes(self, constant, *ranges):
+    def _consecutive_codes(self, *ranges):
         """Returns a function that computes the matrices of positions, all of which are in the ranges."""
         first, end = min(r.start for r in ranges), max(r.stop for r in ranges)
         count = end - first + self.kernel_q.size(-1) - 1
@@ -84,7 +84,7 @@ class ConvSPE(GatedSPE):
         else:
             noise = self._noise(first, count, self._fixed_block)
 
-        def codes(x, kernel, offset):
+        def codes(x, kernel, offset, constant):
             positions = _range(x, offset)
             window = noise.narrow(2, positions.start - first, len(positions) + kernel.size(-1) - 1)
             codes = self._codes(kernel, window, constant)
@@ -92,13 +92,13 @@ class ConvSPE(GatedSPE):
 
         return codes
 
-    def _far_codes(self, constant):
+    def _far_codes(self):
         """Returns a function that computes the matrices only of those blocks in which there are positions."""
         shape = self.num_heads, self.head_dim, _BLOCK_SIZE, self.head_dim
         drawn = collections.defaultdict(lambda: self.random_noise(*shape))
         block = drawn.__getitem__ if self.training else self._fixed_block
 
-        def codes(x, kernel, offset):
+        def codes(x, kernel, offset, constant):
             blocks, index = (offset.query_positions // _BLOCK_SIZE).unique(return_inverse=True)
             count = _BLOCK_SIZE + kernel.size(-1) - 1
             noise = [self._noise(n * _BLOCK_SIZE, count, block) for n in blocks.tolist()]
