@@ -18,7 +18,7 @@ def apply_encoding(
     shape (H,), :func:`attention_bias` has to be added to them. In linear attention, q and k are encoded after
     the feature map, and ``log_decay`` is an argument of :func:`fairseq_lrpe.ops.linear_attention`.
 
-    Encoding takes the time of ``encoding(q, k)``, and tables up to the largest position.
+    Encoding takes the time of ``encoding(q, k)``, at every position.
 
     Args:
         encoding: the encoding. Its parameters are trained if it is a submodule of the model.

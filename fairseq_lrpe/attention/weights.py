@@ -27,7 +27,7 @@ def attention_weights(
     encoding = attention.encoding
     if isinstance(attention, LinearAttention):
         q, k = attention.feature_map(q), attention.feature_map(k)
-        values = torch.eye(q.size(-2)).expand(*q.shape[:2], -1, -1)
+        values = torch.eye(q.size(-2), dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
         log_decay = encoding.log_decay
         weights = linear_attention(
             *encoding(q, k), values, causal=True, normalize=False, log_decay=log_decay, backend="reference"
@@ -41,7 +41,7 @@ def attention_weights(
     else:
         scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k)
         scores = scores if bias is None else scores + bias
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     return scores.masked_fill(later, float("-inf")).softmax(-1)
 
 

@@ -19,5 +19,5 @@ class ALiBi(Encoding):
 
     @property
     def log_decay(self) -> Tensor | None:
-        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)
+        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")
         return -(2.0 ** (-8 * heads / self.num_heads))

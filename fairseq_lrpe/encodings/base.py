@@ -156,10 +156,10 @@ class Encoding(Float32Parameters):
         queries, keys = q.size(-2), k.size(-2)
         if isinstance(q_offset, PositionIndex):
             last = q_offset.max_position
-            distance = torch.arange(last, -last - 1, -1, device=q.device).clamp(min=0)
+            distance = torch.arange(last, -last - 1, -1, device=decay.device).clamp(min=0)
         else:
-            distance = torch.arange(q_offset + queries - 1, -1, -1, device=q.device)
-        bias = (finite_log_decay(decay.to(q.device))[:, None] * distance).to(q.dtype)
+            distance = torch.arange(q_offset + queries - 1, -1, -1, device=decay.device)
+        bias = (finite_log_decay(decay)[:, None] * distance).to(q.device, q.dtype)
         return expand_distances(bias, queries, keys, q_offset)
 
     @property

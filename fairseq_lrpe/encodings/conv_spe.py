@@ -1,6 +1,6 @@
 """ConvSPE: stochastic positional encoding by convolutions of noise."""
 
-import functools
+import collections
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import register_encoding
 from fairseq_lrpe.encodings.spe import GatedSPE
+from fairseq_lrpe.ops.constants import Constants, normal_noise
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import expand_distances
 
@@ -16,6 +17,9 @@ _BLOCK_SIZE = 64
 
 _MAX_BLOCKS = 2**20
 """Number of blocks per layer that have their own seed."""
+
+_MAX_INDEXED_POSITIONS = 4096
+"""Number of positions below which positions that are not consecutive use the noise of all positions."""
 
 
 @register_encoding("conv_spe", kernel_size="number of positions in ConvSPE's kernels")
@@ -56,31 +60,63 @@ class ConvSPE(GatedSPE):
             nn.Parameter(torch.rand(*shape) * (2 / kernel_size) ** 0.5) for _ in range(2)
         )
         self.add_gate(draws=1)
+        # A decoding step needs the noise of this many blocks at most, which the next step needs again.
+        self._blocks = Constants(maxsize=(kernel_size + _BLOCK_SIZE - 2) // _BLOCK_SIZE + 1)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        q_range, k_range = _range(q, q_offset), _range(k, k_offset)
-        first, end = min(q_range.start, k_range.start), max(q_range.stop, k_range.stop)
-        noise = self._position_noise(first, end - first, q.device)
+        if isinstance(q_offset, PositionIndex) and q_offset.max_position >= _MAX_INDEXED_POSITIONS:
+            codes = self._far_codes()
+        else:
+            codes = self._consecutive_codes(_range(q, q_offset), _range(k, k_offset))
         [constant] = self.draw()
 
-        def encode(x, kernel, positions, offset):
+        def encode(x, kernel, offset):
+            return torch.einsum("bhld,hdlr->bhlr", x, codes(x, kernel, offset, constant).to(x.dtype))
+
+        return encode(q, self.kernel_q, q_offset), encode(k, self.kernel_k, k_offset)
+
+    def _consecutive_codes(self, *ranges):
+        """Returns a function that computes the matrices of positions, all of which are in the ranges."""
+        first, end = min(r.start for r in ranges), max(r.stop for r in ranges)
+        count = end - first + self.kernel_q.size(-1) - 1
+        if self.training:
+            noise = self.random_noise(self.num_heads, self.head_dim, count, self.head_dim)
+        else:
+            noise = self._noise(first, count, self._fixed_block)
+
+        def codes(x, kernel, offset, constant):
+            positions = _range(x, offset)
             window = noise.narrow(2, positions.start - first, len(positions) + kernel.size(-1) - 1)
             codes = self._codes(kernel, window, constant)
-            if isinstance(offset, PositionIndex):
-                codes = codes[:, :, offset.query_positions]
-            return torch.einsum("bhld,hdlr->bhlr", x, codes.to(x.dtype))
+            return codes[:, :, offset.query_positions] if isinstance(offset, PositionIndex) else codes
 
-        return encode(q, self.kernel_q, q_range, q_offset), encode(k, self.kernel_k, k_range, k_offset)
+        return codes
 
-    def _position_noise(self, first, count, device):
-        """Returns the noise Z (H, d, count + P − 1, R) of positions from ``first`` on."""
-        count += self.kernel_q.size(-1) - 1
-        if self.training:
-            return torch.randn(self.num_heads, self.head_dim, count, self.head_dim, device=device)
+    def _far_codes(self):
+        """Returns a function that computes the matrices only of those blocks in which there are positions."""
+        shape = self.num_heads, self.head_dim, _BLOCK_SIZE, self.head_dim
+        drawn = collections.defaultdict(lambda: self.random_noise(*shape))
+        block = drawn.__getitem__ if self.training else self._fixed_block
+
+        def codes(x, kernel, offset, constant):
+            blocks, index = (offset.query_positions // _BLOCK_SIZE).unique(return_inverse=True)
+            count = _BLOCK_SIZE + kernel.size(-1) - 1
+            noise = [self._noise(n * _BLOCK_SIZE, count, block) for n in blocks.tolist()]
+            codes = torch.cat([self._codes(kernel, part, constant) for part in noise], dim=2)
+            return codes[:, :, index * _BLOCK_SIZE + offset.query_positions % _BLOCK_SIZE]
+
+        return codes
+
+    def _noise(self, first, count, block):
+        """Returns the noise (H, d, count, R) from position ``first`` on, from that of each block."""
         start, end = first // _BLOCK_SIZE, (first + count - 1) // _BLOCK_SIZE + 1
-        shape = self.num_heads, self.head_dim
-        blocks = [_noise_block(self.layer, block, *shape, device) for block in range(start, end)]
+        blocks = [block(n) for n in range(start, end)]
         return torch.cat(blocks, dim=2).narrow(2, first - start * _BLOCK_SIZE, count)
+
+    def _fixed_block(self, block):
+        """Returns the noise (H, d, _BLOCK_SIZE, R) of a block of positions in evaluation."""
+        shape = self.num_heads, self.head_dim, _BLOCK_SIZE, self.head_dim
+        return self._blocks(normal_noise, self.layer * _MAX_BLOCKS + block, *shape, device=self.gate.device)
 
     def _codes(self, kernel, noise, constant):
         """Returns the matrices (H, d, L, R) by which the features of L positions are multiplied.
@@ -110,11 +146,3 @@ def _range(x, offset):
     if isinstance(offset, PositionIndex):
         return range(offset.max_position + 1)
     return range(offset, offset + x.size(-2))
-
-
-@functools.lru_cache(maxsize=256)
-@torch.inference_mode(False)  # noise cached during inference may be used with gradients later
-def _noise_block(layer, block, heads, width, device):
-    """Returns the fixed noise (H, d, _BLOCK_SIZE, R) of a block of positions."""
-    generator = torch.Generator().manual_seed(layer * _MAX_BLOCKS + block)
-    return torch.randn(heads, width, _BLOCK_SIZE, width, generator=generator).to(device)

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
 from fairseq_lrpe.ops.autograd import apply
+from fairseq_lrpe.ops.constants import constant
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex, coordinates
 
 _BLOCK_SIZE = 64
@@ -50,7 +52,6 @@ class LieRE(Encoding):
         self.block_size = size
         shape = (self.axes, self.num_heads, self.head_dim // size, size * (size - 1) // 2)
         self.generators = nn.Parameter(2 * math.pi * torch.rand(*shape))
-        self.register_buffer("upper", torch.triu_indices(size, size, 1), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         q_rotations, k_rotations = position_tables(self._rotations, q, k, q_offset, k_offset)
@@ -64,21 +65,24 @@ class LieRE(Encoding):
         length = x.size(-2)
         dtype = torch.promote_types(x.dtype, torch.float32)
         if isinstance(offset, PositionIndex) or length <= _BLOCK_SIZE:
-            return self._exponentials(coordinates(offset, length, x.device)).to(dtype)
+            return self._exponentials(coordinates(offset, length, x.device)).to(x.device, dtype)
         # exp((s + t) A) = exp(s A) exp(t A), so that a sequence needs fewer exponentials.
         first = offset % _BLOCK_SIZE
         starts = coordinates(0, (first + length - 1) // _BLOCK_SIZE + 1, x.device) * _BLOCK_SIZE
         blocks = self._exponentials(starts + offset - first)
         inner = self._exponentials(coordinates(0, _BLOCK_SIZE, x.device))
-        return (blocks.unsqueeze(2) @ inner.unsqueeze(1)).flatten(1, 2).narrow(1, first, length).to(dtype)
+        rotations = (blocks.unsqueeze(2) @ inner.unsqueeze(1)).flatten(1, 2).narrow(1, first, length)
+        return rotations.to(x.device, dtype)
 
     def _exponentials(self, position):
         """Returns exp(Σ_a p_a A_a), (H, n, d/b, b, b) in float64, for positions (n, axes)."""
         position = position / max(1, self.max_positions - 1)
         # In float32, the exponential of a distant position would not be a rotation.
-        entries = torch.einsum("la,ahne->hlne", position, self.generators.double())
-        matrix = entries.new_zeros(*entries.shape[:-1], self.block_size, self.block_size)
-        matrix[..., *self.upper] = entries
+        entries = torch.einsum("la,ahne->hlne", position, to_float64(self.generators))
+        size = self.block_size
+        upper = constant(torch.triu_indices, size, size, 1, device=entries.device)
+        matrix = entries.new_zeros(*entries.shape[:-1], size, size)
+        matrix[..., *upper] = entries
         return apply(_MatrixExponential, matrix - matrix.mT)
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, check_choice, position_tables, register_encoding
+from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 from fairseq_lrpe.ops.reflections import householder
 from fairseq_lrpe.ops.rotation import (
@@ -103,7 +104,7 @@ class LRPE(Encoding):
             self.frequencies = (theta_type, count, width, self.max_positions)
             theta = rotary_frequencies(*self.frequencies)
             dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-            self.theta = nn.Parameter(theta.to(dtype)) if learn_theta else theta
+            self.theta = nn.Parameter(torch.empty(count, dtype=dtype).copy_(theta)) if learn_theta else theta
 
         if rotation == "householder":
             v = torch.randn(d)
@@ -112,8 +113,6 @@ class LRPE(Encoding):
                 self.v = nn.Parameter(v)
             else:
                 self.register_buffer("v", v / v.norm())
-        elif rotation == "odd_even":
-            self.register_buffer("odd_even", odd_even_permutation(d), persistent=False)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         q_table, k_table = position_tables(self._position_table, q, k, q_offset, k_offset)
@@ -137,7 +136,7 @@ class LRPE(Encoding):
 
     def _phases(self, x, offset, length):
         if self.learn_theta:
-            return phases(self.theta, offset, length).to(complex_dtype(x))
+            return phases(self.theta, offset, length).to(x.device, complex_dtype(x))
         return cached_phases(self.frequencies, offset, length, complex_dtype(x), x.device)
 
     def _encode(self, x, table):
@@ -146,7 +145,7 @@ class LRPE(Encoding):
         if self.rotation == "householder":
             x = householder(x, self.v)
         elif self.rotation == "odd_even":
-            x = permute_features(x, self.odd_even)
+            x = permute_features(x, constant(odd_even_permutation, self.head_dim, device=x.device))
         elif self.rotation == "fft":
             # torch's transform of empty tensors fails on CPUs.
             x = torch.fft.fft(x.to(table.real.dtype), norm="ortho") if x.numel() else x.to(table.dtype)

@@ -39,7 +39,7 @@ class LRPEDecay(LRPE):
 
     @property
     def log_decay(self) -> Tensor | None:
-        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64)
+        heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")
         return -8 * heads / self.num_heads * (1 - self.layer / self.layers)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:

@@ -29,7 +29,7 @@ class PER(Encoding):
     def log_decay(self) -> Tensor | None:
         if not self.causal:
             return None
-        heads = torch.arange(self.num_heads, dtype=torch.float64)
+        heads = torch.arange(self.num_heads, dtype=torch.float64, device="cpu")
         return F.logsigmoid(3 * heads / self.num_heads + 2)
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:

@@ -21,5 +21,5 @@ class RetNet(RoPE):
 
     @property
     def log_decay(self) -> Tensor | None:
-        heads = torch.arange(self.num_heads, dtype=torch.float64)
+        heads = torch.arange(self.num_heads, dtype=torch.float64, device="cpu")
         return torch.log1p(-(2.0 ** (-5 - heads)))

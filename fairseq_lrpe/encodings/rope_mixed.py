@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import coordinates
 from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
 
@@ -55,7 +56,7 @@ class RoPEMixed(Encoding):
             direction = torch.cat([phi.expand(-1, d // 4), (phi + math.pi / 2).expand(-1, d // 4)], dim=1)
             theta = size.repeat(2) * torch.stack([direction.cos(), direction.sin()])
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
-        self.theta = nn.Parameter(theta.to(dtype, copy=True))
+        self.theta = nn.Parameter(torch.empty(theta.shape, dtype=dtype).copy_(theta))
 
     def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
         q_table, k_table = position_tables(self._phases, q, k, q_offset, k_offset)
@@ -68,5 +69,5 @@ class RoPEMixed(Encoding):
         """Returns the phases (H, L, d/2) of the positions of x (B, H, L, d)."""
         position = coordinates(offset, x.size(-2), x.device)
         # The angles are computed in float64, as for RoPE.
-        angles = torch.einsum("la,aht->hlt", position, self.theta.double())
-        return torch.polar(torch.ones_like(angles), angles).to(complex_dtype(x))
+        angles = torch.einsum("la,aht->hlt", position, to_float64(self.theta))
+        return torch.polar(torch.ones_like(angles), angles).to(x.device, complex_dtype(x))

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.ops.constants import constant, normal_noise
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.rotation import complex_dtype, phases
 
 
@@ -22,17 +24,25 @@ class GatedSPE(Encoding):
     relative = False  # scores are relative only in expectation over the noise
 
     def add_gate(self, draws: int) -> None:
-        """Adds the parameter ``gate`` (H, d), and the fixed noise (draws, H, d, R) as a buffer."""
-        shape = (self.num_heads, self.head_dim)
-        self.gate = nn.Parameter(torch.randn(*shape))
-        noise = torch.randn(draws, *shape, shape[1], generator=torch.Generator().manual_seed(self.layer))
-        self.register_buffer("noise", noise, persistent=False)
+        """Adds the parameter ``gate`` (H, d); a forward pass needs ``draws`` matrices of noise per head."""
+        self.gate = nn.Parameter(torch.randn(self.num_heads, self.head_dim))
+        self.noise_shape = draws, self.num_heads, self.head_dim, self.head_dim
+
+    @property
+    def noise(self) -> Tensor:
+        """The fixed noise (draws, H, d, R)."""
+        options = {"device": self.gate.device, "dtype": self.gate.dtype}
+        return constant(normal_noise, self.layer, *self.noise_shape, **options)
 
     def draw(self) -> Tensor:
-        """Returns the noise of a forward pass, in the shape of the buffer ``noise``."""
+        """Returns the noise of a forward pass, (draws, H, d, R)."""
+        return self.random_noise(*self.noise_shape) if self.training else self.noise
+
+    def random_noise(self, *shape: int) -> Tensor:
+        """Returns noise from torch's random state."""
         # Noise is drawn in float32 for half precision, too: another dtype gives other numbers for a seed.
-        dtype = torch.promote_types(self.noise.dtype, torch.float32)
-        return torch.randn_like(self.noise, dtype=dtype) if self.training else self.noise
+        dtype = torch.promote_types(self.gate.dtype, torch.float32)
+        return torch.randn(shape, dtype=dtype, device=self.gate.device)
 
     def amplitudes(self) -> tuple[Tensor, Tensor]:
         """Returns the factors (H, d, 1) of the positional and of the constant noise."""
@@ -92,8 +102,8 @@ class SPE(GatedSPE):
 
     def _sines(self, x, offset):
         """Returns cos and sin of 2πfs, (H, L, d) each."""
-        omega = (torch.sigmoid(self.freqs.double()) * torch.pi).flatten()
-        table = phases(omega, offset, x.size(-2)).to(complex_dtype(x))
+        omega = (torch.sigmoid(to_float64(self.freqs)) * torch.pi).flatten()
+        table = phases(omega, offset, x.size(-2)).to(x.device, complex_dtype(x))
         table = table.unflatten(1, (self.num_heads, -1)).transpose(0, 1)
         return table.real.to(x.dtype), table.imag.to(x.dtype)
 

@@ -34,6 +34,7 @@ class XPos(RoPE):
 
     @property
     def log_decay(self) -> Tensor | None:
-        pair = torch.arange(self.head_dim // 2, dtype=torch.float64) / (self.head_dim // 2)
+        pairs = self.head_dim // 2
+        pair = torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs
         zeta = (pair + self.gamma) / (1 + self.gamma)
         return (zeta.log() / self.scale_base).repeat_interleave(2)[None]

@@ -293,7 +293,7 @@ class SinusoidalPositions(SinusoidalPositionalEmbedding):
         if incremental_state is None or timestep is not None or row < len(self.weights):
             return super().forward(input, incremental_state, timestep, positions)
         half = self.embedding_dim // 2
-        frequencies = torch.exp(torch.arange(half) * -(math.log(10000) / (half - 1)))
+        frequencies = torch.exp(torch.arange(half, dtype=torch.float32) * -(math.log(10000) / (half - 1)))
         angles = row * frequencies
         position = torch.cat([angles.sin(), angles.cos(), angles.new_zeros(self.embedding_dim % 2)])
         return position.to(self.weights).expand(len(input), 1, -1)

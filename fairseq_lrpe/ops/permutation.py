@@ -28,7 +28,10 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
         length: number of positions.
     """
     if isinstance(offset, PositionIndex):
-        return permutation_powers(permutation, 0, offset.max_position + 1)[..., offset.query_positions, :]
+        positions = offset.query_positions
+        if offset.max_position < positions.numel():
+            return permutation_powers(permutation, 0, offset.max_position + 1)[..., positions, :]
+        return _powers_at(permutation, positions, offset.max_position)
     power = torch.arange(permutation.size(-1), device=permutation.device).expand_as(permutation)
     square, bits = permutation, offset
     while bits:
@@ -41,6 +44,18 @@ def permutation_powers(permutation: Tensor, offset: int | PositionIndex, length:
         powers = torch.cat([powers, powers.gather(-1, step.unsqueeze(-2).expand_as(powers))], dim=-2)
         step = step.gather(-1, step)
     return powers[..., :length, :]
+
+
+def _powers_at(permutation, positions, max_position):
+    """Returns :func:`permutation_powers` at positions (L,) by repeated squaring."""
+    shape = *permutation.shape[:-1], len(positions), permutation.size(-1)
+    power = torch.arange(shape[-1], device=permutation.device).expand(shape)
+    square = permutation.unsqueeze(-2)
+    for bit in range(max_position.bit_length()):
+        odd = (positions >> bit).remainder(2).bool()[:, None]
+        power = torch.where(odd, power.gather(-1, square.expand(shape)), power)
+        square = square.gather(-1, square)
+    return power
 
 
 class _Permute(torch.autograd.Function):

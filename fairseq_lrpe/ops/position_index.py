@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.float64 import float64_options, to_float64
+
 
 class PositionIndex(NamedTuple):
     """Non-consecutive positions of queries and keys, which replace an offset as a function's argument.
@@ -43,15 +45,15 @@ def grid_position_index(rows: int, columns: int, device: torch.device | None = N
 
 
 def coordinates(offset: int | PositionIndex, length: int, device: torch.device) -> Tensor:
-    """Returns the coordinates of positions, (length, axes) in float64.
+    """Returns the coordinates of positions, (length, axes) in float64 if the device has it.
 
     Args:
         offset: first of ``length`` consecutive positions, or a :class:`PositionIndex` whose query positions
             are used.
         length: number of positions.
-        device: device of the result.
+        device: device of the model; see :func:`fairseq_lrpe.ops.float64.float64_options`.
     """
     if isinstance(offset, PositionIndex):
-        positions = offset.query_positions.double()
+        positions = to_float64(offset.query_positions)
         return positions if positions.dim() > 1 else positions[:, None]
-    return torch.arange(offset, offset + length, dtype=torch.float64, device=device)[:, None]
+    return torch.arange(offset, offset + length, **float64_options(device))[:, None]

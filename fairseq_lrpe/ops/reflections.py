@@ -4,6 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fairseq_lrpe.ops.float64 import to_float64
+
 _BLOCK_SIZE = 32
 """Number of keys per block."""
 
@@ -48,10 +50,12 @@ class ReflectedKeys:
             F.pad(x, (0, 0, 0, -num_new % block_size)).unflatten(2, (-(-num_new // block_size), block_size))
             for x in (keys, u)
         )
-        right_side, u64 = torch.cat([(u @ keys.mT).tril(-1), u], dim=-1), u.double()
+        right_side, u64 = torch.cat([(u @ keys.mT).tril(-1), u], dim=-1), to_float64(u)
         system = (u64 @ u64.mT).tril(-1)
-        solution = torch.linalg.solve_triangular(system, right_side.double(), upper=False, unitriangular=True)
-        solution = solution.to(u.dtype)
+        solution = torch.linalg.solve_triangular(
+            system, to_float64(right_side), upper=False, unitriangular=True
+        )
+        solution = solution.to(u)
         z, w = solution.split([block_size, u.size(-1)], dim=-1)
         end_keys = keys - z.mT @ u
         transitions = torch.eye(u.size(-1), dtype=u.dtype, device=u.device) - u.mT @ w

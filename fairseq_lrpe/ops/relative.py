@@ -7,7 +7,6 @@ distance between the first query and the last key, or with 0 if causal, plus one
 causal. If ``q_offset`` is a :class:`PositionIndex`, the distances are max_position, .., -max_position.
 """
 
-import functools
 from collections.abc import Callable
 
 import torch
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import apply
+from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 
@@ -55,7 +55,8 @@ def distance_table(
     first, last = _distance_range(queries, keys, q_offset, causal)
     clamped = max(0, first - clamp) if clamp else 0
     size = 1 << max(first, -last, 63).bit_length()
-    rows = _cached_table(function, options, size, device, dtype)[size - 1 - first + clamped : size - last]
+    table = constant(_table, function, options, size, dtype, device=device)
+    rows = table[size - 1 - first + clamped : size - last]
     return torch.cat([rows[:1].expand(clamped, *rows.shape[1:]), rows]) if clamped else rows
 
 
@@ -74,12 +75,10 @@ def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal
     return slice(start - first, start - last + 1)
 
 
-@functools.lru_cache(maxsize=16)
-@torch.inference_mode(False)  # a table cached during inference may be used in training later
-def _cached_table(function, options, size, device, dtype):
+def _table(function, options, size, dtype):
     # Computed in parts, because a wide table in float64 would need several times the memory of the result.
     distances = torch.arange(size - 1, -size - 1, -1).split(1024)
-    return torch.cat([function(part, *options).to(device, dtype) for part in distances])
+    return torch.cat([function(part, *options).to(dtype) for part in distances])
 
 
 def relative_shift(x: Tensor, keys: int, q_offset: int | PositionIndex = 0) -> Tensor:

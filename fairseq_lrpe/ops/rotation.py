@@ -1,19 +1,26 @@
 """Rotations of feature pairs by angles that are proportional to the position."""
 
-import functools
 import math
 
 import torch
 from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import apply
+from fairseq_lrpe.ops.constants import constant, is_tracing
+from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 THETA_TYPES = ("a", "b", "c")
 
+_MIN_TABLE_SIZE = 256
+"""Minimum number of consecutive positions in a cached table."""
+
+_MAX_INDEXED_TABLE_SIZE = 4096
+"""Number of positions up to which the phases of a few positions are looked up in a table that starts at 0."""
+
 
 def rotary_frequencies(theta_type: str, count: int, width: int, max_positions: int) -> Tensor:
-    """Returns the rotation angles per position, θ_t for t = 0, .., count-1, as (count,) in float64.
+    """Returns the rotation angles per position, θ_t for t = 0, .., count-1, (count,) in float64 on the CPU.
 
     The formulas are those of ``theta_type`` in the LRPE papers' pseudocode, where M is the length of the
     input. Here M is ``max_positions``, so that angles do not depend on the input.
@@ -25,7 +32,7 @@ def rotary_frequencies(theta_type: str, count: int, width: int, max_positions: i
     Raises:
         ValueError: for an unknown type.
     """
-    t = torch.arange(count, dtype=torch.float64)
+    t = torch.arange(count, dtype=torch.float64, device="cpu")
     if theta_type == "a":
         return 10000.0 ** (-2 * t / width)
     if theta_type == "b":
@@ -36,10 +43,11 @@ def rotary_frequencies(theta_type: str, count: int, width: int, max_positions: i
 
 
 def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
-    """Returns the phases e^{isθ_t} for each position s, complex128 (length, count).
+    """Returns the phases e^{isθ_t} for each position s, (length, count).
 
     The result is differentiable in ``theta``. Angles are computed in float64 for every model dtype, because
-    in float32 the rounding error of s·θ reaches 0.01 at s = 100,000.
+    in float32 the rounding error of s·θ reaches 0.01 at s = 100,000. The result is complex128, on the device
+    of :func:`fairseq_lrpe.ops.float64.to_float64`.
 
     Args:
         theta: angles per position (count,).
@@ -47,27 +55,44 @@ def phases(theta: Tensor, offset: int | PositionIndex, length: int) -> Tensor:
             are used.
         length: number of positions.
     """
+    theta = to_float64(theta)
     if isinstance(offset, PositionIndex):
-        return phases(theta, 0, offset.max_position + 1)[offset.query_positions]
-    s = torch.arange(offset, offset + length, dtype=torch.float64, device=theta.device)
-    angles = s[:, None] * theta.double()
+        s = offset.query_positions.to(theta.device)
+        if offset.max_position < s.numel():
+            return phases(theta, 0, offset.max_position + 1)[s]
+        s = s.to(theta.dtype)
+    else:
+        s = torch.arange(offset, offset + length, dtype=theta.dtype, device=theta.device)
+    angles = s[..., None] * theta
     return torch.polar(torch.ones_like(angles), angles)
 
 
-@functools.lru_cache(maxsize=8)
-@torch.inference_mode(False)  # a table cached during inference may be used in training later
-def _cached_table(frequencies, size, dtype, device):
-    return phases(rotary_frequencies(*frequencies), 0, size).to(device=device, dtype=dtype)
+def _table(frequencies, first, size):
+    return phases(rotary_frequencies(*frequencies), first, size)
 
 
 def cached_phases(
     frequencies: tuple, offset: int | PositionIndex, length: int, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """Returns :func:`phases` for ``theta = rotary_frequencies(*frequencies)``, from a cached table."""
+    """Returns :func:`phases` for ``theta = rotary_frequencies(*frequencies)``, from a cached table.
+
+    Its size depends on ``length`` only. Phases at a few far positions of a :class:`PositionIndex` are
+    computed without a table.
+    """
+    theta_options = {"device": "cpu"}
     if isinstance(offset, PositionIndex):
-        return cached_phases(frequencies, 0, offset.max_position + 1, dtype, device)[offset.query_positions]
-    size = max(64, 1 << (offset + length - 1).bit_length())
-    return _cached_table(frequencies, size, dtype, device)[offset : offset + length]
+        if offset.max_position < max(_MAX_INDEXED_TABLE_SIZE, offset.query_positions.numel()):
+            table = cached_phases(frequencies, 0, offset.max_position + 1, dtype, device)
+            return table[offset.query_positions]
+        theta_options = float64_options(offset.query_positions.device)
+    elif not is_tracing():
+        size = max(_MIN_TABLE_SIZE, 1 << (length - 1).bit_length())
+        start = offset % size
+        rows = size if start + length <= size else 2 * size
+        table = constant(_table, frequencies, offset - start, rows, device=device, dtype=dtype)
+        return table[start : start + length]
+    theta = constant(rotary_frequencies, *frequencies, **theta_options)
+    return phases(theta, offset, length).to(device=device, dtype=dtype)
 
 
 def complex_dtype(x: Tensor) -> torch.dtype:

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
@@ -43,13 +44,13 @@ class CAPE(AbsolutePosition):
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions, _ = self.mask_padding(positions, tokens)
-        positions = positions.double()
+        positions = to_float64(positions)
         if self.training:
             positions = self._augment(positions)
         width = self.embed_dim
-        theta = rotary_frequencies("a", width // 2, width, self.max_positions).to(x.device)
+        theta = rotary_frequencies("a", width // 2, width, self.max_positions).to(positions)
         angles = positions.unsqueeze(-1) * theta
-        return x + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x.dtype)
+        return x + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x)
 
     def _augment(self, positions):
         """Returns λ (k + Δ + ε_k) for the positions k (B, L)."""

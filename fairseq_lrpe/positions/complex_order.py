@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
 
@@ -34,8 +35,9 @@ class ComplexOrder(AbsolutePosition):
 
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions, _ = self.mask_padding(positions, tokens)
-        angles = self.omega(tokens).double() * positions.unsqueeze(-1)
+        omega = to_float64(self.omega(tokens))
+        angles = omega * positions.unsqueeze(-1).to(omega.device)
         dtype = torch.promote_types(x.dtype, torch.float32)
-        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = (f(angles).to(x.device, dtype) for f in (torch.cos, torch.sin))
         re, im = x.to(dtype).chunk(2, dim=-1)
         return torch.cat([re * cos - im * sin, re * sin + im * cos], dim=-1).to(x.dtype)

@@ -4,8 +4,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype
 from fairseq_lrpe.positions.base import AbsolutePosition, register_position
+
+_MAX_TABLE_SIZE = 4096
+"""Number of positions up to which the sinusoids of a few positions are looked up in a table."""
 
 
 @register_position("concatenation")
@@ -36,7 +40,11 @@ class Concatenation(AbsolutePosition):
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions, last = self.mask_padding(positions, tokens)
         frequencies = "a", self.embed_dim // 2, self.embed_dim, self.max_positions
-        phases = cached_phases(frequencies, 0, last + 1, complex_dtype(x), x.device)
+        index = 0
+        if last >= max(_MAX_TABLE_SIZE, positions.numel()):
+            rows, positions = positions.unique(return_inverse=True)
+            index = PositionIndex(rows, rows, last)
+        phases = cached_phases(frequencies, index, last + 1, complex_dtype(x), x.device)
         table = torch.view_as_real(phases).flip(-1).flatten(-2).to(x.dtype)
         both = torch.cat([x, F.embedding(positions, table)], dim=-1)
         return (both @ self.weight.to(x.dtype)).to(x.dtype)

@@ -33,8 +33,8 @@ class Recurrent(RecurrentTable):
         nn.init.eye_(self.inner.weight)
         nn.init.zeros_(self.inner.bias)
         theta = rotary_frequencies("a", width // 2, width, self.max_positions)
-        even = 2 * torch.arange(width // 2)
-        rotation = torch.zeros(width, width, dtype=theta.dtype)  # R − I
+        even = 2 * torch.arange(width // 2, device=theta.device)
+        rotation = theta.new_zeros(width, width)  # R − I
         rotation[even, even] = rotation[even + 1, even + 1] = -2 * torch.sin(theta / 2) ** 2  # cos θ − 1
         rotation[even + 1, even] = torch.sin(theta)
         rotation[even, even + 1] = -torch.sin(theta)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fairseq_lrpe.ops.constants import is_tracing
 from fairseq_lrpe.ops.precision import at_least_float32
 from fairseq_lrpe.positions.base import AbsolutePosition
 
@@ -35,7 +36,7 @@ class RecurrentTable(AbsolutePosition):
     def forward(self, x: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
         positions, last = self.mask_padding(positions, tokens)
         with torch.autocast(x.device.type, enabled=False):
-            table = self._new_table(last + 1) if torch.is_grad_enabled() else self._cached_table(last + 1)
+            table = self._new_table(last + 1) if _is_transformed() else self._cached_table(last + 1)
         return x + F.embedding(positions, table).to(x.dtype)
 
     def _new_table(self, length):
@@ -62,6 +63,12 @@ class RecurrentTable(AbsolutePosition):
             p = step(p, i)
             rows.append(p)
         return rows
+
+
+def _is_transformed():
+    """Returns whether tensors that are computed now are part of a graph, a trace or a transform."""
+    functorch = torch._C._functorch.peek_interpreter_stack() is not None
+    return torch.is_grad_enabled() or functorch or is_tracing()
 
 
 def _equal(a, b):

@@ -38,7 +38,7 @@ def encoded(encoding, x, kernel, position, noise, h):
 def test_scores_and_gradients_match_formula(q_offset, k_offset):
     """Positions 58 to 70 and 130 to 140 need the noise of two and three blocks."""
     encoding = build()
-    noise = encoding._position_noise(0, 150, torch.device("cpu")).double()
+    noise = encoding._noise(0, 150, encoding._fixed_block).double()
 
     def conv_spe(encoding, q, k, i, j, h):
         q_hat = encoded(encoding, q, encoding.kernel_q, i, noise, h)
@@ -78,7 +78,7 @@ def test_exact_expectation(monkeypatch):
     for unit in torch.eye(count * D + D, dtype=torch.float64):
         position = unit[: count * D].view(1, D, count, 1).expand(H, -1, -1, D)
         constant = unit[count * D :].view(1, 1, D, 1).expand(1, H, -1, D)
-        monkeypatch.setattr(encoding, "_position_noise", lambda *_, noise=position: noise)
+        monkeypatch.setattr(encoding, "_noise", lambda *_, noise=position: noise)
         monkeypatch.setattr(encoding, "draw", lambda noise=constant: noise)
         total = total + products(encoding, q, k, q_offset, k_offset)[0]
     assert_same(total, expected_scores(encoding, q, k, q_offset, k_offset))
@@ -103,7 +103,7 @@ def test_fixed_noise_depends_on_the_position_only():
     index = torch.tensor([70, 3, 3, 0])
     found, _ = encoding(x[:, :, index], x[:, :, index], *(PositionIndex(index, index, 80),) * 2)
     assert_same(found, whole[:, :, index], 1e-12)
-    noise = encoding._position_noise(0, 1000, torch.device("cpu"))
+    noise = encoding._noise(0, 1000, encoding._fixed_block)
     assert abs(noise.mean()) < 0.03 and abs(noise.std() - 1) < 0.03
     assert not noise[:, :, :64].equal(noise[:, :, 64:128])
 

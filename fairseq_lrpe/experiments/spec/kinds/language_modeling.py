@@ -1,7 +1,9 @@
 """Language models, evaluated by perplexity at the training's block length or at other lengths."""
 
+import functools
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from pydantic import NonNegativeInt, PositiveInt
@@ -10,8 +12,6 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Evaluation, Kind, TrainingSettings
 from fairseq_lrpe.utils.files import REPOSITORY
 
-TABLES = ("learned", "multiplicative")
-"""Values of ``--token-positions`` with a table of parameters for the training's positions."""
 MAX_SINUSOIDAL = 100_000
 """Number of sinusoidal token positions of fairseq's models."""
 
@@ -121,28 +121,52 @@ def max_length(model: dict) -> tuple[float, str]:
     For longer sequences than in training, fairseq must build the model for their length
     (``max_target_positions``), which is impossible if the parameters or the encoding depend on that length.
     """
-    from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
+    import torch  # takes seconds, as the modules that import it
 
-    trained, positions = trained_length(model), model["token_positions"]
-    if model["decoder_learned_pos"]:
-        positions = "learned"
-    if positions in TABLES:
-        return trained, f"its {positions} token positions are a table of the {trained} training positions"
-    if ENCODINGS[model["encoding"]].has_position_limit:
-        return trained, f"{model['encoding']} has a table of the {trained} training positions"
-    if model["encoding"] == "cosformer":
-        return trained, f"cosformer's cos(π(i−j)/2M) depends on M = {trained} and is negative beyond it"
-    if model["encoding"] == "liere":
-        return trained, f"liere divides positions by {trained - 1}, the last of the training positions"
-    fixed = model["encoding"] == "lrpe" and model["lrpe_core"] != "permutation"
-    if fixed and not model["lrpe_learn_theta"] and model["lrpe_theta_type"] in ("b", "c"):
-        theta = model["lrpe_theta_type"]
-        return trained, f"its fixed angles of type {theta} depend on the {trained} training positions"
+    from fairseq_lrpe.attention import SoftmaxAttention
+    from fairseq_lrpe.config import option_flag
+    from fairseq_lrpe.encodings import ENCODINGS, encoding_options
+    from fairseq_lrpe.positions import POSITIONS, build_position
+
+    trained, positions, encoding = trained_length(model), model["token_positions"], model["encoding"]
+    if model["decoder_learned_pos"] or positions == "learned":
+        return trained, f"its learned token positions are a table of the {trained} training positions"
+    width, heads = model.get("decoder_embed_dim", 64), model.get("decoder_attention_heads", 1)
+    index = torch.arange(min(trained, 256))[None]
+    x = torch.linspace(-1, 1, index.size(1) * width).sin().view(1, -1, width)
+    if positions in POSITIONS:
+        sizes = {"embed_dim": width, "vocab_size": 3, "causal": True}
+        build = functools.partial(build_position, positions, **sizes)
+        if _depends_on_length(build, trained, x, index, torch.full_like(index, 2)):
+            return trained, f"its {positions} token positions depend on the {trained} training positions"
+    options = encoding_options(ENCODINGS[encoding])
+    options = {name: model.get(option_flag(encoding, name), default) for name, default in options.items()}
+    width //= heads
+    build = functools.partial(SoftmaxAttention, width, 1, encoding, causal=True, **options)
+    if ENCODINGS[encoding].has_position_limit or _depends_on_length(build, trained, x[..., :width]):
+        return trained, f"{encoding}'s formula or table depends on the {trained} training positions"
     if positions == "hierarchical" and trained**2 < MAX_SINUSOIDAL:
         return trained**2, f"its token positions are pairs of the {trained} training positions"
     if positions == "none" or model["no_token_positional_embeddings"]:
         return math.inf, "no part of the model depends on the length"
     return MAX_SINUSOIDAL, "fairseq's sinusoidal token positions end there"
+
+
+def _depends_on_length(build: Callable, trained: int, *inputs) -> bool:
+    """Returns whether a module that is built for more positions than ``trained`` differs at these positions.
+
+    The modules have the same parameters, and their outputs are compared, so that a user's encoding or token
+    positions do not have to declare it.
+    """
+    import torch  # takes seconds
+
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module, longer = (build(max_positions=n).eval() for n in (trained, 2 * trained))
+        try:
+            longer.load_state_dict(module.state_dict())
+        except RuntimeError:  # a parameter has another size
+            return True
+        return not torch.equal(module(*inputs), longer(*inputs))
 
 
 KIND = LanguageModeling()

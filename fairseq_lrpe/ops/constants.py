@@ -1,0 +1,86 @@
+"""Caches of tensors that depend on neither parameters nor inputs."""
+
+import contextlib
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+
+def is_tracing() -> bool:
+    """Returns whether tensors may be fake: in torch.compile, torch.export, make_fx and all dispatch modes."""
+    return torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+
+
+@contextlib.contextmanager
+def _eager():
+    """Disables inference mode, transforms of torch.func and ``torch.device`` contexts."""
+    with torch.inference_mode(False), torch._C._DisableFuncTorch(), torch._C.DisableTorchFunction():
+        yield
+
+
+def _compute(function, arguments, device, dtype):
+    with _eager():
+        return function(*arguments).to(device=device, dtype=dtype)
+
+
+class Constants:
+    """A cache of results of functions, which are computed on the CPU and moved to a device.
+
+    Results are computed outside of inference mode, transforms of torch.func and ``torch.device`` contexts,
+    and can be used in any of them. While torch traces or a dispatch mode such as ``FakeTensorMode`` is
+    active, the function is called in this mode, and the result is not stored. A copy of the cache is empty.
+
+    Args:
+        maxsize: maximum number of results; the least recently used one is replaced.
+    """
+
+    def __init__(self, maxsize: int):
+        self.maxsize = maxsize
+        self._cached = functools.lru_cache(maxsize)(_compute)
+
+    def __call__(
+        self,
+        function: Callable[..., Tensor],
+        *arguments,
+        device: torch.device | str,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """Returns ``function(*arguments)`` on the device.
+
+        Args:
+            function: a function that depends on nothing but its arguments, not even on the default dtype. It
+                must be the same object in every call, because it is part of the key.
+            *arguments: its arguments, which must be hashable.
+            device: device of the result.
+            dtype: dtype of the result, by default that of the function's result.
+        """
+        if is_tracing():
+            with torch.device("cpu"):
+                return function(*arguments).to(device=device, dtype=dtype)
+        return self._cached(function, arguments, device, dtype)
+
+    def __reduce__(self):
+        return Constants, (self.maxsize,)
+
+
+constant = Constants(maxsize=32)
+"""The cache that all modules share; see :class:`Constants`."""
+
+
+def normal_noise(seed: int, *shape: int) -> Tensor:
+    """Returns standard normal noise in float32 that depends on the arguments, not on torch's random state.
+
+    A traced program contains it as a constant.
+    """
+    tracing = is_tracing()
+    with _disable_current_modes() if tracing else contextlib.nullcontext(), _eager():
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(shape, generator=generator, dtype=torch.float32)
+    return torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does
+
+
+# torch.compiler.assume_constant_result sets this attribute, but imports the compiler, which takes seconds.
+normal_noise._dynamo_marked_constant = True

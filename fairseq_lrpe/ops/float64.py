@@ -1,0 +1,23 @@
+"""Computation in float64, also for devices without it."""
+
+import torch
+from torch import Tensor
+
+
+def float64_options(device: torch.device) -> dict:
+    """Returns device and dtype of computations in float64 whose operands are on ``device``.
+
+    CPUs and CUDA GPUs have float64. Other devices may not, such as Apple's MPS: there, the CPU computes. Meta
+    tensors have no values and stay on their device, in float32.
+    """
+    if device.type in ("cpu", "cuda"):
+        return {"device": device, "dtype": torch.float64}
+    if device.type == "meta":
+        return {"device": device, "dtype": torch.float32}
+    return {"device": torch.device("cpu"), "dtype": torch.float64}
+
+
+def to_float64(x: Tensor) -> Tensor:
+    """Returns x with the device and dtype of :func:`float64_options`."""
+    options = float64_options(x.device)
+    return x.to(options["device"]).to(options["dtype"])  # the device of x may not support the conversion

@@ -1,0 +1,99 @@
+"""A token at a far position takes the time, the memory and the numbers of any other token."""
+
+import pytest
+import torch
+from tensor_sizes import TensorSizes
+
+from fairseq_lrpe.attention import LinearAttention, apply_encoding
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.ops import constants, rotation
+from fairseq_lrpe.ops.permutation import permutation_powers
+from fairseq_lrpe.ops.position_index import PositionIndex
+from fairseq_lrpe.ops.rotation import cached_phases, phases, rotary_frequencies
+from fairseq_lrpe.positions import build_position
+
+FAR, E, H = 2**20, 32, 2
+CASES = [(name, {}) for name, cls in ENCODINGS.items() if cls.decomposable]
+CASES += [("lrpe", {"core": core, "rotation": "odd_even"}) for core in ("unitary", "mixed", "permutation")]
+CASES += [("lrpe", {"core": "unitary", "rotation": "fft"}), ("lrpe", {"learn_theta": True})]
+CASES += [("liere", {"block_size": 4}), ("conv_spe", {"kernel_size": 70})]
+
+
+def elements(function, monkeypatch):
+    """Returns the total size of the tensors that are created, including those that are cached."""
+    constants.constant._cached.cache_clear()
+    for module in (constants, rotation):  # the mode that measures must not be taken for tracing
+        monkeypatch.setattr(module, "is_tracing", lambda: False)
+    with TensorSizes() as sizes, torch.no_grad():
+        function()
+    monkeypatch.undo()
+    return sizes.total
+
+
+@pytest.mark.parametrize("name, options", CASES)
+def test_decoding_step(name, options, monkeypatch):
+    module = LinearAttention(E, H, name, causal=True, **options).eval()
+    x = torch.randn(1, 5, E)
+    _, state = module(x, return_state=True)
+
+    def step(position):
+        moved = state._replace(length=position)
+        return elements(lambda: module(x[:, :1], state=moved, return_state=True), monkeypatch)
+
+    assert step(FAR + 300) <= 1.2 * step(300)
+
+
+@pytest.mark.parametrize("name, options", CASES)
+def test_explicit_positions(name, options, monkeypatch):
+    cls = ENCODINGS[name]
+    if cls.forward is ENCODINGS["none"].forward or name in ("roper", "rope_values"):
+        pytest.skip("apply_encoding does not support it")
+    encoding = build_encoding(name, num_heads=H, head_dim=8, causal=True, **options).eval()
+    positions = torch.tensor([FAR + 70, 3, FAR])
+    q, k = torch.randn(1, H, 3, 8), torch.randn(1, H, 3, 8)
+    far = apply_encoding(encoding, q, k, positions)
+    for i, position in enumerate(positions.tolist()):
+        alone = encoding(q[:, :, i : i + 1], k[:, :, i : i + 1], position, position)
+        for ours, theirs in zip(far, alone, strict=True):
+            torch.testing.assert_close(ours[:, :, i : i + 1], theirs, rtol=1e-4, atol=1e-4)
+    near = elements(lambda: apply_encoding(encoding, q, k, positions.clamp(max=10)), monkeypatch)
+    assert elements(lambda: apply_encoding(encoding, q, k, positions), monkeypatch) <= 20 * near
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_tables_of_consecutive_positions(dtype):
+    frequencies, device = ("a", 3, 6, 512), torch.device("cpu")
+    whole = phases(rotary_frequencies(*frequencies), 0, FAR + 2000).to(dtype)
+    for offset, length in ((0, 1), (5, 700), (250, 20), (FAR - 1, 2), (FAR + 3, 1), (FAR + 100, 600)):
+        table = cached_phases(frequencies, offset, length, dtype, device)
+        assert table.equal(whole[offset : offset + length])
+        assert table.untyped_storage().nbytes() <= 4 * max(256, length) * 3 * dtype.itemsize
+    index = torch.tensor([[FAR, 2], [9, FAR + 1]])
+    assert cached_phases(frequencies, PositionIndex(index, index, FAR + 1), 2, dtype, device).equal(
+        whole[index]
+    )
+
+
+def test_powers_at_far_positions():
+    permutation = torch.stack([torch.randperm(7) for _ in range(2)])
+    index = torch.tensor([FAR + 9, 0, 1, FAR])
+    powers = permutation_powers(permutation, PositionIndex(index, index, FAR + 9), 4)
+    for i, position in enumerate(index.tolist()):
+        assert powers[:, i].equal(permutation_powers(permutation, position, 1)[:, 0])
+
+
+@pytest.mark.parametrize("name", ["cape", "complex_order", "concatenation"])
+def test_position_embeddings(name, monkeypatch):
+    module = build_position(name, embed_dim=E, vocab_size=9).eval()
+    x, tokens, positions = torch.randn(2, 1, E), torch.full((2, 1), 3), torch.tensor([[300], [FAR]])
+    far = module(x, positions, tokens)
+    assert elements(lambda: module(x, positions, tokens), monkeypatch) < 100_000
+    angles = FAR * 10000 ** (-2 * torch.arange(E // 2, dtype=torch.float64) / E)
+    sin, cos, [row] = angles.sin(), angles.cos(), x[1].double()
+    if name == "complex_order":
+        re, im = row.chunk(2)
+        expected = torch.cat([re * cos - im * sin, re * sin + im * cos])
+    else:
+        expected = row + torch.stack([sin, cos], dim=-1).flatten()
+    assert_close = torch.testing.assert_close
+    assert_close(far[1, 0].double(), expected, rtol=1e-5, atol=1e-5 if name != "complex_order" else 0.2)

@@ -1,0 +1,235 @@
+"""Constants of modules in every mode of torch and after it, and float64 on devices that do not have it."""
+
+import contextlib
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.func import functional_call, grad, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.ops.constants import Constants, constant
+from fairseq_lrpe.ops.float64 import float64_options, to_float64
+from fairseq_lrpe.positions import POSITIONS, build_position
+
+E, H, L = 32, 4, 9
+# One module for each use of a constant.
+USERS = [("rope", {}), ("t5", {}), ("xl", {}), ("spe", {}), ("conv_spe", {}), ("liere", {}), ("retnet", {})]
+USERS += [("lrpe", {"core": "mixed", "rotation": "odd_even"})]
+
+
+def build(name, options=(), attention=SoftmaxAttention, causal=True):
+    """Returns a module in evaluation mode with the same parameters in every call."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return attention(E, H, name, causal=causal, max_positions=64, **dict(options)).eval()
+
+
+def inputs(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1))
+
+
+def run_in_inference_mode(module, x):
+    with torch.inference_mode():
+        return module(x).clone()
+
+
+def run_in_fake_mode(module, x):
+    tensors = module.state_dict()
+    with FakeTensorMode() as mode:
+        tensors = {name: mode.from_tensor(p) for name, p in tensors.items()}
+        out = functional_call(module, tensors, mode.from_tensor(x))
+    assert isinstance(out, FakeTensor) and out.shape == x.shape
+
+
+def run_exported(module, x):
+    with torch.no_grad():
+        return torch.export.export(module, (x,)).module()(x)
+
+
+def run_traced(module, x):
+    tensors = {name: p.detach() for name, p in module.state_dict().items()}
+    program = make_fx(lambda *args: functional_call(module, *args), tracing_mode="fake")(tensors, x)
+    return program(tensors, x)
+
+
+def run_in_grad(module, x):
+    grad(lambda x: module(x).sum())(x)
+
+
+def run_in_vmap(module, x):
+    with torch.no_grad():
+        return vmap(lambda row: module(row[None])[0])(x)
+
+
+def run_with_default_device(module, x):
+    with torch.device("meta"):
+        return module(x)
+
+
+def run_with_default_dtype(module, x):
+    torch.set_default_dtype(torch.float64)
+    try:
+        return module(x)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+MODES = [run_in_inference_mode, run_in_fake_mode, run_exported, run_traced, run_in_grad, run_in_vmap]
+MODES += [run_with_default_device, run_with_default_dtype]
+
+
+@pytest.mark.parametrize("run", MODES)
+@pytest.mark.parametrize("name, options", USERS)
+def test_modes_do_not_change_numbers(name, options, run):
+    """In the mode, and outside of it afterwards, whether or not constants are cached before."""
+    module, x = build(name, options), inputs(2, L, E)
+    expected = build(name, options)(x)
+    constant._cached.cache_clear()
+    for _ in range(2):
+        try:
+            out = run(module, x)
+        except RuntimeError:
+            if run not in (run_in_grad, run_in_vmap):
+                raise
+            out = None  # torch's attention or an autograd.Function does not support the transform
+        if out is not None:
+            torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+        after = module(x)
+        assert after.equal(expected)
+        after.sum().backward()
+
+
+def modules():
+    """Yields a function that creates a module, for every encoding in both attentions and all positions."""
+    for attention, name, causal in itertools.product(
+        (LinearAttention, SoftmaxAttention), ENCODINGS, (True, False)
+    ):
+        if not causal and not ENCODINGS[name].bidirectional:
+            continue
+        if attention is SoftmaxAttention or ENCODINGS[name].decomposable:
+            yield lambda a=attention, n=name, c=causal: a(E, H, n, causal=c, max_positions=64).eval()
+    for name in POSITIONS:
+        yield lambda n=name: build_position(n, embed_dim=E, vocab_size=9, max_positions=64).eval()
+
+
+def arguments(module):
+    if not hasattr(module, "padding_idx"):
+        return (inputs(2, L, E),)
+    tokens = torch.arange(L).remainder(7).add(2).expand(2, -1)
+    return inputs(2, L, module.width), torch.arange(L).expand(2, -1), tokens
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("assign", [False, True], ids=["to_empty", "assign"])
+def test_deferred_initialization(assign):
+    for create in modules():
+        try:
+            module = create()
+        except ValueError:  # a decay, in bidirectional attention
+            continue
+        with torch.device("meta"):
+            other = create()
+        if not assign:
+            other.to_empty(device="cpu")
+            for tensor in itertools.chain(other.parameters(), other.buffers()):
+                tensor.fill_(3)  # to_empty leaves arbitrary values
+        other.load_state_dict(module.state_dict(), assign=assign)
+        assert other(*arguments(module)).equal(module(*arguments(module))), module
+
+
+@pytest.mark.parametrize("name", ["spe", "conv_spe"])
+def test_noise_depends_on_neither_dtype(name):
+    """Fixed noise is that of float32 modules, also in float64 and if float64 is the default dtype."""
+    module, x = build(name), inputs(1, L, E)
+    torch.set_default_dtype(torch.float64)
+    try:
+        other = build(name)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    other.load_state_dict(module.state_dict())
+    torch.testing.assert_close(other(x.double()).float(), module(x), rtol=1e-4, atol=1e-4)
+    noise = torch.randn(module.encoding.noise.shape, generator=torch.Generator().manual_seed(1))
+    assert module.encoding.noise.equal(noise) and other.encoding.noise.equal(noise.double())
+
+
+@torch.no_grad()
+def test_noise_of_few_blocks_is_kept():
+    encoding = build_encoding("conv_spe", num_heads=2, head_dim=8, causal=True, kernel_size=100).eval()
+    x = inputs(1, 2, 2000, 8)
+    encoding(x, x)
+    for s in range(500, 600):  # each block is drawn once
+        encoding(x[:, :, s : s + 1], x[:, :, s : s + 1], s, s)
+    info = encoding._blocks._cached.cache_info()
+    assert info.currsize == info.maxsize == 3 and info.misses == 33 + 4
+    for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
+        assert other._blocks._cached.cache_info().currsize == 0
+        assert other(x[:, :, :5], x[:, :, :5], 70, 70)[0].equal(encoding(x[:, :, :5], x[:, :, :5], 70, 70)[0])
+
+
+def test_least_recently_used_constant_is_replaced():
+    calls, cache = [], Constants(maxsize=2)
+
+    def function(n):
+        calls.append(n)
+        return torch.arange(n)
+
+    for n in (1, 2, 1, 3, 1, 2):
+        assert cache(function, n, device="cpu", dtype=torch.float64).equal(torch.arange(n).double())
+    assert calls == [1, 2, 3, 2]
+
+
+class NoFloat64(TorchDispatchMode):
+    """Asserts that only the CPU has tensors in float64; results that meta tensors cannot give are made up."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if args and torch.is_tensor(args[0]) and args[0].is_meta:
+            if func is torch.ops.aten._local_scalar_dense.default:
+                return L - 1
+            if func is torch.ops.aten.nonzero.default:
+                return args[0].new_empty(0, args[0].dim(), dtype=torch.long)
+        out = func(*args, **(kwargs or {}))
+        for x in tree_leaves(out):
+            if torch.is_tensor(x) and x.device.type != "cpu":
+                assert x.dtype not in (torch.float64, torch.complex128), f"{func} on {x.device}"
+        return out
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_float64_exists_only_on_the_cpu(training, monkeypatch):
+    """The meta device stands for a device without float64. It has no autocast."""
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    for create in modules():
+        with NoFloat64(), torch.device("meta"):
+            try:
+                module = create().train(training)
+            except ValueError:  # a decay, in bidirectional attention
+                continue
+            x, *args = (x.to("meta") for x in arguments(module))
+            out = module(x.requires_grad_(), *args)
+            assert out.is_meta and out.dtype == torch.float32
+            out.sum().backward()
+            if isinstance(module, SelfAttention) and module.causal:
+                with torch.no_grad():
+                    _, state = module(x, return_state=True)
+                    module(x[:, :1], state=state, return_state=True)
+
+
+def test_devices_of_float64():
+    x = torch.tensor([1, 2])
+    assert to_float64(x).dtype == torch.float64
+    assert float64_options(torch.device("cuda", 0)) == {
+        "device": torch.device("cuda", 0),
+        "dtype": torch.float64,
+    }
+    assert float64_options(torch.device("mps")) == {"device": torch.device("cpu"), "dtype": torch.float64}
+    with FakeTensorMode():
+        converted = to_float64(torch.ones(E, device="mps:0"))
+    assert (converted.device.type, converted.dtype) == ("cpu", torch.float64)
