@@ -216,9 +216,11 @@ def test_commands_name_the_extra_where_only_torch_is_installed():
 def test_experiments_and_data_preparation_do_not_import_models():
     """Neither imports models or the other package; only inference and estimation load or build models.
 
-    The atlas of encodings builds attention modules, and inference computes the weights of trained ones.
+    The flags of fairseq-train include those of the models, which are registered for this purpose. The atlas
+    of encodings builds attention modules, and inference computes the weights of trained ones.
     """
     with_models = tuple(f"fairseq_lrpe/experiments/{part}/" for part in ("inference", "estimation"))
+    with_models += ("fairseq_lrpe/experiments/spec/training_flags.py",)
     for file, used in package_imports()["experiments"].items():
         allowed = {"models"} if file.startswith(with_models) else set()
         allowed |= {"attention"} if file.endswith(("reporting/atlas.py", "inference/attention.py")) else set()

@@ -213,7 +213,7 @@ class Experiment:
             return section, name
         known = list(section)
         if path in ([], ["train"]) and self.kind.trains:
-            from fairseq_lrpe.fairseq_ext import training_flags  # imports fairseq
+            from fairseq_lrpe.experiments.spec import training_flags  # imports fairseq
 
             flags = training_flags.training_flags(*self._model_and_components(cfg))
             if path and name in flags:
