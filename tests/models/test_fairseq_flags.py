@@ -137,7 +137,7 @@ def test_commands(pairs, tmp_path):
 
 @pytest.mark.parametrize("words, message", [
     ("--encoding-in both --encoding fire --attention softmax", "does not support fire in the decoder"),
-    ("--decoder-embed-dim 32", "--cross-self-attention needs equal embedding dimensions, not 16 in the encoder"),
+    ("--decoder-embed-dim 32", "--cross-self-attention needs equal embedding dimensions, not 16"),
 ])  # fmt: skip
 def test_cross_self_attention_that_is_not_supported(words, message, pairs, tmp_path):
     flags = [*SHORT_TRAINING, *sizes("encoder"), *sizes("decoder"), "--cross-self-attention", *words.split()]
