@@ -1,11 +1,13 @@
 """Compares ALiBi, xPos, RetNet's encoding and LRPE-d with their formulas, pair by pair."""
 
+import copy
 import math
 
 import pytest
 import torch
 from tensors import assert_same
 
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.decay import decayed_products
@@ -164,3 +166,21 @@ def test_invalid_options_are_rejected():
     ):
         with pytest.raises(ValueError, match=message):
             build_encoding("xpos", num_heads=H, head_dim=D, causal=True, **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+def test_gradient_of_angles_beside_a_decay_in_half_precision(attention, dtype):
+    """It is a difference of large terms: rounding the gradients of q and k makes it noise."""
+    torch.manual_seed(0)
+    options = {"linear_norm": "layernorm"} if attention is LinearAttention else {}
+    half = attention(16, 2, "lrpe_decay", causal=True, layers=2, **options).to(dtype)
+    exact, gradients = copy.deepcopy(half).double(), []
+    x, outer = torch.randn(2, 500, 16).to(dtype), torch.randn(2, 500, 16).to(dtype)
+    for module in (half, exact):
+        like = module.q_proj.weight
+        out = module(x.to(like))
+        assert out.dtype == like.dtype
+        gradients += torch.autograd.grad(out, module.encoding.theta, outer.to(like))
+    error = (gradients[0] - gradients[1]).norm() / gradients[1].norm()
+    assert error < 4 * torch.finfo(dtype).eps
