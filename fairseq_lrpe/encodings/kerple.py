@@ -33,5 +33,6 @@ class KERPLE(DistanceBias):
     def values(self, distance: Tensor) -> Tensor:
         p, a = (x.to(distance.dtype).clamp(min=MIN_VALUE)[:, None] for x in (self.bias_p, self.bias_a))
         if self.power:
-            return -a * distance ** p.clamp(max=MAX_POWER)
+            # torch's second derivative of 0^p is not a number.
+            return -a * distance.sign() * distance.clamp(min=1) ** p.clamp(max=MAX_POWER)
         return -p * (a * distance).log1p()
