@@ -9,7 +9,7 @@ from fairseq_lrpe.encodings.xl import XL
 
 def gaussian_cdfs(distance: Tensor, width: int) -> Tensor:
     """Returns Φ(x/σ_k) for distances x, float64 (distances, width); σ_k = width^(k/width), k = 1..width."""
-    k = torch.arange(1, width + 1, dtype=torch.float64)
+    k = torch.arange(1, width + 1, dtype=torch.float64, device=distance.device)
     return torch.special.ndtr(distance[:, None] / width ** (k / width))
 
 

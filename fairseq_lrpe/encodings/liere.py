@@ -80,10 +80,15 @@ class LieRE(Encoding):
         # In float32, the exponential of a distant position would not be a rotation.
         entries = torch.einsum("la,ahne->hlne", position, to_float64(self.generators))
         size = self.block_size
-        upper = constant(torch.triu_indices, size, size, 1, device=entries.device)
+        upper = constant(_upper_triangle, size, device=entries.device)
         matrix = entries.new_zeros(*entries.shape[:-1], size, size)
         matrix[..., *upper] = entries
         return apply(_MatrixExponential, matrix - matrix.mT)
+
+
+def _upper_triangle(size):
+    """Returns the row and column indices of the entries above the diagonal."""
+    return torch.triu_indices(size, size, 1, device="cpu")
 
 
 def _rotate(x, rotations):

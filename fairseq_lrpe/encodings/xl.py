@@ -12,7 +12,8 @@ from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_s
 
 def sinusoids(distance: Tensor, width: int) -> Tensor:
     """Returns the sinusoidal R of each distance, float64 (distances, width) (LFHC paper Eqs. 6-7)."""
-    angle = distance[:, None] / 10000 ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+    t = torch.arange(0, width, 2, dtype=torch.float64, device=distance.device)
+    angle = distance[:, None] / 10000 ** (t / width)
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)[:, :width]
 
 

@@ -51,15 +51,15 @@ class Constants:
         """Returns ``function(*arguments)`` on the device.
 
         Args:
-            function: a function that depends on nothing but its arguments, not even on the default dtype. It
-                must be the same object in every call, because it is part of the key.
+            function: a function that creates a tensor on the CPU and depends on nothing but its arguments, not
+                even on the default dtype. It must be the same object in every call, because it is part of the
+                key.
             *arguments: its arguments, which must be hashable.
             device: device of the result.
             dtype: dtype of the result, by default that of the function's result.
         """
         if is_tracing():
-            with torch.device("cpu"):
-                return function(*arguments).to(device=device, dtype=dtype)
+            return function(*arguments).to(device=device, dtype=dtype)
         return self._cached(function, arguments, device, dtype)
 
     def __reduce__(self):

@@ -8,11 +8,11 @@ from fairseq_lrpe.ops.position_index import PositionIndex
 
 
 def odd_even_permutation(width: int) -> Tensor:
-    """Returns the gather index of the odd-even permutation in the LRPE papers' pseudocode.
+    """Returns the gather index of the odd-even permutation in the LRPE papers' pseudocode, on the CPU.
 
     Entry 2k of the index is k, and entry 2k+1 is ⌈width/2⌉ + k.
     """
-    index = torch.arange(width)
+    index = torch.arange(width, device="cpu")
     return torch.where(index % 2 == 0, index // 2, (index - 1) // 2 + width - width // 2)
 
 

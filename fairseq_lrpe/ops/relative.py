@@ -77,7 +77,7 @@ def distance_slice(matrix: tuple, queries: int, keys: int, q_offset: int, causal
 
 def _table(function, options, size, dtype):
     # Computed in parts, because a wide table in float64 would need several times the memory of the result.
-    distances = torch.arange(size - 1, -size - 1, -1).split(1024)
+    distances = torch.arange(size - 1, -size - 1, -1, device="cpu").split(1024)
     return torch.cat([function(part, *options).to(dtype) for part in distances])
 
 
