@@ -35,7 +35,9 @@ class LRPEDecay(LRPE):
         elif first_layer:
             width = self.num_heads * self.head_dim
             theta = rotary_frequencies("a", width, width, self.max_positions)
-            self.theta = nn.Parameter(theta.view(self.num_heads, -1).to(torch.get_default_dtype()))
+            self.theta = nn.Parameter(self.theta.new_empty(self.num_heads, self.head_dim))
+            with torch.no_grad():
+                self.theta.copy_(theta.view_as(self.theta))
 
     @property
     def log_decay(self) -> Tensor | None:
@@ -52,4 +54,5 @@ class LRPEDecay(LRPE):
         if self.theta.dim() == 1:
             return super()._phases(x, offset, length)
         table = phases(self.theta.flatten(), offset, length)
-        return table.unflatten(-1, self.theta.shape).transpose(0, 1).to(complex_dtype(x))  # (H, L, d)
+        table = table.unflatten(-1, self.theta.shape).transpose(0, 1)  # (H, L, d)
+        return table.to(x.device, complex_dtype(x))
