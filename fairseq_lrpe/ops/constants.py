@@ -51,9 +51,8 @@ class Constants:
         """Returns ``function(*arguments)`` on the device.
 
         Args:
-            function: a function that creates a tensor on the CPU and depends on nothing but its arguments, not
-                even on the default dtype. It must be the same object in every call, because it is part of the
-                key.
+            function: a function that creates a tensor on the CPU and depends on its arguments only, not on
+                the default dtype. It must be the same object in every call, because it is part of the key.
             *arguments: its arguments, which must be hashable.
             device: device of the result.
             dtype: dtype of the result, by default that of the function's result.
@@ -75,6 +74,8 @@ def normal_noise(seed: int, *shape: int) -> Tensor:
 
     A traced program contains it as a constant.
     """
+    if torch.compiler.is_dynamo_compiling():
+        return _compiled_noise(seed, *shape)
     tracing = is_tracing()
     with _disable_current_modes() if tracing else contextlib.nullcontext(), _eager():
         generator = torch.Generator().manual_seed(seed)
@@ -82,5 +83,10 @@ def normal_noise(seed: int, *shape: int) -> Tensor:
     return torch.ops.aten.lift_fresh(noise) if tracing else noise  # as torch.tensor does
 
 
+def _compiled_noise(seed, *shape):
+    # The compiler takes the sizes of parameters for constants.
+    return torch.nn.Parameter(normal_noise(seed, *shape), requires_grad=False)
+
+
 # torch.compiler.assume_constant_result sets this attribute, but imports the compiler, which takes seconds.
-normal_noise._dynamo_marked_constant = True
+_compiled_noise._dynamo_marked_constant = True

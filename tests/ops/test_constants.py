@@ -29,7 +29,8 @@ def build(name, options=(), attention=SoftmaxAttention, causal=True):
     """Returns a module in evaluation mode with the same parameters in every call."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return attention(E, H, name, causal=causal, max_positions=64, **dict(options)).eval()
+        options = {"num_heads": H, "causal": causal, "max_positions": 64} | dict(options)
+        return attention(E, encoding=name, **options).eval()
 
 
 def inputs(*shape):
@@ -105,6 +106,19 @@ def test_modes_do_not_change_numbers(name, options, run):
         after = module(x)
         assert after.equal(expected)
         after.sum().backward()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["spe", "conv_spe"])
+def test_compiled_noise(name):
+    """Noise of all layers and blocks is part of the graph, also if the length changes."""
+    torch._dynamo.reset()
+    layers = [build(name, {"layer": layer, "num_heads": heads}) for layer, heads in ((1, 4), (2, 4), (1, 2))]
+    model = torch.nn.Sequential(*layers)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    for length in (9, 70, 11):
+        x = inputs(2, length, E)
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 def modules():
