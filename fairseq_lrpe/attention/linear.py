@@ -9,10 +9,14 @@ from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttent
 from fairseq_lrpe.encodings import Encoding, check_choice
 from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
+from fairseq_lrpe.ops.linear_attention.exponential import exp_features, scaled_attention
 from fairseq_lrpe.ops.linear_attention.state import LinearState
 
 _MIN_CHECKPOINT_KEYS = 1024
 """Number of keys above which bidirectional attention recomputes encoded q and k in the backward pass."""
+
+_EPS = 1e-6
+"""Lower bound of denominators."""
 
 MAX_FLOAT16_OUTPUT = 2.0**10
 """Largest output of a float16 model, far below 2^16 so that the output projection's sums do not overflow."""
@@ -32,14 +36,15 @@ class LinearAttention(SelfAttention):
         linear_norm: "denominator" divides outputs by the sum of the weights; "content" divides by the sum of
             the weights without the encoding, which is always positive (RoFormer Eq. 19); "layernorm" does not
             divide, but applies a LayerNorm(E) to the concatenated heads.
-        feature_map: a name in ``FEATURE_MAPS``.
+        feature_map: a name in ``FEATURE_MAPS``. For "exp", maxima that cancel in the division are subtracted,
+            so that inputs of any size are supported; causal attention then takes O(L log L) time.
         backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" is replaced
             by "auto", so that models trained with the GPU kernels can be used without them.
         **options: see :class:`SelfAttention`.
 
     Raises:
-        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, and as
-            :class:`SelfAttention` does.
+        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, for "exp"
+            with "layernorm", and as :class:`SelfAttention` does.
     """
 
     def __init__(
@@ -64,6 +69,11 @@ class LinearAttention(SelfAttention):
         check_choice("linear norm", linear_norm, LINEAR_NORMS)
         check_choice("feature map", feature_map, FEATURE_MAPS)
         check_choice("linear backend", backend, LINEAR_BACKENDS)
+        if feature_map == "exp" and linear_norm == "layernorm":
+            raise ValueError(
+                "the feature map 'exp' overflows without a division: use the linear norm 'denominator' or "
+                "'content'"
+            )
         self.linear_norm = linear_norm
         self.feature_map = FEATURE_MAPS[feature_map]
         self.backend = backend
@@ -72,6 +82,11 @@ class LinearAttention(SelfAttention):
         self._recompute_encoding = not encoding.causal and type(encoding).forward is not Encoding.forward
 
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
+        if past is not None and "sums" not in past:
+            raise ValueError(f"the state is not one of linear attention: {STATE_REMEDY}")
+        if self.feature_map is torch.exp:
+            with torch.autocast(q.device.type, enabled=False):  # autocast would sum in half precision
+                return self._attend_exp(q, k, v, key_padding_mask, past, q_offset, k_offset)
         q, k = self.feature_map(q), self.feature_map(k)
         backend = "auto" if self.backend == "fla" and not self.training else self.backend
 
@@ -88,8 +103,6 @@ class LinearAttention(SelfAttention):
             return o if self.norm is None else self._normalize(o), sums
 
         past, content = past or {"sums": None, "content": None}, None
-        if "sums" not in past:
-            raise ValueError(f"the state is not one of linear attention: {STATE_REMEDY}")
         if self._recompute_encoding and k.size(2) > _MIN_CHECKPOINT_KEYS and k.requires_grad:
             o, sums = checkpoint(encode_and_attend, q, k, v, use_reentrant=False)
         else:
@@ -98,10 +111,33 @@ class LinearAttention(SelfAttention):
             # The sum of the weights is the output of attention if all values are 1.
             ones = v.new_ones(*v.shape[:-1], 1)
             denominator, content = attend(q, k, ones, False, past["content"])
-            o = o / denominator.clamp(min=1e-6)
+            o = o / denominator.clamp(min=_EPS)
         if self.norm is None and v.dtype == torch.float16:
             o = _limit_magnitude(o)
         return o, {"sums": sums, "content": content}
+
+    def _attend_exp(self, q, k, v, key_padding_mask, past, q_offset, k_offset):
+        """Computes :meth:`attend` with the feature map exp, for inputs of any size."""
+        encoding, log_decay = self.encoding, self.encoding.log_decay
+        past = past or {"sums": None, "content": None, "maximum": None}
+        unchanged = type(encoding).forward is Encoding.forward
+        options = {"causal": self.causal, "log_decay": log_decay, "key_padding_mask": key_padding_mask}
+        f = exp_features(q, k, per_feature=unchanged, maximum=past["maximum"], **options)
+        half, v = v.dtype == torch.float16, encoding.encode_values(v, k_offset).to(f.q.dtype)
+        ones = v.new_ones(*v.shape[:-1], 1)
+        sums = None if past["sums"] is None else torch.cat([past["sums"].kv, past["sums"].k_sum[..., None]], -1)
+        encoded, values = encoding(f.q, f.k, q_offset, k_offset), torch.cat([v, ones], dim=-1)
+        o, sums = scaled_attention(*encoded, values, f.levels, self.causal, sums)
+        (o, denominator), content = o.split([v.size(-1), 1], dim=-1), None
+        if self.linear_norm == "content":
+            denominator, content = scaled_attention(f.q, f.k, ones, f.levels, self.causal, past["content"])
+        # The denominator of exp without maxima is e^log_scale times larger. Its lower bound is the same, except
+        # where outputs and gradients would overflow.
+        o = o / denominator.maximum((_EPS * (-f.log_scale).exp()).clamp(_EPS**2, _EPS))
+        o = encoding.decode_output(o, q_offset)
+        o = _limit_magnitude(o) if half else o
+        sums = LinearState(sums[..., :-1], sums[..., -1])
+        return o, {"sums": sums, "content": content, "maximum": f.maximum}
 
     @torch.no_grad()
     def restart_positions(self, state: AttentionState) -> AttentionState:

@@ -1,0 +1,133 @@
+"""Linear attention with the feature map exp, whose sums neither overflow nor vanish.
+
+The feature t of key j is divided by e^{c_jt}, where c_jt is the largest exponent of the keys up to j, so that it
+is at most 1. Sums are multiplied by e^{c_jt − c_it} from position j to i, and queries by e^{c_it}, up to a factor
+of each query. All of this cancels in the normalization, which returns the same as exp without the maxima.
+
+If the encoding mixes features, only a maximum over all features cancels, and products of features that are far
+below both maxima vanish.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fairseq_lrpe.ops.decay import finite_log_decay
+
+_LOWEST = -1e30
+"""Maximum of no keys."""
+
+
+class ExpFeatures(NamedTuple):
+    """Features of queries and keys, and their scale.
+
+    Attributes:
+        q: e^{q + c − m}, (B, H, Lq, d).
+        k: e^{k − c}, (B, H, Lk, d).
+        levels: logarithms of the scale of the sums before the first key and at each key, which do not decrease,
+            (B, H, 1 + Lk, 1 or d).
+        maximum: c of the last key, (B, H, 1, 1 or d).
+        log_scale: m = max(q + c), (B, H, Lq, 1).
+    """
+
+    q: Tensor
+    k: Tensor
+    levels: Tensor
+    maximum: Tensor
+    log_scale: Tensor
+
+
+def exp_features(
+    q: Tensor,
+    k: Tensor,
+    *,
+    causal: bool,
+    per_feature: bool,
+    log_decay: Tensor | None = None,
+    key_padding_mask: Tensor | None = None,
+    maximum: Tensor | None = None,
+) -> ExpFeatures:
+    """Returns the features of queries and keys (B, H, L, d), given the ``maximum`` of all earlier keys.
+
+    Args:
+        q: exponents of the queries.
+        k: exponents of the keys; if ``causal``, the last ones are at the positions of the queries.
+        causal: whether attention is causal.
+        per_feature: whether each feature has its own maximum.
+        log_decay: as in :func:`fairseq_lrpe.ops.linear_attention`.
+        key_padding_mask: (B, Lk), True at padding.
+        maximum: that of the features returned for the earlier keys.
+    """
+    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
+    q, k = q.to(dtype), k.to(dtype)
+    if key_padding_mask is not None:
+        k = k.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
+    peaks = k.detach() if per_feature else k.detach().amax(-1, keepdim=True)
+    if maximum is None:
+        maximum = peaks.new_full((*k.shape[:2], 1, peaks.size(-1)), _LOWEST)
+    peaks = torch.cat([maximum, peaks], dim=2)
+    decay = 0
+    if log_decay is not None:
+        rate = finite_log_decay(log_decay.to(q.device).double())
+        rate = (rate[:, None] if rate.dim() == 1 else rate)[:, None]  # (H, 1, 1 or d)
+        decay = rate * torch.arange(-1, k.size(2), device=q.device)[:, None]
+        slowest = decay.detach() if per_feature else decay.detach().amin(-1, keepdim=True)
+        peaks = (peaks - slowest).cummax(2).values + slowest
+    elif causal:
+        peaks = peaks.cummax(2).values
+    else:
+        peaks = torch.cat([maximum, peaks.amax(2, keepdim=True).expand_as(peaks)[:, :, 1:]], dim=2)
+    maxima = peaks[:, :, 1:].to(dtype)
+    own = maxima[:, :, k.size(2) - q.size(2) :] if causal else peaks[:, :, -1:]
+    exponents = q + own
+    log_scale = exponents.detach().amax(-1, keepdim=True)
+    features = (exponents - log_scale).exp(), (k - maxima).exp()
+    return ExpFeatures(*features, peaks - decay, peaks[:, :, -1:].to(dtype), log_scale)
+
+
+def scaled_attention(
+    q: Tensor, k: Tensor, v: Tensor, levels: Tensor, causal: bool, sums: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Returns Σ_j Σ_t q_it e^{l_jt − l_it} k_jt v_j over all keys, if causal j ≤ i, and the sums for later calls.
+
+    Causal attention is computed in O(L log L) time: for block sizes 1, 2, 4, .., the queries of every second
+    block attend to the keys of the block before it. No exponent is positive.
+
+    Args:
+        q: encoded features of the queries (B, H, Lq, d).
+        k: encoded features of the keys (B, H, Lk, d).
+        v: values (B, H, Lk, dv).
+        levels: l, (B, H, 1 + Lk, 1 or d).
+        causal: whether attention is causal.
+        sums: the sums (B, H, d, dv) of earlier calls.
+    """
+    start, levels, keys = levels[:, :, :1], levels[:, :, 1:], k.size(2)
+    end = levels[:, :, -1:] if keys else start
+    total = _scale(k, levels, end).mT @ v
+    if sums is not None:
+        total = total + _scale(sums.mT, start, end).mT
+    if not causal:
+        return q @ total, total
+    q = F.pad(q, (0, 0, keys - q.size(2), 0))
+    out = (q * k).sum(-1, keepdim=True) * v
+    if sums is not None:
+        out = out + _scale(q, start, levels) @ sums
+    size = 1
+    while size < keys:
+        blocks = (F.pad(x, (0, 0, 0, -keys % (2 * size))) for x in (q, k, v, levels))
+        (_, right), (left, _), (values, _), (earlier, later) = (
+            x.unflatten(2, (-1, 2, size)).unbind(3) for x in blocks
+        )
+        border = earlier[..., -1:, :]
+        left, right = _scale(left, earlier, border), _scale(right, border, later)
+        part = right @ (left.mT @ values) if size > q.size(3) else (right @ left.mT) @ values
+        out = out + F.pad(part, (0, 0, size, 0)).flatten(2, 3)[:, :, :keys]
+        size *= 2
+    return out, total
+
+
+def _scale(x, earlier, later):
+    """Returns x multiplied by e^(earlier − later), where only the padding of a block has positive exponents."""
+    return x * (earlier - later).clamp(max=0).exp().to(x.dtype)
