@@ -1,7 +1,8 @@
 """Patches of fairseq for safe checkpoints and correct results; :func:`apply` installs all of them.
 
-Only the corrections of ``eval``, of --no-repeat-ngram-size and of --bf16 affect other programs that import
-fairseq_lrpe. All other patches, and process-wide settings, are limited to fairseq's own commands.
+Only the corrections of ``eval``, of copies of files, of --no-repeat-ngram-size and of --bf16 affect other
+programs that import fairseq_lrpe. All other patches, and process-wide settings, are limited to fairseq's own
+commands.
 """
 
 import atexit
@@ -62,7 +63,7 @@ def apply(
         if name.partition(".")[0] in ("fairseq", "fairseq_cli"):
             vars(module)["eval"] = literal
     # fairseq copies checkpoints in place, so a killed training leaves a truncated file.
-    if is_fairseq_command() and file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
+    if file_io.IOPathManager is None:  # an IOPathManager may copy to remote storage
         file_io.PathManager.copy = staticmethod(_copy_atomically)
     # fairseq passes all gradients to one kernel of Apex, which reads them as numbers of one dtype.
     _wrap(utils, "multi_tensor_total_norm", _norm_of_each_dtype)
