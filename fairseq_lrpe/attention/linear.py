@@ -125,7 +125,9 @@ class LinearAttention(SelfAttention):
         f = exp_features(q, k, per_feature=unchanged, maximum=past["maximum"], **options)
         half, v = v.dtype == torch.float16, encoding.encode_values(v, k_offset).to(f.q.dtype)
         ones = v.new_ones(*v.shape[:-1], 1)
-        sums = None if past["sums"] is None else torch.cat([past["sums"].kv, past["sums"].k_sum[..., None]], -1)
+        sums = (
+            None if past["sums"] is None else torch.cat([past["sums"].kv, past["sums"].k_sum[..., None]], -1)
+        )
         encoded, values = encoding(f.q, f.k, q_offset, k_offset), torch.cat([v, ones], dim=-1)
         o, sums = scaled_attention(*encoded, values, f.levels, self.causal, sums)
         (o, denominator), content = o.split([v.size(-1), 1], dim=-1), None
