@@ -14,7 +14,7 @@ from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.models.transformer import TransformerConfig
 
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, check_choice, encoding_options
-from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS
+from fairseq_lrpe.methods import ATTENTIONS, LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS
 from fairseq_lrpe.positions import POSITIONS, build_position
 
@@ -174,6 +174,8 @@ def check_position(cfg, embed_dim: int, num_heads: int) -> None:
         ("token_positions", TOKEN_POSITIONS),
     ):
         check_choice(name.replace("_", " "), getattr(cfg, name), choices)
+    if cfg.attention == "linear":
+        check_linear_options(cfg.linear_norm, cfg.feature_map)
     if cfg.attention == "linear" and not ENCODINGS[cfg.encoding].decomposable:
         decomposable = [name for name, cls in ENCODINGS.items() if cls.decomposable]
         raise ValueError(

@@ -12,6 +12,14 @@ LINEAR_NORMS = ("denominator", "layernorm", "content")
 LINEAR_BACKENDS = ("auto", "chunk", "fla")
 
 
+def check_linear_options(linear_norm: str, feature_map: str) -> None:
+    """Raises a ValueError for a feature map that the norm of linear attention does not support."""
+    if feature_map == "exp" and linear_norm == "layernorm":
+        raise ValueError(
+            "the feature map 'exp' overflows without a division: use the linear norm denominator or content"
+        )
+
+
 @dataclass(frozen=True)
 class Method:
     """A published method.

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
 from fairseq_lrpe.encodings import Encoding, check_choice
-from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS
+from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, check_linear_options
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.linear_attention.exponential import exp_features, scaled_attention
 from fairseq_lrpe.ops.linear_attention.state import LinearState
@@ -43,8 +43,8 @@ class LinearAttention(SelfAttention):
         **options: see :class:`SelfAttention`.
 
     Raises:
-        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, for "exp"
-            with "layernorm", and as :class:`SelfAttention` does.
+        ValueError: if the encoding is not decomposable, for an unknown norm, feature map or backend, for the
+            feature map "exp" with "layernorm", and as :class:`SelfAttention` does.
     """
 
     def __init__(
@@ -69,12 +69,8 @@ class LinearAttention(SelfAttention):
         check_choice("linear norm", linear_norm, LINEAR_NORMS)
         check_choice("feature map", feature_map, FEATURE_MAPS)
         check_choice("linear backend", backend, LINEAR_BACKENDS)
-        if feature_map == "exp" and linear_norm == "layernorm":
-            raise ValueError(
-                "the feature map 'exp' overflows without a division: use the linear norm 'denominator' or "
-                "'content'"
-            )
-        self.linear_norm = linear_norm
+        check_linear_options(linear_norm, feature_map)
+        self.linear_norm, self._is_exp = linear_norm, feature_map == "exp"
         self.feature_map = FEATURE_MAPS[feature_map]
         self.backend = backend
         self.norm = _InputDtypeLayerNorm(embed_dim) if linear_norm == "layernorm" else None
@@ -84,7 +80,7 @@ class LinearAttention(SelfAttention):
     def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
         if past is not None and "sums" not in past:
             raise ValueError(f"the state is not one of linear attention: {STATE_REMEDY}")
-        if self.feature_map is torch.exp:
+        if self._is_exp:
             with torch.autocast(q.device.type, enabled=False):  # autocast would sum in half precision
                 return self._attend_exp(q, k, v, key_padding_mask, past, q_offset, k_offset)
         q, k = self.feature_map(q), self.feature_map(k)
@@ -133,9 +129,10 @@ class LinearAttention(SelfAttention):
         (o, denominator), content = o.split([v.size(-1), 1], dim=-1), None
         if self.linear_norm == "content":
             denominator, content = scaled_attention(f.q, f.k, ones, f.levels, self.causal, past["content"])
-        # The denominator of exp without maxima is e^log_scale times larger. Its lower bound is the same, except
-        # where outputs and gradients would overflow.
-        o = o / denominator.maximum((_EPS * (-f.log_scale).exp()).clamp(_EPS**2, _EPS))
+        # The denominator of exp without maxima is e^log_scale times larger. Its lower bound is the same,
+        # except where outputs would overflow. Without an encoding, the denominator is at least 1.
+        bound = _EPS if unchanged else (_EPS * (-f.log_scale).exp()).clamp(min=_EPS**2)
+        o = o / denominator.clamp(min=bound)
         o = encoding.decode_output(o, q_offset)
         o = _limit_magnitude(o) if half else o
         sums = LinearState(sums[..., :-1], sums[..., -1])

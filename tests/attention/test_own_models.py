@@ -464,6 +464,7 @@ def test_attention_masks_of_hugging_face():
 
 
 def test_the_table_of_encodings_is_complete():
+<<<<<<< HEAD
     assert {name for name, *_ in TABLE} == set(ENCODINGS) - {"none"}
 
 
@@ -485,3 +486,145 @@ def test_sharded_encodings_have_parameters_in_float32(name):
         torch.distributed.destroy_process_group()
     assert set(seen) == {torch.float32} and out.dtype == torch.bfloat16
     assert all(p.grad.full_tensor().any() for p in encoding.parameters())
+=======
+    page = (REPOSITORY / "docs/own_models.md").read_text()
+    lines = [line for line in page.splitlines() if line.startswith("| `")]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    assert {x for names, *_ in rows for x in re.findall(r"`(\w+)`", names)} == set(ENCODINGS) - {"none"}
+    for names, softmax, linear in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert ENCODINGS[name].decomposable == bool(linear), name
+            assert not (name in NO_LINEAR) ^ (linear == "`LinearAttention`"), name
+            assert name not in NO_SOFTMAX or softmax == "`SoftmaxAttention`", name
+
+
+@every
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+def test_empty_inputs(attention, name, options, causal):
+    if attention is LinearAttention and not ENCODINGS[name].decomposable:
+        pytest.skip("not decomposable")
+    module = build(attention, name, causal, **options)
+    for batch, length in ((0, 5), (2, 0), (0, 0)):
+        x = torch.zeros(batch, length, E, dtype=torch.float64, requires_grad=True)
+        padding = torch.zeros(batch, length, dtype=torch.bool)
+        out = module(x, key_padding_mask=padding)
+        out.sum().backward()
+        assert out.shape == x.grad.shape == x.shape and out.dtype == x.dtype
+        assert all(p.grad is None or not p.grad.any() for p in module.parameters())
+    if causal:  # an empty prompt, and an empty continuation
+        x = torch.randn(2, 3, E, dtype=torch.float64)
+        _, state = module(x[:, :0], return_state=True)
+        first, state = module(x[:, :2], state=state, return_state=True)
+        _, state = module(x[:, :0], state=state, return_state=True)
+        last, state = module(x[:, 2:], state=state, return_state=True)
+        assert state.length == 3
+        assert_same(torch.cat([first, last], dim=1), module(x))
+
+
+@pytest.mark.parametrize("name", ["rope", "lrpe", "liere", "t5", "deberta", "per"])
+@pytest.mark.parametrize(("batch", "length"), [(0, 3), (2, 0)])
+def test_empty_inputs_at_explicit_positions(name, batch, length):
+    encoding = build_encoding(name, num_heads=H, head_dim=D, causal=False)
+    q = torch.zeros(batch, H, length, D)
+    for positions in (torch.arange(length), torch.zeros(batch, length, dtype=torch.long)):
+        if type(encoding).forward is not Encoding.forward:
+            assert [x.shape for x in apply_encoding(encoding, q, q, positions)] == [q.shape] * 2
+        if encoding.modifies_scores:
+            bias = attention_bias(encoding, q, q, positions)
+            assert bias.expand(batch, H, length, length).isfinite().all()
+
+
+@pytest.mark.parametrize(("name", "options"), [("none", {}), ("spe", {}), ("lrpe_decay", {}), ("xpos", {}),
+                                               ("lrpe", {"learn_theta": True}), ("per", {})])  # fmt: skip
+def test_gradients_of_each_sample_and_export(name, options):
+    module = build(LinearAttention, name, linear_norm="content", **options)
+    x, parameters = randn(3, L, E), dict(module.named_parameters())
+
+    def loss(parameters, x):
+        return torch.func.functional_call(module, parameters, (x[None],)).square().sum()
+
+    module(x)  # caches the tables
+    actual = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for i in range(3):
+        gradients = torch.autograd.grad(
+            module(x[i : i + 1]).square().sum(), list(parameters.values()), materialize_grads=True
+        )
+        assert_same([actual[key][i] for key in parameters], list(gradients))
+    exported = torch.export.export(module, (x,)).module()
+    assert_same(exported(x), module(x))
+
+
+@pytest.mark.parametrize("decay", [(H,), (H, D), (1, D)], ids=["heads", "features", "shared"])
+@pytest.mark.parametrize("multiplicative", [False, True])
+def test_softmax_attention_with_a_decay_of_zero(multiplicative, decay):
+    class Forgetful(Encoding):
+        name, multiplicative_decay = "forgetful", multiplicative
+        log_decay = torch.full(decay, -torch.inf, requires_grad=True)
+
+    encoding = Forgetful(num_heads=H, head_dim=D, causal=True)
+    module, x = SoftmaxAttention(E, H, encoding).double(), randn(B, L, E).requires_grad_()
+    q, k, v = heads(module, x)
+    scores = torch.diag_embed((q * k).sum(-1) * encoding.scale)
+    if len(decay) == 1 and not multiplicative:
+        scores = scores.masked_fill(~torch.eye(L, dtype=torch.bool), -torch.inf)
+    scores = scores.masked_fill(torch.ones(L, L, dtype=torch.bool).triu(1), -torch.inf)
+    expected = module.out_proj(module.merge_heads(scores.softmax(-1) @ v))
+    assert_same(module(x), expected)
+    gradients = torch.autograd.grad(module(x).square().sum(), [x, encoding.log_decay])
+    assert all(gradient.isfinite().all() for gradient in gradients)
+
+
+@pytest.mark.parametrize("name, causal", [("none", False), ("none", True), ("alibi", True)])
+@pytest.mark.parametrize("norm", ["denominator", "content"])
+@pytest.mark.parametrize("size", [1, 100, 1e4])
+def test_exp_of_any_size(size, norm, name, causal):
+    """exp makes linear attention a softmax of log Σ_t exp(q_it + k_jt + log_decay (i − j))."""
+    module = build(LinearAttention, name, causal, linear_norm=norm, feature_map="exp")
+    for projection in (module.q_proj, module.k_proj):
+        projection.weight.data *= size
+    x, padding = randn(B, L, E).requires_grad_(), randn(B, L, seed=1) > 0.5
+    padding[:, 0] = False
+    q, k, v = heads(module, x)
+    i = torch.arange(L)
+    distance = i[:, None] - i
+    scores = (q.unsqueeze(3) + k.unsqueeze(2)).logsumexp(-1)
+    if name == "alibi":
+        scores = scores + module.encoding.log_decay[:, None, None] * distance
+    hidden = padding[:, None, None] | (distance < 0) if causal else padding[:, None, None]
+    expected = module.out_proj(module.merge_heads(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v))
+    actual = module(x, key_padding_mask=padding)
+    results = [(y, torch.autograd.grad(y.square().sum(), x)[0]) for y in (actual, expected)]
+    assert_same(*results)
+    if causal:
+        state, parts = None, []
+        for n in (slice(0, 1), slice(1, 6), slice(6, L)):
+            part, state = module(x[:, n], key_padding_mask=padding[:, n], state=state, return_state=True)
+            parts.append(part)
+        assert_same(torch.cat(parts, dim=1), actual)
+
+
+@pytest.mark.parametrize("name", [name for name, cls in ENCODINGS.items() if cls.decomposable])
+@pytest.mark.parametrize("norm", ["denominator", "content"])
+def test_exp_with_every_encoding(norm, name):
+    """The maxima cancel, also in decoding; in half precision, large inputs give finite outputs."""
+    module, x = build(LinearAttention, name, linear_norm=norm, feature_map="exp"), randn(B, L, E)
+    expected = build(LinearAttention, name, linear_norm=norm)
+    expected.load_state_dict(module.state_dict())
+    expected.feature_map = torch.exp
+    scale = expected(x).abs().max()
+    assert_same(module(x) / scale, expected(x) / scale)
+    state, parts = None, []
+    for i in range(L):
+        part, state = module(x[:, i : i + 1], state=state, return_state=True)
+        parts.append(part)
+    assert_same(torch.cat(parts, dim=1) / scale, expected(x) / scale)
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        for projection in (module.q_proj, module.k_proj):
+            projection.weight.data = 1e4 * torch.eye(E)
+        assert module.to(dtype)(x.clamp(-1, 1).to(dtype)).isfinite().all()
+
+
+def test_exp_needs_a_division():
+    with pytest.raises(ValueError, match="denominator or content"):
+        LinearAttention(E, H, "none", causal=True, linear_norm="layernorm", feature_map="exp")
+>>>>>>> 7abc01a (Tests of second derivatives, torch.func, empty inputs, decays of 0 and exp; documentation)

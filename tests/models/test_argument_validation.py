@@ -34,6 +34,7 @@ LRPE = "--encoding lrpe"
     ("linear_lm", "--attention cosine", "linear, softmax"),
     ("linear_lm", "--linear-norm batch", "denominator, layernorm, content"),
     ("linear_lm", "--feature-map gelu", "elu, relu"),
+    ("linear_lm_tmlr_type1", "--feature-map exp", "denominator or content"),
     ("linear_lm", f"{LRPE} --lrpe-core hermitian", "unitary, orthogonal"),
     ("softmax_lm", f"{LRPE} --lrpe-theta-type d", "a, b, c"),
     ("linear_lm_tmlr_type2", "--lrpe-rotation fft", "requires the unitary core"),

@@ -201,6 +201,10 @@ def test_output_has_the_dtype_of_the_embeddings(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_empty_batch(case):
-    x, positions, tokens = batch([[0]])
-    assert build(case)(x[:, :0], positions[:, :0], tokens[:, :0]).shape == (1, 0, E)
+@pytest.mark.parametrize("rows", [torch.zeros(0, 5), torch.zeros(2, 0)], ids=["batch", "length"])
+def test_empty_inputs(case, rows):
+    module, rows = build(case), rows.long()
+    x = torch.zeros(*rows.shape, module.width, dtype=torch.float64, requires_grad=True)
+    out = module(x, rows, rows + PAD + 1)
+    out.sum().backward()
+    assert out.shape == x.grad.shape == x.shape

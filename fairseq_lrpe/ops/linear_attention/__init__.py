@@ -49,7 +49,7 @@ def linear_attention(
         v: values (B, H, Lk, dv); dv may differ from d.
         causal: whether attention is causal. The queries are then at the last Lq of the Lk positions.
         normalize: whether to divide o_i by max(Σ_j γ_h^(i-j) (q_i·k_j), eps).
-        log_decay: log γ_h ≤ 0 (H,), only if ``causal``; None means γ_h = 1, and -inf means γ_h = 0, with which
+        log_decay: log γ_h ≤ 0 (H,), only if ``causal``; None means γ_h = 1, and -inf means γ_h = 0, so that
             queries attend only to the key at their own position. With shape (H, d), or (1, d) for
             all heads, each feature t has its own decay, and Σ_t γ_t^(i-j) q_it k_jt replaces q_i·k_j.
         key_padding_mask: bool (B, Lk), True at keys that are padding and are ignored.

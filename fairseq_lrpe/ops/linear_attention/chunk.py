@@ -47,6 +47,6 @@ class _Divide(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         quotient, sums = ctx.saved_tensors
-        g = g.flatten(0, 1) / sums.clamp(min=ctx.eps)
+        g = g.reshape(len(sums), *g.shape[2:]) / sums.clamp(min=ctx.eps)
         g_sums = -(g * quotient.flatten(0, 1)).sum(-1, keepdim=True) * (sums >= ctx.eps)
         return g, g_sums, None, None

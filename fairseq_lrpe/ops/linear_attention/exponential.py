@@ -1,11 +1,11 @@
 """Linear attention with the feature map exp, whose sums neither overflow nor vanish.
 
-The feature t of key j is divided by e^{c_jt}, where c_jt is the largest exponent of the keys up to j, so that it
-is at most 1. Sums are multiplied by e^{c_jt − c_it} from position j to i, and queries by e^{c_it}, up to a factor
-of each query. All of this cancels in the normalization, which returns the same as exp without the maxima.
+Feature t of key j is divided by e^{c_jt}, where c_jt is the largest exponent of the keys up to j, so that it
+is at most 1. From position j to i, sums are multiplied by e^{c_jt − c_it}, and queries are multiplied by
+e^{c_it}, up to a factor of each query. All of this cancels in the normalization.
 
-If the encoding mixes features, only a maximum over all features cancels, and products of features that are far
-below both maxima vanish.
+If the encoding mixes features, only a maximum over all features cancels. Products of features that are far
+below both maxima then vanish.
 """
 
 from typing import NamedTuple
@@ -26,8 +26,8 @@ class ExpFeatures(NamedTuple):
     Attributes:
         q: e^{q + c − m}, (B, H, Lq, d).
         k: e^{k − c}, (B, H, Lk, d).
-        levels: logarithms of the scale of the sums before the first key and at each key, which do not decrease,
-            (B, H, 1 + Lk, 1 or d).
+        levels: logarithms of the scale of the sums before the first key and at each key,
+            (B, H, 1 + Lk, 1 or d); they do not decrease.
         maximum: c of the last key, (B, H, 1, 1 or d).
         log_scale: m = max(q + c), (B, H, Lq, 1).
     """
@@ -72,8 +72,9 @@ def exp_features(
     if log_decay is not None:
         rate = finite_log_decay(log_decay.to(q.device).double())
         rate = (rate[:, None] if rate.dim() == 1 else rate)[:, None]  # (H, 1, 1 or d)
-        decay = rate * torch.arange(-1, k.size(2), device=q.device)[:, None]
-        slowest = decay.detach() if per_feature else decay.detach().amin(-1, keepdim=True)
+        position = torch.arange(-1, k.size(2), device=q.device)[:, None]
+        decay, rate = rate * position, rate.detach()
+        slowest = (rate if per_feature else rate.amax(-1, keepdim=True)) * position
         peaks = (peaks - slowest).cummax(2).values + slowest
     elif causal:
         peaks = peaks.cummax(2).values
@@ -90,7 +91,7 @@ def exp_features(
 def scaled_attention(
     q: Tensor, k: Tensor, v: Tensor, levels: Tensor, causal: bool, sums: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Returns Σ_j Σ_t q_it e^{l_jt − l_it} k_jt v_j over all keys, if causal j ≤ i, and the sums for later calls.
+    """Returns Σ_jt q_it e^{l_jt − l_it} k_jt v_j over all keys, or over j ≤ i, and the sums for later calls.
 
     Causal attention is computed in O(L log L) time: for block sizes 1, 2, 4, .., the queries of every second
     block attend to the keys of the block before it. No exponent is positive.
@@ -129,5 +130,6 @@ def scaled_attention(
 
 
 def _scale(x, earlier, later):
-    """Returns x multiplied by e^(earlier − later), where only the padding of a block has positive exponents."""
+    """Returns x multiplied by e^(earlier − later)."""
+    # Only the padding of a block has positive exponents.
     return x * (earlier - later).clamp(max=0).exp().to(x.dtype)

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.ops.autograd import is_transformed
+from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
 
@@ -23,8 +23,8 @@ def fla(q: Tensor, k: Tensor, v: Tensor, args: Arguments) -> Tensor | tuple[Tens
     decay for every element of q.
 
     Bidirectional attention, a single query, an empty batch, and transforms of ``torch.func`` are computed by
-    ``chunk`` instead. The kernels ignore ``chunk_size``. They have no second derivatives. They multiply float32 in TF32 on GPUs that support it, unless the environment variable
-    TRITON_F32_DEFAULT=ieee is set.
+    ``chunk`` instead. The kernels ignore ``chunk_size``, and have no second derivatives. They multiply
+    float32 in TF32 on GPUs that support it, unless the environment variable TRITON_F32_DEFAULT=ieee is set.
 
     Raises:
         ValueError: if the kernels cannot run on this device, or for float64.
@@ -93,6 +93,6 @@ class _FirstOrder(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        if torch.is_grad_enabled():
+        if needs_plain_backward():
             raise RuntimeError("backend 'fla' has no second derivatives: use backend 'chunk'")
         return g

@@ -98,8 +98,21 @@ def test_gradcheck(causal, decay, normalize):
         return out, *state
 
     assert torch.autograd.gradcheck(function, (q, k, v, decay, kv, k_sum))
-    if not causal:
-        assert torch.autograd.gradgradcheck(function, (q, k, v, decay, kv, k_sum))
+    assert torch.autograd.gradgradcheck(function, (q, k, v, decay, kv, k_sum))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(2,), (2, 16), (1, 16)], ids=["heads", "features", "shared"])
+def test_gradient_of_a_decay_in_half_precision(shape, dtype):
+    g = torch.Generator().manual_seed(0)
+    half = [torch.rand(2, 2, 1024, 16, generator=g).to(dtype).requires_grad_() for _ in range(3)]
+    decay, w = -0.05 * torch.rand(shape, generator=g), torch.randn(2, 2, 1024, 16, generator=g)
+    gradients = []
+    for backend, inputs in (("chunk", half), ("reference", [x.double() for x in half])):
+        leaf = decay.to(torch.promote_types(inputs[0].dtype, torch.float32)).requires_grad_()
+        out = linear_attention(*inputs, causal=True, normalize=True, log_decay=leaf, backend=backend)
+        gradients.append(torch.autograd.grad((out * w).sum(), leaf)[0].double())
+    assert (gradients[0] - gradients[1]).abs().max() <= 1e-5 * gradients[1].abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -246,3 +246,57 @@ def test_chunk_memory_is_linear(decay):
     assert twice.total <= 2.5 * once.total
     assert measure(n, "chunk", causal=False).largest <= 64 * n
     assert measure(512, "reference", **causal).largest == 512**2
+
+
+@pytest.mark.parametrize(
+    "decays",
+    [[0, 0.5], [0, 0], [[0, 0.5, 0.9], [0.8, 0, 0]], [[0, 0.3, 0]]],
+    ids=["one", "all", "features", "shared"],
+)
+@pytest.mark.parametrize("length", [1, CHUNK, 3 * CHUNK + 1])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_decay_of_zero(backend, length, decays):
+    inputs = random_inputs(0, length, length, state=True)
+    log_decay = torch.tensor(decays, dtype=torch.float64).log().requires_grad_()
+    q, *rest = (x.requires_grad_() for x in inputs.values())
+    out, *sums = package(
+        q,
+        *rest[:2],
+        causal=True,
+        normalize=True,
+        kv=rest[2],
+        k_sum=rest[3],
+        log_decay=log_decay,
+        backend=backend,
+    )
+    gradients = torch.autograd.grad(out.sum() + sum(x.sum() for x in sums), [q, *rest, log_decay])
+    assert all(x.isfinite().all() for x in gradients)
+    assert not gradients[-1][log_decay.isneginf()].any()
+
+    k, v, kv, k_sum = rest
+    gamma = torch.tensor(decays, dtype=torch.float64)
+    gamma = (gamma[:, None] if gamma.dim() == 1 else gamma).expand(H, D)
+    for i in range(length):
+        kv = gamma[..., None] * kv + k[:, :, i, :, None] * v[:, :, i, None]
+        k_sum = gamma * k_sum + k[:, :, i]
+        bottom = (q[:, :, i] * k_sum).sum(-1, keepdim=True)
+        assert_same(out[:, :, i], (q[:, :, i, None] @ kv)[:, :, 0] / bottom)
+    assert_same(sums, [kv, k_sum])
+
+
+@pytest.mark.parametrize(
+    ("batch", "queries", "keys"), [(0, 5, 5), (2, 0, 0), (0, 0, 0), (2, 0, 4), (0, 2, 4)]
+)
+@pytest.mark.parametrize("decay", [False, True], ids=["plain", "decay"])
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty_inputs(backend, causal, decay, batch, queries, keys):
+    inputs = random_inputs(0, queries, keys, state=True)
+    leaves = {name: x[:batch].requires_grad_() for name, x in inputs.items()}
+    options = {"log_decay": torch.tensor([-0.1, -0.2])} if decay and causal else {}
+    results = package(**leaves, causal=causal, normalize=True, backend=backend, **options)
+    assert [x.shape for x in results] == [(batch, H, queries, DV), (batch, H, D, DV), (batch, H, D)]
+    if not keys:
+        assert_same(results[1:], (leaves["kv"], leaves["k_sum"]))
+    gradients = torch.autograd.grad(sum(x.sum() for x in results), list(leaves.values()))
+    assert [x.shape for x in gradients] == [x.shape for x in leaves.values()]

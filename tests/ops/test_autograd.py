@@ -1,0 +1,79 @@
+"""Second derivatives, and transforms of torch.func, of the functions with hand-written backward passes."""
+
+import pytest
+import torch
+from tensors import assert_same, randn
+from torch.func import grad, hessian, jvp, vmap
+
+from fairseq_lrpe.encodings.cope import CoPE
+from fairseq_lrpe.encodings.liere import _MatrixExponential
+from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
+from fairseq_lrpe.ops.autograd import apply
+from fairseq_lrpe.ops.linear_attention.triton import _FirstOrder
+from fairseq_lrpe.ops.permutation import permute_features
+from fairseq_lrpe.ops.relative import relative_shift
+from fairseq_lrpe.ops.rotation import complex_features
+
+PERMUTATION = torch.stack([torch.randperm(4, generator=torch.Generator().manual_seed(s)) for s in range(3)])
+
+
+COPE = CoPE(num_heads=1, head_dim=4, causal=True, positions=3).double()
+COPE.embeddings.data = randn(3, 4, seed=1)
+
+
+def cope(x):
+    return COPE.score_function(x, x)(x, x.cos()).tril()
+
+
+def attention(**options):
+    return lambda x: linear_attention(
+        x.exp(), x.cos().exp(), x, normalize=True, chunk_size=2, backend="chunk", **options
+    )
+
+
+def decaying(x):
+    """The decay, and all other inputs, depend on x."""
+    state = x.mT @ x, x.exp().sum(2)
+    decay = -x[0, :, 0].exp()
+    return attention(causal=True, log_decay=decay, state=state)(x)
+
+
+FUNCTIONS = {
+    "elu": FEATURE_MAPS["elu"],
+    "complex_features": lambda x: complex_features(x, torch.complex(x[0, 0].cos(), x[0, 0].sin())),
+    "relative_shift": lambda x: relative_shift(x, 2),
+    "permute_features": lambda x: permute_features(x, PERMUTATION),
+    "matrix_exp": lambda x: apply(_MatrixExponential, x @ x.mT),
+    "cope": cope,
+    "bidirectional": attention(causal=False),
+    "causal": attention(causal=True),
+    "decaying": decaying,
+}
+every = pytest.mark.parametrize("name", FUNCTIONS)
+
+
+@every
+def test_second_derivatives(name):
+    x = randn(1, 1, 3, 4).requires_grad_()
+    assert torch.autograd.gradgradcheck(FUNCTIONS[name], (x,), check_batched_grad=True)
+
+
+@every
+def test_transforms_of_torch_func(name):
+    def loss(x):
+        return (FUNCTIONS[name](x) ** 2).sum()
+
+    x, direction = randn(2, 1, 1, 3, 4), randn(1, 1, 3, 4, seed=1)
+    leaf = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(sum(loss(row) for row in leaf), leaf)
+    assert_same(vmap(grad(loss))(x), expected)
+    assert_same(jvp(loss, (x[0],), (direction,))[1], (expected[0] * direction).sum())
+    assert_same(hessian(loss)(x[0]), torch.autograd.functional.hessian(loss, x[0]), 1e-8)
+
+
+def test_kernels_without_second_derivatives_raise():
+    x = torch.ones(2, requires_grad=True)
+    (gradient,) = torch.autograd.grad(_FirstOrder.apply(x).square().sum(), x)
+    assert gradient.tolist() == [2, 2]
+    with pytest.raises(RuntimeError, match="use backend 'chunk'"):
+        torch.autograd.grad(_FirstOrder.apply(x).square().sum(), x, create_graph=True)
