@@ -59,14 +59,8 @@ class ReflectedKeys:
         z, w = solution.split([block_size, u.size(-1)], dim=-1)
         end_keys = keys - z.mT @ u
         transitions = torch.eye(u.size(-1), dtype=u.dtype, device=u.device) - u.mT @ w
-<<<<<<< HEAD
         # The last block is not merged, because no later query uses it.
         num_merged = max(0, u.size(2) - 1) // _MERGED_BLOCKS
-=======
-        num_merged = (
-            max(0, u.size(2) - 1) // _MERGED_BLOCKS
-        )  # without the last block, which no later query uses
->>>>>>> 7abc01a (Tests of second derivatives, torch.func, empty inputs, decays of 0 and exp; documentation)
         self._merged = []
         if num_merged:
             groups = (

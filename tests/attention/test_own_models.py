@@ -464,7 +464,6 @@ def test_attention_masks_of_hugging_face():
 
 
 def test_the_table_of_encodings_is_complete():
-<<<<<<< HEAD
     assert {name for name, *_ in TABLE} == set(ENCODINGS) - {"none"}
 
 
@@ -486,16 +485,6 @@ def test_sharded_encodings_have_parameters_in_float32(name):
         torch.distributed.destroy_process_group()
     assert set(seen) == {torch.float32} and out.dtype == torch.bfloat16
     assert all(p.grad.full_tensor().any() for p in encoding.parameters())
-=======
-    page = (REPOSITORY / "docs/own_models.md").read_text()
-    lines = [line for line in page.splitlines() if line.startswith("| `")]
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    assert {x for names, *_ in rows for x in re.findall(r"`(\w+)`", names)} == set(ENCODINGS) - {"none"}
-    for names, softmax, linear in rows:
-        for name in re.findall(r"`(\w+)`", names):
-            assert ENCODINGS[name].decomposable == bool(linear), name
-            assert not (name in NO_LINEAR) ^ (linear == "`LinearAttention`"), name
-            assert name not in NO_SOFTMAX or softmax == "`SoftmaxAttention`", name
 
 
 @every
@@ -627,4 +616,3 @@ def test_exp_with_every_encoding(norm, name):
 def test_exp_needs_a_division():
     with pytest.raises(ValueError, match="denominator or content"):
         LinearAttention(E, H, "none", causal=True, linear_norm="layernorm", feature_map="exp")
->>>>>>> 7abc01a (Tests of second derivatives, torch.func, empty inputs, decays of 0 and exp; documentation)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.ops.decay import finite_log_decay
+from fairseq_lrpe.ops.precision import at_least_float32
 
 _LOWEST = -1e30
 """Maximum of no keys."""
@@ -60,8 +61,7 @@ def exp_features(
         key_padding_mask: (B, Lk), True at padding.
         maximum: that of the features returned for the earlier keys.
     """
-    dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), torch.float32)
-    q, k = q.to(dtype), k.to(dtype)
+    q, k = at_least_float32(q), at_least_float32(k)
     if key_padding_mask is not None:
         k = k.masked_fill(key_padding_mask[:, None, :, None], -torch.inf)
     peaks = k.detach() if per_feature else k.detach().amax(-1, keepdim=True)
@@ -80,12 +80,12 @@ def exp_features(
         peaks = peaks.cummax(2).values
     else:
         peaks = torch.cat([maximum, peaks.amax(2, keepdim=True).expand_as(peaks)[:, :, 1:]], dim=2)
-    maxima = peaks[:, :, 1:].to(dtype)
+    maxima = peaks[:, :, 1:].to(k.dtype)
     own = maxima[:, :, k.size(2) - q.size(2) :] if causal else peaks[:, :, -1:]
     exponents = q + own
     log_scale = exponents.detach().amax(-1, keepdim=True)
     features = (exponents - log_scale).exp(), (k - maxima).exp()
-    return ExpFeatures(*features, peaks - decay, peaks[:, :, -1:].to(dtype), log_scale)
+    return ExpFeatures(*features, peaks - decay, peaks[:, :, -1:].to(k.dtype), log_scale)
 
 
 def scaled_attention(
