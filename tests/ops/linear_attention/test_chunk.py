@@ -112,7 +112,8 @@ def test_gradient_of_a_decay_in_half_precision(shape, dtype):
         leaf = decay.to(torch.promote_types(inputs[0].dtype, torch.float32)).requires_grad_()
         out = linear_attention(*inputs, causal=True, normalize=True, log_decay=leaf, backend=backend)
         gradients.append(torch.autograd.grad((out * w).sum(), leaf)[0].double())
-    assert (gradients[0] - gradients[1]).abs().max() <= 1e-5 * gradients[1].abs().max()
+    # As accurate as with inputs in float32, whose error is up to 3e-5.
+    assert (gradients[0] - gradients[1]).abs().max() <= 1e-4 * gradients[1].abs().max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
