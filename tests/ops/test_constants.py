@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
-from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding
 from fairseq_lrpe.ops.constants import Constants, constant
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -121,6 +121,18 @@ def test_compiled_noise(name):
         torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-4)
 
 
+class LearnedDecay(Encoding):
+    name = "learned_decay"
+
+    def __init__(self, **shared):
+        super().__init__(**shared)
+        self.rate = torch.nn.Parameter(torch.full((self.num_heads,), -0.1))
+
+    @property
+    def log_decay(self):
+        return self.rate
+
+
 def modules():
     """Yields a function that creates a module, for every encoding in both attentions and all positions."""
     for attention, name, causal in itertools.product(
@@ -130,6 +142,11 @@ def modules():
             continue
         if attention is SoftmaxAttention or ENCODINGS[name].decomposable:
             yield lambda a=attention, n=name, c=causal: a(E, H, n, causal=c, max_positions=64).eval()
+    yield lambda: LinearAttention(
+        E, encoding=LearnedDecay(num_heads=H, head_dim=E // H, causal=True), num_heads=H
+    )
+    for name in ("none", "retnet", "xpos"):
+        yield lambda n=name: LinearAttention(E, H, n, causal=True, feature_map="exp").eval()
     for name in POSITIONS:
         yield lambda n=name: build_position(n, embed_dim=E, vocab_size=9, max_positions=64).eval()
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.autograd import is_transformed, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.decay import stable_block_size
+from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState
 
@@ -289,12 +290,14 @@ class _ChunkCausal(torch.autograd.Function):
         if ctx.needs_input_grad[5]:
             # γ^(i-j) is the product of a factor γ^i of q_i and a factor γ^-j of k_j. The initial state counts
             # as a key at position -1, and the final state as a query at position L - 1.
-            i = torch.arange(q.size(2), device=q.device, dtype=torch.float64)
             rows = q * g_q - k * g_k
             first = (first_kv * g_kv).sum(3) + first_k_sum * g_k_sum
             last = (kv * g_last_kv).sum(3) + k_sum * g_last_k_sum
             if log_decay.size(1) == 1:
                 rows, first, last = (x.sum(-1, keepdim=True) for x in (rows, first, last))
-            g_log_decay = torch.einsum("bhid,i->bhd", rows.double(), i) + first + (q.size(2) - 1) * last
-            g_log_decay = g_log_decay.sum(0).sum_to_size(log_decay.shape).to(log_decay.dtype)
+            rows = to_float64(rows)
+            i = torch.arange(q.size(2), device=rows.device, dtype=rows.dtype)
+            first, last = first.to(rows), last.to(rows)
+            g_log_decay = torch.einsum("bhid,i->bhd", rows, i) + first + (q.size(2) - 1) * last
+            g_log_decay = g_log_decay.sum(0).sum_to_size(log_decay.shape).to(log_decay)
         return g_q.to(q.dtype), g_k.to(k.dtype), g_v, g_kv, g_k_sum, g_log_decay, None, None

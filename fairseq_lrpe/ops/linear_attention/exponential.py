@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fairseq_lrpe.ops.decay import finite_log_decay
+from fairseq_lrpe.ops.float64 import float64_options
 from fairseq_lrpe.ops.precision import at_least_float32
 
 _LOWEST = -1e30
@@ -70,22 +71,22 @@ def exp_features(
     peaks = torch.cat([maximum, peaks], dim=2)
     decay = 0
     if log_decay is not None:
-        rate = finite_log_decay(log_decay.to(q.device).double())
+        rate = finite_log_decay(log_decay.to(**float64_options(q.device)))
         rate = (rate[:, None] if rate.dim() == 1 else rate)[:, None]  # (H, 1, 1 or d)
-        position = torch.arange(-1, k.size(2), device=q.device)[:, None]
+        position = torch.arange(-1, k.size(2), device=rate.device)[:, None]
         decay, rate = rate * position, rate.detach()
         slowest = (rate if per_feature else rate.amax(-1, keepdim=True)) * position
-        peaks = (peaks - slowest).cummax(2).values + slowest
+        peaks = (peaks.to(slowest) - slowest).cummax(2).values + slowest
     elif causal:
         peaks = peaks.cummax(2).values
     else:
         peaks = torch.cat([maximum, peaks.amax(2, keepdim=True).expand_as(peaks)[:, :, 1:]], dim=2)
-    maxima = peaks[:, :, 1:].to(k.dtype)
+    maxima = peaks[:, :, 1:].to(k)
     own = maxima[:, :, k.size(2) - q.size(2) :] if causal else peaks[:, :, -1:]
     exponents = q + own
     log_scale = exponents.detach().amax(-1, keepdim=True)
     features = (exponents - log_scale).exp(), (k - maxima).exp()
-    return ExpFeatures(*features, peaks - decay, peaks[:, :, -1:].to(k.dtype), log_scale)
+    return ExpFeatures(*features, peaks - decay, peaks[:, :, -1:].to(k), log_scale)
 
 
 def scaled_attention(
@@ -132,4 +133,4 @@ def scaled_attention(
 def _scale(x, earlier, later):
     """Returns x multiplied by e^(earlier − later)."""
     # Only the padding of a block has positive exponents.
-    return x * (earlier - later).clamp(max=0).exp().to(x.dtype)
+    return x * (earlier - later).clamp(max=0).exp().to(x)
