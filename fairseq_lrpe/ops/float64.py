@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+FLOAT64_DEVICES = ("cpu", "cuda")
+"""Types of devices that have float64."""
+
 
 def float64_options(device: torch.device) -> dict:
     """Returns device and dtype of computations in float64 whose operands are on ``device``.
@@ -10,7 +13,7 @@ def float64_options(device: torch.device) -> dict:
     CPUs and CUDA GPUs have float64. Other devices may not, such as Apple's MPS: there, the CPU computes. Meta
     tensors have no values and stay on their device, in float32.
     """
-    if device.type in ("cpu", "cuda"):
+    if device.type in FLOAT64_DEVICES:
         return {"device": device, "dtype": torch.float64}
     if device.type == "meta":
         return {"device": device, "dtype": torch.float32}

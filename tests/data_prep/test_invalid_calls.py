@@ -272,7 +272,9 @@ def check_error(words, places, message, folder):
     done = run_here(command.main, *(word.format(**places) for word in words))
     last = done.stderr.strip().splitlines()[-1]
     assert done.returncode != 0 and message.format(**places) in last, done.stderr
-    assert last.startswith("prepare") and ("error: " in last or done.stderr.count("\n") == 1)
+    assert last.startswith(("prepare", "lrpe prepare")) and (
+        "error: " in last or done.stderr.count("\n") == 1
+    )
     assert {path: tree(folder)[path] for path in before} == before and tree(folder).keys() == before.keys()
 
 

@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from fairseq_lrpe.ops import float64
+
 COMPILER = "torch._dynamo"
 aten = torch.ops.aten
 
@@ -128,9 +130,10 @@ def measure(function: Callable[..., Tensor], module: nn.Module, *inputs: Tensor)
         parameter.grad = empty(parameter)
     mode = CostMode([*inputs, *module.buffers(), *parameters, *(parameter.grad for parameter in parameters)])
     on_gpus = patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention)
+    with_float64 = patch.object(float64, "FLOAT64_DEVICES", (*float64.FLOAT64_DEVICES, "meta"))
     # autocast, which our models disable in places, does not exist on the meta device.
     without_autocast = patch.object(torch, "autocast", lambda *_, **__: nullcontext())
-    with without_compiler(), on_gpus, without_autocast, mode:
+    with without_compiler(), on_gpus, with_float64, without_autocast, mode:
         out = function(*inputs)
         kept = mode.current
         out.backward(empty(out))
