@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fairseq_lrpe.encodings.base import Encoding, register_encoding
 from fairseq_lrpe.ops.autograd import apply, needs_plain_backward, plain_gradients
+from fairseq_lrpe.ops.precision import at_least_float32
 
 
 @register_encoding("cope", positions="number of CoPE's position embeddings, at least 2")
@@ -48,11 +49,9 @@ class CoPE(Encoding):
     def _scores(self, embeddings_and_slopes, padding, q, k, q_offset=0):
         table = (q @ embeddings_and_slopes.mT).unflatten(-1, (-1, 2))
         content = self.scale * q @ k.mT
-        dtype = torch.promote_types(content.dtype, torch.float32)
-        hidden = content.new_full(content.shape[-2:], -torch.inf).triu(q_offset + 1)
+        gates = at_least_float32(content).sigmoid().tril(q_offset)
         if padding is not None:
-            hidden = hidden.masked_fill(padding[:, None, None, : k.size(-2)], -torch.inf)
-        gates = (content.to(dtype) + hidden).sigmoid()
+            gates = gates.masked_fill(padding[:, None, None, : k.size(-2)], 0.0)
         return apply(_ContextualScores, content, gates, table)
 
 
