@@ -8,15 +8,18 @@ import pytest
 from image_files import colored_image, encode_image
 from PIL import Image
 
+from fairseq_lrpe import cli
 from fairseq_lrpe.data.image_files import convert, decode, find_images
 
 RAMP = np.linspace(0, 65535, 1024).reshape(32, 32).astype(np.uint16)
 BIG_ENDIAN = Image.frombytes("I;16B", (32, 32), RAMP.astype(">u2").tobytes())
 
 
-def test_decoding_logs_nothing(caplog):
+def test_decoding_in_a_command_logs_nothing(caplog):
     """fairseq's import sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG."""
     caplog.set_level(logging.DEBUG)
+    caplog.set_level(logging.NOTSET, "PIL")
+    cli.main(["--help"])
     decode(colored_image(0, 0, "PNG"))
     assert not caplog.records
 
