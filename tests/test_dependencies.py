@@ -217,13 +217,15 @@ def test_experiments_and_data_preparation_do_not_import_models():
     """Neither imports models or the other package; only inference and estimation load or build models.
 
     The flags of fairseq-train include those of the models, which are registered for this purpose. The atlas
-    of encodings builds attention modules, and inference computes the weights of trained ones.
+    of encodings builds attention modules, inference computes the weights of trained ones, and the evaluation
+    of language models compares modules for several lengths.
     """
     with_models = tuple(f"fairseq_lrpe/experiments/{part}/" for part in ("inference", "estimation"))
     with_models += ("fairseq_lrpe/experiments/spec/training_flags.py",)
+    with_attention = "reporting/atlas.py", "inference/attention.py", "kinds/language_modeling.py"
     for file, used in package_imports()["experiments"].items():
         allowed = {"models"} if file.startswith(with_models) else set()
-        allowed |= {"attention"} if file.endswith(("reporting/atlas.py", "inference/attention.py")) else set()
+        allowed |= {"attention"} if file.endswith(with_attention) else set()
         assert not used & {"models", "attention", "benchmarks", "cli", "data_prep"} - allowed, file
     for file, used in package_imports()["data_prep"].items():
         assert not used & {"models", "attention", "benchmarks", "cli", "experiments"}, file
