@@ -5,7 +5,7 @@ import torch
 from tensor_sizes import TensorSizes
 
 from fairseq_lrpe.attention import LinearAttention, apply_encoding
-from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding
 from fairseq_lrpe.ops import constants, rotation
 from fairseq_lrpe.ops.permutation import permutation_powers
 from fairseq_lrpe.ops.position_index import PositionIndex
@@ -17,6 +17,11 @@ CASES = [(name, {}) for name, cls in ENCODINGS.items() if cls.decomposable]
 CASES += [("lrpe", {"core": core, "rotation": "odd_even"}) for core in ("unitary", "mixed", "permutation")]
 CASES += [("lrpe", {"core": "unitary", "rotation": "fft"}), ("lrpe", {"learn_theta": True})]
 CASES += [("liere", {"block_size": 4}), ("conv_spe", {"kernel_size": 70})]
+ENCODES_ONLY_Q_AND_K = [
+    (name, options)
+    for name, options in CASES
+    if ENCODINGS[name].forward is not Encoding.forward and name not in ("roper", "rope_values")
+]
 
 
 def elements(function, monkeypatch):
@@ -43,11 +48,8 @@ def test_decoding_step(name, options, monkeypatch):
     assert step(FAR + 300) <= 1.2 * step(300)
 
 
-@pytest.mark.parametrize("name, options", CASES)
+@pytest.mark.parametrize("name, options", ENCODES_ONLY_Q_AND_K)
 def test_explicit_positions(name, options, monkeypatch):
-    cls = ENCODINGS[name]
-    if cls.forward is ENCODINGS["none"].forward or name in ("roper", "rope_values"):
-        pytest.skip("apply_encoding does not support it")
     encoding = build_encoding(name, num_heads=H, head_dim=8, causal=True, **options).eval()
     positions = torch.tensor([FAR + 70, 3, FAR])
     q, k = torch.randn(1, H, 3, 8), torch.randn(1, H, 3, 8)

@@ -487,11 +487,12 @@ def test_sharded_encodings_have_parameters_in_float32(name):
     assert all(p.grad.full_tensor().any() for p in encoding.parameters())
 
 
-@every
-@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+@pytest.mark.parametrize(
+    "attention, name, options, causal",
+    [(SoftmaxAttention, *case) for case in CASES]
+    + [(LinearAttention, *case) for case in CASES if ENCODINGS[case[0]].decomposable],
+)
 def test_empty_inputs(attention, name, options, causal):
-    if attention is LinearAttention and not ENCODINGS[name].decomposable:
-        pytest.skip("not decomposable")
     module = build(attention, name, causal, **options)
     for batch, length in ((0, 5), (2, 0), (0, 0)):
         x = torch.zeros(batch, length, E, dtype=torch.float64, requires_grad=True)
