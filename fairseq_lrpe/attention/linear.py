@@ -37,9 +37,9 @@ class LinearAttention(SelfAttention):
             the weights without the encoding, which is always positive (RoFormer Eq. 19); "layernorm" does not
             divide, but applies a LayerNorm(E) to the concatenated heads.
         feature_map: a name in ``FEATURE_MAPS``. For "exp", maxima that cancel in the division are subtracted,
-            so that inputs of any size give finite outputs; causal attention then takes O(L log L) time. If the
-            encoding changes q and k, outputs are too small where all features of a query or of its keys are
-            about 27 below their maxima, because the lower bound of the denominator applies.
+            so that inputs of any size give finite outputs; causal attention then takes O(L log L) time. If
+            the encoding changes q and k, outputs are too small where all features of a query or of its keys
+            are about 27 below their maxima, because the lower bound of the denominator applies.
         backend: backend of :func:`fairseq_lrpe.ops.linear_attention`. In evaluation mode, "fla" is replaced
             by "auto", so that models trained with the GPU kernels can be used without them.
         **options: see :class:`SelfAttention`.

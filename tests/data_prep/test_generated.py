@@ -12,7 +12,7 @@ SMALL = {
 
 
 # Files that do not depend on the seed. All Pathfinder images have the same size, and their labels alternate.
-METADATA = {"dict.txt", "about.json"}
+METADATA = {"dict.txt", "about.json", "source.json"}
 FIXED = {f"{split}.{file}" for split in SPLITS for file in ("input0.idx", "label.npy")}
 
 
