@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from fairseq_lrpe.data.word_pieces import SPECIALS, VOCABULARY, read_types
 from fairseq_lrpe.utils.files import read_file
@@ -15,15 +14,11 @@ SPECIAL_TOKENS = [*sorted(SPECIALS), "[MASK]"]
 MIN_COUNT = 2  # minimum number of occurrences of a character or word piece
 
 
-class Vocabulary(NamedTuple):
-    """A vocab.txt file, and whether its tokenizer lower-cases text."""
+def published(name: str) -> tuple[Path, bool]:
+    """Returns the vocab.txt of a local folder, or of a model on the Hugging Face hub.
 
-    path: Path
-    lowercase: bool
-
-
-def published(name: str) -> Vocabulary:
-    """Returns the vocabulary of a local folder, or of a model on the Hugging Face hub.
+    Returns:
+        The path of the file, and whether the tokenizer lower-cases text.
 
     Raises:
         ValueError: If a file is missing or damaged, or cannot be downloaded.
@@ -33,11 +28,8 @@ def published(name: str) -> Vocabulary:
     else:
         path, config = from_hub(name, VOCABULARY), from_hub(name, CONFIG, required=False)
     read_types(path)
-    try:
-        settings = json.loads(read_file(config)) if config and config.is_file() else {}
-        return Vocabulary(path, bool(settings.get("do_lower_case", True)))
-    except (ValueError, AttributeError):
-        raise ValueError(f"{config} is not a JSON object: expected BERT's {CONFIG}") from None
+    settings = json.loads(read_file(config)) if config and config.is_file() else {}
+    return path, bool(settings.get("do_lower_case", True))
 
 
 def from_hub(name: str, file: str, required: bool = True) -> Path | None:
@@ -46,20 +38,18 @@ def from_hub(name: str, file: str, required: bool = True) -> Path | None:
     Returns:
         The path of the file, or None if it does not exist and is not ``required``.
     """
-    from huggingface_hub import constants, errors, hf_hub_download
-    from huggingface_hub.utils import logging
+    from huggingface_hub import errors, hf_hub_download
 
-    logging.set_verbosity_error()  # otherwise each retry logs a warning
-    print(f"Downloading {file} of {name} from {constants.ENDPOINT}", flush=True)
+    print(f"Downloading {file} of {name}", flush=True)
     try:
-        return Path(hf_hub_download(name, file, endpoint=constants.ENDPOINT))
+        return Path(hf_hub_download(name, file))
     except Exception as error:  # any error of the network, hub or package
         is_missing = isinstance(error, errors.EntryNotFoundError)
         if is_missing and not required and not isinstance(error, errors.LocalEntryNotFoundError):
             return None
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     raise ValueError(
-        f"{file} of {name} could not be downloaded from {constants.ENDPOINT} ({reason}): try again later, "
+        f"{file} of {name} could not be downloaded ({reason}): try again later, "
         "give a folder that contains it with --bert FOLDER, or learn word pieces with --pieces N"
     )
 

@@ -2,24 +2,14 @@
 
 import codecs
 import os
-import re
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
 
-from tqdm import tqdm
-from tqdm.utils import CallbackIOWrapper
-
-from data_prep.progress import progress, show_written
-from data_prep.validation import Source, folder_with_source
 from fairseq_lrpe.utils.subprocesses import run_command
 
 SPLITS = ("train", "valid", "test")
-SUMMARY = re.compile(r"(?<=\[None\] ).*|\[[a-z]{2}\] .*")
-"""Pattern of the log lines of fairseq-preprocess that are printed: the sizes of dictionaries and splits."""
 
 
 def split_files(folder: Path) -> dict[str, Path]:
@@ -38,18 +28,12 @@ def concatenate(files: Iterable[Path], target: Path) -> None:
     with target.open("wb") as out:
         for file in files:
             with file.open("rb") as text:
-                skip_mark(text)
-                with progress(None, file.name, total=file.stat().st_size) as bar:
-                    shutil.copyfileobj(CallbackIOWrapper(bar.update, text, "read"), out)
+                if text.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+                    text.seek(0)
+                shutil.copyfileobj(text, out)
                 text.seek(-1, os.SEEK_END)
                 if text.read() != b"\n":
                     out.write(b"\n")
-
-
-def skip_mark(file: IO[bytes]) -> None:
-    """Moves an open file from its start to the end of a byte order mark of UTF-8, if it has one."""
-    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-        file.seek(0)
 
 
 def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, workers: int = 1) -> None:
@@ -65,21 +49,15 @@ def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, wor
         workers: Number of worker processes.
     """
     kind = [f"--{side}-lang={x}" for side, x in zip(("source", "target"), languages or (), strict=False)]
-
-    def show(line):
-        if match := SUMMARY.search(line):
-            tqdm.write(f"    {match[0]}")
-            sys.stdout.flush()
-
-    written = show_written(f"binarizing {folder.name.removesuffix('.part')}", folder)
-    with written, tempfile.TemporaryDirectory() as scratch:
+    print(f"Binarizing {folder.name.removesuffix('.part')}", flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
         prefixes = []
         for split, paths in texts.items():
             paths = paths if isinstance(paths, list) else [paths]
             joined = ",".join(str(without_comma(path, Path(scratch))) for path in paths)
             prefixes += [f"--{split}pref", joined]
         command = [*(kind or ["--only-source"]), *prefixes, "--destdir", folder, "--workers", workers, *flags]
-        run_command(["python", "-m", "data_prep.preprocess", *map(str, command)], log, show)
+        run_command(["python", "-m", "data_prep.preprocess", *map(str, command)], log)
 
 
 def without_comma(path: Path, scratch: Path) -> Path:
@@ -89,9 +67,3 @@ def without_comma(path: Path, scratch: Path) -> Path:
     link = scratch / str(len(os.listdir(scratch)))
     link.symlink_to(path.parent.absolute())
     return link / path.name
-
-
-def binarize(texts: dict, out: Path, source: Source, *flags, workers: int = 1, name: str = "bin") -> None:
-    """Binarizes ``texts`` {split: path} into ``out``/``name``, and records their source there."""
-    with folder_with_source(out / name, source) as part:
-        preprocess(texts, part, out / "preprocess.log", *flags, workers=workers)

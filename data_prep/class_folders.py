@@ -1,14 +1,12 @@
 """Images in class folders, {train,valid,test}/CLASS/FILE, of which several corpora are made."""
 
-import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from data_prep.fetch import unpack
 from fairseq_lrpe.data.image_files import SUFFIXES, is_image
-from fairseq_lrpe.utils.files import check_size, read_file, visible_entries, visible_files
+from fairseq_lrpe.utils.files import read_file, visible_entries, visible_files
 
 ACCEPTS = "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
 SPLITS = {
@@ -32,7 +30,6 @@ class ImageFile(NamedTuple):
         """Returns the content of the image file."""
         if self.size < 0:
             return read_file(self.path)
-        check_size(self.name, self.size)
         with self.path.open("rb") as file:
             file.seek(self.begin)
             return file.read(self.size)
@@ -41,22 +38,11 @@ class ImageFile(NamedTuple):
 ImageFiles = dict[str, list[ImageFile]]
 
 
-def unpacked(source: Path, out: Path) -> Path:
-    """Returns ``source``, or if it is an archive, the folder OUT/unpacked with its content."""
-    if not (source.is_dir() or source.is_file()):
-        raise ValueError(f"{source} is missing: --from takes {ACCEPTS}")
-    if source.is_dir():
-        return source
-    shutil.rmtree(out / "unpacked", ignore_errors=True)  # of an archive that was rejected or has changed
-    unpack(source, out / "unpacked")
-    return out / "unpacked"
-
-
 def in_class_folders(folder: Path, source: Path) -> ImageFiles:
     """Returns {split: image files}, and prints what is ignored.
 
-    The class is the folder in that of the split, as in torchvision's ImageFolder. It may have subfolders if
-    they are the same for all classes, such as CLASS/images. Test images without class folders are ignored.
+    The class is the folder in that of the split, as in torchvision's ImageFolder; it may have subfolders.
+    Test images without class folders are ignored.
 
     Args:
         folder: Folder with the folders of the splits, at any depth that is the same for all of them.
@@ -65,41 +51,53 @@ def in_class_folders(folder: Path, source: Path) -> ImageFiles:
     Raises:
         ValueError: If there are no training images, or the split or class of images is not clear.
     """
-    files = {path.relative_to(folder).as_posix(): path for path in visible_files(folder)}
-    images = [name.split("/") for name in files if is_image(name)]
+    files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
+    images = {parts: path for parts, path in files.items() if is_image(parts[-1])}
     depths = (i for parts in images for i, part in enumerate(parts[:-1]) if split_of(part) == "train")
     if (depth := min(depths, default=None)) is None:
         expected = f"expected train/CLASS/*.jpg, or files that end in {', '.join(SUFFIXES[1:])}"
         raise ValueError(f"{source} has no training images: {expected}")
-    found, places, outside = {}, {}, []
-    for parts in images:
-        name, path = "/".join(parts), files["/".join(parts)]
-        if not (split := split_of(*parts[depth:-1][:1])):
+    found, places, outside, unlabelled = defaultdict(list), {}, [], []
+    for parts, path in images.items():
+        name, place, inside = "/".join(parts), "/".join(parts[: depth + 1]), parts[depth + 1 :]
+        split = split_of(parts[depth]) if inside else None
+        if split is None:
             outside.append(name)
-            continue
-        place = "/".join(parts[: depth + 1])
-        if place != places.setdefault(split, place):
-            raise ValueError(f"{source} has {split} images in {places[split]} and {place}: keep one of them")
-        *label, inside = parts[depth + 1 :]
-        image = ImageFile("".join(label[:1]), "/".join([*label[1:], inside]), path)
-        found.setdefault(split, []).append(image)
-    if not any(image.label for image in found.get("test", [])):
-        report_ignored([image.name for image in found.pop("test", [])], "test images without class folders")
-    check_places(folder, source, places, {image.label for image in found["train"]})
-    for split, rows in found.items():
-        check_class_folders(rows, f"{source} has {split} images", places[split])
-    if outside and "valid" not in found:
-        place = f"outside of train, valid and test, such as {outside[0]}"
-        raise ValueError(f"{source} has images {place}: name the folder of the validation images valid")
-    if "valid" in found:
-        place = f"{len(found['valid']):,} in {places['valid']}"
-        print(f"validation images: {place}; no training images are held out")
+        elif len(inside) > 1:
+            found[split].append(ImageFile(inside[0], "/".join(inside[1:]), path))
+            if places.setdefault(split, place) != place:
+                both = f"{places[split]} and {place}"
+                raise ValueError(f"{source} has {split} images in {both}: keep one of them")
+        elif split == "test":
+            unlabelled.append(name)
+        else:
+            raise ValueError(f"{source} has {split} images without class folders, such as {name}: move them")
+    if "valid" not in found:
+        check_no_validation(folder / places["train"], source, outside)
     report_ignored(outside, "images outside of train, valid and test")
-    report_ignored([name for name in files if not is_image(name)], "files with other endings")
+    report_ignored(unlabelled, "test images without class folders")
+    report_ignored(["/".join(x) for x in files.keys() - images.keys()], "files with other endings")
     return found
 
 
-def split_of(folder: str = "") -> str | None:
+def check_no_validation(train: Path, source: Path, outside: list[str]) -> None:
+    """Raises ValueError if there might be validation images that were not recognized.
+
+    Args:
+        train: Folder of the training images.
+        source: Name of the folder, or of its archive, for messages.
+        outside: Images outside of the folders of the splits.
+    """
+    if outside:
+        place = f"outside of train, valid and test, such as {outside[0]}"
+        raise ValueError(f"{source} has images {place}: name the folder of the validation images valid")
+    for entry in visible_entries(train.parent):
+        if entry.is_dir() and split_of(entry.name) == "valid":
+            advice = f"expected {', '.join(SUFFIXES)} files; or remove the folder"
+            raise ValueError(f"{source} has no images in {entry.name}: {advice}")
+
+
+def split_of(folder: str) -> str | None:
     """Returns the split to which the name of a folder refers, or None."""
     return SPLITS.get(folder.lower())
 
@@ -107,45 +105,7 @@ def split_of(folder: str = "") -> str | None:
 def report_ignored(names: list[str], what: str) -> None:
     """Prints the number of ignored files, if there are any, with an example."""
     if names:
-        print(f"ignored: {len(names):,} {what}, such as {names[0]}")
-
-
-def check_places(folder: Path, source: Path, places: dict[str, str], labels: set[str]) -> None:
-    """Raises ValueError if a split's folder, or a class folder of the training images, has no images.
-
-    Args:
-        folder: Folder that contains all others.
-        source: Its name for messages.
-        places: {split: path of the folder with its images, relative to ``folder``}.
-        labels: Names of the classes of the training images.
-    """
-    used = {folder / place for place in places.values()}
-    beside = [entry for path in used for entry in visible_entries(path.parent) if split_of(entry.name)]
-    classes = [entry for entry in visible_entries(folder / places["train"]) if entry.name not in labels]
-    if empty := min((x for x in beside + classes if x.is_dir() and x not in used), default=None):
-        advice = f"expected {', '.join(SUFFIXES)} files; or remove the folder"
-        raise ValueError(f"{source} has no images in {empty.relative_to(folder).as_posix()}: {advice}")
-
-
-def check_class_folders(images: list[ImageFile], what: str, place: str) -> None:
-    """Raises ValueError for images of a split without class folders, or if the classes' subfolders differ.
-
-    Args:
-        images: Images of the split; those without class folders have an empty ``label``.
-        what: Beginning of the message.
-        place: Folder of the split.
-    """
-    subfolders = defaultdict(set)
-    for image in images:
-        if not image.label:
-            found = f"{what} without class folders, such as {place}/{image.name}"
-            raise ValueError(f"{found}: move them to {place}/CLASS")
-        subfolders[image.label].add(image.name.rpartition("/")[0])
-    first, *others = subfolders
-    for label in others:
-        if subfolders[label] != subfolders[first]:
-            found = f"{what} in different subfolders of {place}/{first} and {place}/{label}"
-            raise ValueError(f"{found}: expected {place}/CLASS/*.jpg or other images")
+        print(f"ignored: {len(names):,} {what}, such as {min(names)}")
 
 
 def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:

@@ -1,80 +1,82 @@
 """Base class of the corpora that fairseq_lrpe/data/corpora.py lists, and the command that prepares one."""
 
+import inspect
 import os
-import sys
+import shutil
 from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
-from data_prep import validation
-from data_prep.fetch import SOURCES, fetch
+from data_prep.fetch import SOURCES, fetch, unpacked
+from data_prep.validation import check_out, recorded_folder
 from fairseq_lrpe.data import layout
+from fairseq_lrpe.data.corpora import CORPORA
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg, resumable
 from fairseq_lrpe.utils.files import REPOSITORY, output_folder
+
+
+def number(text: str, minimum: int = 1, **options) -> dict:
+    """Returns the arguments of add_argument for an integer of at least ``minimum``; ``text`` is its help."""
+    return {"type": min_int(minimum), "metavar": "N", "help": text, **options}
 
 
 class Corpus:
     """Base class of corpora; binarized data is written to the folder OUT/bin (OUT is the value of --out).
 
-    The ``args`` of all methods are the command's options. ``args.source`` is the path given by --from. If it
-    is not given, it is the path that an earlier run recorded, or None. ``args.earlier`` is that record.
+    The ``args`` of all methods are the command's options; ``args.source`` is the path given by --from, or
+    None.
 
     Attributes:
         facts: The corpus's entry in sources.yaml.
         accepts: Description of what --from accepts.
         metavar: Name of the value of --from in --help; with "FOLDER", files are rejected.
         task: The fairseq task that reads the binarized data.
+        options: {option: arguments of argparse's add_argument}.
+        unrecorded: Options that do not affect the data.
     """
 
     accepts: str
     metavar = "FOLDER"
     task = "language_modeling"
+    options: ClassVar[dict[str, dict]] = {}
+    unrecorded = ("source", "out", "workers", "bpe")
 
     def __init__(self, name: str):
         self.name, self.facts = name, SOURCES.get(name, {})
-
-    @property
-    def published(self) -> str | None:
-        """Description of the source used without --from; None if --from is required."""
-        return self.facts.get("archive")
-
-    def add_options(self, parser: ArgumentParser) -> None:
-        """Adds the options of this corpus to the command's parser."""
 
     def parts(self, args: Namespace) -> list[Namespace]:
         """Returns the options of each separately prepared part, such as a GLUE task, with its own ``out``."""
         return [args]
 
-    def source(self, args: Namespace) -> str:
-        """Returns a text that records the source and all options that affect the binarized data."""
-        return os.path.realpath(args.source) if args.source else self.published
+    def check(self, args: Namespace) -> None:
+        """Raises ValueError if the options cannot be used together, or with this source."""
 
     def archive(self, args: Namespace) -> Path:
-        """Returns the path given by --from, or that of the published archive, which is downloaded to OUT."""
-        return args.source or fetch(args.out / self.facts["archive"], self.facts)
+        """Returns a folder: the one given by --from, or the content of the given or published archive."""
+        source = args.source or fetch(args.out / self.facts["archive"], self.facts)
+        return unpacked(source, args.out / "unpacked")
 
-    def check(self, args: Namespace) -> object:
-        """Validates the source, downloading it if necessary, and returns the ``inputs`` of ``prepare``.
-
-        Raises:
-            ValueError: If the source is unusable.
-        """
-
-    def write_text(self, args: Namespace, inputs: object, folder: Path) -> None:
+    def write_text(self, args: Namespace, folder: Path) -> None:
         """Writes the corpus as plain text into ``folder``; needed only by corpora that call ``text``."""
         raise NotImplementedError
 
-    def text(self, args: Namespace, source: validation.Source, inputs: object) -> Path:
+    def text(self, args: Namespace) -> Path:
         """Returns the folder OUT/text; if it does not exist, creates it with ``write_text``."""
         text = args.out / "text"
         if not text.is_dir():
-            with validation.folder_with_source(text, source) as part:
-                self.write_text(args, inputs, part)
+            with recorded_folder(text, self.record(args)) as part:
+                self.write_text(args, part)
         return text
 
-    def prepare(self, args: Namespace, source: validation.Source, inputs: object) -> None:
-        """Writes OUT/bin atomically, reusing the steps that an earlier run completed."""
+    def prepare(self, args: Namespace, folder: Path) -> None:
+        """Writes the binarized data into ``folder``, which becomes OUT/bin."""
         raise NotImplementedError
+
+    def record(self, args: Namespace) -> dict:
+        """Returns {option: value} of all options that affect the data, with absolute paths."""
+        values = {name: value for name, value in vars(args).items() if name not in self.unrecorded}
+        paths = {name: os.path.realpath(x) for name, x in values.items() if isinstance(x, Path)}
+        return {"from": args.source and os.path.realpath(args.source), **values, **paths}
 
     def vocabulary(self, data: Path) -> str:
         """Returns a description of the vocabulary of OUT/bin, or an empty string."""
@@ -90,63 +92,55 @@ class Corpus:
         print(f"ready: fairseq-train {data} --task {self.task} --user-dir fairseq_lrpe ...")
 
 
-def add_number(parser: ArgumentParser, flag: str, text: str, minimum: int = 1, **options) -> None:
-    """Adds an option that takes an integer of at least ``minimum``; ``text`` is its help."""
-    parser.add_argument(flag, type=min_int(minimum), metavar="N", help=text, **options)
-
-
 def prepare(corpus: Corpus, arguments: list[str]) -> None:
     """Runs ``lrpe prepare NAME`` with these arguments, reusing the steps that an earlier run completed."""
     parser = ArgumentParser(
         prog=f"lrpe prepare {corpus.name}",
-        description=sys.modules[type(corpus).__module__].__doc__,
+        description=inspect.getdoc(corpus),
         formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("--from", dest="source", type=path_arg, metavar=corpus.metavar, help=corpus.accepts)
-    corpus.add_options(parser)
+    for name, options in corpus.options.items():
+        parser.add_argument(name, **options)
     out = REPOSITORY / "data" / corpus.name
     parser.add_argument("--out", type=path_arg, default=out, help="output folder (default: %(default)s)")
     text = "number of processes (default: all CPUs, %(default)s)"
     parser.add_argument("--workers", type=min_int(1), default=os.cpu_count(), metavar="N", help=text)
     args = parser.parse_intermixed_args(arguments)
-    with exit_on_error(f"prepare {corpus.name}"), ExitStack() as folders:
+    with exit_on_error(f"prepare {corpus.name}"):
+        check_source(corpus, args.source)
         parts = corpus.parts(args)
-        sources = [source_of(corpus, part) for part in parts]
-        unfinished = []
-        for part, source in zip(parts, sources, strict=True):
-            if (part.out / "bin").is_dir():
-                print(f"already prepared: {part.out / 'bin'}")
-            else:
-                folder = part.source if corpus.metavar == "FOLDER" else None
-                if folder and not folder.is_dir() and not (part.out / "text").is_dir():
-                    raise ValueError(f"{folder} is not a folder: --from takes {corpus.accepts}")
-                folders.enter_context(output_folder(part.out))
-                unfinished.append((part, source, corpus.check(part)))
-        with resumable():
-            for part, source, inputs in unfinished:
-                corpus.prepare(part, source, inputs)
         for part in parts:
-            try:
-                corpus.report(part)
-            except (FileNotFoundError, ValueError, LookupError, TypeError):
-                raise ValueError(f"{part.out / 'bin'} is damaged: remove it and prepare it again") from None
+            corpus.check(part)
+            check_out(part.out, corpus.record(part))
+        for part in parts:
+            with output_folder(part.out):
+                prepare_part(corpus, part)
+        for part in parts:
+            corpus.report(part)
 
 
-def source_of(corpus: Corpus, args: Namespace) -> validation.Source:
-    """Sets ``args.source`` and ``args.earlier``, and returns the record of the source.
-
-    Raises:
-        ValueError: If --from is missing, or ``args.out`` contains data from another source.
-    """
-    args.earlier = validation.Source()
-    if args.source is None:
-        args.earlier = validation.read_source(args.out / "bin") or validation.read_source(args.out / "text")
-        args.source = Path(args.earlier.path) if args.earlier.path else None
-    if args.source is None and corpus.published is None:
+def check_source(corpus: Corpus, source: Path | None) -> None:
+    """Raises ValueError if --from is required and not given, does not exist, or is not a folder."""
+    if source is None and CORPORA[corpus.name].origin == "needs --from":
         page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
         raise ValueError(f"--from is missing: pass {corpus.accepts}{page}")
-    source, path = corpus.source(args), os.path.realpath(args.source or "")
-    is_recorded = args.source and source.startswith(path)  # published archives are recorded by their names
-    source = validation.Source.of(source, path if is_recorded else None)
-    validation.check_out(args.out, source)
-    return source
+    if source and not source.exists():
+        raise ValueError(f"{source} is missing: --from takes {corpus.accepts}")
+    if source and corpus.metavar == "FOLDER" and not source.is_dir():
+        raise ValueError(f"{source} is not a folder: --from takes {corpus.accepts}")
+
+
+def prepare_part(corpus: Corpus, args: Namespace) -> None:
+    """Writes OUT/bin atomically, unless it exists, and removes unpacked archives."""
+    if (args.out / "bin").is_dir():
+        print(f"already prepared: {args.out / 'bin'}")
+        return
+    try:
+        with resumable(), recorded_folder(args.out / "bin", corpus.record(args)) as folder:
+            corpus.prepare(args, folder)
+    except ValueError:  # the source or an option is invalid
+        shutil.rmtree(args.out / "text", ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(args.out / "unpacked", ignore_errors=True)

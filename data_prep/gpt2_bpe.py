@@ -1,62 +1,20 @@
-"""GPT-2 byte-pair encoding in several processes, and the base class of corpora that use it."""
+"""The files of GPT-2's byte-pair encoding, and the function that encodes a line with them."""
 
 import hashlib
 import json
 import logging
 import re
-from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from pathlib import Path
 
 from data_prep import fetch
-from data_prep.binarize import binarize, split_files
-from data_prep.corpus import Corpus, add_number
-from data_prep.parallel import map_files
-from data_prep.validation import Source
-from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.line_codec import BytePairs
-from fairseq_lrpe.utils.cli import path_arg
 from fairseq_lrpe.utils.files import read_file, write_atomic
 
 FACTS = fetch.SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
 BYTES = 256
 """Number of types of single bytes; each further type is the result of a merge."""
-
-
-class BytePairCorpus(Corpus):
-    """Base class of corpora in GPT-2 BPE, with plain text in OUT/text and encoded text in OUT/SPLIT.bpe."""
-
-    task = "masked_lm"
-
-    def add_options(self, parser: ArgumentParser) -> None:
-        text = "folder with encoder.json, vocab.bpe and dict.txt of GPT-2 BPE (default: download them)"
-        parser.add_argument("--bpe", type=path_arg, metavar="FOLDER", help=text)
-        text = "size of the vocabulary of a small model: the bytes and the first merges (default: all types)"
-        add_number(parser, "--bpe-types", text, minimum=BYTES)
-
-    def source(self, args):
-        return super().source(args) + (f", {args.bpe_types} types" if args.bpe_types else "")
-
-    def prepare(self, args, source, inputs):
-        provide(args.out / "gpt2_bpe", args.bpe, args.bpe_types)
-        texts = split_files(self.text(args, source, inputs))
-        self.write_bin(args, source, self.encode(args, texts))
-
-    def encode(self, args: Namespace, texts: dict[str, Path]) -> dict[str, Path]:
-        """Encodes ``texts`` {split: path} and returns {split: OUT/SPLIT.bpe}; existing files are kept."""
-        function = line_encoder(args.out / "gpt2_bpe")
-        return map_files(function, texts, args.out, "bpe", args.workers)
-
-    def write_bin(self, args: Namespace, source: Source, encoded: dict[str, Path], name: str = "bin") -> None:
-        """Binarizes encoded files into OUT/name with GPT-2's dictionary."""
-        dictionary = args.out / "gpt2_bpe" / "dict.txt"
-        binarize(encoded, args.out, source, "--srcdict", dictionary, workers=args.workers, name=name)
-
-    def vocabulary(self, data):
-        size, expected = vocabulary_size(data / "dict.txt"), FACTS["vocabulary_with_mask"]
-        same = "as in the papers" if size + 1 == expected else f"not the papers' {expected:,}"
-        return f"{size:,} types; with the <mask> of fairseq's masked_lm {size + 1:,}, {same}"
 
 
 def provide(folder: Path, source: Path | None = None, types: int | None = None) -> None:

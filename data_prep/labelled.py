@@ -2,18 +2,19 @@
 
 import json
 import logging
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from data_prep.corpus import Corpus, add_number
+from data_prep.binarize import SPLITS
+from data_prep.corpus import Corpus, number
 from data_prep.progress import progress
-from data_prep.validation import folder_with_source
-from fairseq_lrpe.data.layout import METADATA
+from fairseq_lrpe.data.layout import METADATA, read_metadata
 
 MAX_LABELS_SHOWN = 20
 UNREADABLE = "unreadable.txt"
@@ -22,6 +23,10 @@ SPECIALS = 4
 """Number of special symbols that fairseq puts before a dictionary's own: <s>, <pad>, </s> and <unk>."""
 UNKNOWN = -1
 """Index that represents an unknown word in the rows of a split."""
+
+
+TRAIN_ROWS = {"--train-rows": number("use only the first N rows of each training set")}
+"""The option that restricts the training set."""
 
 
 class Labelled(Corpus):
@@ -41,7 +46,7 @@ class Labelled(Corpus):
         super().__init__(name)
         self.unreadable: list[str] = []
 
-    def splits(self, args: Namespace, inputs: object) -> Iterator[tuple[str, Iterable[tuple], int | None]]:
+    def splits(self, args: Namespace) -> Iterator[tuple[str, Iterable[tuple], int | None]]:
         """Yields (split, rows for :func:`write_split`, number of rows or None if unknown)."""
         raise NotImplementedError
 
@@ -49,14 +54,13 @@ class Labelled(Corpus):
         """Returns further keyword arguments for :func:`write_metadata`."""
         return {}
 
-    def prepare(self, args, source, inputs):
+    def prepare(self, args, folder):
         counts = {}
-        folder = folder_with_source(args.out / "bin", source)
-        with folder as part, closing(self.splits(args, inputs)) as splits:
+        with closing(self.splits(args)) as splits:
             for split, rows, total in splits:
-                counts[split] = write_split(part, split, rows, len(self.types), total)
-            self.write_unreadable(part)
-            write_dictionary(part, self.types, self.labels, counts, **self.metadata(args))
+                counts[split] = write_split(folder, split, rows, len(self.types), total)
+        self.write_unreadable(folder)
+        write_dictionary(folder, self.types, self.labels, counts, **self.metadata(args))
 
     def write_unreadable(self, folder: Path) -> None:
         """Writes the list of the unreadable images, if there are any."""
@@ -72,7 +76,7 @@ class Labelled(Corpus):
         file = args.out / "bin" / UNREADABLE
         if file.is_file():
             print(f"skipped: {len(file.read_text().splitlines()):,} unreadable images, see {file}")
-        metadata = json.loads((args.out / "bin" / METADATA).read_text())
+        metadata = read_metadata(args.out / "bin")
         print_rows(metadata["rows"], self.published_rows(args))
         labels = metadata["labels"]
         more = f", ... ({len(labels):,} in total)" if len(labels) > MAX_LABELS_SHOWN else ""
@@ -80,15 +84,47 @@ class Labelled(Corpus):
         super().report(args)
 
 
-class TrainRows(Corpus):
-    """Mixin class that adds --train-rows, which restricts the training set to its first rows."""
+class Generated(Labelled):
+    """Base class of corpora that are generated or, with --from, read from published files.
 
-    def add_options(self, parser: ArgumentParser) -> None:
-        super().add_options(parser)
-        add_number(parser, "--train-rows", "use only the first N rows of each training set")
+    The same options give the same bytes on every machine and with any number of processes. All options have
+    defaults and are for generated data.
+    """
 
-    def source(self, args):
-        return super().source(args) + (f", {args.train_rows} training rows" if args.train_rows else "")
+    def check(self, args):
+        for option, settings in self.options.items():
+            if args.source and getattr(args, option[2:].replace("-", "_")) != settings["default"]:
+                raise ValueError(f"{option} is for generated data: it cannot be combined with --from")
+
+    def generated(self, args: Namespace) -> Iterator[tuple]:
+        """Yields at least as many generated rows as --rows requests for all splits together."""
+        raise NotImplementedError
+
+    def published(self, args: Namespace) -> Iterator[tuple[str, Iterable[tuple], int]]:
+        """Yields what :meth:`splits` yields for published files."""
+        raise NotImplementedError
+
+    def splits(self, args):
+        if args.source:
+            yield from self.published(args)
+            return
+        with closing(self.generated(args)) as rows:
+            for split, count in zip(SPLITS, args.rows, strict=True):
+                yield split, islice(rows, count), count
+
+
+def numbers(default: list[int], minimum: int, text: str, metavar: str | tuple = "N") -> dict:
+    """Returns the arguments of add_argument for as many integers as the ``default`` has."""
+    text = f"{text} (default: {' '.join(map(str, default))})"
+    return {**number(text, minimum), "nargs": len(default), "metavar": metavar, "default": default}
+
+
+def rows_and_seed(default: list[int]) -> dict[str, dict]:
+    """Returns the options --rows, given its default, and --seed."""
+    return {
+        "--rows": numbers(default, 1, "numbers of rows of the splits", ("TRAIN", "VALID", "TEST")),
+        "--seed": numbers([1], 0, "seed of the generator"),
+    }
 
 
 def check_readable(unreadable: list[str], total: int) -> None:

@@ -5,81 +5,65 @@ vocabulary consists of the words that occur more than three times in the trainin
 restricted to words with a vector, and OUT/bin/vectors.txt contains the vectors. All other words are <unk>.
 """
 
-import os
-import shutil
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterable
 from itertools import islice, repeat
 from pathlib import Path
+from typing import ClassVar
 
 from data_prep.binarize import splits_in
-from data_prep.labelled import UNKNOWN, Labelled, TrainRows, write_dictionary, write_split
+from data_prep.labelled import TRAIN_ROWS, UNKNOWN, Labelled, write_dictionary, write_split
 from data_prep.parallel import map_lines
 from data_prep.progress import progress
-from data_prep.validation import folder_with_source
 from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.penn_treebank import tokenize_penn
 from fairseq_lrpe.utils.cli import path_arg
-from fairseq_lrpe.utils.files import read_lines, visible_entries, write_lines
+from fairseq_lrpe.utils.files import read_lines, write_lines
 
 MIN_COUNT = 4  # minimum number of occurrences in the training set
 
 
-class LabelledWords(TrainRows, Labelled):
-    """Base class of corpora of labelled words; ``check`` returns None if OUT/text exists, else ``rows()``."""
+class LabelledWords(Labelled):
+    """Base class of corpora of labelled words."""
 
-    def add_options(self, parser: ArgumentParser) -> None:
-        super().add_options(parser)
-        text = "file of word vectors in GloVe's format, which restricts the vocabulary to words with a vector"
-        parser.add_argument("--vectors", type=path_arg, metavar="FILE", help=text)
-
-    def source(self, args):
-        vectors = f", with vectors of {os.path.realpath(args.vectors)}" if args.vectors else ""
-        return super().source(args) + vectors
-
-    def check_vectors(self, args: Namespace) -> None:
-        """Raises ValueError if the first line of the file given by --vectors is not a word vector."""
-        if args.vectors:
-            word_vectors.dimension(args.vectors)
+    options: ClassVar = {
+        **TRAIN_ROWS,
+        "--vectors": {
+            "type": path_arg,
+            "metavar": "FILE",
+            "help": "file of word vectors in GloVe's format, which restricts the vocabulary to words with a "
+            "vector",
+        },
+    }
 
     def check(self, args):
-        self.check_vectors(args)
-        if (args.out / "text").is_dir():
-            return None
-        if args.source:
-            print(f"Checking {args.source}", flush=True)
-        return self.rows(args)
+        if args.vectors:
+            word_vectors.dimension(args.vectors)
 
     def rows(self, args: Namespace) -> dict[str, Iterable[tuple]]:
         """Returns {split: rows}; a row is (text, second text if the corpus has pairs, label or None)."""
         raise NotImplementedError
 
-    def write_text(self, args, inputs, folder):
+    def write_text(self, args, folder):
         """Writes SPLIT.input0.txt, SPLIT.label and, for pairs, SPLIT.input1.txt; one row per line."""
-        for split, rows in inputs.items():
+        for split, rows in self.rows(args).items():
             *texts, labels = zip(*islice(rows, args.train_rows if split == "train" else None), strict=True)
             for i, column in enumerate(texts):
                 write_lines(folder / f"{split}.input{i}.txt", (" ".join(text.split()) for text in column))
             if labels[0] is not None:
                 write_lines(folder / f"{split}.label", labels)
 
-    def prepare(self, args, source, inputs):
-        text = self.text(args, source, inputs)
-        try:
-            labels = label_names(text)
-            for path in visible_entries(text):
-                if path.match("*.input?.txt"):
-                    map_lines(tokenize_penn, path, path.with_suffix(""), args.workers)
-            with folder_with_source(args.out / "bin", source) as part:
-                words = vocabulary(text)
-                if args.vectors:
-                    words = with_vectors(words, args.vectors, part / "vectors.txt")
-                write_bin(text, part, words, labels)
-        except ValueError:  # if OUT/text remained, another run with other options would be rejected
-            shutil.rmtree(text)
-            raise
+    def prepare(self, args, folder):
+        text = self.text(args)
+        labels = label_names(text)
+        for path in sorted(text.glob("*.input?.txt")):
+            map_lines(tokenize_penn, path, path.with_suffix(""), args.workers)
+        words = vocabulary(text)
+        if args.vectors:
+            words = with_vectors(words, args.vectors, folder / "vectors.txt")
+        write_bin(text, folder, words, labels)
 
     def vocabulary(self, data):
         size = vocabulary_size(data / "dict.txt")
@@ -96,8 +80,6 @@ def label_names(text: Path) -> list[str]:
         ValueError: If there are fewer than two, or another split has a label that is not among them.
     """
     names = sorted(set(read_lines(text / "train.label")))
-    if not names:
-        raise ValueError(f"{text / 'train.label'} is empty: run the command again")
     if len(names) < 2:
         raise ValueError(f"the training set has only the label {names[0]!r}: expected at least two labels")
     for split in splits_in(text, ".input0.txt"):

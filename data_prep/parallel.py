@@ -1,21 +1,19 @@
 """Functions that map items or the lines of a file in parallel and keep their order."""
 
 import signal
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from tqdm import tqdm
-
+from data_prep.progress import progress
 from fairseq_lrpe.utils.files import atomic_file, read_lines
 from fairseq_lrpe.utils.subprocesses import die_with_parent
 
 LINES = 1000  # lines per task
+TASKS = 4  # tasks per process that are submitted at once
 
 _function = None  # the function that this worker process applies
 
@@ -23,28 +21,12 @@ _function = None  # the function that this worker process applies
 def ordered_map(function: Callable, items: Iterable, workers: int) -> Iterator:
     """Yields ``function(item)`` in the order of ``items``, computed by ``workers`` processes.
 
-    Only a few items are read ahead, so ``items`` may be larger than memory or infinite. The worker processes
-    end when this process ends.
-
-    Raises:
-        ValueError: If a worker process is killed.
+    Only a few items are read ahead, so ``items`` may be larger than memory or infinite.
     """
-    pending = deque()
+    items = iter(items)
     with ProcessPoolExecutor(workers, initializer=_start, initargs=(function, die_with_parent())) as pool:
-        try:
-            for item in items:
-                pending.append(pool.submit(_apply, item))
-                if len(pending) > 2 * workers:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BrokenProcessPool:
-            raise ValueError(
-                "a worker process was killed, perhaps out of memory: try fewer --workers"
-            ) from None
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        while batch := list(islice(items, TASKS * workers)):
+            yield from pool.map(_apply, batch)
 
 
 def _start(function, die_with_parent):
@@ -72,17 +54,13 @@ def map_lines(function: Callable[[str], str], source: Path, target: Path, worker
     """
     if target.exists():
         return
-    name = f"{target.parent.name}/{target.name}"
     with (
         closing(read_lines(source)) as lines,
         atomic_file(target) as part,
         part.open("w", encoding="utf-8", newline="\n") as out,
-        closing(ordered_map(partial(_map_batch, function), _batches(lines), workers)) as results,
-        tqdm(total=source.stat().st_size, unit="B", unit_scale=True, desc=name, disable=None) as bar,
+        closing(ordered_map(partial(_map_lines, function), _batches(lines), workers)) as texts,
     ):
-        for text, size in results:
-            out.write(text)
-            bar.update(size)
+        out.writelines(progress(texts, f"{target.parent.name}/{target.name}", "thousand lines"))
 
 
 def map_files(
@@ -100,7 +78,5 @@ def _batches(lines):
         yield batch
 
 
-def _map_batch(function, lines):
-    """Returns the mapped lines as one text, and the size of the original lines in bytes."""
-    mapped = "".join(f"{function(line)}\n" for line in lines)
-    return mapped, sum(len(line.encode()) + 1 for line in lines)
+def _map_lines(function, lines):
+    return "".join(f"{function(line)}\n" for line in lines)

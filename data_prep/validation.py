@@ -1,35 +1,17 @@
-"""Validation of input texts, and records of the sources of output folders."""
+"""Validation of input texts, and records of the options with which folders were made."""
 
 import contextlib
 import json
-import os
-import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from data_prep.progress import progress
 from fairseq_lrpe.utils.files import atomic_folder, read_lines
 
-SOURCE_FILE, PATH_FILE = "source.txt", "source.json"
-OPTIONS = r"(, version [\w.]+)?((,| in) \d[\d ]*[a-z ]+)*(, with (vectors|word pieces) of .+)?$"
-"""Pattern of the options that follow the path in a record of version 1.0.0, which has no PATH_FILE."""
-
-
-class Source(str):
-    """Record of a source: the path given by --from, or the published name, and all options that affect data.
-
-    ``path`` is the path, or None.
-    """
-
-    path: str | None = None
-
-    @classmethod
-    def of(cls, text: str, path: str | None) -> "Source":
-        """Returns the record with a text and a path."""
-        source = cls(text)
-        source.path = path
-        return source
+RECORD = "source.json"
+"""File in a prepared folder: the path given by --from, or None, and the options that affect the data."""
+OLD_RECORD = "source.txt"
+"""Record of version 1.0.0, which is not compared."""
 
 
 def check_text(path: Path, expected: str = "expected a text file") -> int:
@@ -40,21 +22,17 @@ def check_text(path: Path, expected: str = "expected a text file") -> int:
         expected: End of the error message if the file is missing, which says what is expected.
 
     Raises:
-        ValueError: If the file is missing, blank, not valid UTF-8, or a single line with carriage returns.
+        ValueError: If the file is missing, blank, or not valid UTF-8.
     """
     if not path.is_file():
         raise ValueError(f"{path} is missing: {expected}")
-    lines = progress(read_lines(path), f"checking {path.name}", "lines")
-    kinds = Counter(("\0" in line, bool(line.strip()), "\r" in line) for line in lines)
-    zeros, text, returns = map(any, zip(*kinds, strict=True)) if kinds else (False,) * 3
-    if zeros:  # UTF-16 text of ASCII characters without a byte order mark is valid UTF-8
-        raise ValueError(f"{path} contains zero bytes, like UTF-16 text: convert it to UTF-8")
-    if not text:
+    count, blank = 0, True
+    for line in progress(read_lines(path), f"checking {path.name}", "lines"):
+        count += 1
+        blank = blank and not line.strip()
+    if blank:
         raise ValueError(f"{path} is empty or blank: expected text")
-    if returns and kinds.total() == 1:
-        remedy = r"convert them to newlines, for example with `tr '\r' '\n'`"
-        raise ValueError(f"{path} has only carriage returns as line ends: {remedy}")
-    return kinds.total()
+    return count
 
 
 def usable_rows(
@@ -65,9 +43,10 @@ def usable_rows(
     start: int = 1,
     limit: int | None = None,
     required: bool = False,
-    report: bool = True,
 ) -> Iterator:
     """Yields ``parse(line)`` for each line, except those for which it raises a ValueError.
+
+    The number of lines that are left out is printed.
 
     Args:
         lines: Lines of a file.
@@ -76,10 +55,10 @@ def usable_rows(
         start: Number of the first line.
         limit: Maximum number of rows.
         required: Whether every line is required, so that none may be left out.
-        report: Whether to print the number of lines that are left out.
 
     Raises:
-        ValueError: At the end, if most lines would be left out, or any that is ``required``.
+        ValueError: At the end, if most lines would be left out, or any that is ``required``, or if there are
+            no rows.
     """
     kept, broken, first = 0, 0, ""
     for number, line in enumerate(lines, start):
@@ -96,41 +75,38 @@ def usable_rows(
     if broken > kept or (broken and required):
         others = f"; {broken - 1:,} more lines are broken" if broken > 1 else ""
         raise ValueError(f"{name} {first}{others}")
-    if broken and report:
+    if not kept:
+        raise ValueError(f"{name} has no rows")
+    if broken:
         print(f"{name}: left out {broken:,} of {kept + broken:,} rows: {first}", flush=True)
 
 
-def check_out(out: Path, source: Source) -> None:
-    """Raises ValueError if ``out`` contains data prepared from another source."""
-    for folder in (out / "text", *sorted(out.glob("bin*"))):
-        recorded = read_source(folder)
-        if recorded not in ("", source):
-            remedy = f"use the same source and options, remove {out}, or change --out"
-            raise ValueError(f"{folder} was made from {recorded}: {remedy}")
-        if not recorded and folder.name in ("text", "bin") and folder.exists():
+def check_out(out: Path, record: dict) -> None:
+    """Raises ValueError if ``out`` contains data that was made with other options than ``record``."""
+    for folder in (out / "text", out / "bin"):
+        file = folder / RECORD
+        if file.is_file():
+            for name, value in json.loads(file.read_text()).items():
+                if value != record.get(name):
+                    option, values = (
+                        f"--{name.replace('_', '-')}",
+                        value if isinstance(value, list) else [value],
+                    )
+                    used = (
+                        f"without {option}"
+                        if value is None
+                        else " ".join(["with", option, *map(str, values)])
+                    )
+                    remedy = f"use the same source and options, remove {out}, or change --out"
+                    raise ValueError(f"{folder} was made {used}: {remedy}")
+        elif folder.exists() and not (folder / OLD_RECORD).is_file():
             raise ValueError(f"{folder} was not created by this command: remove it, or change --out")
 
 
 @contextlib.contextmanager
-def folder_with_source(folder: Path, source: Source) -> Iterator[Path]:
-    """Yields a temporary folder, and on success records the source in it and renames it to ``folder``."""
+def recorded_folder(folder: Path, record: dict) -> Iterator[Path]:
+    """Yields a temporary folder, and on success writes the record to it and renames it to ``folder``."""
     print(f"Preparing {folder}", flush=True)
     with atomic_folder(folder) as part:
         yield part
-        write_source(part, source)
-
-
-def write_source(folder: Path, source: Source) -> None:
-    """Records in a folder the source of its content."""
-    (folder / SOURCE_FILE).write_text(f"{source}\n")
-    (folder / PATH_FILE).write_text(json.dumps({"from": source.path}) + "\n")
-
-
-def read_source(folder: Path) -> Source:
-    """Returns the source recorded in a folder, or an empty one if there is no record."""
-    file, paths = folder / SOURCE_FILE, folder / PATH_FILE
-    text = file.read_text(errors="replace").strip() if file.is_file() else ""
-    if paths.is_file():
-        return Source.of(text, json.loads(paths.read_text())["from"])
-    path = re.sub(OPTIONS, "", text)
-    return Source.of(text, path if os.path.isabs(path) else None)
+        (part / RECORD).write_text(json.dumps(record) + "\n")

@@ -156,7 +156,6 @@ ROWS = {
     "lrpe methods": Row(),
     "lrpe methods --flags": Row(),
     "lrpe synthetic *": Row(),
-    "lrpe bench lra-examples *": Row(),
     "lrpe report *": Row(after=(RUN,)),
     RESULTS + "results --experiment *": Row(after=(RUN,)),
     RESULTS + "results --table *": Row(after=(RUN,), refused="no run of"),

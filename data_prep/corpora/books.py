@@ -1,10 +1,4 @@
-"""Books in GPT-2 BPE, for fairseq's language_modeling.
-
-If file names in the folder --from end in train.txt, valid.txt or test.txt, they determine the splits.
-Otherwise whole books are assigned to the splits: 98% for training, 1% for validation and 1% for test.
-BookCorpus (Zhu et al. 2015) is loaded with the optional Hugging Face package datasets. It has neither splits
-nor book boundaries, and is split after 98% and 99% of its lines.
-"""
+"""BookCorpus (Zhu et al. 2015), or other books."""
 
 import hashlib
 import re
@@ -12,33 +6,29 @@ from pathlib import Path
 
 from data_prep import hub
 from data_prep.binarize import SPLITS, concatenate
-from data_prep.gpt2_bpe import BytePairCorpus
+from data_prep.text_corpus import BytePairCorpus
 from data_prep.validation import check_text
 from fairseq_lrpe.utils.files import visible_entries
 
 
 class Books(BytePairCorpus):
-    """BookCorpus or other books; ``check`` returns the dataset or {split: books} of a folder."""
+    """BookCorpus or other books in GPT-2 BPE, for fairseq's language_modeling.
+
+    If file names in the folder --from end in train.txt, valid.txt or test.txt, they determine the splits.
+    Otherwise whole books are assigned to the splits: 98% for training, 1% for validation and 1% for test.
+    BookCorpus (Zhu et al. 2015) is loaded with the optional Hugging Face package datasets. It has neither
+    splits nor book boundaries, and is split after 98% and 99% of its lines.
+    """
 
     accepts = "a folder with books as text files *.txt (default: BookCorpus, with the package datasets)"
     task = "language_modeling"
 
-    @property
-    def published(self):
-        return self.facts["dataset"]
-
-    def check(self, args):
+    def write_text(self, args, folder):
         if args.source is None:
-            return None if (args.out / "text").is_dir() else hub.load(self.facts, "a folder of books")
-        books = find_books(args.source)
-        for book in (book for files in books.values() for book in files):
-            check_text(book)
-        return books
-
-    def write_text(self, args, inputs, folder):
-        if args.source is None:
-            return hub.write_texts(inputs, self.facts, folder, split_of)
-        for split, books in inputs.items():
+            return hub.write_texts(self.facts, folder, split_of)
+        for split, books in find_books(args.source).items():
+            for book in books:
+                check_text(book)
             concatenate(books, folder / f"{split}.txt")
 
 

@@ -1,79 +1,60 @@
-"""GLUE tasks, for fairseq's sentence_prediction or the task ``classification``.
-
-The corpus glue is in GPT-2 BPE, for sentence_prediction. The folder OUT/TASK/bin contains input0, label and,
-for tasks with pairs of sentences, input1. The scores of STS-B are divided by 5.
-
-The corpus glue_words is in words, for classification. It excludes STS-B, which has scores instead of classes.
-MNLI's valid and test are the matched sets, valid1 and test1 the mismatched ones. Test sets have no labels.
-"""
+"""GLUE tasks in GPT-2 BPE or in words."""
 
 import json
 import shutil
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
-from data_prep.fetch import fetch, unpack
-from data_prep.labelled import TrainRows
+from data_prep.corpus import Corpus
+from data_prep.fetch import fetch, unpacked
+from data_prep.labelled import TRAIN_ROWS
 from data_prep.labelled_words import LabelledWords
 from data_prep.parallel import map_lines
-from data_prep.validation import folder_with_source, usable_rows
+from data_prep.text_corpus import BytePairCorpus
+from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import MAX_SCORE, PAPER_TASKS, TASKS, Task, get_task
-from fairseq_lrpe.utils.files import atomic_folder, read_lines, visible_entries, write_lines
+from fairseq_lrpe.utils.files import read_lines, write_lines
 
 
-class Tasks(TrainRows):
-    """Base class of both GLUE corpora; ``check`` returns the folder with a task's TSV files."""
+def task_option(tasks: list[str], default: list[str]) -> dict[str, dict]:
+    """Returns the positional argument of a GLUE corpus."""
+    text = f"tasks to prepare, from {' '.join(tasks)} (default: {' '.join(default)})"
+    return {"tasks": {"nargs": "*", "metavar": "TASK", "help": text, "default": default}}
 
-    published = "the published files"
+
+class Tasks(Corpus):
+    """Base class of both GLUE corpora."""
+
     accepts = "a folder with GLUE's TSV files, TASK/train.tsv and so on (default: download them)"
-    tasks = tuple(TASKS)
-    default = tuple(PAPER_TASKS)
-
-    def add_options(self, parser):
-        choices = f"tasks to prepare, from {' '.join(self.tasks)} (default: {' '.join(self.default)})"
-        parser.add_argument("tasks", nargs="*", metavar="TASK", help=choices)
-        super().add_options(parser)
+    unrecorded = (*Corpus.unrecorded, "tasks", "task", "name")
 
     def parts(self, args):
-        tasks = {name: get_task(name) for name in args.tasks or self.default}
-        for name in tasks:
-            if name not in self.tasks:
-                raise ValueError(f"{name} has scores instead of classes: choose from {', '.join(self.tasks)}")
-        shared = {**vars(args), "limits": {"train": args.train_rows}}  # {split: maximum number of rows}
-        return [Namespace(**{**shared, "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
+        tasks = {name: get_task(name) for name in args.tasks}
+        return [Namespace(**{**vars(args), "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
 
     def download(self, args: Namespace) -> Path:
         """Downloads the TSV files of the task ``args.name`` and returns their folder."""
         files = self.facts[args.name]["files"]
         mirrors = {"mirrors": self.facts["mirrors"]}
         paths = [fetch(args.out / file, {**mirrors, **facts}) for file, facts in files.items()]
-        unpacked = args.out / "unpacked"
+        folder = args.out / "unpacked" / args.name
         if args.name == "MRPC":
-            split_mrpc(*paths, unpacked / args.name)
+            split_mrpc(*paths, folder)
         else:
-            unpack(*paths, unpacked)
-        return unpacked / args.name
-
-    def check(self, args):
-        folder = args.source / args.name if args.source else self.download(args)
-        print(f"Checking {folder}", flush=True)
-        files = args.task.files
-        for file in files.values():
-            if not (folder / file).is_file():
-                raise ValueError(f"{folder / file} is missing: expected {', '.join(files.values())}")
-        for split, file in files.items():
-            if not sum(1 for _ in rows(folder / file, args.task, split, args.limits.get(split), report=True)):
-                raise ValueError(f"{folder / file} has no rows")
+            unpacked(*paths, args.out / "unpacked")
         return folder
 
-    def write_text(self, args, inputs, folder):
+    def write_text(self, args, folder):
         """Writes the sentences and labels, one row per line, and the files rows.json and labels.txt."""
+        source = args.source / args.name if args.source else self.download(args)
         counts = {}
         for split, file in args.task.files.items():
-            values = zip(*rows(inputs / file, args.task, split, args.limits.get(split)), strict=True)
+            limit = args.train_rows if split == "train" else None
+            values = zip(*rows(source / file, args.task, split, limit), strict=True)
             for column, texts in zip(columns(args.task, split), values, strict=True):
                 write_lines(folder / f"{split}.{column}{'' if column == 'label' else '.txt'}", texts)
             counts[split] = len(texts)
@@ -82,32 +63,37 @@ class Tasks(TrainRows):
         (folder / "labels.txt").write_text("".join(f"{name} 0\n" for name in args.task.labels))
 
 
-class Glue(Tasks, gpt2_bpe.BytePairCorpus):
-    """GLUE tasks in GPT-2 BPE."""
+class Glue(Tasks, BytePairCorpus):
+    """GLUE tasks in GPT-2 BPE, for fairseq's sentence_prediction.
 
-    def prepare(self, args, source, inputs):
+    The folder OUT/TASK/bin contains input0, label and, for tasks with pairs of sentences, input1. The scores
+    of STS-B are divided by 5. MNLI's valid and test are the matched sets, valid1 and test1 the mismatched
+    ones. Test sets have no labels.
+    """
+
+    options: ClassVar = {**task_option([*TASKS], PAPER_TASKS), **TRAIN_ROWS, **BytePairCorpus.options}
+
+    def prepare(self, args, folder):
         bpe = args.out.parent / "gpt2_bpe"
         gpt2_bpe.provide(bpe, args.bpe, args.bpe_types)
-        text = self.text(args, source, inputs)
-        for path in visible_entries(text):
-            if path.match("*.input?.txt"):
-                map_lines(gpt2_bpe.line_encoder(bpe), path, path.with_suffix(""), args.workers)
-        with folder_with_source(args.out / "bin", source) as part:
-            for column in columns(args.task, "train"):
-                splits = args.task.labelled if column == "label" else args.task.files
-                if column == "label" and not args.task.labels:
-                    (part / column).mkdir()
-                    for split in splits:
-                        shutil.copyfile(text / f"{split}.label", part / column / f"{split}.label")
-                else:  # one call for valid and valid1 because fairseq-preprocess is slow to start
-                    texts = {}
-                    for kind in SPLITS:
-                        if paths := [text / f"{x}.{column}" for x in splits if x.startswith(kind)]:
-                            texts[kind] = paths
-                    dictionary = text / "labels.txt" if column == "label" else bpe / "dict.txt"
-                    log, flags = args.out / "preprocess.log", ("--srcdict", dictionary)
-                    preprocess(texts, part / column, log, *flags, workers=args.workers)
-            shutil.copyfile(text / "rows.json", part / "rows.json")
+        text = self.text(args)
+        for path in sorted(text.glob("*.input?.txt")):
+            map_lines(gpt2_bpe.line_encoder(bpe), path, path.with_suffix(""), args.workers)
+        for column in columns(args.task, "train"):
+            splits = args.task.labelled if column == "label" else args.task.files
+            if column == "label" and not args.task.labels:
+                (folder / column).mkdir()
+                for split in splits:
+                    shutil.copyfile(text / f"{split}.label", folder / column / f"{split}.label")
+            else:  # one call for valid and valid1 because fairseq-preprocess is slow to start
+                texts = {}
+                for kind in SPLITS:
+                    if paths := [text / f"{x}.{column}" for x in splits if x.startswith(kind)]:
+                        texts[kind] = paths
+                dictionary = text / "labels.txt" if column == "label" else bpe / "dict.txt"
+                log, flags = args.out / "preprocess.log", ("--srcdict", dictionary)
+                preprocess(texts, folder / column, log, *flags, workers=args.workers)
+        shutil.copyfile(text / "rows.json", folder / "rows.json")
 
     def report(self, args):
         """Prints the numbers of rows, the published ones, and the beginning of a command that trains."""
@@ -117,22 +103,30 @@ class Glue(Tasks, gpt2_bpe.BytePairCorpus):
         print(f"{name}: {', '.join(f'{split} {counts[split]:,}' for split in args.task.files)} rows{same}")
         for split in args.task.files:
             if counts[split] != expected[split]:
-                why = " (--train-rows)" if counts[split] == args.limits.get(split) else ""
-                print(f"{name} {split}: {counts[split]:,} rows{why}, published: {expected[split]:,}")
+                print(f"{name} {split}: {counts[split]:,} rows, published: {expected[split]:,}")
         classes = len(args.task.labels) or "1 --regression-target"
         flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."
         print(f"ready: fairseq-train {args.out / 'bin'} {flags}")
 
 
 class GlueWords(Tasks, LabelledWords):
-    """GLUE tasks with labels in words."""
+    """GLUE tasks in words, for ``classification``, without STS-B, which has scores instead of classes.
 
-    tasks = tuple(name for name, task in TASKS.items() if task.labels)
-    default = ("SST-2", "QNLI", "QQP", "MNLI")
+    MNLI's valid and test are the matched sets, valid1 and test1 the mismatched ones. Test sets have no
+    labels.
+    """
+
+    options: ClassVar = {
+        **task_option(
+            [name for name, task in TASKS.items() if task.labels], ["SST-2", "QNLI", "QQP", "MNLI"]
+        ),
+        **LabelledWords.options,
+    }
 
     def check(self, args):
-        self.check_vectors(args)
-        return super().check(args)
+        super().check(args)
+        if not args.task.labels:
+            raise ValueError(f"{args.name} has scores instead of classes: use the corpus glue")
 
     def published_rows(self, args):
         return self.facts[args.name]["rows"]
@@ -144,12 +138,14 @@ def columns(task: Task, split: str) -> list[str]:
     return [*inputs, "label"] if split in task.labelled else inputs
 
 
-def rows(path: Path, task: Task, split: str, limit: int | None = None, report: bool = False) -> Iterator:
+def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterator:
     """Yields [sentence ..., label] of the first ``limit`` rows; unlabelled splits have no label.
 
-    Broken rows are left out; ``report`` prints their number. Unlabelled splits must not have broken rows,
-    because predictions are submitted for all rows.
+    Broken rows are left out. Unlabelled splits must not have broken rows, because predictions are submitted
+    for all rows.
     """
+    if not path.is_file():
+        raise ValueError(f"{path} is missing: expected {', '.join(task.files.values())}")
     lines, labelled = read_lines(path), split in task.labelled
     has_header = not (labelled and task.header)
     header = next(lines, "").split("\t") if has_header else task.header
@@ -169,8 +165,7 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None, report: b
                 raise ValueError(f"has an empty {name}: {excerpt(fields)}")
         return [*values[:-1], label(values[-1], task)] if labelled else values
 
-    options = {"start": 1 + has_header, "limit": limit, "required": not labelled, "report": report}
-    return usable_rows(lines, parse, path, **options)
+    return usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labelled)
 
 
 def excerpt(fields: list[str]) -> str:
@@ -196,13 +191,11 @@ def label(field: str, task: Task) -> str | float:
 
 def split_mrpc(train: Path, test: Path, dev_ids: Path, folder: Path) -> None:
     """Writes MRPC's TSV files; the training rows whose IDs are in the file ``dev_ids`` form the dev set."""
-    if folder.is_dir():
-        return
     ids = {tuple(line.split()) for line in dev_ids.read_bytes().splitlines()}
     with train.open("rb") as file:
         header, *rest = file
     chosen = {line: tuple(line.split(b"\t")[1:3]) in ids for line in rest}
-    with atomic_folder(folder) as part:
-        for file, in_dev in (("train.tsv", False), ("dev.tsv", True)):
-            (part / file).write_bytes(b"".join([header, *(x for x in rest if chosen[x] == in_dev)]))
-        shutil.copyfile(test, part / "test.tsv")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, in_dev in (("train.tsv", False), ("dev.tsv", True)):
+        (folder / name).write_bytes(b"".join([header, *(x for x in rest if chosen[x] == in_dev)]))
+    shutil.copyfile(test, folder / "test.tsv")

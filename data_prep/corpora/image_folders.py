@@ -1,24 +1,13 @@
-"""Labelled images such as ImageNet (Deng et al. 2009), for the task ``image_classification``.
-
-ImageNet (ILSVRC 2012) is read from a folder with the published ILSVRC2012_img_train.tar,
-ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other images
-are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named val or
-validation), or from an archive of such a folder. The class is the folder in that of the split. Without valid,
-the last tenth of the training images is used for validation.
---train-rows N uses the first N training images. In both cases, images are sorted by name and interleaved by
-class first, so that all classes keep their shares.
-
-Image files are stored unchanged, or with --shorter-side N as smaller JPEG files, which are decoded faster.
-Each is decoded once; unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
-"""
+"""Labelled images such as ImageNet (Deng et al. 2009) in class folders or the archives of ILSVRC 2012."""
 
 import io
-import shutil
+import tarfile
 import warnings
 from argparse import Namespace
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -30,96 +19,90 @@ from data_prep.class_folders import (
     ImageFiles,
     check_classes,
     in_class_folders,
-    unpacked,
     with_validation,
 )
-from data_prep.corpus import add_number
-from data_prep.fetch import files_in, files_of_tar
-from data_prep.labelled import Labelled, TrainRows, check_readable, dataset_builder, write_metadata
+from data_prep.corpus import number
+from data_prep.fetch import files_of_tar
+from data_prep.labelled import TRAIN_ROWS, Labelled, check_readable, dataset_builder, write_metadata
 from data_prep.parallel import ordered_map
 from data_prep.progress import progress
-from data_prep.validation import folder_with_source
 from fairseq_lrpe.data.image_files import decode
 
 TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
-TRUTH = r"data/(meta\.mat|ILSVRC2012_validation_ground_truth\.txt)$"
+DEVKIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 QUALITY = 95  # of resized JPEG files
 BLOCK = 20  # images that a worker process decodes at a time
 
 
-class ClassFolders(TrainRows, Labelled):
-    """Images in class folders; ``check`` returns {split: image files sorted by class and name}."""
+class ClassFolders(Labelled):
+    """Labelled images, for the task ``image_classification``.
+
+    They are read from a folder with {train,valid,test}/CLASS/*.jpg or other images (valid may be named val or
+    validation), or from an archive of such a folder. The class is the folder in that of the split. Without
+    valid, the last tenth of the training images is used for validation. --train-rows N uses the first N
+    training images. In both cases, images are sorted by name and interleaved by class first, so that all
+    classes keep their shares.
+
+    Image files are stored unchanged, or with --shorter-side N as smaller JPEG files, which are decoded
+    faster. Each is decoded once; unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
+    """
 
     metavar = "FILE_OR_FOLDER"
     accepts = ACCEPTS
     task = "image_classification"
-    rows = {"train": 45_000, "valid": 5_000, "test": 10_000}
-
-    def add_options(self, parser):
-        super().add_options(parser)
-        text = (
+    options: ClassVar = {
+        **TRAIN_ROWS,
+        "--shorter-side": number(
             "resize larger images to this shorter side in pixels and store them as JPEG (default: unchanged)"
-        )
-        add_number(parser, "--shorter-side", text)
-
-    def source(self, args):
-        return super().source(args) + (f", {args.shorter_side} pixels" if args.shorter_side else "")
+        ),
+    }
+    rows: ClassVar = {"train": 45_000, "valid": 5_000, "test": 10_000}
 
     def published_rows(self, args):
         return self.rows
 
-    def find(self, folder: Path, source: Path) -> ImageFiles:
-        """Returns {split: image files} of a folder, given also its name for messages."""
-        return in_class_folders(folder, source)
+    def find(self, args) -> ImageFiles:
+        """Returns {split: image files}."""
+        return in_class_folders(self.archive(args), args.source)
 
-    def check(self, args):
-        try:
-            return select(self.find(unpacked(args.source, args.out), args.source), args)
-        except ValueError:
-            shutil.rmtree(args.out / "unpacked", ignore_errors=True)
-            raise
-
-    def prepare(self, args, source, inputs):
-        labels = sorted({image.label for image in inputs["train"]})
+    def prepare(self, args, folder):
+        found = select(self.find(args), args)
+        labels = sorted({image.label for image in found["train"]})
         rows = {}
-        try:
-            with folder_with_source(args.out / "bin", source) as part:
-                for split, images in inputs.items():
-                    options = args.workers, self.unreadable, args.shorter_side
-                    rows[split] = write_images(part, split, images, labels, *options)
-                self.write_unreadable(part)
-                write_metadata(part, labels, rows, images=True)
-        finally:
-            shutil.rmtree(args.out / "unpacked", ignore_errors=True)
+        for split, images in found.items():
+            options = args.workers, self.unreadable, args.shorter_side
+            rows[split] = write_images(folder, split, images, labels, *options)
+        self.write_unreadable(folder)
+        write_metadata(folder, labels, rows, images=True)
 
     def vocabulary(self, data):
         return ""
 
 
 class ImageNet(ClassFolders):
-    """ImageNet from the archives of ILSVRC 2012, or images in class folders."""
+    """ImageNet (Deng et al. 2009) or other labelled images, for the task ``image_classification``.
+
+    ImageNet (ILSVRC 2012) is read from a folder with the published ILSVRC2012_img_train.tar,
+    ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz, which contains the validation labels. Other
+    images are read as for the corpus cifar10.
+    """
 
     accepts = f"a folder with {TRAIN}, {VALID} and {DEVKIT}; or {ClassFolders.accepts}"
-    rows = {"train": 1_281_167, "valid": 50_000}
+    rows: ClassVar = {"train": 1_281_167, "valid": 50_000}
 
-    def find(self, folder, source):
-        names = (TRAIN, VALID, DEVKIT)
-        missing = [name for name in names if not (folder / name).is_file()]
-        if len(missing) == len(names):
-            return in_class_folders(folder, source)
-        if missing:
-            raise ValueError(f"{source} lacks {', '.join(missing)}: expected {TRAIN}, {VALID} and {DEVKIT}")
-        return {"train": ilsvrc_train(folder / TRAIN), "valid": ilsvrc_valid(folder / VALID, folder / DEVKIT)}
+    def find(self, args):
+        train, valid, devkit = (args.source / name for name in (TRAIN, VALID, DEVKIT))
+        if not train.is_file():
+            return super().find(args)
+        return {"train": ilsvrc_train(train), "valid": ilsvrc_valid(valid, devkit)}
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
     """Returns the images of an archive of one tar archive per class, as n01440764.tar/n01440764_18.JPEG."""
     images = []
     for name, begin, size in files_of_tar(archive):
-        label, file = Path(name).parts[-2:] if "/" in name else ("", name)
-        if not label.endswith(".tar"):
-            raise ValueError(f"{archive} is not a tar archive of one tar archive per class: it has {name}")
+        label, file = Path(name).parts[-2:]
         images.append(ImageFile(label.removesuffix(".tar"), file, archive, begin, size))
     return images
 
@@ -128,19 +111,16 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     """Returns the images of an archive; the devkit lists their classes in the order of their names."""
     from scipy.io import loadmat  # takes seconds to import
 
-    files = {match[1]: content for match, content in files_in(devkit, TRUTH)}
-    try:
-        synsets = loadmat(io.BytesIO(files["meta.mat"]), squeeze_me=True)["synsets"]
-        classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
-        truth = files["ILSVRC2012_validation_ground_truth.txt"].split()
-        labels = [classes[int(number)] for number in truth]
-    except Exception as error:  # a malformed file can raise any exception
-        raise ValueError(f"{devkit} is not the published file ({error!r}): download it again") from None
+    with tarfile.open(devkit) as opened:
+        table = io.BytesIO(opened.extractfile(f"{DEVKIT_FOLDER}/meta.mat").read())
+        truth = opened.extractfile(f"{DEVKIT_FOLDER}/ILSVRC2012_validation_ground_truth.txt").read().split()
+    synsets = loadmat(table, squeeze_me=True)["synsets"]
+    classes = dict(zip(synsets["ILSVRC2012_ID"].tolist(), synsets["WNID"].tolist(), strict=True))
     images = sorted((Path(name).name, begin, size) for name, begin, size in files_of_tar(archive))
-    if len(images) != len(labels):
-        raise ValueError(f"{archive} has {len(images):,} images, but {devkit} has labels for {len(labels):,}")
-    pairs = zip(labels, images, strict=True)
-    return [ImageFile(label, name, archive, begin, size) for label, (name, begin, size) in pairs]
+    if len(images) != len(truth):
+        raise ValueError(f"{archive} has {len(images):,} images, but {devkit} has labels for {len(truth):,}")
+    pairs = zip(truth, images, strict=True)
+    return [ImageFile(classes[int(x)], name, archive, begin, size) for x, (name, begin, size) in pairs]
 
 
 def select(images: ImageFiles, args: Namespace) -> ImageFiles:

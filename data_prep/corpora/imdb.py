@@ -1,27 +1,22 @@
-"""IMDB movie reviews (Maas et al. 2011), for the task ``classification``.
-
-The corpus lra_text is Long-Range Arena's text classification, with whole reviews as bytes. As in LRA itself,
-the validation set is the test set, so the best checkpoint is selected on the test set.
-
-The corpus imdb contains the reviews as words, without <br /> tags. A tenth of the training reviews of each
-class is used for validation, 2,500 in total: those whose names have the smallest SHA-256 hashes.
-"""
+"""IMDB movie reviews (Maas et al. 2011) as bytes, as words, or as running text."""
 
 import hashlib
-from typing import NamedTuple
+import re
+from typing import ClassVar, NamedTuple
 
 import numpy as np
-import regex
 
-from data_prep.corpus import Corpus
+from data_prep.binarize import SPLITS
+from data_prep.corpus import Corpus, number
 from data_prep.fetch import files_in
 from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
+from data_prep.text_corpus import SentencePieceCorpus, write_splits
 from fairseq_lrpe.data.classified_text import BYTES
-from fairseq_lrpe.utils.files import without_mark
+from fairseq_lrpe.utils.files import read_file, without_mark
 
 LABELS = ("neg", "pos")
-MAX_BYTES = 1 << 24  # limit per review
+EVERY = 100  # one review of so many is used for validation in imdb_lm, and one for test
 
 
 class Review(NamedTuple):
@@ -44,44 +39,49 @@ class Reviews(Corpus):
     @property
     def accepts(self):
         layout = "an archive or a folder of the same layout, {train,test}/{pos,neg}/*.txt"
-        return f"{self.published}, or {layout} (default: download it)"
+        return f"{self.facts['archive']}, or {layout} (default: download it)"
 
     def reviews(self, args) -> dict[str, list[Review]]:
         """Returns {"train": reviews, "test": reviews}, sorted by the SHA-256 of their paths."""
-        source = self.archive(args)
+        folder = self.archive(args)
         splits = {"train": [], "test": []}
         paths = rf"(?:^|/)(train|test)/({'|'.join(self.folders)})/([^/]+\.txt)$"
-        for match, content in files_in(source, paths, MAX_BYTES):
+        for match, path in files_in(folder, paths, args.source or folder):
             split, label, name = match.groups()
-            text = without_mark(content, f"{source}: {match[0]}")
-            splits[split].append(Review(text, label, f"{label}/{name}"))
+            splits[split].append(Review(without_mark(read_file(path), str(path)), label, f"{label}/{name}"))
         for split, part in splits.items():
             for label in LABELS:
                 if sum(review.label == label for review in part) < 2:
                     name = f"{split}/{label}/*.txt"
-                    raise ValueError(f"{source} has fewer than two files {name}: expected at least two")
+                    raise ValueError(f"{args.source} has fewer than two files {name}: expected at least two")
             if empty := next((review.path for review in part if not review.text.strip()), None):
-                raise ValueError(f"{source} has an empty review, {split}/{empty}")
+                raise ValueError(f"{args.source} has an empty review, {split}/{empty}")
             part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
         return splits
 
 
 class ByBytes(Reviews, Labelled):
-    """IMDB reviews as bytes; ``check`` returns {"train": reviews, "test": reviews}."""
+    """Long-Range Arena's text classification, for ``classification``: whole IMDB reviews as bytes.
+
+    As in LRA itself, the validation set is the test set, so the best checkpoint is selected on the test set.
+    """
 
     types, labels = BYTES, LABELS
 
-    def check(self, args):
-        return self.reviews(args)
-
-    def splits(self, args, inputs):
-        for split, found in (("train", inputs["train"]), ("valid", inputs["test"]), ("test", inputs["test"])):
+    def splits(self, args):
+        reviews = self.reviews(args)
+        for split in SPLITS:
+            found = reviews["train" if split == "train" else "test"]
             rows = ((np.frombuffer(review.text, np.uint8), LABELS.index(review.label)) for review in found)
             yield split, rows, len(found)
 
 
 class ByWords(Reviews, LabelledWords):
-    """IMDB reviews as words."""
+    """IMDB reviews (Maas et al. 2011) as words, for ``classification``, without <br /> tags.
+
+    A tenth of the training reviews of each class is used for validation, 2,500 in total: those whose names
+    have the smallest SHA-256 hashes.
+    """
 
     def rows(self, args):
         splits = self.reviews(args)
@@ -97,10 +97,32 @@ class ByWords(Reviews, LabelledWords):
         return {split: [(plain(review), review.label) for review in part] for split, part in parts.items()}
 
 
+class RunningText(Reviews, SentencePieceCorpus):
+    """IMDB reviews (Maas et al. 2011) in SentencePiece units, for fairseq's language_modeling.
+
+    All reviews of the archive are used without their labels, also those in train/unsup if it is present. A
+    line is a review without <br /> tags, and repeated reviews are left out. One of every 100 reviews is used
+    for validation and one for test; the order is that of the SHA-256 hashes of the names. The SentencePiece
+    model is learned on train.txt and saved as OUT/bin/spm.model.
+    """
+
+    folders = (*LABELS, "unsup")
+    options: ClassVar = {
+        "--sentencepiece": number("maximum vocabulary size (default: %(default)s)", default=8000)
+    }
+
+    def write_text(self, args, folder):
+        texts = (" ".join(plain(x).split()) for part in self.reviews(args).values() for x in part)
+        lines = {split: [] for split in SPLITS}
+        for i, text in enumerate(dict.fromkeys(texts)):
+            lines[{0: "valid", 1: "test"}.get(i % EVERY, "train")].append(text)
+        write_splits(folder, lines)
+
+
 def plain(review: Review) -> str:
     """Returns the text of a review with line break tags replaced by spaces."""
     try:
-        return regex.sub(r"<br\s*/?>", " ", review.text.decode())
+        return re.sub(r"<br\s*/?>", " ", review.text.decode())
     except UnicodeDecodeError as error:
         raise ValueError(
             f"the review {review.path} is not UTF-8 text ({error}): convert it to UTF-8"

@@ -1,23 +1,17 @@
-"""ListOps of Long-Range Arena (Nangia and Bowman 2018; Tay et al. 2021), for the task ``classification``.
+"""Long-Range Arena's ListOps."""
 
-Expressions such as [MAX 2 9 [MIN 4 7 ] 0 ] consist of digits and of the operators MIN, MAX, MED (median,
-rounded down) and SM (sum modulo 10). The label is the value of the expression, from 0 to 9.
-
-A node is an operator with probability 1/4 and otherwise a digit; at the maximum depth it is always a digit.
-Operators, their numbers of arguments (2 to 10) and digits are drawn uniformly. Only distinct expressions with
-more than MIN and fewer than MAX tokens (--length) are kept; closing brackets count as tokens.
-"""
-
+from collections.abc import Iterator
 from functools import partial
 from hashlib import blake2b
 from itertools import count, pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from data_prep.generated import Generated
+from data_prep.labelled import Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
-from data_prep.validation import check_text, usable_rows
+from data_prep.validation import usable_rows
 from fairseq_lrpe.data.classified_text import OPERATORS, split_expression
 from fairseq_lrpe.utils.files import read_lines
 
@@ -25,78 +19,68 @@ SYMBOLS = [*map(str, range(10)), *OPERATORS, "]"]
 CLOSE = len(SYMBOLS) - 1
 FILES = {"train": "basic_train.tsv", "valid": "basic_val.tsv", "test": "basic_test.tsv"}
 BATCH = 4096  # expressions drawn from one random stream
-MAX_EMPTY = 100  # streams without a valid expression after which options are rejected
+MAX_EMPTY = 200  # streams without a new expression after which options are rejected
 
 
 class ListOps(Generated):
-    """Nested list expressions, labelled with their values."""
+    """ListOps of Long-Range Arena (Nangia and Bowman 2018; Tay et al. 2021), for the task ``classification``.
+
+    Expressions such as [MAX 2 9 [MIN 4 7 ] 0 ] consist of digits and of the operators MIN, MAX, MED (median,
+    rounded down) and SM (sum modulo 10). The label is the value of the expression, from 0 to 9.
+
+    A node is an operator with probability 1/4 and otherwise a digit; at the maximum depth it is always a
+    digit. Operators, their numbers of arguments (2 to 10) and digits are drawn uniformly. Only distinct
+    expressions with more than MIN and fewer than MAX tokens (--length) are kept; closing brackets count as
+    tokens.
+    """
 
     accepts = f"a folder with the published {', '.join(FILES.values())} (default: generate expressions)"
-    defaults = {"depth": [10], "length": [500, 2000], "rows": [96_000, 2_000, 2_000], "seed": [1]}
+    options: ClassVar = {
+        "--depth": numbers([10], 2, "maximum depth of an expression; a single digit has depth 1"),
+        "--length": numbers(
+            [500, 2000], 1, "expressions have more than MIN and fewer than MAX tokens", ("MIN", "MAX")
+        ),
+        **rows_and_seed([96_000, 2_000, 2_000]),
+    }
     types = SYMBOLS
     labels = SYMBOLS[:10]
 
-    def add_options(self, parser):
-        self.add_numbers(parser, "depth", 2, "maximum depth of an expression; a single digit has depth 1")
-        text = "expressions have more than MIN and fewer than MAX tokens"
-        self.add_numbers(parser, "length", 1, text, ("MIN", "MAX"))
-        super().add_options(parser)
-
-    def check(self, args):
-        if args.source:
-            return {split: published(args.source / name) for split, name in FILES.items()}
-        shortest, longest = args.length
-        if longest < shortest + 2:
-            raise ValueError(f"--length {shortest} {longest}: MAX must be at least MIN + 2")
-        if not any(map(self.generator(args), range(MAX_EMPTY))):
-            raise ValueError(f"{self.no_match(args, MAX_EMPTY)}: change --length or --depth")
-
-    def generator(self, args):
-        """Returns the function that maps the index of a random stream to expressions."""
-        return partial(expressions, args.seed[0], args.depth[0], *args.length)
-
-    def no_match(self, args, streams):
-        """Returns the beginning of an error message: no expression of these streams has a valid length."""
-        drawn = f"of {streams * BATCH:,} expressions of --depth {args.depth[0]}"
-        return "{} none has more than {} and fewer than {} tokens".format(drawn, *args.length)
-
-    def read(self, args, rows):
-        for symbols, label in rows:
-            yield np.array([*map(SYMBOLS.index, symbols.split())]), label
-
     def generated(self, args):
+        generate = partial(expressions, args.seed[0], args.depth[0], *args.length)
         seen, last = set(), 0
-        for stream, drawn in enumerate(ordered_map(self.generator(args), count(), args.workers)):
+        for stream, drawn in enumerate(ordered_map(generate, count(), args.workers)):
             for symbols, label in drawn:
                 digest = blake2b(symbols, digest_size=16).digest()  # to save memory
                 if digest not in seen:
                     seen.add(digest)
                     last = stream
                     yield np.frombuffer(symbols, np.uint8), label
-            if stream == last + 10 * MAX_EMPTY:
-                message = f"{self.no_match(args, 10 * MAX_EMPTY)} except the {len(seen):,} drawn before"
-                raise ValueError(f"{message}: reduce --rows")
+            if stream == last + MAX_EMPTY:
+                drawn = f"{len(seen):,} expressions of --depth {args.depth[0]}"
+                limits = "more than {} and fewer than {} tokens".format(*args.length)
+                raise ValueError(f"only {drawn} with {limits} were found: change --length, --depth or --rows")
+
+    def published(self, args):
+        for split, name in FILES.items():
+            rows = [*read_rows(args.source / name)]
+            yield split, rows, len(rows)
 
 
-def published(path: Path) -> list[tuple[str, int]]:
-    """Returns (expression without parentheses, value) for each row of a published TSV file."""
-    check_text(path, f"--from takes a folder with {', '.join(FILES.values())}")
+def read_rows(path: Path) -> Iterator[tuple[np.ndarray, int]]:
+    """Yields (indices into SYMBOLS without parentheses, value) for each row of a published TSV file."""
     lines = read_lines(path)
-    if next(lines) != "Source\tTarget":
+    if next(lines, "") != "Source\tTarget":
         raise ValueError(f"{path} does not start with the header Source, tab, Target")
-    rows = [*usable_rows(lines, expression_of, path, start=2)]
-    if not rows:
-        raise ValueError(f"{path} has no rows")
-    return rows
+    yield from usable_rows(lines, expression_of, path, start=2)
 
 
-def expression_of(line: str) -> tuple[str, int]:
-    """Returns (expression without parentheses, value) of a line of a published TSV file."""
+def expression_of(line: str) -> tuple[np.ndarray, int]:
+    """Returns (indices into SYMBOLS without parentheses, value) of a line of a published TSV file."""
     text, _, value = line.partition("\t")
     symbols = split_expression(text)
     if not symbols or set(symbols) - set(SYMBOLS) or value not in SYMBOLS[:10]:
         raise ValueError(f"is not an expression of {' '.join(SYMBOLS)} with its value")
-    return " ".join(symbols), int(value)
+    return np.array([SYMBOLS.index(symbol) for symbol in symbols]), int(value)
 
 
 def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int) -> list[tuple[bytes, int]]:

@@ -1,85 +1,72 @@
-"""Long-Range Arena's image classification: grayscale CIFAR-10 (Krizhevsky 2009), for ``classification``.
+"""Long-Range Arena's image classification: grayscale CIFAR-10 (Krizhevsky 2009)."""
 
-Colors are converted to grayscale by ITU-R 601, like Pillow's mode "L". The last tenth of the training images
-is used for validation, unless there are validation images. Images from a folder or an archive are sorted by
-name and interleaved by class, so that this tenth contains the last tenth of each class. Unreadable ones are
-skipped and listed in OUT/bin/unreadable.txt.
-"""
-
-import io
 import pickle
-import shutil
-from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from PIL import Image
 
-from data_prep.class_folders import (
-    ACCEPTS,
-    ImageFile,
-    check_classes,
-    in_class_folders,
-    unpacked,
-    with_validation,
-)
-from data_prep.corpus import add_number
-from data_prep.fetch import FetchError, files_in
+from data_prep.class_folders import ACCEPTS, ImageFile, check_classes, in_class_folders, with_validation
+from data_prep.corpus import number
 from data_prep.labelled import Labelled, check_readable
 from data_prep.progress import progress
 from fairseq_lrpe.data.image_files import decode, gray_pixels
+from fairseq_lrpe.utils.files import visible_files
 
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 WIDTH = 32
-BATCHES = r"(?:^|/)(data_batch_[1-5]|test_batch)$"
+BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
 HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
 }
 """Functions and classes that pickled arrays need; all others are rejected because unpickling calls them."""
 
-Rows = list[tuple[np.ndarray, str]]  # (pixel values row by row, class) of each image
+Row = tuple[np.ndarray, str]  # (pixel values row by row, class) of an image
 
 
 class Cifar10(Labelled):
-    """CIFAR-10 in grayscale; ``check`` returns {split: rows}."""
+    """Long-Range Arena's image classification: grayscale CIFAR-10 (Krizhevsky 2009), for ``classification``.
+
+    Colors are converted to grayscale by ITU-R 601, like Pillow's mode "L". The last tenth of the training
+    images is used for validation, unless there are validation images. Images from a folder or an archive are
+    sorted by name and interleaved by class, so that this tenth contains the last tenth of each class.
+    Unreadable ones are skipped and listed in OUT/bin/unreadable.txt.
+    """
 
     metavar = "FILE_OR_FOLDER"
-    types = [str(value) for value in range(256)]
+    options: ClassVar = {
+        "--size": number(
+            "downscale images to N x N pixels by averaging (default: %(default)s)", default=WIDTH
+        )
+    }
+    types: ClassVar = [str(value) for value in range(256)]
 
     @property
     def accepts(self):
-        return f"{self.published}, or {ACCEPTS} (default: download it)"
-
-    def add_options(self, parser):
-        text = "downscale images to N x N pixels by averaging (default: %(default)s)"
-        add_number(parser, "--size", text, default=WIDTH)
-
-    def source(self, args):
-        if args.size > WIDTH:
-            raise ValueError(f"--size {args.size} exceeds the {WIDTH} pixels of the images")
-        return f"{super().source(args)} in {args.size} pixels"
+        return f"{self.facts['archive']}, or {ACCEPTS} (default: download it)"
 
     def check(self, args):
-        source = self.archive(args)
-        splits = read_batches(source, args.size) or self.read_images(source, args)
-        names = {split: [name for _, name in rows] for split, rows in splits.items()}
-        self.labels = sorted({*names["train"]})
+        if args.size > WIDTH:
+            raise ValueError(f"--size {args.size} exceeds the {WIDTH} pixels of the images")
+
+    def splits(self, args):
+        folder = self.archive(args)
+        source = args.source or folder
+        found = read_batches(folder, args.size)
+        if not found:
+            images = with_validation(in_class_folders(folder, source), source)
+            found = {split: [*self.read(part, split, args.size)] for split, part in images.items()}
+        names = {split: [name for _, name in rows] for split, rows in found.items()}
         check_classes(names, source)
-        return splits
+        self.labels = sorted({*names["train"]})
+        for split, rows in found.items():
+            yield split, ((grayscale, self.labels.index(name)) for grayscale, name in rows), len(rows)
 
-    def read_images(self, source: Path, args: Namespace) -> dict[str, Rows]:
-        """Returns {split: rows} of a folder or archive of images."""
-        try:
-            images = with_validation(in_class_folders(unpacked(source, args.out), source), source)
-            if "test" not in images:
-                raise ValueError(f"{source} has no test images: expected test/CLASS/*.jpg or other images")
-            return {split: self.read(part, split, source, args.size) for split, part in images.items()}
-        finally:
-            shutil.rmtree(args.out / "unpacked", ignore_errors=True)
-
-    def read(self, images: list[ImageFile], split: str, source: Path, size: int) -> Rows:
-        """Returns the rows of the images of a split, and adds unreadable ones to ``self.unreadable``."""
-        rows, unreadable = [], []
+    def read(self, images: list[ImageFile], split: str, size: int) -> Iterator[Row]:
+        """Yields the rows of the images of a split, and adds unreadable ones to ``self.unreadable``."""
+        unreadable = []
         for image in progress(images, f"reading {split}", "images"):
             name = f"{split}/{image.label}/{image.name}"
             try:
@@ -89,37 +76,23 @@ class Cifar10(Labelled):
                 continue
             if grayscale.size != (WIDTH, WIDTH):
                 found = f"{grayscale.width} x {grayscale.height} pixels instead of {WIDTH} x {WIDTH}"
-                raise ValueError(f"{source}: {name} has {found}")
-            rows.append((gray_pixels(grayscale, size, size), image.label))
+                raise ValueError(f"{name} has {found}")
+            yield gray_pixels(grayscale, size, size), image.label
         check_readable(unreadable, len(images))
         self.unreadable += unreadable
-        return rows
 
-    def splits(self, args, inputs):
-        for split, rows in inputs.items():
-            yield split, ((grayscale, self.labels.index(name)) for grayscale, name in rows), len(rows)
-
-    def metadata(self, args: Namespace) -> dict:
+    def metadata(self, args):
         return {"shape": [args.size, args.size], "pixels": {"mean": 122.6, "std": 61.0}}
 
 
-def read_batches(source: Path, size: int) -> dict[str, Rows]:
-    """Returns {split: rows} of a folder or archive of CIFAR-10's batches, or {} if it has none."""
-    batches = {}
-    try:
-        for match, content in files_in(source, BATCHES):
-            batches[match[1]] = from_batch(content, f"{source}: {match[1]}", size)
-    except FetchError:
-        if batches:
-            raise
+def read_batches(folder: Path, size: int) -> dict[str, list[Row]]:
+    """Returns {split: rows} of a folder with CIFAR-10's batches, or {} if it has none."""
+    batches = {path.name: path for path in visible_files(folder) if path.name in BATCHES}
+    if not batches:
         return {}
-    test = batches.pop("test_batch", [])
-    train = [row for batch in sorted(batches) for row in batches[batch]]
-    if len(train) < 10 or not test:
-        number = f"{len(train)} training images and {len(test)} test images"
-        raise ValueError(f"{source} has {number}: expected at least 10 and 1")
+    train = [row for name in BATCHES[:-1] for row in from_batch(batches[name], size)]
     kept = len(train) - len(train) // 10
-    return {"train": train[:kept], "valid": train[kept:], "test": test}
+    return {"train": train[:kept], "valid": train[kept:], "test": from_batch(batches[BATCHES[-1]], size)}
 
 
 class _Arrays(pickle.Unpickler):
@@ -131,15 +104,11 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def from_batch(content: bytes, where: str, size: int) -> Rows:
-    """Returns the images of one of CIFAR-10's pickled batches; ``where`` is its name for error messages."""
-    try:
-        batch = _Arrays(io.BytesIO(content), encoding="bytes").load()
-        data, labels = np.asarray(batch[b"data"]), [CLASSES[label] for label in batch[b"labels"]]
-        planes = data.reshape(len(labels), 3, WIDTH, WIDTH).transpose(0, 2, 3, 1)
-        if data.dtype != np.uint8:
-            raise ValueError(f"its values are {data.dtype}")
-    except Exception as error:  # a malformed file can raise any exception
-        raise ValueError(f"{where} is not a batch of CIFAR-10 ({error}): download it again") from None
-    images = (Image.fromarray(np.ascontiguousarray(rows)) for rows in progress(planes, where, "images"))
+def from_batch(path: Path, size: int) -> list[Row]:
+    """Returns the images of one of CIFAR-10's pickled batches."""
+    with path.open("rb") as file:
+        batch = _Arrays(file, encoding="bytes").load()
+    labels = [CLASSES[label] for label in batch[b"labels"]]
+    planes = batch[b"data"].reshape(len(labels), 3, WIDTH, WIDTH).transpose(0, 2, 3, 1)
+    images = (Image.fromarray(np.ascontiguousarray(rows)) for rows in progress(planes, path.name, "images"))
     return [(gray_pixels(image, size, size), label) for image, label in zip(images, labels, strict=True)]

@@ -1,17 +1,7 @@
-"""Pairs of documents as bytes, labelled as related or not, for the task ``classification``.
-
-The corpus lra_retrieval is Long-Range Arena's Retrieval. Its label is whether one of two papers of the ACL
-Anthology Network cites the other. Each line of the files new_aan_pairs.{train,eval,test}.tsv consists of a
-label, two numbers and two texts. Texts are truncated to 4,000 bytes, as in LRA.
-
-The label of the corpus lra_retrieval_mini is whether two disjoint segments of 256 bytes are from the same
-WikiText article. It has 8,000 training, 1,000 validation and 1,000 test pairs, half of which are positive.
-The pairs are distinct, and no article is in two splits.
-"""
+"""Pairs of documents as bytes, labelled as related or not, for the task ``classification``."""
 
 import random
 import re
-from argparse import Namespace
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -20,37 +10,38 @@ import numpy as np
 
 from data_prep.binarize import SPLITS
 from data_prep.labelled import Labelled
-from data_prep.validation import check_text, usable_rows
+from data_prep.validation import usable_rows
 from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.utils.files import byte_lines, read_file, without_mark
 
 FILES = {x: f"new_aan_pairs.{'eval' if x == 'valid' else x}.tsv" for x in SPLITS}
 MAX_TEXT = 4000  # bytes that are kept of a text
 SEGMENT = 256  # bytes per segment
-MAX_BYTES = 1 << 31  # limit per file
+MAX_BYTES = 1 << 31  # limit per file of WikiText
 PAIRS = {"train": 8000, "valid": 1000, "test": 1000}
 TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # title of an article, between blank lines
 
 
 class Papers(Labelled):
-    """Long-Range Arena's pairs of papers."""
+    """Long-Range Arena's Retrieval, for ``classification``: pairs of papers of the ACL Anthology Network.
+
+    The label is whether one paper cites the other. Each line of the files
+    new_aan_pairs.{train,eval,test}.tsv consists of a label, two numbers and two texts. Texts are truncated to
+    4,000 bytes, as in LRA.
+    """
 
     accepts = f"a folder with {', '.join(FILES.values())}"
     types, labels = BYTES, ("no", "yes")
 
-    def check(self, args):
-        print(f"Checking {args.source}", flush=True)
-        for split in SPLITS:
-            if not sum(1 for _ in self.pairs(args, split, report=True)):
-                raise ValueError(f"{args.source} has no pairs for {split}: expected {self.accepts}")
+    def pairs(self, folder: Path, split: str) -> Iterator[tuple[bytes, bytes, int]]:
+        """Yields (first text, second text, label) of each pair."""
+        path = folder / FILES[split]
+        with path.open("rb") as lines:
+            yield from usable_rows(byte_lines(lines, str(path)), pair_of, path)
 
-    def pairs(self, args: Namespace, split: str, report=False) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yields (first text, second text, label) of each pair; ``report`` prints how many are broken."""
-        return papers(args.source / FILES[split], report)
-
-    def splits(self, args, inputs):
+    def splits(self, args):
         for split in SPLITS:
-            pairs = self.pairs(args, split)
+            pairs = self.pairs(args.source, split)
             yield (
                 split,
                 ((*(np.frombuffer(x, np.uint8) for x in texts), label) for *texts, label in pairs),
@@ -59,23 +50,18 @@ class Papers(Labelled):
 
 
 class Segments(Papers):
-    """Pairs of segments of WikiText articles."""
+    """Pairs of segments of WikiText articles as bytes, for the task ``classification``.
+
+    The label is whether two disjoint segments of 256 bytes are from the same article. There are 8,000
+    training, 1,000 validation and 1,000 test pairs, half of which are positive. The pairs are distinct, and
+    no article is in two splits.
+    """
 
     accepts = "a folder with WikiText's train, valid and test as SPLIT.txt or wiki.SPLIT.tokens"
 
-    def pairs(self, args, split, report=False):
-        path, other = args.source / f"{split}.txt", args.source / f"wiki.{split}.tokens"
-        path = other if other.exists() and not path.exists() else path
-        check_text(path, f"--from takes {self.accepts}")
-        return sample_pairs(articles(path), PAIRS[split])
-
-
-def papers(path: Path, report: bool) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yields (first text, second text, label) for each line of one of Long-Range Arena's files."""
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: --from takes {Papers.accepts}")
-    with path.open("rb") as lines:
-        yield from usable_rows(byte_lines(lines, str(path)), pair_of, path, report=report)
+    def pairs(self, folder, split):
+        path, other = folder / f"{split}.txt", folder / f"wiki.{split}.tokens"
+        return sample_pairs(articles(other if other.exists() and not path.exists() else path), PAIRS[split])
 
 
 def pair_of(line: bytes) -> tuple[bytes, bytes, int]:

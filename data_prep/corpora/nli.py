@@ -1,14 +1,10 @@
-"""Natural language inference (SNLI, Bowman et al. 2015), for the task ``classification``.
+"""Natural language inference (SNLI, Bowman et al. 2015)."""
 
-Pairs with the label "-", for which no majority of the annotators agrees, are skipped. --cut makes a small
-corpus of one file: its first rows are used for training, the next for validation, and the next for test.
-"""
-
-import io
 import json
 from argparse import Namespace
 from itertools import islice
-from typing import IO
+from pathlib import Path
+from typing import ClassVar
 
 from data_prep.binarize import SPLITS
 from data_prep.fetch import files_in
@@ -16,35 +12,43 @@ from data_prep.labelled_words import LabelledWords
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
 from fairseq_lrpe.utils.cli import min_int
-from fairseq_lrpe.utils.files import text_lines
+from fairseq_lrpe.utils.files import read_lines
 
 NAMES = {"train": "train", "dev": "valid", "test": "test"}
 KEYS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "label"))
 UNDECIDED = "-"
-MAX_BYTES = 1 << 31  # limit per file
 
 
 class Snli(LabelledWords):
-    """SNLI, or one file in SNLI's or MNLI's JSON format."""
+    """Natural language inference (SNLI, Bowman et al. 2015), for the task ``classification``.
+
+    Pairs with the label "-", for which no majority of the annotators agrees, are skipped. --cut makes a small
+    corpus of one file: its first rows are used for training, the next for validation, and the next for test.
+    """
 
     metavar = "FILE_OR_FOLDER"
+    options: ClassVar = {
+        **LabelledWords.options,
+        "--cut": {
+            "nargs": 3,
+            "type": min_int(1),
+            "metavar": ("TRAIN", "VALID", "TEST"),
+            "help": "numbers of rows of each split, which are taken in order from the single file --from",
+        },
+    }
 
     @property
     def accepts(self):
         folder = "a folder with its snli_1.0_{train,dev,test}.jsonl"
         file = f"one file of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])}"
-        return f"{self.published}, {folder}, or with --cut {file} (default: download it)"
+        return f"{self.facts['archive']}, {folder}, or with --cut {file} (default: download it)"
 
-    def add_options(self, parser):
-        super().add_options(parser)
-        text = "numbers of rows of each split, which are taken in order from the single file given by --from"
-        parser.add_argument("--cut", nargs=3, type=min_int(1), metavar=("TRAIN", "VALID", "TEST"), help=text)
-
-    def source(self, args):
-        if args.cut and not args.source:
-            raise ValueError("--cut requires --from FILE, the file to split")
-        cut = f", {' '.join(map(str, args.cut))} rows" if args.cut else ""
-        return super().source(args) + cut
+    def check(self, args):
+        super().check(args)
+        if args.cut and not (args.source and args.source.is_file()):
+            raise ValueError("--cut requires --from FILE, the file of JSON lines to split")
+        if not args.cut and args.source and args.source.suffix == ".jsonl":
+            raise ValueError(f"{args.source} is a single file: add --cut TRAIN VALID TEST")
 
     def published_rows(self, args):
         return {} if args.cut else super().published_rows(args)
@@ -52,23 +56,20 @@ class Snli(LabelledWords):
     def rows(self, args):
         if args.cut:
             return cut(args)
-        source, found = self.archive(args), {split: [] for split in SPLITS}
-        if source.suffix == ".jsonl" and source.is_file():
-            raise ValueError(f"{source} is a single file: add --cut TRAIN VALID TEST, the numbers of rows")
-        for match, content in files_in(source, r"(?:^|/)(snli_1\.0_(train|dev|test)\.jsonl)$", MAX_BYTES):
-            found[NAMES[match[2]]] = pairs(io.BytesIO(content), f"{source}: {match[1]}")
+        folder, found = self.archive(args), {split: [] for split in SPLITS}
+        for match, path in files_in(
+            folder, r"(?:^|/)snli_1\.0_(train|dev|test)\.jsonl$", args.source or folder
+        ):
+            found[NAMES[match[1]]] = pairs(path)
         for name, split in NAMES.items():
             if not found[split]:
-                raise ValueError(f"{source} has no pairs in snli_1.0_{name}.jsonl")
+                raise ValueError(f"{args.source} has no pairs in snli_1.0_{name}.jsonl")
         return found
 
 
 def cut(args: Namespace) -> dict[str, list[tuple]]:
     """Returns {split: rows} of the file given by --from, with the numbers of rows given by --cut."""
-    if not args.source.is_file():
-        raise ValueError(f"{args.source} is not a file: --cut is for one file of JSON lines")
-    with args.source.open("rb") as lines:
-        rows = pairs(lines, str(args.source))
+    rows = pairs(args.source)
     if sum(args.cut) > len(rows):
         wanted = " + ".join(f"{count:,}" for count in args.cut)
         raise ValueError(f"{args.source} has {len(rows):,} pairs with a label: --cut asks for {wanted}")
@@ -76,12 +77,12 @@ def cut(args: Namespace) -> dict[str, list[tuple]]:
     return {split: list(islice(left, count)) for split, count in zip(SPLITS, args.cut, strict=True)}
 
 
-def pairs(file: IO[bytes], name: str) -> list[tuple[str, str, str]]:
-    """Returns (premise, hypothesis, label) of each labelled pair; ``name`` is the file for messages."""
-    rows = [*usable_rows(text_lines(file, name), pair_of, name)]
+def pairs(path: Path) -> list[tuple[str, str, str]]:
+    """Returns (premise, hypothesis, label) of each labelled pair of a file."""
+    rows = [*usable_rows(read_lines(path), pair_of, path)]
     labelled = [row for row in rows if row[-1] != UNDECIDED]
     if undecided := len(rows) - len(labelled):
-        print(f"{name}: skipped {undecided:,} of {len(rows):,} pairs: they have no label")
+        print(f"{path}: skipped {undecided:,} of {len(rows):,} pairs: they have no label")
     return labelled
 
 

@@ -1,34 +1,23 @@
-"""Pathfinder of Long-Range Arena (Linsley et al. 2018; Tay et al. 2021), for the task ``classification``.
-
-A grayscale image shows two long dashed contours, several short contours as distractors, and two discs. The
-label is 1 if the discs are at the two ends of the same long contour, and 0 if they are at ends of different
-ones. Half of the images have the label 1. The parameters are those of Long-Range Arena's hard set of 32 x 32
-pixels; with another --window, the distance of the long contours and the number of short ones are scaled.
-Published images are split in order: 80% for training, 10% for validation and 10% for test. Unreadable ones,
-such as the empty imgs/0/sample_172.png, are skipped and listed in OUT/bin/unreadable.txt.
-
-As in the published generator, the dashes of a contour are called paddles.
-"""
+"""Long-Range Arena's Pathfinder."""
 
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
+from numpy.lib.format import MAGIC_PREFIX
 from PIL import Image, ImageDraw
 from scipy.ndimage import binary_dilation
 
 from data_prep.binarize import SPLITS
-from data_prep.generated import Generated
-from data_prep.labelled import check_readable
+from data_prep.labelled import Generated, check_readable, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
-from fairseq_lrpe.utils.files import read_file
+from fairseq_lrpe.utils.files import read_file, read_lines
 
 LENGTH = 2  # length of a paddle in pixels
 MARGIN = 1  # width of the margin around a paddle in pixels
@@ -80,26 +69,32 @@ class Scene(NamedTuple):
 
 
 class Pathfinder(Generated):
-    """Images of contours, labelled with whether two discs are at the ends of the same contour."""
+    """Pathfinder of Long-Range Arena (Linsley et al. 2018; Tay et al. 2021), for the task ``classification``.
+
+    A grayscale image shows two long dashed contours, several short contours as distractors, and two discs.
+    The label is 1 if the discs are at the two ends of the same long contour, and 0 if they are at ends of
+    different ones. Half of the images have the label 1. The parameters are those of Long-Range Arena's hard
+    set of 32 x 32 pixels; with another --window, the distance of the long contours and the number of short
+    ones are scaled. Published images are split in order: 80% for training, 10% for validation and 10% for
+    test. Unreadable ones, such as the empty imgs/0/sample_172.png, are skipped and listed in
+    OUT/bin/unreadable.txt.
+
+    As in the published generator, the dashes of a contour are called paddles.
+    """
 
     accepts = "a published folder with imgs/K/sample_N.png and metadata/K.npy (default: generate images)"
-    defaults = {"window": [32], "contour_length": [14], "rows": [160_000, 20_000, 20_000], "seed": [1]}
-    types = [*map(str, range(256))]
-    labels = ["0", "1"]
-
-    def add_options(self, parser):
-        self.add_numbers(parser, "window", 8, "width and height of an image in pixels")
-        text = "number of dashes per long contour; short contours have a third of this number"
-        self.add_numbers(parser, "contour_length", 2, text)
-        super().add_options(parser)
+    options: ClassVar = {
+        "--window": numbers([32], 8, "width and height of an image in pixels"),
+        "--contour-length": numbers(
+            [14], 2, "number of dashes per long contour; short contours have a third of this number"
+        ),
+        **rows_and_seed([160_000, 20_000, 20_000]),
+    }
+    types: ClassVar = [*map(str, range(256))]
+    labels = ("0", "1")
 
     def check(self, args):
-        if args.source:
-            rows = published(args.source)
-            sizes = (len(values) for path, _ in rows if not isinstance(values := read(path), str))
-            args.window = [next(sizes, 0)]
-            ends = [len(rows) * part // 10 for part in (0, 8, 9, 10)]
-            return {split: rows[a:b] for split, a, b in zip(SPLITS, ends, ends[1:], strict=False)}
+        super().check(args)
         window, length, random = args.window[0], args.contour_length[0], Random(f"{args.seed[0]} 0")
         if not any(long_contours(random, window, length) for _ in range(TRIALS_LONG)):
             raise ValueError(
@@ -112,11 +107,20 @@ class Pathfinder(Generated):
 
     def generated(self, args):
         generate = partial(generate_block, args.seed[0], args.window[0], args.contour_length[0])
-        return self.rows(generate, range(sum(args.rows)), args.workers)
+        return in_blocks(generate, range(sum(args.rows)), args.workers)
 
-    def read(self, args, rows):
+    def published(self, args):
+        rows = published_rows(args.source)
+        sizes = (len(values) for path, _ in rows if not isinstance(values := read(path), str))
+        args.window = [next(sizes, 0)]
+        ends = [len(rows) * part // 10 for part in (0, 8, 9, 10)]
+        for split, begin, end in zip(SPLITS, ends, ends[1:], strict=False):
+            yield split, self.readable(rows[begin:end], args), end - begin
+
+    def readable(self, rows: list[tuple[Path, int]], args) -> Iterator[tuple[np.ndarray, int]]:
+        """Yields (pixel values, label) of the readable images, and adds others to ``self.unreadable``."""
         unreadable = []
-        for values, label in self.rows(partial(pixels, args.window[0]), rows, args.workers):
+        for values, label in in_blocks(partial(pixels, args.window[0]), rows, args.workers):
             if isinstance(values, str):
                 unreadable.append(values)
             else:
@@ -124,11 +128,12 @@ class Pathfinder(Generated):
         check_readable(unreadable, len(rows))
         self.unreadable += unreadable
 
-    def rows(self, function, items, workers):
-        """Yields (pixel values, label) for each image that ``function`` computes from blocks of ``items``."""
-        blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
-        for block in ordered_map(function, blocks, workers):
-            yield from block
+
+def in_blocks(function, items, workers: int) -> Iterator[tuple]:
+    """Yields (pixel values, label) for each image that ``function`` computes from blocks of ``items``."""
+    blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
+    for block in ordered_map(function, blocks, workers):
+        yield from block
 
 
 def generate_block(seed: int, window: int, length: int, indices: range) -> list[tuple[np.ndarray, int]]:
@@ -334,7 +339,7 @@ def draw_paddles(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
     return light[FRAME:-FRAME, FRAME:-FRAME]
 
 
-def published(folder: Path) -> list[tuple[Path, int]]:
+def published_rows(folder: Path) -> list[tuple[Path, int]]:
     """Returns (path, label) of the published images, which the files metadata/*.npy list.
 
     The published files are text despite their suffix; the published generator writes arrays of strings.
@@ -346,10 +351,7 @@ def published(folder: Path) -> list[tuple[Path, int]]:
         for number, fields in enumerate(metadata(file), 1):
             if len(fields) < 4 or fields[3] not in ("0", "1"):
                 raise ValueError(f"{file} row {number} is not a folder, file, number and label 0 or 1")
-            path = folder / fields[0] / fields[1]
-            if not path.is_file():
-                raise ValueError(f"{path}, listed in {file}, is missing")
-            rows.append((path, int(fields[3])))
+            rows.append((folder / fields[0] / fields[1], int(fields[3])))
     if len(rows) < 10:
         raise ValueError(
             f"{folder}/metadata/*.npy list {len(rows)} images instead of 10 or more: "
@@ -360,37 +362,34 @@ def published(folder: Path) -> list[tuple[Path, int]]:
 
 def metadata(path: Path) -> list[list[str]]:
     """Returns the fields of each row of a metadata file."""
-    with suppress(UnicodeDecodeError):
-        return [line.split() for line in read_file(path).decode().splitlines()]
-    try:
+    with path.open("rb") as file:
+        is_array = file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX
+    if is_array:
         return np.load(path, allow_pickle=False).astype(str).tolist()
-    except (ValueError, EOFError):
-        raise ValueError(f"{path} is neither text nor an array of strings") from None
+    return [line.split() for line in read_lines(path)]
 
 
 def read(path: Path) -> np.ndarray | str:
-    """Returns the grayscale values of a square image file; if it is unreadable, its path and the reason."""
+    """Returns the grayscale values of an image file; if it is unreadable, its path and the reason."""
     try:
-        values = np.asarray(decode(read_file(path), "L"))
+        return np.asarray(decode(read_file(path), "L"))
     except (ValueError, OSError) as error:
         return f"{path}: {error}"
-    if values.shape[0] != values.shape[1]:
-        raise ValueError(f"{path} has {values.shape[1]} x {values.shape[0]} pixels: expected a square image")
-    return values
 
 
 def pixels(window: int, rows: list[tuple[Path, int]]) -> list[tuple[np.ndarray | str, int]]:
-    """Returns (grayscale values, row by row, and label) of published images.
+    """Returns (grayscale values, row by row, and label) of published images of ``window`` pixels per side.
 
-    Their sides must have ``window`` pixels. For an unreadable image, the values are its path and the reason.
+    For an unreadable image, the values are its path and the reason.
     """
     found = []
     for path, label in rows:
         values = read(path)
-        if isinstance(values, str):
-            found.append((values, label))
-        elif len(values) != window:
-            raise ValueError(f"{path} has {len(values)} pixels per side, but the first image has {window}")
-        else:
-            found.append((values.ravel(), label))
+        if not isinstance(values, str):
+            if values.shape != (window, window):
+                raise ValueError(
+                    f"{path} has {values.shape} pixels, but the first image has {window} per side"
+                )
+            values = values.ravel()
+        found.append((values, label))
     return found

@@ -1,28 +1,21 @@
-"""SQuAD and CMRC 2018 in BERT word pieces, for the task ``question_generation``.
-
-The source is an answer and its context, and the target is the question. The first of several answers is used,
-and questions without an answer are skipped. OUT/text contains the text, and OUT/bin the binarized data,
-vocab.txt and preparation.json. Long contexts are truncated around the answer. Answers are truncated to 100
-word pieces and to half of the source, and questions to 49 word pieces.
-"""
+"""SQuAD and CMRC 2018 in BERT word pieces."""
 
 import json
+import os
 import shutil
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from data_prep import bert_vocabulary
 from data_prep.binarize import splits_in
-from data_prep.corpus import Corpus, add_number
-from data_prep.fetch import fetch, mismatch
+from data_prep.corpus import Corpus, number
+from data_prep.fetch import fetch
 from data_prep.labelled import print_rows, token_file
 from data_prep.progress import progress
-from data_prep.validation import folder_with_source
 from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
 from fairseq_lrpe.data.word_pieces import (
     SPECIALS,
@@ -34,7 +27,6 @@ from fairseq_lrpe.data.word_pieces import (
     max_answer_tokens,
     normalize_spaces,
     read_preparation,
-    shorten,
 )
 from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.files import read_file, read_lines, write_lines
@@ -62,19 +54,37 @@ class Question(NamedTuple):
     begins: int
 
 
-class Inputs(NamedTuple):
-    """{split: questions} or, if OUT/text exists, None; and the vocabulary, or None to learn one."""
-
-    rows: dict[str, list[Question]] | None
-    vocabulary: bert_vocabulary.Vocabulary | None
-
-
 class Questions(Corpus):
-    """SQuAD or CMRC 2018, or one file in SQuAD's format."""
+    """Questions about texts in BERT word pieces, for the task ``question_generation``.
+
+    The source is an answer and its context, and the target is the question. The first of several answers is
+    used, and questions without an answer are skipped. OUT/text contains the text, and OUT/bin the binarized
+    data, vocab.txt and preparation.json. Long contexts are truncated around the answer. Answers are truncated
+    to 100 word pieces and to half of the source, and questions to 49 word pieces.
+    """
 
     task = "question_generation --source-lang source --target-lang question"
-    published = "the published files"
     metavar = "FILE_OR_FOLDER"
+    options: ClassVar = {
+        "--version": {
+            "metavar": "VERSION",
+            "help": "published version of SQuAD: 2.0 (default), 1.1, or du for Du et al.'s split of 1.1",
+        },
+        "--cut": {
+            "nargs": 2,
+            "type": min_int(1),
+            "metavar": ("TRAIN", "VALID"),
+            "help": "split the file --from between paragraphs into at most these numbers of questions",
+        },
+        "--bert": {
+            "metavar": "NAME_OR_FOLDER",
+            "help": "folder with BERT's vocab.txt, or name of a model on the Hugging Face hub",
+        },
+        "--pieces": number("learn a vocabulary of N word pieces from the training text instead"),
+        "--longest": number(
+            "maximum number of tokens of a source (default: %(default)s)", MIN_LENGTH, default=LONGEST
+        ),
+    }
 
     def __init__(self, name: str):
         super().__init__(name)
@@ -86,96 +96,50 @@ class Questions(Corpus):
         files = " or ".join(f"with {names}" for names in sets)
         return f"a folder {files}, or with --cut one file in this format (default: download the files)"
 
-    def add_options(self, parser: ArgumentParser) -> None:
-        if len(self.versions) > 1:
-            text = f"published version (default: {next(iter(self.versions))}); du is Du et al.'s split of 1.1"
-            parser.add_argument("--version", choices=self.versions, help=text)
-        else:
-            parser.set_defaults(version=None)
-        text = "split the file given by --from between paragraphs into at most these numbers of questions"
-        parser.add_argument("--cut", nargs=2, type=min_int(1), metavar=("TRAIN", "VALID"), help=text)
-        kind = parser.add_mutually_exclusive_group()
-        text = "folder with BERT's vocab.txt, or name of a model on the Hugging Face hub (default: {})"
-        text = text.format(self.facts["bert"])
-        kind.add_argument("--bert", metavar="NAME_OR_FOLDER", help=text)
-        text = "learn a vocabulary of N word pieces from the training text instead"
-        add_number(kind, "--pieces", text)
-        text = "maximum number of tokens of a source (default: %(default)s)"
-        add_number(parser, "--longest", text, MIN_LENGTH, default=LONGEST)
-
-    def source(self, args):
-        if args.cut and not args.source:
-            raise ValueError("--cut requires --from FILE, the file to split")
-        if args.cut and args.version:
-            raise ValueError("--version selects published files: it cannot be combined with --cut")
-        parts = [super().source(args)]
-        if args.cut:
-            parts.append(f"{' '.join(map(str, args.cut))} questions")
-        elif len(self.versions) > 1:
-            parts.append(f"version {self.version(args)}")
-        parts.append(f"{args.longest} tokens")
-        pieces = f" in {args.pieces} pieces" if args.pieces else f", with word pieces of {self.bert(args)}"
-        return ", ".join(parts) + pieces
-
-    def version(self, args: Namespace) -> str:
-        """Returns the published version that --version selects."""
-        return args.version or next(iter(self.versions))
-
-    def bert(self, args: Namespace) -> str:
-        """Returns the name of the model, or the absolute path of the folder, of the published vocabulary."""
-        name = args.bert or self.facts["bert"]
-        return str(Path(name).resolve()) if Path(name).exists() else name
-
     def check(self, args):
-        rows = None if (args.out / "text").is_dir() else self.rows(args)
-        return Inputs(rows, None if args.pieces else bert_vocabulary.published(self.bert(args)))
+        version = self.version(args)
+        if args.version not in (None, *self.versions):
+            raise ValueError(f"unknown --version {args.version}: choose from {', '.join(self.versions)}")
+        if args.bert and args.pieces:
+            raise ValueError("--pieces learns a vocabulary: it cannot be combined with --bert")
+        if args.cut and not (args.source and args.source.is_file()):
+            raise ValueError("--cut requires --from FILE, the file to split")
+        if args.source and not args.cut and not args.source.is_dir():
+            raise ValueError(f"{args.source} is not a folder: --from takes {self.accepts}")
+        if not args.source and "page" in version:
+            raise ValueError(f"--from is missing: pass a folder with the files of {version['page']}")
+
+    def version(self, args: Namespace) -> dict:
+        """Returns the facts of the published version that --version selects, by default the first."""
+        return self.versions.get(args.version) or next(iter(self.versions.values()))
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
         """Returns {split: questions} of the files given by --from, or of downloaded files."""
         if args.cut:
             return split_paragraphs(args.source, args.cut)
-        if args.source and not args.source.is_dir():
-            raise ValueError(f"{args.source} is not a folder: --from takes {self.accepts}")
-        if not args.source and (page := self.versions[self.version(args)].get("page")):
-            raise ValueError(f"--from is missing: pass a folder with the files of {page}")
         found = {}
-        for split, file in self.versions[self.version(args)]["files"].items():
+        for split, file in self.version(args)["files"].items():
             path = (args.source or args.out) / file["name"]
             if not args.source:
                 fetch(path, {"mirrors": self.facts["mirrors"], **file})
-            elif not path.is_file():
-                raise ValueError(f"{path} is missing: put a copy of the published file there")
-            published = "sha256" in file and not mismatch(path, file)
-            found[split] = [row for rows in paragraphs(path, published).values() for row in rows]
+            found[split] = [row for rows in paragraphs(path).values() for row in rows]
         return found
 
-    def write_text(self, args, inputs, folder):
+    def write_text(self, args, folder):
         """Writes SPLIT.question, SPLIT.answer, SPLIT.context and SPLIT.begins, one row per line."""
-        for split, rows in inputs.rows.items():
+        for split, rows in self.rows(args).items():
             for column, values in zip(Question._fields, zip(*rows, strict=True), strict=True):
                 write_lines(folder / f"{split}.{column}", values)
 
-    def prepare(self, args, source, inputs):
-        text = self.text(args, source, inputs)
-        try:
-            with folder_with_source(args.out / "bin", source) as part:
-                self.write_bin(args, text, part, inputs.vocabulary)
-        except ValueError:  # if OUT/text remained, another run with other options would be rejected
-            shutil.rmtree(text)
-            raise
-
-    def write_bin(
-        self, args: Namespace, text: Path, folder: Path, vocabulary: bert_vocabulary.Vocabulary | None
-    ) -> None:
-        """Writes the binarized data to ``folder``; learns a vocabulary if ``vocabulary`` is None."""
-        language = self.facts["language"]
-        if vocabulary:
-            shutil.copyfile(vocabulary.path, folder / VOCABULARY)
-            lowercase = vocabulary.lowercase
-        else:
+    def prepare(self, args, folder):
+        text, language, name = self.text(args), self.facts["language"], args.bert or self.facts["bert"]
+        if args.pieces:
             lowercase = language == "zh"  # as in the default BERT models of both languages
             texts = [*dict.fromkeys(read_lines(text / "train.context")), *read_lines(text / "train.question")]
             bert_vocabulary.learn(texts, args.pieces, lowercase, folder / VOCABULARY)
+        else:
+            vocabulary, lowercase = bert_vocabulary.published(name)
+            shutil.copyfile(vocabulary, folder / VOCABULARY)
         types = fairseq_types(folder / VOCABULARY)
         for side in SIDES:
             write_lines(folder / f"dict.{side}.txt", (f"{name} 1" for name in types))
@@ -186,7 +150,7 @@ class Questions(Corpus):
             "longest": args.longest,
             "longest_answer": max_answer_tokens(args.longest),
             "longest_question": LONGEST_QUESTION,
-            "pieces_of": self.bert(args) if vocabulary else None,
+            "pieces_of": None if args.pieces else os.path.realpath(name) if Path(name).exists() else name,
         }
         (folder / PREPARATION).write_text(json.dumps(about) + "\n", encoding="utf-8")
         pieces, ids = load(folder), {x: i for i, x in enumerate([*SPECIALS.values(), *types])}
@@ -203,8 +167,7 @@ class Questions(Corpus):
         """Prints the numbers of rows and of truncated texts, and what ``Corpus.report`` prints."""
         counts = json.loads((args.out / "bin" / ROWS).read_text())
         rows = {split: count["rows"] for split, count in counts.items()}
-        published = {} if args.cut else self.versions[self.version(args)]["rows"]
-        print_rows(rows, published)
+        print_rows(rows, {} if args.cut else self.version(args)["rows"])
         text = "{}: truncated {contexts:,} contexts, {answers:,} answers and {questions:,} questions"
         for split, cut in counts.items():
             print(text.format(split, **cut))
@@ -238,9 +201,7 @@ def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: d
 
 def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]:
     """Returns {split: questions} of a file, split between paragraphs into at most ``wanted`` questions."""
-    if not path.is_file():
-        raise ValueError(f"{path} is not a file: --cut requires a single JSON file of questions")
-    groups = list(paragraphs(path, published=False).values())
+    groups = list(paragraphs(path).values())
     if sum(wanted) > (total := sum(map(len, groups))):
         requested = " + ".join(f"{count:,}" for count in wanted)
         raise ValueError(f"{path} has only {total:,} answerable questions, but --cut requests {requested}")
@@ -255,73 +216,48 @@ def split_paragraphs(path: Path, wanted: list[int]) -> dict[str, list[Question]]
     return found
 
 
-def paragraphs(path: Path, published: bool) -> dict[str, list[Question]]:
+def paragraphs(path: Path) -> dict[str, list[Question]]:
     """Returns {context: answerable questions}, and prints the numbers of skipped questions and moved answers.
 
     If an answer is not at answer_start, its nearest occurrence in the context is used.
 
-    Args:
-        path: File in SQuAD's format.
-        published: Whether the file is a published one, in which questions whose answer is not in the context
-            are skipped.
-
     Raises:
-        ValueError: If the file has no answerable question, does not have SQuAD's format, or, unless it is
-            published, has an answer that is not in its context.
+        ValueError: If the file does not have SQuAD's format, or most answers are not in their contexts.
     """
     found, counts = {}, Counter()
-    for where, context, entry in iterate_questions(path):
-        question, answers = fields(entry, where, question=str, answers=list)
+    for context, entry in read_questions(path):
+        question, answers = entry["question"], entry["answers"]
         if not answers or entry.get("is_impossible") or not question.strip():
             counts["blank" if not question.strip() else "unanswerable"] += 1
             continue
-        text, start = fields(answers[0], f"{where}, its answer", text=str, answer_start=int)
+        text, start = answers[0]["text"], answers[0]["answer_start"]
+        one_line, answer = normalize_spaces(context), normalize_spaces(text)
         if not 0 <= start < len(context):
             counts["unplaced"] += 1
-            continue
-        one_line, answer = normalize_spaces(context), normalize_spaces(text)
-        try:
-            begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)
-        except ValueError as error:
-            if not published:
-                excerpt = shorten(context[start : start + len(text)])
-                raise ValueError(
-                    f"{where}: {error}; the text at answer_start {start} is {excerpt!r}"
-                ) from None
+        elif not answer or answer not in one_line:
             counts["left out"] += 1
-            continue
-        counts["moved"] += context[start : start + len(text)] != text
-        found.setdefault(one_line, []).append(Question(normalize_spaces(question), answer, one_line, begins))
+        else:
+            begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)
+            counts["moved"] += context[start : start + len(text)] != text
+            found.setdefault(one_line, []).append(
+                Question(normalize_spaces(question), answer, one_line, begins)
+            )
     total = sum(map(len, found.values()))
-    if not total:
-        raise ValueError(f"{path} has no question with an answer: expected the keys {LAYOUT}")
     for kind, words in MESSAGES.items():
         if counts[kind]:
             print(f"{path.name}: {counts[kind]:,} {words}", flush=True)
+    if counts["unplaced"] + counts["left out"] >= total:
+        raise ValueError(f"{path} has {total:,} questions with an answer in their context")
     return found
 
 
-def iterate_questions(path: Path) -> Iterator[tuple[str, str, object]]:
-    """Yields (name for error messages, context, entry of "qas") for each question of a file."""
+def read_questions(path: Path) -> list[tuple[str, dict]]:
+    """Returns (context, entry of "qas") for each question of a file."""
     try:
         found = json.loads(read_file(path))
-    except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8
-        raise ValueError(f"{path} is not valid JSON ({error}): expected the keys {LAYOUT}") from None
-    # A file may consist of the list of articles only.
-    articles = found if isinstance(found, list) else fields(found, str(path), data=list)[0]
-    for i, article in enumerate(progress(articles, path.name, "articles"), 1):
-        [article_paragraphs] = fields(article, f"{path}: article {i}", paragraphs=list)
-        for k, paragraph in enumerate(article_paragraphs, 1):
-            where = f"{path}: article {i}, paragraph {k}"
-            context, entries = fields(paragraph, where, context=str, qas=list)
-            for n, entry in enumerate(entries, 1):
-                name = entry.get("id") if isinstance(entry, dict) else None
-                yield f"{path}: question {name}" if name else f"{where}, question {n}", context, entry
-
-
-def fields(found: object, where: str, **kinds: type) -> list:
-    """Returns the values of some keys of a dictionary; raises ValueError unless all have the given types."""
-    for key, kind in kinds.items():
-        if not isinstance(found, dict) or not isinstance(found.get(key), kind):
-            raise ValueError(f"{where} lacks the key {key!r} of SQuAD's format: expected {LAYOUT}")
-    return [found[key] for key in kinds]
+        # A file may consist of the list of articles only.
+        articles = found if isinstance(found, list) else found["data"]
+        paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+        return [(paragraph["context"], entry) for paragraph in paragraphs for entry in paragraph["qas"]]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(f"{path} does not have SQuAD's format ({error!r}): expected {LAYOUT}") from None

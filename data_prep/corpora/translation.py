@@ -1,34 +1,24 @@
-"""English-German sentence pairs, for fairseq's translation.
-
-OUT/text contains the raw text, and OUT/bin the binarized data and a dictionary of each language. The BPE
-merges in OUT/codes (or OUT/sentencepiece.model) and the settings in OUT/bin/preparation.json are needed to
-translate other text. Training pairs are removed if a side is empty or has more than 250 tokens, or if one
-side has more than 1.5 times as many tokens as the other.
-
-As in fairseq's examples/translation/prepare-wmt14en2de.sh, every 100th pair of WMT's training corpora is
-used for validation instead of training and learning BPE, unless it would be removed from training, too.
-With --valid newstest2013, newstest2013 is the validation set, and every training pair is used for training.
-"""
+"""English-German sentence pairs."""
 
 import json
 import re
 import shutil
 from argparse import Namespace
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
 
-from tqdm import tqdm
-
-from data_prep import fetch
 from data_prep.binarize import SPLITS, concatenate, preprocess
-from data_prep.corpus import Corpus, add_number
+from data_prep.corpus import Corpus, number
+from data_prep.fetch import fetch, unpacked, verified
 from data_prep.parallel import map_lines
-from data_prep.validation import check_text, folder_with_source
+from data_prep.progress import progress
+from data_prep.validation import check_text
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.layout import vocabulary_size
-from fairseq_lrpe.utils.files import atomic_folder, read_lines, write_lines
+from fairseq_lrpe.utils.files import read_lines, write_lines
 
 LANGUAGES = ("en", "de")  # source, target
 # Accepted file names of each split, in order of preference.
@@ -37,12 +27,21 @@ MAX_TOKENS, MAX_RATIO = 250, 1.5
 VALID = ("training", "newstest2013")
 """Values of --valid: every 100th training pair, or the validation set of WMT."""
 EVERY = 100
-RECORD = ", 1 percent of the training pairs for validation"
-"""Text in the recorded source of data whose validation set is from the training pairs."""
 
 
 class Translation(Corpus):
-    """English-German sentence pairs; ``check`` returns {split: [{language: path}]} or None."""
+    """English-German sentence pairs, for fairseq's translation.
+
+    OUT/text contains the raw text, and OUT/bin the binarized data and a dictionary of each language. The BPE
+    merges in OUT/codes and the settings in OUT/bin/preparation.json are needed to translate other text.
+    Training pairs are removed if a side is empty or has more than 250 tokens, or if one side has more than
+    1.5 times as many tokens as the other.
+
+    As in fairseq's examples/translation/prepare-wmt14en2de.sh, every 100th pair of WMT's training corpora is
+    used for validation instead of training and learning BPE, unless it would be removed from training, too.
+    With --valid newstest2013, newstest2013 is the validation set, and every training pair is used for
+    training.
+    """
 
     task = "translation"
 
@@ -51,29 +50,23 @@ class Translation(Corpus):
         self.archives = self.facts.get("archives", {})
 
     @property
-    def published(self):
-        return "the published archives" if self.archives else None
-
-    @property
     def accepts(self):
         text = "a folder with raw text as {train,valid,test}.{en,de}"
         archives = f", or copies of {', '.join(self.archives)} (default: download them)"
         return text + (archives if self.archives else "")
 
-    def add_options(self, parser):
-        text = (
-            "number of joint BPE merges, or size of the joint SentencePiece vocabulary (default: %(default)s)"
-        )
-        add_number(parser, "--bpe-types", text, default=self.facts["bpe_types"])
-        text = "use SentencePiece instead of Moses tokenization and BPE"
-        parser.add_argument("--sentencepiece", action="store_true", help=text)
+    @property
+    def options(self):
+        text = "number of joint BPE merges (default: %(default)s)"
+        found = {"--bpe-types": number(text, default=self.facts["bpe_types"])}
         if self.archives:
             text = f"validation set: every {EVERY}th training pair (default), or newstest2013"
-            parser.add_argument("--valid", choices=VALID, help=text)
+            found["--valid"] = {"choices": VALID, "help": text}
+        return found
 
-    def source(self, args):
-        record = RECORD if self.holds_out(args) else ""
-        return f"{super().source(args)} in {args.bpe_types} {codec_of(args).unit}{record}"
+    def check(self, args):
+        if self.archives and args.valid and not self.is_archived(args):
+            raise ValueError("--valid is for the published archives: it cannot be used with text files")
 
     def is_archived(self, args: Namespace) -> bool:
         """Returns whether the source is the published archives, or a folder with copies of them."""
@@ -81,62 +74,51 @@ class Translation(Corpus):
 
     def holds_out(self, args: Namespace) -> bool:
         """Returns whether every 100th training pair is used for validation."""
-        if not self.archives or args.valid == "newstest2013":
-            return False
-        return self.is_archived(args) or RECORD in args.earlier
+        return bool(self.archives) and self.is_archived(args) and args.valid != "newstest2013"
 
-    def check(self, args):
-        if (args.out / "text").is_dir():
-            return None
-        if not self.is_archived(args):
-            if self.archives and args.valid:
-                raise ValueError("--valid is for the published archives: it cannot be used with text files")
-            splits = in_folder(args.source)
-        else:
+    def write_text(self, args, folder):
+        if self.is_archived(args):
             splits = in_archives(self.archives, args.source, args.out)
-            if self.holds_out(args):
-                splits["valid"] = []
+        else:
+            splits = in_folder(args.source)
+        if self.holds_out(args):
+            del splits["valid"]
         check_sides(splits)
-        return splits
-
-    def write_text(self, args, inputs, folder):
-        for split, files in inputs.items():
-            for language in LANGUAGES:
-                concatenate([paths[language] for paths in files], folder / f"{split}.{language}")
-        if not inputs["valid"]:
+        for (split, files), language in product(splits.items(), LANGUAGES):
+            concatenate([paths[language] for paths in files], folder / f"{split}.{language}")
+        if self.holds_out(args):
             for language in LANGUAGES:
                 hold_out(folder, language)
 
-    def prepare(self, args, source, inputs):
-        out, codec = args.out, codec_of(args)
-        self.text(args, source, inputs)
-        shutil.rmtree(out / "unpacked", ignore_errors=True)
+    def prepare(self, args, folder):
+        text = self.text(args)
+        codec = text_codec.Moses(text)
 
         def step(function_of, before, after):
-            for split, language in product(SPLITS, LANGUAGES):
-                target = out / after / f"{split}.{language}"
-                target.parent.mkdir(exist_ok=True)
-                map_lines(function_of(language), out / before / target.name, target, args.workers)
+            after.mkdir(exist_ok=True)
+            for name in (f"{split}.{language}" for split, language in product(SPLITS, LANGUAGES)):
+                function = function_of(name.rpartition(".")[2])
+                map_lines(function, before / name, after / name, args.workers)
 
-        step(lambda language: partial(codec.words, language), "text", "words")
+        step(lambda language: partial(codec.words, language), text, text / "words")
         if not codec.path.is_file():
-            try:
-                codec.learn([out / "words" / f"train.{language}" for language in LANGUAGES], args.bpe_types)
-            except ValueError:  # if OUT/text remained, another run with other --bpe-types would be rejected
-                for folder in ("text", "words"):
-                    shutil.rmtree(out / folder)
-                raise
-        step(lambda language: codec.pieces, "words", "pieces")
+            codec.learn([text / "words" / f"train.{language}" for language in LANGUAGES], args.bpe_types)
+        step(lambda language: codec.pieces, text / "words", text / "pieces")
         cleaned = SPLITS[: 2 if self.holds_out(args) else 1]
-        clean(out / "pieces", out / "clean", cleaned)
+        (text / "clean").mkdir(exist_ok=True)
+        counts = {split: clean(text / "pieces", text / "clean", split) for split in cleaned}
+        if not counts["train"]["kept"]:
+            raise ValueError(f"all training pairs are unusable: {removed(counts['train'])}")
 
-        texts = {split: out / ("clean" if split in cleaned else "pieces") / split for split in SPLITS}
-        with folder_with_source(out / "bin", source) as part:
-            log = out / "preprocess.log"
-            preprocess(texts, part, log, languages=LANGUAGES, workers=args.workers)
-            shutil.copyfile(out / "clean" / "pairs.json", part / "pairs.json")
-            facts = {**dict(zip(("source", "target"), LANGUAGES, strict=True)), **codec.facts}
-            (part / text_codec.PREPARATION).write_text(json.dumps(facts) + "\n")
+        texts = {split: text / ("clean" if split in cleaned else "pieces") / split for split in SPLITS}
+        preprocess(texts, folder, args.out / "preprocess.log", languages=LANGUAGES, workers=args.workers)
+        sizes = {split: texts[split].with_suffix(".en").read_bytes().count(b"\n") for split in SPLITS[1:]}
+        pairs = {**{split: sizes[split] for split in sizes if split not in cleaned}, "train": counts["train"]}
+        pairs |= sizes
+        (folder / "pairs.json").write_text(json.dumps(pairs) + "\n")
+        facts = {**dict(zip(("source", "target"), LANGUAGES, strict=True)), **codec.facts}
+        (folder / text_codec.PREPARATION).write_text(json.dumps(facts) + "\n")
+        shutil.copyfile(codec.path, args.out / codec.path.name)
 
     def vocabulary(self, data):
         sizes = {language: vocabulary_size(data / f"dict.{language}.txt") for language in LANGUAGES}
@@ -156,11 +138,6 @@ class Translation(Corpus):
         super().report(args)
 
 
-def codec_of(args: Namespace) -> text_codec.Moses | text_codec.SentencePiece:
-    """Returns the tokenizer that the options select."""
-    return (text_codec.SentencePiece if args.sentencepiece else text_codec.Moses)(args.out)
-
-
 def in_folder(folder: Path) -> dict[str, list]:
     """Returns {split: [{language: path}]} of a folder with raw text; the files need not exist."""
     splits = {}
@@ -174,9 +151,8 @@ def in_archives(archives: dict, source: Path | None, out: Path) -> dict[str, lis
     """Returns {split: [{language: path}]} of the published archives, from ``source`` or downloaded."""
     splits = {split: [] for split in SPLITS}
     for name, facts in archives.items():
-        archive = fetch.verified(source / name, name, facts) if source else fetch.fetch(out / name, facts)
-        folder = out / "unpacked" / name.removesuffix(".tgz")
-        fetch.unpack(archive, folder)
+        archive = verified(source / name, name, facts) if source else fetch(out / name, facts)
+        folder = unpacked(archive, out / "unpacked" / name.removesuffix(".tgz"))
         for split, files in facts["files"].items():
             paths = {language: folder / file for language, file in files.items()}
             splits[split].append({language: plain(path) for language, path in paths.items()})
@@ -223,34 +199,17 @@ def verdict(pair: tuple[str, str]) -> str:
     return "of uneven length" if longer > MAX_RATIO * shorter else "kept"
 
 
-def clean(folder: Path, target: Path, splits: tuple[str, ...]) -> None:
-    """Writes the kept pairs of ``splits`` to ``target``, and the numbers of pairs to pairs.json there."""
-    if target.is_dir():
-        return
-    with atomic_folder(target) as part:
-        paths = {split: folder / f"{split}.{LANGUAGES[0]}" for split in SPLITS if split not in splits}
-        pairs = {split: path.read_bytes().count(b"\n") for split, path in paths.items()}
-        for split in splits:
-            counts = clean_split(folder, part, split)
-            if not counts["kept"]:
-                kind = {"train": "training", "valid": "validation"}[split]
-                raise ValueError(f"all {counts.total():,} {kind} pairs are unusable: {removed(counts)}")
-            pairs[split] = counts if split == "train" else counts["kept"]
-        (part / "pairs.json").write_text(json.dumps(pairs) + "\n")
-
-
-def clean_split(folder: Path, target: Path, split: str) -> Counter:
+def clean(folder: Path, target: Path, split: str) -> Counter:
     """Writes the pairs of a split that are kept to ``target``; returns {verdict: number of pairs}."""
     counts, names = Counter(), [f"{split}.{language}" for language in LANGUAGES]
-    sides = [(folder / name).open(encoding="utf-8", newline="\n") for name in names]
-    kept = [(target / name).open("w", encoding="utf-8") for name in names]
-    for pair in tqdm(zip(*sides, strict=True), desc=f"cleaning {split}", unit="pairs", disable=None):
-        counts[decision := verdict(pair)] += 1
-        if decision == "kept":
-            for file, side in zip(kept, pair, strict=True):
-                file.write(side)
-    for file in (*sides, *kept):
-        file.close()
+    with ExitStack() as stack:
+        sides = [stack.enter_context((folder / x).open(encoding="utf-8", newline="\n")) for x in names]
+        kept = [stack.enter_context((target / x).open("w", encoding="utf-8")) for x in names]
+        for pair in progress(zip(*sides, strict=True), f"cleaning {split}", "pairs"):
+            counts[decision := verdict(pair)] += 1
+            if decision == "kept":
+                for file, side in zip(kept, pair, strict=True):
+                    file.write(side)
     return counts
 
 

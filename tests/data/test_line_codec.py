@@ -3,9 +3,9 @@
 import pytest
 from tiny import write_byte_pairs
 
+from data_prep.text_corpus import learn_pieces
 from fairseq_lrpe.data import classified_text, line_codec
 from fairseq_lrpe.data.penn_treebank import tokenize_penn
-from fairseq_lrpe.data.text_codec import learn_pieces
 
 TEXT = "the cat sees the other théâtre 🙂"
 
@@ -43,8 +43,8 @@ def test_characters(folder):
 
 
 def test_sentence_pieces(folder):
-    model = learn_pieces(60, "", [TEXT] * 9, model_type="bpe", character_coverage=1.0, hard_vocab_limit=False)
-    (folder / "spm.model").write_bytes(model)
+    (folder / "text").write_text(f"{TEXT}\n" * 9)
+    (folder / "spm.model").write_bytes(learn_pieces(60, folder / "text"))
     codec = line_codec.load(folder, ["1", "2"])
     assert isinstance(codec, line_codec.SentencePieces) and "▁the" in codec.encode(TEXT).split()
     check(codec)

@@ -52,16 +52,3 @@ def test_examples():
     assert rouge_l(["the cat sat"], ["The cat, it sat!"], "en") == pytest.approx(100 * 6 / 7)
     assert rouge_l(["北京在哪里？", ""], ["北京 在哪？", "人"], "zh") == pytest.approx(50 * 10 / 11)
     assert rouge_l(["iphone"], ["iPhone"], "zh") == 100 and rouge_l(["?"], ["!"], "en") == 0
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((["a"], ["a", "b"], "en"), "cannot compare 1 hypotheses with 2 references"),
-        (([], [], "en"), "cannot compare 0 hypotheses with 0"),
-        ((["a"], ["a"], "de"), "ROUGE-L supports the languages en and zh, not 'de'"),
-    ],
-)
-def test_invalid_input_is_rejected(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        rouge_l(*arguments)

@@ -34,12 +34,8 @@ def test_a_byte_order_mark_is_not_a_part_of_a_word(tmp_path):
     ("lines", "message"),
     [
         (["the 1 2", "of 1"], "line 2 has 1 fields after its word instead of 2, unlike line 1"),
-        (["the 1 2", "a word 1 2", "of 1 2 3"], "line 3 has 3 fields after its word instead of 2"),
         (["2 2", "the 1 2", "of 1 2"], "line 2 has 2 fields after its word instead of 1"),
-        (["the 1 2", "of 1 two"], "line 2 has 'two' instead of a finite number"),
         (["the 1 2", "of nan 2"], "line 2 has 'nan' instead of a finite number"),
-        (["the 1 x", "of 1 2"], "line 1 has 'x' instead of a finite number"),
-        (["the"], "line 1 is not a word and a vector"),
         ([], "line 1 is not a word and a vector"),
         (["The 1 2", "OF 1 2"], "has vectors for none of the 2 words"),
     ],

@@ -62,20 +62,9 @@ def test_the_next_mirror_is_tried(broken, server, tmp_path):
     assert server.requests == [(f"/{broken}/file", None), ("/range/file", None)]
 
 
-def test_a_mirror_with_another_file_keeps_the_partial_download(server, tmp_path):
-    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
-    get(tmp_path / "file", server.url("short"), server.url("range"))
-    assert server.requests[-1] == ("/range/file", "bytes=1000-")
-
-
 def test_a_busy_mirror_is_retried(server, unreachable, tmp_path):
     get(tmp_path / "file", unreachable, server.url("busy"), server.url("range"))
     assert [path for path, _ in server.requests] == ["/busy/file"] * fetch.TRIES + ["/range/file"]
-
-
-def test_a_modified_file_is_downloaded_again(server, tmp_path):
-    (tmp_path / "file").write_bytes(b"changed")
-    get(tmp_path / "file", server.url("range"))
 
 
 def test_the_error_names_all_mirrors_with_their_reasons(server, unreachable, tmp_path):
@@ -86,12 +75,3 @@ def test_the_error_names_all_mirrors_with_their_reasons(server, unreachable, tmp
     for url, reason in zip(urls, ["404", "Connection refused", "SHA-256", "bytes instead of"], strict=True):
         assert reason in line.split(url)[1].split("; ")[0]
     assert not list(tmp_path.iterdir())
-
-
-def test_copies_are_verified(tmp_path):
-    facts, path = {"size": SIZE, "sha256": SHA256}, tmp_path / "a"
-    path.write_bytes(CONTENT)
-    assert fetch.verified(path, "c", facts) == path
-    path.write_bytes(CONTENT[::-1])
-    with pytest.raises(fetch.FetchError, match=rf"^{path} is not the published c: it has SHA-256"):
-        fetch.verified(path, "c", facts)

@@ -1,8 +1,5 @@
 """GPT-2 BPE on several processes, with a small vocabulary."""
 
-import os
-import signal
-
 import pytest
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
@@ -38,33 +35,6 @@ def test_the_output_does_not_depend_on_the_number_of_processes(end, tiny_bpe, tm
     decoded = [encoder.decode(map(int, line.split())) for line in expected.splitlines()]
     assert decoded == lines and lines.count("") >= 40
     assert not list(tmp_path.glob("*.part"))
-
-
-def test_interrupted_encoding_leaves_no_target(tiny_bpe, tmp_path, monkeypatch):
-    (tmp_path / "text").write_text("the\n" * 5)
-    batches = [["the\n"]] * 3
-
-    def interrupted(*_):
-        if not batches:
-            raise KeyboardInterrupt
-        return batches.pop()
-
-    monkeypatch.setattr(parallel, "islice", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        encode(tmp_path, tiny_bpe, 1)
-    assert not batches and not (tmp_path / "encoded").exists()
-
-
-def killed(*_):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_a_killed_worker_is_an_error(tiny_bpe, tmp_path, monkeypatch):
-    (tmp_path / "text").write_text("the\n")
-    monkeypatch.setattr(parallel, "_map_batch", killed)
-    with pytest.raises(ValueError, match=r"was killed.*fewer --workers"):
-        encode(tmp_path, tiny_bpe, 2)
-    assert not (tmp_path / "encoded").exists()
 
 
 def test_copies_are_verified_and_a_longer_dictionary_is_truncated(tiny_bpe, tmp_path):

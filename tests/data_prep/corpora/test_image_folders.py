@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import tarfile
-from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -61,13 +60,12 @@ def test_files_are_stored_unchanged_by_class_and_name(tmp_path, capsys):
     about = json.loads((folder / "about.json").read_text())
     assert about["images"] is True and about["labels"] == ["ant", "bee", "cow"] and about["inputs"] == 1
     assert not (folder / "dict.txt").exists() and not (folder / "unreadable.txt").exists()
-    assert (folder / "source.txt").read_text() == f"{tmp_path / 'given'}\n"
     printed = capsys.readouterr().out
     assert "rows: train 12, valid 3, test 6; published: train 45,000" in printed
     assert "vocabulary" not in printed and "--task image_classification" in printed
 
 
-def test_larger_images_are_resized(tmp_path, capsys):
+def test_larger_images_are_resized(tmp_path):
     """Images of 20 x 16 pixels with a shorter side of 8; images that are small enough stay unchanged."""
     found = files(valid=1)
     source = write_files(tmp_path / "given", found)
@@ -80,31 +78,10 @@ def test_larger_images_are_resized(tmp_path, capsys):
             assert label == expected and (image.format, image.size) == ("JPEG", (10, 8))
             exact = np.asarray(decode(original).resize((10, 8), Image.Resampling.BICUBIC), float)
             assert np.abs(np.asarray(image) - exact).mean() < 12  # JPEG halves the resolution of colors
-    assert (folder / "source.txt").read_text() == f"{source}, 8 pixels\n"
-    assert f"was made from {source}, 8 pixels" in error_of(
-        "cifar10", "--from", source, "--out", tmp_path / "out"
-    )
-    run(source, tmp_path / "out", "--shorter-side", "8")
-    assert "already prepared" in capsys.readouterr().out
+    error = error_of("cifar10", "--from", source, "--out", tmp_path / "out")
+    assert f"{folder} was made with --shorter-side 8: use the same" in error
     same = run(source, tmp_path / "same", "--shorter-side", "16")
     assert prepared(same, "train") == given(found, "train")
-
-
-def test_archives_and_the_number_of_workers_make_no_difference(tmp_path, monkeypatch):
-    monkeypatch.setattr(image_folders, "BLOCK", 2)
-    found = {path.replace("/valid/", "/val/"): content for path, content in files(valid=1).items()}
-    first = contents(run(write_files(tmp_path / "given", found), tmp_path / "one"))
-    shuffled = dict(sorted(found.items(), key=lambda item: hash(item[1])))
-    packed = write_tar(tmp_path / "given.tar.gz", shuffled)
-    plain = tmp_path / "given.tar"
-    plain.write_bytes(gzip.decompress(packed.read_bytes()))
-    for source in (packed, plain):
-        out = tmp_path / source.name.replace(".", "_")
-        other = contents(run(source, out, "--workers", "3"))
-        for record in ("source.txt", "source.json"):
-            del other[record]
-        assert other == {name: content for name, content in first.items() if name in other}
-        assert [path.name for path in out.iterdir()] == ["bin"]
 
 
 def test_validation_images_are_held_out_and_training_images_limited(tmp_path):
@@ -115,7 +92,6 @@ def test_validation_images_are_held_out_and_training_images_limited(tmp_path):
     assert [name for name, _ in turns[:4]] == ["ant", "bee", "cow", "ant"]
     assert prepared(folder, "train") == sorted(turns[:7], key=given(found, "train").index)
     assert prepared(folder, "valid") == turns[11:] and prepared(folder, "test") == given(found, "test")
-    assert (folder / "source.txt").read_text().endswith("given, 7 training rows\n")
 
 
 def test_unreadable_images_are_skipped_and_listed(tmp_path, capsys):
@@ -162,7 +138,7 @@ def ilsvrc(folder, valid=6):
     savemat(meta, {"synsets": synsets})
     truth = b"1\n2\n3\n3\n2\n1\n"
     texts = {"meta.mat": meta.getvalue(), "ILSVRC2012_validation_ground_truth.txt": truth}
-    write_tar(folder / DEVKIT, {f"devkit/data/{name}": text for name, text in texts.items()})
+    write_tar(folder / DEVKIT, {f"ILSVRC2012_devkit_t12/data/{name}": text for name, text in texts.items()})
     return inner, val
 
 
@@ -179,53 +155,15 @@ def test_the_archives_of_imagenet(tmp_path, capsys):
     assert "published: train 1,281,167, valid 50,000" in capsys.readouterr().out
 
 
-def cut(name, part=0.7):
-    def change(folder):
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: int(part * len(content))])
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: (x / DEVKIT).unlink(), "given lacks ILSVRC2012_devkit_t12.tar.gz: "),
-        (lambda x: (x / TRAIN).unlink(), "given lacks ILSVRC2012_img_train.tar: "),
-        (cut(TRAIN), "ILSVRC2012_img_train.tar is not a complete zip or tar archive ("),
-        (cut(VALID), "ILSVRC2012_img_val.tar is not a complete zip or tar archive ("),
-        (cut(DEVKIT), "ILSVRC2012_devkit_t12.tar.gz is not a complete zip or tar archive ("),
-        (
-            lambda x: write_tar(x / DEVKIT, {"data/meta.mat": b"no"}),
-            "devkit_t12.tar.gz is not the published file (",
-        ),
-        (lambda x: shutil.copyfile(x / TRAIN, x / VALID), "ILSVRC2012_img_val.tar has 9 images, but "),
-        (
-            lambda x: shutil.copyfile(x / VALID, x / TRAIN),
-            "ILSVRC2012_img_train.tar is not a tar archive of one",
-        ),
-    ],
-)
-def test_invalid_archives_are_errors(change, message, tmp_path):
-    ilsvrc(tmp_path / "given")
-    change(tmp_path / "given")
-    assert message in error_of("imagenet", "--from", tmp_path / "given", "--out", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def one_class(found):
-    return {path: content for path, content in found.items() if "/ant/" in path}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (
-            lambda x: {x_.replace("/train/", "/images/"): y for x_, y in x.items()},
+            lambda x: {path.replace("/train/", "/images/"): y for path, y in x.items()},
             "given has no training images: expected train/CLASS/*.jpg, or files that end in .jpeg, .png,",
         ),
         (
-            lambda x: one_class(files(train=12)),
+            lambda x: {path: y for path, y in files(train=12).items() if "/ant/" in path},
             "given has training images of only one class, ant: expected at least two classes",
         ),
         (
@@ -236,12 +174,9 @@ def one_class(found):
             lambda x: {path: b"-" if "/cow/" in path else y for path, y in x.items()},
             "no training image of the class cow is readable: remove its folder",
         ),
+        (lambda x: dict.fromkeys(x, b"-"), "11 of 11 images are unreadable, for example train/cow/02.jpeg"),
         (
-            lambda x: dict.fromkeys(x, b"-"),
-            "11 of 11 images are unreadable, for example train/cow/02.jpeg: it is not a JPEG, PNG, PPM",
-        ),
-        (
-            lambda x: {path: y for path, y in x.items() if path[-6:-4] == "00" or path[-7:-5] == "00"},
+            lambda x: {path: y for path, y in x.items() if "/00." in path},
             "given has 3 training images and no validation images: expected at least 10 training images",
         ),
     ],
@@ -252,12 +187,30 @@ def test_invalid_class_folders_are_errors(change, message, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_archives_and_the_number_of_workers_make_no_difference(tmp_path, monkeypatch):
+    monkeypatch.setattr(image_folders, "BLOCK", 2)
+    found = files(valid=1)
+    first = contents(run(write_files(tmp_path / "given", found), tmp_path / "one"))
+    packed = write_tar(tmp_path / "given.tar.gz", dict(reversed(found.items())))
+    other = contents(run(packed, tmp_path / "two", "--workers", "3"))
+    assert {**first, "source.json": None} == {**other, "source.json": None}
+    assert [path.name for path in (tmp_path / "two").iterdir()] == ["bin"]
+
+
+def test_invalid_archives_of_imagenet_are_errors(tmp_path):
+    ilsvrc(tmp_path / "given")
+    words = ["--from", tmp_path / "given", "--out", tmp_path / "out"]
+    shutil.copyfile(tmp_path / "given" / TRAIN, tmp_path / "given" / VALID)
+    assert "ILSVRC2012_img_val.tar has 9 images, but " in error_of("imagenet", *words)
+    train = tmp_path / "given" / TRAIN
+    train.write_bytes(train.read_bytes()[:5000])
+    assert "ILSVRC2012_img_train.tar is not a complete zip or tar archive (" in error_of("imagenet", *words)
+    assert not (tmp_path / "out").exists()
+
+
 VALID_SETS = [
-    (
-        "val/{name}",
-        "given has valid images without class folders, such as top/val/ant0.png: move them to top",
-    ),
-    ("val/{name}.gif", "given has no images in top/val: expected .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif,"),
+    ("val/{name}", "given has valid images without class folders, such as top/val/ant0.png: move them"),
+    ("val/{name}.gif", "given has no images in val: expected .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif,"),
     ("val/images/{name}", "given has valid images of the class images, which has no training images: rename"),
     ("val/{label}s/{name}", "given has valid images of the class ants, which has no training images: rename"),
     (
@@ -265,15 +218,10 @@ VALID_SETS = [
         "given has images outside of train, valid and test, such as top/val_images/a",
     ),
     ("{name}", "given has images outside of train, valid and test, such as top/ant0.png: name the folder of"),
-    (
-        "val/{label}/{label}s/{name}",
-        "given has valid images in different subfolders of top/val/ant and top/val/",
-    ),
     ("val/{label}/images/{name}", None),
     ("Validation/{label}/{name}", None),
     ("VAL/{label}/{name}", None),
-    ("dev/{label}/{name}", None),
-    *((f"val/{{label}}/{{name}}.{end}", None) for end in ("webp", "JPG", "bmp", "tif", "ppm")),
+    ("val/{label}/{name}.webp", None),
 ]
 
 
@@ -319,8 +267,8 @@ def test_what_is_ignored_is_said(tmp_path, capsys):
         assert not (folder / "test.label.npy").exists()
         printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ignored: ")]
         assert printed == [
-            "ignored: 1 test images without class folders, such as 0.png",
             "ignored: 1 images outside of train, valid and test, such as top/figures/0.png",
+            "ignored: 1 test images without class folders, such as top/test/0.png",
             "ignored: 1 files with other endings, such as top/train/ant/boxes.txt",
         ]
 
@@ -346,40 +294,6 @@ def test_symbolic_links_are_followed(tmp_path):
     (tmp_path / "given/top/train/bee/up").symlink_to("..")
     message = "given/top/train/bee/up is a symbolic link to a folder that contains it: remove it"
     assert message in error_of("cifar10", "--from", tmp_path / "given", "--out", tmp_path / "new")
-
-
-@pytest.mark.parametrize(
-    ("folder", "message"),
-    [
-        ("top/train/dog", "given has no images in top/train/dog: expected .jpg"),
-        ("top/Val", "given has no images in top/Val: expected .jpg"),
-    ],
-)
-def test_folders_without_images_are_errors(folder, message, tmp_path):
-    write_files(tmp_path / "given", files())
-    (tmp_path / "given" / folder).mkdir()
-    assert message in error_of("cifar10", "--from", tmp_path / "given", "--out", tmp_path / "out")
-
-
-def test_training_rows_of_all_classes(tmp_path):
-    source = write_files(tmp_path / "given", files(valid=1))
-    message = "--train-rows 2 is less than the number of classes, 3"
-    assert message in error_of("cifar10", "--from", source, "--out", tmp_path / "out", "--train-rows", 2)
-
-
-def test_a_corrected_archive_is_unpacked_again(tmp_path):
-    for found in ({"train/ant/0.png": b""}, files(valid=1)):
-        write_tar(tmp_path / "given.tar.gz", found)
-        with suppress(SystemExit):
-            run(tmp_path / "given.tar.gz", tmp_path / "out")
-    assert prepared(tmp_path / "out/bin", "train") == given(found, "train")
-
-
-def test_damaged_archives_of_class_folders_are_errors(tmp_path):
-    packed = write_tar(tmp_path / "given.tar.gz", files())
-    cut(packed.name)(tmp_path)
-    sentence = error_of("cifar10", "--from", packed, "--out", tmp_path / "out")
-    assert f"{packed} is not a complete zip or tar archive (" in sentence and not (tmp_path / "out").exists()
 
 
 def test_real_images_of_imagenet(published, tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from small_corpora import SPLITS, classified, error_of, prepare, sentences, write_files, write_tar
 
 from data_prep import labelled_words
-from data_prep.corpora import imdb, imdb_lm
+from data_prep.corpora import imdb
 
 REVIEWS = {
     f"aclImdb/{split}/{label}/{i}_{7 if label == 'pos' else 2}.txt": (
@@ -62,13 +62,6 @@ def test_marks_and_hidden_files_are_no_part_of_the_reviews(name, tmp_path):
         assert one == two
 
 
-def test_every_byte_has_a_type(tmp_path):
-    every = bytes(range(256))
-    contents = {path: every + content for path, content in REVIEWS.items()}
-    prepare("lra_text", ["--from", write_files(tmp_path / "folder", contents), "--out", tmp_path / "out"])
-    assert all(text.startswith(every) for text, _ in by_bytes(tmp_path / "out" / "bin", "test"))
-
-
 def test_reviews_in_words(archive, tmp_path, capsys, interrupt, monkeypatch):
     """Also resumes an interrupted preparation without repeating finished steps."""
     options = ["--from", archive, "--out", tmp_path / "out", "--workers", 1]
@@ -111,20 +104,17 @@ def test_word_vectors_restrict_the_vocabulary(archive, tmp_path, capsys):
     text, label = classified(out / "bin", "test")[0]
     assert text.split()[:4] == ["<unk>", "good" if label == "pos" else "bad", "film", ","]
     assert "and have a 2-dimensional vector" in capsys.readouterr().out
-    record = f"{archive}, with vectors of {vectors}"
-    assert (out / "bin" / "source.txt").read_text() == f"{record}\n"
-    assert f"was made from {record}:" in error_of("imdb", "--out", out)
-    prepare("imdb", ["--out", out, "--vectors", vectors])
-    assert "already prepared" in capsys.readouterr().out
+    error = error_of("imdb", "--from", archive, "--out", out)
+    assert f"{out / 'text'} was made with --vectors {vectors}: use the same" in error
 
     vectors.write_text("Film 1 2\nbad 1\n")
     options = ["--from", archive, "--out", tmp_path / "other", "--workers", 1, "--vectors", vectors]
     assert "line 2 has 1 fields" in error_of("imdb", *options) and not (tmp_path / "other").exists()
 
 
-def test_reviews_as_running_text(archive, tmp_path, monkeypatch):
+def test_reviews_as_running_text(in_process, tmp_path, monkeypatch):
     """Every distinct review is one line of one split; unlabelled reviews are in the training set, too."""
-    monkeypatch.setattr(imdb_lm, "EVERY", 5)
+    monkeypatch.setattr(imdb, "EVERY", 5)
     words = ["--sentencepiece", 60, "--workers", 1]
     unlabelled = {f"aclImdb/train/unsup/{i}_0.txt": f"Seen {i}<br />twice".encode() for i in range(8)}
     repeated = {
@@ -148,16 +138,7 @@ def test_reviews_as_running_text(archive, tmp_path, monkeypatch):
     assert [
         line.replace(" ", "").replace("▁", " ").strip() for line in sentences(tmp_path / "out", "valid")
     ] == (texts["valid"])
-    record = f"{folder} in 60 sentence pieces\n"
-    assert (tmp_path / "out/bin/source.txt").read_text() == record and (
-        tmp_path / "out/bin/spm.model"
-    ).exists()
-
-    prepare("imdb_lm", ["--from", archive, "--out", tmp_path / "again", *words])
-    assert any("not labelled" in path.read_text() for path in (tmp_path / "again/text").glob("*.txt"))
-
-
-LARGE = b"a" * (imdb.MAX_BYTES + 1)
+    assert (tmp_path / "out/bin/spm.model").exists()
 
 
 @pytest.mark.parametrize(
@@ -165,31 +146,19 @@ LARGE = b"a" * (imdb.MAX_BYTES + 1)
     [
         ("imdb", {"aclImdb/test/pos/0_7.txt": b" \n"}, "has an empty review, test/pos/0_7.txt"),
         ("imdb", {"aclImdb/train/neg/0_2.txt": b"caf\xe9"}, "the review neg/0_2.txt is not UTF-8 text"),
-        ("lra_text", {"aclImdb/train/pos/99_9.txt": LARGE}, "99_9.txt exceeds the limit of 16,777,216 bytes"),
-        ("imdb_lm", {"aclImdb/train/unsup/1_0.txt": b""}, "has an empty review, train/unsup/1_0.txt"),
         ("lra_text", None, "has fewer than two files test/neg/*.txt: expected at least two"),
     ],
 )
-@pytest.mark.parametrize("write", [write_tar, write_files])
-def test_invalid_reviews_are_errors(write, name, change, message, tmp_path):
+def test_invalid_reviews_are_errors(name, change, message, tmp_path):
     reviews = {path: text for path, text in REVIEWS.items() if change or "/test/neg/" not in path}
-    source = write(tmp_path / "given", {**reviews, **(change or {})})
+    source = write_files(tmp_path / "given", {**reviews, **(change or {})})
     assert message in error_of(name, "--from", source, "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["lra_text", "imdb"])
-def test_the_archive_is_downloaded_once(name, archive, publish, tmp_path):
-    publish(imdb.Reviews(name).facts, archive.read_bytes())
+def test_the_archive_is_downloaded_once(archive, publish, tmp_path):
+    publish(imdb.Reviews("imdb").facts, archive.read_bytes())
     for _ in range(2):
-        prepare(name, ["--out", tmp_path / name, "--workers", 1])
-        assert len(classified(tmp_path / name / "bin", "test")) == 6
+        prepare("imdb", ["--out", tmp_path / "out", "--workers", 1])
+        assert len(classified(tmp_path / "out" / "bin", "test")) == 6
     assert publish.requests[-1][0] == "/file0/aclImdb_v1.tar.gz" and len(publish.requests) == 2
-
-
-def test_real_reviews_are_complete(published, tmp_path, capsys):
-    archive = published / "imdb" / "aclImdb.tar.gz"
-    prepare("lra_text", ["--from", archive, "--out", tmp_path])
-    assert "rows: train 25,000, valid 25,000, test 25,000, as published" in capsys.readouterr().out
-    for split in ("train", "test"):
-        assert np.load(tmp_path / "bin" / f"{split}.label.npy").sum() == 12_500

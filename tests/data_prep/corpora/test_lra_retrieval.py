@@ -48,7 +48,7 @@ def test_broken_papers_are_left_out_and_counted(content, message, tmp_path, caps
     path = folder / "new_aan_pairs.eval.tsv"
     assert sentence == f"prepare lra_retrieval: {path} {message}; 1 more lines are broken"
     write_papers(folder, valid=b"")
-    assert "has no pairs for valid" in error_of("lra_retrieval", "--from", folder, "--out", out)
+    assert f"{path} has no rows" in error_of("lra_retrieval", "--from", folder, "--out", out)
     assert not out.exists()
     write_papers(folder, valid=content + b"\n".join(LINES))
     prepare("lra_retrieval", ["--from", folder, "--out", out])
@@ -90,23 +90,3 @@ def test_segments_of_articles(name, tmp_path, capsys, monkeypatch):
                 for piece in (first, second)
             ]
             assert (names[0] == names[1]) == (label == "yes") and all(len(found) == 1 for found in names)
-
-
-def test_few_segments_make_few_pairs(tmp_path, capsys):
-    contents = {f"{split}.txt": (article("a", 300) + article("b", 300)).encode() for split in NAMES}
-    prepare(
-        "lra_retrieval_mini", ["--from", write_files(tmp_path / "given", contents), "--out", tmp_path / "out"]
-    )
-    assert "rows: train 4, valid 4, test 4\n" in capsys.readouterr().out  # of two articles with two segments
-
-
-def test_text_without_articles_is_an_error(tmp_path):
-    folder = write_wiki(tmp_path / "given")
-    (folder / "valid.txt").write_text(article("alone", 2000))
-    sentence = error_of("lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out")
-    assert f"{folder}/valid.txt has fewer than two articles of two segments: expected WikiText" in sentence
-    (folder / "valid.txt").unlink()
-    assert "valid.txt is missing" in error_of(
-        "lra_retrieval_mini", "--from", folder, "--out", tmp_path / "out"
-    )
-    assert not (tmp_path / "out").exists()

@@ -1,0 +1,278 @@
+"""Running text in words, characters, GPT-2 BPE and SentencePiece units, to what fairseq's tasks read."""
+
+import itertools
+import json
+import shutil
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from fairseq import tasks
+from fairseq.data import Dictionary
+from small_corpora import SPLITS, decoded, error_of, prepare, sentences, write_files, write_tokens, write_zip
+
+from data_prep import binarize
+from data_prep.corpora import books, own_text, wikitext
+from fairseq_lrpe.data.line_codec import Characters
+
+MARKED = "\ufeff" + "one two\u2028one\x85two\rone\x0ctwo\r\none two \n" * 20
+"""Text with a byte order mark, in which other characters than newlines end no lines."""
+
+
+def stripped(path):
+    return "".join(line.strip() + "\n" for line in path.read_text().splitlines())
+
+
+def test_wikitext103_from_a_folder(tmp_path, capsys, monkeypatch):
+    """Also resumes after an interruption, which leaves no OUT/bin."""
+    source, out = write_tokens(tmp_path / "given"), tmp_path / "out"
+    flags = ["--from", source, "--out", out, "--workers", 2]
+
+    def interrupted(command, *_):
+        part = Path(command[command.index("--destdir") + 1])
+        (part / "dict.txt").touch()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as exit_info:
+        patch.setattr(binarize, "run_command", interrupted)
+        prepare("wikitext103", flags)
+    assert exit_info.value.code == 130 and "run the same command to resume" in capsys.readouterr().err
+    assert not (out / "bin").exists()
+    prepare("wikitext103", flags)
+    printed = capsys.readouterr().out
+    size = len(Dictionary.load(str(out / "bin" / "dict.txt")))
+    assert f"vocabulary: {size} types; the full training set has 267,744" in printed
+    assert sentences(out, "train")[:4] == ["", "= train 0 =", "", "The train 0 is a <unk> thing ."]
+    assert len(sentences(out, "valid")) == len((source / "wiki.valid.tokens").read_text().splitlines())
+    prepare("wikitext103", flags)
+    assert f"already prepared: {out / 'bin'}" in capsys.readouterr().out
+    other = write_tokens(tmp_path / "other")
+    assert f"was made with --from {source}: use" in error_of("wikitext103", "--from", other, "--out", out)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_only_newlines_end_lines_of_words(workers, tmp_path):
+    """With fairseq's own command."""
+    source = write_files(tmp_path / "given", {f"wiki.{x}.tokens": MARKED.encode() for x in SPLITS})
+    prepare("wikitext103", ["--from", source, "--out", tmp_path / "out", "--workers", workers])
+    for split in SPLITS:
+        assert sentences(tmp_path / "out", split) == ["one two one two one two", "one two"] * 20
+    dictionary = Dictionary.load(str(tmp_path / "out" / "bin" / "dict.txt"))
+    assert dictionary.symbols[4:6] == ["one", "two"]
+
+
+def write_archive(tmp_path, suffix="tokens", folder="wikitext-103"):
+    files = write_tokens(tmp_path / "zipped", suffix=suffix).iterdir()
+    return write_zip(tmp_path / "archive.zip", {f"{folder}/{x.name}": x.read_bytes() for x in files})
+
+
+@pytest.mark.parametrize("name", ["wikitext_mini", "wikitext_mini_chars"])
+def test_the_small_corpus_from_the_archive(name, publish, in_process, tmp_path, capsys):
+    publish(wikitext.Mini(name).facts, write_archive(tmp_path).read_bytes())
+    for _ in range(2):
+        prepare(name, ["--out", tmp_path / "out", "--workers", 1])
+    assert "already prepared" in capsys.readouterr().out and len(publish.requests) == 2
+    out, tokens = tmp_path / "out", tmp_path / "zipped"
+    text = {x: (out / "text" / f"{x}.txt").read_text() for x in SPLITS}
+    assert text["train"] == (tokens / "wiki.test.tokens").read_text()
+    assert text["valid"] + text["test"] == (tokens / "wiki.valid.tokens").read_text()
+    assert text["test"].startswith(" = valid 4 = \n \n")  # the first title after the middle of the fourth
+    if name == "wikitext_mini":
+        words = {line.split()[0] for line in (out / "bin" / "dict.txt").read_text().splitlines()}
+        assert "five" in words and "four" not in words
+        assert sentences(out, "valid")[1] == "= <unk> <unk> ="
+    else:
+        for line, found in zip(text["test"].splitlines(), sentences(out, "test"), strict=True):
+            for unit, character in zip(found.split(), Characters().encode(line).split(), strict=True):
+                assert unit in (character, "<unk>")
+        assert sentences(out, "test")[0].startswith("= ▁ v a <unk> i <unk> ▁ ")  # l and d are rare
+
+
+def test_the_small_corpus_from_split_texts(text_folder, in_process, tmp_path):
+    prepare("wikitext_mini", ["--from", text_folder, "--out", tmp_path / "out", "--workers", 1])
+    for split in SPLITS:
+        copy = tmp_path / "out" / "text" / f"{split}.txt"
+        assert copy.read_bytes() == (text_folder / f"{split}.txt").read_bytes()
+    assert len(sentences(tmp_path / "out", "test")) == 40
+
+
+def test_raw_wikitext103_from_the_archive(tiny_bpe, publish, interrupt, in_process, tmp_path, capsys):
+    """Also resumes after the encoding, without a further download."""
+    archive, out = write_archive(tmp_path, "raw", "wikitext-103-raw"), tmp_path / "out"
+    publish(wikitext.RawBytePairs("wikitext103_bpe").facts, archive.read_bytes())
+    flags = ["--bpe", tiny_bpe, "--out", out, "--workers", 1]
+    with interrupt(binarize, "run_command"):
+        prepare("wikitext103_bpe", flags)
+    assert not (out / "bin").exists()
+    before = (out / "text" / "train.bpe").stat().st_mtime_ns
+    prepare("wikitext103_bpe", flags)
+    assert len(publish.requests) == 2 and (out / "text" / "train.bpe").stat().st_mtime_ns == before
+    for split in SPLITS:
+        assert decoded(out / "bin", split) == stripped(tmp_path / "zipped" / f"wiki.{split}.raw")
+    last = capsys.readouterr().out.splitlines()[-2:]
+    mask = "with the <mask> of fairseq's masked_lm 265, not the papers' 50,265"
+    assert last[0] == f"vocabulary: 264 types; {mask}"
+    assert last[1] == f"ready: fairseq-train {out / 'bin'} --task masked_lm --user-dir fairseq_lrpe ..."
+
+
+def write_books(folder, names):
+    return write_files(folder, {name: f"the book {name}\n\nits end".encode() for name in names})
+
+
+def test_whole_books_are_split_deterministically(tmp_path):
+    folder = write_books(tmp_path / "many", [f"book{i}.txt" for i in range(350)])
+    parts = books.find_books(folder)
+    assert {split: len(files) for split, files in parts.items()} == {"train": 344, "valid": 3, "test": 3}
+    assert sorted(itertools.chain(*parts.values())) == sorted(folder.glob("*.txt"))
+    assert books.split_books(sorted(folder.glob("*.txt"), reverse=True)) == parts
+    names = ["a.train.txt", "b-train.txt", "valid.txt", "x_test.txt", "README.txt"]
+    parts = books.find_books(write_books(tmp_path / "named", names))
+    found = [[path.name for path in parts[split]] for split in SPLITS]
+    assert found == [["a.train.txt", "b-train.txt"], ["valid.txt"], ["x_test.txt"]]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["a.txt", "b.txt"], "has 2 *.txt files: train, valid and test need one each"),
+        (["train.txt", "test.txt"], "has files for other splits, but none that ends in valid.txt"),
+    ],
+)
+def test_missing_books_are_errors(names, message, tiny_bpe, tmp_path):
+    source = write_books(tmp_path / "given", names)
+    flags = ["--from", source, "--bpe", tiny_bpe, "--out", tmp_path / "out"]
+    assert f"{source} {message}" in error_of("books", *flags)
+
+
+def test_books_with_marks_hidden_files_and_links(tiny_bpe, in_process, tmp_path):
+    source, out = write_books(tmp_path / "given", ["a.txt", "b.txt"]), tmp_path / "out"
+    for name in "ab":
+        path = source / f"{name}.txt"
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+        (source / f"._{name}.txt").write_bytes(b"\0\5\x16\7")
+    (source / "c.txt").symlink_to(write_books(tmp_path / "elsewhere", ["c.txt"]) / "c.txt")
+    prepare("books", ["--from", source, "--bpe", tiny_bpe, "--out", out, "--workers", 1])
+    texts = {decoded(out / "bin", split) for split in SPLITS}
+    assert texts == {f"the book {name}.txt\n\nits end\n" for name in "abc"}
+
+
+def test_bookcorpus_is_split_by_lines(datasets_package, tiny_bpe, in_process, tmp_path, monkeypatch, capsys):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "datasets", None)
+        assert "pip install datasets" in error_of("books", "--bpe", tiny_bpe, "--out", tmp_path / "out")
+    datasets_package([f"the line {i}" for i in range(1000)])
+    prepare("books", ["--bpe", tiny_bpe, "--out", tmp_path, "--workers", 1])
+    lines = [(tmp_path / "text" / f"{split}.txt").read_text().splitlines() for split in SPLITS]
+    assert [*itertools.chain(*lines)] == [f"the line {i}" for i in range(1000)]
+    assert list(map(len, lines)) == [980, 10, 10]
+    assert "has 1,000 rows, expected 74,004,228" in capsys.readouterr().out
+
+
+def test_wikipedia_is_split_by_articles(datasets_package, in_process, tmp_path, monkeypatch):
+    monkeypatch.setattr(own_text, "EVERY", 10)
+    text = "Article {} is it.\n\n\n  History \n It was   so {}.\n"
+    datasets_package([text.format(100 + i, i) for i in range(35)])
+    prepare("wikipedia", ["--out", tmp_path, "--sentencepiece", 40, "--workers", 2])
+    splits = {"valid": [0, 10, 20, 30], "test": [1, 11, 21, 31]}
+    splits["train"] = [i for i in range(35) if i % 10 > 1]
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "bin" / "spm.model"))
+    for split, numbers in splits.items():
+        lines = (tmp_path / "text" / f"{split}.txt").read_text().split("\n")
+        expected = [(f"Article {100 + i} is it.", "History", f"It was so {i}.", "") for i in numbers]
+        assert lines == [*itertools.chain.from_iterable(expected), ""]
+        assert [model.decode(line.split()) for line in sentences(tmp_path, split)] == lines[:-1]
+
+
+def test_own_text_in_sentencepiece_units(text_folder, in_process, interrupt, tmp_path):
+    """Also resumes an interrupted preparation with the next step, and does not mix data."""
+    out = tmp_path / "out"
+    words = ["--from", text_folder, "--out", out, "--sentencepiece", 60, "--workers", 1]
+    with interrupt(binarize, "run_command"):
+        prepare("text", words)
+    before = (out / "text" / "train.spm").stat().st_mtime_ns
+    (out / "text" / "valid.spm").unlink()
+    other = shutil.copytree(text_folder, tmp_path / "other")
+    changed = error_of("text", *words, "--from", other), error_of("text", *words, "--sentencepiece", 70)
+    assert f"{out / 'text'} was made with --from {text_folder}: use the same" in changed[0]
+    assert f"{out / 'text'} was made with --sentencepiece 60: use the same" in changed[1]
+    prepare("text", words)
+    assert (out / "text" / "train.spm").stat().st_mtime_ns == before
+    pieces = sentencepiece.SentencePieceProcessor(model_file=str(out / "bin" / "spm.model"))
+    for split in SPLITS:
+        lines = (text_folder / f"{split}.txt").read_text().splitlines()
+        assert sentences(out, split) == [" ".join(pieces.encode(line, out_type=str)) for line in lines]
+    assert pieces.vocab_size() <= 60
+
+
+def test_python_documentation_is_split_without_overlap():
+    lines = own_text.python_docs()
+    everything = [line for split in lines.values() for line in split]
+    assert len(everything) == len(set(everything)) and all(line.strip() for line in everything)
+    sizes = {split: sum(map(len, part)) for split, part in lines.items()}
+    total = sum(sizes.values())
+    assert total > 300_000 and 0.75 < sizes["train"] / total < 0.9
+    assert 0.04 < sizes["valid"] / total < 0.15 and 0.04 < sizes["test"] / total < 0.15
+
+
+@pytest.fixture
+def binaries(tiny_bpe, in_process, tmp_path):
+    """A folder with three shards that are named like the published ones, and their texts."""
+    texts = []
+    for i in range(3):
+        lines = {f"{split}.txt": f"the {split} {i}\n\nthe end\n".encode() for split in ("train", "valid")}
+        out, source = tmp_path / f"out{i}", write_files(tmp_path / f"text{i}", lines)
+        prepare("wikibook", ["--from", source, "--bpe", tiny_bpe, "--out", out, "--workers", 1])
+        shutil.copytree(out / "bin", tmp_path / "published" / f"bin-shard{i}-8")
+        texts.append(lines["train.txt"].decode())
+    return tmp_path / "published", texts
+
+
+def test_published_shards(binaries, tiny_bpe, tmp_path, monkeypatch, capsys):
+    (published, texts), flags = binaries, ["--bpe", tiny_bpe, "--workers", 1, "--out"]
+    blob = tmp_path / "blob"  # as in the cache of Hugging Face
+    (published / "bin-shard1-8" / "train.bin").rename(blob)
+    (published / "bin-shard1-8" / "train.bin").symlink_to(blob)
+    downloads = []
+
+    def snapshot_download(dataset, **options):
+        downloads.append(options["revision"])
+        return shutil.copytree(published, options["local_dir"])
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    for name, source in (("given", ["--from", published]), ("downloaded", [])):
+        prepare("wikibook", [*source, *flags, tmp_path / name])
+        shards = [tmp_path / name / shard for shard in ("bin", "bin1", "bin2")]
+        assert [decoded(shard, "train", tiny_bpe) for shard in shards] == texts
+        assert f"ready: fairseq-train {':'.join(map(str, shards))} " in capsys.readouterr().out
+    assert len(downloads) == 1
+    assert (tmp_path / "given" / "bin1" / "train.bin").samefile(blob)
+
+
+def test_shards_with_another_dictionary_are_errors(binaries, tiny_bpe, tmp_path):
+    (binaries[0] / "bin-shard2-8" / "dict.txt").write_text("the 1\n")
+    flags = ["--from", binaries[0], "--bpe", tiny_bpe, "--out", tmp_path / "new"]
+    assert "dict.txt is not the published dict.txt" in error_of("wikibook", *flags)
+    assert not (tmp_path / "new").exists()
+
+
+def test_published_text_is_the_recorded_one(published, tmp_path):
+    """With the published numbers of tokens and of types, in words and in GPT-2 BPE."""
+    source, bpe = published / "wikitext-103", published / "gpt2_bpe"
+    prepare("wikitext_mini", ["--from", source, "--out", tmp_path / "mini", "--workers", 2])
+    for split in SPLITS:
+        expected = (published / "wikitext-mini" / f"{split}.txt").read_bytes()
+        assert (tmp_path / "mini" / "text" / f"{split}.txt").read_bytes() == expected
+    assert len(Dictionary.load(str(tmp_path / "mini" / "bin" / "dict.txt"))) == 5384
+    log = (tmp_path / "mini" / "preprocess.log").read_text()
+    assert "245569 tokens" in log  # WikiText's test set
+    prepare("books", ["--from", published / "books", "--bpe", bpe, "--out", tmp_path / "books"])
+    for split in SPLITS:
+        assert decoded(tmp_path / "books" / "bin", split) == stripped(
+            published / "books" / f"grimm.{split}.txt"
+        )
+    options = {"data": str(tmp_path / "books" / "bin"), "tokens_per_sample": 64, "seed": 1}
+    task = tasks.setup_task(Namespace(task="masked_lm", **options))
+    assert len(task.source_dictionary) == 50_265 and task.mask_idx == 50_264
+    assert json.loads((tmp_path / "books" / "bin" / "source.json").read_text())["from"]
