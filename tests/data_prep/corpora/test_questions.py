@@ -6,7 +6,6 @@ import subprocess
 from argparse import Namespace
 
 import pytest
-import requests
 from fairseq import tasks
 from fairseq.data import Dictionary, data_utils
 from huggingface_hub.errors import EntryNotFoundError
@@ -270,7 +269,7 @@ def test_vocabulary_from_the_hub(file, tmp_path, monkeypatch):
         if name not in models:
             raise ConnectionError("no such model\nmore")
         if not (models[name] / file).exists():
-            raise EntryNotFoundError("404", response=requests.Response())
+            raise EntryNotFoundError("404")
         return str(models[name] / file)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
