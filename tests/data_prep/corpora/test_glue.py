@@ -280,16 +280,15 @@ def test_published_files_are_downloaded(publish, tiny_bpe, in_process, tmp_path)
 
 def test_real_tasks_have_the_published_rows(published, in_process, tmp_path, capsys):
     bpe, source = published / "gpt2_bpe", published / "glue"
-    prepare("glue", ["RTE", "STS-B", *flags(source, bpe, tmp_path, "--workers", 2)])
+    prepare("glue", ["RTE", *flags(source, bpe, tmp_path, "--workers", 2)])
     printed = capsys.readouterr().out
     assert "RTE: train 2,490, valid 277, test 3,000 rows, as published" in printed
-    assert "STS-B: train 5,749, valid 1,500, test 1,379 rows, as published" in printed
     given = [line.split("\t") for line in (source / "RTE" / "dev.tsv").read_text("utf-8").splitlines()[1:]]
     for i in (0, 1):
         texts = [row[1 + i].strip() for row in given]
         assert decoded(tmp_path / "RTE" / "bin" / f"input{i}", "valid") == texts
     assert labels(tmp_path / "RTE", "valid") == [int(row[3] == "not_entailment") for row in given]
-    for name in ("CoLA", "SST-2", "WNLI"):
+    for name in ("CoLA", "SST-2", "STS-B", "WNLI"):
         for split, file in glue.TASKS[name].files.items():
             rows = glue.rows(source / name / file, glue.TASKS[name], split)
             assert sum(1 for _ in rows) == SOURCE[name]["rows"][split]
