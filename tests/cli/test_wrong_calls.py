@@ -135,7 +135,7 @@ CALLS = [
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
-    ("results", "README.md --table quickstart", "README.md does not exist"),
+    ("results", "--results README.md --table quickstart", "README.md does not exist"),
     ("table", "quickstart --results {results} --plot README.md/x.png", "README.md is not a writable folder"),
     ("results", "{data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, .pdf or .svg"),
     ("results", "{data} --experiment lm/mini --plot lr=1.doc", "must be a file that ends in .png, .pdf or"),
