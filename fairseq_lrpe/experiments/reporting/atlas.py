@@ -20,7 +20,7 @@ from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Encoding, encoding_options
 from fairseq_lrpe.experiments.reporting import blocks
-from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
+from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number
@@ -118,9 +118,7 @@ def render(results: Path) -> str:
 def _numbers(table: Table, results: pd.DataFrame) -> dict[tuple[str, str], dict[str, tuple[str, float]]]:
     """Returns {(attention, name): {column: (text, mean)}} of the measured cells of methods and positions."""
     found = {}
-    own = results[results["experiment"].isin(table.experiments)]
-    summary = summarize(table, seed_values(table, own))
-    for cell, line in zip(table.cells, summary.itertuples(), strict=True):
+    for cell, line in zip(table.cells, summarize(table, results).itertuples(), strict=True):
         changes = dict(cell.runs[0].changes)
         name = changes.pop("train.token_positions", cell.runs[0].method)
         if name in TOKEN_POSITIONS:

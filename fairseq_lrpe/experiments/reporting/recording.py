@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 from rich.progress import track
 
-from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
+from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.records import (
     MEASUREMENTS,
@@ -321,26 +321,31 @@ def page(folder: Path) -> str:
     results, recorded = measurements(records), {record.run for record in records}
     coverage, sections = [], []
     for name in tables():
-        spec, counts, lines = TableSpec(name), dict.fromkeys(reversed(SCALES), "-"), []
-        for scale in counts:
-            if not spec.outline(scale):
-                continue
-            table = Table(name, scale)
-            runs = {run for cell in table.cells for run in cell.runs}
-            counts[scale] = f"{len(runs & recorded)} of {len(runs)}"
-            if runs & recorded:
-                found = results[results["experiment"].isin(table.experiments)]
-                summary = summarize(table, seed_values(table, found))
-                lines += markdown([f"Scale: {scale}", *table_sections(table, summary)])
+        counts, lines = _recorded_table(name, results, recorded)
+        title = TableSpec(name).settings.title
         if lines or name in notes:
-            sections += [f"## {name}\n", *(lines or [f"{spec.settings.title}. No recorded runs."])]
+            sections += [f"## {name}\n", *(lines or [f"{title}. No recorded runs."])]
             sections += ["", notes[name], ""] if name in notes else [""]
-        title = f"[{name}](#{name})" if lines or name in notes else name
-        coverage.append({"table": title, "title": spec.settings.title, **counts})
+        link = f"[{name}](#{name})" if lines or name in notes else name
+        coverage.append({"table": link, "title": title, **counts})
     links = ", ".join(_link(text.partition("\n")[0].removeprefix("## ")) for text in others.values())
     header = HEADER.format(folder=folder.name, others=links or "nothing")
     lines = [*markdown([Section("", pd.DataFrame(coverage))])][1:]
     return "\n".join([header, *lines, *sections, "\n\n".join(others.values())]).rstrip() + "\n"
+
+
+def _recorded_table(name, results, recorded):
+    """Returns {scale: number of recorded and planned runs} of a table, and its lines of Markdown."""
+    spec, counts, lines = TableSpec(name), dict.fromkeys(reversed(SCALES), "-"), []
+    for scale in counts:
+        if spec.outline(scale):
+            table = Table(name, scale)
+            runs = {run for cell in table.cells for run in cell.runs}
+            counts[scale] = f"{len(runs & recorded)} of {len(runs)}"
+            if runs & recorded:
+                sections = table_sections(table, summarize(table, results))
+                lines += markdown([f"Scale: {scale}", *sections])
+    return counts, lines
 
 
 def _link(title: str) -> str:

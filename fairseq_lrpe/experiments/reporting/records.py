@@ -340,36 +340,45 @@ def read_recorded(folder: Path) -> list[RunRecord]:
 
     Runs whose settings differ from those that the YAML files define today have a ``problem`` and no numbers.
     """
-    measured = dict(list(read_csv(folder / "measurements.csv", MEASUREMENTS, MEASUREMENTS[:7]).groupby(RUN)))
-    curves, lines, records = {}, read_settings(folder), []
+    lines, curves = read_settings(folder), {}
+    measured = _by_run(folder / "measurements.csv", MEASUREMENTS, MEASUREMENTS[:7])
     for path in sorted((folder / "curves").glob("[!.]*.csv")):
-        curves |= dict(list(read_csv(path, POINTS, POINTS[:6]).groupby(RUN)))
-    configured = configured_settings(lines)
+        curves |= _by_run(path, POINTS, POINTS[:6])
+    configured, records = configured_settings(lines), []
     for run, settings in lines.items():
-        values = {name: {"settings": about} for name, about in settings["evaluations"].items()}
-        for line in measured[row_key(run)].itertuples() if row_key(run) in measured else ():
-            values.setdefault(line.evaluation, {})[line.metric] = line.value
-            if line.signature:
-                values[line.evaluation][f"{line.metric}_signature"] = line.signature
-        record = RunRecord(
-            *(run.experiment, run.attention, run.method, tuple(f"{k}={value}" for k, value in run.changes)),
-            *(run.seed, folder / str(run), settings),
-            evaluation={"evaluations": values, "finished": settings["finished"]},
-            seconds=settings["seconds"],
-            reached=settings["updates"],
-        )
-        record.complete()
-        different = ["it is not defined"]
-        if run in configured:
-            different = different_settings(record.compared_settings(), configured[run])
+        key = row_key(run)
+        record = _as_record(folder, run, settings, measured.get(key))
+        before, now = record.compared_settings(), configured.get(run)
+        different = ["it is not defined"] if now is None else different_settings(before, now)
         if different:
             changed = f"the settings in configs have changed since ({'; '.join(different)})"
             record.problem, record.values = f"{changed}: run it again", {}
-        elif row_key(run) in curves:
-            points = curves[row_key(run)]
-            record.curve = dict(zip(points["updates"].tolist(), points["value"].tolist(), strict=True))
+        elif key in curves:
+            record.curve = dict(curves[key][["updates", "value"]].itertuples(index=False, name=None))
         records.append(record)
     return records
+
+
+def _by_run(path, columns, unique):
+    """Returns {values of the columns ``RUN``: lines} of a CSV file."""
+    return dict(list(read_csv(path, columns, unique).groupby(RUN)))
+
+
+def _as_record(folder, run, settings, lines):
+    """Returns the record of a run, given its settings and its lines of measurements.csv or None."""
+    values = {name: {"settings": about} for name, about in settings["evaluations"].items()}
+    for line in () if lines is None else lines.itertuples():
+        signature = {f"{line.metric}_signature": line.signature} if line.signature else {}
+        values.setdefault(line.evaluation, {}).update({line.metric: line.value, **signature})
+    record = RunRecord(
+        *(run.experiment, run.attention, run.method, tuple(f"{k}={value}" for k, value in run.changes)),
+        *(run.seed, folder / str(run), settings),
+        evaluation={"evaluations": values, "finished": settings["finished"]},
+        seconds=settings["seconds"],
+        reached=settings["updates"],
+    )
+    record.complete()
+    return record
 
 
 def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
@@ -377,7 +386,7 @@ def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int,
     path = folder / "attention_weights.csv"
     if not path.exists():
         return {}
-    weights = dict(list(read_csv(path, WEIGHTS, WEIGHTS[:6]).groupby(RUN)))
+    weights = _by_run(path, WEIGHTS, WEIGHTS[:6])
     found = {run: weights[row_key(run)] for run in runs if row_key(run) in weights}
     return {
         run: list(of[["distance", "value"]].itertuples(index=False, name=None)) for run, of in found.items()

@@ -16,7 +16,7 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fairseq_lrpe.experiments.reporting import blocks
-from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
+from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
@@ -84,8 +84,7 @@ class Report:
     def add_table(self, table: Table) -> None:
         """Adds a table if at least one of its runs exists."""
         if any(self.find(table).values()):
-            found = self.measurements[self.measurements["experiment"].isin(list(table.experiments))]
-            self.tables.append((table, summarize(table, seed_values(table, found))))
+            self.tables.append((table, summarize(table, self.measurements)))
 
     def state_counts(self) -> dict[str, int]:
         """Returns {state: number of runs}, including the tables' runs that have not been started."""
@@ -102,23 +101,27 @@ def scan(results: Path) -> Report:
         raise ValueError(f"{results} has no runs: give the folder that was passed as --results")
     for name in tables():
         text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
-        if not any(experiment in text for experiment in report.experiments):
-            continue  # loading the table would take longer
-        found, error = [], None
-        for scale in SCALES:
-            try:
-                found.append(Table(name, scale))
-            except ValueError as one:  # the table has only one scale, or is invalid
-                error = error or one
-        if not found:
-            report.errors.append(f"The table {name} cannot be shown: {error}")
-        for table in found:
-            report.add_table(table)
-            for overrides, methods in existing_overrides(table, report).items():
-                if len(methods) > 1:
-                    with suppress(ValueError):  # some rows may not support these overrides
-                        report.add_table(Table(name, table.scale, overrides))
+        if any(experiment in text for experiment in report.experiments):  # loading all tables takes long
+            add_tables(report, name)
     return report
+
+
+def add_tables(report: Report, name: str) -> None:
+    """Adds a table at each scale, without overrides and with those of existing runs of several methods."""
+    found, errors = [], []
+    for scale in SCALES:
+        try:
+            found.append(Table(name, scale))
+        except ValueError as error:  # the table has only one scale, or is invalid
+            errors.append(error)
+    if not found:
+        report.errors.append(f"The table {name} cannot be shown: {errors[0]}")
+    for table in found:
+        report.add_table(table)
+        for overrides, methods in existing_overrides(table, report).items():
+            if len(methods) > 1:
+                with suppress(ValueError):  # some rows may not support these overrides
+                    report.add_table(Table(name, table.scale, overrides))
 
 
 def existing_overrides(table: Table, report: Report) -> dict[tuple[str, ...], set]:

@@ -12,7 +12,6 @@ from fairseq_lrpe.experiments.reporting.aggregate import (
     RUNS_CSV,
     describe_lengths,
     rank_correlations,
-    seed_values,
     summarize,
     summarize_runs,
 )
@@ -28,7 +27,7 @@ def collect(table: Table, results: Path) -> pd.DataFrame:
     records = read_table_runs(table, results)
     if all(record.problem is not None for record in records):
         raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
-    return summarize(table, seed_values(table, measurements(records)))
+    return summarize(table, measurements(records))
 
 
 def read_table_runs(table: Table, results: Path) -> list[RunRecord]:

@@ -226,7 +226,7 @@ def test_ranks_and_spearman(runs):
 def test_load_results_gives_the_same_summary(runs):
     table, everything = Table("some_table9"), fairseq_lrpe.load_results(runs)
     assert len(everything) == 2 * 11 + 1  # loss and perplexity, and a run that is not finished
-    summary = aggregate.summarize(table, aggregate.seed_values(table, everything))
+    summary = aggregate.summarize(table, everything)
     pd.testing.assert_frame_equal(summary, report.collect(table, runs))
     found = everything.query("method == 'rope' and attention == 'linear' and metric == 'perplexity'")
     assert list(found["value"]) == [92, 95, 98] and list(found["seed"]) == [1, 2, 3]
