@@ -7,6 +7,7 @@ from griffe import Extension
 from mkdocs.structure.files import File
 
 from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.experiments.reporting import atlas
 from fairseq_lrpe.positions import POSITIONS
 
 TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "CITATION.cff", "LICENSE")
@@ -15,8 +16,9 @@ OPTIONS = {f"{cls.__module__}.{cls.__name__}": cls.option_help for cls in ENCODI
 
 
 def on_files(files, config):
-    """Adds the files of the top folder to those of docs/."""
+    """Adds the files of the top folder, and the atlas of encodings, to those of docs/."""
     root = Path(config.config_file_path).parent
+    files.append(File.generated(config, "atlas.html", content=atlas.render(root / "docs/results")))
     for name in TOP:
         files.append(File.generated(config, name, abs_src_path=str(root / name)))
 

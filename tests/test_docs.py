@@ -111,7 +111,7 @@ ROWS = {
     "bash scripts/setup_env.sh": Row("--dry-run"),
     "bash scripts/setup_env.sh --torch cu126": Row("--dry-run"),
     "bash scripts/gpu_check.sh*": Row("--out README.md", refused="not a writable folder"),
-    "bash scripts/quickstart.sh": Row("--data missing", refused="missing"),
+    "bash scripts/quickstart.sh": MISSING,
     "bash scripts/test.sh*": Row("--version"),  # pytest checks the other options first
     "bash scripts/test.sh --encoding forget": Row("--version", {"forget": "rope"}),
     "bash scripts/test.sh --encoding NAME": Row("--version", {"NAME": "rope"}),
@@ -156,15 +156,18 @@ ROWS = {
     "lrpe methods": Row(),
     "lrpe methods --flags": Row(),
     "lrpe synthetic *": Row(),
+    "lrpe report": Row(after=(RUN,)),
     "lrpe report *": Row(after=(RUN,)),
-    RESULTS + "results --experiment *": Row(after=(RUN,)),
-    RESULTS + "results --table *": Row(after=(RUN,), refused="no run of"),
-    RESULTS + "results --record *": Row(after=(RUN,)),
-    RESULTS + "results --record-weights *": Row(after=(RUN,), refused="no finished run of"),
-    RESULTS + "results --check": Row(after=(RESULTS + "results --record",)),
-    RESULTS + "docs/results --experiment *": Row(after=(RESULTS + "results --record",), refused="no run of"),
-    RESULTS + "docs/results --table *": Row(after=(RESULTS + "results --record",)),
-    RESULTS + "docs/results --write-docs": Row(after=(RESULTS + "results --record",)),
+    RESULTS + "--experiment *": Row(after=(RUN,)),
+    RESULTS + "--table *": Row(after=(RUN,), refused="no run of"),
+    RESULTS + "--record": Row(after=(RUN,)),
+    RESULTS + "--record-weights": Row(after=(RUN,), refused="no finished run of"),
+    RESULTS + "--check": Row(after=(RESULTS + "--record",)),
+    RESULTS + "--results docs/results --experiment *": Row(
+        after=(RESULTS + "--record",), refused="no run of"
+    ),
+    RESULTS + "--results docs/results --table *": Row(after=(RESULTS + "--record",)),
+    RESULTS + "--write-docs": Row(after=(RESULTS + "--record",)),
     # benchmarks
     "lrpe bench linear-attention*": Row("--help"),
     "lrpe bench speed": Row(SPEED + " --methods rope"),
@@ -302,7 +305,7 @@ def write_clone(folder):
     """Copies the repository to ``folder``, with small experiments."""
     for name in ("fairseq_lrpe", "configs", "data_prep", "scripts", "docs", "tests", ".ci"):
         # The runs of these commands cannot be recorded beside runs on other data.
-        ignored = shutil.ignore_patterns("__pycache__", "*.png", "measurements.csv")
+        ignored = shutil.ignore_patterns("__pycache__", "*.png", "measurements.csv", "*.jsonl")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=ignored)
     for name in ("README.md", "setup.py", "pyproject.toml", "constraints.txt"):
         shutil.copy(REPOSITORY / name, folder)

@@ -40,7 +40,7 @@ EXAMPLES = """\
 examples:
   lrpe train lm/mini tmlr_type1 --seed 1
   lrpe table tmlr_table2 --scale mini --jobs 2
-  lrpe results results --table tmlr_table2 --scale mini
+  lrpe results --table tmlr_table2 --scale mini
 """
 
 

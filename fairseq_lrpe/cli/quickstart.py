@@ -1,10 +1,10 @@
 """Train four small language models with linear attention and compare their perplexities and speeds.
 
-The text is the English documentation in Python's standard library, unless --data is given. With the default
+The text is the English documentation in Python's standard library, unless --from is given. With the default
 text and updates, the last line says whether the runs reproduce the recorded results in docs/results. For
 example:
 
-  lrpe quickstart --data my_text --updates 200
+  lrpe quickstart --from my_text --updates 200
 """
 
 import os
@@ -22,27 +22,35 @@ from fairseq_lrpe.utils.files import REPOSITORY
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe quickstart", __doc__, "[options]")
-    parser.add_argument("--data", type=abs_path, help="folder with train.txt, valid.txt and test.txt")
+    text = "folder with train.txt, valid.txt and test.txt"
+    parser.add_argument("--from", dest="source", type=abs_path, metavar="FOLDER", help=text)
     text = "training updates of each model (default: see configs/lm/quickstart.yaml)"
     parser.add_argument("--updates", type=min_int(1), help=text)
-    parser.add_argument("--out", type=abs_path, help="output folder (default: results/quickstart[-DATA])")
+    text = "folder of the text and the runs (default: results/quickstart[-NAME OF THE TEXT])"
+    parser.add_argument("--results", type=abs_path, help=text)
     args = parser.parse_args(arguments)
-    name, start = f"quickstart-{args.data.name}" if args.data else "quickstart", time.time()
-    out = args.out or REPOSITORY / "results" / name
-    source = ["--from", args.data] if args.data else []
-    command = [sys.executable, "-m", "fairseq_lrpe", "prepare", "text", *source, "--out", out / "text"]
+    name = f"quickstart-{args.source.name}" if args.source else "quickstart"
+    results = args.results or REPOSITORY / "results" / name
+    run(args.source, args.updates, results)
+    if not args.source and not args.updates and RECORDED.is_dir():
+        with exit_on_error("quickstart"):
+            print_check(results)
+
+
+def run(source: Path | None, updates: int | None, results: Path) -> None:
+    """Prepares the text, and trains and evaluates the four models."""
+    start = time.time()
+    words = ["--from", source] if source else []
+    command = [sys.executable, "-m", "fairseq_lrpe", "prepare", "text", *words, "--out", results / "text"]
     with exit_on_error("quickstart"), resumable():
         code = subprocess.run(list(map(str, command)), cwd=REPOSITORY).returncode
     if code:
         sys.exit(code)
     jobs = min(4, len(os.sched_getaffinity(0)))  # the table quickstart has four runs
-    words = ["quickstart", "--results", out, "--jobs", jobs, "--gpus", 0, "--plot", out / "quickstart.png"]
-    words += [f"data={out / 'text' / 'bin'}", *([f"updates={args.updates}"] if args.updates else [])]
-    table.main(list(map(str, words)))
+    words = ["quickstart", "--results", results, "--jobs", jobs, "--gpus", 0]
+    words += ["--plot", results / "quickstart.png", f"data={results / 'text' / 'bin'}"]
+    table.main(list(map(str, [*words, *([f"updates={updates}"] if updates else [])])))
     print(f"finished in {time.time() - start:.0f} s")
-    if not args.data and not args.updates and RECORDED.is_dir():
-        with exit_on_error("quickstart"):
-            print_check(out)
 
 
 def print_check(results: Path) -> None:

@@ -5,64 +5,57 @@ writes another page instead, the atlas of encodings: formula, effect, plot, para
 method, to compare encodings.
 
 examples:
-  lrpe report results
-  lrpe report results --out report.html
+  lrpe report
+  lrpe report --results docs/results --out report.html
   lrpe report --atlas atlas.html
 """
 
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from datetime import UTC, datetime
 from importlib.util import find_spec
+from pathlib import Path
 
 from fairseq_lrpe.cli.results import RECORDED
-from fairseq_lrpe.methods import METHODS
-from fairseq_lrpe.utils.cli import abs_path, exit_on_error, html_path
-from fairseq_lrpe.utils.files import output_folder, write_atomic
-
-INSTALL = "pip install 'fairseq-lrpe[report]'"
+from fairseq_lrpe.utils.cli import abs_path, exit_on_error, html_path, new_parser
+from fairseq_lrpe.utils.files import REPOSITORY, output_folder, write_atomic
 
 
 def main(arguments: list[str] | None = None) -> None:
-    usage = "%(prog)s RESULTS [--out FILE.html]\n       %(prog)s [RESULTS] --atlas FILE.html"
-    parser = ArgumentParser("lrpe report", usage, __doc__, formatter_class=RawDescriptionHelpFormatter)
-    text = "folder of runs, or of recorded results (default of --atlas: docs/results)"
-    parser.add_argument("results", type=abs_path, nargs="?", metavar="RESULTS", help=text)
+    parser = new_parser("lrpe report", __doc__, "[options]")
+    text = "folder of runs, or of recorded results (default: results; of --atlas: docs/results)"
+    parser.add_argument("--results", type=abs_path, help=text)
     pages = parser.add_mutually_exclusive_group()
-    pages.add_argument("--out", type=html_path, metavar="FILE.html", help="default: report.html in RESULTS")
+    text = "file of the report (default: report.html in the results folder)"
+    pages.add_argument("--out", type=html_path, metavar="FILE.html", help=text)
     pages.add_argument("--atlas", type=html_path, metavar="FILE.html", help="write the atlas of encodings")
     args = parser.parse_args(arguments)
-    if args.results is None and not args.atlas:
-        parser.error("the following arguments are required: RESULTS")
     with exit_on_error("report"):
         if find_spec("plotly") is None:
-            raise ValueError(f"the package plotly is missing; install it with: {INSTALL}")
+            raise ValueError("plotly is missing: run `pip install 'fairseq-lrpe[report]'`")
         if args.atlas:
             write_atlas(args.results or RECORDED, args.atlas)
-            return
-        if not args.results.is_dir():
-            raise ValueError(f"the results folder {args.results} does not exist")
-        write_report(args.results, args.out or args.results / "report.html")
+        else:
+            results = args.results or REPOSITORY / "results"
+            write_report(results, args.out or results / "report.html")
 
 
-def write_report(results, out) -> None:
+def write_report(results: Path, out: Path) -> None:
     """Writes the report to a file and prints the number of its tables and the states of its runs."""
-    from fairseq_lrpe.experiments.reporting import html
+    from fairseq_lrpe.experiments.reporting import report
 
+    found = report.scan(results)
     with output_folder(out.parent):
-        report = html.scan(results)
-        write_atomic(out, html.render(report, datetime.now(UTC)).encode(errors="replace"))
-    sizes = {"table": len(report.tables), "run": len(report.records)}
+        write_atomic(out, report.render(found, datetime.now(UTC)).encode(errors="replace"))
+    sizes = {"table": len(found.tables), "run": len(found.records)}
     shown = " and ".join(f"{n} {name}{'s' * (n != 1)}" for name, n in sizes.items())
-    states = ", ".join(f"{n} {state}" for state, n in report.state_counts().items() if n)
+    states = ", ".join(f"{n} {state}" for state, n in found.state_counts().items() if n)
     print(f"{out} shows {shown}: {states}", file=sys.stderr)
 
 
-def write_atlas(results, out) -> None:
+def write_atlas(results: Path, out: Path) -> None:
     """Writes the atlas of encodings to a file."""
     from fairseq_lrpe.experiments.reporting import atlas
 
     with output_folder(out.parent):
         write_atomic(out, atlas.render(results))
-    shown = f"{len(METHODS)} methods and {len(atlas.TOKEN_POSITIONS)} kinds of token positions"
-    print(f"{out} shows {shown}", file=sys.stderr)
+    print(f"{out} shows the atlas", file=sys.stderr)

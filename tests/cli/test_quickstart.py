@@ -22,14 +22,14 @@ def test_invalid_text(broken, message, text_folder, tmp_path):
         (data / f"{split}.txt").write_bytes((text_folder / f"{split}.txt").read_bytes())
     if broken:
         (data / "test.txt").write_bytes(broken)
-    done = quickstart("--data", data, "--out", tmp_path / "out")
+    done = quickstart("--from", data, "--results", tmp_path / "out")
     assert done.returncode != 0 and not (tmp_path / "out").exists()
     [line] = done.stderr.strip().splitlines()
     assert "test.txt" in line and message in line
 
 
 def test_quickstart_and_its_repetition(text_folder, tmp_path):
-    flags = ["--data", text_folder, "--updates", 4, "--out", tmp_path / "out"]
+    flags = ["--from", text_folder, "--updates", 4, "--results", tmp_path / "out"]
     first = quickstart(*flags)
     assert first.returncode == 0, first.stdout + first.stderr
     for row, method in METHODS.items():

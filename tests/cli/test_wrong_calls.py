@@ -71,7 +71,7 @@ OUTPUTS = [
     ("train", "lm/mini rope --cpu data={data} --results=", "", "cannot be read or written ("),
     ("table", "quickstart --gpus 0 data={data} --results=", "", "is not a writable folder ("),
     ("table", "quickstart --results {results} --plot=", "/x.png", "is not a writable folder ("),
-    ("results", "{data} --experiment lm/mini --plot=", "/x.png", "is not a writable folder ("),
+    ("results", "--results {data} --experiment lm/mini --plot=", "/x.png", "is not a writable folder ("),
     ("glue-submission", "{fine_tuned} --out=", "/x.zip", "is not a writable folder ("),
 ]
 CALLS = [
@@ -134,11 +134,11 @@ CALLS = [
     ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
-    ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
-    ("results", "README.md --table quickstart", "README.md does not exist"),
+    ("results", "--results {results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table"),
+    ("results", "--results README.md --table quickstart", "README.md does not exist"),
     ("table", "quickstart --results {results} --plot README.md/x.png", "README.md is not a writable folder"),
-    ("results", "{data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, .pdf or .svg"),
-    ("results", "{data} --experiment lm/mini --plot lr=1.doc", "must be a file that ends in .png, .pdf or"),
+    ("results", "--results {data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, "),
+    ("results", "--results {data} --experiment lm/mini --plot lr=1.doc", "must be a file that ends in .png"),
     ("table", "quickstart --results {results} --only data=x", "the table has no method 'data=x'"),
     (
         "train",
@@ -192,7 +192,7 @@ CALLS = [
         for place in ("README.md", "README.md/far", "/dev/null/x", "/proc/far/x")
     ),
     *((program, words, "must be a path, not an empty string") for program, words, _, _ in OUTPUTS),
-    ("results", f"{{data}} --experiment lm/mini --plot {'x' * 300}/x.png", "(File name too long)"),
+    ("results", f"--results {{data}} --experiment lm/mini --plot {'x' * 300}/x.png", "(File name too long)"),
     ("glue-submission", "{fine_tuned} --out {data}", "is a folder: give the path of a file"),
 ]
 

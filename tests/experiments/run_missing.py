@@ -19,8 +19,8 @@ from forks import Forks
 
 from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.reporting.recorded import read_recorded
 from fairseq_lrpe.experiments.reporting.recording import record
+from fairseq_lrpe.experiments.reporting.records import read_recorded
 from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.experiments.spec.table import Table, TableSpec, tables
 from fairseq_lrpe.utils.cli import exit_on_error, min_int

@@ -11,8 +11,8 @@ requires, but for which there is no model, are listed. For example:
 import tempfile
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from tqdm import tqdm
 
@@ -24,23 +24,14 @@ from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
 from fairseq_lrpe.utils.subprocesses import run_command
 
 
-@dataclass
-class GlueRun:
-    """A finished run on a GLUE task.
-
-    Args:
-        folder: the run's folder.
-        task: name of the GLUE task.
-        data: folder of its binarized data.
-        checkpoint: the evaluated checkpoint.
-        score: score on the development set.
-    """
+class GlueRun(NamedTuple):
+    """A finished run on a GLUE task."""
 
     folder: Path
-    task: str
-    data: Path
-    checkpoint: Path
-    score: float
+    task: str  # name of the GLUE task
+    data: Path  # folder of its binarized data
+    checkpoint: Path  # the evaluated checkpoint
+    score: float  # on the development set
 
 
 def submission_files(name: str) -> dict[str, str]:

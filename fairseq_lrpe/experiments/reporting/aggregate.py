@@ -1,7 +1,4 @@
-"""Aggregates measurements into the cells of a table: means, ranks and differences to the baseline.
-
-:func:`seed_values` returns one line per cell and seed, and :func:`summarize` returns one line per cell.
-"""
+"""Aggregates measurements into the cells of a table: means, ranks and differences to the baseline."""
 
 import math
 import statistics
@@ -46,6 +43,7 @@ def seed_values(table: Table, results: pd.DataFrame) -> pd.DataFrame:
         ],
         columns=["cell", "evaluation", "metric", *RUN],
     ).drop_duplicates(["cell", "seed"], keep="last")
+    results = results[results["experiment"].isin(table.experiments)]
     results = results.sort_values("method", key=lambda names: names.map(METHOD_ORDER), kind="stable")
     results = results.assign(method=results["method"].map(canonical)).astype({"seed": object})
     runs = results.drop_duplicates(RUN)[[*RUN, *STATE]]
@@ -104,12 +102,12 @@ def _combine(cell: Cell, parts: pd.DataFrame) -> pd.DataFrame:
     return by_seed.agg(how)[by_seed.size() == len(cell.parts)].reset_index()
 
 
-def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
+def summarize(table: Table, results: pd.DataFrame) -> pd.DataFrame:
     """Returns a DataFrame with one line per cell of the table, in the order of ``table.cells``.
 
     Args:
         table: the table.
-        values: the DataFrame that :func:`seed_values` returns.
+        results: measurements of any runs, as ``load_results`` returns them.
 
     Returns:
         A DataFrame with the columns
@@ -138,7 +136,7 @@ def summarize(table: Table, values: pd.DataFrame) -> pd.DataFrame:
     """
     positions = {id(cell): i for i, cell in enumerate(table.cells)}
     seeds = {i: [] for i in range(len(table.cells))}  # lists, since pandas is slow for a few lines per cell
-    for line in values.itertuples():
+    for line in seed_values(table, results).itertuples():
         seeds[line.cell].append(line)
     parts = {i: [positions[id(part)] for part in cell.parts] for i, cell in enumerate(table.cells)}
     lengths = {i: _lengths(line for line in seeds[i] if line.is_measured) for i in seeds}

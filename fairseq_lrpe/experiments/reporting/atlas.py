@@ -19,10 +19,11 @@ from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttent
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Encoding, encoding_options
-from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
+from fairseq_lrpe.experiments.reporting import blocks
+from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.measurements import measurements
-from fairseq_lrpe.experiments.reporting.recorded import read_runs, read_weights, shown_distances
-from fairseq_lrpe.experiments.reporting.renderers import format_number, html_environment
+from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
+from fairseq_lrpe.experiments.reporting.renderers import format_number
 from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -49,131 +50,18 @@ class Entry:
 
     name: str
     aliases: list[str]
+    source: str
+    kind: str  # how positions are represented
+    formula: Markup
+    flags: str
     parameters: int
+    effects: dict[str, str]  # {attention: what changes}
+    attentions: list[str]
+    options: list[tuple[str, object, str]] = field(default_factory=list)  # (flag, default, help)
     perplexity: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
     speed: dict[str, tuple[str, float]] = field(default_factory=dict)
     memory: dict[str, tuple[str, float]] = field(default_factory=dict)
     plots: dict[str, Markup] = field(default_factory=dict)
-
-
-@dataclass
-class PositionEntry(Entry):
-    """A position embedding, a value of --token-positions."""
-
-    attentions = ATTENTIONS
-    kind = "token positions"
-    source = "an absolute position embedding, combined with the embeddings of the tokens"
-    options = ()
-
-    @property
-    def flags(self) -> str:
-        return f"--token-positions {self.name}"
-
-    @property
-    def formula(self) -> Markup:
-        return _as_html(inspect.getdoc(POSITIONS[self.name]) if self.name in POSITIONS else LEARNED)
-
-    def effect(self, attention: str) -> str:
-        """Describes what the positions change in linear or softmax attention."""
-        if self.name in POSITIONS and POSITIONS[self.name].every_layer:
-            return "Changes the inputs of attention in every layer."
-        return "Changes nothing in attention, but the inputs of the first layer."
-
-
-@dataclass
-class MethodEntry(Entry):
-    """A method; ``modules`` has the initial attention modules of all layers by attention."""
-
-    modules: dict[str, list[SelfAttention]] = field(default_factory=dict)
-
-    @property
-    def attentions(self) -> list[str]:
-        return list(self.modules)
-
-    @property
-    def method(self):
-        return METHODS[self.name]
-
-    @property
-    def source(self) -> str:
-        return "; ".join(METHODS[name].source for name in (self.name, *self.aliases))
-
-    @property
-    def encoding(self) -> Encoding:
-        return self.modules["softmax"][0].encoding
-
-    @property
-    def flags(self) -> str:
-        return " ".join(map(str, as_flags(self.method.flags)))
-
-    @property
-    def options(self) -> list[tuple[str, object, str]]:
-        """The (flag, default, help) of the encoding's options."""
-        cls = type(self.encoding)
-        defaults = encoding_options(cls).items()
-        flags = [option_flag(cls.name, name).replace("_", "-") for name, _ in defaults]
-        pairs = zip(flags, defaults, strict=True)
-        return [(f"--{flag}", default, cls.option_help[name]) for flag, (name, default) in pairs]
-
-    @property
-    def kind(self) -> str:
-        """How the encoding represents positions, derived from its attributes."""
-        encoding = self.encoding
-        if encoding.name == "none":
-            return "none" if "token_positions" in self.method.flags else "absolute"
-        if encoding.uses_absolute_positions:
-            return "absolute and relative"
-        if encoding.log_decay is not None:
-            return "decay"
-        if encoding.decomposable:
-            return "relative, in q and k"
-        return "relative, in scores" if encoding.bidirectional else "contextual"
-
-    @property
-    def formula(self) -> Markup:
-        return _as_html(inspect.getdoc(type(self.encoding)))
-
-    def effect(self, attention: str) -> str:
-        """Describes what the encoding changes in linear or softmax attention."""
-        if attention not in self.modules:
-            return "Not available, because the encoding needs the matrix of scores."
-        encoding, decay, found = self.encoding, self.encoding.log_decay, []
-        if _overrides(encoding, "forward"):
-            after = " after the feature map" if attention == "linear" else ""
-            found.append(f"Transforms queries and keys{after}.")
-        if attention == "softmax" and _overrides(encoding, "bias", "bias_function"):
-            found.append("Adds a term to the scaled scores.")
-        if attention == "softmax" and _overrides(encoding, "score_function"):
-            found.append("Replaces the formula of the scores.")
-        if decay is not None:
-            each = "each feature" if decay.dim() > 1 else "each head"
-            found.append(f"Multiplies the weights by a decay with the distance in {each}.")
-            if attention == "softmax" and decay.dim() == 1:
-                found[-1] = f"Adds the logarithm of a decay with the distance to the scores of {each}."
-            if attention == "softmax" and (decay.dim() > 1 or encoding.multiplicative_decay):
-                found[-1] = f"Multiplies the products of q and k by a decay with the distance in {each}."
-        if _overrides(encoding, "encode_values"):
-            also = ", and the output back" if _overrides(encoding, "decode_output") else ""
-            found.append(f"Transforms the values{also}.")
-        if attention == "softmax" and encoding.needs_weights:
-            found.append("Adds a term to the output that depends on the weights.")
-        found = found or ["Changes nothing in attention."]
-        if attention == "linear":
-            found.append(NORMS[self.modules[attention][0].linear_norm])
-        return " ".join(found)
-
-
-def _as_html(docstring: str) -> Markup:
-    """Returns a docstring as HTML, without its sections of arguments and errors."""
-    text, parts = re.split(r"\n\n(?:Args|Raises):", docstring)[0], []
-    for paragraph in text.split("\n\n"):
-        html = re.sub(r"``(.+?)``|:\w+:`~?(.+?)`", r"<code>\1\2</code>", str(escape(dedent(paragraph))))
-        parts.append(f"<pre>{html}</pre>" if paragraph.startswith(" ") else f"<p>{html}</p>")
-    return Markup("\n".join(parts))
-
-
-def _overrides(encoding, *names):
-    return any(getattr(type(encoding), name) is not getattr(Encoding, name) for name in names)
 
 
 def render(results: Path) -> str:
@@ -182,61 +70,55 @@ def render(results: Path) -> str:
     Raises:
         ValueError: the folder does not exist, or its files are damaged.
     """
-    found = measurements(record for record in read_runs(results) if record.problem is None)
-    table = Table(PERPLEXITY, "mini")
+    records = [record for record in read_runs(results) if record.problem is None]
+    table, found = Table(PERPLEXITY, "mini"), measurements(records)
     [experiment] = table.experiments.values()
     perplexity, speed = _numbers(table, found), {}
     for name in SPEED:
         speed |= _numbers(Table(name, "mini"), found)
-    entries, kept = [], {}
-    trained = {(run.attention, run.method): points for run, points in read_weights(results).items()}
-    for name in dict.fromkeys(map(canonical, METHODS)):
-        entry = _entry(name, experiment.cfg)
-        initial, after = {}, {}
-        for attention, modules in entry.modules.items():
-            entry.perplexity[attention] = perplexity.get((attention, name), {})
-            entry.speed[attention] = next(iter(speed.get((attention, name), {}).values()), None)
-            kept[attention, name] = _kept_memory(modules[0])
-            initial[attention] = _initial_weights(modules, experiment.cfg.train.tokens_per_sample)
-            if (attention, name) in trained:
-                after[attention] = trained[attention, name]
+    weights = read_weights(results, [record.run for record in records])
+    trained = {(run.attention, run.method): points for run, points in weights.items()}
+    modules = {name: _modules(name, experiment.cfg) for name in dict.fromkeys(map(canonical, METHODS))}
+    entries = []
+    for name, of in modules.items():
+        entry = _method_entry(name, of)
+        entry.speed = {
+            attention: next(iter(speed.get((attention, name), {}).values()), None) for attention in of
+        }
+        entry.memory = {
+            attention: _relative_memory(layers[0], modules["nope"][attention][0])
+            for attention, layers in of.items()
+        }
+        length = experiment.cfg.train.tokens_per_sample
+        initial = {attention: _initial_weights(layers, length) for attention, layers in of.items()}
+        after = {attention: trained[attention, name] for attention in of if (attention, name) in trained}
         shown = {"initial weights": initial, "weights after training": after}
-        entry.plots = {title: plot(weights) for title, weights in shown.items() if weights}
+        entry.plots = {title: blocks.weight_plot(weights) for title, weights in shown.items() if weights}
         entries.append(entry)
+    entries += [_position_entry(name, table, experiment.cfg.train) for name in TOKEN_POSITIONS]
     for entry in entries:
-        for attention in entry.modules:
-            ratio = kept[attention, entry.name] / kept[attention, "nope"]
-            entry.memory[attention] = f"{ratio:.2f}", ratio
-    for name in TOKEN_POSITIONS:
-        found = {attention: perplexity.get((attention, name), {}) for attention in ATTENTIONS}
-        entries.append(
-            PositionEntry(name, [], _position_parameters(name, table, experiment.cfg.train), found)
-        )
+        entry.perplexity = {x: perplexity.get((x, entry.name), {}) for x in entry.attentions}
     columns = list(table.columns)
     rows = [(entry, attention) for entry in entries for attention in entry.attentions]
     rows.sort(key=lambda row: row[0].perplexity[row[1]].get(columns[-1], ("", math.inf))[1])
-    return (
-        html_environment()
-        .get_template("atlas.html.jinja")
-        .render(
-            entries=entries,
-            rows=rows,
-            columns=columns,
-            attentions=ATTENTIONS,
-            kinds=sorted({entry.kind for entry in entries}),
-            cfg=experiment.cfg,
-            draws=DRAWS,
-            memory_length=MEMORY_LENGTH,
-        )
+    return blocks.render(
+        "atlas.html.jinja",
+        title="Atlas of positional encodings",
+        entries=entries,
+        rows=rows,
+        columns=columns,
+        attentions=ATTENTIONS,
+        kinds=sorted({entry.kind for entry in entries}),
+        cfg=experiment.cfg,
+        draws=DRAWS,
+        memory_length=MEMORY_LENGTH,
     )
 
 
 def _numbers(table: Table, results: pd.DataFrame) -> dict[tuple[str, str], dict[str, tuple[str, float]]]:
     """Returns {(attention, name): {column: (text, mean)}} of the measured cells of methods and positions."""
     found = {}
-    own = results[results["experiment"].isin(table.experiments)]
-    summary = summarize(table, seed_values(table, own))
-    for cell, line in zip(table.cells, summary.itertuples(), strict=True):
+    for cell, line in zip(table.cells, summarize(table, results).itertuples(), strict=True):
         changes = dict(cell.runs[0].changes)
         name = changes.pop("train.token_positions", cell.runs[0].method)
         if name in TOKEN_POSITIONS:
@@ -247,19 +129,27 @@ def _numbers(table: Table, results: pd.DataFrame) -> dict[tuple[str, str], dict[
     return found
 
 
-def _position_parameters(name: str, table: Table, flags) -> int:
-    """Returns the number of parameters of a position embedding in the models of its row of the table."""
+def _position_entry(name: str, table: Table, flags) -> Entry:
+    """Returns the entry of a position embedding, with the parameters of the models in its row of a table."""
     changes = next((x.changes for x in table.rows if x.changes.get("train.token_positions") == name), {})
     length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample
-    if name not in POSITIONS:
-        return flags.decoder_embed_dim * length
-    sizes = {"vocab_size": VOCABULARY, "layers": flags.decoder_layers, "embed_dim": flags.decoder_embed_dim}
-    position = build_position(name, **sizes, max_positions=length, causal=True)
-    return sum(parameter.numel() for parameter in position.parameters())
+    parameters, doc = flags.decoder_embed_dim * length, LEARNED
+    effect = "Changes nothing in attention, but the inputs of the first layer."
+    if name in POSITIONS:
+        sizes = {"layers": flags.decoder_layers, "embed_dim": flags.decoder_embed_dim}
+        module = build_position(name, vocab_size=VOCABULARY, **sizes, max_positions=length, causal=True)
+        parameters, doc = sum(p.numel() for p in module.parameters()), inspect.getdoc(POSITIONS[name])
+        if POSITIONS[name].every_layer:
+            effect = "Changes the inputs of attention in every layer."
+    source = "an absolute position embedding, combined with the embeddings of the tokens"
+    return Entry(
+        *(name, [], source, "token positions", _as_html(doc), f"--token-positions {name}", parameters),
+        *(dict.fromkeys(ATTENTIONS, effect), list(ATTENTIONS)),
+    )
 
 
-def _entry(name: str, cfg) -> MethodEntry:
-    """Returns the entry of a method with attention modules like those of an experiment's models."""
+def _modules(name: str, cfg) -> dict[str, list[SelfAttention]]:
+    """Returns {attention: a module for each layer} of a method, like those of an experiment's models."""
     own = {key: x for key, x in cfg.by_method.get(name, {}).items() if hasattr(PositionConfig, key)}
     width, heads, layers = (cfg.train[f"decoder_{key}"] for key in ("embed_dim", "attention_heads", "layers"))
     shared = {"embed_dim": width, "num_heads": heads, "causal": True, "layers": layers}
@@ -275,9 +165,82 @@ def _entry(name: str, cfg) -> MethodEntry:
         else:
             found = [SoftmaxAttention(width, heads, encoding) for encoding in encodings]
         modules[attention] = [module.eval() for module in found]
+    return modules
+
+
+def _method_entry(name: str, modules: dict[str, list[SelfAttention]]) -> Entry:
+    """Returns the entry of a method with the attention modules of all layers."""
+    encodings = [module.encoding for module in modules["softmax"]]
     counted = encodings[:1] if encodings[0].shared_across_layers else encodings
-    parameters = sum(p.numel() for encoding in counted for p in encoding.parameters())
-    return MethodEntry(name, aliases(name)[1:], parameters, modules=modules)
+    cls, flags = type(encodings[0]), METHODS[name].flags
+    effects = dict.fromkeys(ATTENTIONS, "Not available, because the encoding needs the matrix of scores.")
+    return Entry(
+        name,
+        aliases(name)[1:],
+        source="; ".join(METHODS[x].source for x in aliases(name)),
+        kind=_kind(encodings[0], flags),
+        formula=_as_html(inspect.getdoc(cls)),
+        flags=" ".join(map(str, as_flags(flags))),
+        parameters=sum(p.numel() for encoding in counted for p in encoding.parameters()),
+        effects=effects | {attention: _effect(layers[0], attention) for attention, layers in modules.items()},
+        attentions=list(modules),
+        options=[
+            (f"--{option_flag(cls.name, option)}".replace("_", "-"), default, cls.option_help[option])
+            for option, default in encoding_options(cls).items()
+        ],
+    )
+
+
+def _kind(encoding: Encoding, flags: dict) -> str:
+    """Returns how an encoding represents positions, derived from its attributes."""
+    if encoding.name == "none":
+        return "none" if "token_positions" in flags else "absolute"
+    if encoding.uses_absolute_positions:
+        return "absolute and relative"
+    if encoding.log_decay is not None:
+        return "decay"
+    if encoding.decomposable:
+        return "relative, in q and k"
+    return "relative, in scores" if encoding.bidirectional else "contextual"
+
+
+def _effect(module: SelfAttention, attention: str) -> str:
+    """Describes what the encoding of a module changes in linear or softmax attention."""
+    encoding, decay, found = module.encoding, module.encoding.log_decay, []
+    if _overrides(encoding, "forward"):
+        found.append(f"Transforms queries and keys{' after the feature map' * (attention == 'linear')}.")
+    if attention == "softmax" and _overrides(encoding, "bias", "bias_function"):
+        found.append("Adds a term to the scaled scores.")
+    if attention == "softmax" and _overrides(encoding, "score_function"):
+        found.append("Replaces the formula of the scores.")
+    if decay is not None:
+        each = "each feature" if decay.dim() > 1 else "each head"
+        text = f"Multiplies the weights by a decay with the distance in {each}."
+        if attention == "softmax" and decay.dim() == 1:
+            text = f"Adds the logarithm of a decay with the distance to the scores of {each}."
+        if attention == "softmax" and (decay.dim() > 1 or encoding.multiplicative_decay):
+            text = f"Multiplies the products of q and k by a decay with the distance in {each}."
+        found.append(text)
+    if _overrides(encoding, "encode_values"):
+        also = ", and the output back" if _overrides(encoding, "decode_output") else ""
+        found.append(f"Transforms the values{also}.")
+    if attention == "softmax" and encoding.needs_weights:
+        found.append("Adds a term to the output that depends on the weights.")
+    found = found or ["Changes nothing in attention."]
+    return " ".join([*found, *([NORMS[module.linear_norm]] if attention == "linear" else [])])
+
+
+def _overrides(encoding, *names):
+    return any(getattr(type(encoding), name) is not getattr(Encoding, name) for name in names)
+
+
+def _as_html(docstring: str) -> Markup:
+    """Returns a docstring as HTML, without its sections of arguments and errors."""
+    text, parts = re.split(r"\n\n(?:Args|Raises):", docstring)[0], []
+    for paragraph in text.split("\n\n"):
+        html = re.sub(r"``(.+?)``|:\w+:`~?(.+?)`", r"<code>\1\2</code>", str(escape(dedent(paragraph))))
+        parts.append(f"<pre>{html}</pre>" if paragraph.startswith(" ") else f"<p>{html}</p>")
+    return Markup("\n".join(parts))
 
 
 @torch.no_grad()
@@ -293,6 +256,12 @@ def _initial_weights(modules: list[SelfAttention], length: int) -> list[tuple[in
         layers.append(attention_weights(module, x, x, features))
     weights = relative_weights(torch.stack(layers)).tolist()
     return [(distance, weights[distance]) for distance in shown_distances(length)]
+
+
+def _relative_memory(module: SelfAttention, base: SelfAttention) -> tuple[str, float]:
+    """Returns the memory of a module relative to another one, as text and number."""
+    ratio = _kept_memory(module) / _kept_memory(base)
+    return f"{ratio:.2f}", ratio
 
 
 def _kept_memory(module: SelfAttention) -> int:
@@ -312,39 +281,3 @@ def _kept_memory(module: SelfAttention) -> int:
     module.eval()
     del output  # it kept the storages alive, so that no address was used twice
     return sum(kept.values())
-
-
-WIDTH, HEIGHT, LEFT, BOTTOM = 330, 170, 38, 20  # of plots, and of their margins
-
-
-def plot(curves: dict[str, list[tuple[int, float]]]) -> Markup:
-    """Returns an SVG with weights over the distance, on the axis asinh(weight), since some are large.
-
-    Args:
-        curves: {attention: [(distance, weight relative to uniform attention)]}.
-    """
-    last = max(points[-1][0] for points in curves.values())
-    values = [value for points in curves.values() for _, value in points]
-    largest = max(1.5, *values)
-    low, high = math.asinh(min(0.0, *values)), math.asinh(largest) + 0.05
-
-    def at(distance, value):
-        x = LEFT + (WIDTH - LEFT - 4) * distance / last
-        return f"{x:.0f} {(HEIGHT - BOTTOM) * (high - math.asinh(value)) / (high - low):.1f}"
-
-    def label(position, text, anchor):
-        x, y = position.split()
-        return f'<text x="{x}" y="{y}" text-anchor="{anchor}">{text}</text>'
-
-    lines = [
-        f'<path class="{attention}" d="M{" ".join(at(*point) for point in points)}"/>'
-        for attention, points in curves.items()
-    ]
-    axes = "".join(f'<path class="axis" d="M{at(0, y)} {at(last, y)}"/>' for y in (0, 1))
-    labels = [label(at(-4, y), f"{y:g}", "end") for y in (0, 1, 4, 16) if y <= max(1, largest)]
-    bottom = HEIGHT - 5
-    for x, text, anchor in ((0, "0", "middle"), (last, f"distance {last}", "end")):
-        labels.append(label(f"{at(x, 0).split()[0]} {bottom}", text, anchor))
-    title = "<title>Attention weight relative to uniform attention, over the distance</title>"
-    box = f'<svg viewBox="0 -8 {WIDTH} {HEIGHT + 8}" role="img">{title}'
-    return Markup(box + axes + "".join(lines) + "".join(labels) + "</svg>")

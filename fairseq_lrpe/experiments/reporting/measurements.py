@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.reporting.recorded import read_runs
-from fairseq_lrpe.experiments.reporting.records import RUN, RunRecord
+from fairseq_lrpe.experiments.reporting.records import RUN, RunRecord, read_runs
 from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.run import as_text
 from fairseq_lrpe.experiments.spec.table import read_paper

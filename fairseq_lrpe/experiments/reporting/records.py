@@ -1,10 +1,14 @@
-"""Reads run folders: the settings, progress and measurements of runs."""
+"""Reads runs: from their folders, or from a folder of recorded results such as docs/results.
+
+A folder of recorded results contains settings/EXPERIMENT.jsonl, with one JSON object per run,
+measurements.csv, with one line per number, curves/EXPERIMENT.csv, and attention_weights.csv.
+"""
 
 import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -12,14 +16,25 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote
 
+import pandas as pd
+from omegaconf import OmegaConf
+
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
+from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
+from fairseq_lrpe.experiments.spec.experiment import Experiment, is_free
 from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
-from fairseq_lrpe.experiments.spec.run import RECORDS, Run, experiment_of
+from fairseq_lrpe.experiments.spec.run import RECORDS, Run, experiment_of, run_folders
 from fairseq_lrpe.methods import canonical
+from fairseq_lrpe.utils.files import display_path
 
 RUN = ["experiment", "attention", "method", "changes", "seed"]
 """Columns of a DataFrame that identify a run."""
+MEASUREMENTS = [*RUN, "evaluation", "metric", "value", "signature"]
+POINTS = [*RUN, "updates", "value"]
+WEIGHTS = [*RUN, "distance", "value"]
+"""Columns of measurements.csv, of the files with curves, and of attention_weights.csv."""
+TYPES = {"distance": int, "seed": int, "updates": int, "value": float}
 
 ERROR = re.compile(r"[\w.]*(Error|Exception)\b|fairseq_lrpe: ")  # last line of a failed command's log
 LOG_TAIL = 4096  # bytes of a log that are searched for its last line
@@ -27,10 +42,10 @@ LOG_TAIL = 4096  # bytes of a log that are searched for its last line
 
 @dataclass
 class RunRecord:
-    """The contents of a run folder.
+    """A run that was started.
 
-    The first five fields are parsed from the folder's path, so that damaged runs have them, too. If the files
-    cannot be read, ``problem`` says why, and the fields after ``problem`` are incomplete.
+    The first five fields are parsed from the folder's path, so that damaged runs have them, too. ``problem``
+    says why a run cannot be read, or why recorded results are outdated. The fields after it are then empty.
     """
 
     experiment: str
@@ -79,11 +94,28 @@ class RunRecord:
             return "finished"
         return "failed" if ERROR.match(self.last_log_line()[1]) else "stopped"
 
+    def complete(self) -> None:
+        """Sets the fields that follow from the settings and evaluations; raises various errors if damaged."""
+        if self.settings.get("kind") not in KINDS:
+            raise ValueError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
+        self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
+        config = self.settings["config"]
+        self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")
+        self.length = config.get(self.unit) and float(config[self.unit])
+        self.values = self.evaluation.get("evaluations", {})
+        list(self.measurements())  # raises an error if a value is not a number
+
     def measurements(self) -> Iterator[tuple[str, str, float, str | None]]:
-        """Yields (evaluation, metric, value, signature or None) of every reported metric."""
+        """Yields (evaluation, metric, value, signature or None) of the kind's metrics and of speeds."""
         for evaluation, measured in self.values.items():
-            for metric in reported_metrics(self.kind, measured):
+            speeds = [name for name in measured if name.endswith("_per_second")]
+            for metric in (*(name for name in self.kind.metrics if name in measured), *speeds):
                 yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
+
+    def compared_settings(self) -> dict[str, object]:
+        """Returns the settings that can change the result, in the format of ``configured_settings``."""
+        evaluations = {name: measured.get("settings") for name, measured in self.values.items()}
+        return compared(self.settings["config"], evaluations, self.settings.get("flags"))
 
     def progress(self) -> str:
         """Returns one line about the progress of the run while it is running."""
@@ -121,6 +153,28 @@ def describe_state(state: str, reached: float, updates: float) -> str:
     return f"stopped at {reached:.0f} of {updates:.0f}" if reached < updates else "not measured"
 
 
+def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
+    """Reads the runs of a results folder or a folder of recorded results.
+
+    Args:
+        results: the folder.
+        folders: the run folders to read, of which some may not exist; the default is all.
+
+    Raises:
+        ValueError: the folder does not exist, or a file with recorded results is damaged.
+    """
+    if not results.is_dir():
+        raise ValueError(f"the results folder {results} does not exist")
+    if is_recorded(results):
+        return [run for run in read_recorded(results) if folders is None or run.folder in folders]
+    if folders is None:
+        return [read_run(folder, results) for folder in run_folders(results)]
+    return [read_run(path, results) for path in folders if any((path / name).exists() for name in RECORDS)]
+
+
+# --- run folders ------------------------------------------------------------------------------------
+
+
 def read_run(folder: Path, results: Path) -> RunRecord:
     """Reads a run folder below the results folder; errors in its files are recorded as ``problem``."""
     experiment = experiment_of(folder, results)
@@ -135,48 +189,29 @@ def read_run(folder: Path, results: Path) -> RunRecord:
     try:
         record.settings = object_in(folder / "run.json")
         record.evaluation = object_in(folder / "evaluation.json")
-        _read_measurements(record)
+        record.complete()
+        _read_log(record)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         record.problem = f"the key {error} is missing" if isinstance(error, KeyError) else str(error)
+        record.values = {}
     return record
 
 
-def _read_measurements(record):
-    """Sets the fields after ``problem``; raises various errors if the files are damaged."""
-    settings, evaluation, folder = record.settings, record.evaluation, record.folder
-    if not settings:
-        raise ValueError("run.json is missing or empty")
-    if settings.get("kind") not in KINDS:
-        raise ValueError(f"run.json has the unknown kind {settings.get('kind')!r}")
-    kind = KINDS[settings["kind"]]
-    values = evaluation.get("evaluations", {})
-    unit = next((unit for unit in ("epochs", "rounds") if settings["config"].get(unit)), "updates")
-    length = settings["config"].get(unit)
-    if not all(isinstance(measured, dict) for measured in values.values()):
-        raise ValueError("an evaluation in evaluation.json is not an object")
-    numbers = {f"{unit} in run.json": length or 0}
-    for name, measured in values.items():
-        shown = reported_metrics(kind, measured)
-        numbers |= {f"{metric} of the evaluation {name}": measured[metric] for metric in shown}
-    for name, value in numbers.items():
-        if not isinstance(value, int | float):
-            raise ValueError(f"{name} is not a number: {value!r}")
-    updates = int(settings["updates"])
-    log = read_lines(folder / "log.jsonl")
+def _read_log(record):
+    """Sets the number of completed updates, the training time and the curve of a run."""
+    log = read_lines(record.folder / "log.jsonl")
     reached = [int(value) for entry in log for key, value in entry.items() if key.endswith("num_updates")]
+    record.reached = max(reached, default=0)
     # The curve of a run that chooses among trials is that of its best trial.
-    best = (folder / evaluation["checkpoint"]).parents[1] if "checkpoint" in evaluation else folder
-    trained = read_lines(best / "log.jsonl")
-    validations = [entry for entry in trained if entry["kind"] == "valid"]
+    if "checkpoint" in record.evaluation:
+        log = read_lines((record.folder / record.evaluation["checkpoint"]).parents[1] / "log.jsonl")
     # An epoch that ended just before fairseq was killed has no time, and the sum is then NaN.
-    seconds = [entry.get("train_train_wall", math.nan) for entry in trained if entry["kind"] == "train"]
+    seconds = [entry.get("train_train_wall", math.nan) for entry in log if entry["kind"] == "train"]
     record.seconds = float(sum(seconds)) if seconds else math.nan
-    if kind.curve is not None:
-        key, factor = kind.curve.key, kind.curve.factor
-        points = {int(entry["valid_num_updates"]): entry[key] for entry in validations if key in entry}
-        record.curve = {updates: factor * float(value) for updates, value in points.items()}
-    record.kind, record.updates, record.reached = kind, updates, max(reached, default=0)
-    record.length, record.unit, record.values = length, unit, values
+    if curve := record.kind.curve:
+        validations = (entry for entry in log if entry["kind"] == "valid" and curve.key in entry)
+        points = {int(entry["valid_num_updates"]): float(entry[curve.key]) for entry in validations}
+        record.curve = {updates: curve.factor * value for updates, value in points.items()}
 
 
 def machine(settings: dict) -> str:
@@ -184,42 +219,201 @@ def machine(settings: dict) -> str:
 
     The settings of recorded results already have this text as "machine".
     """
-    if isinstance(settings.get("machine"), str):
+    if "machine" in settings:
         return settings["machine"]
-    names, nodes = settings.get("gpu_names"), settings.get("nodes") or 1
-    names = names[: settings.get("gpus") or None] if isinstance(names, list) else []
-    gpus = Counter(re.sub(r" \(cuda:\d+\)$", "", str(name)) for name in names)
-    devices = ", ".join(f"{n * nodes} × {name}" for name, n in gpus.items())
-    return " ".join(str(x) for x in (devices or _cpu(settings), settings.get("precision")) if x)
+    nodes, cpu = settings.get("nodes", 1), settings.get("processor")
+    names = settings.get("gpu_names", [])[: settings.get("gpus") or None]
+    gpus = Counter(re.sub(r" \(cuda:\d+\)$", "", name) for name in names)
+    devices = ", ".join(f"{n * nodes} × {name}" for name, n in gpus.items()) or "-"
+    if settings.get("cpu") and cpu:
+        processes = (settings["gpus"] or 1) * nodes
+        threads = f"{cpu['threads']} thread{'s' * (cpu['threads'] != 1)}"
+        each = f"{processes} processes with {threads} each" if processes > 1 else threads
+        devices = f"CPU ({cpu['name']}, {cpu['instructions']}, {each})"
+    return f"{devices} {settings.get('precision', '')}".strip()
 
 
-def _cpu(settings):
-    """Returns the CPU in a run.json as text.
-
-    Runs without "processor" or its "instructions" were trained by an earlier version.
-    """
-    if not settings.get("cpu"):
-        return "-"
-    found, processes = settings.get("processor"), (settings.get("gpus") or 1) * (settings.get("nodes") or 1)
-    if not isinstance(found, dict):
-        return "CPU"
-    threads = f"{found.get('threads')} thread{'s' * (found.get('threads') != 1)}"
-    each = f"{processes} processes with {threads} each" if processes > 1 else threads
-    return f"CPU ({', '.join(filter(None, (found.get('name'), found.get('instructions'), each)))})"
+# --- settings ---------------------------------------------------------------------------------------
 
 
-def flatten(content: object, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (key, value) of nested dictionaries, such as ("config.train.lr", "0.001")."""
+def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yields (key, value) of nested dictionaries, such as ("config.train.lr", 0.001)."""
     if isinstance(content, dict) and content:
         for name, value in content.items():
             yield from flatten(value, f"{key}.{name}".lstrip("."))
-    elif isinstance(content, float):
-        yield key, f"{content:.10g}"
     else:
-        yield key, content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        yield key, content
 
 
-def reported_metrics(kind: Kind, measured: dict) -> list[str]:
-    """Returns the metrics of an evaluation that are reported: those of the kind, and speeds."""
-    speeds = [name for name in measured if name.endswith("_per_second")]
-    return [*(metric for metric in kind.metrics if metric in measured), *speeds]
+def as_text(value: object) -> str:
+    """Returns a setting or measurement as text, numbers with up to 10 digits."""
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def compared(config: dict, evaluations: dict[str, dict], flags: list | None = None) -> dict[str, object]:
+    """Returns {key: value} of the settings of a training and its evaluations that can change its result.
+
+    Empty values are omitted, so that a new optional key of the YAML files does not change the settings.
+    """
+    config = {
+        key: value
+        for key, value in flatten(config)
+        if not is_free(key) or key.partition(".")[0] in ("starts_from", "choose")
+    }
+    found = flatten({**config, "flags of fairseq-train": flags, "evaluations": evaluations})
+    return {key: value for key, value in found if value not in (None, "", [], {})}
+
+
+def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, object]]:
+    """Returns {run: its settings as the YAML files define them today}, without runs that they do not define.
+
+    The settings do not depend on the method and the seed.
+    """
+    experiments, settings, found = {}, {}, {}
+    for run in runs:
+        key = run.experiment, run.changes
+        with suppress(ValueError):  # the experiment or a changed key does not exist any more
+            if run.experiment not in experiments:
+                experiments[run.experiment] = Experiment.load(run.experiment)
+            if key not in settings:
+                job = Job(experiments[run.experiment], run, Path())
+                evaluations = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
+                settings[key] = compared(OmegaConf.to_container(job.cfg, resolve=True), evaluations)
+            found[run] = settings[key]
+    return found
+
+
+def evaluation_names(settings: dict[str, object]) -> set[str]:
+    """Returns the names of the evaluations in a result of ``compared``."""
+    return {key.split(".")[1] for key in settings if key.startswith("evaluations.")}
+
+
+def different_settings(before: dict[str, object], now: dict[str, object]) -> list[str]:
+    """Returns the differences of two results of ``compared`` as "KEY was VALUE, now VALUE".
+
+    Evaluations that only ``now`` has are ignored.
+    """
+    new = tuple(f"evaluations.{name}." for name in evaluation_names(now) - evaluation_names(before))
+    keys = (key for key in dict.fromkeys([*before, *now]) if not key.startswith(new))
+    return [
+        f"{key} was {before.get(key)}, now {now.get(key)}" for key in keys if before.get(key) != now.get(key)
+    ]
+
+
+# --- recorded results -------------------------------------------------------------------------------
+
+
+def is_recorded(results: Path) -> bool:
+    """Returns whether a folder contains recorded results instead of run folders."""
+    return (results / "measurements.csv").is_file()
+
+
+def check_recorded(folder: Path) -> None:
+    """Raises ValueError if a folder does not contain recorded results."""
+    if not is_recorded(folder):
+        command = f"`lrpe results --record {display_path(folder)}`"
+        raise ValueError(f"{folder} has no measurements.csv, which {command} writes")
+
+
+def row_key(run: Run) -> tuple:
+    """Returns the values of a run in the columns ``RUN``."""
+    changes = ", ".join(f"{key}={value}" for key, value in run.changes)
+    return run.experiment, run.attention, run.method, changes, run.seed
+
+
+def read_settings(folder: Path) -> dict[Run, dict]:
+    """Returns {run: its line in the files settings/EXPERIMENT.jsonl} of recorded results."""
+    lines = {}
+    for path in sorted((folder / "settings").glob("[!.]*.jsonl")):
+        try:
+            found = [json.loads(line) for line in path.read_text().splitlines()]
+            lines |= {Run.of(line): line for line in found}
+        except (ValueError, KeyError, TypeError) as error:
+            raise damaged(path, error) from None
+    return lines
+
+
+def read_recorded(folder: Path) -> list[RunRecord]:
+    """Reads recorded results as run records.
+
+    Runs whose settings differ from those that the YAML files define today have a ``problem`` and no numbers.
+    """
+    lines, curves = read_settings(folder), {}
+    measured = _by_run(folder / "measurements.csv", MEASUREMENTS, MEASUREMENTS[:7])
+    for path in sorted((folder / "curves").glob("[!.]*.csv")):
+        curves |= _by_run(path, POINTS, POINTS[:6])
+    configured, records = configured_settings(lines), []
+    for run, settings in lines.items():
+        key = row_key(run)
+        record = _as_record(folder, run, settings, measured.get(key))
+        before, now = record.compared_settings(), configured.get(run)
+        different = ["it is not defined"] if now is None else different_settings(before, now)
+        if different:
+            changed = f"the settings in configs have changed since ({'; '.join(different)})"
+            record.problem, record.values = f"{changed}: run it again", {}
+        elif key in curves:
+            record.curve = dict(curves[key][["updates", "value"]].itertuples(index=False, name=None))
+        records.append(record)
+    return records
+
+
+def _by_run(path, columns, unique):
+    """Returns {values of the columns ``RUN``: lines} of a CSV file."""
+    return dict(list(read_csv(path, columns, unique).groupby(RUN)))
+
+
+def _as_record(folder, run, settings, lines):
+    """Returns the record of a run, given its settings and its lines of measurements.csv or None."""
+    values = {name: {"settings": about} for name, about in settings["evaluations"].items()}
+    for line in () if lines is None else lines.itertuples():
+        signature = {f"{line.metric}_signature": line.signature} if line.signature else {}
+        values.setdefault(line.evaluation, {}).update({line.metric: line.value, **signature})
+    record = RunRecord(
+        *(run.experiment, run.attention, run.method, tuple(f"{k}={value}" for k, value in run.changes)),
+        *(run.seed, folder / str(run), settings),
+        evaluation={"evaluations": values, "finished": settings["finished"]},
+        seconds=settings["seconds"],
+        reached=settings["updates"],
+    )
+    record.complete()
+    return record
+
+
+def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
+    """Reads {run: [(distance, weight)]} of those runs that attention_weights.csv contains."""
+    path = folder / "attention_weights.csv"
+    if not path.exists():
+        return {}
+    weights = _by_run(path, WEIGHTS, WEIGHTS[:6])
+    found = {run: weights[row_key(run)] for run in runs if row_key(run) in weights}
+    return {
+        run: list(of[["distance", "value"]].itertuples(index=False, name=None)) for run, of in found.items()
+    }
+
+
+def shown_distances(length: int) -> list[int]:
+    """Returns the distances of recorded weights: all below 32, and every third one from there on."""
+    return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
+
+
+def read_csv(path: Path, columns: list[str], key: list[str]) -> pd.DataFrame:
+    """Reads a CSV file with these columns; raises ValueError if it is damaged or ``key`` is not unique."""
+    try:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
+        if list(frame.columns) != columns:
+            raise ValueError(f"the columns are not {','.join(columns)}")
+        frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
+    except ValueError as error:
+        raise damaged(path, error) from None
+    if frame.duplicated(key).any():
+        twice = frame[frame.duplicated(key)].iloc[0]
+        raise damaged(path, f"{', '.join(str(twice[name]) for name in key if twice[name])} occurs twice")
+    return frame
+
+
+def damaged(path: Path, problem: object) -> ValueError:
+    """Returns the error for a damaged file of recorded results."""
+    text = " ".join(str(problem).split())
+    return ValueError(f"{path} is damaged ({text}): restore it, for example with git, and record again")

@@ -5,11 +5,9 @@ In this module, ``sections`` contain a string for each line of text, and a :clas
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-import jinja2
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
@@ -18,6 +16,9 @@ from rich.text import Text
 TEXT_COLUMNS = ("attention", "method", "changes", "state", "setting", "evaluation", "metric")
 TEXT_COLUMNS += ("table", "title")
 """Columns that are aligned to the left; all others contain numbers."""
+LATEX = {character: f"\\{character}" for character in "&%_#${}"}
+LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+LATEX |= {"±": r"$\pm$", "×": r"$\times$", "ρ": r"$\rho$", "Λ": r"$\Lambda$", "<": "$<$", ">": "$>$"}
 
 
 class Section(NamedTuple):
@@ -38,17 +39,6 @@ class Bold(str):
     __slots__ = ()
 
 
-def html_environment() -> jinja2.Environment:
-    """Returns the environment of the templates in this folder, which escapes HTML."""
-    return jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-
-
 def format_number(mean: float, std: float | None, digits: int) -> str:
     """Returns a mean with its standard deviation as text, such as "95.00 ± 3.00", or "diverged"."""
     if not math.isfinite(mean):
@@ -57,7 +47,59 @@ def format_number(mean: float, std: float | None, digits: int) -> str:
     return f"{mean:,.{digits}f} ± {std:,.{digits}f}" if has_std else f"{mean:,.{digits}f}"
 
 
-def show_rich(sections: Iterable[str | Section]) -> None:
+def format_difference(mean: float, low: float, high: float, seeds: int, digits: int) -> str:
+    """Returns a difference as text: "-1.75 [-11.28, +7.78] (2)", with its confidence interval and seeds."""
+    interval = f"[{low:+.{digits}f}, {high:+.{digits}f}] ({seeds})"
+    return f"{mean:+.{digits}f} {interval if seeds > 1 else '(1 seed: no interval)'}"
+
+
+def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
+    """Yields the lines of sections as Markdown."""
+
+    def line(cells):
+        texts = (cell.replace("|", r"\|") for cell in cells)
+        bold = (isinstance(cell, Bold) for cell in cells)
+        return (
+            f"| {' | '.join(f'**{x}**' if is_bold else x for x, is_bold in zip(texts, bold, strict=True))} |"
+        )
+
+    for section in sections:
+        if isinstance(section, str):
+            yield section + "  "  # two spaces at the end are a line break in Markdown
+            continue
+        header = list(section.frame.columns)
+        yield f"\n{section.title}\n" if section.title else ""
+        yield line(header)
+        yield f"|{'|'.join(':--' if name in TEXT_COLUMNS else '--:' for name in header)}|"
+        yield from (line(row) for row, _ in section.lines())
+        yield ""
+
+
+def latex(sections: Iterable[str | Section]) -> Iterator[str]:
+    """Yields the lines of sections as LaTeX, in which lines of text are comments."""
+
+    def line(cells):
+        texts = ("".join(LATEX.get(character, character) for character in cell) for cell in cells)
+        bold = (isinstance(cell, Bold) for cell in cells)
+        pairs = zip(texts, bold, strict=True)
+        return " & ".join(rf"\textbf{{{x}}}" if is_bold else x for x, is_bold in pairs) + r" \\"
+
+    for section in sections:
+        if isinstance(section, str):
+            yield f"% {section}"
+            continue
+        header = list(section.frame.columns)
+        if section.title:
+            yield f"% {section.title}"
+        yield rf"\begin{{tabular}}{{{''.join('l' if name in TEXT_COLUMNS else 'r' for name in header)}}}"
+        yield from (r"\hline", line(header), r"\hline")
+        for row, is_new_group in section.lines():
+            yield from ([r"\hline"] if is_new_group else [])
+            yield line(row)
+        yield from (r"\hline", r"\end{tabular}")
+
+
+def show_on_terminal(sections: Iterable[str | Section]) -> None:
     """Prints sections on a terminal."""
     console = Console()
     for section in sections:
@@ -74,69 +116,13 @@ def show_rich(sections: Iterable[str | Section]) -> None:
         console.print(table)
 
 
-def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
-    """Yields the lines of sections as Markdown."""
-
-    def escape(cell):
-        text = cell.replace("|", r"\|")
-        return f"**{text}**" if isinstance(cell, Bold) else text
-
-    for section in sections:
-        if isinstance(section, str):
-            yield section + "  "  # two spaces at the end are a line break in Markdown
-            continue
-        header = list(section.frame.columns)
-        yield f"\n{section.title}\n" if section.title else ""
-        yield f"| {' | '.join(map(escape, header))} |"
-        yield f"|{'|'.join(':--' if name in TEXT_COLUMNS else '--:' for name in header)}|"
-        for row, _ in section.lines():
-            yield f"| {' | '.join(map(escape, row))} |"
-        yield ""
-
-
-def show_markdown(sections: Iterable[str | Section]) -> None:
-    """Prints sections as Markdown."""
-    for line in markdown(sections):
-        print(line)
-
-
-LATEX = {character: f"\\{character}" for character in "&%_#${}"}
-LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-LATEX |= {"±": r"$\pm$", "×": r"$\times$", "ρ": r"$\rho$", "Λ": r"$\Lambda$", "<": "$<$", ">": "$>$"}
-
-
-def show_latex(sections: Iterable[str | Section]) -> None:
-    """Prints sections as LaTeX, in which lines of text are comments."""
-
-    def escape(cell):
-        text = "".join(LATEX.get(character, character) for character in cell)
-        return rf"\textbf{{{text}}}" if isinstance(cell, Bold) else text
-
-    for section in sections:
-        if isinstance(section, str):
-            print(f"% {section}")
-            continue
-        header = list(section.frame.columns)
-        if section.title:
-            print(f"% {section.title}")
-        print(rf"\begin{{tabular}}{{{''.join('l' if name in TEXT_COLUMNS else 'r' for name in header)}}}")
-        print(r"\hline")
-        print(" & ".join(map(escape, header)) + " \\\\\n\\hline")
-        for row, is_new_group in section.lines():
-            if is_new_group:
-                print(r"\hline")
-            print(" & ".join(map(escape, row)) + r" \\")
-        print(r"\hline")
-        print(r"\end{tabular}")
-
-
-FORMATS: dict[str, Callable] = {"markdown": show_markdown, "latex": show_latex}
-"""{name of a format: function that prints sections in this format}, except CSV and text on a terminal."""
-
-
 def show(sections: Iterable[str | Section], format: str | None) -> None:
-    """Prints sections in one of ``FORMATS``; the default is text on a terminal, and Markdown otherwise."""
-    (FORMATS[format] if format else show_rich if sys.stdout.isatty() else show_markdown)(sections)
+    """Prints sections as "markdown" or "latex"; the default is text on a terminal, and Markdown otherwise."""
+    if format is None and sys.stdout.isatty():
+        show_on_terminal(sections)
+    else:
+        for line in latex(sections) if format == "latex" else markdown(sections):
+            print(line)
 
 
 def show_csv(frame: pd.DataFrame, count: str) -> None:

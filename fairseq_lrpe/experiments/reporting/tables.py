@@ -12,17 +12,14 @@ from fairseq_lrpe.experiments.reporting.aggregate import (
     RUNS_CSV,
     describe_lengths,
     rank_correlations,
-    seed_values,
     summarize,
     summarize_runs,
 )
 from fairseq_lrpe.experiments.reporting.measurements import measurements
-from fairseq_lrpe.experiments.reporting.recorded import is_recorded, read_runs
-from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
+from fairseq_lrpe.experiments.reporting.records import RunRecord, is_recorded, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
 from fairseq_lrpe.experiments.spec.run import run_folders
 from fairseq_lrpe.experiments.spec.table import SCALES, Table
-from fairseq_lrpe.methods import canonical
 
 
 def collect(table: Table, results: Path) -> pd.DataFrame:
@@ -30,7 +27,7 @@ def collect(table: Table, results: Path) -> pd.DataFrame:
     records = read_table_runs(table, results)
     if all(record.problem is not None for record in records):
         raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
-    return summarize(table, seed_values(table, measurements(records)))
+    return summarize(table, measurements(records))
 
 
 def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
@@ -45,32 +42,14 @@ def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
 
 
 def _suggestion(table, results):
-    """Returns hints for a table without runs: an example folder, and the options for existing runs."""
+    """Returns hints for a table without runs: an example folder, and the scale of existing runs."""
     suggestion = f"such as {results / str(table.runs()[0])}"
-    folders = (folder for name in table.experiments for folder in run_folders(results / name, Path()))
-    found = existing_overrides(table, [read_run(folder, results) for folder in folders])
-    if found:
-        suggestion += f"; to show the existing runs, add {' or '.join(map(' '.join, found))}"
     for scale in SCALES:
         names = (column.experiment_at(scale) for column in table.settings.columns.values())
         name = next((name for name in names if name and (results / name).is_dir()), None)
-        if name and table.scale == "full" != scale:
+        if name and scale != table.scale:
             suggestion += f"; to show the runs of {name}, add --scale {scale}"
     return suggestion
-
-
-def existing_overrides(table: Table, records: list[RunRecord]) -> dict[tuple[str, ...], set]:
-    """Returns {overrides of existing runs of the table: set of (attention, method) of these runs}."""
-    own = {key for run in table.runs() for key, _ in run.changes}
-    own -= {text.partition("=")[0] for text in table.overrides}
-    rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
-    found = {}
-    for record in records:
-        row = record.experiment, record.attention, canonical(record.method)
-        changes = tuple(text for text in record.changes if text.partition("=")[0] not in own)
-        if changes and row in rows:
-            found.setdefault(changes, set()).add(row[1:])
-    return found
 
 
 def show_table(table: Table, summary: pd.DataFrame, format: str | None = None) -> None:

@@ -13,11 +13,10 @@ from documents import block
 from image_files import colored_image, write_image_dataset
 from labelled_data import write_gray_image_dataset, write_text_dataset
 from PIL import Image
-from tiny import BIN, FLAGS, PLUGIN, run_command, run_here, write_text
+from tiny import BIN, FLAGS, PLUGIN, run_command, run_here
 
 import fairseq_lrpe
 from data_prep.labelled import write_dictionary, write_split
-from data_prep.prepare import main as prepare
 from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import classify, generate
@@ -77,12 +76,7 @@ assert state() == imported, (state(), imported)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("program, flushes", [
-    ("bin/fairseq-train", True),
-    ("fairseq_cli/validate.py", True),
-    ("fairseq-lrpe/demo.py", False),
-    ("own/train.py", False),
-])  # fmt: skip
+@pytest.mark.parametrize("program, flushes", [("bin/fairseq-train", True), ("own/train.py", False)])
 def test_denormals_are_flushed_in_commands_of_fairseq(program, flushes):
     code = f"import sys, torch; sys.argv = [{program!r}]; import fairseq_lrpe.models; "
     done = run_command("python", "-c", code + "sys.exit(int(float(torch.tensor(1e-40) * 1) == 0))")
@@ -116,7 +110,7 @@ def test_greedy_text_is_that_of_fairseqs_search(language_model, data_bin):
         assert (prompt + model.sample(prompt, 25, temperature=0)).startswith(expected[number])
 
 
-@pytest.mark.parametrize("arch", ["linear_lm_tmlr_type1", "softmax_lm_t5", "softmax_lm_cope"])
+@pytest.mark.parametrize("arch", ["linear_lm_tmlr_type1", "softmax_lm_cope"])
 def test_attention_weights(arch, train, tmp_path):
     """They are those of the queries and keys that the inputs of each layer give."""
     assert train(arch, tmp_path, "--max-update", 5, "--no-epoch-checkpoints").returncode == 0
@@ -152,10 +146,11 @@ def test_streaming(language_model):
         assert len(calls) == number
 
 
-@pytest.mark.parametrize("memory", [["--memory-length", 16], ["--memory", "state"]])
-def test_language_model_with_a_memory(memory, train, data_bin, tmp_path):
+def test_language_model_with_a_memory(train, tmp_path):
     flags = ["--task", "memory_lm", "--streams", 4, "--tokens-per-sample", 16, "--token-positions", "none"]
-    done = train("linear_lm_rope", tmp_path, *flags, *memory, "--max-update", 5, "--no-epoch-checkpoints")
+    done = train(
+        "linear_lm_rope", tmp_path, *flags, "--memory", "state", "--max-update", 5, "--no-epoch-checkpoints"
+    )
     assert done.returncode == 0, done.stderr
     model = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True)
     text = model.sample(TEXT, 60, temperature=0)  # several segments
@@ -167,17 +162,6 @@ def test_language_model_with_a_memory(memory, train, data_bin, tmp_path):
         tokens.append(int(logits.argmax()))
         found.append(model.task.dictionary[tokens[-1]])
     assert "".join(model.codec.stream(found, start=False)) == text
-
-
-def test_lines_in_a_text(train, tmp_path):
-    """A model of a text of several lines continues after the end of a line."""
-    assert train("linear_lm_base", tmp_path, "--max-update", 40, "--no-epoch-checkpoints").returncode == 0
-    model = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True)
-    end, w1, w2 = (model.task.dictionary.index(x) for x in ("</s>", "w1", "w2"))
-    assert model.encode("w1\nw2\n").tolist() == [end, w1, end, w2, end]
-    assert model.encode("").tolist() == [end]
-    text = model.sample("", 200, seed=1)
-    assert text.count("\n") > 2 and not text.startswith(" ") and "\n " not in text
 
 
 def test_limit_of_positions(train, tmp_path):
@@ -211,16 +195,6 @@ def test_synthetic_problems(tmp_path):
         model.sample("é")
 
 
-def test_sentence_pieces(tmp_path):
-    write_text(tmp_path)
-    out = tmp_path / "out"
-    prepare(f"text --from {tmp_path} --out {out} --workers 1 --sentencepiece 60".split())
-    words = [out / "bin", "--user-dir", PLUGIN, *FLAGS, "--arch", "linear_lm_rope", "--save-dir", tmp_path]
-    assert commands.train_here(*words, "--max-update", 30, "--no-epoch-checkpoints").returncode == 0
-    text = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True).sample("w1 w3", 80, seed=1)
-    assert "▁" not in text and text.count(" ") > 3
-
-
 def test_translations_are_those_of_fairseq_generate(translating, corpus):
     run, _ = translating
     model = fairseq_lrpe.load_model(run, cpu=True)
@@ -248,9 +222,7 @@ def labels_in(path):
     return [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
 
 
-@pytest.mark.parametrize(
-    "inputs, flags", [(1, []), (1, ["--pooling", "first"]), (2, []), (2, ["--pairs", "apart"])]
-)
+@pytest.mark.parametrize("inputs, flags", [(1, ["--pooling", "first"]), (2, ["--pairs", "apart"])])
 def test_classified_texts_are_those_of_the_command(inputs, flags, tmp_path):
     data = write_text_dataset(tmp_path / "data", inputs=inputs, count=40)
     model, checkpoint = train_classifier(data, tmp_path, "linear_classifier_rope", *flags)
@@ -293,13 +265,8 @@ def test_classified_pixels(tmp_path):
     values = [(text - 4).view(4, 4).byte().numpy() for text in model.task.dataset("test").texts[0]]
     images = [Image.fromarray(value) for value in values]
     assert [x.label for x in model.classify(images)] == labels_in(tmp_path / "test.tsv")
-    large = [image.resize((8, 8), Image.Resampling.NEAREST) for image in images]
-    assert model.classify(large) == model.classify(images)
     images[0].save(tmp_path / "one.png")
     assert model.classify([tmp_path / "one.png"]) == model.classify(images[:1])
-    deep = Image.fromarray(values[0].astype("uint16") << 8)
-    deep.save(tmp_path / "16_bits.png")
-    assert model.classify([deep, tmp_path / "16_bits.png"]) == 2 * model.classify(images[:1])
 
 
 def test_classified_images(tmp_path):
@@ -324,7 +291,6 @@ def test_classified_images(tmp_path):
     found = model.classify(files)
     rows = [f"{file.name}\t{x.label}\t{x.probability:.4f}" for file, x in zip(files, found, strict=True)]
     assert done.stdout.splitlines()[1:] == rows and found[5] == found[6]
-    assert model.classify([Image.open(file) for file in files]) == found
     (pictures / "7.jpg").write_text("x")
     with pytest.raises(ValueError, match="it is not a JPEG, PNG, "):
         model.classify([pictures / "7.jpg"])
@@ -363,11 +329,6 @@ def test_what_is_no_model(run_folder, language_model, tmp_path):
         with pytest.raises(ValueError, match=message) as error:
             fairseq_lrpe.load_model(path)
         assert "\n" not in str(error.value)
-    (tmp_path / "run.json").write_text('{"config": 3}')
-    with pytest.raises(ValueError, match=r"run\.json is damaged: repair it, or pass a checkpoint file"):
-        fairseq_lrpe.load_model(tmp_path)
-    with pytest.raises(ValueError, match=r"the data folder .*nowhere of .* does not exist: pass data=FOLDER"):
-        fairseq_lrpe.load_model(language_model, data=tmp_path / "nowhere")
     state = torch.load(language_model, weights_only=True)
     state["cfg"]["task"]["_name"] = "speech"
     torch.save(state, tmp_path / "other.pt")

@@ -1,67 +1,67 @@
 """The atlas of encodings: its cards, its numbers, and how a browser filters and sorts its table."""
 
+import json
 import re
 import shutil
 import subprocess
-from itertools import product
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 from html_page import CHROMIUM, Page
-from tiny import REPOSITORY, run_here
+from tiny import run_here
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import report, results
-from fairseq_lrpe.experiments.reporting import atlas, recorded_weights
-from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS, CurrentSettings, read_weights
+from fairseq_lrpe.experiments.inference import attention as inference
+from fairseq_lrpe.experiments.reporting import atlas, recording
+from fairseq_lrpe.experiments.reporting.records import configured_settings, read_weights
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 
-ABOUT = {"updates": 800, "length": 800, "unit": "updates", "seconds": 1.0, "data": "0", "package": "0"}
-ABOUT |= {"commit": "0", "torch": "2", "machine": "CPU", "date": "2020-01-01"}
 PERPLEXITIES = {("linear", "rope"): 20.25, ("softmax", "rope"): 9.5, ("linear", "alibi"): 11.75}
 PERPLEXITIES[("linear", "hierarchical")] = 14.25
 HIERARCHICAL = {"train.token_positions": "hierarchical", "train.max_target_positions": None}
 
 
-def line(run, evaluation, metric, value, kind):
-    """Returns a line of measurements.csv with today's settings."""
-    changes = ", ".join(f"{key}={value}" for key, value in run.changes)
-    key = dict(
-        zip(MEASUREMENTS, (run.experiment, run.attention, run.method, changes, run.seed), strict=False)
-    )
-    settings = CurrentSettings().digests(run)[evaluation]
-    measured = {"evaluation": evaluation, "metric": metric, "value": value, "signature": ""}
-    return key | measured | {"settings": settings, "kind": kind} | ABOUT
+def write_records(folder, measured, kind):
+    """Writes {run: {(evaluation, metric): value}} as recorded results of one experiment."""
+    (folder / "settings").mkdir(exist_ok=True)
+    lines, numbers = [], []
+    for run, settings in configured_settings(measured).items():
+        config = {key: value for key, value in settings.items() if not key.startswith("evaluations.")}
+        line = {"experiment": run.experiment, "attention": run.attention, "method": run.method}
+        line |= {"seed": run.seed, "changes": dict(run.changes), "kind": kind, "updates": 800, "seconds": 1}
+        lines.append(line | {"config": config, "evaluations": {}, "finished": "2020-01-01"})
+        numbers += [(*recording.row_key(run), *key, value, "") for key, value in measured[run].items()]
+    name = f"{lines[0]['experiment'].replace('/', '-')}.jsonl"
+    (folder / "settings" / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    recording._merge(folder / "measurements.csv", recording.MEASUREMENTS, numbers, measured)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Recorded results: perplexities of four models with two seeds, and one speed."""
-    path, lines = tmp_path_factory.mktemp("records"), []
+    path, measured = tmp_path_factory.mktemp("records"), {}
     experiment = Experiment.load("lm/extrapolation_mini")
     for (attention, method), perplexity in PERPLEXITIES.items():
         of = ("nope", [1, 2], HIERARCHICAL) if method == "hierarchical" else (method, [1, 2])
         for run in experiment.runs(attention, *of):
-            for n, length in enumerate((1, 2, 4, 8, 16)):
-                value = perplexity + 2 * n + run.seed
-                lines.append(line(run, f"test_x{length}", "perplexity", value, "language_modeling"))
+            values = {2**n: perplexity + 2 * n + run.seed for n in range(5)}
+            measured[run] = {(f"test_x{n}", "perplexity"): value for n, value in values.items()}
+    write_records(path, measured, "language_modeling")
     [run] = Experiment.load("speed/roberta_mini").runs("linear", "rope", [1])
-    lines.append(line(run, "steps", "relative_speed", 0.75, "speed"))
-    pd.DataFrame(lines, columns=MEASUREMENTS).to_csv(path / "measurements.csv", index=False)
+    write_records(path, {run: {("steps", "relative_speed"): 0.75}}, "speed")
     return path
 
 
 @pytest.fixture(scope="module")
 def path(folder, tmp_path_factory):
     out = tmp_path_factory.mktemp("atlas") / "atlas.html"
-    done = run_here(report.main, folder, "--atlas", out)
-    shown = f"{len(METHODS)} methods and {1 + len(POSITIONS)} kinds of token positions"
-    assert done.returncode == 0 and done.stderr == f"{out} shows {shown}\n"
+    done = run_here(report.main, "--results", folder, "--atlas", out)
+    assert done.returncode == 0 and done.stderr == f"{out} shows the atlas\n"
     return out
 
 
@@ -77,23 +77,11 @@ def test_every_method_has_a_card(path):
     assert "&lt;code" not in text and "``" not in text and ":class:" not in text
     kinds = {card["id"]: card["data-kind"] for card in cards}
     shown = [kinds[f"card-{name}"] for name in ("base", "fire", "nope", "alibi", "rope", "t5", "cope")]
-    parts = [
-        "absolute",
-        "absolute and relative",
-        "none",
-        "decay",
-        "relative, in q and k",
-        "relative, in scores",
-        "contextual",
-    ]
-    assert shown == parts
+    parts = ["absolute", "absolute and relative", "none", "decay", "relative, in q and k"]
+    assert shown == [*parts, "relative, in scores", "contextual"]
     learned = {card["id"]: card["data-learned"] for card in cards}
-    assert [learned[f"card-{name}"] for name in ("rope", "t5", "cape", "learned")] == [
-        "no",
-        "yes",
-        "no",
-        "yes",
-    ]
+    found = [learned[f"card-{name}"] for name in ("rope", "t5", "cape", "learned")]
+    assert found == ["no", "yes", "no", "yes"]
 
 
 def test_numbers(path):
@@ -122,35 +110,22 @@ def test_numbers(path):
 
 def test_recorded_weights(folder, tmp_path, monkeypatch):
     """Weights are recorded for the first seed, and shown unless the settings have changed since."""
-    runs = [
-        run
-        for seed in ([2], [1])
-        for run in Experiment.load("lm/extrapolation_mini").runs("softmax", "rope", seed)
-    ]
-    weights = torch.arange(128) / 7
-    monkeypatch.setattr(recorded_weights, "trained_weights", lambda path: weights)
-    found = {run: (SimpleNamespace(folder=tmp_path), []) for run in runs}
-    monkeypatch.setattr(recorded_weights, "finished_runs", lambda results: (found, []))
+    experiment = Experiment.load("lm/extrapolation_mini")
+    runs = [run for seed in ([2], [1]) for run in experiment.runs("softmax", "rope", seed)]
+    monkeypatch.setattr(inference, "trained_weights", lambda path: torch.arange(128) / 7)
+    found = {run: SimpleNamespace(folder=tmp_path) for run in runs}
+    monkeypatch.setattr(recording, "finished_runs", lambda results: (found, []))
     copy = shutil.copytree(folder, tmp_path / "records")
     for _ in range(2):  # a second record replaces the first one
-        done = run_here(results.main, tmp_path, "--record-weights", copy)
+        done = run_here(results.main, "--results", tmp_path, "--record-weights", copy)
         assert done.returncode == 0 and "weights of 1 model recorded" in done.stdout
-    [(run, points)] = read_weights(copy).items()
+    [(run, points)] = read_weights(copy, runs).items()
     assert run == runs[1] and points[0] == (0, 0.0) and points[-1][0] == 125 and len(points) == 64
     assert all(value == pytest.approx(distance / 7, rel=1e-3) for distance, value in points)
     assert atlas.render(copy).count("weights after training</figcaption>") == 1
-    file = copy / "attention_weights.csv"
-    file.write_text(file.read_text().replace(CurrentSettings().digests(run)["training"], "00000000"))
-    assert read_weights(copy) == {}
+    file = copy / "settings/lm-extrapolation_mini.jsonl"
+    file.write_text(file.read_text().replace('"train.lr": ', '"train.lr": 1'))
     assert atlas.render(copy).count("weights after training</figcaption>") == 0
-
-
-def test_the_page_in_docs_agrees_with_the_records():
-    """Speeds and perplexities, which do not depend on the version of torch."""
-    records = REPOSITORY / "docs/results"
-    pages = (REPOSITORY / "docs/atlas.html").read_text(), atlas.render(records)
-    found, expected = (re.findall(r'data-value="[^"]+">[^<]+ \(\d(?: of \d)?\)<', page) for page in pages)
-    assert found == expected and len(found) > 100, "run `lrpe report --atlas docs/atlas.html`"
 
 
 class Saving(torch.nn.Module):
@@ -172,17 +147,13 @@ def test_memory_is_that_of_the_saved_tensors():
     assert atlas._kept_memory(Saving()) == 3 * size  # x, x², exp
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [
-        (["{folder}/missing", "--atlas", "x.html"], "missing does not exist"),
-        (["{folder}", "--atlas", "x.htm"], "x.htm"),
-        (["{folder}", "--atlas", "x.html", "--out", "y.html"], "not allowed with argument"),
-        (["--out", "y.html"], "the following arguments are required: RESULTS"),
-    ],
-)
+@pytest.mark.parametrize("words, message", [
+    ("--results {folder}/missing --atlas x.html", "missing does not exist"),
+    ("--results {folder} --atlas x.htm", "x.htm"),
+    ("--atlas x.html --out y.html", "not allowed with argument"),
+])  # fmt: skip
 def test_invalid_calls(words, message, folder):
-    done = run_here(report.main, *(word.format(folder=folder) for word in words))
+    done = run_here(report.main, *words.format(folder=folder).split())
     assert done.returncode and message in done.stderr.splitlines()[-1]
 
 
@@ -210,13 +181,10 @@ def test_filter_and_sort_in_a_browser(path, tmp_path):
     assert names[:4] == ["rope", "hierarchical", "alibi", "rope"]
 
 
-DECOMPOSABLE, OTHERS = ["rope", "alibi", "xpos", "lrpe", "per"], ["t5", "xl", "cope"]
-
-
-@pytest.mark.parametrize(
-    ("cls", "name"),
-    [*product([LinearAttention, SoftmaxAttention], DECOMPOSABLE), *product([SoftmaxAttention], OTHERS)],
-)
+@pytest.mark.parametrize("cls, name", [
+    (LinearAttention, "alibi"), (LinearAttention, "per"), (SoftmaxAttention, "xpos"),
+    (SoftmaxAttention, "xl"), (SoftmaxAttention, "cope"),
+])  # fmt: skip
 def test_weights(cls, name):
     """The attention modules sum the values with these weights."""
     torch.manual_seed(1)

@@ -17,18 +17,9 @@ def results(tmp_path):
         for seed, perplexity in seeds.items():
             folder = tmp_path / f"lm/mini/linear_{method}/seed-{seed}"
             folder.mkdir(parents=True)
-            run = {
-                "experiment": "lm/mini",
-                "attention": "linear",
-                "method": method,
-                "seed": seed,
-                "changes": {},
-            }
-            config = {
-                "updates": 4,
-                "seeds": [seed],
-                "train": {"lr": 0.1 if method == "rope" else 0.2, "x": 1},
-            }
+            run = {"experiment": "lm/mini", "attention": "linear", "method": method, "seed": seed}
+            config = {"updates": 4, "seeds": [seed]}
+            config["train"] = {"lr": 0.1 if method == "rope" else 0.2, "x": 1}
             run |= {"kind": "language_modeling", "updates": 4, "config": config, "started": f"day {seed}"}
             (folder / "run.json").write_text(json.dumps(run))
             evaluations = {"test": {"settings": {}, "perplexity": perplexity}}
@@ -48,13 +39,13 @@ def test_different_settings(results):
 
 
 def test_differences_are_paired_by_seed(results):
-    [line] = compare.compare_measurements(*map(compare.read_seeds, folders(results))).itertuples()
+    *_, section = compare.comparison_sections(*folders(results))
+    [row] = section.frame.to_numpy().tolist()
     pairs = [22.0 - 23.0, 18.5 - 21.0]
     low, high = ttest_1samp(pairs, 0).confidence_interval()
-    assert (line.evaluation, line.metric, line.common_seeds) == ("test", "perplexity", 2)
-    assert line.difference == pytest.approx(sum(pairs) / 2) and (line.low, line.high) == (low, high)
-    assert line.a_mean == pytest.approx(pd.Series(PERPLEXITIES["rope"]).mean())
-    assert line.b_std == pytest.approx(pd.Series(PERPLEXITIES["tmlr_type1"]).std())
+    assert row[-1] == f"-1.75 [{low:+.2f}, {high:+.2f}] (2)"
+    means = [f"{of.mean():.2f} ± {of.std():.2f}" for of in (pd.Series(of) for of in PERPLEXITIES.values())]
+    assert row[:4] == ["test", "perplexity", *means]
 
 
 @pytest.mark.parametrize("suffix", ["", "/seed-2"])

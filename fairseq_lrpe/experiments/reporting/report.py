@@ -4,9 +4,7 @@ The page is a single file that needs no network connection. Its template is ``re
 """
 
 import re
-import sys
 from collections import Counter
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,27 +12,20 @@ from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from plotly.offline import get_plotlyjs
-from rich.console import Console
-from rich.progress import track
 
-from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
+from fairseq_lrpe.experiments.reporting import blocks
+from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
-from fairseq_lrpe.experiments.reporting.recorded import is_recorded, read_recorded
-from fairseq_lrpe.experiments.reporting.records import RunRecord, flatten, machine, read_run
-from fairseq_lrpe.experiments.reporting.renderers import TEXT_COLUMNS, Bold, Section, html_environment
-from fairseq_lrpe.experiments.reporting.tables import (
-    existing_overrides,
-    experiment_sections,
-    measured_name,
-    table_sections,
-)
+from fairseq_lrpe.experiments.reporting.records import RunRecord, as_text, flatten, machine, read_runs
+from fairseq_lrpe.experiments.reporting.renderers import Section
+from fairseq_lrpe.experiments.reporting.tables import experiment_sections, measured_name, table_sections
 from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.run import run_folders
 from fairseq_lrpe.experiments.spec.table import SCALES, Table, tables
+from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.files import display_path
 
 STATES = ("finished", "running", "stopped", "failed", "damaged", "not started")
@@ -66,7 +57,6 @@ class Report:
     results: Path
     records: dict[Path, RunRecord]
     tables: list[tuple[Table, pd.DataFrame]] = field(default_factory=list)  # with summaries
-    experiments: dict[str, list[RunRecord]] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)  # messages about tables that cannot be shown
 
     @cached_property
@@ -79,94 +69,103 @@ class Report:
         """{run folder: id of the HTML element of the run}."""
         return {folder: f"run-{i}" for i, folder in enumerate(self.records)}
 
-    def find(self, table: Table) -> list[RunRecord | None]:
-        """Returns the records of a table's runs, with None for runs that have not been started."""
-        return [self.records.get(run.folder(self.results)) for run in table.runs()]
+    @cached_property
+    def experiments(self) -> dict[str, list[RunRecord]]:
+        """{experiment: its runs}."""
+        found = {}
+        for record in self.records.values():
+            found.setdefault(record.experiment, []).append(record)
+        return found
+
+    def find(self, table: Table) -> dict[str, RunRecord | None]:
+        """Returns {run: its record, or None if it has not been started} of a table's runs."""
+        return {str(run): self.records.get(run.folder(self.results)) for run in table.runs()}
 
     def add_table(self, table: Table) -> None:
         """Adds a table if at least one of its runs exists."""
-        folders = {run.folder(self.results) for cell in table.cells for run in cell.runs}
-        if folders & self.records.keys():
-            found = self.measurements[self.measurements["experiment"].isin(list(table.experiments))]
-            self.tables.append((table, summarize(table, seed_values(table, found))))
+        if any(self.find(table).values()):
+            self.tables.append((table, summarize(table, self.measurements)))
 
     def state_counts(self) -> dict[str, int]:
         """Returns {state: number of runs}, including the tables' runs that have not been started."""
         counts = Counter(record.state for record in self.records.values())
-        missing = (
-            {str(run) for run, record in zip(table.runs(), self.find(table), strict=True) if record is None}
-            for table, _ in self.tables
-        )
-        counts["not started"] = len(set().union(*missing))
+        planned = [self.find(table).items() for table, _ in self.tables]
+        counts["not started"] = len({run for runs in planned for run, record in runs if record is None})
         return {state: counts[state] for state in STATES}
 
 
 def scan(results: Path) -> Report:
     """Reads all runs below a results folder and finds their tables; raises ValueError if there is no run."""
-    runs = read_recorded(results) if is_recorded(results) else run_folders(results)
-    if not runs:
-        missing = "no folder such as lm/mini/linear_base/seed-1 with a run.json"
-        raise ValueError(f"{results} has no runs ({missing}): give the folder that was passed as --results")
-    console = Console(file=sys.stderr)
-    runs = track(runs, "runs", console=console)
-    records = (run if isinstance(run, RunRecord) else read_run(run, results) for run in runs)
-    report = Report(results, {record.folder: record for record in records})
-    for record in report.records.values():
-        report.experiments.setdefault(record.experiment, []).append(record)
-    names = [name for name in tables() if _names_any(name, report.experiments)]
-    for name in track(names, "tables", console=console):
-        found, errors = [], []
-        for scale in SCALES:
-            try:
-                found.append(Table(name, scale))
-            except ValueError as error:  # the table has only one scale, or is invalid
-                errors.append(str(error))
-        if not found:
-            report.errors.append(f"The table {name} cannot be shown: {errors[0]}")
-        for table in found:
-            report.add_table(table)
-            for overrides, methods in existing_overrides(table, report.records.values()).items():
-                if len(methods) > 1:
-                    with suppress(ValueError):  # some rows may not support these overrides
-                        report.add_table(Table(name, table.scale, overrides))
+    report = Report(results, {record.folder: record for record in read_runs(results)})
+    if not report.records:
+        raise ValueError(f"{results} has no runs: give the folder that was passed as --results")
+    for name in tables():
+        text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
+        if any(experiment in text for experiment in report.experiments):  # loading all tables takes long
+            add_tables(report, name)
     return report
 
 
-def _names_any(table: str, names: Iterable[str]) -> bool:
-    """Returns whether a table's YAML file contains one of the names; loading the table would take longer."""
-    text = (experiments.CONFIGS / "tables" / f"{table}.yaml").read_text(errors="replace")
-    return any(name in text for name in names)
+def add_tables(report: Report, name: str) -> None:
+    """Adds a table at each scale, without overrides and with those of existing runs of several methods."""
+    found, errors = [], []
+    for scale in SCALES:
+        try:
+            found.append(Table(name, scale))
+        except ValueError as error:  # the table has only one scale, or is invalid
+            errors.append(error)
+    if not found:
+        report.errors.append(f"The table {name} cannot be shown: {errors[0]}")
+    for table in found:
+        report.add_table(table)
+        for overrides, methods in existing_overrides(table, report).items():
+            if len(methods) > 1:
+                with suppress(ValueError):  # some rows may not support these overrides
+                    report.add_table(Table(name, table.scale, overrides))
+
+
+def existing_overrides(table: Table, report: Report) -> dict[tuple[str, ...], set]:
+    """Returns {overrides of existing runs of a table: set of (attention, method) of these runs}."""
+    own = {key for run in table.runs() for key, _ in run.changes}
+    rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
+    found = {}
+    for record in report.records.values():
+        row = record.experiment, record.attention, canonical(record.method)
+        changes = tuple(text for text in record.changes if text.partition("=")[0] not in own)
+        if changes and row in rows:
+            found.setdefault(changes, set()).add(row[1:])
+    return found
 
 
 def render(report: Report, time: datetime) -> str:
     """Returns the HTML page of a report; ``time`` is shown as the time of its creation."""
     records = list(report.records.values())
-    problems = {title: [r for r in records if r.state == state] for state, title in PROBLEMS.items()}
+    by_state = {state: [record for record in records if record.state == state] for state in STATES}
     machines = Counter((versions(r.settings), machine(r.settings), commit(r.settings)) for r in records)
-    environment = html_environment()
-    filters = (breakable, unbroken, column_class, flatten, format_time, last_log_line, display_path)
-    filters += (versions, machine, commit)
-    environment.filters |= {function.__name__: function for function in filters}
-    environment.tests["bold"] = lambda cell: isinstance(cell, Bold)
-    environment.tests["line"] = lambda section: isinstance(section, str)
-    return environment.get_template("report.html.jinja").render(
+    return blocks.render(
+        "report.html.jinja",
         report=report,
         records=records,
         title=f"Runs in {display_path(report.results)}",
-        time=time,
+        time=format_time(time),
         plotly=Markup(get_plotlyjs()),
         counts=report.state_counts(),
         tables=[_table(report, i, *table) for i, table in enumerate(report.tables)],
         experiments=[_experiment(i, *found) for i, found in enumerate(report.experiments.items())],
-        problems={title: found for title, found in problems.items() if found},
+        running=by_state["running"],
+        problems={title: by_state[state] for state, title in PROBLEMS.items() if by_state[state]},
         machines=machines.most_common(),
+        details=_details,
+        path=lambda record: record.folder.relative_to(report.results).as_posix(),
+        last_log_line=last_log_line,
+        format_time=format_time,
     )
 
 
 def _table(report, number, table, summary):
     """Returns the variables of the template for a table."""
     title, *sections = table_sections(table, summary)
-    records = report.find(table)
+    records = report.find(table).values()
     states = Counter(record.state if record else "not started" for record in records)
     figure = column_figure(table, summary)
     return {
@@ -199,34 +198,41 @@ def _experiment(number, name, records):
     return {"name": name, "sections": sections, "plot": plot}
 
 
-def breakable(text: object) -> Markup:
-    """Returns a path or key as HTML that may be wrapped after slashes and dots."""
-    return Markup(re.sub(r"(?<=[./])(?=\w)", "<wbr>", str(escape(text))))
-
-
-def unbroken(cell: str) -> str:
-    """Returns the text of a cell without line breaks in parts such as "± 0.15" and "(2 of 3)"."""
-    return re.sub(r"± |\(\d+ of \d+\)", lambda match: match[0].replace(" ", "\u00a0"), cell)
-
-
-def column_class(name: str) -> str:
-    """Returns the CSS class of a column."""
-    if name in ("changes", "state"):
-        return "wrap"
-    return "text" if name in TEXT_COLUMNS else "paper" if name.endswith("(paper)") else ""
+def _details(record: RunRecord) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+    """Returns {fact: value} of a run, and {title: {key: value}} of its measurements and settings."""
+    settings, evaluation = record.settings, record.evaluation
+    facts = {
+        "state": record.describe_state(),
+        "log": last_log_line(record) if record.state in PROBLEMS else "",
+        "started": settings.get("started"),
+        "finished": evaluation.get("finished"),
+        "last updated": format_time(record.last_updated()),
+        "versions": versions(settings),
+        "machine": machine(settings),
+        "commit": commit(settings),
+        "folder": blocks.breakable(display_path(record.folder)),
+        "files": ", ".join(sorted(path.name for path in record.folder.glob("*"))),
+    }
+    measured = {key: value for key, value in evaluation.items() if key != "tried"}
+    tables = {"Measured (evaluation.json)": measured, "Settings (run.json)": settings}
+    texts = {
+        title: {key: as_text(x) for key, x in flatten(content)}
+        for title, content in tables.items()
+        if content
+    }
+    return facts, texts
 
 
 def versions(settings: dict) -> str:
     """Returns the versions in a run.json as text."""
-    found = settings.get("versions")
-    return ", ".join(f"{name} {x}" for name, x in found.items()) if isinstance(found, dict) else "-"
+    return ", ".join(f"{name} {x}" for name, x in settings.get("versions", {}).items()) or "-"
 
 
 def commit(settings: dict) -> str:
     """Returns the git revision in a run.json as text."""
-    git = settings.get("git")
-    revision = git.get("revision") if isinstance(git, dict) else None
-    return f"{str(revision)[:12]}{' with changes' if git.get('dirty') else ''}" if revision else "-"
+    git = settings.get("git", {})
+    dirty = " with changes" if git.get("dirty") else ""
+    return f"{git['revision'][:12]}{dirty}" if git.get("revision") else "-"
 
 
 def last_log_line(record: RunRecord) -> str:
