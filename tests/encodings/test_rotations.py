@@ -161,3 +161,5 @@ def test_values_at_offsets():
     assert_same(back.decode_output(rotated(v, 70), 70), v, 1e-12)
     with pytest.raises(ValueError, match="rope_values cannot shift the positions of encoded values"):
         plain.shift_values(v, 1)
+    with pytest.raises(ValueError, match="conv_spe cannot shift the positions of encoded keys"):
+        random_encoding("conv_spe").shift_keys(v, 1)
