@@ -9,9 +9,7 @@ import os
 
 import pytest
 import torch
-from commands import assert_same_weights
 from tensors import randn
-from tiny import train_flags, train_here
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 
@@ -236,33 +234,20 @@ def trained(module, inputs, run):
 
 @pytest.mark.parametrize("name, norm", ENCODINGS)
 def test_module(name, norm, launched):
-    """Training with padding, and with the memory of a segment's inputs before it."""
+    """Training with padding, with a memory of inputs, and with one of the sums of a preceding segment."""
     ours, exact = attention(name, norm)
     mask = torch.zeros(2, 18, dtype=torch.bool)
     mask[0, 15:] = True
 
     def run(module, x, memory):
-        return torch.cat([module(x, key_padding_mask=mask), module(x, memory=memory)])
+        first, state = module(memory, return_state=True)
+        after = module(x, state=module.restart_positions(state))
+        outputs = module(x, key_padding_mask=mask), module(x, memory=memory), after, first
+        return torch.cat(outputs, dim=1)
 
     x = randn(2, 18, 24), randn(2, 7, 24, seed=1)
     assert_close(trained(ours, x, run), trained(exact, x, run))
     assert launched
-
-
-@pytest.mark.parametrize("name, norm", ENCODINGS)
-def test_segments_with_a_memory_of_sums(name, norm):
-    """Training on segments whose sums are the memory of the next one, as in Transformer-XL."""
-    ours, exact = attention(name, norm)
-
-    def run(module, *segments):
-        outputs, state = [], None
-        for x in segments:
-            out, state = module(x, state=state and module.restart_positions(state), return_state=True)
-            outputs.append(out)
-        return torch.cat(outputs, dim=1)
-
-    x = [randn(2, length, 24, seed=length) for length in (9, 18)]
-    assert_close(trained(ours, x, run), trained(exact, x, run))
 
 
 @pytest.mark.parametrize("name, norm", ENCODINGS)
@@ -274,17 +259,3 @@ def test_decoding_after_a_prompt(name, norm):
         out, state = ours.eval()(part.float(), state=state, return_state=True)
         outputs.append(out)
     assert_close({"output": torch.cat(outputs, dim=1)}, {"output": exact.eval()(x)})
-
-
-@pytest.mark.parametrize("arch", ["linear_lm_rope", "linear_lm_xpos"])
-def test_language_model(arch, data_bin, tmp_path, launched):
-    """fairseq-train with the kernels and with the chunk form results in the same weights."""
-    flags = ["--optimizer", "sgd", "--lr", "1", "--dropout", "0", "--max-update", "2"]
-    flags += ["--decoder-layers", "1", "--decoder-attention-heads", "2"]
-    flags += ["--tokens-per-sample", "20", "--batch-size", "1", "--disable-validation"]
-    for backend in ("chunk", "fla"):
-        command = train_flags(data_bin, arch, tmp_path / backend, *flags)
-        done = train_here(*command, "--linear-backend", backend)
-        assert done.returncode == 0, done.stderr
-        assert bool(launched) == (backend == "fla")
-    assert_same_weights(tmp_path / "chunk", tmp_path / "fla", rtol=1e-5, atol=1e-5)
