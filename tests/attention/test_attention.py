@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
+from pairwise_scores import with_gradients
 from tensors import assert_same
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -22,7 +23,6 @@ from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register
 
 H, D, B, L = 2, 4, 3, 7
 E = H * D
-NORMS = ("denominator", "layernorm", "content")
 PHI = {
     "elu": lambda x: torch.where(x > 0, x + 1, torch.exp(x)),
     "relu": lambda x: (x + x.abs()) / 2,
@@ -119,33 +119,33 @@ def build(attention, name, causal=True, dtype=torch.float64, heads=H, d=D, **kwa
     return module.to(dtype)
 
 
-def kinds():
-    """Yields (attention, encoding, causal, options) of all valid combinations, with each feature map."""
-    for name, causal in itertools.product(OPTIONS, (True, False)):
-        if name == "decaying" and not causal:
-            continue
-        if name != "decaying":
-            yield "softmax", name, causal, {}
-        if name != "distance_bias":
-            for norm in NORMS:
-                yield "linear", name, causal, {"linear_norm": norm}
-    for name, feature_map in itertools.product(("rope", "type7"), PHI):
-        yield "linear", name, True, {"linear_norm": "content", "feature_map": feature_map}
+def linear(name, causal, norm, feature_map="elu"):
+    return "linear", name, causal, {"linear_norm": norm, "feature_map": feature_map}
 
 
-def named(case):
-    attention, name, causal, kwargs = case
-    parts = [attention, name, "causal" if causal else "bidirectional", *kwargs.values()]
-    return pytest.param(*case, id="-".join(parts))
-
-
-KINDS = list(kinds())
-every_kind = pytest.mark.parametrize(
-    ("attention", "name", "causal", "kwargs"), [named(case) for case in KINDS]
-)
-every_causal_kind = pytest.mark.parametrize(
-    ("attention", "name", "causal", "kwargs"), [named(case) for case in KINDS if case[2]]
-)
+KINDS = [  # attention, encoding, causal, options
+    ("softmax", "none", True, {}),
+    ("softmax", "rope", False, {}),
+    ("softmax", "type1", True, {}),
+    ("softmax", "type7", False, {}),
+    ("softmax", "distance_bias", True, {}),
+    ("softmax", "distance_bias", False, {}),
+    ("softmax", "rotating_values", True, {}),
+    linear("none", False, "denominator"),
+    linear("rope", True, "denominator"),
+    linear("type1", False, "denominator", "relu"),
+    linear("type1", True, "layernorm"),
+    linear("type2", False, "content", "softplus"),
+    linear("type7", True, "content", "sigmoid"),
+    linear("type7", False, "layernorm"),
+    linear("rope", True, "content", "exp"),
+    linear("decaying", True, "denominator"),
+    linear("decaying", True, "layernorm"),
+    linear("decaying", True, "content"),
+    linear("rotating_values", False, "denominator"),
+    linear("rotating_values", True, "layernorm"),
+]
+CAUSAL = [kind for kind in KINDS if kind[2]]
 
 
 def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
@@ -191,46 +191,32 @@ def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
     return rows @ module.out_proj.weight.T + module.out_proj.bias
 
 
-@every_kind
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_outputs_and_gradients_match_definition(attention, name, causal, kwargs, padded):
-    check_outputs_and_gradients(attention, name, causal, kwargs, padded)
+@pytest.mark.parametrize("attention, name, causal, kwargs", KINDS)
+def test_outputs_and_gradients_match_definition(attention, name, causal, kwargs):
+    check_outputs_and_gradients(attention, name, causal, kwargs)
 
 
 @pytest.mark.parametrize(
-    ("attention", "name", "causal", "kwargs"),
-    [
-        named((attention, name, causal, kwargs))
-        for attention, name, causal, kwargs in KINDS
-        if (attention == "softmax" and name == "type1") or not (attention == "softmax" or causal)
-    ],
+    "attention, name, causal, kwargs", [KINDS[2], *(x for x in KINDS if x[0] == "linear" and not x[2])]
 )
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-def test_recomputation_and_value_padding_match_definition(
-    attention, name, causal, kwargs, padded, monkeypatch
-):
+def test_recomputation_and_value_padding_match_definition(attention, name, causal, kwargs, monkeypatch):
     """Linear attention recomputes its encoding in the backward pass; softmax attention pads values."""
     monkeypatch.setattr("fairseq_lrpe.attention.linear._MIN_CHECKPOINT_KEYS", 0)
     monkeypatch.setattr("fairseq_lrpe.attention.softmax._MIN_FLASH_KEYS", 0)
-    check_outputs_and_gradients(attention, name, causal, kwargs, padded)
+    check_outputs_and_gradients(attention, name, causal, kwargs)
 
 
-def check_outputs_and_gradients(attention, name, causal, kwargs, padded):
+def check_outputs_and_gradients(attention, name, causal, kwargs):
+    """With and without padding."""
     module = build(attention, name, causal, **kwargs)
-    padding = None
-    if padded:
-        padding = torch.zeros(B, L, dtype=torch.bool)
-        padding[1, L - 2 :] = padding[2, 3] = True
     leaves = [torch.randn(L, B, E, dtype=torch.float64, requires_grad=True), *module.parameters()]
-    w = torch.randn(L, B, E, dtype=torch.float64)
-    norm = kwargs.get("linear_norm")
-    results = []
-    for out in (
-        module(leaves[0], key_padding_mask=padding)[0],
-        definition(module, name, leaves[0], padding, norm, kwargs.get("feature_map", "elu")),
-    ):
-        results.append((out, *torch.autograd.grad((out * w).sum(), leaves)))
-    assert_same(*results)
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[1, L - 2 :] = padding[2, 3] = True
+    options = kwargs.get("linear_norm"), kwargs.get("feature_map", "elu")
+    for mask in (None, padding):
+        found = module(leaves[0], key_padding_mask=mask)[0]
+        expected = definition(module, name, leaves[0], mask, *options)
+        assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
 
 
 @pytest.mark.parametrize("norm", ["denominator", "content"])
@@ -245,35 +231,26 @@ def test_denominators_are_clamped_at_1e_6(norm):
     assert_same(module(x)[0], definition(module, "type7", x, norm=norm, feature_map="exp"))
 
 
-@every_causal_kind
-@pytest.mark.parametrize("cuts", [[1, 2, 3, 4, 5, 6], [4, 5, 6], [2, 5]], ids=str)
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "left-padded"])
-def test_incremental_decoding_matches_full_sequence(attention, name, causal, kwargs, cuts, padded):
-    module = build(attention, name, causal, **kwargs)
-    x = torch.randn(L, B, E, dtype=torch.float64)
-    padding = None
-    if padded:
-        padding = torch.zeros(B, L, dtype=torch.bool)
-        padding[1, :2] = padding[2, :3] = True
+@pytest.mark.parametrize("attention, name, causal, kwargs", [CAUSAL[0], CAUSAL[2], CAUSAL[-1], CAUSAL[-2]])
+def test_size_of_the_state(attention, name, causal, kwargs):
+    """It is constant in linear attention. Steps match the full sequence, with padding on the left."""
+    module, x = build(attention, name, causal, **kwargs), torch.randn(L, B, E, dtype=torch.float64)
+    padding = torch.zeros(B, L, dtype=torch.bool)
+    padding[1, :2] = padding[2, :3] = True
     whole, _ = module(x, key_padding_mask=padding)
     state, pieces, sizes = {}, [], []
-    for start, stop in itertools.pairwise([0, *cuts, L]):
+    for start, stop in itertools.pairwise([0, 4, 5, 6, L]):
         # As in fairseq's decoders, a step has a mask only if it contains padding.
-        mask = padding[:, start:stop] if padded and padding[:, start:stop].any() else None
+        mask = padding[:, start:stop] if padding[:, start:stop].any() else None
         pieces.append(module(x[start:stop], key_padding_mask=mask, incremental_state=state)[0])
         sizes.append(sum(leaf.numel() for leaf in tree_leaves(state) if torch.is_tensor(leaf)))
-    real = torch.ones(L, B, dtype=torch.bool) if padding is None else ~padding.T
-    assert_same(torch.cat(pieces)[real], whole[real])
-    if attention == "linear":
-        assert len(set(sizes)) == 1
-    else:
-        assert sizes == sorted(set(sizes))
+    assert_same(torch.cat(pieces)[~padding.T], whole[~padding.T])
+    assert len(set(sizes)) == (1 if attention == "linear" else len(sizes)) and sizes == sorted(sizes)
 
 
 @pytest.mark.parametrize("gradients", [True, False], ids=["gradients", "no gradients"])
-@every_causal_kind
+@pytest.mark.parametrize("attention, name, causal, kwargs", CAUSAL)
 def test_reordered_beams_match_full_sequence(attention, name, causal, kwargs, gradients):
-    torch.manual_seed(0)
     with torch.set_grad_enabled(gradients):
         check_reordered_prefixes(build(attention, name, causal, **kwargs))
 
@@ -319,13 +296,6 @@ def test_each_layer_has_its_own_state(attention):
         assert_same(token, expected[i : i + 1])
 
 
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
-def test_token_order_has_no_effect_without_an_encoding(attention):
-    module = build(attention, "none", causal=False)
-    x, order = torch.randn(L, B, E, dtype=torch.float64), torch.tensor([3, 1, 5, 0, 2, 6, 4])
-    assert_same(module(x[order])[0], module(x)[0][order])
-
-
 def test_linear_attention_rejects_a_bias():
     with pytest.raises(ValueError, match=r"distance_bias.*linear attention"):
         build("linear", "distance_bias")
@@ -337,36 +307,24 @@ def fairseq_and_ours(causal, embed_dim=E, heads=H, **kwargs):
     return theirs, FairseqSoftmaxAttention(encoding, **kwargs)
 
 
-@pytest.mark.parametrize("padded", [False, True], ids=["full", "padded"])
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+@pytest.mark.parametrize("causal, padded", [(False, True), (True, False), (True, True)])
 def test_softmax_without_encoding_matches_fairseq(causal, padded):
     theirs, ours = fairseq_and_ours(causal)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_()
     ours.load_state_dict(theirs.state_dict())
-    theirs, ours = theirs.double(), ours.double()
     padding = None
     if padded:
         padding = torch.zeros(B, L, dtype=torch.bool)
         padding[0, 5:] = padding[2, 2:] = True
     hidden = torch.full((L, L), -math.inf, dtype=torch.float64).triu(1) if causal else None
-    x = torch.randn(L, B, E, dtype=torch.float64, requires_grad=True)
-    w = torch.randn(L, B, E, dtype=torch.float64)
-    results = []
-    for module in (ours, theirs):
-        out, _ = module(
-            query=x,
-            key=x,
-            value=x,
-            key_padding_mask=padding,
-            attn_mask=hidden,
-            incremental_state=None,
-            need_weights=False,
-        )
-        leaves = {"x": x, **dict(module.named_parameters())}
-        gradients = torch.autograd.grad((out * w).sum(), list(leaves.values()))
-        results.append((out, dict(sorted(zip(leaves, gradients, strict=True)))))
+    x, results = torch.randn(L, B, E, dtype=torch.float64, requires_grad=True), []
+    for module in (ours.double(), theirs.double()):
+        options = {"key_padding_mask": padding, "attn_mask": hidden, "need_weights": False}
+        out, _ = module(query=x, key=x, value=x, incremental_state=None, **options)
+        parameters = dict(module.named_parameters())
+        results.append(with_gradients(out, [x, *(parameters[name] for name in sorted(parameters))]))
     assert_same(*results)
 
 
@@ -407,10 +365,14 @@ def test_dropout_is_applied_in_training_only():
     assert_same(module(x)[0], definition(module, "rope", x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("name", ["none", "rope", "type1", "type2", "type7"])
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-@pytest.mark.parametrize("autocast", [False, True], ids=["half", "autocast"])
+@pytest.mark.parametrize("name, causal, dtype, autocast", [
+    ("none", False, torch.float16, False),
+    ("rope", True, torch.float16, True),
+    ("type1", True, torch.float16, False),
+    ("type1", False, torch.bfloat16, True),
+    ("type2", True, torch.bfloat16, False),
+    ("type7", False, torch.float16, False),
+])  # fmt: skip
 def test_linear_attention_in_half_precision_on_2048_tokens(name, causal, dtype, autocast):
     own_dtype = torch.float32 if autocast else dtype
     module = build("linear", name, causal, own_dtype, d=16, linear_norm="layernorm")
@@ -474,15 +436,8 @@ def test_build_attention_from_flags():
 )
 def test_invalid_flags_are_rejected(flags, message):
     with pytest.raises(ValueError, match=message):
-        build_attention(
-            PositionConfig(**flags),
-            embed_dim=E,
-            num_heads=H,
-            causal=True,
-            layer=1,
-            max_positions=9,
-            dropout=0.0,
-        )
+        sizes = {"embed_dim": E, "num_heads": H, "layer": 1, "max_positions": 9}
+        build_attention(PositionConfig(**flags), causal=True, dropout=0.0, **sizes)
 
 
 @pytest.mark.parametrize("attention", ["linear", "softmax"])

@@ -50,8 +50,7 @@ def test_bidirectional_linear_attention_stores_no_more_than_softmax(name, norm):
     )
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "bidirectional"])
-@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("causal, training", [(True, True), (False, False)])
 def test_softmax_attention_with_wider_keys_uses_flash_kernel(causal, training):
     module = build(FairseqSoftmaxAttention, "lrpe", causal)
     with TensorSizes() as sizes, torch.set_grad_enabled(training):

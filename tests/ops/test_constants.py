@@ -134,17 +134,17 @@ class LearnedDecay(Encoding):
 
 
 def modules():
-    """Yields a function that creates a module, for every encoding in both attentions and all positions."""
-    for attention, name, causal in itertools.product(
-        (LinearAttention, SoftmaxAttention), ENCODINGS, (True, False)
-    ):
-        if not causal and not ENCODINGS[name].bidirectional:
-            continue
-        if attention is SoftmaxAttention or ENCODINGS[name].decomposable:
-            yield lambda a=attention, n=name, c=causal: a(E, H, n, causal=c, max_positions=64).eval()
-    yield lambda: LinearAttention(
-        E, encoding=LearnedDecay(num_heads=H, head_dim=E // H, causal=True), num_heads=H
-    )
+    """Yields a function that creates a module, for every encoding in both attentions and all positions.
+
+    Softmax attention is bidirectional if the encoding can be.
+    """
+    for name, cls in ENCODINGS.items():
+        options = {"causal": not cls.bidirectional, "max_positions": 64}
+        yield lambda n=name, o=options: SoftmaxAttention(E, H, n, **o).eval()
+        if cls.decomposable:
+            yield lambda n=name, o=options: LinearAttention(E, H, n, **o | {"causal": True}).eval()
+    decay = {"num_heads": H, "head_dim": E // H, "causal": True}
+    yield lambda: LinearAttention(E, H, LearnedDecay(**decay))
     for name in ("none", "retnet", "xpos"):
         yield lambda n=name: LinearAttention(E, H, n, causal=True, feature_map="exp").eval()
     for name in POSITIONS:
@@ -162,10 +162,7 @@ def arguments(module):
 @pytest.mark.parametrize("assign", [False, True], ids=["to_empty", "assign"])
 def test_deferred_initialization(assign):
     for create in modules():
-        try:
-            module = create()
-        except ValueError:  # a decay, in bidirectional attention
-            continue
+        module = create()
         with torch.device("meta"):
             other = create()
         if not assign:
@@ -239,10 +236,7 @@ def test_float64_exists_only_on_the_cpu(training, monkeypatch):
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     for create in modules():
         with NoFloat64(), torch.device("meta"):
-            try:
-                module = create().train(training)
-            except ValueError:  # a decay, in bidirectional attention
-                continue
+            module = create().train(training)
             x, *args = (x.to("meta") for x in arguments(module))
             out = module(x.requires_grad_(), *args)
             assert out.is_meta and out.dtype == torch.float32

@@ -9,7 +9,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 
 quick = settings(max_examples=50, deadline=None, derandomize=True)
-permutations = st.integers(1, 9).flatmap(lambda d: st.permutations(range(d)))
 
 
 def along_the_cycle(permutation, i, s):
@@ -18,16 +17,6 @@ def along_the_cycle(permutation, i, s):
     while permutation[cycle[-1]] != i:
         cycle.append(permutation[cycle[-1]])
     return cycle[s % len(cycle)]
-
-
-@quick
-@given(permutation=permutations, offset=st.integers(0, 10**6), length=st.integers(1, 70))
-def test_powers_at_any_offset(permutation, offset, length):
-    powers = permutation_powers(torch.tensor(permutation), offset, length)
-    assert powers.tolist() == [
-        [along_the_cycle(permutation, i, s) for i in range(len(permutation))]
-        for s in range(offset, offset + length)
-    ]
 
 
 @quick
@@ -44,19 +33,7 @@ def test_powers_of_one_permutation_per_head(heads, offset, length):
             [along_the_cycle(permutation, i, s) for i in range(6)] for s in range(offset, offset + length)
         ]
         assert together[h].tolist() == expected
-
-
-@pytest.mark.parametrize("per_head", [False, True])
-def test_permute_features_matches_indexing(per_head):
-    heads, length, d = 2, 5, 6
-    x = torch.randn(3, heads, length, d)
-    shape = (heads, length) if per_head else (length,)
-    index = torch.stack([torch.randperm(d) for _ in range(torch.Size(shape).numel())])
-    index = index.reshape(*shape, d)
-    out = permute_features(x, index)
-    for b, h, s, i in torch.cartesian_prod(*map(torch.arange, x.shape)).tolist():
-        source = index[h, s, i] if per_head else index[s, i]
-        assert out[b, h, s, i] == x[b, h, s, source]
+        assert permutation_powers(torch.tensor(permutation), offset, length).tolist() == expected
 
 
 @pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)], ids=str)
@@ -70,15 +47,10 @@ def test_gradients_of_permute_features(shape):
 
     assert gradcheck(function, (x,))
     assert gradgradcheck(function, (x,))
+    assert permute_features(x, index).equal(x.gather(-1, index.expand_as(x)))
     ours = torch.autograd.grad(function(x).sum(), x)
     gathered = torch.autograd.grad(((x.gather(-1, index.expand_as(x)) * w) ** 3).sum(), x)
     torch.testing.assert_close(ours, gathered, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
-def test_permute_features_preserves_dtype(dtype):
-    x = torch.randn(4, 3).to(dtype)
-    assert permute_features(x, torch.tensor([2, 0, 1])).equal(x[:, [2, 0, 1]])
 
 
 @pytest.mark.parametrize("e", [1, 2, 3, 4, 7, 8, 63, 64])

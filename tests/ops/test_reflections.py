@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from tensor_sizes import TensorSizes
 from tensors import assert_same, randn
 
 from fairseq_lrpe.ops import reflections
-from fairseq_lrpe.ops.reflections import ReflectedKeys, householder
+from fairseq_lrpe.ops.reflections import ReflectedKeys
 
 B, H, D = 2, 2, 6
 
@@ -35,15 +34,10 @@ def definition(q, k, u, first):
     [
         (1, 0, 0, 1),
         (9, 0, 0, 9),
-        (32, 0, 0, 32),
         (33, 0, 0, 33),
-        (140, 0, 0, 140),
         (140, 0, 139, 1),
-        (300, 0, 123, 100),
         (300, 0, 256, 44),
-        (60, 17, 17, 43),
         (60, 17, 23, 10),
-        (60, 17, 30, 10),
         (200, 17, 145, 55),
         (60, 59, 59, 1),
         (60, 56, 57, 3),
@@ -83,27 +77,3 @@ def test_float32_is_exact_over_4096_keys(beta):
     ours = ReflectedKeys(k.float(), u.float()).scores(q.float(), length - 100)
     seen = torch.ones(100, length, dtype=torch.bool).tril(length - 100)
     assert ((ours - exact)[..., seen]).norm() / exact[..., seen].norm() < 1e-5
-
-
-def test_memory_is_bounded_by_keys_and_scores():
-    q, k, u = (randn(B, H, 1000, 16, seed=seed).requires_grad_() for seed in range(3))
-    with TensorSizes() as sizes:
-        ReflectedKeys(k, 0.3 * u).scores(q[:, :, 900:], 900).sum().backward()
-    assert sizes.largest <= B * H * 128 * 1024  # padded to whole blocks
-
-
-def householder_matrix(v):
-    return torch.eye(len(v), dtype=v.dtype) - 2 * torch.outer(v, v) / v.dot(v)
-
-
-@pytest.mark.parametrize("length", ["any", "one"])
-def test_householder_matches_explicit_matrix(length):
-    v = torch.randn(5, dtype=torch.float64)
-    v = v / v.norm() if length == "one" else 3 * v
-    x, w = (torch.randn(2, 3, 4, 5, dtype=torch.float64) for _ in range(2))
-    results = []
-    for function in (householder, lambda x, v: x @ householder_matrix(v).T):
-        leaves = [x.clone().requires_grad_(), v.clone().requires_grad_()]
-        out = function(*leaves)
-        results.append((out, *torch.autograd.grad((out * w).sum(), leaves)))
-    torch.testing.assert_close(*results, rtol=1e-10, atol=1e-10)

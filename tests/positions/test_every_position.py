@@ -70,19 +70,20 @@ def test_new_position_can_be_registered():
     assert not (module.causal or module.left_context or module.right_context)
 
 
-@pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("case", CASES)
-def test_single_tokens_match_full_sequence(case, dtype, grad):
-    module = build(case).to(dtype).eval()
+def test_single_tokens_match_full_sequence(case, dtype):
+    """The whole sequence with gradients, the single tokens without them as in decoding."""
+    module = build(case).to(dtype)
     x, positions, tokens = batch([list(range(M)), list(range(M))])
     x = x.to(dtype)
-    with torch.set_grad_enabled(grad):
+    whole = module(x, positions, tokens)
+    with torch.no_grad():
         steps = [row_alone(module, i, x, positions, tokens) for i in range(M)]
-        whole = module(x, positions, tokens)
+        assert whole.equal(module(x, positions, tokens))
     assert_same(case, torch.stack(steps, dim=1), whole)
-    assert whole.equal(module(x, positions, tokens))  # with and without gradients
     assert whole.dtype == dtype
+    assert module.float()(x.bfloat16(), positions, tokens).dtype == torch.bfloat16
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -126,6 +127,8 @@ def test_padding_anywhere_is_finite(case):
     out = module(x, positions, tokens)
     assert out.isfinite().all()
     assert_same(case, out[:, 2:], expected)
+    negative = torch.full_like(positions, -5)
+    assert module(x, negative, tokens).equal(module(x, 0 * positions, tokens))
     out.sum().backward()
     assert all(p.grad.isfinite().all() for p in module.parameters())
 
@@ -136,8 +139,6 @@ def test_other_padding_index(case):
     x, positions, tokens = batch([[2, 3]])
     tokens[0, 1] = PAD  # not padding in this test
     word = module(x, positions, tokens)
-    tokens[0, 1] = 5
-    assert module(x, positions, tokens).equal(word)
     tokens[0, 1] = 0
     padding = module(x, positions, tokens)
     assert not padding.equal(word)
@@ -155,24 +156,6 @@ def test_causal_positions_ignore_later_tokens(name):
     assert out[:, :20].equal(other[:, :20]) and not out[:, 20].equal(other[:, 20])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_negative_positions_are_treated_as_0(case):
-    x, positions, tokens = batch([[-5, -1]])
-    module = build(case)
-    assert module(x, positions, tokens).equal(module(x, 0 * positions, tokens))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("case", CASES)
-def test_half_precision_dtype_and_accuracy(case, dtype):
-    module = build(case).to(dtype)
-    x, positions, tokens = batch([list(range(M))])
-    half = module(x.to(dtype), positions, tokens)
-    assert half.dtype == dtype
-    exact = module.double()(x.to(dtype).double(), positions, tokens)
-    torch.testing.assert_close(half.double(), exact, rtol=0.03, atol=0.03)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
 def test_far_positions_in_half_precision(case, dtype):
@@ -180,9 +163,7 @@ def test_far_positions_in_half_precision(case, dtype):
     module = build(case).float()
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.mul_(
-                1 + 0.01 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
-            )
+            parameter.mul_(1 + 0.01 * torch.randn_like(parameter))
     limits = {"multiplicative": M, "hierarchical": M * M, "floater": 1001, "floater_every_layer": 1001}
     limit = limits.get(case, 10_001)
     x, positions, tokens = batch([[min(position, limit - 1) for position in (100, 1000, 10_000)]])
@@ -190,14 +171,9 @@ def test_far_positions_in_half_precision(case, dtype):
     half, exact = copy.deepcopy(module).to(dtype), copy.deepcopy(module).double()
     with torch.no_grad():
         found, expected = half(x, positions, tokens), exact(x.double(), positions, tokens)
+    assert found.dtype == dtype
     error = (found - expected).abs().max() / expected.abs().max()
     assert error < 2 * torch.finfo(dtype).eps
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_output_has_the_dtype_of_the_embeddings(case):
-    x, positions, tokens = batch([[0, 3]])
-    assert build(case).float()(x.bfloat16(), positions, tokens).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -57,7 +57,7 @@ def results(leaves, *, padding, **options):
     return out, *new, *gradients
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_chunk_matches_reference(data):
     leaves, options = draw_inputs(data)
@@ -70,12 +70,12 @@ def test_chunk_matches_reference(data):
     assert_same(actual, expected)
 
 
-@pytest.mark.parametrize("normalize", [False, True], ids=["sum", "normalized"])
-@pytest.mark.parametrize(
-    ("causal", "decay"),
-    [(False, (2,)), (True, (2,)), (True, (2, 3)), (True, (1, 3))],
-    ids=["bidirectional", "causal", "features", "shared"],
-)
+@pytest.mark.parametrize("causal, decay, normalize", [
+    (False, (2,), True),
+    (True, (2,), True),
+    (True, (2, 3), True),
+    (True, (1, 3), False),
+])  # fmt: skip
 def test_gradcheck(causal, decay, normalize):
     g = torch.Generator().manual_seed(0)
     shapes = (2, 2, 7, 3), (2, 2, 7, 3), (2, 2, 7, 2), decay, (2, 2, 3, 2), (2, 2, 3)
@@ -83,26 +83,22 @@ def test_gradcheck(causal, decay, normalize):
         torch.rand(shape, generator=g, dtype=torch.float64).requires_grad_() for shape in shapes
     )
 
+    options = {"causal": causal, "normalize": normalize, "return_state": True, "chunk_size": 3}
+
     def function(q, k, v, decay, kv, k_sum):
-        out, state = linear_attention(
-            q,
-            k,
-            v,
-            causal=causal,
-            normalize=normalize,
-            log_decay=-decay if causal else None,
-            state=(kv, k_sum),
-            return_state=True,
-            chunk_size=3,
-        )
+        decay = -decay if causal else None
+        out, state = linear_attention(q, k, v, log_decay=decay, state=(kv, k_sum), **options)
         return out, *state
 
     assert torch.autograd.gradcheck(function, (q, k, v, decay, kv, k_sum))
     assert torch.autograd.gradgradcheck(function, (q, k, v, decay, kv, k_sum), fast_mode=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(2,), (2, 16), (1, 16)], ids=["heads", "features", "shared"])
+@pytest.mark.parametrize("shape, dtype", [
+    ((2,), torch.float16),
+    ((2, 16), torch.bfloat16),
+    ((1, 16), torch.float16),
+])  # fmt: skip
 def test_gradient_of_a_decay_in_half_precision(shape, dtype):
     g = torch.Generator().manual_seed(0)
     half = [torch.rand(2, 2, 1024, 16, generator=g).to(dtype).requires_grad_() for _ in range(3)]
@@ -153,18 +149,6 @@ def test_100_000_tokens(decay):
         assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
-def without_padding(options):
-    return {name: x for name, x in options.items() if name != "padding"}
-
-
-def test_results_are_deterministic():
-    g = torch.Generator().manual_seed(0)
-    leaves = {name: torch.rand(4, 4, 500, 16, generator=g) for name in "qkv"}
-    options = {"causal": True, "normalize": True, "padding": None, "backend": "chunk"}
-    first, second = results(leaves, **options), results(leaves, **options)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 @pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
 def test_strided_inputs_are_not_modified(causal):
     """q, k and v as views of a projection's output (L, B, H·d) give the same results and are not modified.
@@ -176,23 +160,22 @@ def test_strided_inputs_are_not_modified(causal):
     rows = {name: torch.rand(70, 2, 3 * 4, generator=g, dtype=torch.float64) for name in "qkv"}
     views = {name: x.unflatten(-1, (3, 4)).permute(1, 2, 0, 3) for name, x in rows.items()}
     before = {name: x.clone() for name, x in rows.items()}
-    options = {"causal": causal, "normalize": True, "padding": None, "backend": "chunk"}
+    options = {"causal": causal, "normalize": True, "backend": "chunk"}
     if causal:
         options["log_decay"] = torch.tensor([-0.1, -1.0, -2.0], dtype=torch.float64)
-    plain = results({name: x.contiguous() for name, x in views.items()}, **options)
-    assert_same(results(views, **options), plain, 1e-13)
+    plain = results({name: x.contiguous() for name, x in views.items()}, padding=None, **options)
+    assert_same(results(views, padding=None, **options), plain, 1e-13)
     leaves = {name: x.detach().requires_grad_() for name, x in views.items()}
-    out = linear_attention(**leaves, **without_padding(options))
+    out = linear_attention(**leaves, **options)
     gradients = torch.autograd.grad(out.sum(), list(leaves.values()))
     assert all(torch.equal(rows[name], before[name]) for name in rows)
     assert all(x.permute(2, 0, 1, 3).is_contiguous() for x in (out, *gradients * causal))
 
 
-@pytest.mark.parametrize("decay", [None, -0.1], ids=["plain", "decay"])
-def test_backward_twice_gives_the_same_gradients(decay):
+def test_backward_twice_gives_the_same_gradients():
     g = torch.Generator().manual_seed(0)
     leaves = [torch.rand(2, 2, 200, 4, generator=g, dtype=torch.float64).requires_grad_() for _ in "qkv"]
-    log_decay = decay and torch.full((2,), decay, dtype=torch.float64)
+    log_decay = torch.full((2,), -0.1, dtype=torch.float64)
     out = linear_attention(*leaves, causal=True, normalize=True, log_decay=log_decay, backend="chunk")
     first, second = (torch.autograd.grad(out.sum(), leaves, retain_graph=True) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
@@ -208,7 +191,6 @@ STATE = torch.zeros(2, 3, 4, 6), torch.zeros(2, 3, 4)
         ({"q": Q[0]}, r"^q must have shape \(batch, heads, length, width\), not \(3, 5, 4\)$"),
         ({"k": Q[..., :3]}, r"^k must have shape \(2, 3, 5, 4\) .* not \(2, 3, 5, 3\)$"),
         ({"v": V[:, :1]}, r"^v must have shape \(2, 3, 5, 6\) .* not \(2, 1, 5, 6\)$"),
-        ({"v": V[:, :, :2]}, r"^v must have shape \(2, 3, 5, 6\) .* not \(2, 3, 2, 6\)$"),
         ({"state": (STATE[0].mT, STATE[1])}, r"^state\[0\].* must have shape \(2, 3, 4, 6\)"),
         ({"state": (STATE[0], STATE[1][:1])}, r"^state\[1\].* must have shape \(2, 3, 4\)"),
         ({"log_decay": torch.zeros(2)}, r"^log_decay must have shape \(3,\)"),

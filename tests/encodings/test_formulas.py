@@ -1,0 +1,440 @@
+"""Compares the scores of every encoding and their gradients with formulas, pair by pair.
+
+LRPE, CoPE and PaTH, whose scores are not functions of one query, one key and their positions, have files of
+their own.
+"""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from pairwise_scores import (
+    SHAPES,
+    D,
+    H,
+    all_scores,
+    check_scores,
+    pairwise_matrix,
+    products,
+    random_encoding,
+    with_gradients,
+)
+from tensors import assert_same, randn
+
+from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.ops import linear_attention
+
+E = H * D
+LAYER, LAYERS = 2, 5
+
+
+def content(q, k):
+    return (q * k).sum(-1) / math.sqrt(D)
+
+
+# Biases.
+
+
+def t5_bucket(distance, causal, buckets=32, max_distance=128):
+    """Computes exact + ⌊log(n/exact) / log(max/exact)·later⌋ with integers, without rounded logarithms."""
+    side, first = (buckets, 0) if causal else (buckets // 2, buckets // 2 if distance < 0 else 0)
+    n = max(0, distance) if causal else abs(distance)
+    exact = side // 2
+    if n < exact:
+        return first + n
+    later, m = side - exact, 0
+    while m < later - 1 and n**later * exact ** (m + 1) >= max_distance ** (m + 1) * exact**later:
+        m += 1
+    return first + exact + m
+
+
+def t5(encoding, q, k, i, j, h):
+    """Survey Eq. 10."""
+    bucket = t5_bucket(i - j, encoding.causal, encoding.buckets, encoding.max_distance)
+    return content(q, k) + encoding.relative_attention_bias.weight[bucket, h]
+
+
+def tupe(encoding, q, k, i, j, h):
+    """Ke et al. 2021; with ``cls``, the table has an additional first row."""
+    special = encoding.cls
+    if special and 0 in (i, j):
+        row, other, bucket = (0, 0, 16) if i == 0 else (1, 1, 32)
+    else:
+        row, other = i + special, j + special
+        bucket = t5_bucket(i - j, encoding.causal)
+    p, r = (F.layer_norm(encoding.positions.weight[n], (E,)) for n in (row, other))
+    p, r = (x * encoding.norm.weight + encoding.norm.bias for x in (p, r))
+    heads = slice(h * D, (h + 1) * D)
+    p = encoding.to_query.weight[heads] @ p + encoding.to_query.bias[heads]
+    r = encoding.to_key.weight[heads] @ r + encoding.to_key.bias[heads]
+    score = ((q * k).sum(-1) + p @ r) / (2 * D) ** 0.5
+    return score + encoding.buckets.weight[bucket, h] if encoding.relative_bias else score
+
+
+def fire(encoding, q, k, i, j, h):
+    """The authors' listing, without the output bias of the perceptron."""
+    threshold = abs(encoding.multiplier * encoding.threshold)
+    normalizer = torch.maximum(torch.tensor(float(i)), threshold)
+    distance = torch.log(abs(encoding.c * abs(i - j)) + 1)
+    normalized = distance / (torch.log(abs(encoding.c * normalizer) + 1) + 1e-6)
+    hidden = torch.relu(encoding.hidden_weight[:, 0] * normalized + encoding.hidden_bias)
+    return content(q, k) + (encoding.output_weight[h] * hidden).sum()
+
+
+def gaussian(encoding, q, k, i, j, h):
+    """−|w d² + b| with w ≥ 0 and b ≤ 0."""
+    return content(q, k) - abs(abs(encoding.w[0]) * (i - j) ** 2 - abs(encoding.b[0]))
+
+
+def kerple(encoding, q, k, i, j, h):
+    """−r₁ log(1 + r₂ |i−j|) or −r₁ |i−j|^r₂, both at least 0.01, and the power at most 2."""
+    p, a = (x[h] if x[h] > 0.01 else 0.01 + 0 * x[h] for x in (encoding.bias_p, encoding.bias_a))
+    if encoding.power:
+        p = p if p < 2 else 2 + 0 * p
+        return content(q, k) - a * abs(i - j) ** p
+    return content(q, k) - p * torch.log(1 + a * abs(i - j))
+
+
+# Vectors for distances.
+
+
+def clip(x, after, before):
+    """Survey Eq. 6."""
+    return max(-after, min(before, x))
+
+
+def vector(encoding, vectors, level, h):
+    """Returns the vector of a level for head h."""
+    row = vectors.weight[encoding.k_after + level]
+    return row[h * D : (h + 1) * D] if encoding.per_head else row
+
+
+def shaw(encoding, q, k, i, j, h):
+    """LFHC paper Eqs. 4 and 5."""
+    w = vector(encoding, encoding.w_k, clip(i - j, encoding.k_after, encoding.k), h)
+    return content(q, k + w)
+
+
+def lfhc(encoding, q, k, i, j, h):
+    """LFHC paper Eq. 9, as printed, or with the ceiling of its author's public code."""
+    level = clip((i - j) / encoding.layer, encoding.k, encoding.k)
+    rounded = math.ceil(level) if level > 0 and encoding.rounding == "away" else math.floor(level)
+    return content(q, k + vector(encoding, encoding.w_k, rounded, h))
+
+
+def sinusoid(distance, width):
+    """LFHC paper Eqs. 6 and 7."""
+    angles = [distance / 10000 ** (2 * t / width) for t in range(width // 2)]
+    return torch.tensor([f(a) for a in angles for f in (math.sin, math.cos)], dtype=torch.float64)
+
+
+def nezha(encoding, q, k, i, j, h):
+    """Wei et al. 2019: sinusoids of j − i."""
+    return content(q, k + sinusoid(clip(j - i, encoding.k, encoding.k), D))
+
+
+def gaussian_cdf(distance, width, factor=4.0):
+    """LFHC paper Eqs. 14 and 15, integrated numerically from −14σ on."""
+    nodes, weights = np.polynomial.legendre.leggauss(24)
+    r = torch.zeros(width, dtype=torch.float64)
+    for n in range(1, width + 1):
+        sigma = width ** (n / width)
+        edges = np.arange(-14 * sigma, distance, sigma)
+        total = 0.0
+        for a, b in itertools.pairwise([*edges, distance]):
+            x = (a + b) / 2 + (b - a) / 2 * nodes
+            total += (b - a) / 2 * (weights * np.exp(-(x**2) / (2 * sigma**2))).sum()
+        r[n - 1] = factor / (sigma * math.sqrt(2 * math.pi)) * total
+    return r
+
+
+def with_prior(encoding, q, k, h, r):
+    """LFHC paper Eq. 8; the W_r of a head are its d rows of the weight."""
+    w_r = encoding.w_r.weight[h * D : (h + 1) * D] @ r
+    u, v = encoding.u[h], encoding.v[h]
+    return ((q * k).sum(-1) + q @ w_r + k @ u + v @ w_r) / math.sqrt(D)
+
+
+def xl(encoding, q, k, i, j, h):
+    return with_prior(encoding, q, k, h, sinusoid(i - j, E))
+
+
+def gcdf(encoding, q, k, i, j, h):
+    return with_prior(encoding, q, k, h, gaussian_cdf(i - j, E, encoding.amplitude))
+
+
+def deberta(encoding, q, k, i, j, h):
+    """LRPE TMLR Eq. 31, divided by √(3d)."""
+    c = encoding.k
+
+    def g(x):
+        return 0 if x <= -c else 2 * c - 1 if x >= c else x + c
+
+    rows = slice(h * D, (h + 1) * D)
+    k_r = encoding.pos_key.weight[rows] @ encoding.rel_embeddings.weight[g(i - j)]
+    q_r = encoding.pos_query.weight[rows] @ encoding.rel_embeddings.weight[g(j - i)]
+    return ((q * k).sum(-1) + q @ k_r + k @ q_r) / math.sqrt(3 * D)
+
+
+def huang(encoding, q, k, i, j, h):
+    """The four methods of Huang et al. 2020."""
+    x = i - j if not encoding.clamp_length else min(i - j, encoding.clamp_length)
+    x = clip(x, encoding.k, encoding.k)
+    if encoding.method == 1:
+        return content(q, k) * encoding.a[abs(x), 0]
+    a = encoding.a[encoding.k + x]
+    if encoding.method == 4:
+        return content(q + a, k + a) - content(a, a)
+    return content(q, k * a)
+
+
+# Encodings of q and k. Their formulas return the product and the term that a decay adds to the scaled score.
+
+
+def rotated(x, angles):
+    """Multiplies x_2t + i x_2t+1 by exp(i θ_t)."""
+    out = []
+    for t, angle in enumerate(angles):
+        a, b = x[..., 2 * t], x[..., 2 * t + 1]
+        angle = torch.as_tensor(angle, dtype=torch.float64)
+        out += [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()]
+    return torch.stack(out, dim=-1)
+
+
+def rope_angles(position, d=D):
+    return [position * 10000 ** (-2 * t / d) for t in range(d // 2)]
+
+
+def none(encoding, q, k, i, j, h):
+    return (q * k).sum(-1), 0
+
+
+def rope(encoding, q, k, i, j, h):
+    return (rotated(q, rope_angles(i)) * rotated(k, rope_angles(j))).sum(-1), 0
+
+
+def rope_mixed(encoding, q, k, i, j, h):
+    theta = encoding.theta[0, h]
+    return (rotated(q, i * theta) * rotated(k, j * theta)).sum(-1), 0
+
+
+def liere(encoding, q, k, i, j, h):
+    """k^T exp((j − i) A / (M − 1)) q for each block, by torch's matrix exponential."""
+    total, size = 0, encoding.block_size
+    for n in range(D // size):
+        rows, columns = torch.triu_indices(size, size, 1)
+        a = torch.zeros(size, size, dtype=torch.float64).index_put(
+            (rows, columns), encoding.generators[0, h, n]
+        )
+        turn = torch.matrix_exp((i - j) * (a - a.T) / (encoding.max_positions - 1))
+        block = slice(n * size, (n + 1) * size)
+        total = total + torch.einsum("ba,ca,bc->b", q[:, block], turn, k[:, block])
+    return total, 0
+
+
+def cosformer(encoding, q, k, i, j, h):
+    """Qin et al. 2022, Eq. 10; LRPE TMLR Eq. 35 with α = π/2M."""
+    return math.cos(math.pi * (i - j) / (2 * encoding.max_positions)) * (q * k).sum(-1), 0
+
+
+def per(encoding, q, k, i, j, h):
+    """Pⁱ q · Pʲ k (Chen 2021, Eqs. 8-11), times r_h^(i-j) with r_h = sigmoid(3h/H + 2) if causal."""
+    p = torch.eye(D, dtype=torch.float64)[encoding.permutation[h]]
+    power = torch.linalg.matrix_power
+    rate = 1 / (1 + math.exp(-(3 * h / H + 2))) if encoding.causal else 1
+    return ((q @ power(p, i).T) * (k @ power(p, j).T)).sum(-1) * rate ** (i - j), 0
+
+
+def spe(encoding, q, k, i, j, h):
+    """Σ_r q̂_r k̂_r, summed over the realizations r."""
+    q_hat, k_hat, gate = 0, 0, torch.sigmoid(encoding.gate[h])
+    for n in range(D):
+        z1, z2, z3 = encoding.noise[:, h, n]
+        frequency = torch.sigmoid(encoding.freqs[h, n, 0]) / 2
+        gain = torch.log(1 + torch.exp(encoding.gains[h, n, 0])) / math.sqrt(2)
+        phases = 2 * math.pi * frequency * i + encoding.offsets[h, n, 0], 2 * math.pi * frequency * j
+        code_q, code_k = (
+            (1 - gate[n]).sqrt() * gain * (p.cos() * z1 + p.sin() * z2) + gate[n].sqrt() * z3 for p in phases
+        )
+        q_hat, k_hat = q_hat + q[:, n, None] * code_q, k_hat + k[:, n, None] * code_k
+    return (q_hat * k_hat).sum(-1) / math.sqrt(D * encoding.noise.size(-1)), 0
+
+
+def conv_spe(encoding, q, k, i, j, h):
+    """Σ_r q̂_r k̂_r with q̂ = Σ_n q_n (√(1−g_n) Σ_p kernel_np Z_{n,i+p} + √g_n Z'_n) / (d R)^1/4."""
+    noise = encoding._noise(0, 80, encoding._fixed_block).double()
+    gate, hats = torch.sigmoid(encoding.gate[h])[:, None], []
+    for x, kernel, position in ((q, encoding.kernel_q, i), (k, encoding.kernel_k, j)):
+        window = noise[h, :, position : position + kernel.size(-1)]
+        rows = (1 - gate).sqrt() * torch.einsum("np,npr->nr", kernel[h], window)
+        hats.append(x @ (rows + gate.sqrt() * encoding.noise[0, h]) / (D * D) ** 0.25)
+    return (hats[0] * hats[1]).sum(-1), 0
+
+
+def alibi(encoding, q, k, i, j, h):
+    return (q * k).sum(-1), -(2 ** (-8 * (h + 1) / H)) * (i - j)
+
+
+def retnet(encoding, q, k, i, j, h):
+    return rope(encoding, q, k, i, j, h)[0], (i - j) * math.log(1 - 2 ** (-5 - h))
+
+
+def xpos(encoding, q, k, i, j, h):
+    product, pairs = rotated(q, rope_angles(i)) * rotated(k, rope_angles(j)), D // 2
+    zeta = [(t / pairs + encoding.gamma) / (1 + encoding.gamma) for t in range(pairs)]
+    decay = torch.tensor([z ** ((i - j) / encoding.scale_base) for z in zeta], dtype=torch.float64)
+    return (product * decay.repeat_interleave(2)).sum(-1), 0
+
+
+def lrpe_decay(encoding, q, k, i, j, h):
+    product = q * k
+    if encoding.rotates:
+        theta = encoding.theta if encoding.theta.dim() == 1 else encoding.theta[h]
+        product = product * torch.cos(theta * (i - j))
+    return product.sum(-1), -8 * (h + 1) / H * (1 - encoding.layer / encoding.layers) * (i - j)
+
+
+BIASES = {
+    f.__name__: f for f in (t5, tupe, fire, gaussian, kerple, shaw, lfhc, nezha, xl, gcdf, deberta, huang)
+}
+PRODUCTS = {
+    f.__name__: f
+    for f in (none, rope, rope_mixed, liere, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
+}
+PRODUCTS |= {"roper": rope, "rope_values": rope}
+
+CASES = [  # (encoding, options, parameters to set), with and without clipped distances
+    ("t5", {}, {}),
+    ("t5", {"buckets": 8, "max_distance": 7}, {}),
+    ("tupe", {"max_positions": 9}, {}),
+    ("tupe", {"max_positions": 9, "relative_bias": True}, {}),
+    ("tupe", {"max_positions": 9, "relative_bias": True, "cls": False}, {}),
+    ("fire", {}, {"multiplier": [1.1]}),  # all queries are up to the threshold
+    ("fire", {"threshold": 3}, {"c": [-0.3], "multiplier": [1.1]}),  # some
+    ("fire", {"threshold": 1, "width": 5}, {"c": [0.3], "multiplier": [-1.1]}),  # at most one
+    ("gaussian", {}, {"w": [0.3], "b": [2.0]}),  # 0.3 d² - 2 is negative up to distance 2
+    ("gaussian", {}, {"w": [-2.0], "b": [-0.1]}),
+    ("kerple", {}, {"bias_p": [0.5, 0.9], "bias_a": [0.5, -0.5]}),
+    ("kerple", {}, {"bias_p": [0.5, -0.9], "bias_a": [0.5, 0.5]}),
+    ("kerple", {"power": True}, {"bias_p": [1.5, 2.5], "bias_a": [0.5, -0.5]}),
+    ("kerple", {"power": True}, {"bias_p": [-0.5, 0.7], "bias_a": [0.5, 0.5]}),
+    ("shaw", {"k": 3}, {}),
+    ("shaw", {"k": 20}, {}),
+    ("shaw", {"k": 3, "k_after": 0}, {}),
+    ("shaw", {"k": 1, "k_after": 4, "per_head": True}, {}),
+    ("lfhc", {"k": 2, "layer": 1}, {}),
+    ("lfhc", {"k": 2, "layer": 3, "per_head": True}, {}),
+    ("lfhc", {"k": 1, "layer": 2, "rounding": "floor"}, {}),
+    ("lfhc", {"k": 9, "layer": 4, "rounding": "floor"}, {}),
+    ("nezha", {"k": 3}, {}),
+    ("nezha", {"k": 20}, {}),
+    ("xl", {}, {}),
+    ("gcdf", {}, {}),
+    ("gcdf", {"lambda_": 6.0}, {}),
+    ("deberta", {"k": 1}, {}),
+    ("deberta", {"k": 3}, {}),
+    *(("huang", {"method": method, "k": 3}, {}) for method in (1, 2, 3, 4)),
+    *(("huang", {"method": method, "k": 20}, {}) for method in (2, 4)),
+    ("none", {}, {}),
+    ("rope", {}, {}),
+    ("roper", {}, {}),
+    ("rope_values", {}, {}),
+    ("rope_mixed", {}, {}),
+    ("liere", {"max_positions": 12}, {}),
+    ("liere", {"max_positions": 12, "block_size": 2}, {}),
+    ("cosformer", {"max_positions": 40}, {}),
+    ("per", {}, {}),
+    ("spe", {}, {}),
+    ("conv_spe", {"kernel_size": 5}, {}),
+    ("alibi", {}, {}),
+    ("retnet", {}, {}),
+    ("xpos", {}, {}),
+    ("xpos", {"scale_base": 512, "gamma": 0.9}, {}),
+    ("lrpe_decay", {"layer": LAYER, "layers": LAYERS}, {}),
+    ("lrpe_decay", {"layer": 1, "layers": LAYERS, "first_layer": True}, {}),
+    ("lrpe_decay", {"layer": LAYER, "layers": LAYERS, "first_layer": True}, {}),
+]
+DECAYS = [case for case in CASES if case[0] in ("per", "alibi", "retnet", "xpos", "lrpe_decay")]
+
+
+def build(name, causal, options, parameters):
+    encoding = random_encoding(name, causal, **options)
+    with torch.no_grad():
+        for parameter, values in parameters.items():
+            getattr(encoding, parameter).copy_(torch.tensor(values))
+    return encoding
+
+
+def score(encoding, q, k, i, j, h):
+    """Returns the scaled score of a pair."""
+    if encoding.name in BIASES:
+        return BIASES[encoding.name](encoding, q, k, i, j, h)
+    product, added = PRODUCTS[encoding.name](encoding, q, k, i, j, h)
+    return product / math.sqrt(D) + added
+
+
+@pytest.mark.parametrize("name, options, parameters", CASES, ids=str)
+def test_scores_and_gradients_match_formula(name, options, parameters):
+    for causal, *shape in SHAPES:
+        if causal or ENCODINGS[name].bidirectional:
+            encoding = build(name, causal, options, parameters)
+            check_scores(score, encoding, *shape, tolerance=1e-9 if name == "liere" else 1e-10)
+
+
+@pytest.mark.parametrize("name, options, _", [case for case in CASES if case[0] in PRODUCTS], ids=str)
+def test_products_at_offsets_match_formula(name, options, _):
+    """Noise of conv_spe at positions 58 to 70 is that of two blocks. Decays are applied to the products."""
+    encoding = build(name, ENCODINGS[name].bidirectional is False, options, {})
+    q, k = (randn(2, H, n, D, seed=n).requires_grad_() for n in (3, 4))
+
+    def product(encoding, q, k, i, j, h):
+        found, _ = PRODUCTS[name](encoding, q, k, i, j, h)
+        return found
+
+    leaves = [q, k, *encoding.parameters()]
+    for offsets in ((7, 2), (62, 58)):
+        if name != "xpos":  # its features decay differently
+            expected = pairwise_matrix(product, encoding, q, k, *offsets, causal=False)
+            found = products(encoding, q, k, *offsets)
+            assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-9)
+
+
+@pytest.mark.parametrize("name, options, parameters", DECAYS, ids=str)
+@pytest.mark.parametrize("chunk_size", [None, 4])
+def test_decays_in_linear_attention_match_formula(name, options, parameters, chunk_size):
+    encoding = build(name, True, options, parameters)
+    q, k, v = leaves = [randn(2, H, 9, D, seed=s).requires_grad_() for s in range(3)]
+
+    def weight(encoding, q, k, i, j, h):
+        product, added = PRODUCTS[name](encoding, q, k, i, j, h)
+        return product * math.exp(added)
+
+    decay = {"log_decay": encoding.log_decay, "chunk_size": chunk_size}
+    found = linear_attention(*encoding(q, k), v, causal=True, normalize=False, **decay)
+    expected = pairwise_matrix(weight, encoding, q, k) @ v
+    leaves += encoding.parameters()
+    assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
+
+
+def test_every_encoding_has_a_formula():
+    assert {*BIASES, *PRODUCTS, "lrpe", "cope", "path"} == set(ENCODINGS)
+
+
+def test_huang_with_clamped_distances():
+    for method, farthest in itertools.product((1, 2, 3, 4), (1, 4)):
+        encoding = random_encoding("huang", False, method=method, k=3)
+        encoding.clamp_length = farthest
+        check_scores(huang, encoding, 2, 9, 6)
+
+
+@pytest.mark.parametrize("name, options", [("gaussian", {}), ("kerple", {}), ("kerple", {"power": True})])
+def test_clamped_distances(name, options):
+    encoding, q, k = random_encoding(name, **options), randn(1, H, 2, D), randn(1, H, 12, D)
+    whole = all_scores(encoding, 0 * q, k, 10)[0, :, 1]
+    encoding.clamp_length = 4
+    clamped = all_scores(encoding, 0 * q, k, 10)[0, :, 1]
+    assert_same(clamped[:, -5:], whole[:, -5:])
+    assert_same(clamped[:, :7], whole[:, 7:8].expand(-1, 7))

@@ -1,0 +1,212 @@
+"""Names, shapes and initial values of the parameters of every encoding, and invalid options."""
+
+import math
+
+import pytest
+import torch
+from pairwise_scores import all_scores
+from tensors import assert_same, randn
+
+from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.ops.rotation import rotary_frequencies
+
+H, D = 2, 6
+E = H * D
+
+
+def build(name, *, causal=True, heads=H, d=D, **options):
+    return build_encoding(name, num_heads=heads, head_dim=d, causal=causal, **options)
+
+
+PRIOR = {"w_r.weight": (E, E), "u": (H, D), "v": (H, D)}
+TABLE = {"positions.weight": (9, E), "norm.weight": (E,), "norm.bias": (E,)}
+TABLE |= {f"to_{name}.weight": (E, E) for name in ("query", "key")}
+TABLE |= {f"to_{name}.bias": (E,) for name in ("query", "key")}
+SPE = {"freqs": (H, D, 1), "offsets": (H, D, 1), "gains": (H, D, 1), "gate": (H, D)}
+FIRE = {"c": (1,), "multiplier": (1,), "hidden_weight": (32, 1), "hidden_bias": (32,)}
+PATH = {"w_in.weight": (32, E), "w_out.weight": (E, 32), "convolution": (3, E)}
+DEBERTA = {"rel_embeddings.weight": (6, E), "pos_key.weight": (E, E), "pos_query.weight": (E, E)}
+
+CASES = [  # (encoding, options, {name in the state dict: shape})
+    *((name, {}, {}) for name in ("none", "rope", "roper", "rope_values", "cosformer")),
+    *((name, {}, {}) for name in ("alibi", "xpos", "retnet", "nezha")),
+    ("lrpe", {}, {"v": (D,)}),
+    ("lrpe", {"learn_theta": True, "learn_householder": True}, {"theta": (D // 2,), "v": (D,)}),
+    ("lrpe", {"core": "unitary", "rotation": "fft", "learn_theta": True}, {"theta": (D,)}),
+    ("lrpe", {"core": "mixed", "rotation": "odd_even", "learn_theta": True}, {"theta": (2,)}),
+    ("lrpe", {"core": "permutation", "rotation": "identity"}, {"permutation": (D,)}),
+    ("lrpe_decay", {}, {"theta": (D,)}),
+    ("lrpe_decay", {"first_layer": True}, {"theta": (H, D)}),
+    ("lrpe_decay", {"first_layer": True, "layer": 2}, {}),
+    ("per", {}, {"permutation": (H, D)}),
+    ("spe", {}, SPE),
+    ("conv_spe", {}, {"kernel_q": (H, D, 200), "kernel_k": (H, D, 200), "gate": (H, D)}),
+    ("rope_mixed", {}, {"theta": (1, H, D // 2)}),
+    ("liere", {}, {"generators": (1, H, 1, 15)}),
+    ("liere", {"axes": 2, "block_size": 2}, {"generators": (2, H, 3, 1)}),
+    ("t5", {}, {"relative_attention_bias.weight": (32, H)}),
+    ("shaw", {"k": 3}, {"w_k.weight": (7, D)}),
+    ("shaw", {"k": 3, "k_after": 0, "values": True}, {"w_k.weight": (4, D), "w_v.weight": (4, D)}),
+    ("shaw", {"k": 3, "k_after": 5, "per_head": True}, {"w_k.weight": (9, E)}),
+    ("lfhc", {"k": 2}, {"w_k.weight": (5, D)}),
+    ("xl", {}, PRIOR),
+    ("gcdf", {}, PRIOR),
+    ("deberta", {"k": 3}, DEBERTA),
+    ("gaussian", {}, {"w": (1,), "b": (1,)}),
+    ("kerple", {}, {"bias_p": (H,), "bias_a": (H,)}),
+    ("huang", {"k": 5, "method": 1}, {"a": (6, 1)}),
+    ("huang", {"k": 5, "method": 2}, {"a": (11, 1)}),
+    ("huang", {"k": 5, "method": 4}, {"a": (11, D)}),
+    ("fire", {}, {**FIRE, "output_weight": (H, 32), "threshold": (1,)}),
+    ("tupe", {"max_positions": 9}, TABLE),
+    ("tupe", {"max_positions": 8, "causal": False}, TABLE),
+    ("tupe", {"max_positions": 9, "relative_bias": True}, {**TABLE, "buckets.weight": (32, H)}),
+    ("cope", {}, {"embeddings": (64, D)}),
+    ("path", {}, {**PATH, "beta.weight": (H, E), "beta.bias": (H,)}),
+]
+
+
+@pytest.mark.parametrize("name, options, shapes", CASES, ids=str)
+def test_names_and_shapes(name, options, shapes):
+    encoding = build(name, **options)
+    assert {n: tuple(x.shape) for n, x in encoding.state_dict().items()} == shapes
+    frozen = {"permutation", "threshold"}
+    if name == "lrpe" and not options.get("learn_householder"):
+        frozen.add("v")
+    assert set(dict(encoding.named_parameters())) == set(shapes) - frozen
+    unscaled = {"deberta": 3 * D, "tupe": 2 * D}.get(name, D)
+    assert math.isclose(encoding.scale, unscaled**-0.5)
+
+
+def test_every_encoding_is_tested():
+    assert {name for name, *_ in CASES} == set(ENCODINGS)
+
+
+@pytest.mark.parametrize(
+    "name, options", [("cope", {}), *(("huang", {"method": method}) for method in (1, 2, 3))]
+)
+def test_initial_parameters_have_no_effect(name, options):
+    q, k = randn(2, H, 9, D, seed=1), randn(2, H, 9, D, seed=2)
+    encoding = build(name, causal=name == "cope", **options).double()
+    assert_same(all_scores(encoding, q, k), q @ k.mT / math.sqrt(D))
+
+
+def check_uniform(x, least, most):
+    """Asserts that numbers are uniform in [least, most], as far as a few hundred of them show it."""
+    width = most - least
+    assert least <= x.min() < least + 0.1 * width and most - 0.1 * width < x.max() <= most
+    assert abs((x.mean() - least) / width - 0.5) < 0.1
+
+
+def test_initial_values():
+    state = {n: x.item() for n, x in build("gaussian").state_dict().items()}
+    assert state == {"w": pytest.approx(0.01), "b": pytest.approx(-0.1)}
+    for power in (False, True):
+        kerple = build("kerple", heads=1000, power=power)
+        check_uniform(kerple.bias_p, 0.01, 2)
+        check_uniform(kerple.bias_a, 0.01, 1)
+    check_uniform(build("conv_spe", heads=8).kernel_q, 0, 0.1)
+    check_uniform(build("liere", heads=100).generators, 0, 2 * math.pi)
+    assert 0.1 < build("huang", method=4).a.abs().max() < 1
+    for name, parameter in build("tupe", heads=8, d=8, relative_bias=True).named_parameters():
+        if parameter.dim() == 2:
+            assert 0.015 < parameter.std() < 0.025, name
+        else:
+            assert (parameter == (name == "norm.weight")).all(), name
+    for name in ("t5", "shaw", "lfhc", "xl", "gcdf", "deberta"):
+        assert all(0 < parameter.abs().max() < 3 for parameter in build(name).parameters())
+
+
+def test_initial_values_of_fire():
+    """The threshold is a quarter of the positions, and the perceptron is initialized as torch's layers."""
+    fire = build("fire", max_positions=2048, heads=8)
+    assert fire.c == 0.1 and fire.multiplier == 1 and fire.threshold == 512
+    for x, most in ((fire.hidden_weight, 1), (fire.hidden_bias, 1), (fire.output_weight, 32**-0.5)):
+        assert 0.8 * most < x.abs().max() <= most
+    assert build("fire", max_positions=3).threshold == 1 and build("fire", threshold=7).threshold == 7
+
+
+def test_initial_angles():
+    """Learned angles start as the frozen ones; RoPE-Mixed in an image has random directions for each head."""
+    for core, count, width in (("unitary", D, D), ("orthogonal", D // 2, D), ("mixed", 2, 4)):
+        theta = build("lrpe", core=core, learn_theta=True).theta
+        assert_same(theta.double(), rotary_frequencies("a", count, width, 512), 1e-7)
+    theta = build("lrpe_decay", first_layer=True).theta.flatten().tolist()
+    assert theta == pytest.approx([10000 ** (-2 * n / E) for n in range(E)], rel=1e-6)
+    assert_same(build("rope_mixed").theta[0, 0].double(), rotary_frequencies("a", D // 2, D, 512), 1e-7)
+    theta = build("rope_mixed", heads=100, d=16, axes=2).theta
+    size = torch.tensor([10 ** (-4 * m / 16) for m in range(4)])
+    assert_same(theta.square().sum(0).sqrt(), size.repeat(2).expand(100, -1), 1e-6)
+    first, second = theta[..., :4] / size, theta[..., 4:] / size
+    assert_same(second, torch.stack([-first[1], first[0]]), 1e-6)  # 90 degrees later
+    assert_same(first, first[..., :1].expand(-1, -1, 4), 1e-6)
+    assert theta[0, :, 0].std() > 0.5
+
+
+def test_only_a_frozen_householder_vector_is_normalized():
+    """In both papers' pseudocode, a learned v starts as N(0, I), and every step divides by its norm."""
+    vectors = []
+    for learned in (False, True):
+        torch.manual_seed(0)
+        vectors.append(build("lrpe", d=64, core="unitary", learn_householder=learned).v.detach())
+    frozen, learned = vectors
+    torch.manual_seed(0)
+    assert torch.equal(learned, torch.randn(64))
+    torch.testing.assert_close(frozen, learned / learned.norm())
+
+
+def test_per_has_one_permutation_per_head():
+    permutations = build("per", heads=4, d=16).permutation
+    assert len({tuple(p) for p in permutations.tolist()}) == 4
+    assert all(p.sort().values.equal(torch.arange(16)) for p in permutations)
+
+
+BLOCKS = "liere needs a block size of at least 2 that divides head_dim 6, not"
+WRONG = [  # (encoding, options, message)
+    ("t5", {"buckets": 2}, "multiple of 4 .*2 buckets and max distance 128"),
+    ("t5", {"buckets": 30}, "multiple of 4 .*30 buckets and max distance 128"),
+    ("t5", {"max_distance": 16}, "max distance above.*32 buckets and max distance 16"),
+    ("shaw", {"k": 0}, "shaw.*at least 1, not 0"),
+    ("shaw", {"k_after": -2}, "^shaw needs a k_after of at least 0, or -1 for k, not -2$"),
+    ("nezha", {"k": 0}, "nezha.*at least 1, not 0"),
+    ("lfhc", {"k": 0}, "lfhc.*at least 1, not 0"),
+    ("lfhc", {"rounding": "up"}, "unknown rounding 'up': choose from away, floor"),
+    ("deberta", {"k": 0}, "deberta.*at least 1, not 0"),
+    ("gcdf", {"lambda_": 0.0}, "gcdf.*positive.*0"),
+    ("fire", {"width": 0}, "width of at least 1 .*not width 0 and threshold 0"),
+    ("fire", {"threshold": -1}, "threshold of at least 0, not width 32 and threshold -1"),
+    ("huang", {"k": 0}, "^huang needs .* k of at least 1 and a method from 1 to 4, not k 0 and method 4$"),
+    ("huang", {"method": 0}, "not k 16 and method 0$"),
+    ("huang", {"method": 5}, "not k 16 and method 5$"),
+    ("cope", {"positions": 1}, r"^cope needs at least 2 positions, not 1$"),
+    ("conv_spe", {"kernel_size": 0}, "conv_spe needs a kernel size of at least 1, not 0"),
+    ("xpos", {"gamma": 0.0}, "positive gamma"),
+    ("xpos", {"scale_base": 0}, "scale base of at least 1"),
+    ("lrpe", {"core": "magic"}, r"'magic'.*unitary, orthogonal, mixed, permutation"),
+    ("lrpe", {"rotation": "magic"}, r"'magic'.*identity, householder, odd_even, fft"),
+    ("lrpe", {"theta_type": "magic"}, r"'magic'.*a, b, c"),
+    ("lrpe", {"core": "mixed", "rotation": "fft"}, r"unitary core.*'mixed'"),
+    ("lrpe", {"core": "permutation", "learn_theta": True}, r"remove learn_theta"),
+    ("lrpe", {"rotation": "identity", "learn_householder": True}, r"remove learn_householder"),
+    ("lrpe", {"core": "orthogonal", "d": 7}, r"even, not 7"),
+    ("lrpe", {"core": "mixed", "d": 2}, r"at least 3, not 2"),
+    ("rope", {"d": 7}, "even, not 7"),
+    ("roper", {"d": 7}, "roper.*even, not 7"),
+    ("rope", {"axes": 2}, "rope does not support positions with 2 coordinates: use liere or rope_mixed, or"),
+    ("rope_mixed", {"axes": 2}, "must be a multiple of 4 in an image, not 6"),
+    ("rope_mixed", {"d": 7}, "must be a multiple of 2 in a sequence, not 7"),
+    ("liere", {"block_size": 4}, f"{BLOCKS} 4"),
+    ("liere", {"block_size": 1}, f"{BLOCKS} 1"),
+    ("liere", {"block_size": -2}, f"{BLOCKS} -2"),
+    ("magic", {}, r"unknown encoding 'magic': .*lrpe methods --flags. lists"),
+    ("lfhc", {"layer": 0}, r"layer must be at least 1, not 0"),
+    ("lfhc", {"values": True}, "'lfhc'.*'values'.*k"),
+    ("spe", {"num_sines": 5}, "'spe'.*'num_sines'"),
+    ("lrpe", {"kernel": 1}, r"'lrpe'.*'kernel'.*core, rotation, learn_theta"),
+]
+
+
+@pytest.mark.parametrize("name, options, message", WRONG, ids=str)
+def test_invalid_options_are_rejected(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, **options)

@@ -1,0 +1,165 @@
+"""Rotations of images, of values, and of long sequences, in addition to their formulas."""
+
+import math
+
+import pytest
+import torch
+from pairwise_scores import products, random_encoding, with_gradients
+from tensors import assert_same, randn
+
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
+from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.ops.position_index import coordinates, grid_position_index
+
+H, D, M, ROWS, COLUMNS = 2, 8, 12, 3, 4
+GRID = grid_position_index(ROWS, COLUMNS)
+CASES = [("rope_mixed", {}), ("liere", {}), ("liere", {"block_size": 4}), ("liere", {"block_size": 2})]
+every = pytest.mark.parametrize("name, options", CASES, ids=str)
+
+
+def build(name, axes=2, **options):
+    shared = {"num_heads": H, "head_dim": D, "causal": False, "max_positions": M, "axes": axes}
+    return build_encoding(name, **shared, **options).double()
+
+
+def rotated(x, offset):
+    """Multiplies the pair (x_2t, x_2t+1) at position s, as a complex number, by e^{is·10000^(-2t/d)}."""
+    length, d = x.shape[-2:]
+    s = torch.arange(offset, offset + length, dtype=torch.float64)[:, None]
+    angles = s * 10000 ** (-2 * torch.arange(d // 2, dtype=torch.float64) / d)
+    z = torch.view_as_complex(x.double().unflatten(-1, (-1, 2)).contiguous())
+    return torch.view_as_real(z * torch.polar(torch.ones_like(angles), angles)).flatten(-2)
+
+
+def rope_mixed(encoding, position, x, h):
+    """Multiplies x_2t + i x_2t+1 by exp(i Σ_a p_a θ_at)."""
+    out = []
+    for t in range(D // 2):
+        angle = sum(p * encoding.theta[a, h, t] for a, p in enumerate(position))
+        a, b = x[:, 2 * t], x[:, 2 * t + 1]
+        out += [a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()]
+    return torch.stack(out, dim=-1)
+
+
+def liere(encoding, position, x, h):
+    """Multiplies each block of x by exp(Σ_a p_a A_a / (M − 1)), a power series in the quotient by 2^12."""
+    size, blocks = encoding.block_size, []
+    for n in range(D // size):
+        matrix = torch.zeros(size, size, dtype=torch.float64)
+        for a, p in enumerate(position):
+            upper = matrix.new_zeros(size, size)
+            upper = upper.index_put(tuple(torch.triu_indices(size, size, 1)), encoding.generators[a, h, n])
+            matrix = matrix + p * (upper - upper.T) / (M - 1) / 2**12
+        power = rotation = torch.eye(size, dtype=torch.float64)
+        for order in range(1, 9):
+            power = power @ matrix / order
+            rotation = rotation + power
+        blocks.append(x[:, n * size : (n + 1) * size] @ torch.linalg.matrix_power(rotation, 2**12).T)
+    return torch.cat(blocks, dim=-1)
+
+
+ROTATIONS = {"rope_mixed": rope_mixed, "liere": liere}
+
+
+def encoded(encoding, x):
+    """Returns the rows of x (B, H, ROWS · COLUMNS, D), each rotated at its place in the grid."""
+    rotate, rows = ROTATIONS[encoding.name], range(x.size(2))
+    heads = [[rotate(encoding, divmod(i, COLUMNS), x[:, h, i], h) for i in rows] for h in range(H)]
+    return torch.stack([torch.stack(head, dim=1) for head in heads], dim=1)
+
+
+@every
+def test_images_match_formula(name, options):
+    encoding = build(name, **options)
+    q, k = (randn(2, H, ROWS * COLUMNS, D, seed=seed).requires_grad_() for seed in (1, 2))
+    leaves = [q, k, *encoding.parameters()]
+    found = products(encoding, q, k, GRID, GRID)
+    expected = encoded(encoding, q) @ encoded(encoding, k).mT
+    assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-9)
+
+
+@every
+@torch.no_grad()
+def test_long_sequences(name, options):
+    """LieRE multiplies the rotations of blocks of 64 positions."""
+    encoding, x = build(name, axes=1, **options), randn(1, H, 200, D)
+    for offset in (0, 50, 64):
+        whole, _ = encoding(x, x, offset, offset)
+        for i in (0, 13, 14, 63, 64, 199):
+            expected = ROTATIONS[name](encoding, (offset + i,), x[0, :, i], 0)[:1]
+            assert_same(whole[0, :1, i], expected, 1e-9)
+    back = encoding.shift_keys(encoding(x, x, 40, 40)[1], 40)
+    assert_same(back, encoding(x, x)[1], 1e-9)
+
+
+def translation_error(encoding):
+    """Returns the largest difference between scores in a grid and in the same grid moved by (2, 5)."""
+    x, y = randn(1, H, ROWS * COLUMNS, D, seed=1), randn(1, H, ROWS * COLUMNS, D, seed=2)
+    index = GRID.query_positions + torch.tensor([2, 5])
+    moved = GRID._replace(query_positions=index, key_positions=index, max_position=9)
+    return (products(encoding, x, y, GRID, GRID) - products(encoding, x, y, moved, moved)).abs().max()
+
+
+@torch.no_grad()
+def test_relative_positions_in_images():
+    assert translation_error(build("rope_mixed")) < 1e-12
+    assert translation_error(build("liere", block_size=2)) < 1e-12
+    assert translation_error(build("liere")) > 0.1  # its generators do not commute
+
+
+def test_size_of_lieres_gradient():
+    """The gradient of the generators is exactly proportional to the incoming gradient."""
+    encoding, x, gradients = build("liere"), randn(1, H, ROWS * COLUMNS, D), []
+    for scale in (1.0, 1e12):
+        loss = scale * (encoding(x, x, GRID, GRID)[0] * randn(*x.shape, seed=2)).sum()
+        gradients.append(torch.autograd.grad(loss, encoding.generators)[0] / scale)
+    assert_same(*gradients, 1e-12)
+
+
+def test_coordinates():
+    device = torch.device("cpu")
+    assert coordinates(3, 2, device).tolist() == [[3], [4]]
+    assert coordinates(GRID, 12, device).tolist() == [[r, c] for r in range(ROWS) for c in range(COLUMNS)]
+    assert coordinates(GRID.slice_queries(3, 2), 2, device).tolist() == [[0, 3], [1, 0]]
+
+
+# Rotated values.
+
+
+@pytest.mark.parametrize("attention", [LinearAttention, SoftmaxAttention])
+@pytest.mark.parametrize("name", ["rope_values", "roper"])
+def test_values_match_definition(name, attention):
+    """o_i = Σ_j a_ij RoPE(v_j, j), rotated back by i for ``roper``, with the weights a of RoPE."""
+    module = attention(2 * D, 2, name, causal=True).double()
+    x = randn(2, 5, 2 * D).requires_grad_()
+    q, k, v = (module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
+    unseen = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    if attention is LinearAttention:
+        q, k = (rotated(1 + torch.nn.functional.elu(y), 0) for y in (q, k))
+        weights = (q @ k.mT).masked_fill(unseen, 0)
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+    else:
+        scores = rotated(q, 0) @ rotated(k, 0).mT / math.sqrt(D)
+        weights = scores.masked_fill(unseen, -torch.inf).softmax(-1)
+    o = weights @ rotated(v, 0)
+    if name == "roper":
+        o = torch.cat([rotated(o[:, :, i : i + 1], -i) for i in range(5)], dim=2)
+    expected, leaves = module.out_proj(module.merge_heads(o)), [x, *module.parameters()]
+    loss_weights = randn(*expected.shape, seed=1)
+    results = []
+    for out in (module(x), expected):
+        gradients = torch.autograd.grad((out * loss_weights).sum(), leaves, retain_graph=True)
+        results.append((out, *gradients))
+    assert_same(*results)
+
+
+def test_values_at_offsets():
+    plain, back, v = random_encoding("rope_values"), random_encoding("roper"), randn(1, 2, 3, 4)
+    for encoding in (plain, back):
+        assert_same(encoding.encode_values(v, 70), rotated(v, 70))
+    assert plain.decode_output(v, 70) is v and plain.uses_absolute_positions
+    assert_same(back.decode_output(rotated(v, 70), 70), v, 1e-12)
+    with pytest.raises(ValueError, match="rope_values cannot shift the positions of encoded values"):
+        plain.shift_values(v, 1)
+    with pytest.raises(ValueError, match="conv_spe cannot shift the positions of encoded keys"):
+        random_encoding("conv_spe").shift_keys(v, 1)
