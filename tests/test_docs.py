@@ -65,13 +65,18 @@ def check_lrpe(verb, *words):
 
 def check_parser(call):
     """Asserts that the parser of a command accepts its arguments, and ends the command there."""
-    original = ArgumentParser.parse_args
 
-    def parse_args(self, *arguments, **settings):
-        original(self, *arguments, **settings)
-        sys.exit()
+    def ending(parse):
+        def parse_and_end(self, *arguments, **settings):
+            parse(self, *arguments, **settings)
+            sys.exit()
 
-    with patch.object(ArgumentParser, "parse_args", parse_args):
+        return parse_and_end
+
+    methods = {
+        name: ending(getattr(ArgumentParser, name)) for name in ("parse_args", "parse_intermixed_args")
+    }
+    with patch.multiple(ArgumentParser, **methods):
         done = run_here(call)
     assert done.returncode == 0, done.stderr
 

@@ -5,7 +5,7 @@ from argparse import ArgumentParser
 
 import pytest
 import torch
-from commands import SHORT_TRAINING, assert_error, generated_lines, sizes
+from commands import SHORT_TRAINING, generated_lines, sizes
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
 from fairseq_cli import generate
 from omegaconf import OmegaConf
@@ -101,13 +101,6 @@ def test_quantization_noise(family):
     assert (projection.weight == 0).double().mean() > 0.02
 
 
-def test_normformer():
-    flags = {"scale_attn": True, "scale_heads": True, "scale_fc": True, "scale_resids": True}
-    names = [name for name, _ in build("linear_lm_rope", **flags).named_parameters()]
-    for name in ("attn_ln.weight", "c_attn", "ffn_layernorm.weight", "w_resid"):
-        assert f"decoder.layers.1.{name}" in names
-
-
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
@@ -133,13 +126,3 @@ def test_commands(pairs, tmp_path):
     overrides = "{'encoder_layers_to_keep': '0,2', 'decoder_layers_to_keep': '1'}"
     for more in ([], ["--model-overrides", overrides]):
         assert len(generated_lines(run_here(generate.cli_main, *words, *more), "H")) == 24
-
-
-@pytest.mark.parametrize("words, message", [
-    ("--encoding-in both --encoding fire --attention softmax", "does not support fire in the decoder"),
-    ("--decoder-embed-dim 32", "--cross-self-attention needs equal embedding dimensions, not 16"),
-])  # fmt: skip
-def test_cross_self_attention_that_is_not_supported(words, message, pairs, tmp_path):
-    flags = [*SHORT_TRAINING, *sizes("encoder"), *sizes("decoder"), "--cross-self-attention", *words.split()]
-    done = train_here(pairs, *flags, "--arch", "softmax_transformer", "--save-dir", tmp_path / "save")
-    assert_error(done, message)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from tiny import BIN, REPOSITORY
 
+pytestmark = pytest.mark.slow
 CASES = Path(__file__).with_name("interpreted_cases.py")
 
 
