@@ -122,18 +122,6 @@ def test_step_by_step_equals_the_whole_sequence(arch, prefix):
         torch.testing.assert_close(out[:, 0], whole[:, step - 1], rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("arch", ARCHITECTURES)
-@torch.no_grad()
-def test_models_are_causal(arch):
-    model, _ = build(arch)
-    tokens = torch.randint(4, 24, (2, 30))
-    changed = tokens.clone()
-    changed[:, 20] = (tokens[:, 20] - 3) % 20 + 4
-    out, other = model(tokens)[0], model(changed)[0]
-    assert torch.equal(out[:, :20], other[:, :20])
-    assert (out[:, 20:] - other[:, 20:]).abs().amax(-1).min() > 0
-
-
 @pytest.mark.parametrize("arch", ["linear_lm_tmlr_type1", "softmax_lm_iclr_type8"])
 @torch.no_grad()
 def test_beam_search_equals_search_without_state(arch):
@@ -224,21 +212,3 @@ def test_positions_in_every_layer_are_added_to_the_inputs_of_attention():
         for name in ("q_proj", "k_proj", "v_proj"):
             torch.testing.assert_close(inputs[n, name], inputs[n][1] + term.transpose(0, 1), rtol=0, atol=0)
     assert not terms[0].equal(terms[1])
-
-
-@torch.no_grad()
-def test_cape_is_random_only_in_training():
-    model, _ = build("softmax_lm", token_positions="cape", dropout=0.0, attention_dropout=0.0)
-    tokens = torch.randint(4, 24, (2, 20))
-    assert model(tokens)[0].equal(model(tokens)[0])
-    assert not model.train()(tokens)[0].equal(model(tokens)[0])
-
-
-@pytest.mark.parametrize("positions", POSITIONS)
-def test_token_positions_learn(positions):
-    model, _ = build("linear_lm", token_positions=positions)
-    model(torch.randint(4, 24, (2, 20)))[0].square().sum().backward()
-    position = model.decoder.embed_positions.position
-    assert type(position) is POSITIONS[positions]
-    for name, parameter in position.named_parameters():
-        assert parameter.grad.abs().sum() > 0, name

@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from labelled_data import write_text_dataset
 from tensors import assert_same, randn
 from tiny import REPOSITORY
-from tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
+from tiny_models import PAD, architectures, build_model, dictionary_of, task_of
 
 from fairseq_lrpe.models.classifier import TokenBatchNorm
 
@@ -218,15 +218,6 @@ def test_separate_pair_formula():
     expected = hidden @ model.head[2].weight.T + model.head[2].bias
     assert_same(model(one, second_tokens=two), expected)
     assert (model(two, second_tokens=one) - expected).abs().max() > 1e-3
-
-
-@torch.no_grad()
-def test_joined_pairs_have_segment_embeddings():
-    inputs = build("softmax_classifier_rope", pairs="joined").encoder.embed_tokens
-    tokens = torch.tensor([[0, 5, 6, EOS, 7, EOS, PAD], [0, EOS, 5, 5, 5, 5, EOS]])
-    halves = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1]])
-    expected = inputs.embedding(tokens)[:, :6] + inputs.segments.weight[halves]
-    assert_same(inputs(tokens)[:, :6], expected)
 
 
 LRA = {  # (width, layers, heads, vocabulary, labels, arguments, parameters of Base, of Type1)

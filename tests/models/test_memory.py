@@ -83,27 +83,6 @@ def test_running_sums_at_distant_positions(arch):
     assert_same(tuple(moved.past["sums"]), near, FAR[arch])
 
 
-@pytest.mark.parametrize("arch", ["softmax_lm_xl", "linear_lm_tmlr_type1", "linear_lm_per"])
-@torch.no_grad()
-def test_segments_are_independent_without_memory(arch):
-    decoder, tokens = build(arch), words()
-    alone = torch.cat([decoder(part)[0] for part in tokens.split(5, dim=1)], dim=1)
-    assert torch.equal(in_segments(decoder, tokens, 5), alone)
-
-
-def test_init_std():
-    """Matrices are drawn from N(0, 0.02²); biases and the padding embedding are 0."""
-    decoder = build("softmax_lm_xl", init_std=0.02)
-    for name, parameter in decoder.named_parameters():
-        if "encoding" not in name and "norm" not in name:  # build changes those of the encodings
-            drawn = parameter[parameter.any(-1)] if parameter.dim() == 2 else parameter
-            expected = 0.02 if parameter.dim() == 2 else 0.0
-            assert abs(drawn.std() - expected) < 0.1 * expected + 1e-12, name
-    assert not decoder.embed_tokens.weight[decoder.padding_idx].any()
-    untouched = build("softmax_lm_xl").layers[0].fc1.weight
-    assert untouched.std() > 0.1
-
-
 @pytest.mark.parametrize("arch", ["softmax_lm_rope", "linear_lm_tmlr_type1"])
 @torch.no_grad()
 def test_receptive_field_of_memory(arch):
@@ -264,11 +243,3 @@ def test_decoding_with_memory(arch, memory, prompt):
         tokens, whole = tokens[order], whole[order]
         out = decoder(tokens[:, : step + 1], incremental_state=state)[0]
         assert_same(out[:, -1], whole[:, step])
-
-
-@torch.no_grad()
-def test_decoding_memory_has_bounded_size():
-    decoder, tokens, state = build("softmax_lm_rope", memory_length=7), words(200, 1), {}
-    for step in range(200):
-        decoder(tokens[:, : step + 1], incremental_state=state)
-    assert max(saved.segment_inputs.size(1) for saved in state.values()) <= 7 + 5

@@ -58,12 +58,6 @@ def test_one_module_per_part(family, modules, special):
     )
 
 
-def test_copies_share_the_encoding():
-    """fairseq's moving average copies models."""
-    copied = encodings(copy.deepcopy(build("lm")))
-    assert len(copied) == 3 and len(set(copied)) == 1
-
-
 def test_gradients_are_summed_over_layers():
     """The gradient is the sum of those of three separate modules with the same values."""
     model, tokens = build("lm"), torch.randint(4, 24, (2, 20))

@@ -101,11 +101,3 @@ def test_drop_path():
 def test_invalid_flags(flags, message):
     with pytest.raises(SystemExit, match=message):
         build("linear_vit_rope", **flags)
-
-
-def test_checkpoint_with_other_positions():
-    state = build("linear_vit_rope").state_dict()
-    with pytest.raises(SystemExit, match=r"another method .*image_positions sum"):
-        build("linear_vit_rope", image_positions="flat").load_state_dict(state)
-    with pytest.raises(SystemExit, match="does not match the model: size mismatch for positions"):
-        build("linear_vit_rope", image_size=16).load_state_dict(state)
