@@ -120,10 +120,8 @@ CALLS = [
 
 
 @pytest.fixture(scope="module")
-def places(train, data_bin, tmp_path_factory):
+def places(checkpoint, data_bin, tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
-    done = train("linear_lm_base", folder, "--max-update", 1, "--disable-validation")
-    assert done.returncode == 0, done.stderr
     torch.save([1, 2], folder / "list.pt")
     (folder / "glue" / "task=RTE" / "seed-1").mkdir(parents=True)
     config = {"task": "RTE", "data": str(folder), "evaluate": {"checkpoint": "best.pt"}}
@@ -135,9 +133,8 @@ def places(train, data_bin, tmp_path_factory):
     for name, content in files.items():
         (folder / "glue/task=RTE/seed-1" / name).parent.mkdir(exist_ok=True)
         (folder / "glue/task=RTE/seed-1" / name).write_text(json.dumps(content))
-    places = {"checkpoint": "checkpoint_last.pt", "damaged": "list.pt", "fine_tuned": "glue"}
-    paths = {name: folder / path for name, path in places.items()}
-    return {**paths, "data": data_bin, "results": folder / "results"}
+    places = {"checkpoint": checkpoint, "damaged": folder / "list.pt", "fine_tuned": folder / "glue"}
+    return {**places, "data": data_bin, "results": folder / "results"}
 
 
 @pytest.mark.parametrize(("program", "words", "message"), CALLS)
