@@ -244,7 +244,8 @@ def test_two_processes_equal_one(folder, tmp_path):
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     tests = REPOSITORY / "tests"
-    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models, image_files"]
+    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models"]
+    lines += ["import image_files"]
     (plugin / "__init__.py").write_text("\n".join(lines) + "\n")
     common = "--batch-size 4 --max-update 9 --maximize-best-checkpoint-metric".split()
     common += ["--best-checkpoint-metric", "accuracy"]
