@@ -84,12 +84,6 @@ def test_inputs_of_a_pair(folders):
         assert len(both) <= 6 and both.tolist().count(EOS) == 2 and both[-1] == EOS
 
 
-def test_empty_text_is_an_unknown_word(folders):
-    dataset = dataset_of(folders / "one")
-    dataset.texts = [[torch.tensor([], dtype=torch.long)]]
-    assert dataset[0][1][0].tolist() == [UNK]
-
-
 def test_epochs_have_every_row_once_in_different_batches(folders):
     task = task_of(folders / "one")
     task.load_dataset("train")

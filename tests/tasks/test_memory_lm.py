@@ -9,7 +9,7 @@ from commands import assert_error, assert_same_weights, generated_lines, train_i
 from fairseq_cli import eval_lm, generate, interactive, validate
 from tiny import PLUGIN, run_here, train_flags, train_here
 
-from fairseq_lrpe.tasks.memory_lm import SegmentDataset, batch_streams, read_tokens
+from fairseq_lrpe.tasks.memory_lm import SegmentDataset, read_tokens
 
 MEMORY = (
     "--task memory_lm --streams 4 --tokens-per-sample 16 --memory-length 16 --token-positions none".split()
@@ -66,11 +66,6 @@ def test_batches_have_the_same_streams_in_every_segment(size, processes):
         assert streams == streams[:per_segment] * dataset.segments
 
 
-def test_streams_are_divisible_by_the_number_of_processes():
-    with pytest.raises(ValueError, match="--streams 1 is not divisible by the number of processes, 2"):
-        batch_streams(1, None, 2)
-
-
 def flags(folder, data, *more, arch=ARCH):
     return train_flags(data, arch, folder, *MEMORY, "--no-epoch-checkpoints", "--dropout", 0, *more)
 
@@ -108,14 +103,6 @@ def test_resumed_training_logs_its_empty_memory(trained, data_bin, tmp_path, cap
         assert ("the memory starts empty at segment 3" in caplog.text) == (updates == 6)
     with pytest.raises(AssertionError):
         assert_same_weights(trained, tmp_path)
-
-
-def test_training_resumed_between_epochs_is_identical(data_bin, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder, epochs in ((whole, [2]), (parts, [1, 2])):
-        for last in epochs:
-            train(folder, data_bin, "--max-epoch", last, "--tokens-per-sample", 64)
-    assert_same_weights(whole, parts)
 
 
 def loss(checkpoint, data, caplog, *words):

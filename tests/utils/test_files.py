@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 import pytest
 from matplotlib.figure import Figure
-from tiny import REPOSITORY
 
 from fairseq_lrpe.utils.files import (
     read_file,
@@ -113,11 +112,3 @@ def test_failed_write_keeps_the_existing_file(tmp_path):
         write_atomic(path, "x" * 9000)
     assert error.value.filename == str(path)
     assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
-
-
-def test_only_save_figure_writes_figures():
-    """Every plot goes through the helper that keeps the existing file if a write fails."""
-    folders = ("fairseq_lrpe", "data_prep", "scripts")
-    code = [path for name in folders for path in (REPOSITORY / name).rglob("*.py")]
-    found = [path for path in code if any(call in path.read_text() for call in (".savefig(", ".imsave("))]
-    assert found == [REPOSITORY / "fairseq_lrpe" / "utils" / "files.py"]
