@@ -1,19 +1,17 @@
 """The task classification: inputs, batches and fairseq's commands."""
 
 import json
-import re
 
 import commands
 import numpy as np
 import pytest
 import torch
-from commands import assert_error, assert_resumes
+from commands import assert_error, assert_resumes, validated
 from corrupt_files import corrupted_copy, remove_file, replace_labels
-from fairseq_cli import validate
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_data import WORDS, write_gray_image_dataset, write_text_dataset
-from tiny import PLUGIN, run_here
+from tiny import run_here
 
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.inference import metrics
@@ -137,18 +135,12 @@ def train(data, save, arch="linear_classifier_rope", *more):
     ("two", "--pairs apart"),
     ("pictures", "--pixels embedding --token-positions learned"),
 ])  # fmt: skip
-def test_commands(kind, flags, folders, tmp_path, caplog):
+def test_commands(kind, flags, folders, tmp_path):
     """fairseq-validate reports the accuracy of the predictions."""
     done = train(folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split())
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
-    words = "--task classification --valid-subset test --batch-size 7 --cpu --num-workers 0".split()
-    words += ["--required-batch-size-multiple", "1", "--log-format", "json"]
-    words += ["--path", checkpoint, "--user-dir", PLUGIN]
-    with caplog.at_level("INFO"):
-        out = run_here(validate.cli_main, folders / kind, *words)
-    assert out.returncode == 0, out.stderr
-    [logged] = re.findall(r'"test_accuracy": "([\d.]+)"', caplog.text)
+    logged = validated(folders / kind, checkpoint, "--task", "classification", "--valid-subset", "test")
     done = run_here(classify.main, checkpoint, folders / kind, f"test={tmp_path / 'p.tsv'}", "--cpu")
     assert done.returncode == 0, done.stderr
     predicted, target = metrics.read_predictions(tmp_path / "p.tsv")
@@ -157,7 +149,7 @@ def test_commands(kind, flags, folders, tmp_path, caplog):
     right = sum(p == t for p, t in zip(predicted, target, strict=True))
     assert len(target) == 24
     assert metrics.label_metrics(predicted, target)["accuracy"] == pytest.approx(100 * right / 24)
-    assert float(logged) == pytest.approx(100 * right / 24, abs=1e-3)
+    assert float(logged["accuracy"]) == pytest.approx(100 * right / 24, abs=1e-3)
 
 
 def test_resumed_training_is_identical(folders, tmp_path):

@@ -12,13 +12,12 @@ from commands import (
     assert_same_weights,
     load_last_checkpoint,
     train_in_two_processes,
+    validated,
 )
 from corrupt_files import corrupted_copy, remove_file, replace_labels
 from fairseq.logging import metrics
-from fairseq.logging.progress_bar import JsonProgressBar
-from fairseq_cli import validate
 from image_files import MeanColor, colored_image, write_image_dataset
-from tiny import PLUGIN, REPOSITORY, run_here
+from tiny import REPOSITORY
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
 from fairseq_lrpe.data.image_files import decode
@@ -208,16 +207,12 @@ def train(folder, save, *flags):
 @pytest.mark.parametrize(
     "flags", ["--recipe plain --mixing none --repeats 1", "--fp16 --fp16-no-flatten-grads"]
 )
-def test_training_and_validation(flags, folder, tmp_path, monkeypatch):
+def test_training_and_validation(flags, folder, tmp_path):
     done = train(folder, tmp_path, *flags.split(), "--max-update", "40")
     assert done.returncode == 0, done.stderr
-    logged = []
-    monkeypatch.setattr(JsonProgressBar, "print", lambda self, stats, tag, step: logged.append(stats))
-    words = f"--user-dir {PLUGIN} --task image_classification --valid-subset test --batch-size 7 --cpu --path"
-    words = [*words.split(), tmp_path / "checkpoint_last.pt", "--log-format", "json", "--num-workers", "0"]
-    done = run_here(validate.cli_main, folder, *words, "--required-batch-size-multiple", "1")
-    assert done.returncode == 0, done.stderr
-    assert logged[0]["accuracy"] > 80 and logged[0]["accuracy5"] == 100 and logged[0]["loss"] > 0
+    words = "--task image_classification --valid-subset test".split()
+    logged = validated(folder, tmp_path / "checkpoint_last.pt", *words)
+    assert logged["accuracy"] > 80 and logged["accuracy5"] == 100 and logged["loss"] > 0
 
 
 def test_resumed_training_is_identical(folder, tmp_path):
