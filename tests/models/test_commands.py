@@ -7,7 +7,7 @@ from dataclasses import fields
 
 import pytest
 import torch
-from commands import EVALUATIONS, generated_lines
+from commands import EVALUATIONS, generated_lines, validated
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from tiny import BIN, PLUGIN, run_command, run_here, train_flags
 
@@ -46,9 +46,9 @@ def run(name, *arguments):
 
 
 def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, caplog):
-    shared = [data_bin, "--user-dir", PLUGIN, "--path", checkpoint, "--cpu"]
+    flags = ["--user-dir", PLUGIN, "--path", checkpoint, "--cpu", "--batch-size", 8]  # batches have padding
     with caplog.at_level("INFO"):
-        run("fairseq-eval-lm", *shared, "--batch-size", 8, "--tokens-per-sample", 32)  # batches have padding
+        run("fairseq-eval-lm", data_bin, *flags, "--tokens-per-sample", 32)
     loss = float(re.findall(r"Loss \(base 2\): ([\d.]+)", caplog.text)[-1])
 
     [model], _, task = load_model_ensemble_and_task([str(checkpoint)])
@@ -62,10 +62,8 @@ def test_eval_lm_and_validate_need_no_repeated_flags(checkpoint, data_bin, caplo
             tokens += len(item["target"])
     assert loss == pytest.approx(total / tokens / math.log(2), abs=2e-4)  # printed with four digits
 
-    shared += ["--batch-size", 4, "--required-batch-size-multiple", 1, "--task", "language_modeling"]
-    done = run("fairseq-validate", *shared, "--valid-subset", "test")
-    validated = float(re.findall(r"'test' subset \| loss ([\d.]+)", done.stdout)[-1])
-    assert validated == pytest.approx(loss, abs=1e-3)  # printed with three digits
+    found = validated(data_bin, checkpoint, "--task", "language_modeling", "--valid-subset", "test")
+    assert found["loss"] == pytest.approx(loss, abs=1e-3)
 
 
 def test_generate_and_interactive_give_the_same_hypotheses(checkpoint, data_bin, text_folder, monkeypatch):

@@ -6,15 +6,15 @@ from argparse import Namespace
 
 import pytest
 import torch
-from commands import SHORT_TRAINING, assert_error, load_last_checkpoint, sizes
+from commands import SHORT_TRAINING, assert_error, load_last_checkpoint, sizes, validated
 from documents import block
 from fairseq import options
 from fairseq.checkpoint_utils import load_model_ensemble_and_task
 from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
-from fairseq_cli import preprocess, validate
+from fairseq_cli import preprocess
 from tensors import assert_same
-from tiny import PLUGIN, run_command, run_here, train_here, write_byte_pairs, write_text
+from tiny import run_command, run_here, train_here, write_byte_pairs, write_text
 from tiny_models import PAD, SIZES, architectures, build_model, check_registered, task_of
 
 from fairseq_lrpe import load_model
@@ -272,7 +272,7 @@ def classifier(data, pretrained):
     return folder
 
 
-def validated(log, name):
+def last_value(log, name):
     """The last value of a metric in a log's validations."""
     return float(re.findall(rf"'valid' subset \|.* {name} (-?[\d.]+)", log)[-1])
 
@@ -284,11 +284,9 @@ def test_pretraining_resumes_and_is_validated(data, pretrained, tmp_path):
     state = load_last_checkpoint(tmp_path)
     assert state["optimizer_history"][-1]["num_updates"] == 9
 
-    flags = ["--user-dir", PLUGIN, "--task", "masked_lm", "--path", tmp_path / "checkpoint_last.pt", "--cpu"]
-    flags += ["--batch-size", 8, "--required-batch-size-multiple", 1, "--tokens-per-sample", 64]
-    again = run_here(validate.cli_main, data / "text/bin", *flags, "--valid-subset", "valid")
-    assert again.returncode == 0, again.stderr
-    assert validated(again.stdout, "loss") == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
+    flags = ["--task", "masked_lm", "--valid-subset", "valid", "--batch-size", 8, "--tokens-per-sample", 64]
+    again = validated(data / "text/bin", tmp_path / "checkpoint_last.pt", *flags)
+    assert again["loss"] == pytest.approx(state["extra_state"]["val_loss"], abs=2e-3)
 
 
 def test_checkpoint_loads_safely_and_contains_its_method(pretrained, classifier):
@@ -316,10 +314,10 @@ def test_finetuned_classifier_matches_validation(data, classifier):
     torch.testing.assert_close(found.exp().sum(-1), torch.ones(40))
     log = (classifier / "log").read_text()
     right, both = found.argmax(-1) == labels, (found.argmax(-1) == 1) & (labels == 1)
-    assert 100 * right.float().mean().item() == pytest.approx(validated(log, "accuracy"), abs=0.06)
+    assert 100 * right.float().mean().item() == pytest.approx(last_value(log, "accuracy"), abs=0.06)
     f1 = 2 * both.sum() / ((found.argmax(-1) == 1).sum() + (labels == 1).sum())
-    assert 100 * f1.item() == pytest.approx(validated(log, "f1"), abs=0.06)
-    assert right.float().mean() > 0.8 and validated(log, "mcc") > 50
+    assert 100 * f1.item() == pytest.approx(last_value(log, "f1"), abs=0.06)
+    assert right.float().mean() > 0.8 and last_value(log, "mcc") > 50
 
 
 @pytest.mark.parametrize("text", ["the good <mask> bad", "<mask> w3"])
