@@ -117,6 +117,8 @@ FAIRSEQ = {
 def check_fairseq(program, *words):
     from fairseq import options
 
+    import fairseq_lrpe.models  # noqa: F401  (fairseq imports them only if it is the first to import the plugin)
+
     parser = getattr(options, FAIRSEQ[program])()
     if program == "fairseq-preprocess":
         parser.parse_args(words)
