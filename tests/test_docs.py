@@ -17,7 +17,7 @@ import pytest
 from documents import BLOCK, DOCUMENTS, SHELL, block, blocks, commands
 from test_dependencies import declared
 from test_wheel import WHEEL
-from tiny import REPOSITORY, run_here, write_text
+from tiny import BIN, REPOSITORY, run_here, write_text
 
 from fairseq_lrpe.cli import main
 
@@ -213,7 +213,7 @@ README = {
     "lrpe report results": "",
     "lrpe generate RUN": "--cpu --length 3",
 }
-RUN = "results/lm/mini/softmax_shaw/train.shaw_k=4/seed-1"
+RUN = '"$(dirname "$(find results/lm/mini -name run.json)")"'
 
 
 @pytest.fixture(scope="module")
@@ -229,7 +229,8 @@ def shell(tmp_path_factory):
     write_text(folder)
 
     def shell(line):
-        env = {**os.environ, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
+        path = f"{BIN}:{os.environ['PATH']}"
+        env = {**os.environ, "PATH": path, "PYTHONPATH": str(folder), "CUDA_VISIBLE_DEVICES": ""}
         done = subprocess.run(["bash", "-c", line], cwd=folder, env=env, capture_output=True, text=True)
         assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
         return done.stdout
