@@ -3,15 +3,13 @@
 import json
 
 import pytest
-from tiny import run_here
-
-from fairseq_lrpe.cli.quickstart import main
+from tiny import run_command
 
 METHODS = {"Base": "base", "RoPE": "rope", "Type1": "tmlr_type1", "Type2": "tmlr_type2"}
 
 
 def quickstart(*arguments):
-    return run_here(main, *arguments)
+    return run_command("python", "-m", "fairseq_lrpe", "quickstart", *arguments)
 
 
 @pytest.mark.parametrize("broken, message", [(None, "is missing"), (b" \n", "is empty")])
