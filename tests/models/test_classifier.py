@@ -178,6 +178,7 @@ def test_two_processes_have_the_batch_norm_of_the_whole_batch(dummy, tmp_path):
         assert not gradients[1][0].any()
 
 
+@pytest.mark.slow
 def test_training_in_two_processes_equals_training_with_the_whole_batch(tmp_path):
     """Three epochs; each is one batch of 24 texts, or batches of 12 and 12 in two processes."""
     data = write_text_dataset(tmp_path / "data")

@@ -62,6 +62,7 @@ def test_angles_are_trained_in_float32(form, train, tmp_path, monkeypatch):
         assert (change > 1e-5).all() and change.max() < 0.1
 
 
+@pytest.mark.slow
 def test_two_processes_train_angles_in_float32(data_bin, tmp_path):
     flags = train_flags(data_bin, "linear_lm_tmlr_type1", tmp_path, "--max-update", 3, *HALF)
     train_in_two_processes(*flags, "--fp16-init-scale", 4, "--disable-validation")

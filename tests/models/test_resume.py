@@ -93,6 +93,7 @@ def test_samples_that_do_not_fit_into_the_new_batches_are_refused(train, tmp_pat
     assert_error(done, "in the rest of this epoch have more than 12 tokens: resume it with --max-tokens")
 
 
+@pytest.mark.slow
 def test_more_processes_within_an_epoch_have_the_same_samples(train, data_bin, tmp_path):
     arch, flags = "softmax_lm_rope", "--dropout 0 --optimizer sgd --lr 0.1 --disable-validation".split()
     flags += ["--no-epoch-checkpoints", "--max-update"]

@@ -225,6 +225,7 @@ def test_resumed_training_is_identical(folder, tmp_path):
     assert_resumes(run, tmp_path, (6, 10))
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(folder, tmp_path):
     """With 7 batches per epoch, one process has no last batch in training and validation."""
     plugin = tmp_path / "plugin"

@@ -91,6 +91,7 @@ def test_accumulated_update_is_the_same(trained, data_bin, tmp_path):
     assert_same_weights(trained, tmp_path, 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(trained, data_bin, tmp_path):
     train_in_two_processes(*flags(tmp_path, data_bin, *SIX, "--batch-size", 2))
     assert_same_weights(trained, tmp_path, 1e-5, 1e-5)
