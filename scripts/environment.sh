@@ -2,7 +2,7 @@
 root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 # Before the first setup, --help prints only the comment at the top of the script and installs nothing.
 ready=${VIRTUAL_ENV:-$root/.venv}/.fairseq-lrpe-ready
-if [[ " $* " == *" --help "* || " $* " == *" -h "* ]] && [ ! -e "$ready" ]; then
+if [[ " $* " == *" --help "* || " $* " == *" -h "* ]] && [ ! -s "$ready" ]; then
   while IFS= read -r line && [[ $line == "#"* ]]; do
     [[ $line == "#!"* ]] || echo "${line#\# }"
   done <"$0"

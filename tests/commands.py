@@ -1,8 +1,11 @@
 """Helpers that run fairseq's commands and check their checkpoints, output and error messages."""
 
+from unittest.mock import patch
+
 import torch
+from fairseq.logging.progress_bar import JsonProgressBar
 from fairseq_cli import eval_lm, generate, interactive, validate
-from tiny import PLUGIN, run_command, train_here
+from tiny import PLUGIN, run_command, run_here, train_here
 
 EVALUATIONS = {
     "fairseq-eval-lm": eval_lm.cli_main,
@@ -41,6 +44,17 @@ def train_in_two_processes(*flags):
     done = run_command(*start)
     assert done.returncode == 0, done.stderr
     assert "training on 2 devices" in done.stdout
+
+
+def validated(data, checkpoint, *flags):
+    """Returns the metrics that fairseq-validate reports for a split."""
+    logged = []
+    words = ["--user-dir", PLUGIN, "--path", checkpoint, "--cpu", "--num-workers", 0, "--log-format", "json"]
+    words += ["--required-batch-size-multiple", 1, "--batch-size", 7]
+    with patch.object(JsonProgressBar, "print", lambda self, stats, tag, step: logged.append(stats)):
+        done = run_here(validate.cli_main, data, *words, *flags)
+    assert done.returncode == 0, done.stderr
+    return logged[0]
 
 
 def load_last_checkpoint(folder):

@@ -37,6 +37,9 @@ def pytest_ignore_collect(collection_path, config):
 
 
 def pytest_collection_modifyitems(config, items):
+    items.sort(
+        key=lambda item: item.path.name != "test_slurm.py"
+    )  # jobs wait, so other tests run beside them
     if name := config.getoption("--encoding"):
         items[:] = [x for x in items if x.callspec.params["case"].encoding == name]
 
@@ -72,3 +75,12 @@ def train(data_bin):
         return tiny.train_here(*tiny.train_flags(data, arch, save_dir, *flags))
 
     return train
+
+
+@pytest.fixture(scope="session")
+def checkpoint(train, tmp_path_factory):
+    """Returns the checkpoint of a linear_lm_base after one update."""
+    folder = tmp_path_factory.mktemp("trained")
+    done = train("linear_lm_base", folder, "--max-update", 1, "--disable-validation")
+    assert done.returncode == 0, done.stderr
+    return folder / "checkpoint_last.pt"

@@ -24,10 +24,10 @@ def block(language, part):
     return found
 
 
-def commands():
+def commands(documents=DOCUMENTS):
     """Returns the distinct shell commands in fenced blocks and inline code, as lines without comments."""
     found = []
-    for document in DOCUMENTS:
+    for document in documents:
         text = document.read_text()
         for match in re.finditer(f"{BLOCK.pattern}|{INLINE.pattern}", text, BLOCK.flags):
             language, block, inline = match.groups()

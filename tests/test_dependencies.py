@@ -3,9 +3,6 @@
 import ast
 import re
 import sys
-from collections import defaultdict
-from graphlib import TopologicalSorter
-from importlib import metadata
 
 import pytest
 from tiny import BIN, PLUGIN, REPOSITORY, run_command
@@ -61,22 +58,6 @@ def packages(paths):
     return {PACKAGES.get(module, module) for module in third_party_modules(paths)}
 
 
-def package_of(name):
-    """Returns the subpackage of a file or an import, or data_prep; None for third-party packages."""
-    first, *rest = name.removesuffix(".py").replace("/", ".").split(".")
-    return rest[0] if first == "fairseq_lrpe" and rest else "data_prep" if first == "data_prep" else None
-
-
-def package_imports():
-    """Returns {package: {file: the packages that it imports}}."""
-    found = defaultdict(dict)
-    for path in files("fairseq_lrpe", "data_prep"):
-        file = str(path.relative_to(REPOSITORY))
-        own = package_of(file)
-        found[own][file] = {package_of(name) for name in imports(path)} - {None, own}
-    return found
-
-
 def declared():
     """Returns {"install" or the name of an extra: names of the packages that setup.py lists}."""
     [setup] = [
@@ -109,23 +90,41 @@ def test_every_package_is_pinned_once():
     assert (lists["install"] | extras) - {"triton"} <= set(pins)  # the build of torch determines its version
 
 
-@pytest.mark.parametrize(
-    ("package", "allowed"),
-    [
-        ("ops", set()),
-        ("encodings", {"ops", "utils"}),
-        ("positions", {"ops"}),
-        ("attention", {"ops", "encodings", "methods"}),
-    ],
-)
-def test_core_imports_torch_only(package, allowed):
+@pytest.mark.parametrize("package", ["ops", "encodings", "positions", "attention"])
+def test_core_imports_torch_only(package):
     """Packages import only torch, except for flash-linear-attention in ops and the adapter for fairseq."""
     paths = [path for path in files(PLUGIN / package) if path.name != "fairseq_adapter.py"]
     assert packages(paths) - ({"fla-core"} if package == "ops" else set()) == {"torch"}
-    names = {name for path in paths for name in imports(path)}
-    assert {package_of(name) for name in names} - {None, package} <= allowed
-    utils = {name for name in names if name.startswith("fairseq_lrpe.utils.")}
-    assert utils <= {"fairseq_lrpe.utils.suggest.choices"}
+
+
+ORDER = (
+    *"utils data data_prep ops positions encodings methods config attention tasks fairseq_ext models".split(),
+    *"experiments benchmarks cli".split(),
+)
+"""Packages and modules, each of which imports only those before it."""
+PARTS = ("spec", "execution", "estimation")
+"""The same for subpackages of experiments."""
+
+
+def package_of(name):
+    """Returns the subpackage or module of an import, or data_prep; None for third-party packages."""
+    first, *rest = name.split(".")
+    return rest[0] if first == "fairseq_lrpe" and rest else "data_prep" if first == "data_prep" else None
+
+
+@pytest.mark.parametrize("package", ORDER)
+def test_packages_import_one_way(package):
+    folder = REPOSITORY / package if package == "data_prep" else PLUGIN / package
+    paths = files(folder) if folder.is_dir() else [folder.with_suffix(".py")]
+    imported = {package_of(name) for path in paths for name in imports(path)} - {None}
+    assert imported <= set(ORDER[: ORDER.index(package) + 1])
+
+
+def test_parts_of_experiments_import_one_way():
+    for number, part in enumerate(PARTS):
+        for path in files(PLUGIN / "experiments" / part):
+            later = [f"fairseq_lrpe.experiments.{other}." for other in PARTS[number + 1 :]]
+            assert not [name for name in imports(path) if name.startswith(tuple(later))], path
 
 
 WITHOUT_OTHER_PACKAGES = """
@@ -173,32 +172,11 @@ print(*set(sys.argv[1:]) & set(sys.modules), len(ENCODINGS))
 """
 
 
-def requirements(package):
-    """Returns the names of an installed package and of all that it requires, without extras."""
-    found, waiting = set(), [package]
-    while waiting:
-        name = waiting.pop().lower().replace("_", "-")
-        if name not in found:
-            found.add(name)
-            lines = (metadata.requires(name) or []) if name in INSTALLED else []
-            waiting += [re.match(r"[\w.-]+", line)[0] for line in lines if "extra ==" not in line]
-    return found
-
-
-INSTALLED = {
-    name.lower().replace("_", "-") for names in metadata.packages_distributions().values() for name in names
-}
-
-
 def test_core_runs_where_only_torch_is_installed():
-    """Everything for one's own models works if importing any package that torch does not need is an error."""
-    available = requirements("torch")
-    missing = {
-        module
-        for module, names in metadata.packages_distributions().items()
-        if not available & {name.lower().replace("_", "-") for name in names}
-    } - {"fairseq_lrpe", "data_prep"}
-    assert {"fairseq", "numpy", "omegaconf", "transformers"} <= missing
+    """Everything for one's own models works if importing any other package of this plugin is an error."""
+    missing = packages(files("fairseq_lrpe", "data_prep")) | {"transformers"}
+    modules = {package: module for module, package in PACKAGES.items()}
+    missing = {modules.get(name, name) for name in missing - {"torch"}}
     done = run_command(BIN / "python", "-c", WITHOUT_OTHER_PACKAGES, *sorted(missing))
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == str(len(ENCODINGS))
@@ -213,51 +191,5 @@ def test_commands_name_the_extra_where_only_torch_is_installed():
     assert (done.returncode, done.stderr.strip()) == (1, message)
 
 
-def test_experiments_and_data_preparation_do_not_import_models():
-    """Neither imports models or the other package; only inference and estimation load or build models.
-
-    The flags of fairseq-train include those of the models, which are registered for this purpose. The atlas
-    of encodings builds attention modules, inference computes the weights of trained ones, and the evaluation
-    of language models compares modules for several lengths.
-    """
-    with_models = tuple(f"fairseq_lrpe/experiments/{part}/" for part in ("inference", "estimation"))
-    with_models += ("fairseq_lrpe/experiments/spec/training_flags.py",)
-    with_attention = "reporting/atlas.py", "inference/attention.py", "kinds/language_modeling.py"
-    for file, used in package_imports()["experiments"].items():
-        allowed = {"models"} if file.startswith(with_models) else set()
-        allowed |= {"attention"} if file.endswith(with_attention) else set()
-        assert not used & {"models", "attention", "benchmarks", "cli", "data_prep"} - allowed, file
-    for file, used in package_imports()["data_prep"].items():
-        assert not used & {"models", "attention", "benchmarks", "cli", "experiments"}, file
-
-
 PARTS = ("spec", "execution", "estimation")
 """Subpackages of experiments that import only those before them."""
-
-
-def test_parts_of_experiments_import_one_way():
-    for number, part in enumerate(PARTS):
-        for path in files(PLUGIN / "experiments" / part):
-            later = [f"fairseq_lrpe.experiments.{other}." for other in PARTS[number + 1 :]]
-            assert not [name for name in imports(path) if name.startswith(tuple(later))], path
-
-
-def test_only_commands_and_the_public_functions_import_experiments():
-    importing = {
-        file
-        for package, imported in package_imports().items()
-        for file, used in imported.items()
-        if package not in ("experiments", "cli") and "experiments" in used
-    }
-    # The GPU check executes runs of tables.
-    assert importing == {"fairseq_lrpe/__init__.py", "fairseq_lrpe/benchmarks/gpu_runs.py"}
-
-
-def test_packages_have_no_cycles():
-    """Checks all packages but fairseq_lrpe itself, whose functions import others when they are called."""
-    arrows = {
-        package: set().union(*imported.values())
-        for package, imported in package_imports().items()
-        if not {"fairseq_lrpe/__init__.py", "fairseq_lrpe/__main__.py"} & set(imported)
-    }
-    list(TopologicalSorter(arrows).static_order())

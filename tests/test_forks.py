@@ -34,11 +34,6 @@ def test_arguments_folder_and_environment(words):
     assert fork.returncode and fork.stdout.endswith("ö __main__\n")
 
 
-def test_traceback_and_exit_code(tmp_path):
-    done = run_command("fairseq-eval-lm", tmp_path, "--path", tmp_path / "none.pt")
-    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(("FileNotFoundError", "OSError"))
-
-
 def test_signals_are_forwarded():
     waits = "import signal, sys, time\n{}\nprint('here', flush=True)\ntime.sleep(10_000)"
     answers = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended') or 0)"
@@ -58,15 +53,3 @@ def test_killing_the_client_ends_the_fork_and_closes_its_files():
         fork.kill()
         assert os.read(reading, 1) == b""
     os.close(reading)
-
-
-def test_preprocessing_writes_the_same_files(text_folder, tmp_path):
-    written = []
-    for number, command in enumerate(("fairseq-preprocess", BIN / "fairseq-preprocess")):
-        folder = tmp_path / str(number)
-        done = run_command(
-            command, "--only-source", "--trainpref", text_folder / "train.txt", "--destdir", folder
-        )
-        assert done.returncode == 0 and "fairseq_cli.preprocess:" in done.stderr
-        written.append({path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".log"})
-    assert written[0].keys() == {"dict.txt", "train.bin", "train.idx"} and written[0] == written[1]

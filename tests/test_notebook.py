@@ -40,6 +40,7 @@ def test_stored_outputs(notebook):
     assert not re.search(r"/(home|root|Users|tmp|work)/|site-packages", text)
 
 
+@pytest.mark.slow
 def test_quick_run(notebook, monkeypatch, tmp_path):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.delenv("MPLBACKEND", raising=False)

@@ -14,6 +14,8 @@ from tiny import BIN, REPOSITORY
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.positions import POSITIONS
 
+pytestmark = pytest.mark.slow
+
 
 class Page(HTMLParser):
     """A page: its tags, anchors and links [(tag, URL)], and the text below each heading's anchor."""

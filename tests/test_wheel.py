@@ -8,6 +8,8 @@ import zipfile
 import pytest
 from tiny import BIN, REPOSITORY
 
+pytestmark = pytest.mark.slow
+
 WHEEL = "fairseq_lrpe-1.0.0-py3-none-any.whl"
 SMALL = [f"train.decoder_{name}=8" for name in ("embed_dim", "ffn_embed_dim")]
 SMALL += [

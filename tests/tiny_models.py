@@ -12,15 +12,19 @@ from fairseq_lrpe.methods import METHODS
 
 SIZES = {"layers": 2, "embed_dim": 32, "ffn_embed_dim": 48, "attention_heads": 4}
 BOS, PAD, EOS, UNK = range(4)
+REPRESENTATIVES = "nope rope tmlr_type1 tmlr_type3 t5 shaw_values cope path tupe_r roper".split()
+"""Methods with one example of each way in which an encoding takes part in a model."""
+ONE_PER_ENCODING = {method.encoding: name for name, method in reversed(METHODS.items())}.values()
+"""The first method of each encoding."""
 
 
-def architectures(family, bidirectional=False):
-    """Returns the names of a family's architectures, or only of the bidirectional ones."""
+def architectures(family, methods=REPRESENTATIVES, bidirectional=False):
+    """Returns the names of a family's architectures with these methods, or only of the bidirectional ones."""
     return [
         f"{attention}_{family}_{name}"
-        for name, method in METHODS.items()
-        for attention in method.attentions()
-        if ENCODINGS[method.encoding].bidirectional or not bidirectional
+        for name in methods
+        for attention in METHODS[name].attentions()
+        if ENCODINGS[METHODS[name].encoding].bidirectional or not bidirectional
     ]
 
 
@@ -29,7 +33,9 @@ def check_registered(family):
     registered = [
         arch for arch in ARCH_MODEL_REGISTRY if arch.startswith((f"linear_{family}", f"softmax_{family}"))
     ]
-    assert sorted(registered) == sorted([*architectures(family), f"linear_{family}", f"softmax_{family}"])
+    assert sorted(registered) == sorted(
+        [*architectures(family, METHODS), f"linear_{family}", f"softmax_{family}"]
+    )
     for name, method in METHODS.items():
         for attention in method.attentions():
             config = MODEL_DATACLASS_REGISTRY[f"{attention}_{family}_{name}"]()

@@ -32,113 +32,57 @@ PROGRAMS = {
     "synthetic_lm": synthetic_lm.main,
 }
 OVERRIDES = [
-    ("updates=null", "updates: input should be a valid integer"),
     ("updates=???", "updates must be a number, such as 400, not a string: ???"),
-    ("updates={{", "updates must be a number, such as 400, not a string: {"),
-    ("updates=[1", "updates must be a number, such as 400, not a string: [1"),
     ("updates=!!python/object:os.system x", "updates must be a number, such as 400, not a string: !!python"),
     ("updates=0", "updates: input should be greater than 0"),
-    ("updates=1.5", "updates: input should be a valid integer"),
     ("train=null", "train is a section: override one of its keys ("),
-    ("batch=null", "batch is a section: override one of its keys (total, per_gpu"),
-    ("batch.total=null", "batch.total: input should be a valid integer"),
     ("batch.per_gpu=-8", "batch.per_gpu: input should be greater than 0"),
-    ("batch.unit=x", "batch.unit: input should be 'sequences' or 'tokens'"),
     ("data=???", "Missing mandatory value: data"),
     ("data=${{x", "no viable alternative at input"),
     ("kind=masked_lm", "kind cannot be changed: lm/mini is of kind language_modeling, use another"),
-    ("kind=null", "kind cannot be changed"),
-    ("grid.kind=[masked_lm]", "kind cannot be changed"),
-    ("choose.kind=[masked_lm]", "kind cannot be changed"),
     ("evaluate.checkpoint=checkpoint_bst.pt", "the training writes checkpoint_best.pt, checkpoint_last.pt"),
-    ("by_method=null", "by_method is a section: override one of its keys"),
     ("evaluations.x={{", "evaluations.x: input should be a valid dictionary"),
     ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
     ("starts_from=nosuch", "nosuch does not exist"),
-    ("starts_from=lm/quickstart", "which is not trained: `lrpe train lm/quickstart rope --attention linear"),
     ("train.save_dir=x", "train: train.save_dir: cannot be set, because --results determines it"),
     ("grid.train.seed=[1]", "train.seed: cannot be set, because --seed or seeds="),
     ("train.patienc=3", "lm/mini has no key 'train.patienc' (did you mean 'train.patience'?)"),
     ("train.label_smoothing=0.1", "such as train.criterion=label_smoothed_cross_entropy"),
     ("-- --save-dir x", "--save-dir: cannot be set, because --results determines it"),
-    ("train.decoder_attention_heads=0", "train: the embed dim 128 is not divisible by 0 attention heads"),
     ("train.activation_fn=x", "train: train.activation_fn=x: fairseq-train rejects it"),
     ("choose.train.decoder_attention_heads=[3]", "the embed dim 128 is not divisible by 3 attention heads"),
 ]
 TRAIN = "lm/mini rope --cpu --results {results} data={data}"
-# What comes before and after a path that even root cannot write to.
+# Even root cannot write there.
 OUTPUTS = [
-    ("train", "lm/mini rope --cpu data={data} --results=", "", "cannot be read or written ("),
-    ("table", "quickstart --gpus 0 data={data} --results=", "", "is not a writable folder ("),
-    ("table", "quickstart --results {results} --plot=", "/x.png", "is not a writable folder ("),
-    ("results", "--results {data} --experiment lm/mini --plot=", "/x.png", "is not a writable folder ("),
-    ("glue-submission", "{fine_tuned} --out=", "/x.zip", "is not a writable folder ("),
+    ("train", "lm/mini rope --cpu data={data} --results=/dev/null/x", "cannot be read or written ("),
+    ("table", "quickstart --gpus 0 data={data} --results=README.md/far", "is not a writable folder ("),
+    ("table", "quickstart --results {results} --plot=/proc/far/x.png", "is not a writable folder ("),
+    ("results", "--results {data} --experiment lm/mini --plot=README.md/x.png", "is not a writable folder ("),
+    ("glue-submission", "{fine_tuned} --out=/dev/null/x/x.zip", "is not a writable folder ("),
 ]
 CALLS = [
     *(("train", f"{TRAIN} {text}", part) for text, part in OVERRIDES),
     ("train", "../lm/mini rope", "unknown experiment '../lm/mini' (did you mean 'lm/mini'?): `bash"),
     ("lrpe", "metods", "unknown command 'metods' (did you mean 'methods'?)"),
     ("train", "lm/mini nosuch", "unknown method 'nosuch': `lrpe methods` lists"),
-    ("train", "lm/mini rope --cpu --results README.md data={data}", "README.md"),
     ("train", "lm/mini rope --cpu --results {results} data=/nowhere", "/nowhere lacks dict.txt"),
     ("train", "lm/mini base --results {results} --cpu --precision fp16", "--precision fp16 needs a GPU"),
-    ("train", "lm/mini base --results {results} --cpu --gpus 3", "is not a multiple of 3 GPUs × 8"),
     ("train", "lm/mini base --results {results} --cpu --gpus 1 --nodes 2", "--rendezvous HOST:PORT"),
     ("train", "lm/mini base --results {results} --seed 0", "must be an integer of at least 1, not '0'"),
     (
         "train",
-        "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
-        "nosuch does not exist",
-    ),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} train.decoder_attention_heads=0",
-        "train: the embed dim 128 is not divisible by 0 attention heads",
-    ),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} train.activation_fn=x",
-        "train: train.activation_fn=x: fairseq-train rejects it",
-    ),
-    *(
-        (
-            "train",
-            f"lm/mini {method} --attention softmax --cpu --results {{results}} data={{data}} {change}",
-            part,
-        )
-        for method, change, part in (
-            (
-                "shaw",
-                "train.shaw_k_after=-2",
-                "train: shaw needs a k_after of at least 0, or -1 for k, not -2",
-            ),
-            ("nezha", "train.nezha_k=0", "train: nezha needs a clipping distance k of at least 1, not 0"),
-            ("huang_1", "train.huang_method=5", "a method from 1 to 4, not k 16 and method 5"),
-            (
-                "huang_4",
-                "train.huang_k=0",
-                "huang needs a clipping distance k of at least 1 and a method from",
-            ),
-            ("kerple", "train.kerple_power=x", "kerple_power"),
-        )
-    ),
-    (
-        "train",
-        "lm/mini conv_spe --cpu --results {results} data={data} train.conv_spe_kernel_size=0",
-        "train: conv_spe needs a kernel size of at least 1, not 0",
-    ),
-    (
-        "train",
-        "lm/mini liere --cpu --results {results} data={data} train.liere_block_size=5",
-        "train: liere needs a block size of at least 2 that divides head_dim 32, not 5",
+        "lm/mini shaw --attention softmax --cpu --results {results} data={data} train.shaw_k_after=-2",
+        "train: shaw needs a k_after of at least 0, or -1 for k, not -2",
     ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
-    ("results", "--results {results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table"),
     ("results", "--results README.md --table quickstart", "README.md does not exist"),
-    ("table", "quickstart --results {results} --plot README.md/x.png", "README.md is not a writable folder"),
-    ("results", "--results {data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, "),
-    ("results", "--results {data} --experiment lm/mini --plot lr=1.doc", "must be a file that ends in .png"),
+    (
+        "results",
+        "--results {data} --experiment lm/mini --plot x.doc",
+        "must be a file that ends in .png, .pdf or .svg",
+    ),
     ("table", "quickstart --results {results} --only data=x", "the table has no method 'data=x'"),
     (
         "train",
@@ -146,26 +90,18 @@ CALLS = [
         "an integer of at least 1, not 'train.lr=1'",
     ),
     ("finetune", "{damaged} RTE", "(it contains no dictionary)"),
-    ("finetune", "/nowhere.pt RTE", "the checkpoint /nowhere.pt does not exist"),
     ("finetune", "{checkpoint} RTE", "expected linear_roberta_... or softmax_roberta_..."),
     ("glue-submission", "README.md", "README.md has no finished runs of GLUE: use a method's folder"),
-    ("glue-submission", "{fine_tuned} README.md", "README.md has no finished runs of GLUE"),
     ("generate", "{damaged}", "(it contains no dictionary)"),
     ("generate", "tests", "tests is a folder without a run: pass a run's folder, such as results/lm/mini/"),
     ("generate", "{checkpoint} --beam 2", "--beam is for translation and question generation, not for lang"),
     ("generate", "{checkpoint} --length 0", "argument --length: must be an integer of at least 1, not '0'"),
-    ("generate", "{checkpoint} --top-k -1", "argument --top-k: must be an integer of at least 0, not '-1'"),
-    ("generate", "{checkpoint} --seed x", "argument --seed: must be an integer of at least 0, not 'x'"),
-    ("generate", "{checkpoint} --prompt", "argument --prompt: expected at least one argument"),
-    ("generate", "{checkpoint} --temperature x", "argument --temperature: invalid float value: 'x'"),
     (
         "generate",
         "{checkpoint} --temperature -1",
         "temperature must be a number of at least 0 (0:",
     ),
-    ("generate", "{checkpoint} --temperature nan", "temperature must be a number of at least 0"),
     ("generate", "{checkpoint} --top-p 0", "top_p must be above 0 and at most 1, not 0.0"),
-    ("generate", "{checkpoint} --top-p 1.1", "top_p must be above 0 and at most 1, not 1.1"),
     ("classify", "tests", "the following arguments are required: DATA"),
     ("classify", "tests {data} valid=x", "tests is a folder without a run: pass a run's folder"),
     (
@@ -173,35 +109,23 @@ CALLS = [
         "{checkpoint} {data}",
         "was trained on the task language_modeling: expected a model",
     ),
-    ("classify", "/nowhere.pt {data} valid=x", "the checkpoint /nowhere.pt does not exist"),
-    ("classify", "{damaged} {data} valid=x", "(it contains no dictionary)"),
-    ("classify", "{checkpoint} {data} valid=x", "was trained on the task language_modeling"),
     (
         "classify",
         "{checkpoint} {data} valid",
         "expected SPLIT=FILE, such as valid=predictions.tsv, not 'valid'",
     ),
-    ("evaluate-synthetic", "/nowhere.pt x", "the checkpoint /nowhere.pt does not exist"),
-    ("evaluate-synthetic", "{damaged} x", "(it contains no dictionary)"),
     ("evaluate-synthetic", "{checkpoint} x", "trained on the task language_modeling: expected synthetic_lm"),
-    ("synthetic_lm", "search --first 0", "must be an integer of at least 1"),
     ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
-    *(
-        (program, f"{words}{place}{end}", part)
-        for program, words, end, part in OUTPUTS
-        for place in ("README.md", "README.md/far", "/dev/null/x", "/proc/far/x")
-    ),
-    *((program, words, "must be a path, not an empty string") for program, words, _, _ in OUTPUTS),
+    *OUTPUTS,
+    ("table", "quickstart --results=", "must be a path, not an empty string"),
     ("results", f"--results {{data}} --experiment lm/mini --plot {'x' * 300}/x.png", "(File name too long)"),
     ("glue-submission", "{fine_tuned} --out {data}", "is a folder: give the path of a file"),
 ]
 
 
 @pytest.fixture(scope="module")
-def places(train, data_bin, tmp_path_factory):
+def places(checkpoint, data_bin, tmp_path_factory):
     folder = tmp_path_factory.mktemp("places")
-    done = train("linear_lm_base", folder, "--max-update", 1, "--disable-validation")
-    assert done.returncode == 0, done.stderr
     torch.save([1, 2], folder / "list.pt")
     (folder / "glue" / "task=RTE" / "seed-1").mkdir(parents=True)
     config = {"task": "RTE", "data": str(folder), "evaluate": {"checkpoint": "best.pt"}}
@@ -213,9 +137,8 @@ def places(train, data_bin, tmp_path_factory):
     for name, content in files.items():
         (folder / "glue/task=RTE/seed-1" / name).parent.mkdir(exist_ok=True)
         (folder / "glue/task=RTE/seed-1" / name).write_text(json.dumps(content))
-    places = {"checkpoint": "checkpoint_last.pt", "damaged": "list.pt", "fine_tuned": "glue"}
-    paths = {name: folder / path for name, path in places.items()}
-    return {**paths, "data": data_bin, "results": folder / "results"}
+    places = {"checkpoint": checkpoint, "damaged": folder / "list.pt", "fine_tuned": folder / "glue"}
+    return {**places, "data": data_bin, "results": folder / "results"}
 
 
 @pytest.mark.parametrize(("program", "words", "message"), CALLS)
@@ -234,8 +157,7 @@ def test_usage_names_the_command(name):
     assert run_here(lrpe, name, "--help").stdout.startswith(f"usage: lrpe {name} ")
 
 
-DAMAGED = ["[]", "null", "5", "x", ""]
-DAMAGED += ['{"kind": "language_modeling"}', '{"kind": "language_modeling", "config": 3}']
+DAMAGED = ["[]", "x", '{"kind": "language_modeling", "config": 3}']
 
 
 @pytest.mark.parametrize("content", DAMAGED)

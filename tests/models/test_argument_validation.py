@@ -1,22 +1,11 @@
 """Invalid calls of fairseq's commands with the plugin end with a one-line error and write no files."""
 
-import io
 import shutil
-import zipfile
 
 import pytest
 import torch
 from commands import EVALUATIONS, assert_error, assert_rejected
-from fairseq_cli import interactive
-from tiny import PLUGIN, run_command, run_here, train_flags, train_here
-
-
-@pytest.fixture(scope="module")
-def checkpoint(train, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    done = train("linear_lm_base", folder, "--max-update", 1, "--disable-validation")
-    assert done.returncode == 0, done.stderr
-    return folder / "checkpoint_last.pt"
+from tiny import run_command, run_here, train_flags, train_here
 
 
 def evaluation_flags(command, data, checkpoint):
@@ -26,48 +15,23 @@ def evaluation_flags(command, data, checkpoint):
     return words + (["--batch-size", 4] if command != "fairseq-interactive" else [])
 
 
-LRPE = "--encoding lrpe"
-
-
 @pytest.mark.parametrize(("arch", "flags", "message"), [
     ("linear_lm", "--encoding ropee", "rope"),
-    ("linear_lm", "--attention cosine", "linear, softmax"),
-    ("linear_lm", "--linear-norm batch", "denominator, layernorm, content"),
-    ("linear_lm", "--feature-map gelu", "elu, relu"),
     ("linear_lm_tmlr_type1", "--feature-map exp", "denominator or content"),
-    ("linear_lm", f"{LRPE} --lrpe-core hermitian", "unitary, orthogonal"),
-    ("softmax_lm", f"{LRPE} --lrpe-theta-type d", "a, b, c"),
     ("linear_lm_tmlr_type2", "--lrpe-rotation fft", "requires the unitary core"),
     ("linear_lm_rope", "--lrpe-core unitary", "is an option of the encoding 'lrpe'"),
-    ("softmax_lm_t5", "--t5-buckets 2", "multiple of 4"),
-    ("linear_lm", "--init-std -0.1", "--init-std must be at least 0, not -0.1"),
-    ("softmax_lm_lfhc", "--lfhc-k 0", "at least 1, not 0"),
     ("softmax_lm_shaw", "--shaw-k-after -2", "shaw needs a k_after of at least 0, or -1 for k, not -2"),
-    ("softmax_lm_nezha", "--nezha-k 0", "nezha needs a clipping distance k of at least 1, not 0"),
-    ("softmax_lm_huang_3", "--huang-method 5", "a method from 1 to 4, not k 16 and method 5"),
-    ("softmax_lm_gcdf", "--gcdf-lambda -1", "positive scale factor"),
-    ("linear_lm_conv_spe", "--conv-spe-kernel-size 0", "conv_spe needs a kernel size of at least 1, not 0"),
-    ("linear_lm", "--encoding liere --liere-block-size 3", "liere needs a block size of at least 2"),
-    ("softmax_lm", "--encoding cope --cope-positions 1", "cope needs at least 2 positions"),
     ("linear_lm", "--encoding t5", "use softmax attention, or one of"),
     ("linear_lm", "--token-positions absolute", "unknown token positions 'absolute': `lrpe methods --flags`"),
-    ("linear_lm", "--token-positions concatenation --decoder-embed-dim 33 --decoder-attention-heads 3",
-     "concatenation needs an even embedding dimension, not 33"),
     ("softmax_lm", "--token-positions floater_every_layer --checkpoint-activations",
-     "--checkpoint-activations is not supported with floater_every_layer token positions: omit it"),
-    ("softmax_lm", "--token-positions floater_every_layer --offload-activations",
      "--checkpoint-activations is not supported with floater_every_layer token positions: omit it"),
     ("softmax_lm", "--decoder-xformers-att-config {}", "--decoder-xformers-att-config replaces the"),
     ("softmax_lm", "--decoder-layers-to-keep 0", "selects layers of a trained model: omit it"),
     ("softmax_lm", "--fp16", "--fp16 on a CPU needs --fp16-no-flatten-grads: pass it, too"),
     ("linear_lm_rope", "--decoder-attention-heads 5", "32 is not divisible by 5"),
     ("softmax_lm_rope", "--decoder-attention-heads 32", "must be even, not 1"),
-    ("linear_lm_iclr_type2", "--decoder-embed-dim 36", "must be even, not 9"),
-    ("linear_lm_iclr_type1", "--decoder-attention-heads 16", "at least 3, not 2"),
     ("linear_lm_base", "--max-target-positions 16",
      "--tokens-per-sample 32 exceeds --max-target-positions 16"),
-    ("softmax_lm_tupe_a", "--max-target-positions 31",
-     "--tokens-per-sample 32 exceeds --max-target-positions 31: pass equal values, or omit"),
     ("softmax_lm_tupe_a", "--ddp-backend fully_sharded",
      "--ddp-backend fully_sharded does not support the encoding tupe, which all layers share"),
     ("softmax_lm_tupe_a",
@@ -75,8 +39,6 @@ LRPE = "--encoding lrpe"
      "pytorch_ddp with --checkpoint-activations does not support the encoding tupe, which all layers share"),
     ("linear_lm_base", "--task masked_lm", "--task masked_lm requires an architecture of the family roberta"),
     ("linear_lm_base", "--restore-file nowhere.pt", "the checkpoint nowhere.pt does not exist"),
-    ("linear_lm_base", "--restore-file tests", "the checkpoint tests is a folder"),
-    ("linear_lm_base", "--finetune-from-model nowhere.pt", "the checkpoint nowhere.pt does not exist"),
 ])  # fmt: skip
 def test_training(arch, flags, message, data_bin, tmp_path):
     words = train_flags(data_bin, arch, tmp_path / "save", "--max-update", 1, *flags.split())
@@ -85,8 +47,6 @@ def test_training(arch, flags, message, data_bin, tmp_path):
 
 @pytest.mark.parametrize(("flags", "message"), [
     ("--path nowhere.pt", "the checkpoint nowhere.pt does not exist"),
-    ("--path tests", "the checkpoint tests is a folder"),
-    ("--path README.md", "README.md is not a readable checkpoint of fairseq"),
     ("--task masked_lm", "is of the task language_modeling, not of masked_lm: pass --task"),
 ])  # fmt: skip
 @pytest.mark.parametrize("command", EVALUATIONS)
@@ -95,45 +55,15 @@ def test_evaluation(command, flags, message, checkpoint, data_bin):
     assert_error(run_here(EVALUATIONS[command], *words, *flags.split()), message)
 
 
-def cut(content):
-    return content[: len(content) // 2]
-
-
 @pytest.mark.parametrize(("name", "change", "message"), [
-    ("train.bin", cut, "bytes instead of the"),
-    ("train.bin", lambda content: b"", "has 0 bytes instead of the"),
     ("train.bin", lambda content: content * 2, "so it is empty, truncated, or from another text"),
-    ("train.idx", cut, "train.idx is damaged"),
-    ("train.idx", lambda content: content[:12], "train.idx is damaged"),
-    ("train.idx", lambda content: b"", "train lacks .bin or .idx, or is not fairseq's binarized text"),
-    ("train.idx", lambda content: b"x" * 999, "train lacks .bin or .idx, or is not fairseq's binarized text"),
-    ("valid.bin", cut, "bytes instead of the"),
+    ("valid.bin", lambda content: content[: len(content) // 2], "bytes instead of the"),
 ])  # fmt: skip
 def test_damaged_data(name, change, message, data_bin, tmp_path):
     path = shutil.copytree(data_bin, tmp_path / "bin") / name
     path.write_bytes(change(path.read_bytes()))
     words = train_flags(path.parent, "linear_lm_base", tmp_path / "save")
     assert_rejected(train_here(*words), message, tmp_path / "save")
-
-
-def test_shard_with_another_dictionary(data_bin, tmp_path):
-    other = shutil.copytree(data_bin, tmp_path / "bin1") / "dict.txt"
-    words = train_flags(f"{data_bin}:{other.parent}", "linear_lm_base", tmp_path / "save", "--max-update", 1)
-    other.write_text(other.read_text().replace("w1 ", "w100 "))
-    message = f"{other} differs from {data_bin / 'dict.txt'}, so bin1 is not a shard of bin: rename one"
-    assert_rejected(train_here(*words), message, tmp_path / "save")
-    symbols = [line.split()[0] for line in (data_bin / "dict.txt").read_text().splitlines()]
-    other.write_text("".join(f"{symbol} 1\n" for symbol in symbols))  # the counts do not matter
-    assert train_here(*words).returncode == 0
-
-
-@pytest.mark.parametrize("command", ["fairseq-train", *EVALUATIONS])
-def test_missing_data_in_a_new_process(command, checkpoint, tmp_path):
-    missing, save = tmp_path / "nowhere", tmp_path / "save"
-    words = train_flags(missing, "linear_lm_base", save)
-    if command != "fairseq-train":
-        words = [*evaluation_flags(command, missing, checkpoint), "--user-dir", PLUGIN]
-    assert_rejected(run_command(command, *words), "nowhere' does not exist", save)
 
 
 def test_shards_need_only_the_training_set(train, data_bin, tmp_path):
@@ -148,44 +78,22 @@ def test_shards_need_only_the_training_set(train, data_bin, tmp_path):
     assert_rejected(done, "shard/train lacks .bin or .idx", tmp_path / "new")
 
 
-def write_zip(state, path):
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr("a", "b")
-
-
-def without(part):
-    return lambda state, path: torch.save({k: x for k, x in state.items() if k != part}, path)
-
-
 @pytest.mark.parametrize(("save", "message"), [
     (lambda state, path: torch.save([1, 2], path), "(it contains no dictionary)"),
-    (write_zip, "is not a readable checkpoint of fairseq"),
     (lambda state, path: path.write_bytes(b""), "is not a readable checkpoint of fairseq"),
-    (without("cfg"), "(it has no cfg)"),
-    (without("model"), "(it has no model)"),
-    (without("extra_state"), "(it has no extra_state)"),
-    (without("optimizer_history"), "(it has no optimizer_history)"),
+    (lambda state, path: torch.save({"cfg": state["cfg"]}, path), "(it has no model,"),
 ])  # fmt: skip
 def test_invalid_checkpoints(save, message, checkpoint, data_bin, tmp_path):
     path = tmp_path / "invalid.pt"
     save(torch.load(checkpoint, weights_only=True), path)
-    for command, main in EVALUATIONS.items():
-        assert_error(run_here(main, *evaluation_flags(command, data_bin, path)), message)
-    for flag in ("--restore-file", "--finetune-from-model"):
-        words = train_flags(data_bin, "linear_lm_base", tmp_path / "save", flag, path)
-        assert_rejected(train_here(*words), message, tmp_path / "save")
+    words = evaluation_flags("fairseq-eval-lm", data_bin, path)
+    assert_error(run_here(EVALUATIONS["fairseq-eval-lm"], *words), message)
+    words = train_flags(data_bin, "linear_lm_base", tmp_path / "save", "--restore-file", path)
+    assert_rejected(train_here(*words), message, tmp_path / "save")
 
 
-def test_interactive_input_that_is_not_utf8(checkpoint, data_bin, monkeypatch):
-    content = io.BytesIO("w1 caf\u00e9\n".encode("latin-1"))
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content, "utf-8", "surrogateescape"))  # as in C.UTF-8
-    done = run_here(interactive.cli_main, *evaluation_flags("fairseq-interactive", data_bin, checkpoint))
-    assert done.returncode == 1 and "standard input is not UTF-8" in done.stderr
-
-
-@pytest.mark.parametrize("start", [["fairseq-train"], ["python", "-m", "fairseq_cli.train"]])
-def test_unknown_method(start, data_bin, tmp_path):
-    """torchrun uses the second form."""
+def test_unknown_method_in_a_new_process(data_bin, tmp_path):
+    """torchrun calls fairseq-train in this form."""
     flags = train_flags(data_bin, "softmax_transformer_xxl", tmp_path / "save")
     message = "softmax_transformer has no method 'xxl' (did you mean 'xl'?): `lrpe methods`"
-    assert_rejected(run_command(*start, *flags), message, tmp_path / "save")
+    assert_rejected(run_command("python", "-m", "fairseq_cli.train", *flags), message, tmp_path / "save")

@@ -5,11 +5,9 @@ from argparse import ArgumentParser
 
 import pytest
 import torch
-from commands import SHORT_TRAINING, assert_error, generated_lines, sizes
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY
-from fairseq_cli import generate
 from omegaconf import OmegaConf
-from tiny import PLUGIN, REPOSITORY, preprocess, run_here, train_here
+from tiny import REPOSITORY
 from tiny_models import build_model, task_of
 
 from fairseq_lrpe.methods import FAIRSEQ_ARCHITECTURES
@@ -85,61 +83,3 @@ def test_layerdrop_and_pruning(family):
         whole = getattr(whole, "sentence_encoder", whole)
         whole.layers = torch.nn.ModuleList([whole.layers[1], whole.layers[3]])
     torch.testing.assert_close(outputs(pruned.eval(), tokens), outputs(model.eval(), tokens), rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("family", FAIRSEQ_ARCHITECTURES)
-def test_quantization_noise(family):
-    noise = {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}
-    ours = build(f"softmax_{family}_base", **noise)
-    hooked = {name for name, module in ours.named_modules() if module._forward_pre_hooks}
-    for part in PARTS[family]:
-        for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
-            assert any(re.match(rf"{part}\..*layers\.1\.self_attn\.{projection}$", name) for name in hooked)
-    tokens = torch.randint(4, 24, (2, 9))
-    outputs(ours.train(), tokens).sum().backward()
-    projection = dict(ours.named_modules())[next(name for name in hooked if name.endswith("q_proj"))]
-    assert (projection.weight == 0).double().mean() > 0.02
-
-
-def test_normformer():
-    flags = {"scale_attn": True, "scale_heads": True, "scale_fc": True, "scale_resids": True}
-    names = [name for name, _ in build("linear_lm_rope", **flags).named_parameters()]
-    for name in ("attn_ln.weight", "c_attn", "ffn_layernorm.weight", "w_resid"):
-        assert f"decoder.layers.1.{name}" in names
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pairs")
-    for language, step in (("a", 1), ("b", 3)):
-        lines = [" ".join(f"w{i * step % 7}" for i in range(n % 9 + 2)) for n in range(24)]
-        (folder / f"all.{language}").write_text("\n".join(lines) + "\n")
-    words = [x for split in ("train", "valid", "test") for x in (f"--{split}pref", folder / "all")]
-    preprocess("-s", "a", "-t", "b", *words, "--destdir", folder / "bin")
-    return folder / "bin"
-
-
-def test_commands(pairs, tmp_path):
-    """Training with several flags, and translation with the whole and with a pruned model."""
-    features = "--encoder-layerdrop 0.2 --decoder-layerdrop 0.2 --cross-self-attention --no-cross-attention"
-    features += (
-        " --offload-activations --quant-noise-pq 0.1 --quant-noise-pq-block-size 4 --layernorm-embedding"
-    )
-    words = [pairs, *SHORT_TRAINING, *sizes("encoder", layers=3), *sizes("decoder", layers=3)]
-    words += ["--arch", "linear_transformer_tmlr_type1", "--encoding-in", "decoder", *features.split()]
-    done = train_here(*words, "--save-dir", tmp_path, "--max-update", 3)
-    assert done.returncode == 0, done.stderr
-    words = [pairs, "--user-dir", PLUGIN, "--path", tmp_path / "checkpoint_last.pt", "--cpu", "--beam", 2]
-    overrides = "{'encoder_layers_to_keep': '0,2', 'decoder_layers_to_keep': '1'}"
-    for more in ([], ["--model-overrides", overrides]):
-        assert len(generated_lines(run_here(generate.cli_main, *words, *more), "H")) == 24
-
-
-@pytest.mark.parametrize("words, message", [
-    ("--encoding-in both --encoding fire --attention softmax", "does not support fire in the decoder"),
-    ("--decoder-embed-dim 32", "--cross-self-attention needs equal embedding dimensions, not 16"),
-])  # fmt: skip
-def test_cross_self_attention_that_is_not_supported(words, message, pairs, tmp_path):
-    flags = [*SHORT_TRAINING, *sizes("encoder"), *sizes("decoder"), "--cross-self-attention", *words.split()]
-    done = train_here(pairs, *flags, "--arch", "softmax_transformer", "--save-dir", tmp_path / "save")
-    assert_error(done, message)

@@ -4,15 +4,13 @@ import pytest
 import torch
 from commands import load_last_checkpoint, train_in_two_processes
 from fairseq import utils
-from fairseq_cli import eval_lm
-from tiny import PLUGIN, run_here, train_flags
+from tiny import train_flags
 
 from fairseq_lrpe.fairseq_ext.patches import _norm_of_each_dtype
 from fairseq_lrpe.models import register
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 
-METHODS = {f"linear_lm_{m}": 0.01 for m in ("base", "rope", "per", "tmlr_type1", "tmlr_type2", "tmlr_type3")}
-METHODS["softmax_lm_xl"] = 0.01
+METHODS = {"linear_lm_per": 0.01, "linear_lm_tmlr_type1": 0.01, "softmax_lm_xl": 0.01}
 # Some of its noisy denominators are near zero: in float32, changing the learning rate by 0.1% changed the
 # perplexity by up to 2.6%.
 METHODS["linear_lm_spe"] = 0.03
@@ -39,15 +37,13 @@ def test_float16_training_matches_float32(arch, bound, train, tmp_path, monkeypa
 
 THETAS = [f"decoder.layers.{i}.self_attn.encoding.theta" for i in range(2)]
 FORMS = {
-    "fp16": HALF,
     "flat": ("--fp16",),
-    "memory-efficient": ("--memory-efficient-fp16",),
     "bf16": ("--bf16", "--fp16-no-flatten-grads"),  # fairseq itself would select a TPU
 }
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_angles_are_trained_in_float32(form, train, data_bin, tmp_path, monkeypatch):
+def test_angles_are_trained_in_float32(form, train, tmp_path, monkeypatch):
     """Learned angles are float32 in checkpoints, change, and are trained further after resuming."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)  # the device index of flat parameters
     monkeypatch.setattr(register, "check_machine", lambda *_: None)  # it refuses flat parameters on a CPU
@@ -64,12 +60,9 @@ def test_angles_are_trained_in_float32(form, train, data_bin, tmp_path, monkeypa
         thetas.append(model[THETAS[1]])
         change = (thetas[-1] - thetas[-2]).abs()
         assert (change > 1e-5).all() and change.max() < 0.1
-    path = tmp_path / "checkpoint_last.pt"
-    common = ("--user-dir", PLUGIN, "--path", path, "--cpu", "--batch-size", 4, "--tokens-per-sample", 32)
-    done = run_here(eval_lm.cli_main, data_bin, *common, *(("--fp16",) if form == "fp16" else ()))
-    assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_two_processes_train_angles_in_float32(data_bin, tmp_path):
     flags = train_flags(data_bin, "linear_lm_tmlr_type1", tmp_path, "--max-update", 3, *HALF)
     train_in_two_processes(*flags, "--fp16-init-scale", 4, "--disable-validation")

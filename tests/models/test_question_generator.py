@@ -62,18 +62,10 @@ def test_copying_formula():
         assert_same(one, other)
 
 
-@pytest.mark.parametrize("dtype", [torch.float, torch.half, torch.bfloat16])
-def test_probabilities_sum_to_1(dtype):
-    model, (tokens, lengths) = build("softmax_question_generator_xl", types=2000).to(dtype), batch()
+def test_probabilities_sum_to_1():
+    model, (tokens, lengths) = build("softmax_question_generator_xl", types=2000).half(), batch()
     p = model.get_normalized_probs(model(tokens, lengths, TARGET), log_probs=False)
     assert p.dtype == torch.float and (p.sum(-1) - 1).abs().max() <= 1e-6
-
-
-def test_embeddings_are_shared():
-    model = build("softmax_question_generator_base")
-    ours = model.encoder.embed_tokens.weight
-    assert model.decoder.embed_tokens.weight is ours and model.decoder.output_projection.weight is ours
-    assert model.decoder.embed_positions is None
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -6,16 +6,14 @@ import pytest
 import torch
 from tensor_sizes import TensorSizes
 from tensors import assert_same
-from tiny_models import EOS, PAD, build_model, dictionary_of, task_of
+from tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
 from torch.utils._pytree import tree_leaves
 
-from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.models.encoder_decoder import SinusoidalPositions
-from fairseq_lrpe.models.sampling import check_options, chooser, probabilities, sample
+from fairseq_lrpe.models.sampling import chooser, probabilities, sample
 from fairseq_lrpe.tasks.memory_lm import MemoryLMConfig, MemoryLMTask
 
-ARCHITECTURES = [f"{attention}_lm_{name}" for name, x in METHODS.items() for attention in x.attentions()]
+ARCHITECTURES = architectures("lm")
 FLAGS = {"add_bos_token": False, "tpu": False, "dropout": 0.0, "tokens_per_sample": 64}
 
 
@@ -39,14 +37,6 @@ def test_greedy_tokens_are_the_argmax_of_one_pass(arch):
     assert tokens[4:] == logits.argmax(-1).tolist()[3:]
 
 
-def test_fairseqs_own_model_reads_the_whole_prompt():
-    decoder, prompt = build("transformer_lm", decoder_input_dim=32, decoder_output_dim=32), [EOS, 5, 9, 7]
-    tokens = prompt + greedy(decoder, prompt, 8)
-    logits = decoder(torch.tensor([tokens[:-1]]))[0][0]
-    logits[:, PAD] = -torch.inf
-    assert tokens[4:] == logits.argmax(-1).tolist()[3:]
-
-
 def plain(logits, temperature, top_k, top_p):
     """The definition, token by token."""
     weights = {i: (x / temperature).exp().item() for i, x in enumerate(logits)}
@@ -59,9 +49,18 @@ def plain(logits, temperature, top_k, top_p):
     return [weights[i] / total if i in nucleus else 0.0 for i in range(len(logits))]
 
 
-@pytest.mark.parametrize("temperature", [0.3, 1.0, 2.5])
-@pytest.mark.parametrize("top_k", [0, 1, 4, 12, 99])
-@pytest.mark.parametrize("top_p", [1e-9, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize(
+    "temperature, top_k, top_p",
+    [
+        (1.0, 0, 1.0),
+        (0.3, 1, 1.0),
+        (2.5, 4, 1.0),
+        (2.5, 0, 0.5),
+        (0.3, 99, 0.9),
+        (1.0, 4, 0.5),
+        (1.0, 12, 1e-9),
+    ],
+)
 def test_distribution(temperature, top_k, top_p):
     logits = torch.randn(12, dtype=torch.float64)
     p = probabilities(logits, temperature, top_k, top_p)
@@ -73,14 +72,6 @@ def test_distribution_with_ties_and_extreme_temperatures():
     assert probabilities(torch.zeros(4), top_p=0.5).tolist() == [0.5, 0.5, 0, 0]
     logits = torch.tensor([3.0, 9.0, -torch.inf], dtype=torch.half)
     assert probabilities(logits, 1e-30).tolist() == [0, 1, 0] and probabilities(logits, 1e30)[2] == 0
-
-
-def test_frequencies_are_those_of_the_distribution():
-    logits, device = torch.randn(6), torch.device("cpu")
-    choose = chooser(0.8, 4, 0.95, 1, device)
-    found = torch.bincount(torch.cat([choose(logits) for _ in range(20_000)]), minlength=6) / 20_000
-    expected = probabilities(logits, 0.8, 4, 0.95)
-    assert (found - expected).abs().max() < 0.015 and (found[expected == 0] == 0).all()
 
 
 def test_seed():
@@ -102,11 +93,7 @@ def test_seed():
 LIMITS = [
     ("softmax_lm_nope", {"token_positions": "learned"}, "learned positions support sequences of at most 8 "),
     ("softmax_lm_nope", {"token_positions": "multiplicative"}, "at most 8 tokens, not 9"),
-    *(
-        (f"softmax_lm_{name}", {"token_positions": "none"}, "8")
-        for name, method in METHODS.items()
-        if ENCODINGS[method.encoding].has_position_limit and "softmax" in method.attentions()
-    ),
+    ("softmax_lm_cosformer", {"token_positions": "none"}, "8"),
 ]
 
 
@@ -151,11 +138,10 @@ def test_state_of_linear_attention_is_constant(name):
     assert len(set(sizes)) == 1 and len(sizes) == 30 and sizes[0] > 0
 
 
-@pytest.mark.parametrize("attention", ["linear", "softmax"])
 @torch.no_grad()
-def test_adaptive_softmax(attention):
+def test_adaptive_softmax():
     flags = {"adaptive_softmax_cutoff": "5,8", "adaptive_softmax_dropout": 0.0}
-    decoder, prompt = build(f"{attention}_lm_base", **flags), [EOS, 5, 9, 7]
+    decoder, prompt = build("linear_lm_base", **flags), [EOS, 5, 9, 7]
     tokens = prompt + greedy(decoder, prompt, 8)
     features = decoder(torch.tensor([tokens[:-1]]))[0]
     log_probs = decoder.adaptive_softmax.get_log_prob(features, None)[0]
@@ -167,9 +153,7 @@ def test_adaptive_softmax(attention):
     "arch, memory",
     [
         ("linear_lm_rope", None),
-        ("softmax_lm_rope", None),
         ("softmax_lm_xl", {"memory_length": 64}),
-        ("linear_lm_nope", {"memory": "state"}),
         ("softmax_transformer_rope", None),
         ("softmax_question_generator_base", None),
     ],
@@ -192,17 +176,3 @@ def test_a_prompt_takes_no_memory_for_logits(arch, memory):
     with TensorSizes() as sizes:
         out = model.decoder(prompt, incremental_state={}, **inputs)[0]
     assert out.shape == (1, 1, types) and sizes.largest < types * length / 4
-
-
-@pytest.mark.parametrize("options, message", [
-    ((0, 1.0, 0, 1.0), "length must be at least 1 token, not 0"),
-    ((1, -1.0, 0, 1.0), "temperature must be a number of at least 0"),
-    ((1, float("nan"), 0, 1.0), "temperature must be"),
-    ((1, float("inf"), 0, 1.0), "temperature must be"),
-    ((1, 1.0, -1, 1.0), "top_k must be at least 1, or 0 for all tokens, not -1"),
-    ((1, 1.0, 0, 0.0), "top_p must be above 0 and at most 1, not 0.0"),
-    ((1, 1.0, 0, 1.1), "top_p must be"),
-])  # fmt: skip
-def test_invalid_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        check_options(*options)

@@ -1,8 +1,6 @@
 """The task image_classification: sampling, augmentation and fairseq's commands."""
 
-import json
 import math
-import shutil
 
 import commands
 import numpy as np
@@ -14,15 +12,12 @@ from commands import (
     assert_same_weights,
     load_last_checkpoint,
     train_in_two_processes,
+    validated,
 )
-from corrupt_files import corrupted_copy, remove_file, replace_labels, truncate_file
-from fairseq import optim
+from corrupt_files import corrupted_copy, remove_file, replace_labels
 from fairseq.logging import metrics
-from fairseq.logging.progress_bar import JsonProgressBar
-from fairseq_cli import validate
 from image_files import MeanColor, colored_image, write_image_dataset
-from omegaconf import OmegaConf
-from tiny import PLUGIN, REPOSITORY, run_here
+from tiny import REPOSITORY
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
 from fairseq_lrpe.data.image_files import decode
@@ -30,7 +25,6 @@ from fairseq_lrpe.data.image_transforms import erase, normalize, resize_and_cent
 from fairseq_lrpe.data.mixup import Mixing
 from fairseq_lrpe.fairseq_ext.optim import NAME
 from fairseq_lrpe.fairseq_ext.soft_target_cross_entropy import SoftTargetCrossEntropy
-from fairseq_lrpe.models.data_validation import check_labeled
 from fairseq_lrpe.tasks.image_classification import (
     BatchAugmentation,
     ImageClassificationConfig,
@@ -81,68 +75,37 @@ def same(one, other):
     return all(torch.equal(x, y) for x, y in pairs)
 
 
-@pytest.mark.parametrize("repeats", [1, 3])
-def test_images_of_an_epoch(repeats, folder):
+def test_images_of_an_epoch(folder):
     """Seed and epoch determine the images, each of which is repeated, except that the last may be cut off."""
 
-    def order_of(**drawn):
-        return dataset_of(folder, repeats=repeats, **drawn).ordered_indices().tolist()
+    repeats, pairs = 3, [(1, 1), (1, 2), (2, 1)]
 
-    orders = {(seed, epoch): order_of(seed=seed, epoch=epoch) for seed in (1, 2, 3) for epoch in (1, 2, 3)}
+    def order_of(seed, epoch):
+        return dataset_of(folder, repeats=repeats, seed=seed, epoch=epoch).ordered_indices().tolist()
+
+    orders = {(seed, epoch): order_of(seed, epoch) for seed, epoch in pairs}
     for order in orders.values():
         assert len(order) == len(set(order)) == 25
         assert [i % repeats for i in order] == [i % repeats for i in range(25)]
         pictures = [i // repeats for i in order]
         assert pictures == [pictures[i // repeats * repeats] for i in range(25)]
         assert len(set(pictures)) == -(-25 // repeats)
-    assert len(set(map(tuple, orders.values()))) == 9
-    assert order_of(seed=2, epoch=3) == orders[2, 3]
-    assert {i // repeats for order in orders.values() for i in order} == set(range(25))
+    assert len(set(map(tuple, orders.values()))) == 3
+    assert order_of(2, 1) == orders[2, 1]
 
 
 def test_batches_depend_on_seed_and_epoch_only(folder):
     """They do not depend on the number of workers; each of two processes has every other batch."""
     first = epoch(task_of(folder))
     assert [len(batch["id"]) for batch in first] != [4] * 7 and sum(len(x["id"]) for x in first) == 25
-    for workers in (1, 3):
-        for a, b in zip(first, epoch(task_of(folder), num_workers=workers), strict=True):
-            assert same(a, b)
+    for a, b in zip(first, epoch(task_of(folder), num_workers=2), strict=True):
+        assert same(a, b)
     for shard in (0, 1):
         part = epoch(task_of(folder), num_shards=2, shard_id=shard)
         for a, b in zip(first[shard::2], part, strict=True):
             assert same(a, b)
     for other in (epoch(task_of(folder), number=2), epoch(task_of(folder, seed=2), seed=2)):
         assert not any(same(a, b) for a, b in zip(first, other, strict=True))
-
-
-def test_workers_advance_to_the_next_epoch(folder):
-    task = task_of(folder)
-    task.load_dataset("train")
-    found = []
-    for number in (1, 2):
-        iterator = task.get_batch_iterator(
-            task.dataset("train"), max_sentences=25, epoch=number, seed=1, num_workers=1
-        )
-        found += list(iterator.next_epoch_itr(shuffle=True))
-    assert same(found[1], epoch(task_of(folder), 2, size=25)[0]) and not same(*found)
-
-
-def test_each_repetition_is_augmented_differently(folder):
-    dataset = dataset_of(folder)
-    drawn = [dataset[number][1][0] for number in (6, 7, 8, 6)]
-    assert torch.equal(drawn[0], drawn[3])
-    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
-    assert dataset[6][2] == dataset[7][2] == dataset.labels[2]
-
-
-def test_recipes(folder):
-    """The full recipe leaves only some images unchanged."""
-    plain = [dataset_of(folder, recipe="plain")[number][1] for number in range(75)]
-    full = [dataset_of(folder)[number][1] for number in range(75)]
-    assert not any(box for _, box in plain)
-    alike = [torch.equal(a, b) and box is None for (a, _), (b, box) in zip(plain, full, strict=True)]
-    # With probability 1/4 · 3/4, no operation is applied and nothing erased; some operations change nothing.
-    assert 5 <= sum(alike) <= 30
 
 
 def test_training_batch(folder):
@@ -180,15 +143,6 @@ def test_images_are_erased_before_they_are_mixed():
     torch.testing.assert_close(pixels[1], 0.75 * noise[0])
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_images_have_the_type_of_the_parameters(dtype, folder):
-    dataset = dataset_of(folder)
-    batch = dataset.collater([dataset[i] for i in range(8)])
-    found = prepare_images(batch, MeanColor(3).to(dtype))["net_input"]["images"]
-    assert batch["net_input"]["images"].dtype == torch.uint8  # the batch itself is unchanged
-    assert found.dtype == dtype and torch.equal(found, images_of(batch).to(dtype))
-
-
 def test_evaluation_batch(folder):
     dataset = dataset_of(folder, "valid")
     assert dataset.ordered_indices().tolist() == list(range(25))
@@ -198,18 +152,6 @@ def test_evaluation_batch(folder):
         expected = normalize(to_tensor(resize_and_center_crop(dataset.image(i), 12))[None])[0]
         assert torch.equal(images_of(batch)[i], expected)
         assert np.array_equal(dataset.image(i), decode(colored_image(i % 3, 1000 + i)))
-
-
-def test_error_names_a_damaged_image(folder, tmp_path):
-    copy = shutil.copytree(folder, tmp_path / "copy")
-    dataset = dataset_of(copy, "valid")
-    begin, size = dataset.index[7]
-    with (copy / "valid.input0.bin").open("r+b") as file:
-        file.seek(begin)
-        file.write(bytes(int(size)))
-    with pytest.raises(ValueError, match=r"image 7 is damaged \(it is not a JPEG"):
-        dataset[7]
-    assert dataset[8][0] == 8
 
 
 def test_criterion_formula(folder):
@@ -252,29 +194,6 @@ def test_metrics_are_summed_over_processes(folder):
         assert values["loss"] == pytest.approx(bits, abs=1e-3)
 
 
-def optimizer_of(model, **common):
-    cfg = {"_name": NAME, "lr": [0.5], "weight_decay": 0.1, "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8}
-    cfg |= {"use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
-    return OmegaConf.create({"optimizer": cfg, "common": common, "optimization": {"update_freq": [1]}})
-
-
-def test_only_matrices_decay():
-    """Without gradients, matrices shrink by 1 - rate × decay, and biases and norms stay."""
-    model = MeanColor(3)
-    with torch.no_grad():
-        model.linear.bias.fill_(2)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = optim.build_optimizer(optimizer_of(model).optimizer, model.parameters())
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    optimizer.step()
-    for name, p in model.named_parameters():
-        expected = before[name] * (0.95 if name == "linear.weight" else 1)
-        torch.testing.assert_close(p.detach(), expected)
-    optimizer.set_lr(0.25)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
-
-
 TASK = (
     f"--task image_classification --image-size 12 --optimizer {NAME} --criterion soft_target_cross_entropy "
     "--weight-decay 0.05 --lr 0.05 --max-update 10"
@@ -286,18 +205,14 @@ def train(folder, save, *flags):
 
 
 @pytest.mark.parametrize(
-    "flags", ["", "--recipe plain --mixing none --repeats 1", "--fp16 --fp16-no-flatten-grads"]
+    "flags", ["--recipe plain --mixing none --repeats 1", "--fp16 --fp16-no-flatten-grads"]
 )
-def test_training_and_validation(flags, folder, tmp_path, monkeypatch):
+def test_training_and_validation(flags, folder, tmp_path):
     done = train(folder, tmp_path, *flags.split(), "--max-update", "40")
     assert done.returncode == 0, done.stderr
-    logged = []
-    monkeypatch.setattr(JsonProgressBar, "print", lambda self, stats, tag, step: logged.append(stats))
-    words = f"--user-dir {PLUGIN} --task image_classification --valid-subset test --batch-size 7 --cpu --path"
-    words = [*words.split(), tmp_path / "checkpoint_last.pt", "--log-format", "json", "--num-workers", "0"]
-    done = run_here(validate.cli_main, folder, *words, "--required-batch-size-multiple", "1")
-    assert done.returncode == 0, done.stderr
-    assert logged[0]["accuracy"] > 80 and logged[0]["accuracy5"] == 100 and logged[0]["loss"] > 0
+    words = "--task image_classification --valid-subset test".split()
+    logged = validated(folder, tmp_path / "checkpoint_last.pt", *words)
+    assert logged["accuracy"] > 80 and logged["accuracy5"] == 100 and logged["loss"] > 0
 
 
 def test_resumed_training_is_identical(folder, tmp_path):
@@ -310,12 +225,14 @@ def test_resumed_training_is_identical(folder, tmp_path):
     assert_resumes(run, tmp_path, (6, 10))
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(folder, tmp_path):
     """With 7 batches per epoch, one process has no last batch in training and validation."""
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     tests = REPOSITORY / "tests"
-    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models, image_files"]
+    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models"]
+    lines += ["import image_files"]
     (plugin / "__init__.py").write_text("\n".join(lines) + "\n")
     common = "--batch-size 4 --max-update 9 --maximize-best-checkpoint-metric".split()
     common += ["--best-checkpoint-metric", "accuracy"]
@@ -328,34 +245,11 @@ def test_two_processes_equal_one(folder, tmp_path):
     assert one == two > 50
 
 
-def no_pictures(folder):
-    about = json.loads((folder / "about.json").read_text())
-    del about["images"]
-    (folder / "about.json").write_text(json.dumps(about))
-
-
-def test_classification_rejects_image_files(folder):
-    with pytest.raises(ValueError, match="contains image files: pass --task image_classification"):
-        check_labeled(folder, "train")
-
-
 @pytest.mark.parametrize(("change", "flags", "message"), [
     (remove_file("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
-    (remove_file("train.input0.idx"), "", "train.input0 lacks .bin or .idx"),
-    (truncate_file("train.input0.bin"), "", "it is empty, truncated"),
-    (truncate_file("train.input0.idx"), "", "train.input0.idx is damaged"),
-    (truncate_file("valid.label.npy"), "", "valid.label.npy is damaged"),
-    (replace_labels([0] * 24), "", "25 rows, but 24 labels"),
     (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 labels of about.json"),
-    (no_pictures, "", "contains tokens: pass --task classification"),
     (None, "--arch linear_vit_rope --image-size 33", "--image-size 33 is not divisible by --patch-size 16"),
-    (None, "--arch linear_vit_rope --image-positions grid",
-     "rope does not support positions with 2 coordinates: use liere or rope_mixed, or pass"),
     (None, "--arch linear_lm_rope", "--task image_classification requires an architecture of the family vit"),
-    (None, "--repeats 0", "--repeats must be at least 1, not 0"),
-    (None, "--smoothing 1.5", "--smoothing must be from 0 to 1, not 1.5"),
-    (None, "--recipe none", "recipe"),
-    (None, "--mixing mixup", "mixing"),
 ])  # fmt: skip
 def test_invalid_input(change, flags, message, folder, tmp_path):
     data = corrupted_copy(folder, tmp_path, change)

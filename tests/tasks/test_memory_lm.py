@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from commands import assert_error, assert_same_weights, generated_lines, train_in_two_processes
 from fairseq_cli import eval_lm, generate, interactive, validate
-from tiny import PLUGIN, run_command, run_here, train_flags, train_here
+from tiny import PLUGIN, run_here, train_flags, train_here
 
-from fairseq_lrpe.tasks.memory_lm import SegmentDataset, batch_streams, read_tokens
+from fairseq_lrpe.tasks.memory_lm import SegmentDataset, read_tokens
 
 MEMORY = (
     "--task memory_lm --streams 4 --tokens-per-sample 16 --memory-length 16 --token-positions none".split()
@@ -22,7 +22,7 @@ def segments(count=50, streams=3, length=5, split="train"):
     return SegmentDataset(np.arange(count, dtype=np.uint16), streams, length, split, PAD)
 
 
-@pytest.mark.parametrize("count, streams, length", [(50, 3, 5), (64, 4, 5), (23, 1, 22), (23, 2, 1)])
+@pytest.mark.parametrize("count, streams, length", [(50, 3, 5), (64, 4, 5), (23, 1, 22)])
 def test_training_streams_cover_the_text(count, streams, length):
     """Every token except the first of a stream is predicted once."""
     dataset, each = segments(count, streams, length), count // streams
@@ -41,9 +41,7 @@ def test_training_streams_cover_the_text(count, streams, length):
         assert inputs[stream] == text[:-1] and targets[stream] == text[1:]
 
 
-@pytest.mark.parametrize(
-    "count, streams, length", [(50, 3, 5), (52, 3, 5), (64, 4, 5), (67, 4, 5), (24, 1, 22)]
-)
+@pytest.mark.parametrize("count, streams, length", [(50, 3, 5), (67, 4, 5), (24, 1, 22)])
 def test_evaluation_predicts_every_token_but_the_first(count, streams, length):
     dataset, pairs, tokens = segments(count, streams, length, "test"), [], 0
     for batch in dataset.batches(None, 1):
@@ -55,7 +53,7 @@ def test_evaluation_predicts_every_token_but_the_first(count, streams, length):
     assert sorted(pairs) == [(i, i + 1) for i in range(count - 1)] and tokens == count - 1
 
 
-@pytest.mark.parametrize("size, processes", [(1, 1), (2, 1), (4, 1), (2, 3), (5, 2), (None, 4)])
+@pytest.mark.parametrize("size, processes", [(1, 1), (5, 2), (None, 4)])
 def test_batches_have_the_same_streams_in_every_segment(size, processes):
     dataset = segments(500, 12, 5)
     batches = dataset.batches(size, processes)
@@ -66,11 +64,6 @@ def test_batches_have_the_same_streams_in_every_segment(size, processes):
         per_segment = len(streams) // dataset.segments
         assert len({len(x) for x in streams}) == 1 and len(streams[0]) <= (size or 12)
         assert streams == streams[:per_segment] * dataset.segments
-
-
-def test_streams_are_divisible_by_the_number_of_processes():
-    with pytest.raises(ValueError, match="--streams 1 is not divisible by the number of processes, 2"):
-        batch_streams(1, None, 2)
 
 
 def flags(folder, data, *more, arch=ARCH):
@@ -93,38 +86,24 @@ def trained(data_bin, tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_accumulated_update_is_the_same(size, trained, data_bin, tmp_path):
-    train(tmp_path, data_bin, *SIX, "--batch-size", size, "--update-freq", 4 // size)
+def test_accumulated_update_is_the_same(trained, data_bin, tmp_path):
+    train(tmp_path, data_bin, *SIX, "--batch-size", 2, "--update-freq", 2)
     assert_same_weights(trained, tmp_path, 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(trained, data_bin, tmp_path):
     train_in_two_processes(*flags(tmp_path, data_bin, *SIX, "--batch-size", 2))
     assert_same_weights(trained, tmp_path, 1e-5, 1e-5)
 
 
-def test_validation_does_not_change_training(trained, data_bin, tmp_path):
-    train(tmp_path, data_bin, "--max-update", 6, "--validate-interval-updates", 1)
-    assert_same_weights(trained, tmp_path)
-
-
-def test_resumed_training_logs_its_empty_memory(trained, data_bin, tmp_path):
+def test_resumed_training_logs_its_empty_memory(trained, data_bin, tmp_path, caplog):
     for updates in (3, 6):
-        done = run_command("fairseq-train", *flags(tmp_path, data_bin, "--max-update", updates))
-        assert done.returncode == 0, done.stderr
-        logged = "the memory starts empty at segment 3" in done.stdout + done.stderr
-        assert logged == (updates == 6)
+        with caplog.at_level("INFO"):
+            train(tmp_path, data_bin, "--max-update", updates)
+        assert ("the memory starts empty at segment 3" in caplog.text) == (updates == 6)
     with pytest.raises(AssertionError):
         assert_same_weights(trained, tmp_path)
-
-
-def test_training_resumed_between_epochs_is_identical(data_bin, tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    for folder, epochs in ((whole, [2]), (parts, [1, 2])):
-        for last in epochs:
-            train(folder, data_bin, "--max-epoch", last, "--tokens-per-sample", 64)
-    assert_same_weights(whole, parts)
 
 
 def loss(checkpoint, data, caplog, *words):
@@ -172,14 +151,6 @@ def test_task_and_memory_are_restored(trained, data_bin, caplog):
         assert done.returncode == 0 and float(found[1]) == pytest.approx(restored, abs=1e-3), done.stderr
 
 
-def test_other_kind_of_memory_replaces_the_saved_one(data_bin, tmp_path, caplog):
-    train(tmp_path, data_bin, *SIX, "--memory", "state", "--memory-length", 0, arch="linear_lm_rope")
-    words = ["", "--memory hidden", "--memory-length 16", "--memory hidden --memory-length 16"]
-    checkpoint = tmp_path / "checkpoint_last.pt"
-    state, none, *hidden = (loss(checkpoint, data_bin, caplog, *more.split()) for more in words)
-    assert len({state, none, *hidden}) == 3 and hidden[0] == hidden[1]
-
-
 def test_checkpoints_of_different_tasks_are_rejected(trained, data_bin, tmp_path):
     one = ["--max-update", 1, "--disable-validation"]
     train(tmp_path / "memory", data_bin, *one, "--memory-length", 8)
@@ -192,21 +163,6 @@ def test_checkpoints_of_different_tasks_are_rejected(trained, data_bin, tmp_path
         paths = f"{trained / 'checkpoint_last.pt'}:{tmp_path / name / 'checkpoint_last.pt'}"
         words = ["--user-dir", PLUGIN, "--path", paths, "--cpu", "--gen-subset", "test"]
         assert_error(run_here(generate.cli_main, data_bin, *words), message)
-
-
-def test_generate_and_interactive_restore_the_memory(trained, data_bin, monkeypatch):
-    words = ["--user-dir", PLUGIN, "--path", trained / "checkpoint_last.pt", "--cpu", "--num-workers", 0]
-    words += ["--max-len-a", 0, "--max-len-b", 30, "--min-len", 20, "--batch-size", 5]
-    explicit = ["--task", "memory_lm", "--sample-break-mode", "eos", "--tokens-per-sample", 16]
-    for main, *more in (
-        (generate.cli_main, "--gen-subset", "test"),
-        (interactive.cli_main, "--buffer-size", 5),
-    ):
-        found = []
-        for flags in ([], [*explicit, "--memory-length", 16], [*explicit, "--memory-length", 4]):
-            monkeypatch.setattr("sys.stdin", io.StringIO("w1 w3\nw5 w15 w6\n"))
-            found.append(generated_lines(run_here(main, data_bin, *words, *more, *flags), "P"))
-        assert found[0] and found[0] == found[1] != found[2]
 
 
 def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_folder, monkeypatch):
@@ -229,39 +185,19 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
 
 
 @pytest.mark.parametrize("more, message", [
-    ("--streams 0", "--streams must be at least 1, not 0"),
-    ("--memory-length -1", "--memory-length must be at least 0, not -1"),
-    ("--arch softmax_lm_xl --clamp-length -1", "--clamp-length must be at least 0, not -1"),
-    ("--memory x", "unknown memory 'x': choose from hidden, state"),
     ("--arch linear_lm_rope --memory state", "includes all previous positions: omit --memory-length"),
     ("--memory state --memory-length 0", "--memory state requires linear attention"),
     ("--arch linear_lm_spe --memory state --memory-length 0", "spe cannot shift the positions"),
     ("--arch linear_lm_rope --same-length", "--same-length requires softmax attention"),
-    ("--same-length --memory-length 0", "--same-length requires a memory"),
-    ("--arch softmax_lm_xl --clamp-length 9 --memory-length 0", "--clamp-length requires a memory"),
     ("--clamp-length 5", "--clamp-length is not supported by rope, which does not look up distances"),
     ("--arch softmax_lm_tupe_r", "tupe uses absolute positions, which a memory does not support"),
-    ("--arch softmax_lm_fire", "fire uses absolute positions, which a memory does not support"),
     ("--token-positions learned", "learned token positions restart in each segment"),
-    ("--token-positions hierarchical", "hierarchical token positions restart in each segment"),
-    ("--token-positions convolution", "convolution token positions restart in each segment"),
-    ("--token-positions rnn", "rnn token positions restart in each segment"),
-    ("--token-positions sinusoidal", "sinusoidal token positions restart in each segment"),
     ("--checkpoint-activations", "--checkpoint-activations is not supported with a memory"),
     ("--decoder-layerdrop 0.1", "--decoder-layerdrop is not supported with a memory"),
     ("--batch-size 2", "an update must have all 4 streams, but 2 (--batch-size) × 1 (processes) × 1"),
     ("--sample-break-mode eos", "memory_lm requires --sample-break-mode none, not eos"),
-    ("--tokens-per-sample 100000", "a segment of 100,000 needs 100,001"),
     ("--streams 3000 --batch-size 3000", "3,000 streams, but a segment of 16 needs 17"),
 ])  # fmt: skip
 def test_invalid_arguments(more, message, data_bin, tmp_path):
     assert_error(train_here(*flags(tmp_path / "save", data_bin), *more.split()), message)
     assert not list(tmp_path.glob("save/*.pt"))
-
-
-def test_fairseqs_model_is_rejected(data_bin, tmp_path):
-    words = flags(tmp_path / "save", data_bin, arch="transformer_lm")
-    place = words.index("--token-positions")  # not a flag of this model
-    del words[place : place + 2]
-    message = "--task memory_lm requires --arch linear_lm_... or softmax_lm_..., not transformer_lm"
-    assert_error(train_here(*words), message)

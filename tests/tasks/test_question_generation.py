@@ -1,17 +1,16 @@
 """The task question_generation: fairseq's commands, ROUGE-L and initialization from BERT."""
 
-import json
-import re
+import io
 import shutil
 
 import commands
 import pytest
 import torch
-from commands import assert_error, assert_rejected, load_last_checkpoint
+from commands import assert_error, load_last_checkpoint, validated
 from corrupt_files import corrupted_copy, remove_file
-from image_files import write_image_dataset
+from fairseq_cli import generate, interactive, validate
 from question_data import prepare_questions
-from tiny import BIN, PLUGIN, run_command
+from tiny import PLUGIN, run_command, run_here
 from transformers import BertConfig, BertModel
 
 from fairseq_lrpe import load_model
@@ -46,21 +45,16 @@ def trained(corpus, tmp_path_factory):
 SEARCH = "--beam 5 --lenpen 0.6 --no-repeat-ngram-size 3 --max-len-a 0 --max-len-b 20".split()
 
 
-@pytest.mark.parametrize("arch", ["softmax_question_generator_lfhc", "linear_question_generator_tmlr_type1"])
-def test_commands(arch, corpus, tmp_path):
+def test_commands(trained, corpus):
     """fairseq-validate reports the ROUGE-L of greedy search, and beam search repeats no trigram."""
-    done = train(corpus / "bin", tmp_path, arch)
-    assert done.returncode == 0, done.stderr
     shared = [corpus / "bin", "--user-dir", PLUGIN, "--task", "question_generation", "--cpu"]
-    shared += ["--path", tmp_path / "checkpoint_last.pt", "--batch-size", 7, "--num-workers", 0]
+    shared += ["--path", trained, "--batch-size", 7, "--num-workers", 0]
     shared += ["--required-batch-size-multiple", 1]
-    out = run_command("fairseq-validate", *shared, "--valid-subset", "valid", "--log-format", "json")
-    assert out.returncode == 0, out.stderr
-    [logged] = re.findall(r'"valid_rouge_l": "([\d.]+)"', out.stdout)
+    logged = validated(corpus / "bin", trained, "--task", "question_generation")["rouge_l"]
     greedy = ["--beam", 1, "--max-len-a", 0, "--max-len-b", 50]
     found = {}
     for name, search in (("greedy", greedy), ("best", SEARCH)):
-        out = run_command("fairseq-generate", *shared, "--gen-subset", "valid", *search)
+        out = run_here(generate.cli_main, *shared, "--gen-subset", "valid", *search)
         assert out.returncode == 0, out.stderr
         found[name] = parse_hypotheses(out.stdout)["H"]
     pieces = word_pieces.load(corpus / "bin")
@@ -97,36 +91,13 @@ def test_training_from_bert_saves_a_standalone_checkpoint(corpus, tmp_path):
     assert torch.equal(ours["encoder.layers.0.self_attn.k_proj.weight"], key)
     shutil.rmtree(bert)
     words = [data, "--user-dir", PLUGIN, "--path", checkpoint, "--cpu", "--num-workers", 0, "--batch-size", 8]
-    out = run_command("fairseq-validate", *words, "--task", "question_generation")
+    out = run_here(validate.cli_main, *words, "--task", "question_generation")
     assert out.returncode == 0, out.stderr
-
-
-def test_unsuitable_berts(corpus, tmp_path):
-    types = word_pieces.read_types(corpus / "bin/vocab.txt")
-    (tmp_path / "empty").mkdir()
-    save_bert(tmp_path / "wide", types, hidden_size=32)
-    save_bert(tmp_path / "other", [*types[:-1], "another"])
-    for name, message in (
-        ("./nosuch", "--encoder ./nosuch is not a readable BERT model ("),
-        (tmp_path / "empty", "is not a readable BERT model ("),
-        (tmp_path / "wide", "has other sizes than the flags: pass --encoder-embed-dim 32"),
-        (tmp_path / "other", "does not have the vocabulary"),
-    ):
-        done = train(corpus / "bin", tmp_path / "save", "softmax_question_generator_t5", "--encoder", name)
-        assert_rejected(done, message, tmp_path / "save")
-
-
-def other_facts(folder):
-    facts = json.loads((folder / "preparation.json").read_text())
-    (folder / "preparation.json").write_text(json.dumps({**facts, "tokenizer": "moses"}))
 
 
 @pytest.mark.parametrize("change, flags, message", [
     (remove_file("vocab.txt"), "", "vocab.txt is missing: expected BERT's vocab.txt"),
-    (remove_file("train.source-question.source.idx"), "", "source lacks .bin or .idx"),
-    (other_facts, "", "is missing or not for question generation"),
     (None, "--max-source-positions 20", "a source of 25 tokens, more than --max-source-positions 20"),
-    (None, "--decoder-attention-heads 3", "the embed dim 16 is not divisible by 3 attention heads"),
     (None, "--attention linear", "needs the score matrix, which linear attention does not compute"),
     (None, "--task translation -s source -t question", "--task translation requires an architecture"),
 ])  # fmt: skip
@@ -137,28 +108,19 @@ def test_invalid_input(change, flags, message, corpus, tmp_path):
     assert not list(tmp_path.glob("save/*.pt"))
 
 
-@pytest.mark.parametrize("pieces", ["90", "60"])
-def test_checkpoint_of_another_vocabulary(pieces, trained, tmp_path):
-    """Of the same size with one other type, or of another size."""
-    other = prepare_questions(tmp_path / "other", "--pieces", pieces) / "bin"
-    if pieces == "90":
-        for name in ("vocab.txt", "dict.source.txt", "dict.question.txt"):
-            (other / name).write_text((other / name).read_text().replace("How", "Now"))
+def test_checkpoint_of_another_vocabulary(trained, corpus, tmp_path):
+    """Of the same size with one other type."""
+    other = shutil.copytree(corpus / "bin", tmp_path / "other")
+    for name in ("vocab.txt", "dict.source.txt", "dict.question.txt"):
+        (other / name).write_text((other / name).read_text().replace("How", "Now"))
     words = ["--path", trained, "--task", "question_generation", "--cpu"]
     words += ["--user-dir", PLUGIN, "--batch-size", 8, "--num-workers", 0]
-    out = run_command("fairseq-validate", other, *words)
+    out = run_here(validate.cli_main, other, *words)
     assert out.returncode == 1 and "has another vocabulary" in out.stderr, out.stderr
 
 
-def test_checkpoint_of_another_task(trained, tmp_path):
-    data = write_image_dataset(tmp_path / "pictures")
-    words = ["--path", trained, "--task", "image_classification", "--cpu"]
-    out = run_command("fairseq-validate", data, "--user-dir", PLUGIN, "--batch-size", 8, *words)
-    assert_error(out, "is of the task question_generation, not of image_classification: pass --task")
-
-
 def test_generation_from_standard_input(trained):
-    words = [BIN / "python", "-m", "fairseq_lrpe", "generate", trained, "--cpu"]
+    words = ["python", "-m", "fairseq_lrpe", "generate", trained, "--cpu"]
     long = "Rome\tOnce Anna lived in Rome" + ", far away from home" * 12
     done = run_command(*words, text=f"Anna\tAnna lived in Rome.\n{long}\n")
     assert done.returncode == 0 and len(done.stdout.split("\n")) == 3, done.stderr
@@ -166,21 +128,16 @@ def test_generation_from_standard_input(trained):
     pairs = [("Anna lived in Rome.", "Anna"), long.split("\t")[::-1]]
     assert [model.ask(*pair) for pair in pairs] == done.stdout.splitlines()
     assert done.stderr.startswith("line 2: the text is too long and was truncated around the answer")
-    for line, message in (
-        ("Anna lived", "generate: line 1: there is no tab: expected an answer, a tab"),
-        ("Anna\tBob lived", "line 1: the answer 'Anna' is not in its context 'Bob lived'"),
-    ):
-        done = run_command(*words, text=f"{line}\n")
-        assert done.returncode == 1 and done.stderr.count("\n") == 1 and message in done.stderr
 
 
-def test_questions_are_those_of_fairseq(trained, corpus):
+def test_questions_are_those_of_fairseq(trained, corpus, monkeypatch):
     """fairseq-interactive with the same search gives the same questions for tokenized sources."""
     model = load_model(trained, cpu=True)
     pairs = [(f"In 10 Anna lived in {city}.", city) for city in ("Rome", "Oslo", "Lima")]
     sources = "".join(" ".join(model.source(*pair).tokens[:-1]) + "\n" for pair in pairs)
     words = [corpus / "bin", "--user-dir", PLUGIN, "--path", trained, "--cpu", *SEARCH, "--max-len-b", 50]
-    done = run_command("fairseq-interactive", *words, "--batch-size", 2, "--buffer-size", 9, text=sources)
+    monkeypatch.setattr("sys.stdin", io.StringIO(sources))
+    done = run_here(interactive.cli_main, *words, "--batch-size", 2, "--buffer-size", 9)
     found = parse_hypotheses(done.stdout)["H"]
     expected = [model.task.pieces.text(found[i].split()) for i in range(3)]
     assert [model.ask(*pair) for pair in pairs] == expected

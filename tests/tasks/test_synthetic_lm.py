@@ -45,21 +45,6 @@ def test_sequences_depend_on_seed_epoch_and_index_only():
         assert not any(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-def test_workers_advance_to_the_next_epoch():
-    """fairseq reuses workers for the next epoch."""
-    task, other = task_of(), task_of()
-    for each in (task, other):
-        each.load_dataset("train")
-    found = []
-    for each, number, workers in ((task, 1, 1), (task, 2, 1), (other, 2, 0)):
-        dataset = each.dataset("train")
-        iterator = each.get_batch_iterator(
-            dataset, max_sentences=5000, epoch=number, seed=1, num_workers=workers
-        )
-        found.append(next(iter(iterator.next_epoch_itr(shuffle=False)))["net_input"]["src_tokens"])
-    assert torch.equal(found[1], found[2]) and not torch.equal(found[0], found[1])
-
-
 def test_evaluated_splits_are_fixed_and_not_trained_on():
     one, two = task_of(), task_of(seed=2)
     texts = {}
@@ -71,7 +56,7 @@ def test_evaluated_splits_are_fixed_and_not_trained_on():
     assert len(set().union(*texts.values())) == 150
 
 
-@pytest.mark.parametrize("arch", ["softmax_lm_roper", "linear_lm_tmlr_type1", "transformer_lm"])
+@pytest.mark.parametrize("arch", ["softmax_lm_roper", "transformer_lm"])
 def test_a_model_learns(arch, tmp_path):
     done = train(arch, tmp_path, "--max-update", 60, "--validate-interval-updates", 60)
     assert done.returncode == 0, done.stderr

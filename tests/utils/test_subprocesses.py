@@ -56,6 +56,7 @@ FORK = "def cli_main():\n    import os\n    if os.fork() == 0: work()\n    os.wa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["-c", POOL], ["-m", "data_prep.preprocess"]])
 def test_workers_end_when_their_parent_is_killed(words, tmp_path):
     (tmp_path / "worker.py").write_text(WORKER)

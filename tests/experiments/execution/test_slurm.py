@@ -14,6 +14,8 @@ from fairseq_lrpe.experiments.execution import slurm
 from fairseq_lrpe.experiments.execution.run_directory import read_lines
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 
+pytestmark = pytest.mark.slow
+
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "
     "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.warmup_updates=4 train.log_interval=2 "
