@@ -67,8 +67,6 @@ TINY = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --d
 ENCODER = TINY.replace("decoder", "encoder")
 ONCE = "--max-update 1 --cpu --num-workers 0 --data-buffer-size 0 --no-epoch-checkpoints "
 ONCE += "--required-batch-size-multiple 1 "
-SPEED = "--layers 1 --length 8 --batch-size 1 --vocab-size 99 --rounds 1 --attention linear"
-SAMPLING = "--layers 1 --length 4 --rounds 1 --memory-length 10 --vocab-size 99"
 BLOCKS = {
     # {text that identifies a code block: test file that loads or runs the block}
     '@register_encoding("forget"': "encodings/test_own_encoding.py",
@@ -110,7 +108,7 @@ ROWS = {
     "pip wheel --no-deps .": Row(checked=lambda words: (REPOSITORY / words[-1] / "setup.py").is_file()),
     "bash scripts/setup_env.sh": Row("--dry-run"),
     "bash scripts/setup_env.sh --torch cu126": Row("--dry-run"),
-    "bash scripts/gpu_check.sh*": Row("--out README.md", refused="not a writable folder"),
+    "bash scripts/gpu_check.sh*": Row(replaced={"bash": "bash -n"}),
     "bash scripts/quickstart.sh": Row("--data missing", refused="missing"),
     "bash scripts/test.sh*": Row("--version"),  # pytest checks the other options first
     "bash scripts/test.sh --encoding forget": Row("--version", {"forget": "rope"}),
@@ -156,7 +154,6 @@ ROWS = {
     "lrpe methods": Row(),
     "lrpe methods --flags": Row(),
     "lrpe synthetic *": Row(),
-    "lrpe bench lra-examples *": Row(),
     "lrpe report *": Row(after=(RUN,)),
     RESULTS + "results --experiment *": Row(after=(RUN,)),
     RESULTS + "results --table *": Row(after=(RUN,), refused="no run of"),
@@ -168,26 +165,9 @@ ROWS = {
     RESULTS + "docs/results --write-docs": Row(after=(RESULTS + "results --record",)),
     # benchmarks
     "lrpe bench linear-attention*": Row("--help"),
-    "lrpe bench speed": Row(SPEED + " --methods rope"),
-    "lrpe bench speed --attention softmax *": Row(SPEED.replace("linear", "softmax"), {" …": ""}),
-    "lrpe bench speed --attention linear *": Row(SPEED),
-    "lrpe bench speed --family *": Row(SPEED + " --methods rope"),
-    "OMP_NUM_THREADS=2 lrpe bench speed --family vit *": Row(
-        "--layers 1 --length 32 --batch-size 1 --rounds 1 --methods rope"
-    ),
-    "lrpe bench decoding": Row(
-        "--layers 1 --batch-size 1 --beam 1 --length 4 --rounds 1 --attention linear --vocab-size 99"
-    ),
-    "lrpe bench sampling": Row(SAMPLING + " --methods base"),
-    "lrpe bench sampling *": Row(SAMPLING),
-    "lrpe bench memory *": Row(
-        "--layers 1 --rounds 1 --segments 2 --width 16 --heads 2 --ffn 16 --length 4 --streams 2 "
-        "--vocab-size 99 --methods rope"
-    ),
-    "lrpe bench options": Row("--layers 1 --length 32 --vocab-size 40 --rounds 1 --families images"),
-    "lrpe bench images": Row("--rounds 1 --batch-size 2 --image-size 16"),
+    "lrpe bench train *": Row("--help", {" -- --encoder-layers 4": ""}),
+    "lrpe bench generate *": Row("--help"),
     "lrpe bench figures*": Row("--out README.md", refused="not a writable folder"),
-    "lrpe bench zero-padding": Row("--out README.md", refused="not a writable folder"),
     # data preparation
     "bash data_prep/prepare.sh": Row(),
     PREPARE + "NAME*": Row(FEW, {"NAME": "listops"}),

@@ -9,7 +9,7 @@ import torch
 from fairseq import options
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention
-from fairseq_lrpe.benchmarks import decoding, gpu_check, linear_attention, speed
+from fairseq_lrpe.benchmarks import generate, linear_attention, train
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.models import argument_validation
 from fairseq_lrpe.ops.linear_attention import triton
@@ -72,11 +72,11 @@ def test_bf16_needs_gpus_that_support_it(monkeypatch):
         argument_validation.check_machine(request(), "auto")
 
 
-@pytest.mark.parametrize("program", [linear_attention, decoding, gpu_check, speed])
+@pytest.mark.parametrize("program", [linear_attention, generate, train])
 def test_benchmarks_check_gpus_first(program, monkeypatch, tmp_path):
     tiny.pretend_gpus(monkeypatch, {"Tesla V100": V100}, DEFAULT)
     monkeypatch.chdir(tmp_path)
-    done = tiny.run_here(program.main)
+    done = tiny.run_here(program.main, *["linear_lm_base"] * (program is not linear_attention))
     assert done.returncode == 1 and "torch" in done.stderr
     assert "has no code for Tesla V100" in done.stderr and not list(tmp_path.iterdir())
 
