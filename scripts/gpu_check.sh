@@ -1,31 +1,50 @@
 #!/usr/bin/env bash
-# Runs the tests, measurements and trainings that require a GPU, in order, until the time is over, and writes a report.
-# The same command continues with what is missing. It requires torch and installs nothing:
-#   bash scripts/gpu_check.sh --minutes 45 --out results/gpu_check
-set -euo pipefail
-root=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+# Runs on a GPU what needs one: tests, benchmarks, and tables at the scale for one GPU.
+# Logs are written to results/gpu_check, or to the folder that is given:
+#   bash scripts/gpu_check.sh [FOLDER]
+# Each step continues if another one fails. The same command skips finished steps, and resumes trainings.
+set -uo pipefail
+source "$(dirname -- "${BASH_SOURCE[0]}")/environment.sh"
+cd "$root"
+out=${1:-results/gpu_check}
+mkdir -p "$out"
+failed=()
 
-if [ -n "${VIRTUAL_ENV:-}" ]; then
-  python=$VIRTUAL_ENV/bin/python
-elif [ -x "$root/.venv/bin/python" ]; then
-  python=$root/.venv/bin/python
-else
-  python=$(command -v python3) || python=python3
-fi
-status=0
-"$python" -c 'import sys
-from importlib.util import find_spec
-sys.exit(2 if sys.version_info < (3, 11) else find_spec("torch") is None)' 2>/dev/null || status=$?
-case $status in
-  0) wrong="" ;;
-  1) wrong="$python has no torch" ;;
-  2) wrong="$python is older than 3.11" ;;
-  *) wrong="$python does not run" ;;
-esac
-if [ -n "$wrong" ]; then
-  echo "gpu_check: $wrong: activate a virtual environment of Python 3.11 or 3.12 with torch" >&2
+step() { # NAME COMMAND...: writes the output of a command to a log, unless the log is complete
+  local log=$out/$1.log name=$1
+  shift
+  if [ -e "$log" ]; then
+    echo "$name: finished before, see $log"
+    return
+  fi
+  echo "$name: $*"
+  if "$@" 2>&1 | tee "$log.part"; then
+    mv "$log.part" "$log"
+  else
+    failed+=("$name")
+  fi
+}
+
+step machine nvidia-smi
+step tests python -m pytest -m gpu -q tests/test_gpu.py
+for dtype in float32 float16 bfloat16; do
+  step "attention-$dtype" lrpe bench linear-attention --dtype "$dtype" --plot "$out/$dtype.png"
+done
+
+lm=(linear_lm_base linear_lm_rope linear_lm_tmlr_type1 softmax_lm_base softmax_lm_rope transformer_lm)
+sizes=(--vocab-size 267744 --rounds 20)
+for length in 512 4096; do
+  step "train-fp16-$length" lrpe bench train "${lm[@]}" "${sizes[@]}" --length "$length" -- --fp16
+done
+step train-bf16 lrpe bench train "${lm[@]:0:5}" "${sizes[@]}" -- --bf16
+step generate lrpe bench generate "${lm[@]}" --length 1024
+
+results=$out/results
+step roper lrpe table roper --results "$results" "seeds=[1]"
+step iclr_table2 lrpe table iclr_table2 --scale small --results "$results"
+step tmlr_table5 lrpe table tmlr_table5 --scale small --results "$results"
+
+if [ "${#failed[@]}" -gt 0 ]; then
+  echo "failed: ${failed[*]}; run the same command again" >&2
   exit 1
 fi
-export PYTHONWARNINGS=${PYTHONWARNINGS:-ignore}
-export PYTHONPATH=$root${PYTHONPATH:+:$PYTHONPATH}
-exec "$python" -m fairseq_lrpe bench gpu-check "$@"

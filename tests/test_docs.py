@@ -208,12 +208,12 @@ README = {
     "fairseq-preprocess": "--workers 1",
     "fairseq-train data-bin": TINY + ONCE,
     "fairseq-eval-lm data-bin": "--cpu",
-    "bash scripts/quickstart.sh": "--data . --updates 2 --out quickstart",
+    "bash scripts/quickstart.sh": "--from . --updates 2 --results quickstart",
     "lrpe methods": "",
     "bash data_prep/prepare.sh": "",
     "bash scripts/table.sh": "",
     "bash scripts/train.sh lm/mini shaw": SMALL,
-    "lrpe report results": "",
+    "lrpe report": "",
     "lrpe generate RUN": "--cpu --length 3",
 }
 RUN = '"$(dirname "$(find results/lm/mini -name run.json)")"'

@@ -1,1 +1,1 @@
-"""The benchmarks and plots of ``lrpe bench``, and the GPU check."""
+"""The benchmarks and plots of ``lrpe bench``."""

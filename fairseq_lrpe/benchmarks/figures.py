@@ -14,7 +14,6 @@ import torch
 from matplotlib.figure import Figure
 from rich.progress import track
 
-from fairseq_lrpe.benchmarks.shared import BenchmarkParser
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.encodings import ENCODINGS
@@ -24,7 +23,7 @@ from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.models.data_validation import check_labeled
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask
-from fairseq_lrpe.utils.cli import exit_on_error, path_arg
+from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, output_folder, save_figure
 
 CORPORA = ("imdb", "glue_words/SST-2", "snli", "glue_words/QNLI", "glue_words/QQP", "glue_words/MNLI")
@@ -225,7 +224,7 @@ def is_relative(name: str) -> bool:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = BenchmarkParser("figures", __doc__)
+    parser = new_parser("lrpe bench figures", __doc__, "[options]")
     help = "output folder (default: %(default)s)"
     parser.add_argument("--out", type=path_arg, default="results/figures", help=help)
     help = "data folders of the task classification for Figure 4 (default: those of configs/classification)"

@@ -1,84 +1,154 @@
-"""Compares linear attention with its alternatives over the sequence length.
+"""Compare linear attention with its alternatives over the sequence length.
 
-Measures the time of forward and backward passes of attention in float32, in interleaved rounds, and their
-peak memory, each in a new process. Also measures the time of decoding steps after a prefix, and of training
-steps of language models.
+Measures the time of forward and backward passes of causal attention, their peak memory, and the time of a
+decoding step after a prefix. Where the kernels of flash-linear-attention run, they are measured as well. For
+example:
+
+  lrpe bench linear-attention --lengths 512 4096 --dtype bfloat16
 """
 
 import statistics
+import sys
 from argparse import Namespace
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from rich.progress import track
 
-from fairseq_lrpe.benchmarks import attention, shared
-from fairseq_lrpe.benchmarks.attention import batch_size
-from fairseq_lrpe.utils.cli import image_path, min_int, print_wide
+from fairseq_lrpe.benchmarks import measurement
+from fairseq_lrpe.benchmarks.measurement import DTYPES, interleave, peak_memory, print_table, seconds
+from fairseq_lrpe.ops import linear_attention
+from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
+from fairseq_lrpe.utils.cli import image_path, min_int, new_parser
 from fairseq_lrpe.utils.files import save_figure
 
-NAMES = [name for name, item in attention.IMPLEMENTATIONS.items() if item.dtype is torch.float32]
+TOKENS = 4096
+"""Number of tokens per batch."""
 SLOW = 1.0
 """Seconds of a step above which an implementation is not measured at greater lengths."""
+DECODING_ROUNDS, DECODING_STEPS, WARM_UP_STEPS = 10, 20, 10
+"""Numbers of rounds, of measured decoding steps per round, and of discarded steps before them."""
 
-DECODING_ROUNDS = 10
+
+def masked(q, k, v):
+    """Computes causal linear attention as the papers' training code does, with an n × n mask."""
+    n = q.size(2)
+    scores = (q @ k.mT) * torch.ones(n, n, dtype=q.dtype, device=q.device).tril()
+    return scores @ v / scores.sum(-1, keepdim=True).clamp(min=1e-6)
+
+
+def implementations(device: str) -> dict:
+    """Returns {name: function of (q, k, v) that computes causal attention}."""
+    linear = partial(linear_attention, causal=True, normalize=True)
+    found = {"chunk": partial(linear, backend="chunk"), "masked n × n": masked}
+    found["softmax"] = partial(F.scaled_dot_product_attention, is_causal=True)
+    if fla_missing_requirement(torch.device(device)) is None:
+        found["kernels"] = partial(linear, backend="fla")
+    return found
+
+
+def batch_size(length: int) -> int:
+    """Returns the number of sequences with TOKENS tokens in total, at least one."""
+    return max(1, TOKENS // length)
+
+
+def random_inputs(length: int, args: Namespace) -> list[torch.Tensor]:
+    """Returns q, k, v, which are positive like the output of a feature map, and a gradient of the output.
+
+    All have the shape (batch, heads, length, width).
+    """
+    shape = batch_size(length), args.heads, length, args.width
+    settings = {"device": measurement.device(args.cpu), "dtype": DTYPES[args.dtype]}
+    return [torch.rand(shape, **settings, requires_grad=name != "gradient") for name in (*"qkv", "gradient")]
+
+
+def step(compute, q, k, v, gradient) -> None:
+    """Runs a forward and a backward pass, which allocates new gradients, like a step after ``zero_grad``."""
+    q.grad = k.grad = v.grad = None
+    compute(q, k, v).backward(gradient)
 
 
 def measure(args: Namespace) -> dict[str, dict[int, dict]]:
     """Measures the time and the peak memory of forward and backward passes.
 
     Returns:
-        {name: {length: {"seconds": [..], "extra": bytes beyond the inputs and gradients, "total": bytes}}}.
+        {name: {length: {"seconds": [..], "extra": bytes beyond q, k, v and all gradients}}}.
     """
-    results = {name: {} for name in NAMES}
-    names = list(NAMES)
-    for length in track(args.lengths, "time"):
+    functions = implementations(measurement.device(args.cpu))
+    results = {name: {} for name in functions}
+    names = list(functions)
+    for length in track(args.lengths, "forward and backward passes", transient=True):
         try:
-            times = attention.step_times(names, length, args.heads, args.width, range(args.rounds + 1))
+            inputs = random_inputs(length, args)
+            steps = {name: partial(step, functions[name], *inputs) for name in names}
+            times = interleave(list(steps.values()), range(args.rounds + 1))
         except torch.OutOfMemoryError:
             break
-        for name, taken in times.items():
-            results[name][length] = {"seconds": taken}
+        for (name, function), taken in zip(steps.items(), times, strict=True):
+            inputs[0].grad = inputs[1].grad = inputs[2].grad = None
+            extra = peak_memory(function, args.cpu) - sum(x.nbytes for x in inputs[:3])
+            results[name][length] = {"seconds": taken, "extra": extra}
         # The chunk form is always measured because all others are compared with it.
-        names = [name for name in names if name == "chunk" or statistics.median(times[name]) < SLOW]
-    rows = [(name, length, row) for name in results for length, row in results[name].items()]
-    for name, length, row in track(rows, "memory"):
-        sizes = name, length, args.heads, args.width
-        row["extra"], row["total"] = shared.in_new_process(attention.peak_memory, *sizes)
+        medians = {name: statistics.median(results[name][length]["seconds"]) for name in names}
+        names = [name for name in names if name == "chunk" or medians[name] < SLOW]
     return results
 
 
-def measure_models(args: Namespace) -> dict[int, list[tuple[float, float]]]:
-    """Returns {length: [(seconds of a step of linear_lm_base, of softmax_lm_base) in each round]}."""
-    from fairseq_lrpe.benchmarks.speed import compare
+def measure_decoding(args: Namespace) -> list[dict]:
+    """Returns a table row for each prefix, with the time of a decoding step and the size of the state."""
+    linear = partial(linear_attention, causal=True, normalize=True, return_state=True)
 
-    def sizes(length):
-        return Namespace(**vars(args), family="lm", length=length, batch_size=batch_size(length))
+    def softmax(q, k, v, state):
+        k, v = (torch.cat(pair, dim=2) for pair in zip(state, (k, v), strict=True))
+        return F.scaled_dot_product_attention(q, k, v)
 
-    return {n: compare("linear_lm_base", "softmax_lm_base", sizes(n)) for n in args.model_lengths}
+    def random_qkv(length):
+        shape = 1, args.heads, length, args.width
+        return [torch.rand(shape, device=measurement.device(args.cpu)) for _ in range(3)]
+
+    token, rows, steps = random_qkv(1), [], []
+    for length in args.positions:
+        q, k, v = random_qkv(length)
+        rows.append({"tokens before": length})
+        for name, function, state in (("chunk", linear, linear(q, k, v)[1]), ("softmax", softmax, (k, v))):
+            times, size = [], sum(x.nbytes for x in state)
+            rows[-1] |= {f"{name}, µs": times, f"{name}, state KiB": size / 1024}
+            steps.append((partial(function, *token, state=state), times))
+    for _ in track(range(DECODING_ROUNDS), "decoding steps", transient=True):
+        for function, times in steps:
+            # The first steps are slower because other steps have filled the CPU's caches.
+            times += [seconds(function) for _ in range(WARM_UP_STEPS + DECODING_STEPS)][WARM_UP_STEPS:]
+    return [
+        {name: 1e6 * statistics.median(x) if isinstance(x, list) else x for name, x in row.items()}
+        for row in rows
+    ]
 
 
-def per_sequence(by_length: dict[int, dict]) -> dict[int, tuple[float, float]]:
-    """Returns {length: (median seconds, "extra" bytes)} per sequence of a batch, for one implementation."""
-    return {
-        n: (statistics.median(row["seconds"]) / batch_size(n), row["extra"] / batch_size(n))
-        for n, row in by_length.items()
-    }
+def scaling_exponent(lengths: list[int], values: list[float]) -> float | None:
+    """Returns the least-squares slope of log(value) over log(length), or None if it is not defined."""
+    if len(lengths) < 2 or min(values) <= 0:
+        return None
+    logs = (torch.tensor(numbers, dtype=torch.float64).log().tolist() for numbers in (lengths, values))
+    return statistics.linear_regression(*logs).slope
 
 
-def fit_exponents(results: dict) -> dict[str, tuple[float, float]]:
-    """Returns {name: (exponent of time, exponent of memory)} over the length.
+def fit_exponents(by_length: dict[int, dict]) -> tuple[float | None, float | None]:
+    """Returns the exponents of time and memory per sequence over the length, for one implementation.
 
     They are fitted to the lengths of at least TOKENS or, if these are fewer than three, to the last three.
     """
-    exponents = {}
-    for name, by_length in results.items():
-        rows = list(per_sequence(by_length).items())
-        long = [row for row in rows if row[0] >= attention.TOKENS]
-        lengths, values = zip(*(long if len(long) > 2 else rows[-3:]), strict=True)
-        if len(lengths) > 1:
-            columns = zip(*values, strict=True)
-            exponents[name] = tuple(attention.scaling_exponent(lengths, column) for column in columns)
-    return exponents
+    long = [length for length in by_length if length >= TOKENS]
+    lengths = long if len(long) > 2 else list(by_length)[-3:]
+    columns = zip(*(per_sequence(by_length, length) for length in lengths), strict=True)
+    time, memory = (scaling_exponent(lengths, column) for column in columns)
+    return time, memory
+
+
+def per_sequence(by_length: dict[int, dict], length: int) -> tuple[float, float]:
+    """Returns the median seconds and the "extra" bytes of one sequence of a batch."""
+    row = by_length[length]
+    return statistics.median(row["seconds"]) / batch_size(length), row["extra"] / batch_size(length)
 
 
 def print_attention(results: dict, args: Namespace) -> None:
@@ -91,52 +161,24 @@ def print_attention(results: dict, args: Namespace) -> None:
         low, median, high = (1000 * f(row["seconds"]) for f in (min, statistics.median, max))
         relative = median / 1000 / statistics.median(results["chunk"][length]["seconds"])
         ratio = "" if name == "chunk" else f" {relative:.1f}×"
-        qkv = 3 * 4 * max(attention.TOKENS, length) * args.heads * args.width
+        qkv = 3 * DTYPES[args.dtype].itemsize * batch_size(length) * length * args.heads * args.width
         return f"{median:,.0f} ms{ratio}\n({low:,.0f}-{high:,.0f})\n{row['extra'] / qkv:.1f} qkv"
 
-    table = shared.Table(
-        f"Forward + backward, {args.heads} heads × {args.width}, float32, {shared.DEVICE}",
+    rows = []
+    for length in results["chunk"]:
+        row = {"length × batch": f"{length:,} × {batch_size(length)}"}
+        rows.append(row | {name: cell(name, length) for name in results})
+    exponents = {name: fit_exponents(by_length) for name, by_length in results.items() if by_length}
+    for index, quantity in enumerate(("time", "memory")):
+        row = {"length × batch": f"exponent of {quantity}"}
+        rows.append(row | {name: exponents.get(name, (None, None))[index] for name in results})
+    device = measurement.device(args.cpu)
+    print_table(
+        rows,
+        f"Forward + backward, {args.heads} heads × {args.width}, {args.dtype}, {device}",
         f"ms: median of {args.rounds} interleaved rounds (minimum-maximum); ×: relative to chunk; "
         "qkv: peak memory beyond q, k, v and all gradients, in multiples of q, k and v together",
     )
-    for length in results["chunk"]:
-        row = {"length × batch": f"{length:,} × {batch_size(length)}"}
-        table.rows.append(row | {name: cell(name, length) for name in results})
-    exponents = fit_exponents(results)
-    for index, quantity in enumerate(("time", "memory")):
-        row = {"length × batch": f"exponent of {quantity}"}
-        table.rows.append(row | {name: exponents.get(name, (None, None))[index] for name in results})
-    table.print()
-    length, row = max(results["chunk"].items())
-    print_wide(f"Peak memory of the process at {length:,} tokens, chunk: {row['total'] / 2**30:.2f} GiB")
-
-
-def print_decoding(results: dict[str, dict], positions: list[int]) -> None:
-    """Prints a table of the time of decoding steps."""
-    steps = attention.DECODING_STEPS * DECODING_ROUNDS
-    table = shared.Table("One decoding step, batch 1", f"median of {steps} interleaved steps")
-    for n in positions:
-        row = {"tokens before": n}
-        for name, (times, size) in ((name, by_prefix[n]) for name, by_prefix in results.items()):
-            row |= {f"{name}, µs": 1e6 * statistics.median(times), f"{name}, state KiB": size / 1024}
-        table.rows.append(row)
-    table.print()
-
-
-def print_models(results: dict[int, list], args: Namespace) -> None:
-    """Prints a table of the training speed of language models."""
-    table = shared.Table(
-        f"Training steps of *_lm_base, {args.layers} × 512, vocabulary {args.vocab_size:,}",
-        f"tokens/s: median of {args.rounds} interleaved rounds; spread: range of the rounds' ratios",
-    )
-    for length, rounds in results.items():
-        batch = batch_size(length)
-        linear, softmax = (length * batch / statistics.median(x) for x in zip(*rounds, strict=True))
-        row = {"length × batch": f"{length:,} × {batch}"}
-        row |= {"linear tokens/s": linear, "softmax tokens/s": softmax}
-        row |= {"linear / softmax": linear / softmax, "spread": shared.ratios(rounds)[1]}
-        table.rows.append(row)
-    table.print()
 
 
 def plot(results: dict, path) -> None:
@@ -144,12 +186,12 @@ def plot(results: dict, path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), layout="constrained")
-    exponents = fit_exponents(results)
     panels = ("forward + backward", "ms", 1000), ("peak beyond q, k, v, gradients", "MiB", 2**-20)
     for n, (axes, (title, unit, scale)) in enumerate(zip(figure.subplots(1, 2), panels, strict=True)):
-        for (name, by_length), marker in zip(results.items(), "osD^v", strict=False):
-            values = [row[n] * scale for row in per_sequence(by_length).values()]
-            label = f"{name} ~ n^{exponents[name][n]:.2f}" if name in exponents else name
+        for (name, by_length), marker in zip(results.items(), "osD^", strict=False):
+            values = [scale * per_sequence(by_length, length)[n] for length in by_length]
+            exponent = fit_exponents(by_length)[n] if by_length else None
+            label = name if exponent is None else f"{name} ~ n^{exponent:.2f}"
             axes.plot(list(by_length), values, marker=marker, label=label)
         axes.set(xscale="log", yscale="log", xlabel="length n", ylabel=f"{unit} per sequence", title=title)
         axes.set_xticks(list(results["chunk"]), [f"{x:,}" for x in results["chunk"]], rotation=45)
@@ -160,28 +202,27 @@ def plot(results: dict, path) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = shared.BenchmarkParser("linear-attention", __doc__)
-    parser.add_int("--lengths", [2**n for n in range(9, 17)], "sequence lengths of attention in tokens")
-    parser.add_int("--heads", 8, "number of attention heads")
-    parser.add_int("--width", 64, "dimension of q, k and v per head")
-    parser.add_int("--positions", [64, 1024, 16384], "numbers of tokens before a decoding step")
-    help = "sequence lengths of language models in tokens; empty: measure none (default: %(default)s)"
-    parser.add_argument("--model-lengths", type=min_int(1), nargs="*", default=[512, 4096], help=help)
-    parser.add_sizes(rounds=7, layers=6, vocab_size=50265)
-    help = "image file for the plot (default: %(default)s)"
-    parser.add_argument("--plot", type=image_path, default="results/benchmark.png", help=help)
-    args = parser.parse_args(arguments)
+    parser = new_parser("lrpe bench linear-attention", __doc__, "[options]")
+    add, number, default = parser.add_argument, min_int(1), "(default: %(default)s)"
+    lengths = [2**n for n in range(9, 17)]
+    add("--lengths", type=number, nargs="+", default=lengths, help=f"lengths in tokens {default}")
+    add("--heads", type=number, default=8, help=f"number of attention heads {default}")
+    add("--width", type=number, default=64, help=f"dimension of q, k and v per head {default}")
+    add("--dtype", choices=DTYPES, default="float32", help=f"data type of training {default}")
+    help = f"numbers of tokens before a decoding step {default}"
+    add("--positions", type=number, nargs="+", default=[64, 1024, 16384], help=help)
+    add("--rounds", type=number, default=7, help=f"number of measured rounds {default}")
+    add("--cpu", action="store_true", help="use the CPU even if there is a GPU")
+    add("--plot", type=image_path, default="results/benchmark.png", help=f"image file of the plot {default}")
+    args = parser.parse_args(sys.argv[1:] if arguments is None else arguments)
     args.lengths = sorted(set(args.lengths))
-    with shared.measuring(parser.prog):
+    with measurement.measuring(parser.prog, args.cpu):
         results = measure(args)
         if not results["chunk"]:
             raise ValueError(f"out of memory at --lengths {args.lengths[0]}: try smaller lengths")
-        rounds = track(range(DECODING_ROUNDS), "decoding")
-        decoding = attention.decoding_times(args.positions, args.heads, args.width, rounds)
-        models = measure_models(args)
         print_attention(results, args)
-        print_decoding(decoding, args.positions)
-        if models:
-            print_models(models, args)
+        steps = DECODING_STEPS * DECODING_ROUNDS
+        title = "one decoding step, batch 1, float32"
+        print_table(measure_decoding(args), title, f"median of {steps} interleaved steps")
         plot(results, args.plot)
         print(f"plot: {args.plot}")

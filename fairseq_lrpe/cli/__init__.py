@@ -33,7 +33,6 @@ COMMANDS = {
 }
 INTERNAL = {
     "evaluate-synthetic": "fairseq_lrpe.experiments.inference.evaluate_synthetic",
-    "measure-steps": "fairseq_lrpe.benchmarks.measure_steps",
 }
 """Commands that only the experiment runner calls, and that ``lrpe --help`` does not list."""
 EXAMPLES = """\

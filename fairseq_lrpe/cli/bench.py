@@ -1,19 +1,13 @@
-"""``lrpe bench``: benchmarks of speed and memory, and plots of encodings."""
+"""``lrpe bench``: benchmarks of speed and memory, and plots of encodings and corpora."""
 
 import sys
 from importlib import import_module
 
 BENCHMARKS = {
-    "speed": "training speed of each method relative to the method base",
+    "train": "time and memory of training steps of any architectures",
+    "generate": "time and memory of generation by language and translation models",
     "linear-attention": "time and memory of linear attention by sequence length",
-    "decoding": "decoding speed of translation models",
-    "sampling": "speed and memory of sampling text",
-    "memory": "time that a memory of previous segments costs a language model",
-    "options": "torch.compile, activation checkpointing and half precision with every family",
-    "images": "throughput of image decoding and augmentation",
     "figures": "plots of the encodings and of the input lengths of corpora",
-    "zero-padding": "positional information that zero padding gives convolutions",
-    "gpu-check": "report of all tests and measurements that need a GPU",
 }
 
 

@@ -1,1 +1,1 @@
-"""The cost of runs before they start: parameters, tokens, FLOPs, memory, disk and hours."""
+"""The cost of runs before they start: parameters, tokens, FLOPs, memory and hours."""

@@ -8,6 +8,7 @@ from pydantic import PositiveInt
 from fairseq_lrpe.experiments.spec.kinds.base import Kind, Settings
 from fairseq_lrpe.experiments.spec.schema import Model
 from fairseq_lrpe.methods import architecture
+from fairseq_lrpe.utils.subprocesses import as_flags
 
 
 class SpeedSettings(Settings):
@@ -47,18 +48,19 @@ class Speed(Kind):
 
     def evaluate(self, job, name):
         cfg, run, precision = job.cfg, job.run, job.launch.precision
+        archs = [architecture(run.attention, cfg.model, method) for method in ("base", run.method)]
+        out = job.folder / f"speed-{name}.json"
         settings = {
-            "family": cfg.model,
-            "arch": architecture(run.attention, cfg.model, run.method),
-            "base": architecture(run.attention, cfg.model, "base"),
             "batch_size": cfg.batch.total,
             **{key: cfg[key] for key in ("length", "layers", "vocab_size", "rounds")},
             "cpu": job.launch.cpu,
-            "flags": {**cfg.train, "seed": run.seed, precision: precision != "fp32"},
+            "json": out,
         }
-        out = job.folder / f"speed-{name}.json"
-        job.call(["python", "-m", "fairseq_lrpe", "measure-steps", json.dumps(settings), str(out)], name)
-        return json.loads(out.read_text())
+        flags = {**cfg.train, "seed": run.seed, precision: precision != "fp32"}
+        command = ["python", "-m", "fairseq_lrpe", "bench", "train", *archs, *as_flags(settings)]
+        job.call([*command, "--", *as_flags(flags)], name)
+        _, measured = json.loads(out.read_text())
+        return {"relative_speed": measured["relative"], "milliseconds": measured["ms"]}
 
 
 KIND = Speed()

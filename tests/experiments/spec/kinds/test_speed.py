@@ -1,11 +1,8 @@
 """Training speed as an experiment: a table without trainings."""
 
-import json
-
 import pytest
 from tiny import run_here
 
-from fairseq_lrpe.benchmarks import measure_steps, shared, speed
 from fairseq_lrpe.cli import table, train
 from fairseq_lrpe.experiments.reporting.records import read_runs
 
@@ -25,21 +22,6 @@ def test_table_of_speeds(tmp_path):
         assert record.values["steps"]["relative_speed"] > 0 < record.values["steps"]["milliseconds"]
     again = run_here(table.main, *words)
     assert "started" not in again.stdout + again.stderr
-
-
-def test_speed_is_relative_to_base(tmp_path, monkeypatch):
-    """Measures steps with a clock that counts 4 seconds for a step of the method, and 1 for one of base."""
-    clock = [0]
-
-    def training_step(arch, args, **flags):
-        return lambda: clock.append(clock[-1] + (4 if arch == "linear_lm_rope" else 1))
-
-    monkeypatch.setattr(speed, "training_step", training_step)
-    monkeypatch.setattr(shared, "timer", lambda: clock[-1])
-    settings = {"arch": "linear_lm_rope", "base": "linear_lm_base", "length": 8, "rounds": 5}
-    out = tmp_path / "out.json"
-    measure_steps.main([json.dumps({**settings, "cpu": True, "flags": {}}), str(out)])
-    assert json.loads(out.read_text()) == {"relative_speed": 0.25, "milliseconds": 4000}
 
 
 def test_estimate_is_refused(tmp_path):

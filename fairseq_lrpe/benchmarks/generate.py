@@ -1,0 +1,62 @@
+"""Compare the speed of generation of language and translation models with random weights, on random inputs.
+
+fairseq's beam search generates --length tokens for each sentence. A translation model reads as many, and a
+language model begins without a text. The models take turns, so that other work on the machine affects all of
+them. Flags after -- apply to all models; an ARCH in quotes can have flags of its own. For example:
+
+  lrpe bench generate linear_lm_base softmax_lm_base --length 1024
+  lrpe bench generate transformer 'linear_transformer_base --decoder-attention linear --encoding-in both'
+"""
+
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Callable
+
+import torch
+from fairseq import utils
+from fairseq.sequence_generator import SequenceGenerator
+
+from fairseq_lrpe.benchmarks import measurement
+from fairseq_lrpe.benchmarks.train import family_of, random_batch, setup, sizes
+from fairseq_lrpe.utils.cli import min_int
+
+
+def generation(model: str, args: Namespace) -> Callable[[], None]:
+    """Returns a function that generates ``args.length`` tokens for each sentence of a random batch."""
+    family = family_of(shlex.split(model)[0])
+    if "decoder_layers" not in family.layer_flags:
+        raise ValueError(f"{model} does not generate text: choose language or translation models")
+    args = sizes(family, args)
+    cfg, task = setup(model, args)
+    dtype = torch.half if cfg.common.fp16 else torch.bfloat16 if cfg.common.bf16 else torch.float
+    network = task.build_model(cfg.model).eval().to(measurement.device(args.cpu), dtype)
+    dictionary, length = task.target_dictionary, args.length
+    lengths = {"max_len_a": 0, "max_len_b": length, "min_len": length, "max_len": length + 1}
+    generator = SequenceGenerator([network], dictionary, beam_size=args.beam, **lengths)
+    batch = random_batch(family, args, dictionary.pad())
+    if not family.has_target:
+        batch["net_input"]["src_tokens"] = torch.full((args.batch_size, 1), dictionary.eos())
+        batch["net_input"]["src_lengths"] = torch.ones(args.batch_size, dtype=torch.long)
+    if measurement.device(args.cpu) == "cuda":
+        batch = utils.move_to_cuda(batch)
+
+    def step():
+        hypotheses = generator.generate([], batch)
+        assert all(len(beam[0]["tokens"]) == length + 1 for beam in hypotheses)  # with </s>
+
+    return step
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = measurement.model_parser("generate", __doc__)
+    parser.add_argument("--beam", type=min_int(1), default=1, help="beam size (default: %(default)s)")
+    args = measurement.parse(parser, sys.argv[1:] if arguments is None else arguments)
+    args.length = args.length or 128
+    with measurement.measuring(parser.prog, args.cpu):
+        rows = measurement.compare(lambda model: generation(model, args), args)
+        for row in rows:
+            row["ms a token"] = row.pop("ms") / args.length
+            row["tokens/s"] = 1000 * args.batch_size / row["ms a token"]
+        sizes = f"{args.length:,} tokens for each of {args.batch_size} sentences, beam {args.beam}"
+        measurement.report(rows, f"generation of {sizes}", args)

@@ -1,0 +1,333 @@
+"""Parameters, FLOPs and memory of a training, measured with its model on torch's meta device.
+
+On this device, tensors have shapes but no numbers. The model is that of the run's fairseq-train command, with
+dictionaries of which only the size is known. Inputs have the greatest length that the model accepts, except
+for translation and fine-tuning.
+"""
+
+import math
+from argparse import Namespace
+from contextlib import contextmanager, nullcontext, redirect_stderr
+from dataclasses import dataclass
+from functools import cache
+from io import StringIO
+from itertools import pairwise
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import torch
+import torch.fx.experimental._config
+import torch.nn.functional as F
+from fairseq import models, options, tasks
+from fairseq.data import Dictionary
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.modules import AdaptiveInput, AdaptiveSoftmax
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
+from fairseq_lrpe.data.glue_tasks import get_task
+from fairseq_lrpe.experiments.estimation.corpora import GLUE, Corpus, read_corpus
+from fairseq_lrpe.experiments.execution.launch import train_command
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.run import Run
+from fairseq_lrpe.ops import float64
+from fairseq_lrpe.tasks.classification import is_joined
+from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
+from fairseq_lrpe.utils.files import PLUGIN
+
+aten = torch.ops.aten
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+SENTENCE = 30
+"""Assumed tokens of a sentence of a translation."""
+MASKED = 0.15
+"""Share of tokens that a masked language model predicts."""
+WITH_MASK = ("masked_lm", "sentence_prediction")
+"""fairseq's tasks that add <mask> to the dictionary."""
+HEAD = "sentence_classification_head"
+"""fairseq's name of the head of a fine-tuning."""
+OF_THE_RUN = ("--seed", "--save-dir", "--finetune-from-model")
+"""Flags that differ between runs with the same model."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimate of a training.
+
+    Args:
+        parameters: number of parameters.
+        tokens: number of tokens, of the target if there is one.
+        flops: FLOPs of the matrix products of all forward and backward passes.
+        memory: bytes on each GPU.
+    """
+
+    parameters: int
+    tokens: float
+    flops: float
+    memory: int
+
+
+def estimate_training(job: Job) -> Estimate:
+    """Returns the estimate of a run; ValueError if its flags are invalid or its data is not known."""
+    if not job.kind.trains:
+        raise ValueError("no estimate, because its runs train no model")
+    batch, dtype, trained = job.cfg.batch, DTYPES[job.launch.precision], job
+    is_glue, initial = job.kind.task == "sentence_prediction", job.experiment.starts_from(job.run)
+    if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
+        other = job.experiment.other(initial.experiment)
+        trained = Job(other, initial, job.results, job.launch, job.more)
+    corpus = read_corpus(trained.kind, trained.cfg)
+    if is_glue:
+        corpus = corpus._replace(labels=len(get_task(job.cfg.task).labels) or 1)
+        rows, length = GLUE[job.cfg.task]
+    built = build(command(trained), corpus)
+    updates = job.cfg.epochs * math.ceil(rows / batch.total) if is_glue else job.updates
+    longest = (SENTENCE, SENTENCE) if batch.unit == "tokens" else built.longest()
+    lengths = (length, 0) if is_glue else longest
+    size = batch.per_gpu // SENTENCE if batch.unit == "tokens" else batch.per_gpu
+    steps = updates * batch.total / batch.per_gpu
+    flops, _ = measure(built, size, lengths, dtype)
+    _, saved = measure(built, size, longest, dtype)
+    parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    # Weights, gradients and Adam's two averages; in half precision with copies of the first two in float32.
+    states = parameters * (16 if dtype == torch.float32 else 20)
+    tokens = steps * size * built.texts * (lengths[1] or lengths[0])
+    return Estimate(parameters, tokens, steps * flops, states + saved)
+
+
+def command(job: Job) -> tuple[str, ...]:
+    """Returns the run's fairseq-train command without the flags that differ between runs."""
+    words = train_command(job)
+    drop = {i + offset for i, word in enumerate(words) if word in OF_THE_RUN for offset in (0, 1)}
+    return tuple(word for i, word in enumerate(words) if i not in drop)
+
+
+def parse(words: tuple[str, ...]) -> Namespace:
+    """Returns fairseq's parsed flags of a fairseq-train command; ValueError for an invalid flag."""
+    words = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
+    output = StringIO()
+    # After parsing, our architectures check the flags, which build_model does as well, and the data.
+    unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
+    try:
+        with redirect_stderr(output), patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
+            return options.parse_args_and_arch(options.get_training_parser(), words)
+    except SystemExit:
+        reason = output.getvalue().splitlines()[-1].partition("error: ")[2]
+        raise ValueError(f"fairseq-train rejects the flags: {reason}") from None
+
+
+class SizedDictionary(Dictionary):
+    """A dictionary of which only the size and the special types are known."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size = size
+
+    def __len__(self):
+        return self.size
+
+    def __eq__(self, other):
+        return len(self) == len(other)
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltModel:
+    """A model on the meta device, the settings of its task and of the model, and its data."""
+
+    model: nn.Module
+    task: Namespace
+    settings: Namespace
+    corpus: Corpus
+
+    @property
+    def texts(self) -> int:
+        """The number of sequences per input, 2 for pairs of texts that are encoded separately."""
+        return 1 + (self.corpus.inputs > 1 and getattr(self.task, "pairs", "") == "apart")
+
+    @property
+    def previous_segments(self) -> int:
+        """The number of segments that fill the model's memory, 0 without a memory."""
+        length = getattr(self.task, "memory_length", 0)
+        return math.ceil(length / self.task.tokens_per_sample) if length else 0
+
+    def longest(self) -> tuple[int, int]:
+        """Returns the greatest lengths of source and target; 0 for what the model does not have."""
+        if hasattr(self.model, "side"):  # of a grid of patches
+            return self.model.side**2, 0
+        if hasattr(self.model, "encoder") and hasattr(self.model, "decoder"):
+            return self.settings.max_source_positions, self.settings.max_target_positions
+        length = getattr(self.task, "tokens_per_sample", None) or self.task.max_positions
+        return (length, 0) if hasattr(self.model, "encoder") else (0, length)
+
+
+@cache
+def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
+    """Returns the model of a fairseq-train command; ValueError if the flags are invalid."""
+    args = parse(words)
+    cfg = convert_namespace_to_omegaconf(args)
+    try:
+        # fairseq initializes some parameters on the CPU.
+        with torch.device("meta"), patch.object(Tensor, "cpu", lambda x: x), patch_backends():
+            model = models.build_model(cfg.model, make_task(args.task, cfg.task, corpus)).to("meta")
+            if args.task in WITH_MASK and corpus.labels:
+                model.register_classification_head(HEAD, num_classes=corpus.labels)
+    except SystemExit as error:
+        raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
+    return BuiltModel(model, cfg.task, cfg.model, corpus)
+
+
+def make_task(name: str, cfg: Namespace, corpus: Corpus):
+    """Returns what a model reads of its task, without data."""
+    if name == "synthetic_lm":
+        return tasks.TASK_REGISTRY[name](cfg)
+    dictionaries = [SizedDictionary(size + (name in WITH_MASK)) for size in corpus.types] or [None]
+    if name == "memory_lm":
+        return MemoryLMTask(cfg, *dictionaries)
+    about = {"inputs": corpus.inputs} | ({"pixels": {"mean": 0.0, "std": 1.0}} if corpus.pixels else {})
+    joined = is_joined(about, getattr(cfg, "pairs", ""))
+    return SimpleNamespace(
+        source_dictionary=dictionaries[0],
+        target_dictionary=dictionaries[-1],
+        max_positions=lambda: getattr(cfg, "max_positions", None) or cfg.tokens_per_sample,
+        cfg=cfg,
+        about=about,
+        labels=range(corpus.labels),
+        joined=joined,
+        apart=corpus.inputs > 1 and not joined,
+    )
+
+
+@cache
+def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch.dtype) -> tuple[int, int]:
+    """Returns the FLOPs of a forward and a backward pass of a batch, and the bytes of its activations."""
+    model, saved = built.model.to(dtype).train(), {}
+    parameters = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+    def keep(x):
+        storage = x.untyped_storage()
+        if storage._cdata not in parameters:
+            saved[storage._cdata] = storage.nbytes()
+        return x
+
+    counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
+    with patch_backends(), MetaKernels():
+        fill_memory(built, size, lengths[1])
+        with counter:
+            with saved_tensors_hooks(keep, lambda x: x):
+                loss = compute_loss(built, size, *lengths, dtype)
+            # The gradients of the largest tensor, such as the logits, exist beside all that is saved.
+            kept = sum(saved.values()) + 2 * max(saved.values())
+            loss.backward()
+    model.zero_grad()
+    return counter.get_total_flops(), kept
+
+
+@torch.no_grad()
+def fill_memory(built, size, length) -> None:
+    """Processes the segments whose hidden states are the memory of a language model, if it has one."""
+    for number in range(built.previous_segments):
+        tokens = torch.empty(size, length, dtype=torch.long, device="meta")
+        built.model(tokens, segment=Segment("train", 0, number))
+
+
+def compute_loss(built, size, source, target, dtype) -> Tensor:
+    """Returns the loss of a batch of ``size`` inputs with these lengths."""
+    model = built.model
+
+    def tokens(length):
+        return torch.empty(size, length, dtype=torch.long, device="meta")
+
+    def loss(log_probs):
+        log_probs = log_probs.flatten(0, -2)
+        return F.nll_loss(log_probs, torch.empty(len(log_probs), dtype=torch.long, device="meta"))
+
+    def log_softmax(logits):
+        return F.log_softmax(logits, dim=-1, dtype=torch.float32)
+
+    if hasattr(model, "side"):
+        shape = size, 3, built.task.image_size, built.task.image_size
+        return loss(log_softmax(model(torch.empty(shape, dtype=dtype, device="meta"))))
+    if hasattr(model, "pooled"):
+        inputs = [x for _ in range(built.texts) for x in (tokens(source), None)]
+        return loss(log_softmax(model(*inputs)))
+    if hasattr(model, "classification_heads"):
+        if built.corpus.labels:
+            return loss(log_softmax(model(tokens(source), classification_head_name=HEAD)[0]))
+        features = model(tokens(source), features_only=True)[0]
+        masked = features.flatten(0, 1)[: math.ceil(MASKED * size * source)]
+        return loss(log_softmax(model.encoder.lm_head(masked)))
+    if hasattr(model, "encoder"):
+        lengths = torch.empty(size, dtype=torch.long, device="meta")
+        output = model(tokens(source), lengths, tokens(target))
+        return loss(model.get_normalized_probs(output, log_probs=True))
+    number = built.previous_segments
+    segment = {"segment": Segment("train", 0, number)} if number else {}
+    features = model(tokens(target), **segment)[0]
+    softmax = model.decoder.adaptive_softmax
+    if softmax is None:
+        return loss(log_softmax(features))
+    outputs, _ = softmax(features, tokens(target))
+    return sum(loss(log_softmax(logits)) for logits in outputs)
+
+
+class MetaKernels(TorchDispatchMode):
+    """Computes what the meta device cannot: a dropout mask, and a number that is read, which is 0."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is aten.native_dropout.default:
+            return torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
+            return torch.zeros((), dtype=args[0].dtype).item()
+        return func(*args, **(kwargs or {}))
+
+
+def _baddbmm_flops(shape, a, b, **_):
+    return 2 * math.prod(a) * b[-1]
+
+
+def _dropout(x, p=0.5, training=True, inplace=False):
+    return torch.native_dropout(x, p, True)[0] if training and p else x
+
+
+def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):
+    if attn_mask is not None:
+        attn_mask = attn_mask.to(q.dtype).expand(*q.shape[:-1], k.size(-2))
+    return aten._scaled_dot_product_efficient_attention(q, k, v, attn_mask, True, dropout_p, is_causal)[0]
+
+
+def _rows(cutoff, tokens):
+    """Returns tokens for each cluster but the first: a..b of V words has a share of ln(b/a) / ln(V)."""
+    shares = (math.log(last / first) / math.log(cutoff[-1]) for first, last in pairwise(cutoff))
+    return [tokens.new_empty(math.ceil(share * tokens.numel())) for share in shares]
+
+
+def _adapt_target(softmax, target):
+    """Returns the targets and rows of an adaptive softmax."""
+    rows = _rows(softmax.cutoff, target)
+    return [target, *rows], rows
+
+
+def _adaptive_input(module, tokens):
+    """Returns the embeddings of an adaptive input."""
+    rows = _rows(module.cutoff, tokens)
+    first = tokens.new_empty(tokens.numel() - sum(map(len, rows)))
+    embedded = [embed(x) for embed, x in zip(module.embeddings, [first, *rows], strict=True)]
+    return torch.cat(embedded).view(*tokens.shape, -1)
+
+
+@contextmanager
+def patch_backends():
+    """Makes torch use the operators of GPUs: dropout masks of one byte, attention without a score matrix."""
+    with (
+        patch.multiple(F, dropout=_dropout, scaled_dot_product_attention=_attention),
+        patch.object(AdaptiveSoftmax, "adapt_target", _adapt_target),
+        patch.object(AdaptiveInput, "forward", _adaptive_input),
+        patch.object(float64, "FLOAT64_DEVICES", (*float64.FLOAT64_DEVICES, "meta")),
+        # Masks select all elements, because they have no values.
+        patch.object(torch.fx.experimental._config, "meta_nonzero_assume_all_nonzero", True),
+        # autocast, which our models disable in places, does not exist on the meta device.
+        patch.object(torch, "autocast", lambda *_, **__: nullcontext()),
+    ):
+        yield

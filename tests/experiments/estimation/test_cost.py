@@ -1,0 +1,116 @@
+"""FLOPs, parameters and memory, compared with real training steps of fairseq's trainer on the CPU."""
+
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from fairseq_lrpe.benchmarks import measurement, train
+from fairseq_lrpe.experiments.estimation import cost
+from fairseq_lrpe.experiments.estimation.corpora import Corpus
+from fairseq_lrpe.experiments.execution.launch import Launch
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.utils.subprocesses import as_flags
+
+TYPES, BATCH = 1000, 4
+TASKS = {
+    "lm": "language_modeling",
+    "roberta": "masked_lm",
+    "transformer": "translation",
+    "classifier": "classification",
+    "vit": "image_classification",
+}
+
+
+def flops_of_baddbmm(total, a, b, **_):
+    return 2 * a[0] * a[1] * a[2] * b[2]
+
+
+@pytest.mark.parametrize(
+    ("family", "arch", "length"),
+    [
+        ("lm", "linear_lm_tmlr_type1", 128),  # wider queries and keys
+        ("lm", "softmax_lm_xl", 128),  # products with distances
+        ("lm", "softmax_lm_path", 128),
+        ("roberta", "linear_roberta_spe", 128),
+        ("transformer", "linear_transformer_base", 32),
+        ("classifier", "linear_classifier_rope", 1100),  # recomputes the encoding
+        ("vit", "linear_vit_rope_mixed", 128),
+    ],
+)
+def test_a_training_step(family, arch, length):
+    parts = {"lm": ["decoder"], "transformer": ["encoder", "decoder"]}.get(family, ["encoder"])
+    small = {"embed_dim": 64, "ffn_embed_dim": 256, "attention_heads": 4, "layers": 2}
+    flags = {f"{part}_{name}": size for part in parts for name, size in small.items()}
+    flags = as_flags({**flags, "dropout": 0.0, "attention_dropout": 0.0})
+    sizes = {"batch_size": BATCH, "length": length, "layers": 2, "vocab_size": TYPES}
+    args = Namespace(**sizes, cpu=True, flags=flags)
+    step = train.training_step(arch, args)
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.baddbmm_: flops_of_baddbmm})
+    with sdpa_kernel(SDPBackend.MATH), counter:
+        step()
+
+    lengths = {"lm": ["tokens_per_sample"], "roberta": ["tokens_per_sample", "max_positions"]}
+    lengths |= {"transformer": ["max_source_positions", "max_target_positions"], "vit": ["image_size"]}
+    flags += as_flags(dict.fromkeys(lengths.get(family, ["max_positions"]), length))
+    words = ["fairseq-train", "data", "--task", TASKS[family], "--arch", arch, *flags]
+    labels = {"classifier": 2, "vit": 1000}.get(family, 0)
+    types = () if family == "vit" else (TYPES - (family == "roberta"),) * len(parts)
+    built = cost.build(tuple(map(str, words)), Corpus(types, labels))
+    flops, saved = cost.measure(built, BATCH, built.longest(), torch.float32)
+    # GPUs compute the scores of softmax attention again in the backward pass. Masked tokens are random.
+    is_exact = "softmax" not in arch and family != "roberta"
+    assert flops == pytest.approx(counter.get_total_flops(), rel=0.01 if is_exact else 0.07)
+    parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    cfg, task = train.setup(arch, args)
+    assert parameters == sum(parameter.numel() for parameter in task.build_model(cfg.model).parameters())
+
+    def two_steps():
+        step = train.training_step(arch, args)
+        step()
+        step()
+
+    measured = measurement.peak_memory(two_steps, cpu=True)
+    assert 0.7 < (16 * parameters + saved) / measured < 1.4
+
+
+def estimated(experiment, attention="linear", method="base", precision="fp16", **changes):
+    loaded = Experiment.load(experiment)
+    run, *_ = loaded.runs(attention, method, [1], changes)
+    return cost.estimate_training(Job(loaded, run, Path("nowhere"), Launch(1, 1, False, precision)))
+
+
+@pytest.mark.parametrize(
+    ("experiment", "attention", "method"),
+    [
+        ("lm/transformer_xl", "softmax", "xl"),
+        ("mt/wmt14_en_de", "softmax", "fairseq"),
+        ("questions/squad", "softmax", "gcdf"),
+        ("imagenet/deit_small", "linear", "tmlr_type1"),
+        ("lra/retrieval", "linear", "per"),
+        ("roper/addition", "softmax", "roper"),
+        ("lm/extrapolation", "softmax", "fire"),
+    ],
+)
+def test_every_kind_is_estimated_without_data(experiment, attention, method):
+    one = estimated(experiment, attention, method)
+    # At least the products of all parameters but the embeddings.
+    assert one.flops > one.tokens * one.parameters and one.memory > 20 * one.parameters
+
+
+def test_published_numbers_of_parameters():
+    # TMLR's models with the vocabularies of docs/tasks.md.
+    assert estimated("lra/text").parameters == 547_714 + 125 * 128
+    assert estimated("lra/listops").parameters == 533_770 + 128
+
+
+def test_fine_tuning_has_a_head_and_short_inputs():
+    trained, tuned = estimated("roberta/wikibook"), estimated("glue/wikibook", task="RTE")
+    assert tuned.parameters == trained.parameters + 768 * 768 + 768 + 2 * 768 + 2
+    rows, length = 2490, 70
+    epochs = Experiment.load("glue/wikibook").cfg.epochs
+    assert tuned.tokens == pytest.approx(epochs * rows * length, rel=0.02)
