@@ -4,8 +4,9 @@ They are ordinary runs of ``lrpe train``: finished ones are not repeated, and in
 Requires fairseq and the other packages in setup.py.
 """
 
-import subprocess
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -13,15 +14,10 @@ from typing import NamedTuple
 from fairseq_lrpe.benchmarks import machine
 from fairseq_lrpe.benchmarks.gpu_report import Deadline, Part
 from fairseq_lrpe.experiments.estimation.costs import estimate_training
+from fairseq_lrpe.experiments.execution import scheduler
+from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.execution.scheduler import (
-    is_complete,
-    job_environment,
-    jobs_with_data,
-    start_process,
-    train_arguments,
-)
 from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.experiments.spec.table import Table
 
@@ -59,7 +55,7 @@ def measure_runs(part: Part, deadline: Deadline, results: Path, selection: Selec
     jobs, gpus = selection.jobs(results), int(machine.ON_GPU)
     total = len(jobs)
     try:
-        jobs, messages = jobs_with_data(jobs, gpus)
+        jobs, messages = scheduler.jobs_with_data(jobs, gpus)
     except ValueError as error:  # no run has data
         jobs, messages = {}, str(error).split("; ")
     for message in messages:
@@ -68,16 +64,16 @@ def measure_runs(part: Part, deadline: Deadline, results: Path, selection: Selec
         f"Runs of {selection.table}",
         "One seed, with the experiment's settings. The speed is the median of those that fairseq logged.",
     )
-    flags = ["--results", str(results), "--gpus", str(gpus)]
-    flags += ["--precision", "bf16"] if machine.has_bfloat16() else []
+    precision = "bf16" if machine.has_bfloat16() else "fp16" if gpus else "fp32"
+    launch = Launch(gpus, cpu=not gpus, precision=precision)
     done = 0
     for run, job in shortest_first(jobs):
-        if not is_complete(job):
+        if job.state != "finished":
             print(f"gpu_check: {run}", flush=True)
-            if error := execute(job, flags, deadline):
+            if error := execute(job, launch, deadline):
                 part.skip(f"{run} failed: {error}.")
                 continue
-        if is_complete(job):
+        if job.state == "finished":
             done += 1
             rows += measured_rows(job)
     if done < total:
@@ -94,21 +90,17 @@ def shortest_first(jobs: dict[Run, Job]) -> list[tuple[Run, Job]]:
     return sorted(jobs.items(), key=lambda item: flops(item[0].experiment))
 
 
-def execute(job: Job, flags: list[str], deadline: Deadline) -> str:
-    """Executes a run until the deadline; returns the message of its error, or "" without an error."""
+def execute(job: Job, launch: Launch, deadline: Deadline) -> str | None:
+    """Executes a run until the deadline; returns the message of its error, or None without an error."""
     if not deadline.left():
-        return ""
-    process = start_process([*train_arguments(job), *flags], job_environment(0, 1, int(machine.ON_GPU)))
-    try:
-        _, error = process.communicate(timeout=deadline.left())
-    except subprocess.TimeoutExpired:
-        return ""
-    finally:
-        process.terminate()  # has no effect on a process that has ended
-        process.wait()
-    lines = error.strip().splitlines() or [f"exit code {process.returncode}"]
-    message = next((line for line in lines if line.startswith("train: ")), lines[-1])
-    return message if process.returncode else ""
+        return None
+    stop = threading.Event()
+    timer = threading.Timer(deadline.left(), stop.set)
+    timer.start()
+    share = scheduler.share_of_machine(0, 1, int(machine.ON_GPU))
+    error = scheduler.execute(replace(job, launch=launch, environment=share, stop=stop))
+    timer.cancel()
+    return None if stop.is_set() else error
 
 
 def measured_rows(job: Job) -> Iterator[dict]:

@@ -6,6 +6,7 @@ KEY=VALUE overrides a setting of the experiment. For example:
   lrpe finetune checkpoint_best.pt RTE MRPC choose.train.lr=[1e-4]
 """
 
+import sys
 from argparse import ArgumentParser
 
 from fairseq_lrpe.cli.train import execute_jobs, parse
@@ -15,17 +16,18 @@ from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.spec.kinds import glue
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
+from fairseq_lrpe.utils.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args, overrides = parse(make_parser(), arguments)
+    args, overrides = parse(make_parser(), sys.argv[1:] if arguments is None else arguments)
     with exit_on_error("finetune"):
         for task in args.tasks:
             get_task(task)
         experiment = Experiment.load(args.experiment, overrides)
         if experiment.kind is not glue.KIND:
             names = (name for name in experiments() if Experiment.load(name).kind is glue.KIND)
-            raise ValueError(f"{args.experiment} does not fine-tune on GLUE: choose from {', '.join(names)}")
+            raise UserError(f"{args.experiment} does not fine-tune on GLUE: choose from {', '.join(names)}")
         experiment.cfg.starts_from, experiment.cfg.grid["task"] = str(args.checkpoint), args.tasks
         runs = experiment.runs(*glue.method_of(args.checkpoint), args.seeds or experiment.cfg.seeds)
         execute_jobs([Job(experiment, run, args.results, choose_launch(args)) for run in runs], args.dry_run)

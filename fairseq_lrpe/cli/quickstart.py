@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     if code:
         sys.exit(code)
     jobs = min(4, len(os.sched_getaffinity(0)))  # the table quickstart has four runs
-    words = ["quickstart", "--results", out, "--jobs", jobs, "--gpus", 0, "--plot", out / "quickstart.png"]
+    words = ["quickstart", "--results", out, "--jobs", jobs, "--cpu", "--plot", out / "quickstart.png"]
     words += [f"data={out / 'text' / 'bin'}", *([f"updates={args.updates}"] if args.updates else [])]
     table.main(list(map(str, words)))
     print(f"finished in {time.time() - start:.0f} s")

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import zipfile
 from argparse import Namespace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,10 +17,6 @@ from scipy.stats import pearsonr
 from tiny import BIN, REPOSITORY, preprocess
 
 from fairseq_lrpe.cli import finetune, train
-from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.execution.scheduler import is_complete, train_arguments
-from fairseq_lrpe.experiments.spec import experiment
-from fairseq_lrpe.experiments.spec.table import Table
 
 QUIET = {"num_workers": 0, "data_buffer_size": 0}
 ROWS = {"train": 48, "valid": 20, "test": 8}
@@ -99,7 +94,7 @@ def run(place, command, *words):
     )
 
 
-TABLE = ("tmlr_table1", "--scale", "mini", "--only", "rope", "--gpus", "0")
+TABLE = ("tmlr_table1", "--scale", "mini", "--methods", "rope", "--cpu")
 RATES = "choose.train.lr=[1e-2,1e-3]"
 CHECKPOINT = "results/roberta/mini/linear_rope/seed-1/checkpoints/checkpoint_best.pt"
 
@@ -148,28 +143,12 @@ def test_table_pretrains_and_then_fine_tunes(place, done):
     assert "cola" not in header and "mnli" not in header
 
 
-@pytest.mark.parametrize(
-    ("override", "initial"),
-    [
-        ("seeds=[1]", None),
-        ("seeds=[2]", "results/roberta/mini/linear_rope/seed-2"),
-        ("train.dropout=0.2", "results/roberta/mini/linear_rope/train.dropout=0.2/seed-1"),
-    ],
-)
-def test_only_a_changed_pretraining_is_given_by_its_checkpoint(override, initial):
-    table = Table("tmlr_table1", "mini", [override])
-    fine_tuning = next(one for one in table.runs(["rope"]) if one.experiment == "glue/mini")
-    arguments = train_arguments(Job(table.experiment_of(fine_tuning), fine_tuning, Path("results")))
-    given = [one for one in arguments if one.startswith("starts_from")]
-    assert given == ([f"starts_from={initial}/checkpoints/checkpoint_best.pt"] if initial else [])
-
-
 def test_finished_runs_are_not_repeated(place, done):
     again = run(place, "table", *TABLE, RATES)
     assert again.returncode == 0 and "started" not in again.stdout, again.stderr
     other = run(place, "table", *TABLE, "choose.train.lr=[1e-2]", "--dry-run")
     assert other.returncode == 0 and other.stdout.count("fairseq-train") == 1 + 2
-    words = ["glue/mini", "rope", "task=RTE", RATES, f"starts_from={CHECKPOINT}", "--gpus", "0"]
+    words = ["glue/mini", "rope", "task=RTE", RATES, f"starts_from={CHECKPOINT}", "--cpu"]
     single = run(place, "train", *words)
     assert single.stdout == f"already finished: {data_folder(place, 'RTE')}\n", single.stderr
 
@@ -207,24 +186,6 @@ def test_predictions_match_the_labels_and_fairseqs_metrics(place, done):
             log = [json.loads(line) for line in (part / "log.jsonl").read_text().splitlines()]
             best = max(entry[f"valid_{metric}"] for entry in log if entry["kind"] == "valid")
             assert measured[metric] == pytest.approx(best, abs=0.06)  # fairseq rounds
-
-
-def test_discarded_trials_are_complete(place, done, monkeypatch):
-    monkeypatch.setattr(experiment, "CONFIGS", place / "configs")
-    table = Table("tmlr_table1", "mini", [RATES])
-    fine_tunings = [one for one in table.runs(["rope"]) if one.experiment == "glue/mini"]
-    assert all(is_complete(Job(table.experiment_of(one), one, place / "results")) for one in fine_tunings)
-    table.experiments["glue/mini"].cfg.evaluations["seen"] = {"split": "train"}
-    open_ = {
-        str(one)
-        for one in fine_tunings
-        if not is_complete(Job(table.experiment_of(one), one, place / "results"))
-    }
-    expected = set()
-    for task in ("RTE", "STS-B"):
-        folder = data_folder(place, task)
-        expected |= {folder, folder.parent / read(folder)["chosen"] / folder.name}
-    assert open_ == {str(folder.relative_to(place / "results")) for folder in expected}
 
 
 def test_a_submission(place, done, tmp_path):
@@ -278,18 +239,6 @@ def second(place, done):
     finished = run(place, "finetune", *SECOND)
     assert finished.returncode == 0, finished.stderr
     return data_folder(place, "RTE", 2), trials_of(place, "RTE", 2)
-
-
-def test_other_epochs_are_another_run(place, second):
-    folder, trials = second
-    before = written(folder, *trials.values())
-    other = run(place, "finetune", *SECOND, "epochs=1", "choose.train.lr=[1e-2]")
-    assert other.returncode == 0, other.stderr
-    beside = place / "results/glue/mini/linear_rope/epochs=1/task=RTE"
-    assert read(beside / "seed-2")["chosen"] == "train.lr=0.01"
-    log = (beside / "train.lr=0.01/seed-2/log.jsonl").read_text().splitlines()
-    assert json.loads(log[-1])["train_num_updates"] == 3
-    assert written(folder, *trials.values()) == before
 
 
 def test_additional_evaluation_measures_only_the_best_trial(place, second):

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import Log, locked
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.kinds import KINDS
 
 INNER = {"epoch": 1, "loss": "3.5", "ppl": "11.31", "wps": "2000", "ups": "1.95", "wpb": "1024"}
 
@@ -25,11 +27,12 @@ def shown(monkeypatch):
     """shown(folder, terminal): the output for three lines of fairseq's log."""
 
     def shown(folder, terminal):
+        job = SimpleNamespace(run="a/run", updates=1100, stop=None, kind=KINDS["language_modeling"])
         output = io.StringIO()
         options = {"file": output, "force_terminal": terminal, "width": 300, "color_system": None}
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(progress, "Console", lambda **_: Console(**options))
-        with progress.show_training("a/run", 1100, Log(folder), "valid_ppl") as record:
+        with progress.show_training(job, Log(folder)) as record:
             record(line("train_inner", **INNER, num_updates="100"))
             record(line("valid", epoch=1, valid_loss="3.4", valid_ppl="10.56", valid_num_updates="100"))
             record("something else\n")
@@ -55,20 +58,6 @@ def test_pipe_gets_a_line_per_minute_with_the_name_of_the_run(shown, tmp_path, m
     assert first == start and others == [last] and after == last
     assert last.startswith("a/run: training, 100 of 1,100 updates, loss 3.5, ppl 11.31, ")
     assert validation == "    100 updates: valid ppl 10.56"
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_evaluation_is_shown(terminal, tmp_path, monkeypatch):
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, width=300, color_system=None)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with progress.show_phase("a/run", "evaluating test"):
-        pass
-    if terminal:
-        assert "evaluating test" in output.getvalue()
-    else:
-        assert output.getvalue() == "a/run: evaluating test\n"
 
 
 def test_job_is_described_by_its_current_trial(tmp_path):

@@ -46,7 +46,7 @@ def place(tmp_path_factory):
 
 
 def test_table_of_a_new_kind(place):
-    module = ["-m", "fairseq_lrpe", "table", "lines", "--only", "shaw", "--gpus", "0"]
+    module = ["-m", "fairseq_lrpe", "table", "lines", "--methods", "shaw", "--cpu"]
     done = subprocess.run(
         [sys.executable, *module, "--plot", "lines.png"],
         cwd=place,

@@ -73,7 +73,7 @@ def saved(checkpoint):
 def test_killed_run_ends_like_an_uninterrupted_one(tmp_path):
     """The runner, then both processes are killed, and two checkpoints are truncated like interrupted copies.
 
-    The generated examples continue where they stopped. tests/experiments/kill_often.py kills at all moments.
+    The generated examples continue where they stopped.
     """
     changes = ["updates=40", "train.first=8", "train.copied=8", "train.tokens_per_sample=40"]
     changes += ["evaluate.flags.batch_size=64"]
