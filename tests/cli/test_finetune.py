@@ -4,7 +4,6 @@ import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
@@ -14,7 +13,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from scipy.stats import pearsonr
-from tiny import BIN, REPOSITORY, preprocess
+from tiny import REPOSITORY, preprocess
 
 from fairseq_lrpe.cli import finetune, train
 
@@ -208,29 +207,6 @@ def test_a_submission(place, done, tmp_path):
 
 
 SECOND = (CHECKPOINT, "RTE", "--experiment", "glue/mini", "--seeds", "2", "--cpu")
-
-
-def test_interrupted_fine_tuning_is_resumed(place, done):
-    process = subprocess.Popen(
-        [BIN / "python", "-m", "fairseq_lrpe", "finetune", *SECOND],
-        cwd=place,
-        env={**os.environ, "PYTHONPATH": str(place)},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    for line in process.stdout:
-        if "lr=0.01/" in line:  # the command of the second trial
-            break
-    process.send_signal(signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM
-    folder, first = data_folder(place, "RTE", 2), data_folder(place, "RTE", 2, 0.001)
-    assert not (folder / "evaluation.json").exists()
-    before = (first / "evaluation.json").stat().st_mtime_ns
-    again = run(place, "finetune", *SECOND)
-    assert again.returncode == 0, again.stderr
-    assert f"already finished: {first}\n" in again.stdout
-    assert (first / "evaluation.json").stat().st_mtime_ns == before
-    assert list(read(folder)["tried"]) == ["train.lr=0.001", "train.lr=0.01"]
 
 
 @pytest.fixture(scope="module")

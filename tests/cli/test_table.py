@@ -1,21 +1,18 @@
 """The command `lrpe table`: the runs of each table, the list of tables, and executing a table."""
 
 import json
-import subprocess
 import threading
 import time
 
 import pytest
-from omegaconf import OmegaConf
-from tiny import BIN, REPOSITORY, pretend_gpus, run_command, run_here
+from tiny import pretend_gpus, run_command, run_here
 
 from fairseq_lrpe.cli import table as table_command
 from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.table import SCALES, Table, tables
+from fairseq_lrpe.experiments.spec.table import SCALES, Table
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 
@@ -79,44 +76,6 @@ def run(*words):
     return run_command("python", "-m", "fairseq_lrpe", "table", *words)
 
 
-def listed(stdout):
-    """Returns {table: the other cells of its row}."""
-    rows = ([cell.strip() for cell in line.split("│")[1:-1]] for line in stdout.splitlines())
-    return {row[0]: row[1:] for row in rows if row and row[0]}
-
-
-def test_list_of_tables_counts_finished_runs_without_importing_torch(tmp_path):
-    assert set(tables()) == set(TABLES)
-    finished = (  # ablation_householder_unitary is another name of tmlr_type1
-        "lm/mini/linear_base/seed-1",
-        "lm/mini/linear_rope/updates=10/seed-1",
-        "lm/mini/linear_ablation_householder_unitary/seed-1",
-        "lm/mini/linear_nosuch/seed-1",
-        "lm/small/linear_base/seed-1",
-        "classification/imdb/softmax_shaw/train.shaw_k=2/seed-1",
-        "classification/imdb/softmax_shaw/train.shaw_k=99/seed-1",
-    )
-    for name in finished:
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "evaluation.json").write_text('{"evaluations": {}, "finished": "2020"}')
-    (tmp_path / "lm/mini/linear_rope/seed-2").mkdir(parents=True)
-    (tmp_path / "lm/mini/linear_rope/seed-2/evaluation.json").write_text('{"evaluations": {}}')
-    code = "import sys; from fairseq_lrpe.cli import table; table.main(sys.argv[1:]); "
-    code += "sys.exit({'torch', 'scipy', 'fairseq', 'matplotlib'} & sys.modules.keys() or 0)"
-    words = [BIN / "python", "-c", code, "--results", tmp_path]
-    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = listed(done.stdout)
-    assert {name for name, row in rows.items() if row[2] != "-"} == set(SMALL_RUNS)
-    assert {name for name, row in rows.items() if row[3] == "-"} == {
-        name for name, (_, mini) in TABLES.items() if mini is None
-    }
-    assert rows["tmlr_table2"][1:] == ["0", "1", "3"] and rows["tmlr_table5"][1:] == ["0", "0", "1"]
-    assert rows["lfhc_table5"][1:] == ["1", "-", "0"] and rows["lfhc_table1"][0].startswith(
-        "Text classification"
-    )
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_runs_and_their_order(name):
     full, mini = TABLES[name]
@@ -136,29 +95,6 @@ def test_runs_and_their_order(name):
         for part in (runs[: len(first)], runs[len(first) :]):
             assert [one.seed for one in part] == sorted(one.seed for one in part)
         assert all(canonical(one.method) == one.method for one in runs)
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_rows_and_columns_match_the_paper(name):
-    table = Table(name)
-    if table.settings.table is None:
-        # Without published numbers.
-        assert name in ("tmlr_figure2", "iclr_figure2", "quickstart", "extrapolation")
-        return
-    paper = OmegaConf.load(experiments.CONFIGS / "paper" / f"{table.settings.paper}.yaml")
-    published = paper.tables[table.settings.table]
-    rows = {(row.attention, row.row) for row in published.rows if row.method}
-    ours = {(cell.attention, cell.row) for cell in table.cells if cell.runs or cell.parts}
-    own = {(row.attention, row.row) for row in table.settings.rows}
-    assert ours - own == rows and not own & rows
-    assert set(published.columns) <= set(table.settings.columns)
-    # Every published value is measured, except in rows that are means of others.
-    for row in published.rows:
-        for column in row["values"] if row.method else ():
-            key = row.attention, row.row, column
-            [cell] = [c for c in table.cells if (c.attention, c.row, c.column) == key]
-            is_dash = row["values"][column] is None
-            assert bool(cell.runs or cell.parts) != is_dash, (name, row.row, column)
 
 
 def test_only_selects_methods():
