@@ -216,12 +216,10 @@ def test_commands_name_the_extra_where_only_torch_is_installed():
 def test_experiments_and_data_preparation_do_not_import_models():
     """Neither imports models or the other package; only inference and estimation load or build models.
 
-    The flags of fairseq-train include those of the models, which are registered for this purpose. The atlas
-    of encodings builds attention modules, inference computes the weights of trained ones, and the evaluation
-    of language models compares modules for several lengths.
+    The atlas of encodings builds attention modules, inference computes the weights of trained ones, and the
+    evaluation of language models compares modules for several lengths.
     """
     with_models = tuple(f"fairseq_lrpe/experiments/{part}/" for part in ("inference", "estimation"))
-    with_models += ("fairseq_lrpe/experiments/spec/training_flags.py",)
     with_attention = "reporting/atlas.py", "inference/attention.py", "kinds/language_modeling.py"
     for file, used in package_imports()["experiments"].items():
         allowed = {"models"} if file.startswith(with_models) else set()
@@ -231,7 +229,7 @@ def test_experiments_and_data_preparation_do_not_import_models():
         assert not used & {"models", "attention", "benchmarks", "cli", "experiments"}, file
 
 
-PARTS = ("spec", "execution", "estimation")
+PARTS = ("definition", "execution", "estimation")
 """Subpackages of experiments that import only those before them."""
 
 

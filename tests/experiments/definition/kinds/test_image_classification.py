@@ -9,8 +9,8 @@ from image_files import write_image_dataset
 from tiny import run_here
 
 from fairseq_lrpe.cli import classify, train
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.inference import classify as inference
-from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.utils.files import MAX_BYTES
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
