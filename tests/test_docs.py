@@ -98,8 +98,6 @@ BLOCKS = {
 RUN, RESULTS = ("bash scripts/train.sh lm/mini rope", "lrpe results ")
 PREPARE, FEW = "bash data_prep/prepare.sh ", "--rows 9 3 3 --workers 1"
 CUT = "--cut 9 3 --pieces 60 --workers 1"
-RUN_PATH = 'import runpy, sys; runpy.run_path(sys.argv.pop(1), run_name="__main__")'
-KILL = f"python -c '{RUN_PATH}' tests"
 LM, BEST = "results/lm/mini/linear_rope/seed-1", "checkpoints/checkpoint_best.pt"
 MISSING = Row("--from missing", refused="missing")
 
@@ -119,13 +117,13 @@ ROWS = {
     ".venv/bin/python -m ruff *": Row(),
     ".venv/bin/python -m mkdocs serve": Row("--help"),  # test_site.py builds the site
     "TRITON_INTERPRET=1 *": Row("--collect-only"),  # test_interpreter.py runs the cases
-    "python tests/experiments/kill_often.py *": Row("--help", {"python tests": KILL}),
-    "python tests/experiments/run_missing.py*": Row("--help", {"python tests": KILL}),
     ".venv/bin/jupyter *": Row("--help"),
     "lrpe prepare NAME": Row("--help", {"NAME": "text"}),
     "lrpe prepare text": Row("--out data/docs --workers 1"),
     "lrpe table": Row("--help"),
-    "lrpe table quickstart *": Row("--dry-run --only rope data=data/docs/bin", after=("lrpe prepare text",)),
+    "lrpe table quickstart *": Row(
+        "--dry-run --methods rope data=data/docs/bin", after=("lrpe prepare text",)
+    ),
     "lrpe train": Row("--help"),
     # fairseq's commands
     "fairseq-preprocess *": Row("--workers 1"),
@@ -262,20 +260,20 @@ ROWS = {
     ),
     # tables
     "bash scripts/table.sh": Row(),
-    "bash scripts/table.sh *": Row("--dry-run --only rope"),
+    "bash scripts/table.sh *": Row("--dry-run --methods rope"),
     "bash scripts/table.sh tmlr_table2 --launcher slurm *": Row(refused="wikitext103 is skipped"),
-    "bash scripts/table.sh tmlr_table1 --estimate": Row("--only rope"),
-    "bash scripts/table.sh tmlr_table2 --estimate *": Row("--only rope"),
+    "bash scripts/table.sh tmlr_table1 --estimate": Row("--methods rope"),
+    "bash scripts/table.sh tmlr_table2 --estimate *": Row("--methods rope"),
     "bash scripts/table.sh tmlr_table2 --scale mini --estimate *": Row(
-        "--only rope", after=(PREPARE + "wikitext_mini",)
+        "--methods rope", after=(PREPARE + "wikitext_mini",)
     ),
     "bash scripts/train.sh lm/wikitext103 tmlr_type1 --estimate *": Row(),
     "bash scripts/table.sh tmlr_table2 --status": Row("--dry-run", refused="--dry-run cannot be combined"),
     "bash scripts/table.sh tmlr_table2 --cancel": Row("--dry-run", refused="--dry-run cannot be combined"),
-    "bash scripts/table.sh lfhc_table*": Row("--dry-run --only gcdf"),
-    "bash scripts/table.sh lfhc_table5 *": Row("--dry-run --only lfhc"),
-    "bash scripts/table.sh lfhc_table7 *": Row("--dry-run --only lfhc"),
-    "bash scripts/table.sh tmlr_table2 --scale mini --only *": Row("--dry-run"),
+    "bash scripts/table.sh lfhc_table*": Row("--dry-run --methods gcdf"),
+    "bash scripts/table.sh lfhc_table5 *": Row("--dry-run --methods lfhc"),
+    "bash scripts/table.sh lfhc_table7 *": Row("--dry-run --methods lfhc"),
+    "bash scripts/table.sh tmlr_table2 --scale mini --methods *": Row("--dry-run"),
 }
 
 SIZES = {"layers": 1, "embed_dim": 16, "ffn_embed_dim": 16, "attention_heads": 2}

@@ -33,43 +33,29 @@ PROGRAMS = {
 }
 OVERRIDES = [
     ("updates=null", "updates: input should be a valid integer"),
-    ("updates=???", "updates must be a number, such as 400, not a string: ???"),
-    ("updates={{", "updates must be a number, such as 400, not a string: {"),
-    ("updates=[1", "updates must be a number, such as 400, not a string: [1"),
-    ("updates=!!python/object:os.system x", "updates must be a number, such as 400, not a string: !!python"),
+    ("updates=!!python/object:os.system x", "updates: input should be a valid integer"),
     ("updates=0", "updates: input should be greater than 0"),
     ("updates=1.5", "updates: input should be a valid integer"),
-    ("train=null", "train is a section: override one of its keys ("),
-    ("batch=null", "batch is a section: override one of its keys (total, per_gpu"),
     ("batch.total=null", "batch.total: input should be a valid integer"),
     ("batch.per_gpu=-8", "batch.per_gpu: input should be greater than 0"),
     ("batch.unit=x", "batch.unit: input should be 'sequences' or 'tokens'"),
     ("data=???", "Missing mandatory value: data"),
     ("data=${{x", "no viable alternative at input"),
-    ("kind=masked_lm", "kind cannot be changed: lm/mini is of kind language_modeling, use another"),
-    ("kind=null", "kind cannot be changed"),
-    ("grid.kind=[masked_lm]", "kind cannot be changed"),
-    ("choose.kind=[masked_lm]", "kind cannot be changed"),
-    ("evaluate.checkpoint=checkpoint_bst.pt", "the training writes checkpoint_best.pt, checkpoint_last.pt"),
-    ("by_method=null", "by_method is a section: override one of its keys"),
+    ("kind=masked_lm", "lm/mini is of kind language_modeling: use another experiment"),
+    ("choose.kind=[masked_lm]", "lm/mini is of kind language_modeling"),
     ("evaluations.x={{", "evaluations.x: input should be a valid dictionary"),
     ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
     ("starts_from=nosuch", "nosuch does not exist"),
     ("starts_from=lm/quickstart", "which is not trained: `lrpe train lm/quickstart rope --attention linear"),
-    ("train.save_dir=x", "train: train.save_dir: cannot be set, because --results determines it"),
-    ("grid.train.seed=[1]", "train.seed: cannot be set, because --seed or seeds="),
-    ("train.patienc=3", "lm/mini has no key 'train.patienc' (did you mean 'train.patience'?)"),
-    ("train.label_smoothing=0.1", "such as train.criterion=label_smoothed_cross_entropy"),
-    ("-- --save-dir x", "--save-dir: cannot be set, because --results determines it"),
-    ("train.decoder_attention_heads=0", "train: the embed dim 128 is not divisible by 0 attention heads"),
-    ("train.activation_fn=x", "train: train.activation_fn=x: fairseq-train rejects it"),
-    ("choose.train.decoder_attention_heads=[3]", "the embed dim 128 is not divisible by 3 attention heads"),
+    ("train.save_dir=x", "train: train.save_dir cannot be set"),
+    ("grid.train.seed=[1]", "train.seed cannot be set"),
+    ("-- --save-dir x", "--save-dir cannot be set"),
 ]
 TRAIN = "lm/mini rope --cpu --results {results} data={data}"
 # What comes before and after a path that even root cannot write to.
 OUTPUTS = [
     ("train", "lm/mini rope --cpu data={data} --results=", "", "cannot be read or written ("),
-    ("table", "quickstart --gpus 0 data={data} --results=", "", "is not a writable folder ("),
+    ("table", "quickstart --cpu data={data} --results=", "", "is not a writable folder ("),
     ("table", "quickstart --results {results} --plot=", "/x.png", "is not a writable folder ("),
     ("results", "{data} --experiment lm/mini --plot=", "/x.png", "is not a writable folder ("),
     ("glue-submission", "{fine_tuned} --out=", "/x.zip", "is not a writable folder ("),
@@ -90,48 +76,6 @@ CALLS = [
         "lm/mini rope --cpu --results {results} data={data} starts_from=nosuch",
         "nosuch does not exist",
     ),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} train.decoder_attention_heads=0",
-        "train: the embed dim 128 is not divisible by 0 attention heads",
-    ),
-    (
-        "train",
-        "lm/mini rope --cpu --results {results} data={data} train.activation_fn=x",
-        "train: train.activation_fn=x: fairseq-train rejects it",
-    ),
-    *(
-        (
-            "train",
-            f"lm/mini {method} --attention softmax --cpu --results {{results}} data={{data}} {change}",
-            part,
-        )
-        for method, change, part in (
-            (
-                "shaw",
-                "train.shaw_k_after=-2",
-                "train: shaw needs a k_after of at least 0, or -1 for k, not -2",
-            ),
-            ("nezha", "train.nezha_k=0", "train: nezha needs a clipping distance k of at least 1, not 0"),
-            ("huang_1", "train.huang_method=5", "a method from 1 to 4, not k 16 and method 5"),
-            (
-                "huang_4",
-                "train.huang_k=0",
-                "huang needs a clipping distance k of at least 1 and a method from",
-            ),
-            ("kerple", "train.kerple_power=x", "kerple_power"),
-        )
-    ),
-    (
-        "train",
-        "lm/mini conv_spe --cpu --results {results} data={data} train.conv_spe_kernel_size=0",
-        "train: conv_spe needs a kernel size of at least 1, not 0",
-    ),
-    (
-        "train",
-        "lm/mini liere --cpu --results {results} data={data} train.liere_block_size=5",
-        "train: liere needs a block size of at least 2 that divides head_dim 32, not 5",
-    ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
     ("results", "{results} --table ../lm/mini", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
@@ -139,7 +83,7 @@ CALLS = [
     ("table", "quickstart --results {results} --plot README.md/x.png", "README.md is not a writable folder"),
     ("results", "{data} --experiment lm/mini --plot x.doc", "must be a file that ends in .png, .pdf or .svg"),
     ("results", "{data} --experiment lm/mini --plot lr=1.doc", "must be a file that ends in .png, .pdf or"),
-    ("table", "quickstart --results {results} --only data=x", "the table has no method 'data=x'"),
+    ("table", "quickstart --results {results} --methods data=x", "the table has no method 'data=x'"),
     (
         "train",
         "lm/mini rope --results {results} --see train.lr=1",
@@ -234,11 +178,7 @@ def test_usage_names_the_command(name):
     assert run_here(lrpe, name, "--help").stdout.startswith(f"usage: lrpe {name} ")
 
 
-DAMAGED = ["[]", "null", "5", "x", ""]
-DAMAGED += ['{"kind": "language_modeling"}', '{"kind": "language_modeling", "config": 3}']
-
-
-@pytest.mark.parametrize("content", DAMAGED)
+@pytest.mark.parametrize("content", ["[]", "null", "5", "x", ""])
 def test_damaged_run_json(content, places, tmp_path):
     folder = tmp_path / "lm/mini/linear_rope/seed-1"
     folder.mkdir(parents=True)
