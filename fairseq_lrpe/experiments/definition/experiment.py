@@ -104,7 +104,6 @@ class Experiment:
         paths: the YAML file and the files that it extends with ``defaults``.
         shared: overrides that also apply to the experiments from which runs start, if these have the key.
         changes: the other overrides as {key: value}, which are part of the identity of each run.
-        free: the overrides of ``FREE`` settings, "KEY=VALUE".
     """
 
     name: str
@@ -113,7 +112,6 @@ class Experiment:
     paths: list[Path]
     shared: list[str]
     changes: dict[str, str] = field(default_factory=dict)
-    free: list[str] = field(default_factory=list)
     _others: dict[str, "Experiment"] = field(default_factory=dict)
 
     @classmethod
@@ -188,7 +186,6 @@ class Experiment:
         section, name = self._locate(key)
         value = as_value(new)
         if is_free(key):
-            self.free.append(text)
             section[name] = {} if key == "choose" and value is None else value
         elif self._differs(key, value):
             self.changes[key] = as_text(value)

@@ -10,7 +10,7 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides, read_yaml
 from fairseq_lrpe.experiments.definition.kinds import Kind
-from fairseq_lrpe.experiments.definition.run import Run, as_text
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.schema import InvalidKey, Model, error_at, validate
 from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
 from fairseq_lrpe.utils.errors import UserError
@@ -256,17 +256,11 @@ class TableSpec:
             raise self._error("table", f"the paper has no {self.settings.table!r}{known}")
         return paper.source, paper.tables.get(self.settings.table, PaperTable())
 
-    def outline(self, scale: str) -> list[tuple[tuple[str, str, str], dict[str, str]]]:
-        """Returns ((experiment, attention, method), changes) of each cell that has runs at a scale."""
-        cells = []
-        for name, column in self.settings.columns.items():
-            experiment = column.experiment_at(scale)
-            for row in self.rows if experiment else ():
-                if row.has_runs(name, column):
-                    changes = {**column.changes, **row.changes}
-                    texts = {key: as_text(value) for key, value in changes.items()}
-                    cells.append(((experiment, row.attention, canonical(row.method)), texts))
-        return cells
+    @property
+    def scales(self) -> list[str]:
+        """The scales at which the table has runs."""
+        columns = self.settings.columns.values()
+        return [scale for scale in SCALES if any(column.experiment_at(scale) for column in columns)]
 
 
 class Table(TableSpec):
@@ -283,9 +277,8 @@ class Table(TableSpec):
         self.scale, self.overrides = scale, list(overrides)
         columns = self.settings.columns
         self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
-        if all(about.parts for about in self.columns.values()):
-            used = [other for other in SCALES if any(x.experiment_at(other) for x in columns.values())]
-            known = " or ".join(f"--scale {other}" for other in used)
+        if scale not in self.scales:
+            known = " or ".join(f"--scale {other}" for other in self.scales)
             message = f"missing: the table has no experiment at --scale {scale}; use {known}"
             raise self._error(EXPERIMENTS[scale], message)
         names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
