@@ -272,19 +272,12 @@ def test_invalid_arguments(place, done, tmp_path):
     given = ("--experiment", "glue/mini", "--cpu", "--results", tmp_path / "r", f"data={place}/data/glue")
     assert "unknown GLUE task 'RTA': choose from CoLA, SST-2" in error_of(checkpoint, "RTA", *given)
     assert "nothing.pt does not exist" in error_of(tmp_path / "nothing.pt", "RTE", *given)
-    empty = error_of(checkpoint, "RTE", *given, "choose.train.lr=[]")
-    assert "choose.train.lr: list should have at least 1 item" in empty
     lacking = error_of(checkpoint, "RTE", "CoLA", *given)
     assert "data/glue lacks CoLA/bin/rows.json, CoLA/bin/input0/dict.txt" in lacking
-    assert "`bash data_prep/prepare.sh` lists the corpora" in lacking
-    lacking = error_of(checkpoint, "CoLA", *given, "--dry-run")
-    assert "`bash data_prep/prepare.sh glue CoLA` prepares" in lacking
     none = error_of(checkpoint, "RTE", *given, "evaluations.valid=null")
     assert "glue/mini/linear_rope/task=RTE/seed-1 needs an evaluation to compare" in none
     other = error_of(checkpoint, "RTE", "--experiment", "roberta/mini")
     assert "roberta/mini does not fine-tune on GLUE" in other
-    (tmp_path / "broken.pt").write_bytes(b"no checkpoint")
-    assert "is not a readable checkpoint of fairseq" in error_of(tmp_path / "broken.pt", "RTE", *given)
 
     state = torch.load(checkpoint, weights_only=True)
     weights = state["model"]
@@ -292,9 +285,6 @@ def test_invalid_arguments(place, done, tmp_path):
     weights[name] = weights[name][:-1]
     torch.save(state, tmp_path / "other.pt")
     assert "has another vocabulary" in error_of(tmp_path / "other.pt", "RTE", *given)
-    state["cfg"]["model"]["_name"] = "linear_lm_base"
-    torch.save(state, tmp_path / "lm.pt")
-    assert "has the architecture linear_lm_base" in error_of(tmp_path / "lm.pt", "RTE", *given)
     state["cfg"]["model"] = Namespace(arch="roberta")  # as in checkpoints of the method fairseq
     torch.save(state, tmp_path / "fairseqs.pt")
     assert "has the architecture roberta: expected" in error_of(tmp_path / "fairseqs.pt", "RTE", *given)

@@ -1,7 +1,6 @@
 """The command `lrpe train`: run folders, resuming, evaluation, choices, invalid settings."""
 
 import fcntl
-import itertools
 import json
 import shutil
 import signal
@@ -10,11 +9,10 @@ import subprocess
 
 import pytest
 import torch
-from tiny import BIN, REPOSITORY, pretend_gpus, run_here
+from tiny import BIN, REPOSITORY, run_here
 
 from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.execution import progress, run_directory, runner
-from fairseq_lrpe.experiments.execution.launch import choose_launch
+from fairseq_lrpe.experiments.execution import run_directory, runner
 from fairseq_lrpe.experiments.reporting.records import read_run
 from fairseq_lrpe.utils.subprocesses import CommandFailed
 
@@ -92,11 +90,7 @@ def continued(small, tmp_path_factory):
 def test_interrupted_run_is_resumed_and_finished_run_is_not_repeated(continued):
     words, folder, output = continued
     assert output.startswith(f"resuming: {folder}\n") and output.endswith(f"finished: {folder}\n")
-    assert ": starting fairseq-train, " in output and ": evaluating test\n" in output
-    phases = filter(None, map(progress.phase_of, (folder / "train.log").read_text().splitlines()))
-    *phases, last = [phase for phase, _ in itertools.groupby(phases)]
-    assert phases[0] == "starting fairseq-train" and last == "ending fairseq-train"
-    assert "training validating training saving" in " ".join(phases)
+    assert " of 300 updates, " in output and ": evaluating test\n" in output
     log = entries(folder)
     assert [e["num_updates"] for e in log if e["kind"] == "train_inner"] == list(range(10, 301, 10))
     assert [e["valid_num_updates"] for e in log if e["kind"] == "valid"] == [100, 200, 300]
@@ -168,15 +162,6 @@ def test_additional_evaluation_does_not_train(continued):
     assert found["far"]["perplexity"] != found["test"]["perplexity"]
     assert (folder / "checkpoints/checkpoint_last.pt").stat().st_mtime_ns == before
     assert run(words).stdout == f"already finished: {folder}\n"  # the additional one stays recorded
-
-
-def test_patience_ends_a_run_early(small, tmp_path):
-    words = [*small, VALID, "--results", tmp_path, "train.lr=1e-9", "train.validate_interval_updates=5"]
-    done = run([*words, "train.patience=1"])
-    assert done.returncode == 0, done.stderr
-    [folder] = tmp_path.rglob("seed-1")
-    assert "train.patience=1" in folder.parts and entries(folder)[-1]["train_num_updates"] == 10
-    assert run([*words, "train.patience=1"]).stdout == f"already finished: {folder}\n"
 
 
 def test_training_starts_from_a_checkpoint(continued, small, tmp_path):
@@ -301,22 +286,6 @@ def test_dry_run_only_prints(tmp_path, capsys):
     assert "--fp16" in printed and "--distributed-world-size 8" in printed and "--cpu" not in printed
     assert "--adam-betas '(0.9, 0.98)'" in printed
     assert not (tmp_path / "results").exists()
-
-
-def test_unsupported_gpu_settings_are_rejected(monkeypatch, tmp_path):
-    def launch(*words):
-        return choose_launch(train.parse(train.make_parser(), ["lm/mini", "base", *words])[0])
-
-    pretend_gpus(monkeypatch, {"Tesla V100": (7, 0)}, built_for=["sm_70"])
-    assert launch().precision == "fp16"
-    with pytest.raises(ValueError, match=r"Tesla V100 .* 7\.0, but bf16 needs 8\.0: use fp16$"):
-        launch("--precision", "bf16")
-    with pytest.raises(ValueError, match="--gpus 2: the number of GPUs of this machine is 1"):
-        launch("--gpus", "2")
-    pretend_gpus(monkeypatch, {"Tesla V100": (7, 0)}, built_for=["sm_75", "sm_90"])
-    with pytest.raises(SystemExit, match=r"^train: torch .* has no code for Tesla V100 .*--torch cu126"):
-        train.main(["lm/mini", "base", "--results", str(tmp_path / "results")])
-    assert not (tmp_path / "results").exists() and launch("--cpu").cpu and launch("--dry-run")
 
 
 def write_checkpoint(path, updates):

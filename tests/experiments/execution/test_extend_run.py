@@ -147,11 +147,6 @@ def test_schedules_of_fairseq_have_these_keys():
     assert hasattr(known["cosine"](), "lr_period_updates")
 
 
-def test_different_flags_start_from_scratch_with_a_message(start):
-    message = f"not extending a shorter run: {start.short} contains a run with other settings (flags was []"
-    assert start("--decoder-layerdrop", "0.1").startswith(message)
-
-
 def test_incomplete_shorter_run(start):
     last = start.short / "checkpoints/checkpoint_last.pt"
     whole = last.read_bytes()

@@ -136,26 +136,6 @@ def test_run_is_saved_and_requeued_before_its_time_limit(environment, data_bin, 
     assert measured(tmp_path / "slurm") == measured(tmp_path / "local")
 
 
-def test_two_nodes_train_one_model(environment, data_bin, tmp_path):
-    words = [
-        "lm/mini",
-        "rope",
-        "--cpu",
-        "--gpus",
-        1,
-        *SMALL,
-        "batch.per_gpu=2",
-        "updates=8",
-        f"data={data_bin}",
-    ]
-    call(train.main, *words, "--nodes", 2, "--launcher", "slurm", "--wait", "--results", tmp_path)
-    logs = sorted(tmp_path.rglob("train*.log"))  # one of each node
-    assert len(logs) == 2 and logs[1].name == "train.log"
-    # Either node can have rank 0, which prints the settings.
-    assert sum("'distributed_world_size': 2" in log.read_text() for log in logs) == 1
-    assert len(measured(tmp_path)) == 1
-
-
 def test_failed_run_is_reported_with_the_last_line_of_its_log(environment, data_bin, tmp_path):
     words = ["lm/mini", "rope", "--cpu", *SMALL, "updates=4", f"data={data_bin}", "--results", tmp_path]
     done = run_here(train.main, *words, "--launcher", "slurm", "--wait", "--", "--lr-scheduler", "x")

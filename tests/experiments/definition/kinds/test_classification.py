@@ -1,15 +1,12 @@
 """Classification: evaluation of a trained model, and choosing among options of an encoding."""
 
 import json
-import zipfile
 
 import pytest
-from labelled_data import WORDS, random_texts, write_gray_image_dataset
+from labelled_data import write_gray_image_dataset
 
-from data_prep.labelled import write_dictionary, write_split
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.definition.experiment import Experiment
-from fairseq_lrpe.experiments.inference import glue_submission
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "batch.total=8", "batch.per_gpu=8", "train.warmup_updates=1"]
@@ -35,39 +32,6 @@ def test_metrics_are_those_of_the_predictions(tmp_path, capsys):
     assert text in capsys.readouterr().out
     speed = json.loads(path.read_text())["evaluations"]["training"]
     assert speed.keys() == {"rows_per_second"}
-
-
-def test_submission_to_glue(tmp_path, capsys):
-    """The test set has no labels, and the seed with the best accuracy predicts it."""
-    folder = tmp_path / "glue_words/SST-2/bin"
-    folder.mkdir(parents=True)
-    splits = {"train": list(random_texts(24)), "valid": list(random_texts(24, seed=1))}
-    splits["test"] = [(text, -1) for text, _ in random_texts(5, seed=2)]
-    rows = {split: write_split(folder, split, texts, len(WORDS)) for split, texts in splits.items()}
-    write_dictionary(folder, WORDS, ["0", "1"], rows)
-    changes = ["updates=3", "train.total_num_update=3", "train.encoder_input_dim=16"]
-    for seed in "12":
-        run(tmp_path, folder, "classification/sst2_mini", "softmax", "xl", *changes, "--seed", seed)
-    scores = {}
-    for path in tmp_path.rglob("evaluation.json"):
-        scores[path.parent.name] = json.loads(path.read_text())["evaluations"]["valid"]["accuracy"]
-    runs = path.parents[1]
-    capsys.readouterr()
-    glue_submission.main([str(runs), "--cpu"])
-    text = capsys.readouterr().out
-    assert f"SST-2: accuracy {max(scores.values()):.2f} on the development set" in text
-    assert "GLUE's server also requires: CoLA.tsv" in text and len(scores) == 2
-    with zipfile.ZipFile(runs / "submission.zip") as archive:
-        assert archive.namelist() == ["SST-2.tsv"]
-        head, *lines = archive.read("SST-2.tsv").decode().splitlines()
-    assert head == "index\tprediction" and [line.split("\t")[0] for line in lines] == list("01234")
-    assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
-
-    data = folder.rename(tmp_path / "bin")  # not the folder of a task
-    run(tmp_path / "other", data, "classification/sst2_mini", "softmax", "xl", *changes)
-    [path] = (tmp_path / "other").rglob("evaluation.json")
-    with pytest.raises(SystemExit, match="has no finished runs of GLUE: use a method's folder"):
-        glue_submission.main([str(path.parents[1]), "--cpu"])
 
 
 def test_settings_match_the_papers():

@@ -69,12 +69,6 @@ def test_only_mnli_has_a_second_evaluation():
         assert ("input0/valid1.bin" in files) == (name == "MNLI") and "input0/test.bin" not in files
 
 
-def test_evaluations_can_be_omitted_and_added():
-    found = of_tasks("evaluations.mismatched=null", "evaluations.seen={split: train}")
-    names = {name: list(glue.KIND.evaluations(cfg)) for name, cfg in found.items()}
-    assert names["MNLI"] == names["RTE"] == ["valid", "seen"]
-
-
 def test_updates_depend_on_the_size_of_the_task(tmp_path):
     [cfg] = of_tasks(f"data={tmp_path}", "task=RTE", "batch.total=32").values()
     with pytest.raises(ValueError) as error:

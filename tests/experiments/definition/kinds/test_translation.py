@@ -1,7 +1,6 @@
 """Translation: parsing fairseq's output, BLEU, and tiny trained models."""
 
 import itertools
-import shutil
 
 import pytest
 import sacrebleu
@@ -34,25 +33,6 @@ def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
     log.write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(ValueError, match="lacks 1 of them and contains 0 others"):
         translation.bleu(log, corpus / "bin", "test", "de")
-
-
-def test_bleu_pairs_the_lines_of_the_files(corpus, tmp_path):
-    """Characters that ``str.splitlines`` takes for line ends are spaces inside of references."""
-    data = shutil.copytree(corpus, tmp_path / "corpus")
-    path = data / "text/test.de"
-    references = path.read_text().splitlines()
-    separated = [
-        line.replace(" ", mark, 1)
-        for line, mark in zip(references, "\u2028\u2029\x85\x0b\x0c\x1e\r" * 3, strict=False)
-    ]
-    log, codec = tmp_path / "log", text_codec.load(data / "bin")
-    log.write_text(
-        "".join(f"T-{i}\tx\nH-{i}\t-1\t{codec.encode('de', x)}\n" for i, x in enumerate(references))
-    )
-    before = translation.bleu(log, data / "bin", "test", "de")
-    path.write_text("\ufeff" + "".join(f"{line}\r\n" for line in separated), newline="")
-    found = translation.bleu(log, data / "bin", "test", "de")
-    assert found["sentences"] == len(references) and found["sacrebleu"] == before["sacrebleu"] > 50
 
 
 def test_training_and_evaluation(translating):
