@@ -31,21 +31,12 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def is_requested(args: Namespace) -> bool:
-    """Whether the arguments request SLURM or the status of runs; UserError if they contradict each other."""
-    requested = args.launcher == "slurm" or args.status or args.cancel
-    if (args.slurm or args.wait) and not requested:
-        raise UserError("--slurm and --wait need --launcher slurm")
-    if args.dry_run and requested:
-        raise UserError("--dry-run cannot be combined with the options of a cluster")
-    return requested
+    """Whether the arguments request jobs of SLURM, or the status of runs."""
+    return not args.dry_run and (args.launcher == "slurm" or args.status or args.cancel)
 
 
 def main(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
-    """Submits the runs, or shows or cancels their jobs; returns one message per failed run with --wait.
-
-    Args:
-        jobs: the runs, each after those it needs.
-    """
+    """Submits the runs, or shows or cancels their jobs; returns one message per failed run with --wait."""
     from fairseq_lrpe.experiments.execution import slurm  # imports submitit, which takes long
 
     if args.status:
@@ -54,8 +45,7 @@ def main(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
     if shutil.which("sbatch") is None:
         raise UserError("sbatch was not found: run this command on a login node of a SLURM cluster")
     if args.cancel:
-        numbers = [number for number, _ in slurm.queue(jobs).values()]
-        if numbers:
+        if numbers := [number for number, _ in slurm.queue(jobs).values()]:
             slurm.slurm_command("scancel", *numbers)
         print(f"{len(numbers)} jobs cancelled")
         return []

@@ -96,16 +96,8 @@ def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
 def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) -> tuple[list[Run], int]:
     """Submits the runs that are neither finished nor in the queue, each after those it needs.
 
-    Args:
-        jobs: the runs, each after those it needs.
-        args: the flags of the machine; ``jobs`` is the number of jobs that may be in the queue at a time.
-        failed: runs that are not submitted, and neither are the runs that need them.
-
-    Returns:
-        The submitted runs, and how many wait because of ``args.jobs`` or for a run on this machine.
-
-    Raises:
-        UserError: if SLURM rejects a job.
+    ``args.jobs`` limits the number of jobs in the queue. Runs in ``failed`` and those that need them are not
+    submitted. Returns the submitted runs, and how many wait for others; UserError if SLURM rejects one.
     """
     submitted, waiting, failed = [], 0, set(failed)
     options = sbatch_options(args.slurm, None if args.cpu else args.gpus)
