@@ -147,7 +147,7 @@ def slurm_command(*command: str) -> str:
             break
         time.sleep(POLL_SECONDS)
     if done.returncode:
-        raise UserError(f"{command[0]} failed: {done.stderr.strip()}")
+        raise UserError(f"{command[0]} failed: {done.stderr.strip().splitlines()[-1]}")
     return done.stdout
 
 
