@@ -281,6 +281,12 @@ class Table(TableSpec):
             known = " or ".join(f"--scale {other}" for other in self.scales)
             message = f"missing: the table has no experiment at --scale {scale}; use {known}"
             raise self._error(EXPERIMENTS[scale], message)
+        known = experiments.experiments()
+        for column, about in self.columns.items():
+            one = about.experiment_at(scale)
+            if not about.parts and one not in known:
+                message = f"unknown experiment {one!r}{choices(one, known, experiments.LISTING)}"
+                raise self._error(f"columns.{column}.{EXPERIMENTS[scale]}", message)
         names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
         own = {one: applicable_overrides(one, overrides) for one in names}
         # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.
@@ -297,14 +303,12 @@ class Table(TableSpec):
         """Raises UserError if the experiment does not measure what the column shows."""
         known = [*experiment.cfg.evaluations, "training"]
         if column.evaluation not in known:
-            close = choices(column.evaluation, known)
-            raise self._error(
-                f"columns.{name}.evaluation", f"{experiment.name} has no such evaluation{close}"
-            )
+            message = f"unknown evaluation {column.evaluation!r}{choices(column.evaluation, known)}"
+            raise self._error(f"columns.{name}.evaluation", message)
         metrics = ["tokens_per_second"] if column.evaluation == "training" else list(experiment.kind.metrics)
-        if column.metric is not None and column.metric not in metrics:
-            close = choices(column.metric, metrics)
-            raise self._error(f"columns.{name}.metric", f"{experiment.name} has no such metric{close}")
+        if column.metric not in (None, *metrics):
+            message = f"unknown metric {column.metric!r}{choices(column.metric, metrics)}"
+            raise self._error(f"columns.{name}.metric", message)
         try:
             experiment.check_changes(column.changes)
         except ValueError as error:
