@@ -18,6 +18,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
@@ -103,6 +104,8 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
     options = sbatch_options(args.slurm, None if args.cpu else args.gpus)
     with locked(args.results, LOCK_TIMEOUT):
         queued = {run: number for run, (number, _) in queue(jobs).items()}
+        for run, number in queued.items():
+            complete_submission(jobs[run].folder / FOLDER, number)
         for run, job in jobs.items():
             if run in queued or run in failed or job.state in ("finished", "in use"):
                 continue
@@ -117,6 +120,14 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
                 queued[run] = submit_job(job, args, options, after)
                 submitted.append(run)
     return submitted, waiting
+
+
+def complete_submission(folder: Path, number: str) -> None:
+    """Renames submitit's file of a queued job if the command that submitted it was killed before doing so."""
+    if not (folder / f"{number}_submitted.pkl").exists():
+        for path in folder.glob("*.pkl"):
+            if "_" not in path.name:  # the name is then not that of an earlier job
+                path.rename(folder / f"{number}_submitted.pkl")
 
 
 def submit_job(job: Job, args: Namespace, options: dict[str, object], after: list[str]) -> str:
