@@ -383,13 +383,11 @@ def run_settings(job: Job) -> dict:
         with job.starts_from.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         initial = {"path": str(display_path(job.starts_from)), "sha256": sha256}
-        if job.experiment.starts_from(job.run) != job.experiment.without_overrides.starts_from(job.run):
+        start = job.experiment.starts_from(job.run)
+        if isinstance(start, Run) and start != job.experiment.without_overrides.starts_from(job.run):
             config["starts_from"] = initial["path"]  # so that the run is not recorded as one of the table
-    names, share = (
-        dict(zip(visible_gpus(), gpus_here(), strict=True)),
-        job.environment.get("CUDA_VISIBLE_DEVICES"),
-    )
-    share = share.split(",") if share else list(names)
+    names = dict(zip(visible_gpus(), gpus_here(), strict=True))
+    share = job.environment.get("CUDA_VISIBLE_DEVICES", ",".join(names)).split(",")
     return {
         **asdict(job.run),
         "kind": job.cfg.kind,
