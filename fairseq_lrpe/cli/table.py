@@ -92,7 +92,8 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
             print(f"table: {message}", file=sys.stderr)
         with resumable():
             errors += scheduler.Scheduler(ready, count, 0 if launch.cpu else launch.gpus).execute()
-        show(table, args, errors)
+        if any(job.state == "finished" for job in jobs.values()):
+            show(table, args, errors)
     return errors
 
 

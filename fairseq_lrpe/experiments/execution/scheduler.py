@@ -108,7 +108,7 @@ class Scheduler:
         ] = {}  # {run: the failed run because of which it failed or was not started}
         self.stop = threading.Event()
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self.display = Progress(*columns, console=Console(highlight=False, soft_wrap=True))
+        self.display = Progress(*columns, console=Console(highlight=False, markup=False, soft_wrap=True))
         self.bar = self.display.add_task("", total=len(jobs), completed=len(jobs) - len(runs))
 
     def execute(self) -> list[str]:
@@ -171,10 +171,12 @@ class Scheduler:
 
     def finish(self, run: Run, error: str | None = None, cause: Run | None = None) -> None:
         """Marks a run as done; with an error, the runs that need it are not started because of ``cause``."""
-        if error is not None:
+        if error is None:
+            self.display.console.print(f"finished {run}")
+        else:
             self.errors.append(f"{run}: {error}")
             self.failed[run] = cause
-        self.display.console.print(f"{'finished' if error is None else 'FAILED  '} {run}")
+            self.display.console.print(f"FAILED   {run}: {error.splitlines()[-1]}")
         self.order.done(run)
         self.display.advance(self.bar)
         self.display.update(self.bar, description=", ".join(str(one) for one, _ in self.running.values()))
