@@ -6,7 +6,6 @@ KEY=VALUE overrides a setting of the experiment. For example:
   lrpe finetune checkpoint_best.pt RTE MRPC choose.train.lr=[1e-4]
 """
 
-import sys
 from argparse import ArgumentParser
 
 from fairseq_lrpe.cli.train import execute_jobs, parse
@@ -20,7 +19,7 @@ from fairseq_lrpe.utils.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args, overrides = parse(make_parser(), sys.argv[1:] if arguments is None else arguments)
+    args, overrides = parse(make_parser(), arguments)
     with exit_on_error("finetune"):
         for task in args.tasks:
             get_task(task)

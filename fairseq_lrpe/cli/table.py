@@ -33,7 +33,7 @@ from fairseq_lrpe.utils.files import output_folder
 
 
 def main(arguments: list[str] | None = None) -> None:
-    args, overrides = train.parse(make_parser(), sys.argv[1:] if arguments is None else arguments)
+    args, overrides = train.parse(make_parser(), arguments)
     errors = []
     with exit_on_error("table"):
         if args.table is None:

@@ -61,10 +61,10 @@ def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
             runner.execute_run(job)
 
 
-def parse(parser: ArgumentParser, arguments: list[str]) -> tuple[Namespace, list[str]]:
+def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
     """Returns the parsed arguments and the list of KEY=VALUE; a word after an option is its value."""
     words, overrides, is_value = [], [], False
-    for text in arguments:
+    for text in sys.argv[1:] if arguments is None else arguments:
         is_override = OVERRIDE.match(text) and not is_value
         (overrides if is_override else words).append(text)
         is_value = takes_value(parser, text)
