@@ -87,9 +87,9 @@ BLOCKS = {
     "def shard(model)": "attention/test_own_models.py",
     "roberta.fill_mask(": "models/test_roberta.py",
     "model.stream(": "experiments/inference/test_trained.py",
-    "class Lines(Kind)": "experiments/definition/kinds/test_new_kind.py",
-    "kind: lines": "experiments/definition/kinds/test_new_kind.py",
-    "experiment: lines/own": "experiments/definition/kinds/test_new_kind.py",
+    "class Lines(Kind)": "experiments/spec/kinds/test_new_kind.py",
+    "kind: lines": "experiments/spec/kinds/test_new_kind.py",
+    "experiment: lines/own": "experiments/spec/kinds/test_new_kind.py",
     "defaults: lm/mini": "test_docs.py",
     "class Words(Corpus)": "test_docs.py",
     '"words": Row(': "test_docs.py",
@@ -315,7 +315,7 @@ def write_clone(folder):
         path = folder / f"configs/{name}.yaml"
         changed = {"updates": 2, **small, "train": {**small["train"], **OFTEN, "warmup_updates": 1}}
         OmegaConf.save(OmegaConf.merge(OmegaConf.load(path), changed), path)
-    kinds = folder / "fairseq_lrpe/experiments/definition/kinds"
+    kinds = folder / "fairseq_lrpe/experiments/spec/kinds"
     (kinds / "lines.py").write_text(block("python", "class Lines(Kind)"))
     (folder / "configs/lines").mkdir()
     (folder / "configs/lines/own.yaml").write_text(block("yaml", "kind: lines"))

@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from fairseq_lrpe.benchmarks import machine
 from fairseq_lrpe.benchmarks.gpu_report import Deadline, Part
-from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.estimation.costs import estimate_training
 from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.run import Run
+from fairseq_lrpe.experiments.spec.table import Table
 
 SEED = "seeds=[1]"
 CPU_OVERRIDES, CPU_RUNS = ["updates=20"], 2

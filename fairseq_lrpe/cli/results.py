@@ -20,7 +20,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fairseq_lrpe.cli.train import parse
-from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table
+from fairseq_lrpe.experiments.spec.table import SCALE_HELP, SCALES, Table
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
 

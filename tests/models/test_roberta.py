@@ -22,7 +22,7 @@ from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, Fairs
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.config import TOKEN_POSITIONS
 from fairseq_lrpe.encodings import ENCODINGS
-from fairseq_lrpe.experiments.definition.kinds.glue import pretrained as pretrained_model
+from fairseq_lrpe.experiments.spec.kinds.glue import pretrained as pretrained_model
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.models import RobertaModel
 from fairseq_lrpe.positions import POSITIONS, build_position

@@ -19,11 +19,11 @@ from omegaconf import OmegaConf
 from torch import nn
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
-from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.estimation.corpora import Corpus
 from fairseq_lrpe.experiments.estimation.meta import building
 from fairseq_lrpe.experiments.execution.launch import train_command, update_freq
 from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
 from fairseq_lrpe.utils.files import PLUGIN

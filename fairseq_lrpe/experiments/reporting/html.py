@@ -19,9 +19,6 @@ from plotly.offline import get_plotlyjs
 from rich.console import Console
 from rich.progress import track
 
-from fairseq_lrpe.experiments.definition import experiment as experiments
-from fairseq_lrpe.experiments.definition.run import run_folders
-from fairseq_lrpe.experiments.definition.table import SCALES, Table, tables
 from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
 from fairseq_lrpe.experiments.reporting.measurements import measurements
@@ -35,6 +32,9 @@ from fairseq_lrpe.experiments.reporting.tables import (
     measured_name,
     table_sections,
 )
+from fairseq_lrpe.experiments.spec import experiment as experiments
+from fairseq_lrpe.experiments.spec.run import run_folders
+from fairseq_lrpe.experiments.spec.table import SCALES, Table, tables
 from fairseq_lrpe.utils.files import display_path
 
 STATES = ("finished", "running", "stopped", "failed", "damaged", "not started")

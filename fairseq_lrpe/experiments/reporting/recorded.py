@@ -13,11 +13,11 @@ from pathlib import Path
 import pandas as pd
 from omegaconf import OmegaConf
 
-from fairseq_lrpe.experiments.definition.experiment import Experiment, is_free
-from fairseq_lrpe.experiments.definition.kinds import KINDS
-from fairseq_lrpe.experiments.definition.run import RECORDS, Run, run_folders
 from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
 from fairseq_lrpe.experiments.reporting.records import RUN, RunRecord, flatten, read_run
+from fairseq_lrpe.experiments.spec.experiment import Experiment, is_free
+from fairseq_lrpe.experiments.spec.kinds import KINDS
+from fairseq_lrpe.experiments.spec.run import RECORDS, Run, run_folders
 from fairseq_lrpe.utils.files import display_path
 
 ABOUT = "kind updates length unit seconds data package commit torch machine date".split()

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.table import SCALES, Table, TableSpec, tables
 from fairseq_lrpe.experiments.reporting.aggregate import seed_values, summarize
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.recorded import check_recorded, read_recorded
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
+from fairseq_lrpe.experiments.spec.table import SCALES, Table, TableSpec, tables
 from fairseq_lrpe.utils.suggest import choices
 
 HEADER = """\

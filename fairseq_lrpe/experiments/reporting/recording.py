@@ -6,7 +6,6 @@ from pathlib import Path
 import pandas as pd
 from omegaconf import OmegaConf
 
-from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution.run_directory import setting_differences
 from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
 from fairseq_lrpe.experiments.reporting.recorded import (
@@ -23,6 +22,7 @@ from fairseq_lrpe.experiments.reporting.recorded import (
     run_of,
 )
 from fairseq_lrpe.experiments.reporting.records import RUN, RunRecord, machine
+from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.utils.files import output_folder, write_atomic
 
 NUMBER = [*RUN, "evaluation", "metric"]

@@ -12,10 +12,10 @@ from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote
 
-from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
-from fairseq_lrpe.experiments.definition.run import RECORDS, Run, experiment_of
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
+from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
+from fairseq_lrpe.experiments.spec.run import RECORDS, Run, experiment_of
 from fairseq_lrpe.methods import canonical
 
 RUN = ["experiment", "attention", "method", "changes", "seed"]

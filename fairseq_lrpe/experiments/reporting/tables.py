@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import run_folders
-from fairseq_lrpe.experiments.definition.table import SCALES, Table
 from fairseq_lrpe.experiments.reporting import renderers
 from fairseq_lrpe.experiments.reporting.aggregate import (
     CSV,
@@ -22,6 +20,8 @@ from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.recorded import is_recorded, read_runs
 from fairseq_lrpe.experiments.reporting.records import RunRecord, read_run
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
+from fairseq_lrpe.experiments.spec.run import run_folders
+from fairseq_lrpe.experiments.spec.table import SCALES, Table
 from fairseq_lrpe.methods import canonical
 
 

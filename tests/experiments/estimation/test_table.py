@@ -8,12 +8,12 @@ import pytest
 from tiny import run_here
 
 from fairseq_lrpe.cli import table, train
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation import costs
 from fairseq_lrpe.experiments.estimation import table as estimates
 from fairseq_lrpe.experiments.estimation.corpora import BYTES, GPT2
 from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.experiment import Experiment
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "

@@ -4,7 +4,7 @@ import pytest
 from tiny import run_command
 
 from fairseq_lrpe.data import text_codec
-from fairseq_lrpe.experiments.definition.kinds.translation import parse_hypotheses
+from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
 
 
 def generate(checkpoint, text, *flags):

@@ -15,9 +15,9 @@ from tiny import REPOSITORY, run_here
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import report, results
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.reporting import atlas, recorded_weights
 from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS, CurrentSettings, read_weights
+from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 

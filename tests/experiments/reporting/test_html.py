@@ -12,8 +12,8 @@ from html_page import CHROMIUM, Page
 from tiny import run_command, run_here, write_configs, write_run
 
 from fairseq_lrpe.cli import report
-from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.reporting import html, interactive_plots, plots, style
+from fairseq_lrpe.experiments.spec import experiment as experiments
 
 HOSTILE = '<img src="x" onerror="alert(1)">&amp;</script><script>alert(2)</script>'
 FOLDER = "<img src=x onerror=alert(3)>%"  # a folder name

@@ -13,11 +13,11 @@ from tiny import REPOSITORY, run_here
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import quickstart, results
-from fairseq_lrpe.experiments.definition import experiment as experiments
-from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.reporting import recorded_tables
 from fairseq_lrpe.experiments.reporting.recorded import MEASUREMENTS
 from fairseq_lrpe.experiments.reporting.records import machine
+from fairseq_lrpe.experiments.spec import experiment as experiments
+from fairseq_lrpe.experiments.spec.experiment import Experiment
 
 CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
 CPU["processor"] = {"name": "Toy CPU", "instructions": "AVX2", "threads": 1}
