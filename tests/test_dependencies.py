@@ -189,7 +189,3 @@ def test_commands_name_the_extra_where_only_torch_is_installed():
     done = run_command(BIN / "python", "-c", program, "omegaconf")
     message = "lrpe table: omegaconf is not installed: run `pip install 'fairseq-lrpe[train]'`"
     assert (done.returncode, done.stderr.strip()) == (1, message)
-
-
-PARTS = ("spec", "execution", "estimation")
-"""Subpackages of experiments that import only those before them."""

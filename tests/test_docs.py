@@ -59,8 +59,8 @@ def check_lrpe(verb, *words):
     if verb in ("train", "table") and words and not (NO_DRY_RUN | EXAMPLES) & {*words}:
         end = words.index("--") if "--" in words else len(words)
         more = ["--dry-run"]
-        if verb == "table" and "--only" not in words:
-            more += ["--only", next(m for start, m in ONE_METHOD.items() if words[0].startswith(start))]
+        if verb == "table" and "--methods" not in words:
+            more += ["--methods", next(m for start, m in ONE_METHOD.items() if words[0].startswith(start))]
         done = run_here(lambda: main([verb, *words[:end], *more, *words[end:]]))
         assert done.returncode == 0 and "--save-dir" in done.stdout, done.stderr
     else:

@@ -64,14 +64,14 @@ def test_content(wheel):
 
 def test_commands_outside_of_a_checkout(installed, data_bin, tmp_path):
     environ = {"PYTHONPATH": str(installed), "COLUMNS": "200"}
-    done = python(tmp_path, "-m", "fairseq_lrpe", "table", "quickstart", "--gpus", 0, **environ)
+    done = python(tmp_path, "-m", "fairseq_lrpe", "table", "quickstart", "--cpu", **environ)
     message = f"lm/quickstart is skipped: {tmp_path}/data/text/bin lacks dict.txt"
     assert (
         done.returncode == 1 and message in done.stderr and "`lrpe prepare text` prepares it" in done.stderr
     )
     assert not list(tmp_path.iterdir())
 
-    words = ["table", "quickstart", "--gpus", 0, "--only", "rope", f"data={data_bin}", *SMALL]
+    words = ["table", "quickstart", "--cpu", "--methods", "rope", f"data={data_bin}", *SMALL]
     done = python(tmp_path, "-m", "fairseq_lrpe", *words, **environ)
     assert done.returncode == 0 and "| linear | RoPE |" in done.stdout, done.stderr + done.stdout
     [record] = tmp_path.glob("results/lm/quickstart/linear_rope/**/evaluation.json")

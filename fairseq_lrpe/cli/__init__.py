@@ -37,7 +37,7 @@ INTERNAL = {
 """Commands that only the experiment runner calls, and that ``lrpe --help`` does not list."""
 EXAMPLES = """\
 examples:
-  lrpe train lm/mini tmlr_type1 --seed 1
+  lrpe train lm/mini tmlr_type1 --seeds 1
   lrpe table tmlr_table2 --scale mini --jobs 2
   lrpe results --table tmlr_table2 --scale mini
 """

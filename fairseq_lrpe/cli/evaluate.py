@@ -22,6 +22,7 @@ from fairseq_lrpe.experiments.spec.experiment import Experiment, build_config
 from fairseq_lrpe.experiments.spec.kinds import KINDS, language_modeling
 from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 
 SPLIT = "test"
@@ -47,20 +48,17 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     """Returns the job that evaluates the run in a folder, which may have been moved or copied.
 
     Raises:
-        ValueError: there is no finished language model, or a block is too long for the model or the split.
+        UserError: there is no finished language model, or a block is too long for the model or the split.
     """
     settings = read_json(folder / "run.json")
     if not settings:
-        raise ValueError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
-    try:
-        run, kind = Run.of(settings), KINDS[settings["kind"]]
-        cfg = build_config(kind, OmegaConf.create(settings["config"]))
-    except (KeyError, TypeError, AttributeError, ValueError):
-        raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or remove the folder") from None
+        raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
+    run, kind = Run.of(settings), KINDS[settings["kind"]]
+    cfg = build_config(kind, OmegaConf.create(settings["config"]))
     if settings["kind"] != "language_modeling":
-        raise ValueError(f"{folder} has a run of kind {settings['kind']}: expected language_modeling")
+        raise UserError(f"{folder} has a run of kind {settings['kind']}: expected language_modeling")
     if "finished" not in read_json(folder / "evaluation.json"):
-        raise ValueError(f"the run in {folder} is not finished: resume it with `lrpe train`")
+        raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
     cfg.evaluations = {f"{SPLIT}_{length}": {"split": SPLIT, "length": length} for length in lengths}
     experiment = Experiment(run.experiment, cfg, kind, [folder / "run.json"], [])
     job = Job(experiment, run, folder.parent, moved=folder)
@@ -76,7 +74,7 @@ def evaluate_lengths(job: Job, lengths: list[int]) -> dict[int, dict]:
         missing = runner.missing_evaluations(job, read_json(job.folder / "evaluation.json"))
         todo, console = [name for name in names.values() if name in missing], Console(stderr=True)
         for name in track(todo, "block lengths", console=console, disable=not console.is_terminal):
-            runner.evaluate(job, [name])
+            runner.evaluate(job, name)
     recorded = read_json(job.folder / "evaluation.json")["evaluations"]
     return {length: recorded[name] for length, name in names.items()}
 

@@ -15,6 +15,7 @@ from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.spec.kinds import glue
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
+from fairseq_lrpe.utils.errors import UserError
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
         experiment = Experiment.load(args.experiment, overrides)
         if experiment.kind is not glue.KIND:
             names = (name for name in experiments() if Experiment.load(name).kind is glue.KIND)
-            raise ValueError(f"{args.experiment} does not fine-tune on GLUE: choose from {', '.join(names)}")
+            raise UserError(f"{args.experiment} does not fine-tune on GLUE: choose from {', '.join(names)}")
         experiment.cfg.starts_from, experiment.cfg.grid["task"] = str(args.checkpoint), args.tasks
         runs = experiment.runs(*glue.method_of(args.checkpoint), args.seeds or experiment.cfg.seeds)
         execute_jobs([Job(experiment, run, args.results, choose_launch(args)) for run in runs], args.dry_run)

@@ -47,7 +47,7 @@ def run(source: Path | None, updates: int | None, results: Path) -> None:
     if code:
         sys.exit(code)
     jobs = min(4, len(os.sched_getaffinity(0)))  # the table quickstart has four runs
-    words = ["quickstart", "--results", results, "--jobs", jobs, "--gpus", 0]
+    words = ["quickstart", "--results", results, "--jobs", jobs, "--cpu"]
     words += ["--plot", results / "quickstart.png", f"data={results / 'text' / 'bin'}"]
     table.main(list(map(str, [*words, *([f"updates={updates}"] if updates else [])])))
     print(f"finished in {time.time() - start:.0f} s")

@@ -4,7 +4,7 @@ configs/EXPERIMENT.yaml defines the training. KEY=VALUE overrides a setting, and
 to fairseq-train. Results are written to RESULTS/EXPERIMENT/ATTENTION_METHOD/[KEY=VALUE/]seed-SEED. The same
 command resumes an interrupted run from its last checkpoint and does not repeat a finished one. For example:
 
-  lrpe train lm/mini tmlr_type1 --seed 1 train.dropout=0.2
+  lrpe train lm/mini tmlr_type1 --seeds 1 train.dropout=0.2
 """
 
 import re
@@ -15,16 +15,12 @@ from argparse import ArgumentParser, Namespace
 from fairseq_lrpe.cli import cluster
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
 from fairseq_lrpe.experiments.execution import runner
-from fairseq_lrpe.experiments.execution.launch import (
-    add_machine_flags,
-    choose_launch,
-    machine_flags,
-    train_command,
-)
+from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
 from fairseq_lrpe.methods import check_method
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, resumable
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder
 
 OVERRIDE = re.compile(r"[\w.]+=")
@@ -34,26 +30,22 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     split = arguments.index("--") if "--" in arguments else len(arguments)
     args, overrides = parse(make_parser(), arguments[:split])
+    more = arguments[split + 1 :]
     with exit_on_error("train"):
         experiment = Experiment.load(args.experiment, overrides)
         check_method(args.method, args.attention)
-        runs = experiment.runs(args.attention, args.method, args.seed)
-        for run in runs:
-            experiment.check_options(run)
-        more = arguments[split + 1 :]
+        runs = experiment.runs(args.attention, args.method, args.seeds)
         if args.estimate:
             launch = estimated_launch(args)
             show_estimate([Job(experiment, run, args.results, launch, more) for run in runs], args.on)
-            return
-        if cluster.is_requested(args):
+        elif cluster.is_requested(args):
             jobs = {run: Job(experiment, run, args.results, more=more) for run in runs}
             with output_folder(args.results):
-                errors = cluster.main(args, jobs, machine_flags(args), more)
-            if errors:
-                raise ValueError("; ".join(errors))
-            return
-        launch = choose_launch(args)
-        execute_jobs([Job(experiment, run, args.results, launch, more) for run in runs], args.dry_run)
+                if errors := cluster.main(args, jobs):
+                    raise UserError("; ".join(errors))
+        else:
+            launch = choose_launch(args)
+            execute_jobs([Job(experiment, run, args.results, launch, more) for run in runs], args.dry_run)
 
 
 def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
@@ -70,7 +62,7 @@ def execute_jobs(jobs: list[Job], dry_run: bool) -> None:
 
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:
-    """Returns the parsed arguments and the list of KEY=VALUE; ``arguments`` defaults to ``sys.argv[1:]``."""
+    """Returns the parsed arguments and the list of KEY=VALUE; a word after an option is its value."""
     words, overrides, is_value = [], [], False
     for text in sys.argv[1:] if arguments is None else arguments:
         is_override = OVERRIDE.match(text) and not is_value
@@ -95,7 +87,13 @@ def make_parser() -> ArgumentParser:
     parser.add_argument("method", metavar="METHOD", help=text)
     parser.add_argument("--attention", default="linear", help="type: linear (default) or softmax")
     text = "random seeds, with one run each (default: 1)"
-    parser.add_argument("--seed", type=min_int(1), nargs="+", default=[1], help=text)
+    parser.add_argument("--seeds", type=min_int(1), nargs="+", default=[1], help=text)
+    text = (
+        "address of one of the nodes, each of which must execute this command (required if there are several)"
+    )
+    parser.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
+    text = "number of jobs in SLURM's queue at a time (default: all)"
+    parser.add_argument("--jobs", type=min_int(1), help=text)
     add_machine_flags(parser)
     cluster.add_flags(parser)
     add_estimate_flags(parser)

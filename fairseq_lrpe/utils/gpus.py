@@ -1,5 +1,7 @@
 """Lists the visible GPUs and checks what they support. The functions import torch, which takes seconds."""
 
+from fairseq_lrpe.utils.errors import UserError
+
 BF16 = (8, 0)
 """Lowest compute capability (major, minor) with native bfloat16."""
 
@@ -16,7 +18,7 @@ def gpus_here() -> dict[str, tuple[int, int]]:
 
 
 def check_architectures() -> None:
-    """Raises ValueError if the installed torch has no code for one of the visible GPUs.
+    """Raises UserError if the installed torch has no code for one of the visible GPUs.
 
     Without this check, the first kernel fails: "no kernel image is available for execution on the device".
     """
@@ -27,7 +29,7 @@ def check_architectures() -> None:
     for name, capability in gpus_here().items():
         if not any(_runs_on(capability, architecture) for architecture in torch.cuda.get_arch_list()):
             build = "cu126" if capability < (7, 5) else "default"
-            raise ValueError(
+            raise UserError(
                 f"torch {torch.__version__} has no code for {name} with compute capability "
                 f"{_dotted(capability)}: run `bash scripts/setup_env.sh --torch {build}`, use --cpu, "
                 "or exclude the GPU from CUDA_VISIBLE_DEVICES"
@@ -42,11 +44,11 @@ def _runs_on(capability, architecture):
 
 
 def check_bf16() -> None:
-    """Raises ValueError if a visible GPU does not support bfloat16 natively."""
+    """Raises UserError if a visible GPU does not support bfloat16 natively."""
     for name, capability in gpus_here().items():
         if capability < BF16:
             required, actual = _dotted(BF16), _dotted(capability)
-            raise ValueError(f"{name} has compute capability {actual}, but bf16 needs {required}: use fp16")
+            raise UserError(f"{name} has compute capability {actual}, but bf16 needs {required}: use fp16")
 
 
 def _dotted(capability):

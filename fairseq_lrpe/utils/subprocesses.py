@@ -27,7 +27,7 @@ class CommandFailed(Exception):
     """Raised if a command exits with a non-zero code; the message contains the path and end of its log."""
 
 
-def run_command(command, log, on_line=lambda line: None, **popen):
+def run_command(command, log, on_line=lambda line: None, environment=None, stop=None, **popen):
     """Runs a command of this Python environment until it ends and appends its output to a log.
 
     The command writes to the log directly, so no output is lost if this process is killed. Any exception in
@@ -37,15 +37,18 @@ def run_command(command, log, on_line=lambda line: None, **popen):
         command: Program name and arguments.
         log: Path of the log file.
         on_line: Callback that receives each line of output.
+        environment: Environment variables besides those of this process.
+        stop: ``threading.Event`` that terminates the command when it is set, for commands run in threads.
         popen: Further arguments of ``subprocess.Popen``.
 
     Raises:
-        CommandFailed: If the exit code is not 0.
+        CommandFailed: If the exit code is not 0, or ``stop`` was set.
     """
     program = Path(sys.executable).parent / command[0]
     log.parent.mkdir(parents=True, exist_ok=True)
+    variables = {**KEEP_MEMORY, **os.environ, **(environment or {})}
     process = None
-    with exit_on_signals(), log.open("ab") as file, log.open("rb") as output:
+    with log.open("ab") as file, log.open("rb") as output:
         file.write(f"$ {' '.join(command)}\n".encode())
         file.flush()
         output.seek(0, os.SEEK_END)
@@ -53,14 +56,15 @@ def run_command(command, log, on_line=lambda line: None, **popen):
             with defer_signals():  # a signal between fork and assignment would orphan the command
                 process = subprocess.Popen(
                     [str(program), *command[1:]],
+                    stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=subprocess.STDOUT,
-                    env={**KEEP_MEMORY, **os.environ, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
+                    env={**variables, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"},
                     start_new_session=True,
                     preexec_fn=die_with_parent(),
                     **popen,
                 )
-            for line in _follow(process, output):
+            for line in _follow(process, output, stop):
                 on_line(line)
         except BaseException:
             if process is not None:
@@ -71,8 +75,8 @@ def run_command(command, log, on_line=lambda line: None, **popen):
         raise CommandFailed(f"{command[0]} failed with exit code {process.returncode}; end of {log}:\n{tail}")
 
 
-def _follow(process, output):
-    """Yields the lines that a process appends to its log until it exits."""
+def _follow(process, output, stop):
+    """Yields the lines that a process appends to its log until it exits or ``stop`` is set."""
     partial_line, exited = b"", False
     while not exited:
         exited = process.poll() is not None  # checked before the last read, so that all output is read
@@ -81,6 +85,8 @@ def _follow(process, output):
             lines.append(partial_line)
         for line in lines:
             yield line.decode(errors="replace") + "\n"
+        if stop is not None and stop.is_set():
+            raise CommandFailed("stopped")
         with suppress(subprocess.TimeoutExpired):
             process.wait(POLL_INTERVAL)
 

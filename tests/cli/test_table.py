@@ -1,23 +1,20 @@
 """The command `lrpe table`: the runs of each table, the list of tables, and executing a table."""
 
-import fcntl
 import json
-import shutil
-import subprocess
-import sys
+import threading
 import time
 
 import pytest
-from omegaconf import OmegaConf
-from rich.console import Console
-from tiny import BIN, REPOSITORY, run_command, run_here, write_configs
+from tiny import pretend_gpus, run_command, run_here
 
 from fairseq_lrpe.cli import table as table_command
 from fairseq_lrpe.experiments.execution import scheduler
-from fairseq_lrpe.experiments.reporting import tables as reports
-from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.table import SCALES, Table, tables
+from fairseq_lrpe.experiments.execution.run_directory import locked
+from fairseq_lrpe.experiments.execution.runner import Job
+from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.table import SCALES, Table
 from fairseq_lrpe.methods import canonical
+from fairseq_lrpe.utils.errors import UserError
 
 SMALL_RUNS = {"iclr_table2": 12 + 14, "tmlr_table2": 8 * 3, "tmlr_table5": 9}  # at --scale small
 TABLES = {  # number of runs at full scale and at --scale mini
@@ -60,82 +57,23 @@ CHANGES += "train.tokens_per_sample=32/updates=4"
 def test_cores_are_shared_unless_omp_num_threads_is_set(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert scheduler.job_environment(0, 3, None)["OMP_NUM_THREADS"] == "2"
-    assert scheduler.job_environment(0, 9, None)["OMP_NUM_THREADS"] == "1"
+    assert scheduler.share_of_machine(0, 3, None) == {"OMP_NUM_THREADS": "2"}
+    assert scheduler.share_of_machine(0, 9, None) == {"OMP_NUM_THREADS": "1"}
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert scheduler.job_environment(0, 3, None)["OMP_NUM_THREADS"] == "5"
+    assert scheduler.share_of_machine(0, 3, None) == {"OMP_NUM_THREADS": "5"}
+
+
+def test_gpus_are_shared(monkeypatch):
+    pretend_gpus(monkeypatch, {f"card {i}": (8, 0) for i in range(4)}, ["sm_80"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
+    assert scheduler.gpus_per_job(2, None, False) == 2
+    assert scheduler.share_of_machine(1, 2, 2) == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    with pytest.raises(UserError, match="--jobs 3 --gpus 2: the number of GPUs of this machine is 4"):
+        scheduler.gpus_per_job(3, 2, False)
 
 
 def run(*words):
     return run_command("python", "-m", "fairseq_lrpe", "table", *words)
-
-
-def listed(stdout):
-    """Returns {table: the other cells of its row}."""
-    rows = ([cell.strip() for cell in line.split("│")[1:-1]] for line in stdout.splitlines())
-    return {row[0]: row[1:] for row in rows if row and row[0]}
-
-
-def test_list_of_tables_counts_finished_runs_without_importing_torch(tmp_path):
-    assert set(tables()) == set(TABLES)
-    finished = (  # ablation_householder_unitary is another name of tmlr_type1
-        "lm/mini/linear_base/seed-1",
-        "lm/mini/linear_rope/updates=10/seed-1",
-        "lm/mini/linear_ablation_householder_unitary/seed-1",
-        "lm/mini/linear_nosuch/seed-1",
-        "lm/small/linear_base/seed-1",
-        "classification/imdb/softmax_shaw/train.shaw_k=2/seed-1",
-        "classification/imdb/softmax_shaw/train.shaw_k=99/seed-1",
-    )
-    for name in finished:
-        (tmp_path / name).mkdir(parents=True)
-        (tmp_path / name / "evaluation.json").write_text('{"evaluations": {}, "finished": "2020"}')
-    (tmp_path / "lm/mini/linear_rope/seed-2").mkdir(parents=True)
-    (tmp_path / "lm/mini/linear_rope/seed-2/evaluation.json").write_text('{"evaluations": {}}')
-    code = "import sys; from fairseq_lrpe.cli import table; table.main(sys.argv[1:]); "
-    code += "sys.exit({'torch', 'scipy', 'fairseq', 'matplotlib'} & sys.modules.keys() or 0)"
-    words = [BIN / "python", "-c", code, "--results", tmp_path]
-    done = subprocess.run(words, cwd=REPOSITORY, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    rows = listed(done.stdout)
-    assert {name for name, row in rows.items() if row[2] != "-"} == set(SMALL_RUNS)
-    assert {name for name, row in rows.items() if row[3] == "-"} == {
-        name for name, (_, mini) in TABLES.items() if mini is None
-    }
-    assert rows["tmlr_table2"][1:] == ["0", "1", "3"] and rows["tmlr_table5"][1:] == ["0", "0", "1"]
-    assert rows["lfhc_table5"][1:] == ["1", "-", "0"] and rows["lfhc_table1"][0].startswith(
-        "Text classification"
-    )
-
-
-def test_list_of_tables_shows_errors(tmp_path, monkeypatch):
-    column = {"columns": {"t": {"evaluation": "test"}}}
-    rows = {"rows": [{"row": "a", "attention": "linear", "method": "base"}]}
-    wrong = {
-        "typo": ({"titel": "x"}, "titel: unknown key (did you mean 'title'?)"),
-        "experiment": ({"title": "x", "experiment": "lm/own", **column, **rows}, "unknown experiment"),
-        "paper": ({"title": "x", "experiment": "lm/mini", "paper": "p", **column}, "paper: there is no"),
-    }
-    configs = tmp_path / "configs"
-    write_configs(configs, {f"tables/{name}": content for name, (content, _) in wrong.items()})
-    for path in ("tables/quickstart", "lm/quickstart", "lm/mini", "lm/wikitext103"):
-        (configs / path).parent.mkdir(exist_ok=True)
-        shutil.copyfile(experiments.CONFIGS / f"{path}.yaml", configs / f"{path}.yaml")
-    (configs / "tables/brackets.yaml").write_text(f"a: {'[' * 3000}{']' * 3000}")
-    (configs / "tables/cycle.yaml").write_text("columns: &a {x: *a}")
-    (configs / "tables/interpolation.yaml").write_text("title: ${x}")
-    (configs / "tables/folder.yaml").mkdir()
-    monkeypatch.setattr(experiments, "CONFIGS", configs)
-    monkeypatch.setattr(table_command, "print_wide", Console(width=400).print)
-    done = run_here(table_command.main, "--results", tmp_path)
-    assert done.returncode == 0, done.stderr
-    names = {*wrong, "brackets", "cycle", "interpolation", "quickstart", "table"}
-    found = listed(done.stdout.replace("┃", "│"))
-    assert set(found) == names and found["quickstart"][1:] == ["0", "-", "-"]
-    for name, (_, message) in wrong.items():
-        assert found[name][0].startswith("error: ") and message in found[name][0]
-    assert "more than 50 levels deep" in found["brackets"][0] and "contains itself" in found["cycle"][0]
-    assert found["interpolation"][0].startswith("error: ")
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -157,29 +95,6 @@ def test_runs_and_their_order(name):
         for part in (runs[: len(first)], runs[len(first) :]):
             assert [one.seed for one in part] == sorted(one.seed for one in part)
         assert all(canonical(one.method) == one.method for one in runs)
-
-
-@pytest.mark.parametrize("name", TABLES)
-def test_rows_and_columns_match_the_paper(name):
-    table = Table(name)
-    if table.settings.table is None:
-        # Without published numbers.
-        assert name in ("tmlr_figure2", "iclr_figure2", "quickstart", "extrapolation")
-        return
-    paper = OmegaConf.load(experiments.CONFIGS / "paper" / f"{table.settings.paper}.yaml")
-    published = paper.tables[table.settings.table]
-    rows = {(row.attention, row.row) for row in published.rows if row.method}
-    ours = {(cell.attention, cell.row) for cell in table.cells if cell.runs or cell.parts}
-    own = {(row.attention, row.row) for row in table.settings.rows}
-    assert ours - own == rows and not own & rows
-    assert set(published.columns) <= set(table.settings.columns)
-    # Every published value is measured, except in rows that are means of others.
-    for row in published.rows:
-        for column in row["values"] if row.method else ():
-            key = row.attention, row.row, column
-            [cell] = [c for c in table.cells if (c.attention, c.row, c.column) == key]
-            is_dash = row["values"][column] is None
-            assert bool(cell.runs or cell.parts) != is_dash, (name, row.row, column)
 
 
 def test_only_selects_methods():
@@ -206,7 +121,7 @@ def test_overrides_apply_to_all_runs():
 
 
 def test_dry_run_prints_commands(tmp_path):
-    words = ["tmlr_table1", "--scale", "mini", "--only", "rope", "--results", tmp_path / "results"]
+    words = ["tmlr_table1", "--scale", "mini", "--methods", "rope", "--results", tmp_path / "results"]
     done = run_here(table_command.main, *words, "--dry-run", "grid.task=[RTE]")
     first, *later = done.stdout.splitlines()
     assert done.returncode == 0 and first.startswith("fairseq-train data/wikitext_mini_bpe/bin "), done.stderr
@@ -228,8 +143,8 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
 
     folder(FAILING).mkdir(parents=True)
     (folder(FAILING) / "run.json").write_text("{}}")
-    words = ["tmlr_table5", "--scale", "mini", "--jobs", 2, "--gpus", 0, "--results", tmp_path]
-    words += [*SMALL, f"data={data_bin}", "--only", *WORKING]
+    words = ["tmlr_table5", "--scale", "mini", "--jobs", 2, "--cpu", "--results", tmp_path]
+    words += [*SMALL, f"data={data_bin}", "--methods", *WORKING]
     done = run(*words, FAILING)
     assert done.returncode == 1
     for method in WORKING:
@@ -237,7 +152,7 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
         assert f"finished lm/mini/linear_{method}/{CHANGES}/seed-1" in done.stdout
     assert f"FAILED   lm/mini/linear_{FAILING}/{CHANGES}/seed-1" in done.stdout
     last = done.stderr.strip().splitlines()[-1]
-    assert f"lm/mini/linear_{FAILING}/{CHANGES}/seed-1: train: " in last and "run.json is damaged" in last
+    assert f"lm/mini/linear_{FAILING}/{CHANGES}/seed-1: " in last and "run.json is damaged" in last
     assert "| linear | Identity × Unitary |" in done.stdout and "(4 updates)" in done.stdout
 
     before = (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
@@ -246,57 +161,65 @@ def test_failing_run_does_not_stop_others_and_finished_runs_are_not_repeated(dat
     assert before == (folder(WORKING[0]) / "evaluation.json").stat().st_mtime_ns
 
 
-@pytest.mark.parametrize("ending", ["finished", "stopped", "seen too late"])
-def test_run_in_use_by_another_process_is_waited_for(ending, data_bin, tmp_path, monkeypatch):
-    """It is started here only if the other process did not finish it."""
-    done, started, lock = set(), [], None
-    monkeypatch.setattr(scheduler, "is_complete", lambda job: job.run.method in done)
+@pytest.fixture
+def planned(tmp_path, monkeypatch):
+    """Returns (jobs, names of executed runs); a run that is executed writes a finished record."""
+    experiment = Experiment.load("lm/mini", ["choose.train.lr=[1e-3,1e-2]", "evaluations={}"])
+    [chooser] = experiment.runs("linear", "base", [1])
+    [other] = experiment.runs("linear", "rope", [1])
+    runs = [*experiment.trials(chooser), chooser, experiment.trials(other)[0]]
+    done = []
 
-    def start(arguments, environment, errors):
-        started.append(arguments[1])
-        if ending == "seen too late" and len(started) == 1:
-            code = "import sys; sys.exit('train: x is in use by another training process')"
-        else:
-            done.add(arguments[1])
-            code = ""
-        command = [sys.executable, "-IS", "-c", code]
-        return subprocess.Popen(command, stderr=errors)
+    def execute(job):
+        done.append(job)
+        if job.run == runs[0] and fails:
+            raise fails[0]
+        job.folder.mkdir(parents=True, exist_ok=True)
+        tried = {"tried": {"train.lr=0.001": {}, "train.lr=0.01": {}}} if job.run == chooser else {}
+        (job.folder / "evaluation.json").write_text(json.dumps({"finished": "now", **tried}))
 
-    def sleep(seconds):
-        real_sleep(0.05)
-        if WORKING[1] in done and lock:
-            if ending == "finished":
-                done.add(WORKING[0])
-            fcntl.flock(lock, fcntl.LOCK_UN)
-
-    real_sleep = time.sleep
-    monkeypatch.setattr(scheduler, "start_process", start)
-    monkeypatch.setattr(reports, "collect", lambda table, folder: None)
-    monkeypatch.setattr(reports, "show_table", lambda table, summary: None)
-    monkeypatch.setattr(scheduler.time, "sleep", sleep)
-    folder = tmp_path / f"lm/mini/linear_{WORKING[0]}/{CHANGES}/seed-1"
-    folder.mkdir(parents=True)
-    words = ["tmlr_table5", "--scale", "mini", "--gpus", 0, "--results", tmp_path, *SMALL, f"data={data_bin}"]
-    with (folder / "lock").open("w") as file:
-        if ending != "seen too late":
-            fcntl.flock(lock := file, fcntl.LOCK_EX)
-        result = run_here(table_command.main, *words, "--only", *WORKING)
-    assert result.returncode == 0 and "FAILED" not in result.stdout, result.stderr
-    later = [] if ending == "finished" else [WORKING[0]]
-    assert started == [*[WORKING[0]] * (ending == "seen too late"), WORKING[1], *later]
-    waiting = f"waiting  lm/mini/linear_{WORKING[0]}/{CHANGES}/seed-1: in use by another process"
-    assert result.stdout.count(waiting) == (ending != "seen too late")
+    fails = []
+    monkeypatch.setattr(scheduler, "execute_run", execute)
+    monkeypatch.setattr(scheduler.Job, "check", lambda job: None)
+    monkeypatch.setattr(scheduler, "POLL_SECONDS", 0.01)
+    return {run: Job(experiment, run, tmp_path) for run in runs}, done, fails
 
 
-def test_a_run_may_write_more_to_stderr_than_a_pipe_holds(monkeypatch):
-    code = "import sys; sys.stderr.write('x' * 200_000 + ' end'); sys.exit(3)"
-    start = lambda arguments, environment, errors: subprocess.Popen(arguments, stderr=errors)  # noqa: E731
-    monkeypatch.setattr(scheduler, "start_process", start)
-    with scheduler.LocalLauncher(1, 0) as launcher:
-        launcher.launch("run", [sys.executable, "-IS", "-c", code])
-        while not (ended := list(launcher.collect())):
+def test_runs_are_executed_after_those_they_need(planned, capsys):
+    jobs, done, _ = planned
+    first, second, chooser, _ = jobs
+    assert scheduler.Scheduler(jobs, 2, 0).execute() == []
+    order = [job.run for job in done]
+    assert set(order) == set(jobs) and order.index(chooser) > max(order.index(first), order.index(second))
+    assert all(job.environment and job.stop is not None for job in done)
+    assert {job.state for job in jobs.values()} == {"finished"}
+    assert scheduler.Scheduler(jobs, 2, 0).execute() == [] and len(done) == 4
+
+
+@pytest.mark.parametrize("error, shown", [(UserError("no"), "no"), (KeyError("x"), "Traceback")])
+def test_run_that_depends_on_a_failed_one_is_not_started(planned, error, shown, capsys):
+    jobs, done, fails = planned
+    first, _, chooser, _ = jobs
+    fails.append(error)
+    one, other = scheduler.Scheduler(jobs, 1, 0).execute()
+    assert one.startswith(f"{first}: {shown}") and other == f"{chooser}: not started: {first} failed"
+    assert chooser not in [job.run for job in done] and len(done) == 3
+
+
+def test_run_in_use_by_another_process_is_waited_for(planned, capsys):
+    """Then it is not executed again if the other process has finished it."""
+    jobs, done, _ = planned
+    first = next(iter(jobs.values()))
+    with locked(first.folder):
+        assert first.state == "in use"
+        thread = threading.Thread(target=scheduler.Scheduler(jobs, 1, 0).execute)
+        thread.start()
+        while len(done) < 2:
             time.sleep(0.01)
-    assert ended == [("run", 3, "x" * 200_000 + " end")]
+        (first.folder / "evaluation.json").write_text('{"finished": "now"}')
+    thread.join()
+    assert first.run not in [job.run for job in done] and len(done) == 3
+    assert capsys.readouterr().out.count(f"waiting  {first.run}: in use by another process") == 1
 
 
 def test_nothing_starts_without_data(tmp_path):

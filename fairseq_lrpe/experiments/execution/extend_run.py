@@ -2,6 +2,7 @@
 
 import shutil
 from argparse import Namespace
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from fairseq_lrpe.experiments.execution import run_directory
 from fairseq_lrpe.experiments.execution.run_directory import locked, read_json
 from fairseq_lrpe.experiments.spec.run import Run, run_folders
 from fairseq_lrpe.methods import canonical
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_file
 
 LAST = "checkpoints/checkpoint_last.pt"
@@ -21,8 +23,8 @@ def start(job, settings: dict) -> None:
     number. If the learning rate depends on the total number of updates, nothing is copied.
     ``settings["extended"]`` is set to the copied run and its number of updates.
     """
-    before = read_json(job.folder / "run.json")
     if (job.folder / LAST).exists():
+        before = read_json(job.folder / "run.json")
         settings |= {"extended": before["extended"]} if "extended" in before else {}
         return
     for shorter, updates in shorter_runs(job):
@@ -30,11 +32,11 @@ def start(job, settings: dict) -> None:
             with locked(shorter):
                 check(job, settings, shorter, updates)
                 copy(shorter, job.folder)
-        except ValueError as error:
-            print(f"not extending a shorter run: {error}", flush=True)
+        except UserError as error:
+            job.say(f"not extending a shorter run: {error}")
         else:
             settings["extended"] = {"from": str(shorter.relative_to(job.results)), "updates": updates}
-            print(f"extending: {job.folder} resumes after the {updates} updates of {shorter}", flush=True)
+            job.say(f"extending: {job.folder} resumes after the {updates} updates of {shorter}")
             return
 
 
@@ -42,13 +44,11 @@ def shorter_runs(job) -> list[tuple[Path, int]]:
     """Returns (folder, updates) of finished runs like the job but with fewer updates, the longest first."""
     shorter = []
     for folder in run_folders(job.results / job.run.experiment, Path()) if "updates" in job.cfg else ():
-        try:
+        with suppress(UserError, KeyError):  # damaged folders are ignored
             settings, record = read_json(folder / "run.json"), read_json(folder / "evaluation.json")
             is_same = without_updates(Run.of(settings)) == without_updates(job.run)
             if "finished" in record and is_same and settings["updates"] < job.updates:
                 shorter.append((folder, settings["updates"]))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue  # damaged folders are ignored
     return sorted(shorter, key=lambda pair: pair[1], reverse=True)
 
 
@@ -59,23 +59,20 @@ def without_updates(run: Run) -> Run:
 
 
 def check(job, settings: dict, shorter: Path, updates: int) -> None:
-    """Raises ValueError if the run in ``shorter``, which has ``updates`` updates, cannot be extended."""
+    """Raises UserError if the run in ``shorter``, which has ``updates`` updates, cannot be extended."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
-    last = shorter / LAST
-    if not last.exists():
-        raise ValueError(f"{last} no longer exists")
     config = {**settings["config"], "updates": updates}
     run_directory.check_settings(shorter, {**settings, "config": config})
     if (completed := run_directory.completed_updates(shorter / "checkpoints")) != updates:
-        raise ValueError(f"{shorter} ended after {completed} of its {updates} updates")
-    schedule = read_checkpoint(last, "train the run first")["cfg"]["lr_scheduler"]
+        raise UserError(f"{shorter} has a checkpoint of {completed} of its {updates} updates")
+    schedule = read_checkpoint(shorter / LAST, "train the run first")["cfg"]["lr_scheduler"]
     schedule = vars(schedule) if isinstance(schedule, Namespace) else schedule
     configured = {**job.cfg.train, **job.cfg.by_method.get(job.run.method, {})}
     depends = any(value == updates and key not in configured for key, value in schedule.items())
     if depends and schedule.get("lr_period_updates", 0) <= 0:
         name = schedule.get("_name", "its schedule")
-        raise ValueError(f"in {shorter} the learning rate ({name}) depends on the total number of updates")
+        raise UserError(f"in {shorter} the learning rate ({name}) depends on the total number of updates")
 
 
 def copy(shorter: Path, folder: Path) -> None:

@@ -2,19 +2,24 @@
 
 import argparse
 import os
-import re
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
 
-from fairseq_lrpe.experiments.spec.experiment import check_flags
 from fairseq_lrpe.utils.cli import abs_path, min_int
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
 from fairseq_lrpe.utils.gpus import check_architectures, check_bf16, gpus_here
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 PRECISIONS = ("fp16", "fp32", "bf16")
 BATCH_FLAGS = {"sequences": "batch_size", "tokens": "max_tokens"}
+OWN_FLAGS = """
+    task arch max_update batch_size max_tokens update_freq seed save_dir finetune_from_model restore_file
+    cpu tpu fp16 bf16 distributed_world_size user_dir log_format required_batch_size_multiple
+    reset_dataloader reset_lr_scheduler reset_meters reset_optimizer
+""".split()
+"""Flags of fairseq-train that ``train_command`` sets, or that would apply again whenever a run is resumed."""
 
 
 @dataclass(frozen=True)
@@ -35,56 +40,43 @@ class Launch:
 
 def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags that select GPUs, nodes, precision and results folder, and --dry-run."""
-    parser.add_argument("--gpus", type=min_int(0), help="GPUs per node (default: all; 0: train on the CPU)")
-    parser.add_argument("--cpu", action="store_true", help="train on the CPU; --gpus: number of processes")
+    text = "GPUs per node, or with --cpu the number of processes (default: all GPUs)"
+    parser.add_argument("--gpus", type=min_int(1), help=text)
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU")
     parser.add_argument("--precision", choices=PRECISIONS, help="default: fp16 on GPUs, fp32 on the CPU")
-    text = "number of machines, each of which must execute this command (default: 1)"
+    text = "number of machines of each run (default: %(default)s)"
     parser.add_argument("--nodes", type=min_int(1), default=1, help=text)
-    text = "address of one of the nodes, to which all nodes connect (required if there are several)"
-    parser.add_argument("--rendezvous", metavar="HOST:PORT", help=text)
-    add_results_flag(parser)
+    text = "folder of the runs (default: %(default)s)"
+    parser.add_argument("--results", type=abs_path, default=REPOSITORY / "results", help=text)
     text = "print the commands without running them, as if the GPUs requested by --gpus were available"
     parser.add_argument("--dry-run", action="store_true", help=text)
 
 
-def add_results_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag --results, the folder to which runs are written."""
-    results = REPOSITORY / "results"
-    text = "folder of the runs (default: %(default)s)"
-    parser.add_argument("--results", type=abs_path, default=results, help=text)
-
-
-def machine_flags(args: argparse.Namespace) -> list[str]:
-    """Returns the flags of ``lrpe train`` for another process with the same results folder and GPUs."""
-    flags = {name: getattr(args, name, None) for name in ("results", "gpus", "cpu", "precision")}
-    return as_flags({name: value for name, value in flags.items() if value is not False})
-
-
 def choose_launch(args: argparse.Namespace) -> Launch:
-    """Returns the launch settings of the flags; raises ValueError if this machine does not support them."""
-    available = len(gpus_here())
+    """Returns the launch settings of the flags; raises UserError if this machine does not support them."""
+    available, rendezvous = len(gpus_here()), getattr(args, "rendezvous", None)
     gpus = (0 if args.cpu else available) if args.gpus is None else args.gpus
     cpu = args.cpu or not gpus or not (available or args.dry_run)
     if not cpu and not args.dry_run and gpus > available:
-        raise ValueError(f"--gpus {gpus}: the number of GPUs of this machine is {available}")
-    if args.nodes > 1 and not (gpus and args.rendezvous):
-        raise ValueError(f"--nodes {args.nodes} requires --gpus (per node) and --rendezvous HOST:PORT")
+        raise UserError(f"--gpus {gpus}: the number of GPUs of this machine is {available}")
+    if args.nodes > 1 and not (gpus and rendezvous):
+        raise UserError(f"--nodes {args.nodes} requires --gpus (per node) and --rendezvous HOST:PORT")
     precision = args.precision or ("fp32" if cpu else "fp16")
     if cpu and precision != "fp32":
-        raise ValueError(f"--precision {precision} needs a GPU; on the CPU use fp32")
+        raise UserError(f"--precision {precision} needs a GPU; on the CPU use fp32")
     if not (cpu or args.dry_run):
         check_architectures()
     if precision == "bf16":
         check_bf16()
-    return Launch(gpus, args.nodes, cpu, precision, args.rendezvous)
+    return Launch(gpus, args.nodes, cpu, precision, rendezvous)
 
 
 def update_freq(batch: DictConfig, gpus: int, nodes: int = 1) -> int:
-    """Returns the number of batches per process and update; raises ValueError if it is not an integer."""
+    """Returns the number of batches per process and update; raises UserError if it is not an integer."""
     total, per_gpu, unit, processes = batch.total, batch.per_gpu, batch.unit, max(gpus, 1) * nodes
     if total % (per_gpu * processes):
         where = f"{processes} GPU{'s' * (processes > 1)}" if gpus else "one process"
-        raise ValueError(
+        raise UserError(
             f"the total batch of {total} {unit} is not a multiple of {where} × {per_gpu} {unit} "
             f"(batch.per_gpu) = {per_gpu * processes}: change the number of GPUs, or override batch.per_gpu"
         )
@@ -95,16 +87,15 @@ def train_command(job) -> list[str]:
     """Returns the fairseq-train command of a job; torchrun starts it on several nodes or CPU processes."""
     cfg, launch = job.cfg, job.launch
     if launch.precision == "bf16" and job.run.method == "fairseq":
-        raise ValueError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
-    given = {word[2:].partition("=")[0] for word in job.more if word.startswith("--")}
-    check_flags(given - {"fp16", "bf16"}, "--")  # docs/performance.md measures half precision on the CPU
+        raise UserError("fairseq trains its own models in bf16 only on TPUs: use --precision fp16")
+    configured = {**cfg.train, **cfg.by_method.get(job.run.method, {})}
+    check_own_flags(configured, job.more)
     gpus, nodes = launch.gpus, launch.nodes
     flags = {
         "user_dir": display_path(PLUGIN),
         "task": job.kind.task,
         **job.kind.flags(job),
-        **cfg.train,
-        **cfg.by_method.get(job.run.method, {}),
+        **configured,
         "max_update": job.updates,
         BATCH_FLAGS[cfg.batch.unit]: cfg.batch.per_gpu,
         "update_freq": update_freq(cfg.batch, gpus, nodes),
@@ -133,37 +124,24 @@ def train_command(job) -> list[str]:
     return [str(x) for x in (*start, *data, *as_flags(flags), *job.more)]
 
 
-def check_checkpoint(job, command: list[str]) -> None:
-    """Raises ValueError if the training will not write the checkpoint ``evaluate.checkpoint``."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--no-save", "--no-last-checkpoints", "--no-epoch-checkpoints", "--disable-validation"):
-        parser.add_argument(flag, action="store_true")
-    numbers = {"--save-interval": 1, "--save-interval-updates": 0, "--keep-interval-updates": -1}
-    for flag, default in numbers.items():
-        parser.add_argument(flag, type=int, default=default)
-    try:
-        flags, _ = parser.parse_known_args(command)
-    except argparse.ArgumentError:
-        return  # fairseq-train reports the error
-    name, every, last = job.cfg.evaluate.checkpoint, flags.save_interval_updates, job.updates + 1
-    epochs = range(0) if flags.no_epoch_checkpoints else range(last)[:: max(flags.save_interval, 1)][1:]
-    updates = range(last)[::every][1:][-max(flags.keep_interval_updates, 0) :] if every > 0 else range(0)
-    written = ["checkpoint_best.pt"] * (not flags.disable_validation)
-    written += ["checkpoint_last.pt"] * (not flags.no_last_checkpoints)
-    match = re.fullmatch(r"checkpoint(?:([1-9]\d*)|_[1-9]\d*_([1-9]\d*))\.pt", name)
-    is_periodic = match and (int(match[1]) in epochs if match[1] else int(match[2]) in updates)
-    if flags.no_save or not (name in written or is_periodic):
-        written += [f"checkpoint{n}.pt" for n in epochs[:1]]
-        written += [f"checkpoint_EPOCH_{n}.pt" for n in updates[-1:]]
-        names = "no checkpoint" if flags.no_save or not written else ", ".join(written)
-        raise ValueError(f"evaluate.checkpoint={name}: the training writes {names}")
+def check_own_flags(configured: dict, more: list[str]) -> None:
+    """Raises UserError if the settings or the words after -- contain one of ``OWN_FLAGS``.
+
+    The words may contain --fp16 and --bf16, with which docs/performance.md measures the CPU.
+    """
+    given = {word[2:].partition("=")[0].replace("-", "_") for word in more if word.startswith("--")}
+    named = {f"train.{name}": name for name in configured}
+    named |= {f"--{name.replace('_', '-')}": name for name in given - {"fp16", "bf16"}}
+    for text, name in named.items():
+        if name in OWN_FLAGS:
+            raise UserError(
+                f"{text} cannot be set: lrpe sets it by METHOD, updates=, batch., starts_from=, --seeds, "
+                "--cpu, --gpus, --precision or --results, or needs its own value"
+            )
 
 
 def visible_gpus() -> list[str]:
     """Returns the visible GPUs as elements of CUDA_VISIBLE_DEVICES."""
-    import torch  # this import takes seconds
-
-    if not torch.cuda.is_available():
-        return []
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return named.split(",") if named else [str(i) for i in range(torch.cuda.device_count())]
+    count = len(gpus_here())
+    return named.split(",")[:count] if named and count else [str(i) for i in range(count)]

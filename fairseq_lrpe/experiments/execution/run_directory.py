@@ -9,13 +9,14 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 from fairseq_lrpe.experiments.spec.experiment import is_free
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 
 
@@ -29,8 +30,8 @@ def installed_versions() -> dict[str, str | None]:
     return {"python": platform.python_version(), "torch": str(torch.__version__), **versions}
 
 
-def processor() -> dict[str, str | int]:
-    """Returns the name of the CPU, and the instruction set and number of threads that torch uses.
+def processor(environment: Mapping[str, str]) -> dict[str, str | int]:
+    """Returns the name of the CPU, and the instruction set and number of threads of torch in an environment.
 
     CPUs of one name, such as "AMD EPYC", can have different instruction sets, with which results differ by
     rounding.
@@ -41,7 +42,8 @@ def processor() -> dict[str, str | int]:
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
     name = match[1] if match else platform.machine()
     instructions = torch.backends.cpu.get_cpu_capability()
-    return {"name": name, "instructions": instructions, "threads": torch.get_num_threads()}
+    threads = int(environment.get("OMP_NUM_THREADS", torch.get_num_threads()))
+    return {"name": name, "instructions": instructions, "threads": threads}
 
 
 def git_revision() -> dict[str, str | bool | None]:
@@ -65,11 +67,11 @@ def write_json(path: Path, content: object) -> None:
 
 
 def read_json(path: Path) -> dict:
-    """Returns the JSON object in a file, or {} if there is no file; raises ValueError if it is damaged."""
+    """Returns the JSON object in a file, or {} if there is no file; raises UserError if it is damaged."""
     try:
         return object_in(path)
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}): repair or remove it") from None
+        raise UserError(f"{path} is damaged ({error}): repair or remove it") from None
 
 
 def object_in(path: Path) -> dict:
@@ -81,7 +83,7 @@ def object_in(path: Path) -> dict:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Returns the objects in a JSON lines file; raises ValueError if a line before the last is damaged."""
+    """Returns the objects in a JSON lines file; raises UserError if a line before the last is damaged."""
     lines = path.read_text().splitlines() if path.exists() else []
     objects = []
     for number, line in enumerate(lines, 1):
@@ -92,16 +94,13 @@ def read_lines(path: Path) -> list[dict]:
         if isinstance(content, dict):
             objects.append(content)
         elif number < len(lines):
-            raise ValueError(
+            raise UserError(
                 f"{path} is damaged (line {number} is not a JSON object): remove the run's folder"
             )
     return objects
 
 
-IN_USE = "is in use by another training process"
-
-
-class InUse(ValueError):
+class InUse(UserError):
     """Raised if another process holds the lock of a run's folder."""
 
 
@@ -121,7 +120,7 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
                 break
             except BlockingIOError:
                 if time.monotonic() > end:
-                    raise InUse(f"{folder} {IN_USE}") from None
+                    raise InUse(f"{folder} is in use by another process") from None
                 time.sleep(0.1)
         yield lock
 
@@ -139,7 +138,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def check_settings(folder: Path, settings: dict) -> None:
-    """Raises ValueError if the run in the folder has been trained with different settings.
+    """Raises UserError if the run in the folder has been trained with different settings.
 
     The machine and the versions may differ, since the total batch stays the same. run.json lists the versions
     of the last start.
@@ -148,12 +147,8 @@ def check_settings(folder: Path, settings: dict) -> None:
     trained = (folder / name for name in ("checkpoints", "evaluation.json"))
     if not before or not any(path.exists() for path in trained):
         return
-    try:
-        different = run_differences(before, settings)
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or remove the folder") from None
-    if different:
-        raise ValueError(
+    if different := run_differences(before, settings):
+        raise UserError(
             f"{folder} contains a run with other settings ({'; '.join(different)}): use those settings, "
             "use another --results, or remove the folder"
         )
@@ -228,9 +223,9 @@ KINDS = ("train_inner", "valid", "train")  # kinds of log entries, in the order 
 
 
 class Log:
-    """The metrics that fairseq writes to train.log, copied to log.jsonl without duplicates.
+    """The metrics that fairseq writes to train.log, copied to log.jsonl.
 
-    Metrics missing in log.jsonl because its writer was killed are read from train.log.
+    At the start, metrics missing in log.jsonl because its writer was killed are read from train.log.
 
     Args:
         folder: the run's folder.
@@ -244,10 +239,8 @@ class Log:
         self.path, self.jsonl = folder / name, folder / "log.jsonl"
         logs = sorted(folder.glob("train*.log"), key=lambda path: path.stat().st_mtime)  # each node has a log
         lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
-        self._entries = {}
-        for entry in (*read_lines(self.jsonl), *filter(None, map(self.parse, lines))):
-            if entry_updates(entry) <= completed:
-                self.add(entry)
+        found = [*read_lines(self.jsonl), *filter(None, map(self.parse, lines))]
+        self.entries = in_order(entry for entry in found if entry_updates(entry) <= completed)
 
     def parse(self, line: str) -> dict | None:
         """Returns the metrics in a line of fairseq's output; None if it has none or is incomplete."""
@@ -256,42 +249,37 @@ class Log:
         with suppress(ValueError):
             return {"kind": match[1], **{k: to_number(v) for k, v in json.loads(match[2]).items()}}
 
-    def add(self, entry: dict) -> None:
-        """Adds an entry, which replaces an earlier entry with the same kind and update."""
-        self._entries[entry_updates(entry), KINDS.index(entry["kind"])] = entry
-
     def record(self, line: str) -> dict | None:
-        """Writes the metrics in a line of fairseq's output to log.jsonl and returns them."""
+        """Appends the metrics in a line of fairseq's output to log.jsonl and returns them."""
         if entry := self.parse(line):
-            self.add(entry)
-            self.write()
+            self.entries.append(entry)
+            with self.jsonl.open("a") as file:
+                file.write(json.dumps(entry) + "\n")
         return entry
 
-    def write(self) -> None:
-        """Writes log.jsonl."""
-        write_atomic(self.jsonl, "".join(json.dumps(entry) + "\n" for entry in self.entries()))
+    def restore(self, checkpoints: Path, updates: int) -> None:
+        """Writes the entries, and the summary of an epoch that was saved, but not logged before a kill."""
+        if self.entries and completed_updates(checkpoints):
+            with_ppl = any("ppl" in entry for entry in self.entries)
+            entry = epoch_summary(checkpoints / "checkpoint_last.pt", updates, with_ppl)
+            logged = {one["train_num_updates"] for one in self.entries if one["kind"] == "train"}
+            if entry and entry["train_num_updates"] not in logged:
+                self.entries = in_order([*self.entries, entry])
+        write_atomic(self.jsonl, "".join(json.dumps(entry) + "\n" for entry in self.entries))
 
-    def entries(self) -> list[dict]:
-        """Returns the entries in the order in which an uninterrupted training logs them."""
-        return [self._entries[key] for key in sorted(self._entries)]
 
-    def complete(self, checkpoints: Path, updates: int) -> None:
-        """Adds the summary of an epoch that was saved, but not logged before fairseq was killed."""
-        if not self._entries or not completed_updates(checkpoints):
-            return
-        entries = self.entries()
-        entry = epoch_summary(checkpoints / "checkpoint_last.pt", updates, any("ppl" in x for x in entries))
-        logged = {one["train_num_updates"] for one in entries if one["kind"] == "train"}
-        if entry and entry["train_num_updates"] not in logged:
-            self.add(entry)
-        self.write()
+def in_order(entries: Iterable[dict]) -> list[dict]:
+    """Returns log entries as fairseq logs them; the last one of each kind and number of updates."""
+    found = {(entry_updates(entry), KINDS.index(entry["kind"])): entry for entry in entries}
+    return [found[key] for key in sorted(found)]
 
-    def speed(self) -> dict[str, float]:
-        """Returns the median training speed, such as {"tokens_per_second": 9000.0}; {} if none was logged."""
-        measured = [entry for entry in self._entries.values() if entry.get("wps")]
-        if not measured:
-            return {}
-        return {f"{speed_unit(measured[0])}_per_second": statistics.median(x["wps"] for x in measured)}
+
+def training_speed(folder: Path) -> dict[str, float]:
+    """Returns the median logged speed, such as {"tokens_per_second": 9000.0}; {} if none was logged."""
+    measured = [entry for entry in read_lines(folder / "log.jsonl") if entry.get("wps")]
+    if not measured:
+        return {}
+    return {f"{speed_unit(measured[0])}_per_second": statistics.median(x["wps"] for x in measured)}
 
 
 def epoch_summary(checkpoint: Path, updates: int, with_ppl: bool) -> dict | None:

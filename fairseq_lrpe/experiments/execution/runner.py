@@ -9,13 +9,12 @@ import hashlib
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import socket
-from collections.abc import Iterable
+import threading
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO
@@ -24,16 +23,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
-from fairseq_lrpe.experiments.execution.launch import (
-    Launch,
-    check_checkpoint,
-    train_command,
-    update_freq,
-)
-from fairseq_lrpe.experiments.execution.progress import show_phase, show_training
+from fairseq_lrpe.experiments.execution.launch import Launch, train_command, visible_gpus
+from fairseq_lrpe.experiments.execution.progress import show_training
 from fairseq_lrpe.experiments.execution.run_directory import (
     InUse,
     Log,
+    is_locked,
     locked,
     read_json,
     read_lines,
@@ -42,12 +37,14 @@ from fairseq_lrpe.experiments.execution.run_directory import (
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.experiments.spec.kinds import Kind
 from fairseq_lrpe.experiments.spec.run import Run
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, atomic_file, display_path, write_atomic
 from fairseq_lrpe.utils.gpus import gpus_here
 from fairseq_lrpe.utils.subprocesses import CommandFailed, run_command
 
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
-ERROR_PREFIX = "fairseq_lrpe: "  # start of a message with which the plugin exits from fairseq-train
+REJECTIONS = ("fairseq_lrpe: ", "fairseq-train: error: ", "train.py: error: ")
+"""Starts of the last line of a fairseq-train that rejects its arguments."""
 
 
 @dataclass
@@ -58,6 +55,8 @@ class Job:
         results: the folder to which runs are written.
         launch: the hardware and precision.
         more: further arguments of fairseq-train.
+        environment: environment variables of its commands, besides those of this process.
+        stop: ends the commands of a run that is executed in a thread when it is set.
         lock: the open lock file of the folder while this process holds the lock.
         moved: the run's folder if it was moved or copied from its path below ``results``.
     """
@@ -67,6 +66,8 @@ class Job:
     results: Path
     launch: Launch = field(default_factory=Launch)
     more: list[str] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=dict)
+    stop: threading.Event | None = None
     lock: IO | None = None
     moved: Path | None = None
 
@@ -84,6 +85,30 @@ class Job:
         return self.moved or self.run.folder(self.results)
 
     @property
+    def record(self) -> dict:
+        """The content of evaluation.json."""
+        return read_json(self.folder / "evaluation.json")
+
+    @property
+    def state(self) -> str:
+        """One of "absent", "in use" (by another process or thread), "partial" and "finished".
+
+        A trial is also finished if its checkpoint was removed in favor of a better trial.
+        """
+        if not self.folder.exists():
+            return "absent"
+        if self.lock is None and is_locked(self.folder):
+            return "in use"
+        record = self.record
+        missing, trials = missing_evaluations(self, record), self.trials()
+        if "finished" not in record or {trial_name(self, x) for x in trials} != set(record.get("tried", ())):
+            return "partial"
+        first = next(iter(self.kind.evaluations(self.cfg)), None)
+        is_trial = bool(self.experiment.cfg.choose) and not trials
+        is_discarded = is_trial and first not in missing and not self.checkpoint.exists()
+        return "finished" if is_discarded or not missing else "partial"
+
+    @property
     def checkpoint(self) -> Path:
         """The checkpoint to evaluate; a run that chooses among trials has a link to the best one."""
         return run_directory.evaluated_checkpoint(self.folder, self.cfg.evaluate.checkpoint)
@@ -98,56 +123,59 @@ class Job:
         initial = self.experiment.starts_from(self.run)
         if not isinstance(initial, Run):
             return initial
-        other = self.experiment.other(initial.experiment)
-        return Job(other, initial, self.results).checkpoint
+        return Job(self.experiment.other(initial.experiment), initial, self.results).checkpoint
 
     def trials(self) -> list["Job"]:
         """Returns the jobs of the trials among which this job chooses the best; empty without ``choose``."""
-        runs = self.experiment.trials(self.run)
-        return [Job(self.experiment, run, self.results, self.launch, self.more) for run in runs]
+        return [replace(self, run=run, lock=None) for run in self.experiment.trials(self.run)]
+
+    def say(self, text: str) -> None:
+        """Prints a line, unless the run is executed in a thread beside others."""
+        if self.stop is None:
+            print(text, flush=True)
 
     def call(self, command: list[str], name: str) -> Path:
-        """Runs a command of the evaluation ``name`` and returns the path of its log.
+        """Runs a command of the evaluation ``name`` and returns the path of its log."""
+        log = self.folder / f"eval-{name}.log"
+        log.unlink(missing_ok=True)
+        self.run_command(command, log)
+        return log
+
+    def run_command(self, command: list[str], log: Path, on_line=lambda line: None) -> None:
+        """Runs a command of the run and appends its output to a log.
 
         The command inherits the lock, so that the folder stays locked if this process is killed.
         """
-        log = self.folder / f"eval-{name}.log"
-        log.unlink(missing_ok=True)
-        run_command(command, log, cwd=REPOSITORY, pass_fds=[self.lock.fileno()] if self.lock else [])
-        return log
+        locks = [self.lock.fileno()] if self.lock else []
+        run_command(command, log, on_line, self.environment, self.stop, cwd=REPOSITORY, pass_fds=locks)
 
     def check(self) -> None:
-        """Raises ValueError for errors that would otherwise occur during or after training."""
+        """Raises UserError for errors that would otherwise occur during or after training."""
         for trial in self.trials():
             trial.check()
             if not self.kind.evaluations(self.cfg):
                 example = "evaluations.x={split: valid}"
-                raise ValueError(f"{self.run} needs an evaluation to compare its trials, such as {example}")
+                raise UserError(f"{self.run} needs an evaluation to compare its trials, such as {example}")
         self.check_start()
-        if self.kind.trains:
-            update_freq(self.cfg.batch, self.launch.gpus, self.launch.nodes)
         data_sizes(self.kind, self.cfg)
-        if not self.kind.trains:
-            return
-        command = train_command(self)
-        if self.kind.evaluations(self.cfg) and not self.trials() and not self.checkpoint.exists():
-            check_checkpoint(self, command)
+        if self.kind.trains:
+            train_command(self)
 
     def check_start(self) -> None:
-        """Raises ValueError if the checkpoint that initializes the model does not exist."""
+        """Raises UserError if the checkpoint that initializes the model does not exist."""
         initial = self.experiment.starts_from(self.run)
         if isinstance(initial, Path) and not initial.is_file():
-            raise ValueError(f"the checkpoint {initial} does not exist, and no experiment has that name")
+            raise UserError(f"the checkpoint {initial} does not exist, and no experiment has that name")
         if isinstance(initial, Run) and not self.starts_from.is_file():
             changes = [f"{key}={value}" for key, value in initial.changes]
             words = [initial.experiment, initial.method, "--attention", initial.attention]
-            words += ["--seed", str(initial.seed), "--results", str(display_path(self.results)), *changes]
+            words += ["--seeds", str(initial.seed), "--results", str(display_path(self.results)), *changes]
             command = shlex.join(["lrpe", "train", *words])
-            raise ValueError(f"{self.run} starts from {initial}, which is not trained: `{command}` trains it")
+            raise UserError(f"{self.run} starts from {initial}, which is not trained: `{command}` trains it")
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
-    """Returns {file: size in bytes} of a run's data; raises ValueError if a file is missing."""
+    """Returns {file: size in bytes} of a run's data; raises UserError if a file is missing."""
     folder, files = REPOSITORY / cfg.data, kind.data(cfg)
     names = {os.path.relpath(path, folder): path for path in files}
     if absent := [name for name, path in names.items() if not path.is_file()]:
@@ -158,16 +186,8 @@ def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
             remedy = f"{first}`{command}{vectors}` prepares it, or override data=FOLDER"
         else:
             remedy = f"`{PREPARE}` lists the corpora, or override data=FOLDER"
-        raise ValueError(f"{folder} lacks {', '.join(absent)}: {remedy}")
+        raise UserError(f"{folder} lacks {', '.join(absent)}: {remedy}")
     return {name: path.stat().st_size for name, path in names.items()}
-
-
-def is_finished(job: Job) -> bool:
-    """Returns whether all trials and evaluations of the run are recorded."""
-    record = read_json(job.folder / "evaluation.json")
-    trials = {trial_name(job, trial) for trial in job.trials()}
-    is_complete = trials == set(record.get("tried", ()))
-    return "finished" in record and is_complete and not missing_evaluations(job, record)
 
 
 def missing_evaluations(job: Job, record: dict) -> list[str]:
@@ -185,7 +205,7 @@ def evaluation_settings(job: Job, name: str) -> dict:
     return {"checkpoint": evaluate["checkpoint"], **flags, **job.kind.evaluations(job.cfg)[name]}
 
 
-class TrainingRejected(ValueError):
+class TrainingRejected(UserError):
     """Raised if fairseq-train rejects its arguments."""
 
 
@@ -209,6 +229,8 @@ def execute_run(job: Job) -> None:
                 with suppress(OSError):  # another run may have written to it
                     parent.rmdir()
         raise
+    finally:
+        job.lock = None
 
 
 def run_primary(job: Job) -> None:
@@ -217,25 +239,25 @@ def run_primary(job: Job) -> None:
     for one in (job, *trials):
         config = OmegaConf.to_container(one.cfg, resolve=True)
         run_directory.check_settings(one.folder, {**settings, "config": config})
-    if is_finished(job):
-        print(f"already finished: {job.folder}")
+    if job.state == "finished":
+        job.say(f"already finished: {job.folder}")
         return
     if trials:
         choose(job, trials, {**settings, "updates": sum(trial.updates for trial in trials)})
     else:
         if not job.kind.trains:
             write_json(job.folder / "run.json", settings)
-        elif not read_json(job.folder / "evaluation.json").get("finished"):
+        elif not job.record.get("finished"):
             train(job, settings)
-        for name in missing_evaluations(job, read_json(job.folder / "evaluation.json")):
-            with show_phase(str(job.run), f"evaluating {name}"):
-                evaluate(job, [name])
-    record = {"evaluations": {}, **read_json(job.folder / "evaluation.json")}
-    write_json(job.folder / "evaluation.json", {**record, "finished": run_directory.timestamp()})
+        for name in missing_evaluations(job, job.record):
+            job.say(f"{job.run}: evaluating {name}")
+            evaluate(job, name)
+    record = {"evaluations": {}, **job.record, "finished": run_directory.timestamp()}
+    write_json(job.folder / "evaluation.json", record)
     for name, measured in record["evaluations"].items():
         if text := job.kind.describe(job.cfg, measured):
-            print(f"{name}: {text}")
-    print(f"finished: {job.folder}")
+            job.say(f"{name}: {text}")
+    job.say(f"finished: {job.folder}")
 
 
 def train(job: Job, settings: dict) -> None:
@@ -243,51 +265,38 @@ def train(job: Job, settings: dict) -> None:
     folder, before = job.folder, read_json(job.folder / "run.json")
     if before:
         settings["started"] = before["started"]
-        print(f"resuming: {folder}")
+        job.say(f"resuming: {folder}")
     command = train_command(job)
     run_directory.repair_checkpoints(folder / "checkpoints")
     extend_run.start(job, settings)
     write_json(folder / "run.json", settings)
     write_atomic(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
     log = Log(folder, completed=run_directory.completed_updates(folder / "checkpoints"))
-    log.complete(folder / "checkpoints", job.updates)
+    log.restore(folder / "checkpoints", job.updates)
     try:
         run_training(job, command, log)
     except CommandFailed as error:
-        raise explain_failure(job, error) from None
-    # All logs, because the process that logs the metrics may be on another node.
-    if speed := Log(folder, completed=job.updates).speed():
+        last = str(error).splitlines()[-1]
+        if reason := next((last.removeprefix(start) for start in REJECTIONS if last.startswith(start)), None):
+            raise TrainingRejected(f"{job.run}: fairseq-train rejects its arguments: {reason}") from None
+        raise
+    if speed := run_directory.training_speed(folder):
         record_evaluation(job, "training", speed)
 
 
 def run_training(job: Job, command: list[str], log: Log) -> None:
     """Runs fairseq-train unless the last checkpoint already has all updates."""
-    print(shlex.join(command), flush=True)
+    job.say(shlex.join(command))
     # fairseq would train a finished model for one more update.
     if run_directory.completed_updates(job.folder / "checkpoints") < job.updates:
-        locks = [job.lock.fileno()] if job.lock else []
-        with show_training(str(job.run), job.updates, log, job.kind.validation_metric(job)) as record:
-            run_command(command, log.path, record, cwd=REPOSITORY, pass_fds=locks)
-
-
-def explain_failure(job: Job, error: CommandFailed) -> Exception:
-    """Returns TrainingRejected with the YAML key if fairseq-train rejected an argument, or else the error."""
-    last = str(error).splitlines()[-1]
-    if last.startswith(ERROR_PREFIX):
-        return TrainingRejected(last.removeprefix(ERROR_PREFIX))
-    match = re.search(r"error: (?:argument|unrecognized arguments:) --([\w-]+)", str(error))
-    key = match and f"train.{match[1].replace('-', '_')}"
-    if not match or OmegaConf.select(job.cfg, key) is None:
-        return error
-    reason, changes = str(error)[match.start() :].splitlines()[0], dict(job.run.changes)
-    source = f"{display_path(job.experiment.file_of(key))}: {key}"
-    source = f"{key}={changes[key]}" if key in changes else source
-    return TrainingRejected(f"{source}: fairseq-train rejects it ({reason})")
+        with show_training(job, log) as record:
+            job.run_command(command, log.path, record)
 
 
 def run_worker(job: Job) -> None:
     """Joins the training of the node that holds the lock; writes only the log of this node."""
-    for one in [trial for trial in job.trials() if not was_discarded(trial)] if job.trials() else [job]:
+    trials = [trial for trial in job.trials() if trial.state != "finished"]
+    for one in trials if job.trials() else [job]:
         name = f"train-{socket.gethostname()}-{os.getpid()}.log"
         log = Log(one.folder, name, run_directory.completed_updates(one.folder / "checkpoints"))
         run_training(one, train_command(one), log)
@@ -303,9 +312,11 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
     first, metric = next(iter(job.kind.evaluations(job.cfg))), next(iter(job.kind.metrics))
     tried, updates, log = {}, 0, ""
     for trial in trials:
-        if not was_discarded(trial):
+        if trial.state == "finished":
+            job.say(f"already finished: {trial.folder}")
+        else:
             execute_run(trial)
-        tried[trial_name(job, trial)] = read_json(trial.folder / "evaluation.json")["evaluations"]
+        tried[trial_name(job, trial)] = trial.record["evaluations"]
         updates += trial.updates
         log += json.dumps({"kind": "tried", "trial": trial_name(job, trial), "num_updates": updates}) + "\n"
         write_atomic(job.folder / "log.jsonl", log)
@@ -326,7 +337,7 @@ def choose(job: Job, trials: list[Job], settings: dict) -> None:
     path = str(own.relative_to(job.folder))
     record = {"chosen": name, "checkpoint": path, "evaluations": tried[name], "tried": tried}
     write_json(job.folder / "evaluation.json", record)
-    print(f"best of {len(tried)}: {name}")
+    job.say(f"best of {len(tried)}: {name}")
 
 
 def link(checkpoint: Path, own: Path) -> None:
@@ -342,55 +353,51 @@ def link(checkpoint: Path, own: Path) -> None:
             shutil.copyfile(checkpoint, part)
 
 
-def was_discarded(trial: Job) -> bool:
-    """Returns whether a trial was evaluated, and its checkpoint removed in favor of a better trial."""
-    record = read_json(trial.folder / "evaluation.json")
-    first = next(iter(trial.kind.evaluations(trial.cfg)), None)
-    is_evaluated = "finished" in record and first not in missing_evaluations(trial, record)
-    return is_evaluated and not trial.checkpoint.exists()
-
-
 def trial_name(job: Job, trial: Job) -> str:
     """Returns the changes of a trial that its run does not have, such as "train.lr=0.001"."""
     return " ".join(f"{key}={value}" for key, value in trial.run.changes if key not in dict(job.run.changes))
 
 
-def evaluate(job: Job, names: Iterable[str]) -> None:
-    """Evaluates the job's checkpoint and records each evaluation as soon as it is finished."""
-    for name in names:
-        if job.kind.trains and not job.checkpoint.exists():
-            existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
-            remedy = f"remove {job.folder} to train it again"
-            remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else remedy
-            raise ValueError(f"{job.checkpoint} does not exist: {remedy}")
-        settings = evaluation_settings(job, name)
-        record_evaluation(job, name, {"settings": settings, **job.kind.evaluate(job, name)})
+def evaluate(job: Job, name: str) -> None:
+    """Evaluates the job's checkpoint and records the evaluation."""
+    if job.kind.trains and not job.checkpoint.exists():
+        existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
+        remedy = f"remove {job.folder} to train it again"
+        remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else remedy
+        raise UserError(f"{job.checkpoint} does not exist: {remedy}")
+    record_evaluation(job, name, {"settings": evaluation_settings(job, name), **job.kind.evaluate(job, name)})
 
 
 def record_evaluation(job: Job, name: str, measured: dict) -> None:
     """Adds an evaluation to the run's evaluation.json."""
-    path = job.folder / "evaluation.json"
-    record = read_json(path)
-    write_json(path, {**record, "evaluations": {**record.get("evaluations", {}), name: measured}})
+    record = job.record
+    evaluations = {**record.get("evaluations", {}), name: measured}
+    write_json(job.folder / "evaluation.json", {**record, "evaluations": evaluations})
 
 
 def run_settings(job: Job) -> dict:
     """Returns the content of the run's run.json."""
-    initial = None
+    initial, environment = None, {**os.environ, **job.environment}
+    config = OmegaConf.to_container(job.cfg, resolve=True)
     if job.starts_from:
         with job.starts_from.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         initial = {"path": str(display_path(job.starts_from)), "sha256": sha256}
+        start = job.experiment.starts_from(job.run)
+        if isinstance(start, Run) and start != job.experiment.without_overrides.starts_from(job.run):
+            config["starts_from"] = initial["path"]  # so that the run is not recorded as one of the table
+    names = dict(zip(visible_gpus(), gpus_here(), strict=True))
+    share = job.environment.get("CUDA_VISIBLE_DEVICES", ",".join(names)).split(",")
     return {
         **asdict(job.run),
         "kind": job.cfg.kind,
         "changes": dict(job.run.changes),
         "updates": job.updates,
         **asdict(job.launch),
-        "gpu_names": [] if job.launch.cpu else list(gpus_here()),
-        "processor": run_directory.processor(),
+        "gpu_names": [] if job.launch.cpu else [names[gpu] for gpu in share],
+        "processor": run_directory.processor(environment),
         "flags": job.more,
-        "config": OmegaConf.to_container(job.cfg, resolve=True),
+        "config": config,
         "starts_from": initial,
         "data": data_sizes(job.kind, job.cfg),
         "versions": run_directory.installed_versions(),

@@ -1,117 +1,56 @@
 """Executes the runs of a table in an order that respects their dependencies, several at a time."""
 
 import os
-import subprocess
-import sys
-import tempfile
+import threading
 import time
-from collections.abc import Iterator
+import traceback
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from graphlib import TopologicalSorter
-from typing import IO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
-from fairseq_lrpe.experiments.execution.run_directory import IN_USE, is_locked
-from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, is_finished, was_discarded
+from fairseq_lrpe.experiments.execution.run_directory import InUse
+from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, execute_run
 from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.utils.subprocesses import die_with_parent
+from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.subprocesses import CommandFailed
+
+POLL_SECONDS = 0.3
 
 
-class LocalLauncher:
-    """A context manager that starts runs as processes on this machine, and terminates them on exit.
-
-    Args:
-        jobs: the maximum number of runs at a time.
-        gpus: the number of GPUs of each run; if None, each run uses its default.
-    """
-
-    def __init__(self, jobs: int, gpus: int | None):
-        self.jobs, self.gpus = jobs, gpus
-        self.slots: dict[int, tuple[Run, subprocess.Popen, IO]] = {}
-
-    def __enter__(self) -> "LocalLauncher":
-        return self
-
-    def __exit__(self, *_) -> None:
-        for _, process, _ in self.slots.values():
-            process.terminate()
-        for _, process, errors in self.slots.values():
-            process.wait()
-            errors.close()
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.slots) == self.jobs
-
-    @property
-    def running(self) -> list[Run]:
-        return [run for run, *_ in self.slots.values()]
-
-    def launch(self, run: Run, arguments: list[str]) -> None:
-        """Starts ``lrpe train`` with these arguments in a free slot."""
-        slot = next(slot for slot in range(self.jobs) if slot not in self.slots)
-        # A pipe that is read at the end may be full before, which blocks the process.
-        errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
-        environment = job_environment(slot, self.jobs, self.gpus)
-        self.slots[slot] = run, start_process(arguments, environment, errors), errors
-
-    def collect(self) -> Iterator[tuple[Run, int, str]]:
-        """Yields the run, exit code and standard error of each process that has ended, and frees its slot."""
-        for slot, (run, process, errors) in list(self.slots.items()):
-            if process.poll() is not None:
-                del self.slots[slot]
-                with errors:
-                    errors.seek(0)
-                    yield run, process.returncode, errors.read().strip()
-
-
-def start_process(
-    arguments: list[str], environment: dict[str, str], stderr: IO | int = subprocess.PIPE
-) -> subprocess.Popen:
-    """Starts ``lrpe train`` in a process that ends with this one."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "fairseq_lrpe", "train", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        text=True,
-        env=environment,
-        start_new_session=True,  # Ctrl-C reaches only this process, which terminates the others
-        preexec_fn=die_with_parent(),
-    )
-
-
-def job_environment(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
-    """Returns the environment variables that give a job its share of the GPUs or CPU cores.
+def share_of_machine(slot: int, jobs: int, gpus: int | None) -> dict[str, str]:
+    """Returns the environment variables that give a run its share of the GPUs or CPU cores.
 
     An existing OMP_NUM_THREADS takes precedence, since on cores that are shared with other work, the
     synchronization of many threads slows down training several times.
     """
     share = visible_gpus()[slot * (gpus or 0) : (slot + 1) * (gpus or 0)]
     if share:
-        return {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(share)}
-    return {"OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // jobs)), **os.environ}
+        return {"CUDA_VISIBLE_DEVICES": ",".join(share)}
+    cores = max(1, len(os.sched_getaffinity(0)) // jobs)
+    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(cores))}
 
 
 def gpus_per_job(jobs: int, gpus: int | None, dry_run: bool) -> int | None:
-    """Returns the number of GPUs of each job, or None for its default; raises ValueError for too few GPUs."""
+    """Returns the number of GPUs of each job, or None for its default; raises UserError for too few GPUs."""
     available = len(visible_gpus())
     if gpus is None and available:
         if available < jobs:
-            raise ValueError(f"--jobs {jobs}: each job needs a GPU, and this machine has {available}")
+            raise UserError(f"--jobs {jobs}: each job needs a GPU, and this machine has {available}")
         return available // jobs
     if available and gpus * jobs > available and not dry_run:
-        raise ValueError(f"--jobs {jobs} --gpus {gpus}: the number of GPUs of this machine is {available}")
+        raise UserError(f"--jobs {jobs} --gpus {gpus}: the number of GPUs of this machine is {available}")
     return gpus
 
 
 def jobs_with_data(
     planned: dict[Run, Job], gpus: int | None, nodes: int = 1
 ) -> tuple[dict[Run, Job], list[str]]:
-    """Returns runs with data, and a message per experiment without data; ValueError if no run has data."""
+    """Returns runs with data, and a message per experiment without data; UserError if no run has data."""
     ready, messages = {}, {}
     for run, job in planned.items():
         update_freq(job.cfg.batch, gpus or 0, nodes)
@@ -123,77 +62,121 @@ def jobs_with_data(
         except ValueError as error:
             messages[f"{run.experiment} is skipped: {error}"] = None
     if not ready:
-        raise ValueError("; ".join(messages))
+        raise UserError("; ".join(messages))
     return ready, list(messages)
 
 
-def train_arguments(job: Job) -> list[str]:
-    """Returns the arguments of ``lrpe train`` that execute a run, except the flags of the machine."""
-    run, initial = job.run, job.experiment.starts_from(job.run)
-    arguments = [run.experiment, run.method, "--attention", run.attention, "--seed", str(run.seed)]
-    arguments += [*(f"{key}={value}" for key, value in run.changes), *job.experiment.free]
-    # Overrides of a table, but not of `lrpe train`, also apply to the run that initializes this one. Its
-    # checkpoint is given only in this case: a run with a path in its settings cannot be recorded.
-    if initial != job.experiment.without_overrides.starts_from(run):
-        arguments.append(f"starts_from={job.starts_from}")
-    return arguments
+def execute(job: Job) -> str | None:
+    """Executes a run in this thread; returns the message of its error, or None.
 
-
-def is_complete(job: Job) -> bool:
-    """Returns whether all evaluations of a run are recorded, or the run is a trial that was discarded."""
-    is_trial = bool(job.experiment.cfg.choose) and not job.trials()
-    return job.folder.is_dir() and (is_finished(job) or (is_trial and was_discarded(job)))
-
-
-def execute_runs(jobs: dict[Run, Job], launcher: LocalLauncher, flags: list[str]) -> list[str]:
-    """Executes the runs that are not complete, each after the runs that it needs.
-
-    Waits for runs that another process executes, such as those of another table. A failed run does not stop
-    the others. ``flags`` are further arguments of ``lrpe train``. Returns a message for each failed run.
+    Raises InUse if another process executes it.
     """
-    priority = {run: number for number, run in enumerate(jobs) if not is_complete(jobs[run])}
-    needs = {run: priority.keys() & jobs[run].experiment.needs(run) for run in priority}
-    order = TopologicalSorter(needs)
-    order.prepare()
-    ready, in_use, errors, last_report = [], set(), [], time.monotonic()
-    console = Console(highlight=False, soft_wrap=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console) as display, launcher:
-        bar = display.add_task("", total=len(jobs), completed=len(jobs) - len(priority))
+    try:
+        job.check()
+        execute_run(job)
+    except InUse:
+        raise
+    except (ValueError, OSError, CommandFailed) as error:
+        return str(error)
+    except Exception:  # a bug must not stop the other runs
+        return traceback.format_exc()
+    return None
 
-        def finish(run):
-            order.done(run)
-            display.advance(bar)
 
-        while order.is_active():
-            ready = sorted([*ready, *order.get_ready()], key=priority.get)
-            for run in list(ready) if not launcher.is_full else ():
-                if is_locked(run.folder(jobs[run].results)):
-                    if run not in in_use:
-                        console.print(f"waiting  {run}: in use by another process")
-                    in_use.add(run)
-                    continue
-                ready.remove(run)
-                if is_complete(jobs[run]):  # completed by another process
-                    finish(run)
-                    continue
-                console.print(f"started  {run}")
-                launcher.launch(run, [*train_arguments(jobs[run]), *flags])
-                if launcher.is_full:
-                    break
-            for run, code, error in launcher.collect():
-                if code and IN_USE in error:  # another process has locked it: try the other runs first
-                    priority[run] = max(priority.values()) + 1
-                    ready.append(run)
-                    continue
-                if code:
-                    errors.append(f"{run}: {error}")
-                console.print(f"{'FAILED  ' if code else 'finished'} {run}")
-                finish(run)
-            if time.monotonic() - last_report >= progress.REPORT_INTERVAL:
-                last_report = time.monotonic()
-                for run in launcher.running:
-                    console.print(progress.describe_job(jobs[run]))
-            display.update(bar, description=", ".join(map(str, launcher.running)))
-            time.sleep(0.3)
-    return errors
+class Scheduler:
+    """Executes the runs that are not finished in threads, each after the runs that it needs.
+
+    Waits for runs that another process executes, such as those of another table. A failed run stops only the
+    runs that need it.
+
+    Args:
+        jobs: the runs, each after those it needs.
+        count: the maximum number of runs at a time.
+        gpus: the number of GPUs of each run.
+    """
+
+    def __init__(self, jobs: dict[Run, Job], count: int, gpus: int | None):
+        self.jobs, self.count, self.gpus = jobs, count, gpus
+        runs = [run for run, job in jobs.items() if job.state != "finished"]
+        self.priority = {run: number for number, run in enumerate(runs)}
+        self.needs = {run: self.priority.keys() & jobs[run].experiment.needs(run) for run in runs}
+        self.order = TopologicalSorter(self.needs)
+        self.ready, self.in_use, self.errors = [], set(), []
+        self.running: dict[Future, tuple[Run, int]] = {}
+        self.failed: dict[
+            Run, Run
+        ] = {}  # {run: the failed run because of which it failed or was not started}
+        self.stop = threading.Event()
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self.display = Progress(*columns, console=Console(highlight=False, markup=False, soft_wrap=True))
+        self.bar = self.display.add_task("", total=len(jobs), completed=len(jobs) - len(runs))
+
+    def execute(self) -> list[str]:
+        """Executes the runs; returns a message for each run that failed or was not started."""
+        self.order.prepare()
+        if self.order.is_active():
+            # Threads would import it at the same time, which its circular imports do not support.
+            import fairseq_lrpe.fairseq_ext.fairseq_import  # noqa: F401  (this import takes seconds)
+        reported = time.monotonic()
+        with self.display, ThreadPoolExecutor(self.count) as pool:
+            try:
+                while self.order.is_active():
+                    self.ready = sorted([*self.ready, *self.order.get_ready()], key=self.priority.get)
+                    self.start(pool)
+                    self.collect()
+                    if time.monotonic() - reported >= progress.REPORT_INTERVAL:
+                        reported = time.monotonic()
+                        for run, _ in self.running.values():
+                            self.display.console.print(progress.describe_job(self.jobs[run]))
+            finally:
+                self.stop.set()
+        return self.errors
+
+    def start(self, pool: ThreadPoolExecutor) -> None:
+        """Starts runs that are ready while there are free slots."""
+        for run in list(self.ready):
+            if len(self.running) == self.count:
+                break
+            cause = next((self.failed[other] for other in self.needs[run] if other in self.failed), None)
+            state = self.jobs[run].state if cause is None else "not started"
+            if state == "in use":
+                if run not in self.in_use:
+                    self.display.console.print(f"waiting  {run}: in use by another process")
+                self.in_use.add(run)
+                continue
+            self.ready.remove(run)
+            if cause is not None:
+                self.finish(run, f"not started: {cause} failed", cause)
+            elif state == "finished":  # by another process
+                self.finish(run)
+            else:
+                self.display.console.print(f"started  {run}")
+                slots = {slot for _, slot in self.running.values()}
+                slot = next(slot for slot in range(self.count) if slot not in slots)
+                share = share_of_machine(slot, self.count, self.gpus)
+                job = replace(self.jobs[run], environment=share, stop=self.stop)
+                self.running[pool.submit(execute, job)] = run, slot
+
+    def collect(self) -> None:
+        """Waits a short time for runs to end, and handles those that ended."""
+        if not self.running:
+            time.sleep(POLL_SECONDS)
+        for future in wait(self.running, POLL_SECONDS, FIRST_COMPLETED).done:
+            run, _ = self.running.pop(future)
+            try:
+                self.finish(run, future.result(), run)
+            except InUse:  # another process has locked it: try the other runs first
+                self.priority[run] = max(self.priority.values()) + 1
+                self.ready.append(run)
+
+    def finish(self, run: Run, error: str | None = None, cause: Run | None = None) -> None:
+        """Marks a run as done; with an error, the runs that need it are not started because of ``cause``."""
+        if error is None:
+            self.display.console.print(f"finished {run}")
+        else:
+            self.errors.append(f"{run}: {error}")
+            self.failed[run] = cause
+            self.display.console.print(f"FAILED   {run}: {error.splitlines()[-1]}")
+        self.order.done(run)
+        self.display.advance(self.bar)
+        self.display.update(self.bar, description=", ".join(str(one) for one, _ in self.running.values()))

@@ -16,10 +16,10 @@ from omegaconf.errors import OmegaConfBaseException
 from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.spec.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.spec.schema import InvalidKey, validate
-from fairseq_lrpe.methods import LINEAR_BACKENDS, LINEAR_NORMS, METHODS
+from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, visible_files
 from fairseq_lrpe.utils.suggest import choices
-from fairseq_lrpe.utils.yaml_loader import parse
 
 FREE = ("source", "data", "seeds", "starts_from", "grid", "choose", "evaluate", "evaluations")
 FREE += ("batch.per_gpu", "train.log_interval", "train.num_workers", "train.data_buffer_size")
@@ -28,30 +28,6 @@ FREE += ("train.linear_backend",)  # all backends compute the same function
 
 OPEN = ("evaluations", "grid", "choose")
 """Sections of a YAML file to which overrides can add keys."""
-
-OWN_FLAGS = {
-    "task": "the experiment's kind determines it",
-    "arch": "METHOD and --attention determine it",
-    "max_update": "updates= determines it",
-    **dict.fromkeys(
-        ("batch_size", "max_tokens", "update_freq"), "batch.total= and batch.per_gpu= determine it"
-    ),
-    "seed": "--seed or seeds= determines it",
-    "save_dir": "--results determines it",
-    **dict.fromkeys(("finetune_from_model", "restore_file"), "starts_from= determines it"),
-    **dict.fromkeys(("cpu", "tpu"), "--cpu determines it"),
-    **dict.fromkeys(("fp16", "bf16"), "--precision determines it"),
-    "distributed_world_size": "--gpus and --nodes determine it",
-    **dict.fromkeys(("user_dir", "log_format", "required_batch_size_multiple"), "lrpe needs its own value"),
-    **{
-        f"reset_{part}": "it would apply again whenever the run is resumed"
-        for part in ("dataloader", "lr_scheduler", "meters", "optimizer")
-    },
-}
-"""{flag of fairseq-train that an experiment cannot set: the reason}"""
-
-COMPONENTS = ("criterion", "optimizer", "lr_scheduler", "tokenizer", "bpe", "scoring")
-"""Flags of fairseq-train that select components with flags of their own."""
 
 LISTING = "`bash scripts/train.sh --help` lists the experiments"
 SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions")
@@ -79,13 +55,6 @@ def method_flags() -> list[str]:
     return [*SHARED_FLAGS, *option_flags()]
 
 
-def check_flags(flags: Iterable[str], prefix: str = "train.") -> None:
-    """Raises InvalidKey if one of fairseq-train's flags, as after ``prefix``, is one of ``OWN_FLAGS``."""
-    for flag in flags:
-        if reason := OWN_FLAGS.get(flag.replace("-", "_")):
-            raise InvalidKey(f"{prefix}{flag}", f"cannot be set, because {reason}")
-
-
 def encoding_for(key: str) -> str | None:
     """Returns the encoding that has the option ``key``, such as ``train.lrpe_core``, or None."""
     return option_flags().get(key.removeprefix("train."), (None, None))[0]
@@ -102,21 +71,19 @@ def is_free(key: str) -> bool:
 
 
 def read_yaml(path: Path) -> dict:
-    """Returns the mapping in a YAML file; raises ValueError with one line if the file is invalid."""
+    """Returns the mapping in a YAML file; raises UserError with one line if the file is invalid."""
     return copy.deepcopy(_parsed(path, path.stat().st_mtime_ns))
 
 
 @cache  # tables read the same few files repeatedly
 def _parsed(path, modified):
     try:
-        content = parse(path.read_text(encoding="utf-8-sig"))
-    except yaml.YAMLError as error:
-        raise ValueError(f"{display_path(path)} is not valid YAML: {' '.join(str(error).split())}") from None
-    except ValueError as error:  # too large, or not UTF-8
-        raise ValueError(f"{display_path(path)}: {error}") from None
-    if content is not None and not isinstance(content, dict):
-        raise ValueError(f"{display_path(path)} is not a mapping of keys to values")
-    return content or {}
+        content = OmegaConf.load(path)
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise UserError(f"{display_path(path)} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, DictConfig):
+        raise UserError(f"{display_path(path)} is not a mapping of keys to values")
+    return OmegaConf.to_container(content)
 
 
 def build_config(kind: Kind, content: DictConfig) -> DictConfig:
@@ -137,7 +104,6 @@ class Experiment:
         paths: the YAML file and the files that it extends with ``defaults``.
         shared: overrides that also apply to the experiments from which runs start, if these have the key.
         changes: the other overrides as {key: value}, which are part of the identity of each run.
-        free: the overrides of ``FREE`` settings, "KEY=VALUE".
     """
 
     name: str
@@ -146,7 +112,6 @@ class Experiment:
     paths: list[Path]
     shared: list[str]
     changes: dict[str, str] = field(default_factory=dict)
-    free: list[str] = field(default_factory=list)
     _others: dict[str, "Experiment"] = field(default_factory=dict)
 
     @classmethod
@@ -154,39 +119,36 @@ class Experiment:
         """Loads and validates an experiment.
 
         Raises:
-            ValueError: a YAML file or an override is invalid.
+            UserError: a YAML file or an override is invalid.
         """
         if name not in experiments():
-            raise ValueError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
+            raise UserError(f"unknown experiment {name!r}{choices(name, experiments(), LISTING)}")
         contents, base = {}, name
         while base:
             path = CONFIGS / f"{base}.yaml"
             if path in contents or not path.is_file():
                 last = display_path(list(contents)[-1])
-                raise ValueError(f"{last}: defaults: {base} does not exist, or extends this file")
+                raise UserError(f"{last}: defaults: {base} does not exist, or extends this file")
             contents[path] = read_yaml(path)
             base = contents[path].pop("defaults", None)
         kind = next((content["kind"] for content in contents.values() if "kind" in content), None)
         if kind not in list(KINDS):
-            raise ValueError(f"{display_path(path)}: kind: unknown kind {kind!r}{choices(kind, KINDS)}")
+            raise UserError(f"{display_path(path)}: kind: unknown kind {kind!r}{choices(kind, KINDS)}")
         paths = list(contents)
         try:
             merged = OmegaConf.merge(*reversed(contents.values()))
             experiment = cls(name, build_config(KINDS[kind], merged), KINDS[kind], paths, list(shared))
-            check_flags(experiment.cfg.train)
-            for method, flags in experiment.cfg.by_method.items():
-                check_flags(flags, f"by_method.{method}.")
         except InvalidKey as error:
             path = next((path for path in paths if _contains(contents[path], error.location)), paths[0])
-            raise ValueError(f"{display_path(path)}: {error}") from None
+            raise UserError(f"{display_path(path)}: {error}") from None
         experiment._check(experiment.changes)
-        for text in sorted(overrides, key=_components_first):
+        for text in overrides:
             experiment._override(text)
         experiment._check(experiment.changes)
         return experiment
 
     def _check(self, changes):
-        """Raises ValueError if the settings with these changes are invalid."""
+        """Raises UserError if the settings with these changes are invalid."""
         cfg = self._changed(changes)
         validate(self.kind.settings, OmegaConf.to_container(cfg, resolve=True))
         for key in (*cfg.choose, *cfg.grid):
@@ -194,75 +156,41 @@ class Experiment:
         self.kind.check(cfg)
 
     def _locate(self, key, cfg=None):
-        """Returns (section, name) of a setting; raises ValueError with suggestions if the key is unknown."""
-        if key == "kind":
-            raise ValueError(
-                f"kind cannot be changed: {self.name} is of kind {self.cfg.kind}, use another experiment"
-            )
-        cfg = self.cfg if cfg is None else cfg
-        section, name, path = cfg, key, []
-        while name not in list(section) and isinstance(
-            section.get(head := name.partition(".")[0]), DictConfig
-        ):
-            section, name = section[head], name.partition(".")[2]
-            path.append(head)
-        if path == ["train"]:
-            check_flags([name])
-        is_new = path and (path[0] in OPEN or (path == ["train"] and name in method_flags()))
-        if is_new or name in list(section):
-            return section, name
-        known = list(section)
-        if path in ([], ["train"]) and self.kind.trains:
-            from fairseq_lrpe.experiments.spec import training_flags  # imports fairseq
+        """Returns (section, name) of a setting; raises UserError with suggestions if the key is unknown.
 
-            flags = training_flags.training_flags(*self._model_and_components(cfg))
-            if path and name in flags:
-                return section, name
-            if path and (owners := training_flags.components_with(name)):
-                raise ValueError(f"train.{name} needs another component, such as train.{owners[0]}")
-            known += flags if path else [f"train.{flag}" for flag in flags]
+        All keys of ``train`` are known, since fairseq-train itself rejects unknown flags.
+        """
+        if key == "kind":
+            raise UserError(
+                f"{self.name} is of kind {self.cfg.kind}: use another experiment to change the kind"
+            )
+        section, name, path = self.cfg if cfg is None else cfg, key, []
+        while name not in list(section):
+            head, _, rest = name.partition(".")
+            if not isinstance(section.get(head), DictConfig):
+                break
+            section, name = section[head], rest
+            path.append(head)
+        is_open = path and name and (path[0] in OPEN or (path == ["train"] and "." not in name))
+        if is_open or name in list(section):
+            return section, name
         prefix = "".join(f"{each}." for each in path)
         files = " or ".join(str(display_path(path)) for path in self.paths)
         listing = f"use a key of {files}, or train.FLAG of fairseq-train (`lrpe methods --flags` lists ours)"
-        raise ValueError(f"{self.name} has no key {key!r}{choices(name, known, listing, prefix)}")
-
-    def _model_and_components(self, cfg):
-        """Returns the task, the architecture and the pairs (component, name) that runs may have."""
-        sections = (cfg.train, *cfg.by_method.values(), self.changes)
-        names = {(_component(key), name) for flags in sections for key, name in flags.items()}
-        for values in (cfg.grid, cfg.choose):
-            names |= {(_component(key), name) for key in values for name in values[key]}
-        found = sorted((kind, name) for kind, name in names if kind and isinstance(name, str))
-        return self.kind.task, f"linear_{self.kind.family}", tuple(found)
+        raise UserError(f"{self.name} has no key {key!r}{choices(name, list(section), listing, prefix)}")
 
     def _override(self, text):
         key, equals, new = text.partition("=")
         if not equals:
-            raise ValueError(f"{text!r} is not an override: expected KEY=VALUE")
+            raise UserError(f"{text!r} is not an override: expected KEY=VALUE")
         section, name = self._locate(key)
-        try:
-            value = as_value(new)
-        except ValueError as error:
-            raise ValueError(f"{key}: {error}") from None
-        self._check_type(key, value)
+        value = as_value(new)
         if is_free(key):
-            self.free.append(text)
             section[name] = {} if key == "choose" and value is None else value
         elif self._differs(key, value):
             self.changes[key] = as_text(value)
         else:
             self.changes.pop(key, None)  # an earlier override of the same key
-
-    def _check_type(self, key, value):
-        """Raises ValueError if the type of a value differs from that of the current value of the key."""
-        section, name = self._locate(key)
-        old = None if OmegaConf.is_missing(section, name) else section.get(name)
-        is_omitted = value is None and key.startswith(("choose", "evaluations."))
-        if isinstance(old, DictConfig) and not is_omitted:
-            raise ValueError(f"{key} is a section: override one of its keys ({', '.join(old)})")
-        if None not in (old, value) and type_name(old) != type_name(value):
-            expected = f"{type_name(old)}, such as {old}"
-            raise ValueError(f"{key} must be {expected}, not {type_name(value)}: {value}")
 
     def _differs(self, key, value):
         """Returns whether a value identifies a run: it is new, or its key is in grid, choose or by_method."""
@@ -276,7 +204,7 @@ class Experiment:
 
     def _changed(self, changes):
         cfg = copy.deepcopy(self.cfg)
-        for key in sorted(changes, key=_components_first):
+        for key in changes:
             section, name = self._locate(key, cfg)
             section[name] = as_value(changes[key])
             if section is cfg.train:
@@ -290,60 +218,24 @@ class Experiment:
         """Returns the runs of a method, one for each seed and each combination of values of the grid.
 
         ``changes`` {key: value} are further changed settings, which replace the values of the grid. Raises
-        ValueError if a change does not identify runs, or is an option of another encoding.
+        UserError if a change does not identify runs, or is an option of another encoding.
         """
         if free := [key for key in changes if is_free(key)]:
-            raise ValueError(f"{free[0]} is not allowed in changes: set it in the experiment {self.name}")
+            raise UserError(f"{free[0]} is not allowed in changes: set it in the experiment {self.name}")
         changes = {**self.changes, **{k: v for k, v in changes.items() if self._differs(k, v)}}
         encoding = encoding_of(method)
         for key in changes:
             if (required := encoding_for(key) or encoding) != encoding:
-                raise ValueError(
-                    f"{key} is an option of the encoding {required}, but {method} has {encoding}"
-                )
+                raise UserError(f"{key} is an option of the encoding {required}, but {method} has {encoding}")
         grid = {key: values for key, values in self.cfg.grid.items() if key not in changes}
         cells = [dict(zip(grid, cell, strict=True)) for cell in product(*grid.values())]
         runs = (Run(self.name, attention, method, seed) for seed in seeds)
         return [run.changed({**changes, **cell}) for run in runs for cell in cells]
 
     def check_changes(self, changes: Mapping) -> None:
-        """Raises ValueError if a key or value of the changes is invalid for this experiment."""
-        for key, value in changes.items():
-            self._check_type(key, value)
+        """Raises UserError if a key or value of the changes is invalid for this experiment."""
         if changes:
             self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
-
-    def check_options(self, run: Run) -> None:
-        """Raises ValueError for options of attention and encoding that the run's model would reject.
-
-        To save time, only one encoding is built, and not the model.
-        """
-        if run.method not in METHODS:
-            return
-        from fairseq_lrpe.encodings import ENCODINGS, build_encoding, check_choice, encoding_options
-        from fairseq_lrpe.ops import FEATURE_MAPS
-
-        encoding = encoding_of(run.method)
-        defaults = encoding_options(ENCODINGS[encoding])
-        for trial in self.trials(run) or [run]:
-            cfg = self.settings(trial)
-            configured = {**cfg.train, **cfg.by_method.get(run.method, {})}
-            flags = METHODS[run.method].flags | {key: x for key, x in configured.items() if x is not None}
-            for name, known in zip(SHARED_FLAGS, (LINEAR_NORMS, FEATURE_MAPS, LINEAR_BACKENDS), strict=False):
-                if name in flags:
-                    check_choice(name.replace("_", " "), flags[name], known)
-            options = {
-                option: _converted(flag, flags[flag], type(defaults[option]))
-                for flag, (name, option) in option_flags().items()
-                if flag in flags and name == encoding
-            }
-            part = "decoder" if "decoder_attention_heads" in flags else "encoder"
-            width, heads = (flags.get(f"{part}_{size}") for size in ("embed_dim", "attention_heads"))
-            if not all(isinstance(size, int) and size > 0 for size in (width, heads)):
-                width, heads = 64, 4  # the architecture defines them, or fairseq-train rejects them
-            if width % heads:
-                raise ValueError(f"the embed dim {width} is not divisible by {heads} attention heads")
-            build_encoding(encoding, num_heads=heads, head_dim=width // heads, causal=True, **options)
 
     def trials(self, run: Run) -> list[Run]:
         """Returns one trial for each combination of the values in ``choose``.
@@ -385,21 +277,6 @@ class Experiment:
             self._others[name] = Experiment.load(name, overrides, self.shared)
         return self._others[name]
 
-    def file_of(self, key: str) -> Path:
-        """Returns the YAML file that defines a setting."""
-        return next((path for path in self.paths if _contains(read_yaml(path), key)), self.paths[0])
-
-
-def _component(key):
-    """Returns which one of ``COMPONENTS`` a key such as "train.criterion" selects, or None."""
-    name = key.removeprefix("train.")
-    return name if name in COMPONENTS else None
-
-
-def _components_first(text):
-    """Sorts "KEY=VALUE" or "KEY" of components before all others, which may be flags of the components."""
-    return _component(text.partition("=")[0]) is None
-
 
 def _contains(content, key):
     """Returns whether the content of a YAML file has a key such as "train.lr"."""
@@ -408,36 +285,16 @@ def _contains(content, key):
     return False
 
 
-def _converted(flag, value, kind):
-    """Returns the value of an encoding's option, converted to its type as fairseq-train does."""
-    try:
-        if kind is not bool:
-            return kind(str(value))
-        if isinstance(value, bool):
-            return value
-    except ValueError:
-        pass
-    names = {bool: "true or false", int: "an integer", float: "a number"}
-    raise ValueError(f"train.{flag}: expected {names.get(kind, 'a string')}, not {value!r}")
-
-
 def applicable_overrides(name: str, overrides: Iterable[str]) -> list[str]:
-    """Returns those KEY=VALUE overrides whose keys exist in the experiment ``name``."""
+    """Returns those KEY=VALUE overrides whose keys exist in the experiment ``name``.
+
+    Flags of fairseq-train exist where the YAML files set them, and those that attention and models share
+    exist everywhere.
+    """
     experiment, found = Experiment.load(name) if overrides else None, []
     for text in overrides:
-        try:
+        with suppress(UserError):
             section, key = experiment._locate(text.partition("=")[0])
-        except ValueError:
-            continue
-        if key in list(section) or section is experiment.cfg.train:
-            found.append(text)
+            if key in list(section) or (section is experiment.cfg.train and key in method_flags()):
+                found.append(text)
     return found
-
-
-def type_name(value: object) -> str:
-    """Returns the type of a setting in words, such as "a number"."""
-    if isinstance(value, bool):
-        return "a boolean"
-    if isinstance(value, int | float):
-        return "a number"
-    return "a string" if isinstance(value, str) else "a list"

@@ -1,17 +1,13 @@
 """A run: one training with its evaluations, and its folder in the results."""
 
-import os
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from omegaconf import OmegaConf
 from yaml import YAMLError
 
-from fairseq_lrpe.methods import ATTENTIONS, aliases, canonical
-from fairseq_lrpe.utils.yaml_loader import check_limits
+from fairseq_lrpe.methods import ATTENTIONS, aliases
 
 RECORDS = ("run.json", "log.jsonl", "evaluation.json")
 """Files in a run's folder with its settings, the logged metrics and the evaluations."""
@@ -65,30 +61,9 @@ def experiment_of(path: Path, folder: Path) -> Path | None:
     return next((p.parent for p in parents if p.name.startswith(tuple(f"{a}_" for a in ATTENTIONS))), None)
 
 
-def finished_runs(results: Path) -> Iterator[tuple[tuple[str, str, str], dict[str, str]]]:
-    """Yields ((experiment, attention, method), changes) of each finished run below a folder.
-
-    Only paths and the word "finished" in evaluation.json are read, since there may be thousands of runs.
-    """
-    for folder, folders, _ in os.walk(results):
-        path = Path(folder)
-        if not path.name.startswith("seed-"):
-            continue
-        folders.clear()  # there are no runs below a run's folder
-        with suppress(OSError):
-            experiment = experiment_of(path, results)
-            is_finished = b'"finished"' in (path / "evaluation.json").read_bytes()
-            if experiment is not None and is_finished:
-                name, *changes, _ = path.relative_to(results / experiment).parts
-                attention, _, method = name.partition("_")
-                pairs = (unquote(change).partition("=")[::2] for change in changes)
-                yield (experiment.as_posix(), attention, canonical(method)), dict(pairs)
-
-
 def as_value(text: str) -> object:
     """Parses the value of a KEY=VALUE override as YAML; invalid YAML is returned as text."""
     try:
-        check_limits(text)
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
     except YAMLError:
         return text

@@ -6,10 +6,11 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
 
 
-class InvalidKey(ValueError):
+class InvalidKey(UserError):
     """Raised if a key of a YAML file, such as "rows[1].method", is unknown, missing or invalid."""
 
     def __init__(self, location: str, message: str):

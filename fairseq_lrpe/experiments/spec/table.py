@@ -10,11 +10,12 @@ from pydantic import Field, FiniteFloat, field_validator, model_validator
 from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.experiment import Experiment, applicable_overrides, read_yaml
 from fairseq_lrpe.experiments.spec.kinds import Kind
-from fairseq_lrpe.experiments.spec.run import Run, as_text
+from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.experiments.spec.schema import InvalidKey, Model, error_at, validate
 from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
-from fairseq_lrpe.utils.suggest import choices, did_you_mean
+from fairseq_lrpe.utils.suggest import choices
 
 EXPERIMENTS = {"full": "experiment", "small": "small", "mini": "mini"}
 """{scale of a table: key of a column that names the experiment at this scale}"""
@@ -131,12 +132,7 @@ class TableSettings(Model):
                 if part not in measured:
                     key = f"columns.{name}.{'average' if column.average else 'best'}"
                     raise error_at(key, f"unknown column {part!r}{choices(part, measured)}")
-            if not (column.parts or any(column.experiment_at(scale) for scale in SCALES)):
-                message = "missing: name an experiment, such as lm/mini, here or for all columns"
-                raise error_at(f"columns.{name}.experiment", message)
         for i, row in enumerate(self.rows):
-            if row.values:
-                raise error_at(f"rows[{i}].values", "published values belong in configs/paper: remove them")
             for name in row.columns or ():
                 if name not in self.columns:
                     message = f"unknown column {name!r}{choices(name, self.columns)}"
@@ -208,11 +204,11 @@ def tables() -> list[str]:
 
 
 def read_model(path: Path, model: type[Model]) -> Model:
-    """Returns the validated content of a YAML file; raises ValueError with the file and the invalid key."""
+    """Returns the validated content of a YAML file; raises UserError with the file and the invalid key."""
     try:
         return validate(model, read_yaml(path))
     except InvalidKey as error:
-        raise ValueError(f"{display_path(path)}: {error}") from None
+        raise UserError(f"{display_path(path)}: {error}") from None
 
 
 @cache  # several tables belong to the same paper
@@ -226,12 +222,12 @@ def read_paper(path: Path) -> Paper:
 
 
 class TableSpec:
-    """The YAML file of a table and its published table; raises ValueError if one of them is invalid."""
+    """The YAML file of a table and its published table; raises UserError if one of them is invalid."""
 
     def __init__(self, name: str):
         if name not in tables():
             listing = "`bash scripts/table.sh` lists the tables"
-            raise ValueError(f"unknown table {name!r}{choices(name, tables(), listing)}")
+            raise UserError(f"unknown table {name!r}{choices(name, tables(), listing)}")
         self.name = name
         self.path = experiments.CONFIGS / "tables" / f"{name}.yaml"
         self.settings = read_model(self.path, TableSettings)
@@ -246,50 +242,25 @@ class TableSpec:
         base = self.settings.baseline
         if base is not None and base not in methods:
             raise self._error("baseline", f"no row has the method {base!r}{choices(base, methods)}")
-        known = experiments.experiments()
-        for column, about in self.settings.columns.items():
-            for key in EXPERIMENTS.values():
-                if (one := getattr(about, key)) is not None and one not in known:
-                    known_names = choices(one, known, experiments.LISTING)
-                    raise self._error(self._origin(column, key), f"unknown experiment {one!r}{known_names}")
 
     def _error(self, key, message):
-        return ValueError(f"{display_path(self.path)}: {key}: {message}")
-
-    def _origin(self, column, key):
-        """Returns the key that defines a value of a column: the table's default or the column's own key."""
-        value = getattr(self.settings.columns[column], key)
-        return key if value == getattr(self.settings, key) else f"columns.{column}.{key}"
+        return UserError(f"{display_path(self.path)}: {key}: {message}")
 
     def _read_published(self):
         """Returns (citation, published table); without a paper, these are None and an empty table."""
         if self.settings.paper is None:
             return None, PaperTable()
-        path = experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml"
-        if not path.is_file():
-            close = did_you_mean(
-                self.settings.paper, [paper.stem for paper in path.parent.glob("[!.]*.yaml")]
-            )
-            raise self._error("paper", f"there is no {display_path(path)}{close}")
-        paper = read_paper(path)
-        if self.settings.table is None:
-            return paper.source, PaperTable()
-        if self.settings.table not in paper.tables:
+        paper = read_paper(experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml")
+        if self.settings.table not in (None, *paper.tables):
             known = choices(self.settings.table, paper.tables)
-            raise self._error("table", f"{display_path(path)} has no {self.settings.table!r}{known}")
-        return paper.source, paper.tables[self.settings.table]
+            raise self._error("table", f"the paper has no {self.settings.table!r}{known}")
+        return paper.source, paper.tables.get(self.settings.table, PaperTable())
 
-    def outline(self, scale: str) -> list[tuple[tuple[str, str, str], dict[str, str]]]:
-        """Returns ((experiment, attention, method), changes) of each cell that has runs at a scale."""
-        cells = []
-        for name, column in self.settings.columns.items():
-            experiment = column.experiment_at(scale)
-            for row in self.rows if experiment else ():
-                if row.has_runs(name, column):
-                    changes = {**column.changes, **row.changes}
-                    texts = {key: as_text(value) for key, value in changes.items()}
-                    cells.append(((experiment, row.attention, canonical(row.method)), texts))
-        return cells
+    @property
+    def scales(self) -> list[str]:
+        """The scales at which the table has runs."""
+        columns = self.settings.columns.values()
+        return [scale for scale in SCALES if any(column.experiment_at(scale) for column in columns)]
 
 
 class Table(TableSpec):
@@ -306,11 +277,16 @@ class Table(TableSpec):
         self.scale, self.overrides = scale, list(overrides)
         columns = self.settings.columns
         self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
-        if all(about.parts for about in self.columns.values()):
-            used = [other for other in SCALES if any(x.experiment_at(other) for x in columns.values())]
-            known = " or ".join(f"--scale {other}" for other in used)
+        if scale not in self.scales:
+            known = " or ".join(f"--scale {other}" for other in self.scales)
             message = f"missing: the table has no experiment at --scale {scale}; use {known}"
             raise self._error(EXPERIMENTS[scale], message)
+        known = experiments.experiments()
+        for column, about in self.columns.items():
+            one = about.experiment_at(scale)
+            if not about.parts and one not in known:
+                message = f"unknown experiment {one!r}{choices(one, known, experiments.LISTING)}"
+                raise self._error(f"columns.{column}.{EXPERIMENTS[scale]}", message)
         names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
         own = {one: applicable_overrides(one, overrides) for one in names}
         # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.
@@ -324,18 +300,15 @@ class Table(TableSpec):
         self.cells = self._make_cells()
 
     def _check_column(self, name, column, experiment):
-        """Raises ValueError if the experiment does not measure what the column shows."""
+        """Raises UserError if the experiment does not measure what the column shows."""
         known = [*experiment.cfg.evaluations, "training"]
         if column.evaluation not in known:
-            problem = f"unknown evaluation {column.evaluation!r}" if column.evaluation else "missing"
-            close = did_you_mean(column.evaluation, known)
-            message = f"{problem}{close}: the evaluations of {experiment.name} are {', '.join(known)}"
+            message = f"unknown evaluation {column.evaluation!r}{choices(column.evaluation, known)}"
             raise self._error(f"columns.{name}.evaluation", message)
         metrics = ["tokens_per_second"] if column.evaluation == "training" else list(experiment.kind.metrics)
-        if column.metric is not None and column.metric not in metrics:
-            measured = f"{column.evaluation} of {experiment.name} has the metrics {', '.join(metrics)}"
-            message = f"unknown metric {column.metric!r}{did_you_mean(column.metric, metrics)}: {measured}"
-            raise self._error(self._origin(name, "metric"), message)
+        if column.metric not in (None, *metrics):
+            message = f"unknown metric {column.metric!r}{choices(column.metric, metrics)}"
+            raise self._error(f"columns.{name}.metric", message)
         try:
             experiment.check_changes(column.changes)
         except ValueError as error:
@@ -419,7 +392,7 @@ class Table(TableSpec):
         methods = dict.fromkeys(method for pair in pairs for method in pair)
         for name in only:
             if name not in methods:
-                raise ValueError(f"the table has no method {name!r}{choices(name, methods)}")
+                raise UserError(f"the table has no method {name!r}{choices(name, methods)}")
         wanted = [run for cell in self.cells for run in cell.runs]
         wanted = [run for run in wanted if not only or run.method in map(canonical, only)]
         found, first = {}, set()

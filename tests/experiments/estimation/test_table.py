@@ -17,7 +17,7 @@ def estimate(main, *words):
 
 
 def test_table_groups_trials_and_seeds(tmp_path):
-    words = ["tmlr_table1", "--only", "base", "--results", tmp_path / "results"]
+    words = ["tmlr_table1", "--methods", "base", "--results", tmp_path / "results"]
     rows, lines = estimate(table.main, *words)
     assert len(rows) == 1 + 8
     count, _, tokens, *_ = rows["roberta/wikibook/linear_base"]

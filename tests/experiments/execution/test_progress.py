@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -12,6 +13,7 @@ from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import Log, locked
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.spec.kinds import KINDS
 
 INNER = {"epoch": 1, "loss": "3.5", "ppl": "11.31", "wps": "2000", "ups": "1.95", "wpb": "1024"}
 
@@ -25,11 +27,12 @@ def shown(monkeypatch):
     """shown(folder, terminal): the output for three lines of fairseq's log."""
 
     def shown(folder, terminal):
+        job = SimpleNamespace(run="a/run", updates=1100, stop=None, kind=KINDS["language_modeling"])
         output = io.StringIO()
         options = {"file": output, "force_terminal": terminal, "width": 300, "color_system": None}
         monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setattr(progress, "Console", lambda **_: Console(**options))
-        with progress.show_training("a/run", 1100, Log(folder), "valid_ppl") as record:
+        with progress.show_training(job, Log(folder)) as record:
             record(line("train_inner", **INNER, num_updates="100"))
             record(line("valid", epoch=1, valid_loss="3.4", valid_ppl="10.56", valid_num_updates="100"))
             record("something else\n")
@@ -40,35 +43,21 @@ def shown(monkeypatch):
 
 def test_terminal_shows_one_line_and_the_validations(shown, tmp_path):
     output = shown(tmp_path, terminal=True)
-    status = "training, 100 of 1,100 updates, loss 3.5, ppl 11.31, 2,000 tokens/s, 0:08:32 left, log "
+    status = "100 of 1,100 updates, loss 3.5, ppl 11.31, 2,000 tokens/s, 0:08:32 left, log "
     assert f"{status}{tmp_path}/train.log" in output
     assert "    100 updates: valid ppl 10.56\n" in output and "a/run" not in output
 
 
 def test_pipe_gets_a_line_per_minute_with_the_name_of_the_run(shown, tmp_path, monkeypatch):
     monkeypatch.setattr(progress, "REPORT_INTERVAL", math.inf)
-    start = f"a/run: starting fairseq-train, 0 of 1,100 updates, log {tmp_path}/train.log"
+    start = f"a/run: 0 of 1,100 updates, log {tmp_path}/train.log"
     assert shown(tmp_path, terminal=False).splitlines() == [start, "    100 updates: valid ppl 10.56"]
     (tmp_path / "log.jsonl").unlink()
     monkeypatch.setattr(progress, "REPORT_INTERVAL", 0)
     first, *others, validation, last, after = shown(tmp_path, terminal=False).splitlines()
     assert first == start and others == [last] and after == last
-    assert last.startswith("a/run: training, 100 of 1,100 updates, loss 3.5, ppl 11.31, ")
+    assert last.startswith("a/run: 100 of 1,100 updates, loss 3.5, ppl 11.31, ")
     assert validation == "    100 updates: valid ppl 10.56"
-
-
-@pytest.mark.parametrize("terminal", [True, False])
-def test_evaluation_is_shown(terminal, tmp_path, monkeypatch):
-    output = io.StringIO()
-    console = Console(file=output, force_terminal=terminal, width=300, color_system=None)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr(progress, "Console", lambda **_: console)
-    with progress.show_phase("a/run", "evaluating test"):
-        pass
-    if terminal:
-        assert "evaluating test" in output.getvalue()
-    else:
-        assert output.getvalue() == "a/run: evaluating test\n"
 
 
 def test_job_is_described_by_its_current_trial(tmp_path):
@@ -76,16 +65,16 @@ def test_job_is_described_by_its_current_trial(tmp_path):
     experiment = Experiment.load("lm/mini", choices)
     [run] = experiment.runs("linear", "base", [1])
     job = Job(experiment, run, tmp_path)
-    assert progress.describe_job(job) == f"{run}: starting, 0 of 1,100 updates, log {job.folder}/train.log"
+    assert progress.describe_job(job) == f"{run}: 0 of 1,100 updates, log {job.folder}/train.log"
     trial = job.trials()[1]
     with locked(trial.folder):
         log = trial.folder / "train.log"
         log.write_text("$ fairseq-train\n")
-        status = f"{trial.run}: starting fairseq-train, 0 of 1,100 updates, "
+        status = f"{trial.run}: 0 of 1,100 updates, "
         assert progress.describe_job(job).startswith(status)
         log.write_text(f"$ fairseq-train\n{line('train_inner', **INNER, num_updates='100')}")
         Log(trial.folder).record(line("train_inner", **INNER, num_updates="100"))
-        status = f"{trial.run}: training, 100 of 1,100 updates, loss 3.5, ppl 11.31, "
+        status = f"{trial.run}: 100 of 1,100 updates, loss 3.5, ppl 11.31, "
         assert progress.describe_job(job).startswith(status)
         (trial.folder / "eval-test.log").write_text("$ fairseq-eval-lm\n")
         os.utime(log, (1, 1))

@@ -435,13 +435,13 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
 
 @pytest.mark.parametrize("change, message", [
     ({"titel": "x"}, "titel: unknown key (did you mean 'title'?): choose from title"),
-    ({"paper": "papre"}, "paper: there is no "),
+    ({"table": "table1"}, "table: "),
     ({"columns": {"a": {**MEASURED, "experiment": "lm/bgi"}}},
      "columns.a.experiment: unknown experiment 'lm/bgi' (did you mean 'lm/big'?): choose from lm/big"),
     ({"columns": {"a": {**MEASURED, "evaluation": "vaild"}}},
-     "unknown evaluation 'vaild' (did you mean 'valid'?): the evaluations of lm/big are valid, training"),
+     "unknown evaluation 'vaild' (did you mean 'valid'?): choose from valid, training"),
     ({"columns": {"a": {**MEASURED, "metric": "perplexty"}}},
-     "columns.a.metric: unknown metric 'perplexty' (did you mean 'perplexity'?): valid of lm/big has the "),
+     "columns.a.metric: unknown metric 'perplexty' (did you mean 'perplexity'?): choose from perplexity"),
     ({"columns": {"a": {"mini": "lm/small", "evaluation": "valid"}}},
      "own.yaml: experiment: missing: the table has no experiment at --scale full; use --scale mini"),
     ({"columns": {"a": MEASURED, "mean": {"average": ["a", "b"]}}},

@@ -14,7 +14,6 @@ from fairseq_lrpe.experiments.spec import experiment as experiments
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.experiments.spec.run import Run, as_text, as_value
 from fairseq_lrpe.methods import METHODS, canonical, check_method
-from fairseq_lrpe.tasks.memory_lm import MemoryLMTask
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -87,12 +86,6 @@ def test_command_matches_the_paper(experiment):
     assert Experiment.load(experiment).cfg.seeds == [1, 2, 3, 4, 5]
 
 
-def test_only_type8_clips_gradients():
-    assert flags(command(method="iclr_type8"))["--clip-norm"] == "1.0"
-    overridden = command(method="iclr_type8", overrides=["train.clip_norm=0.5"])
-    assert flags(overridden)["--clip-norm"] == "0.5"
-
-
 @pytest.mark.parametrize(
     "gpus, nodes, expected", [(0, 1, 16), (1, 1, 16), (2, 1, 8), (4, 1, 4), (8, 1, 2), (8, 2, 1)]
 )
@@ -122,26 +115,19 @@ def test_indivisible_batch_is_rejected(gpus, nodes, overrides, numbers):
 
 
 @pytest.mark.parametrize("override, message", [
-    ("train.nosuch=1", "no key 'train.nosuch': use a key of configs/lm/"),
     ("updatse=1", "has no key 'updatse' (did you mean 'updates'?): use a key of"),
-    ("train.dropuot=1", "has no key 'train.dropuot' (did you mean 'train.dropout'?)"),
-    ("train.lrpe_coer=x", "has no key 'train.lrpe_coer' (did you mean 'train.lrpe_core'?)"),
     ("batch.totl=8", "'batch.totl' (did you mean 'batch.total'?): choose from total, per_gpu, unit"),
-    (f"seeds={'[' * 3000}", "seeds: lists and mappings are nested more than 50 levels deep"),
-    ("seeds=&a [*a]", "seeds: the value of the anchor &a contains itself"),
     ("updates", "'updates' is not an override: expected KEY=VALUE"),
-    ("lrpe_core=x", "has no key 'lrpe_core' (did you mean 'train.lrpe_core'?)"),
+    ("lrpe_core=x", "has no key 'lrpe_core'"),
     ("updates.x=1", "has no key 'updates.x'"),
-    ("updates=many", "updates must be a number, such as 50000, not a string: many"),
+    ("updates=many", "updates: input should be a valid integer"),
     ("updates=0", "updates: input should be greater than 0"),
-    ("seeds=1", "seeds must be a list"),
-    ("batch=8", "batch is a section: override one of its keys (total, per_gpu"),
+    ("seeds=1", "seeds: input should be a valid list"),
+    ("evaluate=8", "evaluate: input should be a valid dictionary"),
     ("batch.per_gpu=0", "batch.per_gpu: input should be greater than 0"),
-    ("train.shaw_kk=3", "no key 'train.shaw_kk'"),
     ("evaluations.far={split: test, lenght: 9}", "far.lenght: unknown key (did you mean 'length'?)"),
     ("evaluations.far={length: 9}", "evaluations.far.split: field required"),
     ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
-    ("choose.train.lrr=[1]", "no key 'train.lrr'"),
 ])  # fmt: skip
 def test_invalid_overrides(override, message):
     with pytest.raises(ValueError) as error:
@@ -159,20 +145,10 @@ def test_overrides_change_the_command():
     assert evaluate.flags.tokens_per_sample == 64
 
 
-@pytest.mark.parametrize("experiment, method, overrides", [
-    ("lm/mini", "rope", {"patience": "3", "decoder_layerdrop": "0.1"}),
-    ("lm/mini", "rope", {"label_smoothing": "0.1", "criterion": "label_smoothed_cross_entropy"}),
-    ("lm/mini", "rope", {"momentum": "0.9", "optimizer": "sgd"}),
-    ("mt/multi30k", "base", {"ignore_prefix_size": "1", "left_pad_source": "false"}),
-    ("roberta/mini", "t5", {"mask_multiple_length": "2", "ema_decay": "0.9"}),
-    ("roper/search_mini", "rope", {"keep_best_checkpoints": "2", "no_epoch_checkpoints": "true"}),
-])  # fmt: skip
-def test_every_flag_of_fairseq_train_can_be_set(experiment, method, overrides):
-    words = [f"train.{name}={value}" for name, value in overrides.items()]
-    attention = "softmax" if method == "t5" else "linear"
-    found = flags(command(experiment, method, attention, words))
-    given = {f"--{name.replace('_', '-')}": value for name, value in overrides.items() if value != "false"}
-    assert {name: found.get(name) for name in given} == {n: v == "true" or v for n, v in given.items()}
+def test_every_flag_of_fairseq_train_can_be_set():
+    words = ["train.patience=3", "train.criterion=label_smoothed_cross_entropy", "train.label_smoothing=0.1"]
+    found = flags(command("lm/mini", "rope", overrides=words))
+    assert (found["--patience"], found["--label-smoothing"]) == ("3", "0.1")
 
 
 @pytest.mark.parametrize("experiment, method, attention, message", [
@@ -224,13 +200,6 @@ def test_change_to_the_current_value_is_ignored():
     assert not Experiment.load("lm/mini").settings(run).by_method.iclr_type8
 
 
-def test_changes_set_options_but_not_free_settings():
-    words = flags(command("lm/mini", "shaw", "softmax", ["train.shaw_k=4"]))
-    assert words["--shaw-k"] == "4"
-    with pytest.raises(ValueError, match="data is not allowed in changes: set it in the experiment lm/mini"):
-        runs(changes={"data": "x"})
-
-
 def test_grid_has_one_run_per_combination():
     grid = ["grid.train.shaw_k=[4, 16]", "grid.train.lr=[0.005, 0.01]"]
     assert [run.changes for run in runs(grid)] == [
@@ -253,6 +222,12 @@ def test_trials_are_runs_with_a_change():
     trials = experiment.trials(run)
     assert experiment.needs(run) == trials and not experiment.trials(trials[0])
     assert not Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]", "choose=null"]).trials(run)
+
+
+def test_trials_skip_options_of_other_encodings():
+    experiment = Experiment.load("lm/mini", ["choose.train.shaw_k=[4, 8]"])
+    [run] = experiment.runs("softmax", "xl", [1])
+    assert not experiment.trials(run)
 
 
 def test_fine_tuning_needs_the_pretraining():
@@ -280,9 +255,6 @@ def test_folder_is_found_under_every_alias_of_the_method(tmp_path):
 # --- YAML files ---------------------------------------------------------------------------------------
 
 VALID = "kind: language_modeling\ndata: x\nbatch: {total: 8, per_gpu: 8}"
-ALIAS_BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n"
-ALIAS_BOMB += "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 30))
-ALIAS_CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in range(1, 99))
 
 
 @pytest.mark.parametrize("text, message", [
@@ -296,15 +268,9 @@ ALIAS_CHAIN = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [*a{i - 1}]\n" for i in ra
     ("defaults: lm/nowhere", "defaults: lm/nowhere does not exist"),
     ("a: [", "is not valid YAML: "),
     ("- a", "is not a mapping"),
-    ("a: &a [*a]", "lm/own.yaml: the value of the anchor &a contains itself"),
-    (f"a: {'[' * 3000}{']' * 3000}", "lm/own.yaml: lists and mappings are nested more than 50 levels deep"),
-    (ALIAS_BOMB, "lm/own.yaml: the YAML has more than 100,000 values, with aliases expanded"),
-    (ALIAS_CHAIN, "lm/own.yaml: lists and mappings are nested more than 50 levels deep"),
     ("evaluations: {far: {spilt: test}}", "evaluations.far.spilt: unknown key (did you mean 'split'?)"),
     ("evaluations: {training: {split: test}}", "evaluations: the name 'training' is reserved"),
     ("epochs: 3", "epochs: unknown key"),
-    ("updates: 5\ntrain: {save_dir: x}", "own.yaml: train.save_dir: cannot be set, because --results"),
-    ("updates: 5\nby_method: {rope: {seed: 3}}", "own.yaml: by_method.rope.seed: cannot be set"),
 ])  # fmt: skip
 def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
     (tmp_path / "lm").mkdir()
@@ -319,35 +285,9 @@ def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
     assert "\n" not in str(error.value)
 
 
-def test_folders_are_not_experiments(tmp_path, monkeypatch):
-    (tmp_path / "lm/own.yaml").mkdir(parents=True)
-    monkeypatch.setattr(experiments, "CONFIGS", tmp_path)
-    assert experiments.experiments() == []
-
-
-def test_errors_name_the_file_that_defines_the_key(tmp_path, monkeypatch):
-    monkeypatch.setattr(experiments, "CONFIGS", tmp_path)
-    (tmp_path / "own.yaml").write_text("defaults: base\nupdates: 3")
-    for content, message in (
-        (VALID.replace("per_gpu: 8", "per_gpu: x"), r"/base\.yaml: batch\.per_gpu: input should be"),
-        (VALID.replace("per_gpu: 8", ""), r"/own\.yaml: batch\.per_gpu: field required"),
-    ):
-        (tmp_path / "base.yaml").write_text(content)
-        with pytest.raises(ValueError, match=message):
-            Experiment.load("own")
-    (tmp_path / "own.yaml").write_text(VALID)  # without updates, fairseq would train forever
-    with pytest.raises(ValueError, match=r"own\.yaml: updates: field required"):
-        Experiment.load("own")
-
-
 def test_options_of_other_encodings_are_rejected():
     with pytest.raises(ValueError, match="is an option of the encoding shaw, but rope has rope"):
         runs(["train.shaw_k=4"], method="rope")
-
-
-def test_settings_of_other_kinds_are_rejected():
-    with pytest.raises(ValueError, match="glue/mini has no key 'updates'"):
-        Experiment.load("glue/mini", ["updates=5"])
 
 
 # --- models at the papers' size --------------------------------------------------------------------
@@ -385,26 +325,3 @@ def test_parameters_at_the_papers_size(data_bin, experiment, attention, method, 
         model = tasks.FairseqTask.build_model(task, cfg.model)
     assert sum(p.numel() for p in model.parameters()) == vocabulary * 512 + BODY + own
     assert vocabulary * 512 + BODY == {267_744: 156_000_256, 50_264: 44_650_496}[vocabulary]
-
-
-def test_parameters_of_ropers_language_model(data_bin):
-    """24 layers of width 768 and tied embeddings of 32,000 pieces; the paper says 200 million."""
-    cfg = parsed(data_bin, "roper/wikipedia", "roper", "softmax")
-    task = LanguageModelingTask(cfg.task, dictionary(32_008))
-    with torch.device("meta"):
-        model = tasks.FairseqTask.build_model(task, cfg.model)
-    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
-    assert sum(p.numel() for p in model.parameters()) == 24 * layer + 2 * 768 + 32_008 * 768 == 194_692_608
-
-
-def test_parameters_of_transformer_xl(data_bin):
-    """16 layers of width 410 and embeddings tied with the adaptive softmax: 151 million."""
-    cfg = parsed(data_bin, "lm/transformer_xl", "xl", "softmax")
-    task = MemoryLMTask(cfg.task, dictionary(267_744))
-    with torch.device("meta"):
-        model = tasks.FairseqTask.build_model(task, cfg.model)
-    position = 410 * 410 + 2 * 410  # W_r, u, v
-    layer = 4 * (410 * 410 + 410) + position + (410 * 2100 + 2100) + (2100 * 410 + 410) + 2 * 2 * 410
-    clusters = 4 * 410 * 410 + 3 * 410  # projections, and the other clusters' logits in the first
-    count = sum(p.numel() for p in model.parameters())
-    assert count == 267_744 * 410 + 16 * layer + clusters == 151_554_430

@@ -12,6 +12,7 @@ from pydantic import Field, PositiveInt, field_validator
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.schema import Model
 from fairseq_lrpe.methods import architecture
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
 from fairseq_lrpe.utils.subprocesses import as_flags
 
@@ -60,7 +61,7 @@ class Settings(Model):
     @classmethod
     def check_names(cls, evaluations: dict) -> dict:
         if "training" in evaluations:
-            raise ValueError("the name 'training' is reserved for the training speed: use another name")
+            raise UserError("the name 'training' is reserved for the training speed: use another name")
         return evaluations
 
 
@@ -113,7 +114,7 @@ class Kind:
     """Validation metric that plots show, or None for no plots."""
 
     def check(self, cfg: DictConfig) -> None:
-        """Raises ValueError for invalid combinations of settings."""
+        """Raises UserError for invalid combinations of settings."""
 
     def data(self, cfg: DictConfig) -> list[Path]:
         """Returns the data files that must exist before a run starts; changes of their sizes are detected."""

@@ -16,6 +16,7 @@ from fairseq_lrpe.data.glue_tasks import get_task
 from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.experiments.spec.kinds.base import Evaluation, Kind, Settings
 from fairseq_lrpe.methods import canonical
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, display_path
 
 SHAPE = "encoder_layers encoder_embed_dim encoder_ffn_embed_dim encoder_attention_heads".split()
@@ -69,7 +70,7 @@ class Glue(Kind):
         if not rows.is_file():
             command = prepare_command(display_path(rows.parent)) or f"{PREPARE} glue {cfg.task}"
             remedy = f"`{command}` prepares it, or override data=FOLDER if its --out was FOLDER"
-            raise ValueError(f"{rows.parent} has no data of {cfg.task}: {remedy}")
+            raise UserError(f"{rows.parent} has no data of {cfg.task}: {remedy}")
         return cfg.epochs * math.ceil(json.loads(rows.read_text())["train"] / cfg.batch.total)
 
     def flags(self, job):
@@ -78,7 +79,7 @@ class Glue(Kind):
         attention, method = method_of(job.starts_from)
         if (attention, canonical(method)) != (job.run.attention, canonical(job.run.method)):
             trained, requested = f"{method} in {attention}", f"{job.run.method} in {job.run.attention}"
-            raise ValueError(
+            raise UserError(
                 f"{job.starts_from} was trained with {trained} attention, not {requested} attention: "
                 "select the method of this checkpoint"
             )
@@ -87,7 +88,7 @@ class Glue(Kind):
         trained_on = model["data"] / "dict.txt"
         same = not trained_on.is_file() or trained_on.read_bytes() == dictionary.read_bytes()
         if types != model["types"] or not same:
-            raise ValueError(
+            raise UserError(
                 f"{job.starts_from} has another vocabulary ({model['types']:,} tokens) than "
                 f"{self.folder(cfg)} ({types:,}): prepare both with the same dictionary, such as GPT-2's"
             )
@@ -122,7 +123,7 @@ def pretrained(path: Path) -> dict:
     model, task = state["cfg"]["model"], state["cfg"]["task"]
     if "_roberta" not in str(model["_name"]):
         expected = "linear_roberta_... or softmax_roberta_..."
-        raise ValueError(f"{path} has the architecture {model['_name']}: expected {expected}")
+        raise UserError(f"{path} has the architecture {model['_name']}: expected {expected}")
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # importing fairseq logs missing speech packages
     from fairseq_lrpe.config import method_flags  # imports fairseq, which takes seconds
 

@@ -10,6 +10,7 @@ from pydantic import NonNegativeInt, PositiveInt
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Evaluation, Kind, TrainingSettings
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
 MAX_SINUSOIDAL = 100_000
@@ -45,7 +46,7 @@ class LanguageModeling(Kind):
         for name, evaluation in self.evaluations(cfg).items():
             length = evaluation.get("length") or cfg.train.get("tokens_per_sample") or math.inf
             if evaluation.get("context_window", 0) >= length:
-                raise ValueError(
+                raise UserError(
                     f"evaluations.{name}.context_window must be below the {length} tokens of a block"
                 )
 
@@ -71,42 +72,42 @@ def perplexity(log: Path, expected: int | None = None) -> dict[str, float]:
     """Returns {metric: value} from the log of fairseq-eval-lm.
 
     Raises:
-        ValueError: the number of evaluated tokens is 0 or not ``expected``; fairseq silently skips
+        UserError: the number of evaluated tokens is 0 or not ``expected``; fairseq silently skips
             samples that are too long.
     """
     text = log.read_text()
     tokens = int(re.search(r"Evaluated ([\d,]+) tokens", text)[1].replace(",", ""))
     if not tokens or tokens != (expected or tokens):
-        raise ValueError(f"fairseq-eval-lm evaluated only {tokens:,} tokens of the split: see {log}")
+        raise UserError(f"fairseq-eval-lm evaluated only {tokens:,} tokens of the split: see {log}")
     loss, perplexity = re.search(r"Loss \(base 2\): ([\w.]+), Perplexity: ([\w.]+)", text).groups()
     nats = math.log(2) * float(loss)
     return {"perplexity": float(perplexity), "loss": float(loss), "nats": nats, "tokens": tokens}
 
 
 def model_flags(job) -> dict:
-    """Returns {flag: value} of the job's trained model; raises ValueError for fairseq's own models."""
+    """Returns {flag: value} of the job's trained model; raises UserError for fairseq's own models."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
     model = read_checkpoint(job.checkpoint, "train the run first")["cfg"]["model"]
     if "token_positions" not in model:
-        raise ValueError(f"{job.checkpoint} is fairseq's own model, whose maximum length is not known")
+        raise UserError(f"{job.checkpoint} is fairseq's own model, whose maximum length is not known")
     return model
 
 
 def check_length(job, split: str, length: int) -> int:
-    """Returns the number of tokens in a split; raises ValueError if blocks of ``length`` are too long."""
+    """Returns the number of tokens in a split; raises UserError if blocks of ``length`` are too long."""
     from fairseq.data.indexed_dataset import make_dataset  # this import takes seconds
 
     limit, reason = max_length(model_flags(job))
     if length > limit:
-        raise ValueError(f"this model reads at most {limit:,} tokens, not {length:,}: {reason}")
+        raise UserError(f"this model reads at most {limit:,} tokens, not {length:,}: {reason}")
     path = REPOSITORY / job.cfg.data / split
     if not path.with_suffix(".idx").is_file():
-        raise ValueError(f"the run's data has no {split} split: {path}.idx is missing")
+        raise UserError(f"the run's data has no {split} split: {path}.idx is missing")
     dataset = make_dataset(str(path), impl="mmap")  # must outlive its sizes, which are memory-mapped
     tokens = int(dataset.sizes.sum())
     if length > tokens:
-        raise ValueError(f"the {split} split has {tokens:,} tokens, too few for a block of {length:,}")
+        raise UserError(f"the {split} split has {tokens:,} tokens, too few for a block of {length:,}")
     return tokens
 
 

@@ -13,6 +13,7 @@ from fairseq_lrpe.experiments.spec.kinds.language_modeling import (
 )
 from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.methods import METHODS
+from fairseq_lrpe.utils.errors import UserError
 
 STATE = "state"
 
@@ -39,7 +40,7 @@ class MemoryEvaluation(Evaluation):
     @classmethod
     def check_memory(cls, memory: object) -> object:
         if memory != STATE and not (isinstance(memory, int) and memory >= 0):
-            raise ValueError(f"must be a non-negative integer or {STATE!r}, not {memory!r}")
+            raise UserError(f"must be a non-negative integer or {STATE!r}, not {memory!r}")
         return memory
 
 
@@ -55,7 +56,7 @@ class MemoryLM(LanguageModeling):
 
     def check(self, cfg):
         if cfg.batch.unit != "sequences":
-            raise ValueError(f"batch.unit={cfg.batch.unit}: memory_lm needs batch.unit=sequences")
+            raise UserError(f"batch.unit={cfg.batch.unit}: memory_lm needs batch.unit=sequences")
 
     def flags(self, job):
         check_method(job.run, self.evaluations(job.cfg))
@@ -82,26 +83,26 @@ class MemoryLM(LanguageModeling):
         context = flags["memory_length"] + flags["tokens_per_sample"]
         limit, reason = max_length(model_flags(job))
         if context > limit:
-            raise ValueError(f"this model reads at most {limit:,} tokens, not {context:,}: {reason}")
+            raise UserError(f"this model reads at most {limit:,} tokens, not {context:,}: {reason}")
         return perplexity(self.run_evaluation(job, name, "fairseq-eval-lm", "gen_subset", **flags))
 
 
 def check_method(run: Run, evaluations: dict[str, dict]) -> None:
-    """Raises ValueError before training if the run's method does not support one of its evaluations."""
+    """Raises UserError before training if the run's method does not support one of its evaluations."""
     from fairseq_lrpe.encodings import ENCODINGS  # imports torch, which takes seconds
 
     if run.method not in METHODS:
-        raise ValueError(f"the method {run.method} has no memory: choose a method of this plugin")
+        raise UserError(f"the method {run.method} has no memory: choose a method of this plugin")
     encoding = METHODS[run.method].encoding
     for name, evaluation in evaluations.items():
         if evaluation.get("clamp") and not ENCODINGS[encoding].uses_distance_table:
             key = f"evaluations.{name}.clamp"
-            raise ValueError(
+            raise UserError(
                 f"{key} needs a table of distances, which {run.method} does not have: set {key}=0"
             )
         if evaluation.get("same_length") and run.attention == "linear":
             key = f"evaluations.{name}.same_length"
-            raise ValueError(f"{key} is impossible in linear attention, which sums all keys: set {key}=false")
+            raise UserError(f"{key} is impossible in linear attention, which sums all keys: set {key}=false")
 
 
 KIND = MemoryLM()

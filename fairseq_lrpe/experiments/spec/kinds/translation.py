@@ -5,6 +5,7 @@ from pathlib import Path
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, read_lines
 
 LINE = re.compile(r"^([HT])-(\d+)\t(?:-?[\d.]+(?:e-?\d+)?\t)?(.*)$", re.M)
@@ -57,14 +58,14 @@ def bleu(log: Path, data: Path, split: str, language: str) -> dict[str, object]:
 def read_hypotheses(log: Path, count: int, name: object = None) -> tuple[list[str], list[str]]:
     """Returns the tokenized hypotheses and targets (empty if not logged) of ``count`` sentences in a log.
 
-    Raises ValueError, with the ``name`` of the log, unless it has a hypothesis for exactly these sentences.
+    Raises UserError, with the ``name`` of the log, unless it has a hypothesis for exactly these sentences.
     """
     found = parse_hypotheses(log.read_text())
     wanted, given = set(range(count)), set(found["H"])
     if given != wanted:
         wrong = f"lacks {len(wanted - given):,} of them and contains {len(given - wanted):,} others"
         expected = f"expected one hypothesis for each of {count:,} sentences"
-        raise ValueError(f"{expected}, but {name or log} {wrong}: run the command again")
+        raise UserError(f"{expected}, but {name or log} {wrong}: run the command again")
     return tuple([found[kind][number] for number in sorted(found[kind])] for kind in "HT")
 
 

@@ -1,18 +1,12 @@
 """Classification: evaluation of a trained model, and choosing among options of an encoding."""
 
 import json
-import zipfile
 
 import pytest
-from labelled_data import WORDS, random_texts, write_gray_image_dataset, write_text_dataset
-from tiny import REPOSITORY
+from labelled_data import write_gray_image_dataset
 
-from data_prep.labelled import write_dictionary, write_split
 from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.inference import glue_submission
 from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.kinds.classification import KIND
-from fairseq_lrpe.experiments.spec.table import Table
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "batch.total=8", "batch.per_gpu=8", "train.warmup_updates=1"]
@@ -38,61 +32,6 @@ def test_metrics_are_those_of_the_predictions(tmp_path, capsys):
     assert text in capsys.readouterr().out
     speed = json.loads(path.read_text())["evaluations"]["training"]
     assert speed.keys() == {"rows_per_second"}
-
-
-def test_choice_among_options_of_the_encoding(tmp_path, capsys):
-    """Shaw does not try values of LFHC's k, and other methods try none."""
-    data = write_text_dataset(tmp_path / "data")
-    changes = ["updates=3", "train.total_num_update=3", "train.encoder_input_dim=16"]
-    changes.append("choose.train.shaw_k=[2,3]")
-    for method in ("shaw", "xl"):
-        run(tmp_path / "runs", data, "classification/sst2_mini", "softmax", method, *changes)
-    found = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("evaluation.json")]
-    [chosen] = [record for record in found if "tried" in record]
-    assert set(chosen["tried"]) == {"train.shaw_k=2", "train.shaw_k=3"} and len(found) == 4
-    best = max(x["valid"]["accuracy"] for x in chosen["tried"].values())
-    assert chosen["evaluations"]["valid"]["accuracy"] == best
-    assert f"best of 2: {chosen['chosen']}" in capsys.readouterr().out
-
-
-def test_submission_to_glue(tmp_path, capsys):
-    """The test set has no labels, and the seed with the best accuracy predicts it."""
-    folder = tmp_path / "glue_words/SST-2/bin"
-    folder.mkdir(parents=True)
-    splits = {"train": list(random_texts(24)), "valid": list(random_texts(24, seed=1))}
-    splits["test"] = [(text, -1) for text, _ in random_texts(5, seed=2)]
-    rows = {split: write_split(folder, split, texts, len(WORDS)) for split, texts in splits.items()}
-    write_dictionary(folder, WORDS, ["0", "1"], rows)
-    changes = ["updates=3", "train.total_num_update=3", "train.encoder_input_dim=16"]
-    for seed in "12":
-        run(tmp_path, folder, "classification/sst2_mini", "softmax", "xl", *changes, "--seed", seed)
-    scores = {}
-    for path in tmp_path.rglob("evaluation.json"):
-        scores[path.parent.name] = json.loads(path.read_text())["evaluations"]["valid"]["accuracy"]
-    runs = path.parents[1]
-    capsys.readouterr()
-    glue_submission.main([str(runs), "--cpu"])
-    text = capsys.readouterr().out
-    assert f"SST-2: accuracy {max(scores.values()):.2f} on the development set" in text
-    assert "GLUE's server also requires: CoLA.tsv" in text and len(scores) == 2
-    with zipfile.ZipFile(runs / "submission.zip") as archive:
-        assert archive.namelist() == ["SST-2.tsv"]
-        head, *lines = archive.read("SST-2.tsv").decode().splitlines()
-    assert head == "index\tprediction" and [line.split("\t")[0] for line in lines] == list("01234")
-    assert {line.split("\t")[1] for line in lines} <= {"0", "1"}
-
-    data = folder.rename(tmp_path / "bin")  # not the folder of a task
-    run(tmp_path / "other", data, "classification/sst2_mini", "softmax", "xl", *changes)
-    [path] = (tmp_path / "other").rglob("evaluation.json")
-    with pytest.raises(SystemExit, match="has no finished runs of GLUE: use a method's folder"):
-        glue_submission.main([str(path.parents[1]), "--cpu"])
-
-
-def test_tables_share_runs():
-    one, five = ({str(run) for run in Table(f"lfhc_table{n}").runs()} for n in (1, 5))
-    assert five < one
-    assert any("lfhc" in run and "lfhc_k=16" in run and "snli" in run for run in five)
-    assert not any("sst2" in run and "k=16" in run for run in one)
 
 
 def test_settings_match_the_papers():
@@ -127,16 +66,3 @@ def test_settings_match_the_papers():
         per_epoch = -(-rows // batch)
         assert per_epoch * epochs == updates and given.warmup_updates == per_epoch
         assert given.encoder_ffn_embed_dim == 2 * width
-
-
-def test_missing_data():
-    cfg = Experiment.load("lra/listops", ["data=nosuch"]).cfg
-    assert KIND.data(cfg) == [REPOSITORY / "nosuch/about.json"]
-
-
-def test_fairseq_has_no_classifier(tmp_path):
-    data = write_text_dataset(tmp_path / "data")
-    with pytest.raises(SystemExit) as end:
-        run(tmp_path / "runs", data, "classification/sst2_mini", "softmax", "fairseq")
-    assert "the method 'fairseq' does not exist for the family 'classifier'" in str(end.value.code)
-    assert not list((tmp_path / "runs").rglob("run.json"))

@@ -5,9 +5,8 @@ import random
 import statistics
 
 import pytest
-from omegaconf import OmegaConf
 
-from fairseq_lrpe.data.glue_tasks import PAPER_TASKS, TASKS
+from fairseq_lrpe.data.glue_tasks import PAPER_TASKS
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.experiments.spec.kinds import glue
 
@@ -52,29 +51,6 @@ def test_metrics_of_scores(draw):
     assert "majority" not in found  # a constant has no correlation
 
 
-def test_three_labels_have_no_f1():
-    names = ["neutral", "entailment", "contradiction"]
-    found = measure("MNLI", names, [names[0], names[0], names[2]])
-    assert found["accuracy"] == pytest.approx(200 / 3) and "f1" not in found
-
-
-def test_description_includes_the_majority_baseline():
-    cfg = OmegaConf.create({"task": "RTE"})
-    text = glue.KIND.describe(cfg, {"score": 61.234, "majority": 52.7})
-    assert text == "accuracy 61.23 (always predicting the most frequent label: 52.70)"
-    assert glue.KIND.describe(cfg, {"tokens_per_second": 9}) is None
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_metric_of_each_task(name):
-    task = TASKS[name]
-    assert len(task.labels) == {"STS-B": 0, "MNLI": 3}.get(name, 2)
-    assert task.measure == {"STS-B": "pearson", "CoLA": "matthews"}.get(name, "accuracy")
-    assert bool(task.flags.get("regression_target")) == (not task.labels)
-    tests = set((task.submission or {name: "test"}).values())
-    assert {"train", *task.development, *tests} == set(task.files)
-
-
 def of_tasks(*overrides):
     """Returns {task: settings} of the runs of one seed."""
     experiment = Experiment.load("glue/wikibook", overrides)
@@ -91,23 +67,6 @@ def test_only_mnli_has_a_second_evaluation():
         files = {str(path.relative_to(glue.KIND.folder(cfg))) for path in glue.KIND.data(cfg)}
         assert {"rows.json", "input0/dict.txt", "input0/train.bin", "input0/valid.idx"} <= files
         assert ("input0/valid1.bin" in files) == (name == "MNLI") and "input0/test.bin" not in files
-
-
-def test_evaluations_can_be_omitted_and_added():
-    found = of_tasks("evaluations.mismatched=null", "evaluations.seen={split: train}")
-    names = {name: list(glue.KIND.evaluations(cfg)) for name, cfg in found.items()}
-    assert names["MNLI"] == names["RTE"] == ["valid", "seen"]
-
-
-@pytest.mark.parametrize("override, message", [
-    ("evaluations.x={split: test}", "evaluations.x.split: input should be 'train', 'valid' or 'valid1'"),
-    ("choose.train.lr=[]", "choose.train.lr: list should have at least 1 item"),
-    ("epochs=0", "epochs: input should be greater than 0"),
-])  # fmt: skip
-def test_invalid_overrides(override, message):
-    with pytest.raises(ValueError) as error:
-        Experiment.load("glue/mini", [override])
-    assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_updates_depend_on_the_size_of_the_task(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 
 import pytest
 from image_files import write_image_dataset
@@ -11,7 +10,6 @@ from tiny import run_here
 from fairseq_lrpe.cli import classify, train
 from fairseq_lrpe.experiments.inference import classify as inference
 from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.utils.files import MAX_BYTES
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "train.image_size=8", "batch.total=8", "batch.per_gpu=8"]
@@ -38,7 +36,7 @@ def test_evaluation(tmp_path, capsys):
 
 
 def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
-    """The folder has the test set's files, a file that is not an image, and one that is too large."""
+    """The folder has the test set's files."""
     data = write_image_dataset(tmp_path / "data")
     run(tmp_path, data, "rope")
     [checkpoint] = tmp_path.rglob("checkpoint_best.pt")
@@ -47,15 +45,8 @@ def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
         if not file.name.startswith("test"):
             file.unlink()
     monkeypatch.setattr(inference, "BATCH_SIZE", 7)
-    (folder / "broken.png").write_bytes(b"no image")
-    (folder / "large.png").touch()
-    os.truncate(folder / "large.png", MAX_BYTES + 1)
     done = run_here(classify.main, checkpoint, folder, "--cpu")
-    assert "large.png exceeds the limit of 268,435,456 bytes" in done.stderr
-    assert (
-        done.returncode == 0
-        and "broken.png: it is not a JPEG, PNG, PPM, BMP, TIFF or WEBP file" in done.stderr
-    )
+    assert done.returncode == 0, done.stderr
     head, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert head == ["file", "label", "probability"] and len(rows) == 24
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
@@ -64,12 +55,6 @@ def test_classify_matches_the_evaluation(tmp_path, monkeypatch):
     measured = json.loads(path.read_text())["evaluations"]["test"]["accuracy"]
     assert measured == pytest.approx(100 * right / 24, abs=1e-3)
     assert all(1 / 3 <= float(probability) <= 1 for *_, probability in rows)
-    for wrong, message in (
-        (tmp_path / "none", "is not a folder"),
-        (data, "is not a folder with images: expected .jpg, "),
-    ):
-        done = run_here(classify.main, checkpoint, wrong, "--cpu")
-        assert done.returncode == 1 and message in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_settings_match_the_paper():

@@ -13,15 +13,18 @@ from omegaconf import OmegaConf
 
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.experiments.spec.kinds import language_modeling
-from fairseq_lrpe.methods import ATTENTIONS, METHODS
+from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 
 TRAINED, LONGER = 16, 48
-ARCHS = [f"{a}_lm_{name}" for a in ATTENTIONS for name, m in METHODS.items() if a in m.attentions()]
-FLAGS = [{"token_positions": name} for name in ("learned", "sinusoidal", "none", *POSITIONS)]
-FLAGS += [{"encoding": "lrpe", "lrpe_theta_type": kind} for kind in "abc"]
-FLAGS += [{**FLAGS[-1], "lrpe_learn_theta": True}, {**FLAGS[-1], "lrpe_core": "permutation"}]
-FLAGS += [{"decoder_learned_pos": True}, {"no_token_positional_embeddings": True}]
+CASES = [(f"softmax_lm_{name}", {}) for name in ("base", "nope", "t5", "xl", "lfhc", "tupe_a", "roper")]
+CASES += [(f"linear_lm_{name}", {}) for name in ("tmlr_type1", "tmlr_type3", "per", "spe", "cosformer")]
+CASES += [("softmax_lm", {"token_positions": name}) for name in ("learned", *POSITIONS)]
+CASES += [("softmax_lm", {"encoding": "lrpe", "lrpe_theta_type": "b", "lrpe_learn_theta": True})]
+CASES += [
+    ("softmax_lm", {"decoder_learned_pos": True}),
+    ("softmax_lm", {"no_token_positional_embeddings": True}),
+]
 
 
 @functools.cache
@@ -64,9 +67,7 @@ def reads_longer(path, task):
     return torch.allclose(*outputs, atol=1e-5) and bool(model(tokens)[0].isfinite().all())
 
 
-@pytest.mark.parametrize(
-    "arch, flags", [(arch, {}) for arch in ARCHS] + [("softmax_lm", flags) for flags in FLAGS]
-)
+@pytest.mark.parametrize("arch, flags", CASES)
 def test_rule_matches_the_models(arch, flags, tmp_path):
     path = tmp_path / "checkpoint.pt"
     task = save_checkpoint(path, arch, flags)

@@ -12,7 +12,6 @@ SMALL = (
     "train.decoder_embed_dim=32 train.decoder_ffn_embed_dim=64 train.validate_interval_updates=4 "
     "train.save_interval_updates=4 train.log_interval=2 updates=8 train.lr=0.02"
 ).split()
-STATE = ["train.memory=state", "train.memory_length=0"]
 
 
 def run(folder, data, attention, method, *changes):
@@ -57,25 +56,12 @@ def test_the_papers_model_with_adaptive_softmax(data_bin, tmp_path):
     assert max(found[name]["perplexity"] for name in ("test_m150", "test_m640")) < 40  # words
 
 
-def test_evaluation_with_running_sums(data_bin, tmp_path):
-    done = run(tmp_path, data_bin, "linear", "tmlr_type1", *STATE)
-    assert done.returncode == 0, done.stderr
-    assert set(measured(tmp_path)) == {"training", "test_state"}
-    [log] = tmp_path.rglob("eval-test_state.log")
-    assert "--memory state --memory-length 0" in log.read_text()
-
-
 @pytest.mark.parametrize("attention, method, change, message", [
     ("softmax", "rope", "evaluations.x={split: test, clamp: 9}", "set evaluations.x.clamp=0"),
     ("linear", "rope", "evaluations.x={split: test, same_length: true}", "set evaluations.x.same_length="),
     ("softmax", "xl", "evaluations.x={split: test, memory: -1}", "memory: must be a non-negative"),
-    ("softmax", "xl", "evaluations.x={split: test, segment: 0}", "segment: input should be greater than 0"),
-    ("softmax", "xl", "evaluations.x={split: test, length: 9}", "evaluations.x.length: unknown key"),
     ("softmax", "xl", "train.memory=state", "--memory state includes all previous positions"),
-    ("linear", "rope", "train.memory=state", "--memory state includes all previous positions"),
     ("softmax", "xl", "train.token_positions=learned", "pass --token-positions none"),
-    ("softmax", "fairseq", "updates=1", "the method fairseq has no memory"),
-    ("softmax", "xl", "train.tokens_per_sample=5000", "but a segment of 5,000 needs 5,001"),
     ("softmax", "xl", "batch.unit=tokens", "batch.unit=tokens: memory_lm needs batch.unit=seq"),
 ])  # fmt: skip
 def test_invalid_settings(attention, method, change, message, data_bin, tmp_path):

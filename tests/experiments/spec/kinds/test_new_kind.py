@@ -30,7 +30,8 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("place")
     for name in ("fairseq_lrpe", "configs"):
         shutil.copytree(REPOSITORY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (place / "fairseq_lrpe/experiments/spec/kinds/lines.py").write_text(block("python", "class Lines(Kind)"))
+    kinds = place / "fairseq_lrpe/experiments/spec/kinds"
+    (kinds / "lines.py").write_text(block("python", "class Lines(Kind)"))
     (place / "configs/lines").mkdir()
     shown = OmegaConf.create(block("yaml", "kind: lines"))
     OmegaConf.save(OmegaConf.merge(shown, SMALL), place / "configs/lines/own.yaml")
@@ -46,7 +47,7 @@ def place(tmp_path_factory):
 
 
 def test_table_of_a_new_kind(place):
-    module = ["-m", "fairseq_lrpe", "table", "lines", "--only", "shaw", "--gpus", "0"]
+    module = ["-m", "fairseq_lrpe", "table", "lines", "--methods", "shaw", "--cpu"]
     done = subprocess.run(
         [sys.executable, *module, "--plot", "lines.png"],
         cwd=place,

@@ -13,7 +13,6 @@ import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.data.rouge import rouge_l
 from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.table import Table
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "train.decoder_layers=1", "train.decoder_ffn_embed_dim=16"]
@@ -41,14 +40,6 @@ def test_metric_is_that_of_the_questions(tmp_path, capsys):
     assert any("valid_rouge_l" in entry for entry in log)
 
 
-def test_missing_data(tmp_path):
-    data = prepare_questions(tmp_path / "squad")
-    (data / "bin/vocab.txt").unlink()
-    with pytest.raises(SystemExit, match=r"vocab\.txt"):
-        run(tmp_path / "runs", data)
-    assert not (tmp_path / "runs").exists()
-
-
 @pytest.mark.parametrize("name, types", [("squad", 28_996), ("cmrc2018", 21_128)])
 def test_sizes_match_the_paper(name, types):
     """BERT base without its pooler, a decoder with three layers, and the copy mechanism."""
@@ -69,11 +60,6 @@ def test_sizes_match_the_paper(name, types):
     unused = 2 * 768  # fairseq's offset of positions
     assert sum(p.numel() for p in model.parameters()) == encoder + decoder + copying + unused
     assert encoder == {"squad": 107_719_680, "cmrc2018": 101_677_056}[name]  # BertModel's, without its pooler
-
-
-def test_tables_share_runs():
-    two, six = ({str(run) for run in Table(f"lfhc_table{n}").runs()} for n in (2, 6))
-    assert six < two and any("cmrc2018" in run and "lfhc_k=2" in run for run in six)
 
 
 @pytest.mark.parametrize("name, updates, warmup, interval", [

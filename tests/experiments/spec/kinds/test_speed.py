@@ -11,7 +11,7 @@ SMALL += ["train.encoder_embed_dim=32", "train.encoder_ffn_embed_dim=32", "train
 
 
 def test_table_of_speeds(tmp_path):
-    words = ["tmlr_table6", "--scale", "mini", *SMALL, "--only", "base", "spe", "--results", str(tmp_path)]
+    words = ["tmlr_table6", "--scale", "mini", *SMALL, "--methods", "base", "spe", "--results", str(tmp_path)]
     done = run_here(table.main, *words)
     assert done.returncode == 0, done.stderr
     assert "relative speed (higher is better)" in done.stdout and "(2 rounds)" in done.stdout

@@ -1,13 +1,11 @@
 """Translation: parsing fairseq's output, BLEU, and tiny trained models."""
 
 import itertools
-import shutil
 
 import pytest
 import sacrebleu
-from fairseq_cli import generate
 from omegaconf import OmegaConf
-from tiny import REPOSITORY, run_command, run_here, train_here
+from tiny import REPOSITORY, run_command, run_here
 
 from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.data import text_codec
@@ -15,15 +13,6 @@ from fairseq_lrpe.experiments.execution.launch import Launch, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.experiments.spec.kinds import translation
-
-
-def test_hypotheses_and_targets_are_found():
-    printed = (
-        "S-1\ta b\nT-1\tx y\nH-1\t-0.25\tx@@ z\nD-1\t-0.25\tx@@ z\nP-1\t-0.1 -0.2\nH-1\t-2.0\tsecond\n"
-        "H-0\t-1.2e-05\tone\n2026-01-01 | INFO | x | T-0 no line of its own\nT-0\t1 2\nH-12\t0.0\t\n"
-    )
-    found = translation.parse_hypotheses(printed)
-    assert found == {"H": {1: "x@@ z", 0: "one", 12: ""}, "T": {1: "x y", 0: "1 2"}}
 
 
 def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
@@ -44,25 +33,6 @@ def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):
     log.write_text("\n".join(lines[1:]) + "\n")
     with pytest.raises(ValueError, match="lacks 1 of them and contains 0 others"):
         translation.bleu(log, corpus / "bin", "test", "de")
-
-
-def test_bleu_pairs_the_lines_of_the_files(corpus, tmp_path):
-    """Characters that ``str.splitlines`` takes for line ends are spaces inside of references."""
-    data = shutil.copytree(corpus, tmp_path / "corpus")
-    path = data / "text/test.de"
-    references = path.read_text().splitlines()
-    separated = [
-        line.replace(" ", mark, 1)
-        for line, mark in zip(references, "\u2028\u2029\x85\x0b\x0c\x1e\r" * 3, strict=False)
-    ]
-    log, codec = tmp_path / "log", text_codec.load(data / "bin")
-    log.write_text(
-        "".join(f"T-{i}\tx\nH-{i}\t-1\t{codec.encode('de', x)}\n" for i, x in enumerate(references))
-    )
-    before = translation.bleu(log, data / "bin", "test", "de")
-    path.write_text("\ufeff" + "".join(f"{line}\r\n" for line in separated), newline="")
-    found = translation.bleu(log, data / "bin", "test", "de")
-    assert found["sentences"] == len(references) and found["sacrebleu"] == before["sacrebleu"] > 50
 
 
 def test_training_and_evaluation(translating):
@@ -88,27 +58,6 @@ def test_fairseqs_own_model(train_translation, small_translation, tmp_path):
     words = ["python", "-m", "fairseq_lrpe", "generate", run / "checkpoints/checkpoint_best.pt"]
     generated = run_command(*words, "--cpu", text="A cat .\n")
     assert generated.returncode == 0 and len(generated.stdout.splitlines()) == 1, generated.stderr
-
-
-def test_other_dictionary_is_rejected(corpus, tmp_path):
-    arch = ["--arch", "softmax_transformer_base", "--encoder-layers", 1, "--decoder-layers", 1]
-    for part in ("encoder", "decoder"):
-        arch += [f"--{part}-embed-dim", 16, f"--{part}-ffn-embed-dim", 16, f"--{part}-attention-heads", 2]
-    shared = [corpus / "bin", "--user-dir", "fairseq_lrpe", "--task", "translation", "--cpu"]
-    training = [*shared, *arch, "-s", "en", "-t", "de", "--max-tokens", 300, "--max-update", 1]
-    training += ["--optimizer", "adam", "--data-buffer-size", 0, "--num-workers", 0, "--save-dir", tmp_path]
-    done = train_here(*training)
-    assert done.returncode == 0, done.stderr
-    longer = tmp_path / "longer"
-    shutil.copytree(corpus / "bin", longer)
-    with (longer / "dict.de.txt").open("a") as types:
-        types.writelines(f"more{i} 1\n" for i in range(16))
-    words = [longer, *shared[1:], "--path", tmp_path / "checkpoint_last.pt", "-s", "en", "-t", "de"]
-    done = run_here(generate.cli_main, *words)
-    last = done.stderr.strip().splitlines()[-1]
-    assert done.returncode == 1 and last.startswith("fairseq_lrpe: ")
-    assert "size mismatch for decoder.embed_tokens.weight" in last
-    assert last.endswith("pass the flags and data that it was trained with")
 
 
 @pytest.mark.parametrize("gpus, update_freq", [(0, 8), (1, 8), (8, 1)])
