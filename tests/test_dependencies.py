@@ -102,7 +102,7 @@ ORDER = (
     *"experiments benchmarks cli".split(),
 )
 """Packages and modules, each of which imports only those before it."""
-PARTS = ("spec", "execution", "estimation")
+PARTS = ("definition", "execution", "estimation")
 """The same for subpackages of experiments."""
 
 

@@ -4,7 +4,7 @@ import re
 
 from tiny import REPOSITORY
 
-from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments, method_flags
+from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments, method_flags
 
 PAGE = (REPOSITORY / "docs/deviations.md").read_text()
 ROWS = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith("|")][2:]

@@ -9,9 +9,9 @@ from collections import Counter
 from rich.table import Table
 from rich.text import Text
 
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.utils.cli import print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
 

@@ -14,13 +14,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from fairseq_lrpe.experiments.definition.experiment import Experiment, build_config
+from fairseq_lrpe.experiments.definition.kinds import KINDS, language_modeling
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import runner
 from fairseq_lrpe.experiments.execution.run_directory import locked, read_json
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
-from fairseq_lrpe.experiments.spec.experiment import Experiment, build_config
-from fairseq_lrpe.experiments.spec.kinds import KINDS, language_modeling
-from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure

@@ -10,10 +10,10 @@ from argparse import ArgumentParser
 
 from fairseq_lrpe.cli.train import execute_jobs, parse
 from fairseq_lrpe.data.glue_tasks import TASKS, get_task
+from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+from fairseq_lrpe.experiments.definition.kinds import glue
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
-from fairseq_lrpe.experiments.spec.kinds import glue
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser
 from fairseq_lrpe.utils.errors import UserError
 

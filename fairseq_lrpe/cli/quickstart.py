@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fairseq_lrpe.cli import table
 from fairseq_lrpe.cli.results import RECORDED
-from fairseq_lrpe.experiments.spec.table import Table
+from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, resumable
 from fairseq_lrpe.utils.files import REPOSITORY
 

@@ -20,8 +20,8 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from fairseq_lrpe.cli.train import parse
+from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
-from fairseq_lrpe.experiments.spec.table import SCALE_HELP, SCALES, Table
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
 

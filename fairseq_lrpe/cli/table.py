@@ -15,12 +15,12 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from fairseq_lrpe.cli import cluster, train
+from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table, TableSpec, tables
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.experiments.spec.table import SCALE_HELP, SCALES, Table, TableSpec, tables
 from fairseq_lrpe.utils.cli import (
     exit_on_error,
     image_path,

@@ -13,11 +13,11 @@ import sys
 from argparse import ArgumentParser, Namespace
 
 from fairseq_lrpe.cli import cluster
+from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
 from fairseq_lrpe.experiments.execution import runner
 from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
 from fairseq_lrpe.methods import check_method
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError

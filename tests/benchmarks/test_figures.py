@@ -10,7 +10,7 @@ from tiny import REPOSITORY, run_command, run_here
 
 from fairseq_lrpe.benchmarks import figures
 from fairseq_lrpe.benchmarks.figures import scores_by_distance, weights_by_distance
-from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
 
 DATASETS = ("imdb", "sst2", "snli", "qnli", "qqp", "mnli")

@@ -8,11 +8,11 @@ import pytest
 from tiny import pretend_gpus, run_command, run_here
 
 from fairseq_lrpe.cli import table as table_command
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.definition.table import SCALES, Table
 from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.table import SCALES, Table
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.experiments.definition.experiment import Experiment, experiments
+from fairseq_lrpe.experiments.definition.kinds import base
 from fairseq_lrpe.experiments.execution import runner
-from fairseq_lrpe.experiments.spec.experiment import Experiment, experiments
-from fairseq_lrpe.experiments.spec.kinds import base
 from fairseq_lrpe.utils import files
 from fairseq_lrpe.utils.files import display_path
 

@@ -20,7 +20,7 @@ from tiny_models import PAD, SIZES, architectures, build_model, check_registered
 from fairseq_lrpe import load_model
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.config import TOKEN_POSITIONS
-from fairseq_lrpe.experiments.spec.kinds.glue import pretrained as pretrained_model
+from fairseq_lrpe.experiments.definition.kinds.glue import pretrained as pretrained_model
 from fairseq_lrpe.models import RobertaModel
 from fairseq_lrpe.positions import POSITIONS, build_position
 

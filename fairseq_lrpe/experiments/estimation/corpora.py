@@ -6,7 +6,7 @@ from omegaconf import DictConfig
 
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
-from fairseq_lrpe.experiments.spec.kinds import Kind
+from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.utils.files import PREPARE, display_path
 
 

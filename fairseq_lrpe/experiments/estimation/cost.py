@@ -29,10 +29,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.data.glue_tasks import get_task
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.estimation.corpora import GLUE, Corpus, read_corpus
 from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.ops import float64
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment

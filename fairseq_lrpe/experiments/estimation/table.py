@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from rich.table import Column
 from rich.table import Table as RichTable
 
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.utils.cli import print_wide
 
 UTILIZATION = 0.35

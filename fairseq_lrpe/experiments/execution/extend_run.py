@@ -6,9 +6,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from fairseq_lrpe.experiments.definition.run import Run, run_folders
 from fairseq_lrpe.experiments.execution import run_directory
 from fairseq_lrpe.experiments.execution.run_directory import locked, read_json
-from fairseq_lrpe.experiments.spec.run import Run, run_folders
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import atomic_file

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
-from fairseq_lrpe.experiments.spec.experiment import is_free
+from fairseq_lrpe.experiments.definition.experiment import is_free
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, write_atomic
 

@@ -22,6 +22,9 @@ from typing import IO
 from omegaconf import DictConfig, OmegaConf
 
 from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.definition.kinds import Kind
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
 from fairseq_lrpe.experiments.execution.launch import Launch, train_command, visible_gpus
 from fairseq_lrpe.experiments.execution.progress import show_training
@@ -34,9 +37,6 @@ from fairseq_lrpe.experiments.execution.run_directory import (
     read_lines,
     write_json,
 )
-from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.kinds import Kind
-from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, atomic_file, display_path, write_atomic
 from fairseq_lrpe.utils.gpus import gpus_here

@@ -11,11 +11,11 @@ from graphlib import TopologicalSorter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.launch import update_freq, visible_gpus
 from fairseq_lrpe.experiments.execution.run_directory import InUse
 from fairseq_lrpe.experiments.execution.runner import Job, data_sizes, execute_run
-from fairseq_lrpe.experiments.spec.run import Run
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.subprocesses import CommandFailed
 

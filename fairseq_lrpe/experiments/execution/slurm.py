@@ -23,11 +23,11 @@ from pathlib import Path
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from fairseq_lrpe.experiments.definition.experiment import read_yaml
+from fairseq_lrpe.experiments.definition.run import Run, as_value
 from fairseq_lrpe.experiments.execution.launch import choose_launch
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job, execute_run
-from fairseq_lrpe.experiments.spec.experiment import read_yaml
-from fairseq_lrpe.experiments.spec.run import Run, as_value
 from fairseq_lrpe.utils.cli import exit_on_error
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import pandas as pd
 
+from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
+from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.table import Cell, Table
 from fairseq_lrpe.experiments.reporting.measurements import RUN, STATE
 from fairseq_lrpe.experiments.reporting.records import describe_state
-from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
-from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.experiments.spec.table import Cell, Table
 from fairseq_lrpe.methods import METHODS, canonical
 
 METHOD_ORDER = {method: index for index, method in enumerate(METHODS)}

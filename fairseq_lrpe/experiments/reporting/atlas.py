@@ -19,12 +19,12 @@ from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttent
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Encoding, encoding_options
+from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number
-from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
 from fairseq_lrpe.utils.subprocesses import as_flags

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from fairseq_lrpe.experiments.definition.run import experiment_of
 from fairseq_lrpe.experiments.reporting.aggregate import difference, mean_and_std
 from fairseq_lrpe.experiments.reporting.records import RunRecord, as_text, flatten, read_run
 from fairseq_lrpe.experiments.reporting.renderers import Section, format_difference, format_number
-from fairseq_lrpe.experiments.spec.run import experiment_of
 
 IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
 """Settings in run.json that do not distinguish runs."""

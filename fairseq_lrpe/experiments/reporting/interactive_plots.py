@@ -7,6 +7,8 @@ import pandas as pd
 import plotly.graph_objects as go
 from plotly.io import to_html
 
+from fairseq_lrpe.experiments.definition.kinds import KINDS
+from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.plots import (
     column_lines,
     common_points,
@@ -15,8 +17,6 @@ from fairseq_lrpe.experiments.reporting.plots import (
     wrap,
 )
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
-from fairseq_lrpe.experiments.spec.kinds import KINDS
-from fairseq_lrpe.experiments.spec.table import Table
 
 SYMBOLS = dict(zip(
     "os^vDPX*phd<>8H",

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.run import as_text
+from fairseq_lrpe.experiments.definition.table import read_paper
 from fairseq_lrpe.experiments.reporting.records import RUN, RunRecord, read_runs
-from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.run import as_text
-from fairseq_lrpe.experiments.spec.table import read_paper
 
 STATE = ["kind", "updates", "reached", "length", "unit", "state", "problem", "folder"]
 MEASUREMENT = ["evaluation", "metric", "value", "signature"]

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from fairseq_lrpe.experiments.definition.kinds import KINDS
+from fairseq_lrpe.experiments.definition.kinds.base import Curve
+from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting.aggregate import METHOD_ORDER, measuring_runs
 from fairseq_lrpe.experiments.reporting.measurements import curves, measurements
 from fairseq_lrpe.experiments.reporting.records import RunRecord
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.experiments.reporting.tables import read_table_runs
-from fairseq_lrpe.experiments.spec.kinds import KINDS
-from fairseq_lrpe.experiments.spec.kinds.base import Curve
-from fairseq_lrpe.experiments.spec.table import Table
 from fairseq_lrpe.utils.files import save_figure
 
 if TYPE_CHECKING:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pandas as pd
 from rich.progress import track
 
+from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.table import SCALES, Table, TableSpec, tables
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.records import (
@@ -36,8 +38,6 @@ from fairseq_lrpe.experiments.reporting.records import (
 )
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
-from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.experiments.spec.table import SCALES, Table, TableSpec, tables
 from fairseq_lrpe.utils.files import output_folder, write_atomic
 from fairseq_lrpe.utils.suggest import choices
 

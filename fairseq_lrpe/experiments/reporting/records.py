@@ -19,12 +19,12 @@ from urllib.parse import unquote
 import pandas as pd
 from omegaconf import OmegaConf
 
+from fairseq_lrpe.experiments.definition.experiment import Experiment, is_free
+from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
+from fairseq_lrpe.experiments.definition.run import RECORDS, Run, experiment_of, run_folders
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
 from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
-from fairseq_lrpe.experiments.spec.experiment import Experiment, is_free
-from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
-from fairseq_lrpe.experiments.spec.run import RECORDS, Run, experiment_of, run_folders
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.files import display_path
 

@@ -15,6 +15,8 @@ import pandas as pd
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.table import SCALES, Table, tables
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
@@ -23,8 +25,6 @@ from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_nam
 from fairseq_lrpe.experiments.reporting.records import RunRecord, as_text, flatten, machine, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.tables import experiment_sections, measured_name, table_sections
-from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.table import SCALES, Table, tables
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.files import display_path
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from fairseq_lrpe.experiments.definition.run import run_folders
+from fairseq_lrpe.experiments.definition.table import SCALES, Table
 from fairseq_lrpe.experiments.reporting import renderers
 from fairseq_lrpe.experiments.reporting.aggregate import (
     CSV,
@@ -18,8 +20,6 @@ from fairseq_lrpe.experiments.reporting.aggregate import (
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.records import RunRecord, is_recorded, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
-from fairseq_lrpe.experiments.spec.run import run_folders
-from fairseq_lrpe.experiments.spec.table import SCALES, Table
 
 
 def collect(table: Table, results: Path) -> pd.DataFrame:

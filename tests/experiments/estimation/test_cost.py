@@ -9,11 +9,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from fairseq_lrpe.benchmarks import measurement, train
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.estimation import cost
 from fairseq_lrpe.experiments.estimation.corpora import Corpus
 from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.utils.subprocesses import as_flags
 
 TYPES, BATCH = 1000, 4

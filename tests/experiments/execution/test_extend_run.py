@@ -9,9 +9,9 @@ import torch
 from tiny import run_here
 
 from fairseq_lrpe.cli import train
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
 from fairseq_lrpe.experiments.execution.runner import Job, run_settings
-from fairseq_lrpe.experiments.spec.experiment import Experiment
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=1 "

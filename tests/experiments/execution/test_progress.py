@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.definition.kinds import KINDS
 from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import Log, locked
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.kinds import KINDS
 
 INNER = {"epoch": 1, "loss": "3.5", "ppl": "11.31", "wps": "2000", "ups": "1.95", "wpb": "1024"}
 

@@ -22,9 +22,9 @@ from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import classify, generate
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.classified_text import BYTES
+from fairseq_lrpe.experiments.definition.kinds.translation import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
 from fairseq_lrpe.experiments.inference.trained import MODELS
-from fairseq_lrpe.experiments.spec.kinds.translation import parse_hypotheses
 from fairseq_lrpe.tasks import FAMILIES
 
 TEXT = "w1 w3 w9 w28"

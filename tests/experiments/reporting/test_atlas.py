@@ -14,10 +14,10 @@ from tiny import run_here
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import report, results
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.inference import attention as inference
 from fairseq_lrpe.experiments.reporting import atlas, recording
 from fairseq_lrpe.experiments.reporting.records import configured_settings, read_weights
-from fairseq_lrpe.experiments.spec.experiment import Experiment
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 

@@ -11,10 +11,10 @@ from tiny import REPOSITORY, run_here
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
+from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.reporting import recording
 from fairseq_lrpe.experiments.reporting.records import MEASUREMENTS, machine, read_settings
-from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.experiment import Experiment
 
 CPU = {"gpus": 0, "nodes": 1, "cpu": True, "precision": "fp32", "gpu_names": []}
 CPU["processor"] = {"name": "Toy CPU", "instructions": "AVX2", "threads": 1}

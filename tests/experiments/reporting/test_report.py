@@ -11,8 +11,8 @@ from html_page import Page
 from tiny import run_command, run_here, write_configs, write_run
 
 from fairseq_lrpe.cli import report as command
+from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.reporting import blocks, interactive_plots, plots, report, style
-from fairseq_lrpe.experiments.spec import experiment as experiments
 
 HOSTILE = '<img src="x" onerror="alert(1)">&amp;</script><script>alert(2)</script>'
 FOLDER = "<img src=x onerror=alert(3)>%"  # a folder name

@@ -16,10 +16,10 @@ from tiny import BIN, write_configs, write_run
 
 import fairseq_lrpe
 from fairseq_lrpe.cli import results
+from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.table import Cell, Table
 from fairseq_lrpe.experiments.reporting import aggregate, plots, renderers
 from fairseq_lrpe.experiments.reporting import tables as report
-from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.table import Cell, Table
 
 ROWS = ("Base", "RoPE", "Type1", "Type2", "PER", "SPE")
 METHODS = ("base", "rope", "tmlr_type1", "iclr_type2", "per", "spe")

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import NonNegativeInt, PositiveInt
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Evaluation, Kind, TrainingSettings
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Evaluation, Kind, TrainingSettings
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 

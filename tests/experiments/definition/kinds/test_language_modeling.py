@@ -12,7 +12,7 @@ from fairseq.models import MODEL_DATACLASS_REGISTRY
 from omegaconf import OmegaConf
 
 import fairseq_lrpe.models  # noqa: F401
-from fairseq_lrpe.experiments.spec.kinds import language_modeling
+from fairseq_lrpe.experiments.definition.kinds import language_modeling
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.positions import POSITIONS
 

@@ -8,8 +8,8 @@ from image_files import write_image_dataset
 from tiny import run_here
 
 from fairseq_lrpe.cli import classify, train
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.inference import classify as inference
-from fairseq_lrpe.experiments.spec.experiment import Experiment
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "train.image_size=8", "batch.total=8", "batch.per_gpu=8"]

@@ -1,7 +1,7 @@
 """Pretraining of RoBERTa, evaluated by the perplexity of masked tokens."""
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
 
 SEED = 1
 """Seed of the masks in evaluations, so that all runs are evaluated on the same masked tokens."""

@@ -7,8 +7,8 @@ import statistics
 import pytest
 
 from fairseq_lrpe.data.glue_tasks import PAPER_TASKS
-from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.kinds import glue
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.definition.kinds import glue
 
 
 def measure(name, predicted, target):

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, read_lines
 

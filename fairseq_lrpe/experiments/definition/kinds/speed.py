@@ -5,8 +5,8 @@ from typing import Literal
 
 from pydantic import PositiveInt
 
-from fairseq_lrpe.experiments.spec.kinds.base import Kind, Settings
-from fairseq_lrpe.experiments.spec.schema import Model
+from fairseq_lrpe.experiments.definition.kinds.base import Kind, Settings
+from fairseq_lrpe.experiments.definition.schema import Model
 from fairseq_lrpe.methods import architecture
 from fairseq_lrpe.utils.subprocesses import as_flags
 

@@ -30,7 +30,7 @@ def place(tmp_path_factory):
     place = tmp_path_factory.mktemp("place")
     for name in ("fairseq_lrpe", "configs"):
         shutil.copytree(REPOSITORY / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-    kinds = place / "fairseq_lrpe/experiments/spec/kinds"
+    kinds = place / "fairseq_lrpe/experiments/definition/kinds"
     (kinds / "lines.py").write_text(block("python", "class Lines(Kind)"))
     (place / "configs/lines").mkdir()
     shown = OmegaConf.create(block("yaml", "kind: lines"))

@@ -8,11 +8,11 @@ from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.language_modeling import LanguageModelingTask
 
 import fairseq_lrpe.models  # noqa: F401
+from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
 from fairseq_lrpe.experiments.execution.launch import Launch, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.run import Run, as_text, as_value
 from fairseq_lrpe.methods import METHODS, canonical, check_method
 from fairseq_lrpe.utils.files import REPOSITORY
 

@@ -13,8 +13,8 @@ from pydantic import PositiveInt
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.data.glue_tasks import get_task
+from fairseq_lrpe.experiments.definition.kinds.base import Evaluation, Kind, Settings
 from fairseq_lrpe.experiments.inference import metrics
-from fairseq_lrpe.experiments.spec.kinds.base import Evaluation, Kind, Settings
 from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, display_path

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, FiniteFloat, field_validator, model_validator
 
-from fairseq_lrpe.experiments.spec import experiment as experiments
-from fairseq_lrpe.experiments.spec.experiment import Experiment, applicable_overrides, read_yaml
-from fairseq_lrpe.experiments.spec.kinds import Kind
-from fairseq_lrpe.experiments.spec.run import Run
-from fairseq_lrpe.experiments.spec.schema import InvalidKey, Model, error_at, validate
+from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides, read_yaml
+from fairseq_lrpe.experiments.definition.kinds import Kind
+from fairseq_lrpe.experiments.definition.run import Run
+from fairseq_lrpe.experiments.definition.schema import InvalidKey, Model, error_at, validate
 from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path

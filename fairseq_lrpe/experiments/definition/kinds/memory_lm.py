@@ -4,14 +4,14 @@ from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt, field_validator
 
-from fairseq_lrpe.experiments.spec.kinds.base import Evaluation, TrainingSettings
-from fairseq_lrpe.experiments.spec.kinds.language_modeling import (
+from fairseq_lrpe.experiments.definition.kinds.base import Evaluation, TrainingSettings
+from fairseq_lrpe.experiments.definition.kinds.language_modeling import (
     LanguageModeling,
     max_length,
     model_flags,
     perplexity,
 )
-from fairseq_lrpe.experiments.spec.run import Run
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
 

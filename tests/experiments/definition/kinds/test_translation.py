@@ -9,10 +9,10 @@ from tiny import REPOSITORY, run_command, run_here
 
 from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.data import text_codec
+from fairseq_lrpe.experiments.definition.experiment import Experiment
+from fairseq_lrpe.experiments.definition.kinds import translation
 from fairseq_lrpe.experiments.execution.launch import Launch, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.experiments.spec.experiment import Experiment
-from fairseq_lrpe.experiments.spec.kinds import translation
 
 
 def test_bleu_of_raw_text_and_of_words(corpus, tmp_path):

@@ -4,7 +4,7 @@ import json
 import math
 from types import SimpleNamespace
 
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind, TrainingSettings
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind, TrainingSettings
 from fairseq_lrpe.tasks.synthetic_problems import build_problem
 
 

@@ -6,7 +6,7 @@ import pytest
 from labelled_data import write_gray_image_dataset
 
 from fairseq_lrpe.cli import train
-from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "batch.total=8", "batch.per_gpu=8", "train.warmup_updates=1"]

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from pydantic import Field, PositiveInt, field_validator
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.spec.schema import Model
+from fairseq_lrpe.experiments.definition.schema import Model
 from fairseq_lrpe.methods import architecture
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN, REPOSITORY, display_path
@@ -43,7 +43,7 @@ class Evaluation(Model):
 class Settings(Model):
     """The keys of an experiment's YAML file; kinds with further keys extend this class."""
 
-    kind: str  # name of a file in experiments/spec/kinds
+    kind: str  # name of a file in experiments/definition/kinds
     source: str = ""  # paper and table from which the settings are taken
     data: str  # folder of binarized data, relative to the repository
     batch: Batch

@@ -6,7 +6,7 @@ from tiny import REPOSITORY
 
 from fairseq_lrpe.config import option_flag
 from fairseq_lrpe.encodings import ENCODINGS, encoding_options
-from fairseq_lrpe.experiments.spec.table import read_paper
+from fairseq_lrpe.experiments.definition.table import read_paper
 from fairseq_lrpe.methods import METHODS
 
 

@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from fairseq_lrpe.experiments.spec.kinds.base import Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Kind
 
 KINDS: dict[str, Kind] = {
     module.name: importlib.import_module(f"{__name__}.{module.name}").KIND

@@ -1,8 +1,8 @@
 """Classification of texts, text pairs and images from scratch, evaluated on the predicted labels."""
 
 from fairseq_lrpe.data import layout
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
 from fairseq_lrpe.experiments.inference import metrics
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
 from fairseq_lrpe.utils.files import REPOSITORY
 
 

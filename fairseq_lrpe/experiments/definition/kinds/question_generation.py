@@ -2,8 +2,8 @@
 
 from fairseq_lrpe.data import layout, word_pieces
 from fairseq_lrpe.data.rouge import rouge_l
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
-from fairseq_lrpe.experiments.spec.kinds.translation import read_hypotheses
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.translation import read_hypotheses
 from fairseq_lrpe.utils.files import REPOSITORY, read_lines, write_atomic
 
 

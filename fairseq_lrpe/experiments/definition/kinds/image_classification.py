@@ -3,7 +3,7 @@
 import re
 
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.experiments.spec.kinds.base import Curve, Kind
+from fairseq_lrpe.experiments.definition.kinds.base import Curve, Kind
 from fairseq_lrpe.utils.files import REPOSITORY
 
 TRAINED = re.compile(r"num\. trained: ([\d,]+)\)")

@@ -13,9 +13,9 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from fairseq_lrpe.experiments.spec.kinds import KINDS, Kind
-from fairseq_lrpe.experiments.spec.run import Run, as_text, as_value
-from fairseq_lrpe.experiments.spec.schema import InvalidKey, validate
+from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
+from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
+from fairseq_lrpe.experiments.definition.schema import InvalidKey, validate
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import CONFIGS, REPOSITORY, display_path, visible_files

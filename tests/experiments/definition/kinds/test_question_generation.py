@@ -12,7 +12,7 @@ from question_data import prepare_questions
 import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.data.rouge import rouge_l
-from fairseq_lrpe.experiments.spec.experiment import Experiment
+from fairseq_lrpe.experiments.definition.experiment import Experiment
 
 SMALL = ["train.encoder_layers=1", "train.encoder_embed_dim=16", "train.encoder_ffn_embed_dim=16"]
 SMALL += ["train.encoder_attention_heads=2", "train.decoder_layers=1", "train.decoder_ffn_embed_dim=16"]
