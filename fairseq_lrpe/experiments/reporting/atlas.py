@@ -123,7 +123,7 @@ class MethodEntry(Entry):
             return "none" if "token_positions" in self.method.flags else "absolute"
         if encoding.uses_absolute_positions:
             return "absolute and relative"
-        if encoding.log_decay is not None:
+        if _overrides(encoding, "log_decay"):
             return "decay"
         if encoding.decomposable:
             return "relative, in q and k"
@@ -137,20 +137,20 @@ class MethodEntry(Entry):
         """Describes what the encoding changes in linear or softmax attention."""
         if attention not in self.modules:
             return "Not available, because the encoding needs the matrix of scores."
-        encoding, decay, found = self.encoding, self.encoding.log_decay, []
+        encoding, decay, found = self.encoding, self.encoding.log_decay(), []
         if _overrides(encoding, "forward"):
             after = " after the feature map" if attention == "linear" else ""
             found.append(f"Transforms queries and keys{after}.")
-        if attention == "softmax" and _overrides(encoding, "bias", "bias_function"):
+        if attention == "softmax" and _overrides(encoding, "bias"):
             found.append("Adds a term to the scaled scores.")
-        if attention == "softmax" and _overrides(encoding, "score_function"):
+        if attention == "softmax" and _overrides(encoding, "scores"):
             found.append("Replaces the formula of the scores.")
         if decay is not None:
             each = "each feature" if decay.dim() > 1 else "each head"
             found.append(f"Multiplies the weights by a decay with the distance in {each}.")
             if attention == "softmax" and decay.dim() == 1:
                 found[-1] = f"Adds the logarithm of a decay with the distance to the scores of {each}."
-            if attention == "softmax" and (decay.dim() > 1 or encoding.multiplicative_decay):
+            if attention == "softmax" and (decay.dim() > 1 or _overrides(encoding, "scores")):
                 found[-1] = f"Multiplies the products of q and k by a decay with the distance in {each}."
         if _overrides(encoding, "encode_values"):
             also = ", and the output back" if _overrides(encoding, "decode_output") else ""
