@@ -3,7 +3,7 @@
 import torch
 from tensors import assert_same, randn
 
-from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.encodings import Context, build_encoding, softmax_scores
 
 H, D = 2, 4
 SHAPES = [  # (causal, queries, keys, q_offset)
@@ -34,12 +34,8 @@ def all_scores(encoding, q, k, q_offset=0, k_offset=0, *, padding=None, features
         padding: (B, keys), True at padding.
         features: features of the layer's inputs at the keys, if the encoding has them.
     """
-    q, k = encoding(q, k, q_offset, k_offset)
-    score_function = encoding.score_function(q, k, q_offset, padding, features)
-    if score_function is not None:
-        return score_function(q, k, q_offset)
-    out, bias = encoding.scale * (q @ k.mT), encoding.bias_function(q, k, q_offset)(q, k, q_offset)
-    return out if bias is None else out + bias
+    context = Context(q_offset, k_offset, padding, features)
+    return softmax_scores(encoding, *encoding(q, k, context), context)
 
 
 def position_scores(encoding, queries, keys, q_offset=0, dtype=torch.float64):
@@ -51,7 +47,7 @@ def position_scores(encoding, queries, keys, q_offset=0, dtype=torch.float64):
 
 def products(encoding, q, k, q_offset=0, k_offset=0):
     """Returns the unscaled, unmasked products of all encoded queries and keys."""
-    q, k = encoding(q, k, q_offset, k_offset)
+    q, k = encoding(q, k, Context(q_offset, k_offset))
     return q @ k.mT
 
 

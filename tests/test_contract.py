@@ -17,7 +17,7 @@ from tensors import assert_same
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.fairseq_adapter import build_attention
 from fairseq_lrpe.config import PositionConfig
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.encodings import ENCODINGS, Context
 from fairseq_lrpe.methods import METHODS, Method
 
 H, D, B, L = 2, 8, 3, 9
@@ -34,12 +34,11 @@ class Case(NamedTuple):
     causal: bool
 
 
-def build(case, dtype=torch.float64):
+def build(case, dtype=torch.float64, limit=2 * L):
     """Returns a small attention module whose encoding's parameters differ from their initial values."""
     cfg = PositionConfig()
     for flag, value in {**dict(case.flags), "attention": case.attention}.items():
         setattr(cfg, flag, value)
-    limit = LONGEST if ENCODINGS[case.encoding].has_position_limit else 2 * L
     sizes = {"embed_dim": E, "num_heads": H, "layer": 2, "layers": 3, "max_positions": limit}
     module = build_attention(cfg, dropout=0.0, causal=case.causal, **sizes)
     with torch.no_grad():
@@ -89,7 +88,14 @@ def every_case(applies=lambda case: True):
 
 
 every_causal = every_case(lambda case: case.causal)
-every_relative = every_case(lambda case: ENCODINGS[case.encoding].relative)
+
+
+def is_relative(encoding):
+    """Whether only the difference of two positions reaches a score; for SPE, only in expectation."""
+    return not encoding.uses_absolute_positions and encoding.name not in ("spe", "conv_spe")
+
+
+every_relative = every_case(lambda case: is_relative(ENCODINGS[case.encoding]))
 
 
 def tokens(length=L, batch=B, dtype=torch.float64):
@@ -132,8 +138,12 @@ def check_padding(case, side):
 
 def encode(encoding, q, k, q_offset, k_offset):
     """Returns the encoded queries, keys, values and outputs, with k as values and q as outputs."""
-    values = encoding.encode_values(k, k_offset), encoding.decode_output(q, q_offset)
-    return [*encoding(q, k, q_offset, k_offset), *values]
+    context = Context(q_offset, k_offset)
+    return [
+        *encoding(q, k, context),
+        encoding.encode_values(k, context),
+        encoding.decode_output(q, context),
+    ]
 
 
 @every_case()
@@ -149,7 +159,7 @@ def test_single_positions_match_full_sequence(case):
 def test_incremental_decoding_matches_full_sequence(case):
     module, x = build(case), tokens()
     padding = torch.zeros(B, L, dtype=torch.bool)
-    padding[1, 0] = padding[2, :2] = module.encoding.relative
+    padding[1, 0] = padding[2, :2] = is_relative(module.encoding)
     whole, _ = module(x, key_padding_mask=padding)
     for cuts in ([0, *range(2, L + 1)], [0, 4, 5, L]):
         state, pieces = {}, []
@@ -264,22 +274,21 @@ def test_positions_affect_the_output(case):
 
 @every_causal
 def test_decay_is_at_most_1_and_only_causal(case):
-    """Only encodings with a decay or ``bidirectional = False`` are rejected in bidirectional attention."""
-    decay, bidirectional = build(case).encoding.log_decay, case._replace(causal=False)
+    """Encodings that are not ``bidirectional`` are rejected in bidirectional attention."""
+    decay, bidirectional = build(case).encoding.log_decay(), case._replace(causal=False)
     assert decay is None or (decay.shape in ((H,), (H, D), (1, D)) and (decay <= 0).all())
     if supports(bidirectional):
-        assert build(bidirectional).encoding.log_decay is None
+        assert build(bidirectional).encoding.log_decay() is None
     else:
-        assert decay is not None or not ENCODINGS[case.encoding].bidirectional
-        message = "decays with the distance|only in causal attention"
-        with pytest.raises(ValueError, match=message):
+        assert not ENCODINGS[case.encoding].bidirectional
+        with pytest.raises(ValueError, match="only in causal attention"):
             build(bidirectional)
 
 
 @every_case()
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(case, dtype):
-    module, state = build(case, dtype), {}
+    module, state = build(case, dtype, LONGEST), {}
     for x in (tokens(64, dtype=dtype), *tokens(3, dtype=dtype).split(1)):
         out, _ = module(x, incremental_state=state if case.causal else None)
         assert out.dtype == dtype and out.isfinite().all()
@@ -298,7 +307,12 @@ def test_half_precision(case, dtype):
     assert error < 8 * torch.finfo(dtype).eps
 
 
-@every_case(lambda case: not ENCODINGS[case.encoding].has_position_limit)
+def has_table(case):
+    """Whether the encoding has a table of positions, beyond which it raises an error."""
+    return case.encoding == "tupe"
+
+
+@every_case(lambda case: not has_table(case))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_far_positions_in_half_precision(case, dtype):
     """Positions multiply no rounded parameter, with autocast either: see ``float32_parameters``."""
@@ -322,10 +336,10 @@ def score_of_first_key(encoding, q, k, position, steps):
     """Returns the score of the query at a position with key 0, or the cosine of their encodings."""
     if not encoding.decomposable:
         return all_scores(encoding, q, k, position, features=steps)[..., 0]
-    return torch.cosine_similarity(*(x.double() for x in encoding(q, k, position, 0)), dim=-1)
+    return torch.cosine_similarity(*(x.double() for x in encoding(q, k, Context(position))), dim=-1)
 
 
-@every_case(lambda case: not ENCODINGS[case.encoding].has_position_limit)
+@every_case(lambda case: not has_table(case))
 def test_far_positions_in_float32(case):
     """At position 100,000, scores are finite, and those of relative encodings are as at position 4."""
     encoding = build(case, torch.float32).encoding
@@ -334,14 +348,14 @@ def test_far_positions_in_float32(case):
         steps = input_features(encoding, FAR + 4)
         far = all_scores(encoding, q, k, FAR, features=steps)
         assert far.isfinite().all()
-        if encoding.relative:
+        if is_relative(encoding):
             last = None if steps is None else steps[:, :, -8:]
             near = all_scores(encoding, q, k[:, :, -8:], 4, features=last)
             seen = torch.ones(4, 8, dtype=torch.bool).tril(4) if case.causal else ...
             assert_same(far[..., -8:][..., seen], near[..., seen], 1e-3)
 
 
-@every_case(lambda case: ENCODINGS[case.encoding].has_position_limit)
+@every_case(has_table)
 def test_position_beyond_the_limit_is_rejected(case):
     module = build(case)
     limit = module.encoding.max_positions
@@ -362,7 +376,7 @@ def test_linear_attention_over_100_000_tokens(case):
 @every_case()
 def test_memory(case):
     """The largest tensor is linear in the length, or at most four score matrices in softmax attention."""
-    module, largest = build(case, torch.float32), {}
+    module, largest = build(case, torch.float32, LONGEST), {}
     for length in (512, LONGEST):
         with TensorSizes() as sizes:
             module(tokens(length, 1, torch.float32).requires_grad_())[0].sum().backward()

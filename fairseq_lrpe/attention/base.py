@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from fairseq_lrpe.encodings import Encoding, build_encoding
+from fairseq_lrpe.encodings import Context, Encoding, build_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.precision import at_least_float32
 
@@ -21,12 +21,12 @@ class AttentionState(NamedTuple):
     Attributes:
         past: cached keys and values in softmax attention, running sums in linear attention, or None.
         length: number of previous positions.
-        context: last inputs (B, left_context, E), if the encoding uses ``input_features``, otherwise None.
+        inputs: last inputs (B, left_context, E), if the encoding uses ``input_features``, otherwise None.
     """
 
     past: dict | None = None
     length: int = 0
-    context: Tensor | None = None
+    inputs: Tensor | None = None
 
 
 class SelfAttention(nn.Module):
@@ -79,20 +79,17 @@ class SelfAttention(nn.Module):
         nn.init.xavier_uniform_(self.out_proj.weight)
         nn.init.zeros_(self.out_proj.bias)
 
-    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
+    def attend(self, q, k, v, context, past, return_state):
         """Computes the outputs of all heads.
 
         Args:
             q: queries (B, H, Lq, d).
             k: keys (B, H, Lk, d). q, k and v are not encoded yet.
             v: values (B, H, Lk, d).
-            key_padding_mask: (B, Lk), True at padding, or None.
-            past: the ``past`` that the previous call returned, or None.
-            q_offset: position of the first query, or the :class:`PositionIndex` of all tokens.
-            k_offset: position of the first key, or the same :class:`PositionIndex`. It is the number of
+            context: the context of the encoding for these queries and keys. Its ``k_offset`` is the number of
                 positions in ``past``, unless :meth:`restart_positions` has reset it to 0.
+            past: the ``past`` that the previous call returned, or None.
             return_state: whether the caller uses the returned ``past``.
-            input_features: the encoding's ``input_features`` for these keys, or None.
 
         Returns:
             The outputs (B, H, Lq, d), and a dict that is the ``past`` of the next call.
@@ -134,24 +131,25 @@ class SelfAttention(nn.Module):
                 f"inputs must have three dimensions, of which the last is embed_dim {self.embed_dim}, not "
                 f"shape {tuple(x.shape)}"
             )
-        past, offset, context = state or AttentionState()
+        past, offset, inputs = state or AttentionState()
         keys = x if keys is None else keys
         parts = [keys] if memory is None else [memory, keys]
         q = self.split_heads(self.q_proj(x))
         # Projecting the memory separately avoids computing its gradient.
         k, v = (self.split_heads(self._concat([p(y) for y in parts])) for p in (self.k_proj, self.v_proj))
-        if self.encoding.float32_parameters and self.encoding.log_decay is not None:
-            # The gradient of an angle is the difference of a term of q and a term of k, both proportional to
-            # absolute positions. With a decay, the difference is far smaller than the terms.
-            q, k = at_least_float32(q), at_least_float32(k)
         earlier = k.size(2) - q.size(2)
         if key_padding_mask is not None:
             key_padding_mask = F.pad(key_padding_mask, (k.size(2) - key_padding_mask.size(1), 0))
-        features, context = self._input_features(parts, key_padding_mask, context)
+        features, inputs = self._input_features(parts, key_padding_mask, inputs)
         offsets = (offset + earlier, offset) if position_index is None else (position_index,) * 2
-        o, past = self.attend(q, k, v, key_padding_mask, past, *offsets, return_state, features)
+        context = Context(*offsets, key_padding_mask, features)
+        if self.encoding.float32_parameters and self.encoding.log_decay(context) is not None:
+            # The gradient of an angle is the difference of a term of q and a term of k, both proportional to
+            # absolute positions. With a decay, the difference is far smaller than the terms.
+            q, k = at_least_float32(q), at_least_float32(k)
+        o, past = self.attend(q, k, v, context, past, return_state)
         out = self.out_proj(self.merge_heads(o).to(x.dtype))
-        return (out, AttentionState(past, offset + k.size(2), context)) if return_state else out
+        return (out, AttentionState(past, offset + k.size(2), inputs)) if return_state else out
 
     def split_heads(self, x: Tensor) -> Tensor:
         """Splits the heads: (B, L, H·d) -> (B, H, L, d)."""
@@ -178,10 +176,10 @@ class SelfAttention(nn.Module):
     def _concat(self, parts):
         return torch.cat(parts, dim=self.time_dim) if len(parts) > 1 else parts[0]
 
-    def _input_features(self, parts, padding, context):
-        """Returns the encoding's input features, if it has any, and the context of the next call.
+    def _input_features(self, parts, padding, inputs):
+        """Returns the encoding's input features, if it has any, and the last inputs for the next call.
 
-        ``context`` contains the inputs (B, left_context, E) before ``parts``, or is None at the start.
+        ``inputs`` contains the inputs (B, left_context, E) before ``parts``, or is None at the start.
         """
         length = self.encoding.left_context
         if length is None:
@@ -189,8 +187,8 @@ class SelfAttention(nn.Module):
         x = self._concat(parts).movedim(self.time_dim, 1)
         if padding is not None:
             x = x.masked_fill(padding[..., None], 0.0)
-        context = x.new_zeros(len(x), length, x.size(2)) if context is None else context
-        x = torch.cat([context, x], dim=1)
+        inputs = x.new_zeros(len(x), length, x.size(2)) if inputs is None else inputs
+        x = torch.cat([inputs, x], dim=1)
         features = self.encoding.input_features(x)
         if padding is not None:
             features = features.masked_fill(padding[:, None, :, None], 0.0)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings import Encoding
+from fairseq_lrpe.encodings import Context, Encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 MODULES = "use LinearAttention or SoftmaxAttention"
@@ -45,10 +45,10 @@ def apply_encoding(
     if key_positions is not None:
         key_index = index._replace(query_positions=index.key_positions)
     if len(at_q) == 1:
-        return encoding(q, k, index, key_index)
+        return encoding(q, k, Context(index, key_index))
     # Tokens are encoded independently of each other, so that the rows of the batch can be encoded as one.
     q, k = (x.transpose(0, 1).flatten(1, 2)[None] for x in (q, k))
-    q, k = encoding(q, k, index, key_index)
+    q, k = encoding(q, k, Context(index, key_index))
     return tuple(x[0].unflatten(1, (len(at_q), -1)).transpose(0, 1) for x in (q, k))
 
 
@@ -73,8 +73,6 @@ def attention_bias(
     _check(encoding, q, k)
     if not encoding.modifies_scores:
         raise ValueError(f"{encoding.name} does not add a bias to the scores: use apply_encoding(...)")
-    if encoding.score_function(q, k) is not None:
-        raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     if not q.size(2):
         return q.new_zeros(1, 1, 0, k.size(2))
@@ -83,9 +81,17 @@ def attention_bias(
     content_bias = None if u is None else encoding.scale * (k @ u.unsqueeze(-1)).mT  # (B, H, 1, Lk)
     q = q if u is None else q + u[:, None]
     parts = zip(q.split(len(q) // len(indices)), k.split(len(q) // len(indices)), indices, strict=True)
-    biases = [encoding.bias(*part) for part in parts]
+    biases = [_bias(encoding, *part) for part in parts]
     bias = torch.cat([bias[(None,) * (4 - bias.dim())] for bias in biases])
     return bias if u is None else bias + content_bias
+
+
+def _bias(encoding, q, k, index):
+    context = Context(index, index)
+    context = context._replace(prepared=encoding.prepare(q, k, context))
+    if encoding.scores(q, k, context) is not None:
+        raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
+    return encoding.bias(q, k, context)
 
 
 def _check(encoding, q, k):

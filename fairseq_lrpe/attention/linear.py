@@ -79,25 +79,25 @@ class LinearAttention(SelfAttention):
         # Recomputing the encoding includes recomputing attention, which is cheap only if it is not causal.
         self._recompute_encoding = not encoding.causal and type(encoding).forward is not Encoding.forward
 
-    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
+    def attend(self, q, k, v, context, past, return_state):
         if past is not None and "sums" not in past:
             raise ValueError(f"the state is not one of linear attention: {STATE_REMEDY}")
         if self._is_exp:
             with torch.autocast(q.device.type, enabled=False):  # autocast would sum in half precision
-                return self._attend_exp(q, k, v, key_padding_mask, past, q_offset, k_offset)
+                return self._attend_exp(q, k, v, context, past)
         q, k = self.feature_map(q), self.feature_map(k)
         backend = "auto" if self.backend == "fla" and not self.training else self.backend
 
         def attend(q, k, v, normalize, state):
-            options = {"log_decay": self.encoding.log_decay, "key_padding_mask": key_padding_mask}
-            options |= {"normalize": normalize, "state": state, "return_state": return_state}
+            options = {"log_decay": self.encoding.log_decay(context), "normalize": normalize, "state": state}
+            options |= {"key_padding_mask": context.key_padding_mask, "return_state": return_state}
             result = linear_attention(q, k, v, causal=self.causal, backend=backend, **options)
             return result if return_state else (result, None)
 
         def encode_and_attend(q, k, v):
-            encoded = *self.encoding(q, k, q_offset, k_offset), self.encoding.encode_values(v, k_offset)
+            encoded = *self.encoding(q, k, context), self.encoding.encode_values(v, context)
             o, sums = attend(*encoded, self.linear_norm == "denominator", past["sums"])
-            o = self.encoding.decode_output(o, q_offset)
+            o = self.encoding.decode_output(o, context)
             return o if self.norm is None else self._normalize(o), sums
 
         past, content = past or {"sums": None, "content": None}, None
@@ -114,19 +114,20 @@ class LinearAttention(SelfAttention):
             o = _limit_magnitude(o)
         return o, {"sums": sums, "content": content}
 
-    def _attend_exp(self, q, k, v, key_padding_mask, past, q_offset, k_offset):
+    def _attend_exp(self, q, k, v, context, past):
         """Computes :meth:`attend` with the feature map exp, for inputs of any size."""
-        encoding, log_decay = self.encoding, self.encoding.log_decay
+        encoding = self.encoding
         past = past or {"sums": None, "content": None, "maximum": None}
         unchanged = type(encoding).forward is Encoding.forward
-        options = {"causal": self.causal, "log_decay": log_decay, "key_padding_mask": key_padding_mask}
+        options = {"causal": self.causal, "log_decay": encoding.log_decay(context)}
+        options["key_padding_mask"] = context.key_padding_mask
         f = exp_features(q, k, per_feature=unchanged, maximum=past["maximum"], **options)
-        half, v = v.dtype == torch.float16, encoding.encode_values(v, k_offset).to(f.q.dtype)
+        half, v = v.dtype == torch.float16, encoding.encode_values(v, context).to(f.q.dtype)
         ones = v.new_ones(*v.shape[:-1], 1)
         sums = (
             None if past["sums"] is None else torch.cat([past["sums"].kv, past["sums"].k_sum[..., None]], -1)
         )
-        encoded, values = encoding(f.q, f.k, q_offset, k_offset), torch.cat([v, ones], dim=-1)
+        encoded, values = encoding(f.q, f.k, context), torch.cat([v, ones], dim=-1)
         o, sums = scaled_attention(*encoded, values, f.levels, self.causal, sums)
         (o, denominator), content = o.split([v.size(-1), 1], dim=-1), None
         if self.linear_norm == "content":
@@ -135,7 +136,7 @@ class LinearAttention(SelfAttention):
         # except where outputs would overflow. Without an encoding, the denominator is at least 1.
         bound = _EPS if unchanged else (_EPS * (-f.log_scale).exp()).clamp(min=_EPS**2)
         o = o / denominator.clamp(min=bound)
-        o = encoding.decode_output(o, q_offset)
+        o = encoding.decode_output(o, context)
         o = _limit_magnitude(o) if half else o
         sums = LinearState(sums[..., :-1], sums[..., -1])
         return o, {"sums": sums, "content": content, "maximum": f.maximum}

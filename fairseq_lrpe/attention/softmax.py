@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from fairseq_lrpe.attention.base import STATE_REMEDY, AttentionState, SelfAttention
 from fairseq_lrpe.encodings import Encoding
-from fairseq_lrpe.ops.position_index import PositionIndex
 
 _CAUSAL_BLOCK_SIZE = 128
 """Approximate number of queries per block in causal attention whose scores are modified by the encoding."""
@@ -63,15 +62,16 @@ class SoftmaxAttention(SelfAttention):
     window = 0
     """Number of keys to which a query attends, including its own; 0 means no limit."""
 
-    def attend(self, q, k, v, key_padding_mask, past, q_offset, k_offset, return_state, input_features):
-        q, k = self.encoding(q, k, q_offset, k_offset)
-        v = self.encoding.encode_values(v, k_offset).to(q.dtype)
+    def attend(self, q, k, v, context, past, return_state):
+        q, k = self.encoding(q, k, context)
+        v = self.encoding.encode_values(v, context).to(q.dtype)
         if past is not None:
-            _check_past(past, q, k_offset)
+            _check_past(past, q, context.k_offset)
             order, past_mask = past["order"], past["key_padding_mask"]
             if order is not None and past_mask is not None:
                 past_mask = past_mask.index_select(0, order)
-            key_padding_mask = _concat_masks(past_mask, key_padding_mask, k_offset, k)
+            mask = _concat_masks(past_mask, context.key_padding_mask, context.k_offset, k)
+            context = context._replace(key_padding_mask=mask)
             k, v = _append(past["k"], order, k), _append(past["v"], order, v)
 
         length, outputs = q.size(2), []
@@ -84,69 +84,64 @@ class SoftmaxAttention(SelfAttention):
                 block_size = min(
                     block_size, max(16, _MAX_BIAS_ELEMENTS // (q.size(0) * q.size(1) * k.size(2)))
                 )
-        score_function = self.encoding.score_function(q, k, q_offset, key_padding_mask, input_features)
-        bias_function = self.encoding.bias_function(q, k, q_offset) if score_function is None else None
+        context = context._replace(prepared=self.encoding.prepare(q, k, context))
         # The largest block comes first, so that the others reuse its memory.
         for start in reversed(range(0, length, max(1, block_size))):
             block = q[:, :, start : start + block_size]
-            num_keys = q_offset + start + block.size(2) if self.causal else k.size(2)
-            mask = None if key_padding_mask is None else key_padding_mask[:, :num_keys]
-            if isinstance(q_offset, PositionIndex):
-                offset = q_offset.slice_queries(start, block.size(2))
-            else:
-                offset = q_offset + start
-            arguments = block, k[:, :, :num_keys], v[:, :, :num_keys], mask, offset
-            arguments += bias_function, score_function
+            block_context = context.block(start, block.size(2))
+            num_keys = block_context.q_offset + block.size(2) if self.causal else k.size(2)
+            arguments = block, k[:, :, :num_keys], v[:, :, :num_keys], block_context
             if block_size < length and recompute:
                 outputs.append(checkpoint(self._attend_block, *arguments, use_reentrant=False))
             else:
                 outputs.append(self._attend_block(*arguments))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs[::-1] or [v[:, :, :0]], dim=2)
-        cached_keys = self.encoding.cached_keys(k, score_function) if return_state else k
-        past = {"k": cached_keys, "v": v, "key_padding_mask": key_padding_mask, "order": None}
-        return self.encoding.decode_output(o, q_offset), past
+        cached_keys = self.encoding.cached_keys(k, context) if return_state else k
+        return o, {"k": cached_keys, "v": v, "key_padding_mask": context.key_padding_mask, "order": None}
 
     def reorder_state(self, state: AttentionState, order: Tensor) -> AttentionState:
         """Returns the state with a new row order; rows are copied when the next keys are appended."""
-        past, length, context = state
-        context = None if context is None else context.index_select(0, order)
+        past, length, inputs = state
+        inputs = None if inputs is None else inputs.index_select(0, order)
         if past["order"] is not None:
             order = past["order"].index_select(0, order)
-        return AttentionState({**past, "order": order}, length, context)
+        return AttentionState({**past, "order": order}, length, inputs)
 
-    def _attend_block(self, q, k, v, key_padding_mask, offset, bias_function, score_function):
-        """Returns the output for a block of queries from position ``offset``; keys start at position 0."""
-        bias = (bias_function if score_function is None else score_function)(q, k, offset)
-        mask = self._mask_arguments(bias, key_padding_mask, q, k, offset)
-        dropout = self.dropout if self.training else 0.0
+    def _attend_block(self, q, k, v, context):
+        """Returns the output for a block of queries; keys start at position 0."""
+        encoding, dropout = self.encoding, self.dropout if self.training else 0.0
+        scores = encoding.scores(q, k, context)
+        bias = encoding.bias(q, k, context) if scores is None else scores
+        mask = self._mask_arguments(bias, q, k, context)
         # On a CPU, scaled_dot_product_attention is slow for the single query of a decoding step.
-        if score_function is None and not self.encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
+        if scores is None and not encoding.needs_weights and (q.size(2) > 1 or q.is_cuda):
             width, training = v.size(-1), torch.is_grad_enabled()
             # torch's flash kernel for CPUs does not support dropout.
             if q.size(-1) > width and not (
                 q.is_cuda or dropout or (training and k.size(2) < _MIN_FLASH_KEYS)
             ):
                 v = F.pad(v, (0, q.size(-1) - width))
-            o = F.scaled_dot_product_attention(q, k, v, **mask, dropout_p=dropout, scale=self.encoding.scale)
-            return o[..., :width]
-        scores = mask.get("attn_mask")
-        if score_function is None:
-            scores = _masked_scores(self.encoding.scale * q, k, scores)
-        weights = torch.softmax(scores, dim=-1) if key_padding_mask is None else _masked_softmax(scores)
-        weights = F.dropout(weights, dropout)
-        o = _matmul(weights, v)
-        return o + self.encoding.output_from_weights(weights, offset) if self.encoding.needs_weights else o
+            o = F.scaled_dot_product_attention(q, k, v, **mask, dropout_p=dropout, scale=encoding.scale)
+            return encoding.decode_output(o[..., :width], context)
+        masked = mask.get("attn_mask")
+        if scores is None:
+            masked = _masked_scores(encoding.scale * q, k, masked)
+        padded = context.key_padding_mask is not None
+        weights = F.dropout(_masked_softmax(masked) if padded else torch.softmax(masked, dim=-1), dropout)
+        o, weights = _matmul(weights, v), weights if encoding.needs_weights else None
+        return encoding.decode_output(o, context, weights)
 
-    def _mask_arguments(self, bias, key_padding_mask, q, k, offset):
+    def _mask_arguments(self, bias, q, k, context):
         """Returns bias and masks as torch's keyword argument, ``is_causal`` or ``attn_mask``."""
-        queries, keys = q.size(2), k.size(2)
+        queries, keys, offset = q.size(2), k.size(2), context.q_offset
+        key_padding_mask = context.key_padding_mask
         causal = self.causal and queries > 1
         windowed = 0 < self.window < keys
         if bias is None and key_padding_mask is None and not windowed and (offset == 0 or not causal):
             return {"is_causal": causal}
         masked = torch.zeros(1, 1, 1, keys, dtype=torch.bool, device=q.device)
         if key_padding_mask is not None:
-            masked = masked | key_padding_mask[:, None, None]
+            masked = masked | key_padding_mask[:, None, None, :keys]
         if causal or windowed:
             i = torch.arange(offset, offset + queries, device=q.device)[:, None]
             distance = i - torch.arange(keys, device=q.device)

@@ -5,12 +5,13 @@ from torch import Tensor
 
 from fairseq_lrpe.attention.base import SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
+from fairseq_lrpe.encodings import Context, softmax_scores
 from fairseq_lrpe.ops import linear_attention
 
 
 @torch.no_grad()
 def attention_weights(
-    attention: SelfAttention, q: Tensor, k: Tensor, input_features: Tensor | None = None
+    attention: SelfAttention, q: Tensor, k: Tensor, features: Tensor | None = None
 ) -> Tensor:
     """Returns the weights (B, H, L, L) with which causal attention sums the values.
 
@@ -22,25 +23,17 @@ def attention_weights(
         attention: linear or softmax attention, in evaluation mode.
         q: queries (B, H, L, d), before the feature map and the encoding.
         k: keys (B, H, L, d), likewise.
-        input_features: features of the layer's inputs, if the encoding's scores depend on them.
+        features: the encoding's ``input_features``, if its scores depend on them.
     """
-    encoding = attention.encoding
+    encoding, context = attention.encoding, Context(features=features)
     if isinstance(attention, LinearAttention):
         q, k = attention.feature_map(q), attention.feature_map(k)
         values = torch.eye(q.size(-2), dtype=q.dtype, device=q.device).expand(*q.shape[:2], -1, -1)
-        log_decay = encoding.log_decay
-        weights = linear_attention(
-            *encoding(q, k), values, causal=True, normalize=False, log_decay=log_decay, backend="reference"
-        )
+        options = {"log_decay": encoding.log_decay(context), "normalize": False, "backend": "reference"}
+        weights = linear_attention(*encoding(q, k, context), values, causal=True, **options)
         sums = weights if attention.linear_norm == "denominator" else (q @ k.mT).tril()
         return weights / sums.sum(-1, keepdim=True).clamp(min=1e-6)
-    q, k = encoding(q, k)
-    score_function = encoding.score_function(q, k, 0, None, input_features)
-    if score_function is not None:
-        scores = score_function(q, k)
-    else:
-        scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k)
-        scores = scores if bias is None else scores + bias
+    scores = softmax_scores(encoding, *encoding(q, k, context), context)
     later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
     return scores.masked_fill(later, float("-inf")).softmax(-1)
 

@@ -16,7 +16,7 @@ from rich.progress import track
 
 from fairseq_lrpe.config import PositionConfig, encoding_from_config
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.encodings import ENCODINGS, Context, softmax_scores
 from fairseq_lrpe.encodings.gcdf import gaussian_cdfs
 from fairseq_lrpe.encodings.xl import sinusoids
 from fairseq_lrpe.methods import METHODS
@@ -150,16 +150,12 @@ def scores_by_distance(method, reach=256, heads=4, head_dim=64):
         A tensor (heads, reach + 1).
     """
     encoding, x = _initial(method, "softmax", reach, heads, head_dim)
-    q, k = encoding(x[:, :, :1], x, reach, 0)
-    features = None
+    context = Context(reach, 0)
     if encoding.left_context is not None:
         inputs = torch.randn(1, encoding.left_context + reach + 1, heads * head_dim)
-        features = encoding.input_features(inputs)
-    score_function = encoding.score_function(q, k, reach, input_features=features)
-    if score_function is not None:
-        return score_function(q, k, reach)[0, :, 0].flip(-1)
-    scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, reach)
-    return (scores if bias is None else scores + bias)[0, :, 0].flip(-1)
+        context = context._replace(features=encoding.input_features(inputs))
+    q, k = encoding(x[:, :, :1], x, context)
+    return softmax_scores(encoding, q, k, context)[0, :, 0].flip(-1)
 
 
 @torch.no_grad()
@@ -178,7 +174,7 @@ def weights_by_distance(method, attention, reach=256, heads=4, head_dim=64):
     encoding, x = _initial(method, "linear", reach, heads, head_dim)
     x = FEATURE_MAPS[method.flags.get("feature_map", "elu")](x)
     identity = torch.eye(reach + 1).expand(1, heads, -1, -1)  # of these values, the outputs are the weights
-    options = {"causal": True, "log_decay": encoding.log_decay, "normalize": False}
+    options = {"causal": True, "log_decay": encoding.log_decay(), "normalize": False}
     weights = linear_attention(*encoding(x, x), identity, **options)[0, :, -1].flip(-1)
     return weights / x[0, 0, 0].square().sum()
 

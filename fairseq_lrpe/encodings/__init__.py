@@ -5,14 +5,27 @@ import pkgutil
 
 from fairseq_lrpe.encodings.base import (
     ENCODINGS,
+    START,
+    Context,
     Encoding,
     build_encoding,
     check_choice,
     encoding_options,
     register_encoding,
+    softmax_scores,
 )
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["ENCODINGS", "Encoding", "build_encoding", "check_choice", "encoding_options", "register_encoding"]
+__all__ = [
+    "ENCODINGS",
+    "START",
+    "Context",
+    "Encoding",
+    "build_encoding",
+    "check_choice",
+    "encoding_options",
+    "register_encoding",
+    "softmax_scores",
+]

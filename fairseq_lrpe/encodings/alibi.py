@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
 
 
 @register_encoding("alibi")
@@ -15,9 +15,6 @@ class ALiBi(Encoding):
     ALiBi has no parameters. It costs O(L²) additions in softmax attention, and nothing in linear attention.
     """
 
-    bidirectional = False
-
-    @property
-    def log_decay(self) -> Tensor | None:
+    def log_decay(self, context: Context = START) -> Tensor | None:
         heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")
         return -(2.0 ** (-8 * heads / self.num_heads))

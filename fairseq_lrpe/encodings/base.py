@@ -1,8 +1,8 @@
 """Interface and registry of positional encodings."""
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,15 +16,43 @@ from fairseq_lrpe.utils.suggest import choices as choices_for
 ENCODINGS = {}
 
 
+class Context(NamedTuple):
+    """What an encoding may need in a call of attention beside queries, keys and values.
+
+    Attributes:
+        q_offset: position of the first query, or a :class:`fairseq_lrpe.ops.position_index.PositionIndex` if
+            positions are not consecutive.
+        k_offset: position of the first key, or the same kind of index, whose ``query_positions`` are then
+            those of the keys.
+        key_padding_mask: (B, Lk), True at padding, or None.
+        features: the :meth:`Encoding.input_features` of the new keys, which are the last ones, or None.
+        prepared: the result of :meth:`Encoding.prepare`.
+    """
+
+    q_offset: int | PositionIndex = 0
+    k_offset: int | PositionIndex = 0
+    key_padding_mask: Tensor | None = None
+    features: Tensor | None = None
+    prepared: Any = None
+
+    def block(self, start: int, count: int) -> "Context":
+        """Returns the context of the queries ``start`` to ``start + count - 1``."""
+        if isinstance(self.q_offset, PositionIndex):
+            return self._replace(q_offset=self.q_offset.slice_queries(start, count))
+        return self._replace(q_offset=self.q_offset + start)
+
+
+START = Context()
+"""Context of a sequence that starts at position 0."""
+
+
 class Encoding(Float32Parameters):
     """Base class of positional encodings in self-attention; by default, every method is a no-op.
 
-    q, k and v are (B, H, L, d). Query i is at position ``q_offset + i`` and key j at ``k_offset + j``.
-    Encoding positions one at a time, with offsets, must give exactly the same result as encoding the whole
-    sequence. Offsets are non-negative integers, or a :class:`fairseq_lrpe.ops.position_index.PositionIndex`
-    if positions are not consecutive; the functions in ``ops.rotation``, ``ops.permutation`` and
-    ``ops.relative`` accept both. ``bash scripts/test.sh --encoding NAME`` tests an encoding against this
-    interface.
+    q, k and v are (B, H, L, d). Query i is at position ``context.q_offset + i`` and key j at
+    ``context.k_offset + j``. Encoding positions one at a time must give exactly the same result as encoding
+    the whole sequence. The functions in ``ops.rotation``, ``ops.permutation`` and ``ops.relative`` accept
+    both kinds of offsets. ``bash scripts/test.sh --encoding NAME`` tests an encoding against this interface.
 
     Subclasses declare their options as keyword arguments with defaults, and pass the arguments below to this
     class as ``**shared``.
@@ -42,17 +70,11 @@ class Encoding(Float32Parameters):
     decomposable = True
     """Whether q and k are encoded independently of each other, which linear attention requires."""
 
-    relative = True
-    """Whether scores depend on the positions of query and key only through their difference."""
-
     bidirectional = True
-    """Whether the encoding also works in attention that is not causal."""
+    """Whether the encoding also works in attention that is not causal; by default not, if it decays."""
 
     uses_absolute_positions = False
     """Whether scores depend on absolute positions, which excludes a memory of preceding segments."""
-
-    has_position_limit = False
-    """Whether positions of ``max_positions`` or more raise a ValueError."""
 
     multidimensional = False
     """Whether positions can have two coordinates, those of a ``PositionIndex``."""
@@ -63,36 +85,22 @@ class Encoding(Float32Parameters):
     uses_distance_table = False
     """Whether values are looked up by distance, so that ``clamp_length`` can be set."""
 
-    multiplicative_decay = False
-    """Whether softmax attention multiplies scores by the decay instead of adding its logarithm to them."""
-
     clamp_length = 0
     """Maximum distance in an evaluation, which replaces larger distances; 0 means no maximum."""
 
     query_bias: Tensor | None = None
     """u (H, d) if :meth:`forward` only adds u to the queries, otherwise None."""
 
+    left_context: int | None = None
+    """Number of preceding inputs that :meth:`input_features` needs, or None if it is not implemented."""
+
+    needs_weights = False
+    """Whether softmax attention passes its weights to :meth:`decode_output`."""
+
     def __init_subclass__(cls, **kwargs):
-        """Derives one of :meth:`bias` and :meth:`bias_function` from the other if a class defines only one.
-
-        Both are then those of the same class, and each can call both methods of ``super()``.
-        """
         super().__init_subclass__(**kwargs)
-        owner = vars(next(c for c in cls.__mro__ if vars(c).keys() & {"bias", "bias_function"}))
-        if "bias" not in owner:
-
-            @functools.wraps(Encoding.bias)
-            def bias(self, q, k, q_offset=0):
-                return owner["bias_function"](self, q, k, q_offset)(q, k, q_offset)
-
-            cls.bias = bias
-        elif "bias_function" not in owner:
-
-            @functools.wraps(Encoding.bias_function)
-            def bias_function(self, q, k, q_offset=0):
-                return functools.partial(owner["bias"], self)
-
-            cls.bias_function = bias_function
+        if "log_decay" in vars(cls) and "bidirectional" not in vars(cls):
+            cls.bidirectional = False
 
     def __init__(
         self,
@@ -123,35 +131,49 @@ class Encoding(Float32Parameters):
         self.scale = head_dim**-0.5
         """Factor of q·k in softmax attention; a bias is not multiplied by it."""
 
-    @property
-    def log_decay(self) -> Tensor | None:
-        """Logarithm of the decay in causal attention, at most 0, or None for no decay; -inf is the decay 0.
+    def log_decay(self, context: Context = START) -> Tensor | None:
+        """Returns the logarithm of the decay, at most 0, or None for no decay; -inf is the decay 0.
 
-        With shape (H,), linear attention multiplies q_i·k_j by the decay exp(log_decay·(i−j)). Softmax
-        attention adds log_decay·(i−j) to the scores, as ALiBi does (Press et al. 2022), or multiplies the
-        scores by the decay if ``multiplicative_decay``. With shape (H, d), or (1, d) for all heads, each
-        feature t has its own decay: q_i·k_j becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt.
+        Only causal attention decays. With shape (H,), linear attention multiplies q_i·k_j by the decay
+        exp(log_decay·(i−j)), and softmax attention adds log_decay·(i−j) to the scores, as ALiBi does (Press
+        et al. 2022). With shape (H, d), or (1, d) for all heads, each feature t has its own decay: q_i·k_j
+        becomes Σ_t exp(log_decay_t·(i−j)) q_it k_jt in both.
         """
         return None
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         """Returns the encoded (q, k); their last dimension may be larger than d."""
         return q, k
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor | None:
-        """Returns the term that softmax attention adds to the scaled scores, or None for no term.
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
+        """Returns what :meth:`bias` or :meth:`scores` need, which is ``context.prepared`` in their calls.
+
+        Softmax attention computes scores for one block of queries at a time, but calls this method once, for
+        all queries and keys.
 
         Args:
             q: queries as returned by :meth:`forward`.
+            k: keys as returned by :meth:`forward`, preceded by those of earlier calls, as returned by
+                :meth:`cached_keys`.
+            context: the context of the call, without ``prepared``.
+        """
+        decay = self.log_decay(context)
+        return None if decay is None or decay.dim() == 1 else decayed_products(decay, q, k)
+
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
+        """Returns the term that softmax attention adds to the scaled scores, or None for no term.
+
+        Args:
+            q: a block of queries as returned by :meth:`forward`.
             k: keys as returned by :meth:`forward`, at positions 0..Lk-1, if causal only up to the last query.
-            q_offset: position of the first query.
+            context: the context of the block.
 
         Returns:
             A tensor broadcastable to (B, H, Lq, Lk). If causal, entries of keys after their query are
             arbitrary, but finite.
         """
-        decay = self.log_decay
-        if decay is None or decay.dim() > 1 or self.multiplicative_decay:
+        decay, q_offset = self.log_decay(context), context.q_offset
+        if decay is None or decay.dim() > 1:
             return None
         queries, keys = q.size(-2), k.size(-2)
         if isinstance(q_offset, PositionIndex):
@@ -162,22 +184,22 @@ class Encoding(Float32Parameters):
         bias = (finite_log_decay(decay)[:, None] * distance).to(q.device, q.dtype)
         return expand_distances(bias, queries, keys, q_offset)
 
+    def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
+        """Returns the scaled scores (B, H, Lq, Lk) of a block if they are not scale·q·kᵀ + bias, else None.
+
+        The arguments are those of :meth:`bias`. Entries of keys after their query or at padding are
+        arbitrary.
+        """
+        decay = self.log_decay(context)
+        if decay is None or decay.dim() == 1:
+            return None
+        return context.prepared(self.scale * q, k, context.q_offset)
+
     @property
     def modifies_scores(self) -> bool:
         """Whether the scores of softmax attention can differ from scale·q·kᵀ."""
-        methods = ("bias", "bias_function", "score_function")
-        overridden = any(getattr(type(self), name) is not getattr(Encoding, name) for name in methods)
-        return overridden or self.log_decay is not None
-
-    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor | None]:
-        """Returns a function that computes :meth:`bias` for blocks of the queries and their visible keys.
-
-        Subclasses override it instead of :meth:`bias` if all blocks share a part of the computation.
-        """
-        return functools.partial(Encoding.bias, self)
-
-    left_context: int | None = None
-    """Number of preceding inputs that :meth:`input_features` needs, or None if it is not implemented."""
+        methods = ("log_decay", "bias", "scores")
+        return any(getattr(type(self), name) is not getattr(Encoding, name) for name in methods)
 
     def input_features(self, x: Tensor) -> Tensor:
         """Returns features of the attention layer's inputs, on which the scores depend.
@@ -190,51 +212,22 @@ class Encoding(Float32Parameters):
         """
         raise NotImplementedError
 
-    def score_function(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_offset: int = 0,
-        key_padding_mask: Tensor | None = None,
-        input_features: Tensor | None = None,
-    ) -> Callable[..., Tensor] | None:
-        """Returns a function that computes the scores if they are not scale·q·kᵀ + bias, otherwise None.
-
-        The function has the arguments of :meth:`bias`, for a block of the queries and their visible keys. It
-        returns the scaled scores (B, H, Lq, Lk). Entries of keys after their query or at padding are
-        arbitrary.
-
-        Args:
-            q: queries as returned by :meth:`forward`.
-            k: keys as returned by :meth:`forward`, preceded by those of earlier calls, as returned by
-                :meth:`cached_keys`.
-            q_offset: position of the first query.
-            key_padding_mask: (B, Lk), True at padding.
-            input_features: the :meth:`input_features` of the new keys, which are the last ones.
-        """
-        decay = self.log_decay
-        if decay is None or (decay.dim() == 1 and not self.multiplicative_decay):
-            return None
-        products = decayed_products(decay if decay.dim() > 1 else decay[:, None], q, k)
-        return lambda q, k, q_offset=0: products(self.scale * q, k, q_offset)
-
-    def cached_keys(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
-        """Returns the keys to cache for later calls; ``scores`` is the result of :meth:`score_function`."""
+    def cached_keys(self, k: Tensor, context: Context) -> Tensor:
+        """Returns the keys that softmax attention caches for later calls."""
         return k
 
-    needs_weights = False
-    """Whether softmax attention calls :meth:`output_from_weights`."""
-
-    def output_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
-        """Returns a term to add to the output (B, H, Lq, d), given the attention weights (B, H, Lq, Lk)."""
-        raise NotImplementedError
-
-    def encode_values(self, v: Tensor, offset: int = 0) -> Tensor:
-        """Returns the encoded values, where row j is at position ``offset + j``."""
+    def encode_values(self, v: Tensor, context: Context = START) -> Tensor:
+        """Returns the encoded values, where row j is at position ``context.k_offset + j``."""
         return v
 
-    def decode_output(self, o: Tensor, offset: int = 0) -> Tensor:
-        """Returns the transformed output of attention, where row i is at position ``offset + i``."""
+    def decode_output(self, o: Tensor, context: Context = START, weights: Tensor | None = None) -> Tensor:
+        """Returns the transformed output of attention.
+
+        Args:
+            o: output (B, H, Lq, d), where row i is at position ``context.q_offset + i``.
+            context: the context, in softmax attention that of a block of queries.
+            weights: the attention weights (B, H, Lq, Lk) if ``needs_weights``.
+        """
         return o
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
@@ -261,14 +254,28 @@ class Encoding(Float32Parameters):
 _SHARED_ARGUMENTS = inspect.signature(Encoding.__init__).parameters
 
 
-def position_tables(build: Callable, q: Tensor, k: Tensor, q_offset: int, k_offset: int) -> tuple:
+def position_tables(build: Callable, q: Tensor, k: Tensor, context: Context) -> tuple:
     """Returns ``build(q, q_offset)`` and ``build(k, k_offset)``, computed once if the positions are equal."""
+    q_offset, k_offset = context.q_offset, context.k_offset
     q_table = build(q, q_offset)
     if isinstance(q_offset, PositionIndex):
         same = q_offset is k_offset
     else:
         same = (q_offset, q.size(-2)) == (k_offset, k.size(-2))
     return q_table, q_table if same else build(k, k_offset)
+
+
+def softmax_scores(encoding: Encoding, q: Tensor, k: Tensor, context: Context = START) -> Tensor:
+    """Returns the scaled scores (B, H, Lq, Lk) of softmax attention for encoded q and k, as one block.
+
+    If the encoding is causal, entries of keys after their query are arbitrary.
+    """
+    context = context._replace(prepared=encoding.prepare(q, k, context))
+    scores = encoding.scores(q, k, context)
+    if scores is not None:
+        return scores
+    scores, bias = encoding.scale * (q @ k.mT), encoding.bias(q, k, context)
+    return scores if bias is None else scores + bias
 
 
 def check_choice(what: str, value: object, choices: Iterable[str]) -> None:
@@ -331,12 +338,8 @@ def build_encoding(name: str, **arguments) -> Encoding:
             own = ", ".join(known) or "none"
             raise ValueError(f"encoding {name!r} has no option {option!r}; its options are: {own}")
     encoding = cls(**arguments)
-    if encoding.causal:
+    if encoding.causal or encoding.bidirectional:
         return encoding
-    if encoding.log_decay is not None:
-        reason = "decays with the distance, which requires causal attention"
-    elif not encoding.bidirectional:
-        reason = "works only in causal attention"
-    else:
-        return encoding
-    raise ValueError(f"encoding {name!r} {reason}: use it in a language model or a decoder")
+    raise ValueError(
+        f"encoding {name!r} works only in causal attention: use it in a language model or a decoder"
+    )

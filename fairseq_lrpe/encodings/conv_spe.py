@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.spe import GatedSPE
 from fairseq_lrpe.ops.constants import Constants, normal_noise
 from fairseq_lrpe.ops.position_index import PositionIndex
@@ -63,7 +63,8 @@ class ConvSPE(GatedSPE):
         # A decoding step needs the noise of this many blocks at most, which the next step needs again.
         self._blocks = Constants(maxsize=(kernel_size + _BLOCK_SIZE - 2) // _BLOCK_SIZE + 1)
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_offset, k_offset = context.q_offset, context.k_offset
         if isinstance(q_offset, PositionIndex) and q_offset.max_position >= _MAX_INDEXED_POSITIONS:
             codes = self._far_codes()
         else:

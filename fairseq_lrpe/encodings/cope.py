@@ -1,13 +1,13 @@
 """Contextual position encoding (CoPE)."""
 
 import functools
-from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.ops.autograd import apply, needs_plain_backward, plain_gradients
 from fairseq_lrpe.ops.precision import at_least_float32
 
@@ -34,22 +34,15 @@ class CoPE(Encoding):
             raise ValueError(f"cope needs at least 2 positions, not {positions}")
         self.embeddings = nn.Parameter(torch.zeros(positions, self.head_dim))
 
-    def score_function(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_offset: int = 0,
-        key_padding_mask: Tensor | None = None,
-        input_features: Tensor | None = None,
-    ) -> Callable[..., Tensor]:
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         slopes = F.pad(self.embeddings.diff(dim=0), (0, 0, 0, 1))  # 0 from the last position on
-        embeddings_and_slopes = torch.stack([self.embeddings, slopes], dim=1).flatten(0, 1)
-        return functools.partial(self._scores, embeddings_and_slopes, key_padding_mask)
+        return torch.stack([self.embeddings, slopes], dim=1).flatten(0, 1)
 
-    def _scores(self, embeddings_and_slopes, padding, q, k, q_offset=0):
-        table = (q @ embeddings_and_slopes.mT).unflatten(-1, (-1, 2))
+    def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
+        padding = context.key_padding_mask
+        table = (q @ context.prepared.mT).unflatten(-1, (-1, 2))
         content = self.scale * q @ k.mT
-        gates = at_least_float32(content).sigmoid().tril(q_offset)
+        gates = at_least_float32(content).sigmoid().tril(context.q_offset)
         if padding is not None:
             gates = gates.masked_fill(padding[:, None, None, : k.size(-2)], 0.0)
         return apply(_ContextualScores, content, gates, table)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, complex_features, rotate_halves
 
 
@@ -23,8 +23,8 @@ class CosFormer(Encoding):
     def _encode(self, x, offset):
         return complex_features(x, self._phases(x, offset, x.size(-2)))
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        return self._encode(q, q_offset), self._encode(k, k_offset)
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        return self._encode(q, context.q_offset), self._encode(k, context.k_offset)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         return rotate_halves(k, self._phases(k, shift, 1).conj())

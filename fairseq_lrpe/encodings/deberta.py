@@ -1,12 +1,11 @@
 """DeBERTa's disentangled attention."""
 
-import functools
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
@@ -42,15 +41,16 @@ class DeBERTa(Encoding):
         nn.init.xavier_uniform_(self.pos_key.weight)
         nn.init.xavier_uniform_(self.pos_query.weight)
 
-    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
-        key_distances = q.size(-2), k.size(-2), q_offset, self.causal
-        query_distances = q.size(-2), k.size(-2), q_offset, False
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
+        key_distances = q.size(-2), k.size(-2), context.q_offset, self.causal
+        query_distances = q.size(-2), k.size(-2), context.q_offset, False
         to_key = self._project_distances(self.pos_key, 1, *key_distances)
         to_query = self._project_distances(self.pos_query, -1, *query_distances)
-        return functools.partial(self._bias, to_key, key_distances, to_query, query_distances)
+        return to_key, key_distances, to_query, query_distances
 
-    def _bias(self, to_key, key_distances, to_query, query_distances, q, k, q_offset=0):
-        queries, keys = q.size(-2), k.size(-2)
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
+        to_key, key_distances, to_query, query_distances = context.prepared
+        queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
         columns = distance_slice(key_distances, queries, keys, q_offset, self.causal)
         content_to_position = relative_shift((q * self.scale) @ to_key[..., columns], keys, q_offset)
         if isinstance(q_offset, PositionIndex):

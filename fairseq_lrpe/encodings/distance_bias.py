@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Encoding
+from fairseq_lrpe.encodings.base import Context, Encoding
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
@@ -26,10 +26,10 @@ class DistanceBias(Encoding):
         """
         raise NotImplementedError
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         queries, keys = q.size(-2), k.size(-2)
         dtype = torch.promote_types(q.dtype, torch.float32)
-        arguments = queries, keys, q_offset, self.causal, q.device, dtype
+        arguments = queries, keys, context.q_offset, self.causal, q.device, dtype
         distance = distance_table(torch.abs, (), *arguments, clamp=self.clamp_length)
         bias = self.values(distance).clamp(min=torch.finfo(q.dtype).min / 2).to(q.dtype)
-        return expand_distances(bias, queries, keys, q_offset).unsqueeze(0)
+        return expand_distances(bias, queries, keys, context.q_offset).unsqueeze(0)

@@ -1,13 +1,12 @@
 """FIRE: functional interpolation for relative positions."""
 
-import functools
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, expand_distances
 
@@ -42,7 +41,6 @@ class FIRE(Encoding):
     """
 
     decomposable = False
-    relative = False
     uses_absolute_positions = True
     float32_parameters = ("c", "multiplier", "threshold")
 
@@ -61,16 +59,17 @@ class FIRE(Encoding):
         self.hidden_weight, self.hidden_bias = nn.Parameter(first.weight.data), nn.Parameter(first.bias.data)
         self.output_weight = nn.Parameter(second.weight.data)
 
-    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         dtype = torch.promote_types(self.c.dtype, torch.float32)
-        distances = q.size(-2), k.size(-2), q_offset, self.causal
+        distances = q.size(-2), k.size(-2), context.q_offset, self.causal
         logs = self._psi(distance_table(torch.abs, (), *distances, q.device, dtype))
         threshold = (self.multiplier * self.threshold).to(dtype).abs()
         near_bias = self._function(logs / self._normalizer(threshold))
-        return functools.partial(self._bias, distances, logs, threshold, near_bias)
+        return distances, logs, threshold, near_bias
 
-    def _bias(self, distances, logs, threshold, near_bias, q, k, q_offset=0):
-        queries, keys = q.size(-2), k.size(-2)
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
+        distances, logs, threshold, near_bias = context.prepared
+        queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
         columns = distance_slice(distances, queries, keys, q_offset, self.causal)
         if isinstance(q_offset, PositionIndex):
             i = q_offset.query_positions

@@ -1,13 +1,12 @@
 """The four relative encodings of Huang et al."""
 
-import functools
-from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
@@ -68,32 +67,26 @@ class Huang(Encoding):
         if method == 4:
             nn.init.xavier_uniform_(self.a)
 
-    def score_function(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_offset: int = 0,
-        key_padding_mask: Tensor | None = None,
-        input_features: Tensor | None = None,
-    ) -> Callable[..., Tensor] | None:
+    def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
         if self.method == 4:
             return None
-        return self._products_with_vectors if self.method == 3 else self._products_with_scalars
+        products = self._products_with_vectors if self.method == 3 else self._products_with_scalars
+        return products(q, k, context.q_offset)
 
-    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
-        return functools.partial(self._bias, (k * self.scale) @ self.a.mT)
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
+        return (k * self.scale) @ self.a.mT if self.method == 4 else None
 
-    def _bias(self, key_products, q, k, q_offset=0):
-        index = self._index(q, k, q_offset)
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
+        index, key_products = self._index(q, k, context.q_offset), context.prepared
         of_queries = ((q * self.scale) @ self.a.mT).gather(-1, index.expand(*q.shape[:2], -1, -1))
         of_keys = key_products[:, :, : k.size(-2)].gather(-1, index.mT.expand(*k.shape[:2], -1, -1))
         return of_queries + of_keys.mT
 
-    def _products_with_scalars(self, q, k, q_offset=0):
+    def _products_with_scalars(self, q, k, q_offset):
         scalars = self.a[self._table(q, k, q_offset), 0].to(q.dtype)
         return (self.scale * q) @ k.mT * expand_distances(scalars, q.size(-2), k.size(-2), q_offset)
 
-    def _products_with_vectors(self, q, k, q_offset=0):
+    def _products_with_vectors(self, q, k, q_offset):
         q, a, index = self.scale * q, self.a.to(q.dtype), self._index(q, k, q_offset)
         if isinstance(q_offset, PositionIndex):
             scores = q.new_zeros(())

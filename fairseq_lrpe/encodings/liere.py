@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
 from fairseq_lrpe.ops.autograd import apply
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import to_float64
@@ -53,8 +53,8 @@ class LieRE(Encoding):
         shape = (self.axes, self.num_heads, self.head_dim // size, size * (size - 1) // 2)
         self.generators = nn.Parameter(2 * math.pi * torch.rand(*shape))
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        q_rotations, k_rotations = position_tables(self._rotations, q, k, q_offset, k_offset)
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_rotations, k_rotations = position_tables(self._rotations, q, k, context)
         return _rotate(q, q_rotations), _rotate(k, k_rotations)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:

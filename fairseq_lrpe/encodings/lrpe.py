@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, check_choice, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import (
+    START,
+    Context,
+    Encoding,
+    check_choice,
+    position_tables,
+    register_encoding,
+)
 from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.permutation import odd_even_permutation, permutation_powers, permute_features
 from fairseq_lrpe.ops.reflections import householder
@@ -114,8 +121,8 @@ class LRPE(Encoding):
             else:
                 self.register_buffer("v", v / v.norm())
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        q_table, k_table = position_tables(self._position_table, q, k, q_offset, k_offset)
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_table, k_table = position_tables(self._position_table, q, k, context)
         return self._encode(q, q_table), self._encode(k, k_table)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:

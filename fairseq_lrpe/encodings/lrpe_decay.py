@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.lrpe import LRPE
 from fairseq_lrpe.ops.rotation import complex_dtype, phases, rotary_frequencies
 
@@ -25,8 +25,6 @@ class LRPEDecay(LRPE):
     is then (H, d), initially 10000^(−2n/(H·d)) for n = 0..H·d−1.
     """
 
-    bidirectional = False
-
     def __init__(self, *, first_layer: bool = False, **shared):
         super().__init__(core="unitary", rotation="identity", learn_theta=True, **shared)
         self.rotates = self.layer == 1 or not first_layer
@@ -39,13 +37,12 @@ class LRPEDecay(LRPE):
             with torch.no_grad():
                 self.theta.copy_(theta.view_as(self.theta))
 
-    @property
-    def log_decay(self) -> Tensor | None:
+    def log_decay(self, context: Context = START) -> Tensor | None:
         heads = torch.arange(1, self.num_heads + 1, dtype=torch.float64, device="cpu")
         return -8 * heads / self.num_heads * (1 - self.layer / self.layers)
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        return super().forward(q, k, q_offset, k_offset) if self.rotates else (q, k)
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        return super().forward(q, k, context) if self.rotates else (q, k)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         return super().shift_keys(k, shift) if self.rotates else k

@@ -1,13 +1,12 @@
 """PaTH: position encoding by accumulated Householder transformations."""
 
-import functools
-from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
 from fairseq_lrpe.ops.reflections import ReflectedKeys
 
 RANK, KERNEL_SIZE = 32, 3
@@ -40,7 +39,7 @@ class PaTH(Encoding):
         self.beta = nn.Linear(width, self.num_heads)
         nn.init.uniform_(self.convolution, -(KERNEL_SIZE**-0.5), KERNEL_SIZE**-0.5)
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         return q, k.to(_at_least_float32(k))  # rounding errors of cached keys add up
 
     def input_features(self, x: Tensor) -> Tensor:
@@ -53,24 +52,17 @@ class PaTH(Encoding):
         root = (0.5 * F.logsigmoid(beta)).exp() * 2**0.5  # √β, with a finite gradient at β = 0
         return (root[..., None] * w).permute(1, 2, 0, 3)
 
-    def score_function(
-        self,
-        q: Tensor,
-        k: Tensor,
-        q_offset: int = 0,
-        key_padding_mask: Tensor | None = None,
-        input_features: Tensor | None = None,
-    ) -> Callable[..., Tensor]:
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         with _no_autocast(k):
-            return functools.partial(self._scores, ReflectedKeys(k, input_features))
+            return ReflectedKeys(k, context.features)
 
-    def _scores(self, keys, q, k, q_offset=0):
+    def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         with _no_autocast(k):
-            return keys.scores(self.scale * q.to(k.dtype), q_offset).to(q.dtype)
+            return context.prepared.scores(self.scale * q.to(k.dtype), context.q_offset).to(q.dtype)
 
-    def cached_keys(self, k: Tensor, scores: Callable[..., Tensor] | None) -> Tensor:
+    def cached_keys(self, k: Tensor, context: Context) -> Tensor:
         with _no_autocast(k):
-            return scores.args[0].final_keys()
+            return context.prepared.final_keys()
 
 
 def _no_autocast(x):

@@ -1,10 +1,13 @@
 """PermuteFormer's encoding (PER)."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
+from fairseq_lrpe.ops.decay import decayed_products
 from fairseq_lrpe.ops.permutation import permutation_powers, permute_features
 
 
@@ -18,22 +21,30 @@ class PER(Encoding):
     O(L d) time, and softmax attention multiplies the scores by r^(i−j) ≤ 1, in O(L² d) time.
     """
 
-    multiplicative_decay = True
+    bidirectional = True
 
     def __init__(self, **shared):
         super().__init__(**shared)
         permutations = [torch.randperm(self.head_dim) for _ in range(self.num_heads)]
         self.register_buffer("permutation", torch.stack(permutations))
 
-    @property
-    def log_decay(self) -> Tensor | None:
+    def log_decay(self, context: Context = START) -> Tensor | None:
         if not self.causal:
             return None
         heads = torch.arange(self.num_heads, dtype=torch.float64, device="cpu")
         return F.logsigmoid(3 * heads / self.num_heads + 2)
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        q_powers, k_powers = position_tables(self._powers, q, k, q_offset, k_offset)
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
+        return decayed_products(self.log_decay()[:, None], q, k) if self.causal else None
+
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> None:
+        return None
+
+    def scores(self, q: Tensor, k: Tensor, context: Context) -> Tensor | None:
+        return context.prepared(self.scale * q, k, context.q_offset) if self.causal else None
+
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_powers, k_powers = position_tables(self._powers, q, k, context)
         return permute_features(q, q_powers), permute_features(k, k_powers)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
 
@@ -17,9 +17,6 @@ class RetNet(RoPE):
     takes O(L d) time.
     """
 
-    bidirectional = False
-
-    @property
-    def log_decay(self) -> Tensor | None:
+    def log_decay(self, context: Context = START) -> Tensor | None:
         heads = torch.arange(self.num_heads, dtype=torch.float64, device="cpu")
         return torch.log1p(-(2.0 ** (-5 - heads)))

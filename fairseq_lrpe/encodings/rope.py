@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
 from fairseq_lrpe.ops.rotation import cached_phases, complex_dtype, rotate_pairs
 
 
@@ -26,8 +26,8 @@ class RoPE(Encoding):
         table = cached_phases(frequencies, offset, x.size(-2), complex_dtype(x), x.device)
         return rotate_pairs(x, table.conj() if backwards else table)
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        return self.rotate(q, q_offset), self.rotate(k, k_offset)
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        return self.rotate(q, context.q_offset), self.rotate(k, context.k_offset)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:
         return self.rotate(k.unsqueeze(-2), shift, backwards=True).squeeze(-2)

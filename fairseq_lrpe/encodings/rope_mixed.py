@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.position_index import coordinates
 from fairseq_lrpe.ops.rotation import complex_dtype, rotary_frequencies, rotate_pairs
@@ -58,8 +58,8 @@ class RoPEMixed(Encoding):
         dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
         self.theta = nn.Parameter(torch.empty(theta.shape, dtype=dtype).copy_(theta))
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
-        q_table, k_table = position_tables(self._phases, q, k, q_offset, k_offset)
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
+        q_table, k_table = position_tables(self._phases, q, k, context)
         return rotate_pairs(q, q_table), rotate_pairs(k, k_table)
 
     def shift_keys(self, k: Tensor, shift: int) -> Tensor:

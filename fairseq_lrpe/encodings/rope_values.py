@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
 
@@ -15,8 +15,7 @@ class RoPEValues(RoPE):
     has no parameters and takes O(L d) time.
     """
 
-    relative = False  # scores are relative, but the output is not
     uses_absolute_positions = True
 
-    def encode_values(self, v: Tensor, offset: int = 0) -> Tensor:
-        return self.rotate(v, offset)
+    def encode_values(self, v: Tensor, context: Context = START) -> Tensor:
+        return self.rotate(v, context.k_offset)

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
 
@@ -14,11 +14,11 @@ class RoPER(RoPE):
     encoding has no parameters and takes O(L d) time.
     """
 
-    def encode_values(self, v: Tensor, offset: int = 0) -> Tensor:
-        return self.rotate(v, offset)
+    def encode_values(self, v: Tensor, context: Context = START) -> Tensor:
+        return self.rotate(v, context.k_offset)
 
-    def decode_output(self, o: Tensor, offset: int = 0) -> Tensor:
-        return self.rotate(o, offset, backwards=True)
+    def decode_output(self, o: Tensor, context: Context = START, weights: Tensor | None = None) -> Tensor:
+        return self.rotate(o, context.q_offset, backwards=True)
 
     def shift_values(self, v: Tensor, shift: int) -> Tensor:
         return self.shift_keys(v, shift)

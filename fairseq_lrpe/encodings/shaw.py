@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
@@ -89,11 +89,13 @@ class Shaw(Encoding):
         table = distance_table(level, options, *distances, clamp=self.clamp_length)
         return expand_distances(table, queries, keys, q_offset).expand(*like.shape[:2], queries, keys)
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         scores = (q @ self._vectors("w_k", q).mT) * self.scale
-        return scores.gather(-1, self._levels(q.size(-2), k.size(-2), q_offset, q))
+        return scores.gather(-1, self._levels(q.size(-2), k.size(-2), context.q_offset, q))
 
-    def output_from_weights(self, weights: Tensor, q_offset: int = 0) -> Tensor:
-        levels = self._levels(*weights.shape[-2:], q_offset, weights)
+    def decode_output(self, o: Tensor, context: Context = START, weights: Tensor | None = None) -> Tensor:
+        if weights is None:
+            return o
+        levels = self._levels(*weights.shape[-2:], context.q_offset, weights)
         sums = weights.new_zeros(*weights.shape[:3], self.k_after + self.k + 1)
-        return sums.scatter_add(-1, levels, weights) @ self._vectors("w_v", weights)
+        return o + sums.scatter_add(-1, levels, weights) @ self._vectors("w_v", weights)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, position_tables, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, position_tables, register_encoding
 from fairseq_lrpe.ops.constants import constant, normal_noise
 from fairseq_lrpe.ops.float64 import to_float64
 from fairseq_lrpe.ops.rotation import complex_dtype, phases
@@ -20,8 +20,6 @@ class GatedSPE(Encoding):
     It is drawn in each forward pass in training, and fixed otherwise, so that all decoding steps use the same
     noise.
     """
-
-    relative = False  # scores are relative only in expectation over the noise
 
     def add_gate(self, draws: int) -> None:
         """Adds the parameter ``gate`` (H, d); a forward pass needs ``draws`` matrices of noise per head."""
@@ -87,7 +85,7 @@ class SPE(GatedSPE):
         self.gains = nn.Parameter(2 * gains / gains.norm(dim=-1, keepdim=True).sqrt())
         self.add_gate(draws=3)
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         gain = nn.functional.softplus(self.gains) / 2**0.5
         positional, constant = self.amplitudes()
         z1, z2, z3 = self.draw()
@@ -96,7 +94,7 @@ class SPE(GatedSPE):
         cos, sin = self.offsets.cos(), self.offsets.sin()
         q_noise = torch.cat([cos * z1 + sin * z2, cos * z2 - sin * z1, z3], dim=1)
         k_noise = torch.cat([z1, z2, z3], dim=1)
-        q_table, k_table = position_tables(self._sines, q, k, q_offset, k_offset)
+        q_table, k_table = position_tables(self._sines, q, k, context)
         q, k = self._features(q, q_table), self._features(k, k_table)
         return q @ q_noise.to(q.dtype), k @ k_noise.to(k.dtype)
 

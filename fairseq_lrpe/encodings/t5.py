@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
 
 
@@ -54,9 +54,10 @@ class T5(Encoding):
         self.relative_attention_bias = nn.Embedding(buckets, self.num_heads)
         nn.init.normal_(self.relative_attention_bias.weight, std=0.02)
 
-    def bias(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Tensor:
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
         queries, keys = q.size(-2), k.size(-2)
         options = (self.causal, self.buckets, self.max_distance)
-        distances = queries, keys, q_offset, self.causal, q.device
+        distances = queries, keys, context.q_offset, self.causal, q.device
         bucket = distance_table(relative_bucket, options, *distances, clamp=self.clamp_length)
-        return expand_distances(self.relative_attention_bias(bucket).T, queries, keys, q_offset).unsqueeze(0)
+        bias = self.relative_attention_bias(bucket).T
+        return expand_distances(bias, queries, keys, context.q_offset).unsqueeze(0)

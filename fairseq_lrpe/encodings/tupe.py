@@ -1,13 +1,12 @@
 """TUPE: Transformer with untied positional encoding."""
 
-import functools
-from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import Context, Encoding, register_encoding
 from fairseq_lrpe.encodings.t5 import relative_bucket
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.relative import distance_table, expand_distances
@@ -47,9 +46,7 @@ class TUPE(Encoding):
     """
 
     decomposable = False
-    relative = False
     uses_absolute_positions = True
-    has_position_limit = True
     shared_across_layers = True
 
     def __init__(self, *, cls: bool = True, relative_bias: bool = False, **shared):
@@ -68,7 +65,8 @@ class TUPE(Encoding):
         for projection in (self.to_query, self.to_key):
             nn.init.zeros_(projection.bias)
 
-    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
+        q_offset = context.q_offset
         if isinstance(q_offset, PositionIndex):
             first, end, last = 0, q_offset.max_position + 1, q_offset.max_position
         else:
@@ -85,7 +83,7 @@ class TUPE(Encoding):
             cls_q, cls_k = self._project(self.to_query, rows[:2]), self._project(self.to_key, rows[:2])
             cls_scores, rows = self.scale * (cls_q * cls_k).sum(-1), rows[1:]
         position_q = self.scale * self._project(self.to_query, rows[first:end])
-        return functools.partial(self._bias, first, *self._factors(position_q, rows), cls_scores)
+        return first, *self._factors(position_q, rows), cls_scores
 
     def _project(self, projection, rows):
         """Projects table rows and splits the heads: (L, E) -> (H, L, d)."""
@@ -104,8 +102,9 @@ class TUPE(Encoding):
         projection = torch.cat([self.to_key.weight, self.to_key.bias[:, None]], dim=1)
         return position_q @ projection.unflatten(0, (self.num_heads, -1)), F.pad(rows, (0, 1), value=1.0).T
 
-    def _bias(self, first, position_q, position_k, cls_scores, q, k, q_offset=0):
-        queries, keys = q.size(-2), k.size(-2)
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
+        first, position_q, position_k, cls_scores = context.prepared
+        queries, keys, q_offset = q.size(-2), k.size(-2), context.q_offset
         if isinstance(q_offset, PositionIndex):
             i, j = q_offset.query_positions, q_offset.key_positions
             bias = position_q[:, i] @ position_k[..., j]

@@ -1,12 +1,11 @@
 """Transformer-XL's relative encoding."""
 
-import functools
-from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fairseq_lrpe.encodings.base import Encoding, register_encoding
+from fairseq_lrpe.encodings.base import START, Context, Encoding, register_encoding
 from fairseq_lrpe.ops.relative import distance_slice, distance_table, relative_shift
 
 
@@ -47,18 +46,19 @@ class XL(Encoding):
     def query_bias(self) -> Tensor | None:
         return self.u
 
-    def forward(self, q: Tensor, k: Tensor, q_offset: int = 0, k_offset: int = 0) -> tuple[Tensor, Tensor]:
+    def forward(self, q: Tensor, k: Tensor, context: Context = START) -> tuple[Tensor, Tensor]:
         """Adds u to the queries: (q + u)·k equals q·k + u·k, without an addition to every score."""
         return q + self.u[:, None], k
 
-    def bias_function(self, q: Tensor, k: Tensor, q_offset: int = 0) -> Callable[..., Tensor]:
+    def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         options = (self.num_heads * self.head_dim,)
-        distances = q.size(-2), k.size(-2), q_offset, self.causal
+        distances = q.size(-2), k.size(-2), context.q_offset, self.causal
         r = distance_table(self.table, options, *distances, q.device, q.dtype, self.clamp_length)
         projected = self.w_r(self.amplitude * r).unflatten(-1, (self.num_heads, self.head_dim))
-        return functools.partial(self._bias, projected.permute(1, 2, 0), distances)
+        return projected.permute(1, 2, 0), distances
 
-    def _bias(self, projected, distances, q, k, q_offset=0):
-        columns = distance_slice(distances, q.size(-2), k.size(-2), q_offset, self.causal)
+    def bias(self, q: Tensor, k: Tensor, context: Context) -> Tensor:
+        projected, distances = context.prepared
+        columns = distance_slice(distances, q.size(-2), k.size(-2), context.q_offset, self.causal)
         q = (q + (self.v - self.u)[:, None]) * self.scale  # forward has already added u
-        return relative_shift(q @ projected[..., columns], k.size(-2), q_offset)
+        return relative_shift(q @ projected[..., columns], k.size(-2), context.q_offset)

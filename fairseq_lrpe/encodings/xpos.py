@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings.base import register_encoding
+from fairseq_lrpe.encodings.base import START, Context, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
 
@@ -22,8 +22,6 @@ class XPos(RoPE):
     attention, which cannot use torch's fused kernels.
     """
 
-    bidirectional = False
-
     def __init__(self, *, gamma: float = 0.4, scale_base: int = 1, **shared):
         super().__init__(**shared)
         if not gamma > 0:
@@ -32,8 +30,7 @@ class XPos(RoPE):
             raise ValueError(f"xpos needs a scale base of at least 1, not {scale_base}")
         self.gamma, self.scale_base = gamma, scale_base
 
-    @property
-    def log_decay(self) -> Tensor | None:
+    def log_decay(self, context: Context = START) -> Tensor | None:
         pairs = self.head_dim // 2
         pair = torch.arange(pairs, dtype=torch.float64, device="cpu") / pairs
         zeta = (pair + self.gamma) / (1 + self.gamma)

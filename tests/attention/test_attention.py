@@ -19,7 +19,7 @@ from fairseq_lrpe.attention.fairseq_adapter import (
     build_attention,
 )
 from fairseq_lrpe.config import PositionConfig
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, register_encoding
+from fairseq_lrpe.encodings import ENCODINGS, START, Encoding, build_encoding, register_encoding
 
 H, D, B, L = 2, 4, 3, 7
 E = H * D
@@ -41,8 +41,8 @@ class DistanceBias(Encoding):
         super().__init__(**shared)
         self.weight = nn.Parameter(torch.randn(self.num_heads, 2 * self.max_positions + 1))
 
-    def bias(self, q, k, q_offset=0):
-        i = torch.arange(q_offset, q_offset + q.size(2))[:, None]
+    def bias(self, q, k, context):
+        i = torch.arange(q.size(2))[:, None] + context.q_offset
         return self.weight[:, i - torch.arange(k.size(2)) + self.max_positions]
 
 
@@ -53,8 +53,7 @@ class Decaying(Encoding):
         super().__init__(**shared)
         self.rate = nn.Parameter(torch.ones(self.num_heads))
 
-    @property
-    def log_decay(self):
+    def log_decay(self, context=START):
         return -self.rate
 
 
@@ -67,11 +66,11 @@ class RotatingValues(Encoding):
         a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
 
-    def encode_values(self, v, offset=0):
-        return self.rotate(v, offset, 1)
+    def encode_values(self, v, context=START):
+        return self.rotate(v, context.k_offset, 1)
 
-    def decode_output(self, o, offset=0):
-        return self.rotate(o, offset, -1)
+    def decode_output(self, o, context=START, weights=None):
+        return self.rotate(o, context.q_offset, -1)
 
 
 NEW = {"distance_bias": DistanceBias, "decaying": Decaying, "rotating_values": RotatingValues}
@@ -171,7 +170,7 @@ def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
                     weight + (encoding.weight[h, 20 + i - j] if name == "distance_bias" else 0)
                 )
             elif name == "decaying":
-                decay = torch.exp(encoding.log_decay[h] * (i - j))
+                decay = torch.exp(encoding.log_decay()[h] * (i - j))
                 weight, plain = decay * weight, decay * plain
             value = v[b, h, j]
             if name == "rotating_values":

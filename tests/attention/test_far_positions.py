@@ -5,7 +5,7 @@ import torch
 from tensor_sizes import TensorSizes
 
 from fairseq_lrpe.attention import LinearAttention, apply_encoding
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding
+from fairseq_lrpe.encodings import ENCODINGS, Context, Encoding, build_encoding
 from fairseq_lrpe.ops import constants, rotation
 from fairseq_lrpe.ops.position_index import PositionIndex
 from fairseq_lrpe.ops.rotation import cached_phases, phases, rotary_frequencies
@@ -54,7 +54,7 @@ def test_explicit_positions(name, options, monkeypatch):
     q, k = torch.randn(1, H, 3, 8), torch.randn(1, H, 3, 8)
     far = apply_encoding(encoding, q, k, positions)
     for i, position in enumerate(positions.tolist()):
-        alone = encoding(q[:, :, i : i + 1], k[:, :, i : i + 1], position, position)
+        alone = encoding(q[:, :, i : i + 1], k[:, :, i : i + 1], Context(position, position))
         for ours, theirs in zip(far, alone, strict=True):
             torch.testing.assert_close(ours[:, :, i : i + 1], theirs, rtol=1e-4, atol=1e-4)
     near = elements(lambda: apply_encoding(encoding, q, k, positions.clamp(max=10)), monkeypatch)

@@ -14,7 +14,8 @@ from tiny import REPOSITORY
 from torch import nn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding
+from fairseq_lrpe.encodings import ENCODINGS, START, Encoding, build_encoding
+from fairseq_lrpe.encodings.per import PER
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.position_index import grid_position_index
 
@@ -139,7 +140,7 @@ def test_own_linear_attention_matches_the_module(name, options, causal):
         return
     if "`apply_encoding`" in functions:
         q, k = apply_encoding(module.encoding, q, k, torch.arange(L))
-    decay = module.encoding.log_decay if "`log_decay`" in functions else None
+    decay = module.encoding.log_decay() if "`log_decay`" in functions else None
     o = linear_attention(q, k, v, causal=causal, log_decay=decay, normalize=True)
     assert_same(module.out_proj(module.merge_heads(o)), module(x))
 
@@ -446,9 +447,15 @@ def test_gradients_of_each_sample_and_export(name, options):
 
 @pytest.mark.parametrize("decay, multiplicative", [((H,), False), ((H,), True), ((H, D), False)])
 def test_softmax_attention_with_a_decay_of_zero(multiplicative, decay):
-    class Forgetful(Encoding):
-        name, multiplicative_decay = "forgetful", multiplicative
-        log_decay = torch.full(decay, -torch.inf, requires_grad=True)
+    log_decay = torch.full(decay, -torch.inf, requires_grad=True)
+
+    class Forgetful(PER if multiplicative else Encoding):
+        name = "forgetful"
+
+        def log_decay(self, context=START):
+            return log_decay
+
+        forward = Encoding.forward
 
     encoding = Forgetful(num_heads=H, head_dim=D, causal=True)
     module, x = SoftmaxAttention(E, H, encoding).double(), randn(B, L, E).requires_grad_()
@@ -459,7 +466,7 @@ def test_softmax_attention_with_a_decay_of_zero(multiplicative, decay):
     scores = scores.masked_fill(torch.ones(L, L, dtype=torch.bool).triu(1), -torch.inf)
     expected = module.out_proj(module.merge_heads(scores.softmax(-1) @ v))
     assert_same(module(x), expected)
-    gradients = torch.autograd.grad(module(x).square().sum(), [x, encoding.log_decay])
+    gradients = torch.autograd.grad(module(x).square().sum(), [x, log_decay])
     assert all(gradient.isfinite().all() for gradient in gradients)
 
 
@@ -483,7 +490,7 @@ def test_exp_of_any_size(size, norm, name, causal):
     distance = i[:, None] - i
     scores = (q.unsqueeze(3) + k.unsqueeze(2)).logsumexp(-1)
     if name == "alibi":
-        scores = scores + module.encoding.log_decay[:, None, None] * distance
+        scores = scores + module.encoding.log_decay()[:, None, None] * distance
     hidden = padding[:, None, None] | (distance < 0) if causal else padding[:, None, None]
     expected = module.out_proj(module.merge_heads(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ v))
     actual = module(x, key_padding_mask=padding)

@@ -15,7 +15,7 @@ from pairwise_scores import (
 from tensors import assert_same, randn
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
-from fairseq_lrpe.encodings import fire
+from fairseq_lrpe.encodings import Context, fire
 from fairseq_lrpe.encodings.shaw import level
 from fairseq_lrpe.ops.position_index import PositionIndex
 
@@ -92,7 +92,7 @@ def test_values_and_gradients_match_survey(name, options, causal, queries, keys,
     rows = vectors[:, distance.clamp(-after, encoding.k) + after]  # (H, queries, keys, D)
     expected = torch.einsum("bhij,hijd->bhid", weights, rows)
     leaves = [leaf, *encoding.parameters()]
-    found = encoding.output_from_weights(weights, q_offset)
+    found = encoding.decode_output(torch.zeros(2, H, queries, D).double(), Context(q_offset), weights)
     assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-6)
 
 

@@ -54,10 +54,10 @@ def test_per_is_exact_where_the_published_quotient_overflows(length, dtype):
     q, k, v = (torch.rand(1, H, length, D, generator=generator).to(dtype) for _ in range(3))
     encoded_q, encoded_k = encoding(q, k)
     options = {"causal": True, "normalize": True, "backend": "chunk"}
-    ours = linear_attention(encoded_q, encoded_k, v, log_decay=encoding.log_decay, **options)
+    ours = linear_attention(encoded_q, encoded_k, v, log_decay=encoding.log_decay(), **options)
 
     # As published: q rⁱ and k r⁻ʲ.
-    r, s = encoding.log_decay.exp()[:, None, None].to(dtype), torch.arange(length)[:, None]
+    r, s = encoding.log_decay().exp()[:, None, None].to(dtype), torch.arange(length)[:, None]
     theirs = linear_attention(encoded_q * r**s, encoded_k * r**-s, v, **options)
     assert ours.isfinite().all() and not theirs[:, :, -1].isfinite().any()
 
@@ -65,7 +65,7 @@ def test_per_is_exact_where_the_published_quotient_overflows(length, dtype):
     for i in (length // 2, length - 7, length - 1):
         distance = i - torch.arange(i + 1)
         weights = (encoded_q[:, :, i, None].double() * encoded_k[:, :, : i + 1].double()).sum(-1)
-        weights = weights * torch.exp(encoding.log_decay[:, None] * distance)
+        weights = weights * torch.exp(encoding.log_decay()[:, None] * distance)
         expected = (weights[..., None] * v[:, :, : i + 1].double()).sum(2) / weights.sum(-1, keepdim=True)
         torch.testing.assert_close(ours[:, :, i].double(), expected, rtol=bound, atol=bound)
 

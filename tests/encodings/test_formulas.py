@@ -412,7 +412,7 @@ def test_decays_in_linear_attention_match_formula(name, options, parameters, chu
         product, added = PRODUCTS[name](encoding, q, k, i, j, h)
         return product * math.exp(added)
 
-    decay = {"log_decay": encoding.log_decay, "chunk_size": chunk_size}
+    decay = {"log_decay": encoding.log_decay(), "chunk_size": chunk_size}
     found = linear_attention(*encoding(q, k), v, causal=True, normalize=False, **decay)
     expected = pairwise_matrix(weight, encoding, q, k) @ v
     leaves += encoding.parameters()

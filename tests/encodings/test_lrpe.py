@@ -128,7 +128,7 @@ def test_far_positions_in_float32(core, learned):
     theta = encoding.theta.detach().double() if learned else angles(core, "a", 32)
     x = torch.randn(1, 1, 1, 32, generator=torch.Generator().manual_seed(0))
     x = x / x.norm()
-    encoded, _ = encoding(x, x, 100_000, 0)
+    encoded, _ = encoding(x, x, Context(100_000))
     exact = core_matrix(core, 32, 100_000, theta, None) @ x[0, 0, 0].to(torch.complex128)
     exact = torch.cat([exact.real, exact.imag]) if core == "unitary" else exact.real
     torch.testing.assert_close(encoded[0, 0, 0].double(), exact, rtol=0, atol=1e-6)

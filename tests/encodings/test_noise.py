@@ -103,10 +103,10 @@ def test_fixed_noise_depends_on_the_position_only():
     encoding, x = build("conv_spe"), randn(1, H, 200, D)
     whole, _ = encoding(x, x)
     for start, stop in ((0, 1), (63, 65), (130, 200)):
-        part, _ = encoding(x[:, :, start:stop], x[:, :, :1], start, 0)
+        part, _ = encoding(x[:, :, start:stop], x[:, :, :1], Context(start))
         assert_same(part, whole[:, :, start:stop], 1e-12)
     index = torch.tensor([70, 3, 3, 0])
-    found, _ = encoding(x[:, :, index], x[:, :, index], *(PositionIndex(index, index, 80),) * 2)
+    found, _ = encoding(x[:, :, index], x[:, :, index], Context(*(PositionIndex(index, index, 80),) * 2))
     assert_same(found, whole[:, :, index], 1e-12)
     noise = encoding._noise(0, 1000, encoding._fixed_block)
     assert abs(noise.mean()) < 0.03 and abs(noise.std() - 1) < 0.03

@@ -10,11 +10,9 @@ import pytest
 import test_contract
 import torch
 from documents import block
-from pairwise_scores import all_scores
 from test_contract import Case
 from tiny import BIN, REPOSITORY, train_flags
 
-from fairseq_lrpe.attention import SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, Encoding, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
@@ -69,19 +67,19 @@ def test_readme_python_example():
 class NaiveXPos(RoPE):
     """xPos as published, q ζ^s and k ζ^-s, which exceed float32 at far positions (Sun et al. 2023)."""
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
+    def forward(self, q, k, context=START):
         zeta = (torch.arange(self.head_dim, dtype=torch.float64) // 2 * 2 / self.head_dim + 0.4) / 1.4
-        q, k = super().forward(q, k, q_offset, k_offset)
+        q, k = super().forward(q, k, context)
         steps = (torch.arange(x.size(-2))[:, None] for x in (q, k))
-        at_q, at_k = (zeta ** ((s + o) / 512) for s, o in zip(steps, (q_offset, k_offset), strict=True))
+        at_q, at_k = (zeta ** ((s + o) / 512) for s, o in zip(steps, context[:2], strict=True))
         return (q * at_q).to(q.dtype), (k / at_k).to(k.dtype)
 
 
 class Absolute(Encoding):
     """Scales queries by their absolute position."""
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
-        return q * (1 + q_offset + torch.arange(q.size(-2))[:, None]), k
+    def forward(self, q, k, context=START):
+        return q * (1 + context.q_offset + torch.arange(q.size(-2))[:, None]), k
 
 
 class NoOp(Encoding):
@@ -91,14 +89,14 @@ class NoOp(Encoding):
 class IgnoresOffsets(RoPE):
     """Ignores offsets."""
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
+    def forward(self, q, k, context=START):
         return super().forward(q, k)
 
 
 class QuadraticMemory(Encoding):
     """Computes an unneeded matrix of all pairs."""
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
+    def forward(self, q, k, context=START):
         pairs = torch.ones(q.size(-2), q.size(-2), dtype=q.dtype).tril(-q.size(-2))
         return q + pairs @ q, k
 
@@ -106,8 +104,8 @@ class QuadraticMemory(Encoding):
 class RoundsToFloat32(RoPE):
     """Computes in float64, but rounds the result to float32."""
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
-        q, k = super().forward(q.double(), k.double(), q_offset, k_offset)
+    def forward(self, q, k, context=START):
+        q, k = super().forward(q.double(), k.double(), context)
         return q.float(), k.float()
 
 
@@ -138,54 +136,3 @@ def test_broken_encodings_fail_the_contract(cls, test, register):
     register(cls)
     with pytest.raises((AssertionError, RuntimeError)):
         test(case())
-
-
-class Distances(Encoding):
-    """Decays, and adds the distance; ``bias_function`` calls ``super().bias``."""
-
-    decomposable = False
-    log_decay = torch.tensor([-0.5, -1.0])
-
-    def bias_function(self, q, k, q_offset=0):
-        decay = super().bias(q, k, q_offset)
-        return lambda q, k, q_offset=0: (
-            decay[:, q_offset : q_offset + q.size(-2), : k.size(-2)] + distances(q, k, q_offset)
-        )
-
-
-class Doubled(Distances):
-    """Twice the bias of ``Distances``; ``bias`` calls ``super().bias_function``."""
-
-    def bias(self, q, k, q_offset=0):
-        return 2 * super().bias_function(q, k, q_offset)(q, k, q_offset)
-
-
-class Mixin:
-    """Four times the bias of ``Distances``, in a class that is no encoding."""
-
-    def bias(self, q, k, q_offset=0):
-        return 4 * super().bias(q, k, q_offset)
-
-
-class Mixed(Mixin, Distances):
-    pass
-
-
-def distances(q, k, q_offset):
-    i = torch.arange(q_offset, q_offset + q.size(-2), dtype=q.dtype)[:, None]
-    return (i - torch.arange(k.size(-2))).clamp(min=0)
-
-
-@pytest.mark.parametrize("cls, factor", [(Distances, 1), (Doubled, 2), (Mixed, 4)])
-def test_methods_of_a_bias_may_call_those_of_the_base_class(cls, factor, register):
-    """Of ``bias`` and ``bias_function``, either may call either of ``super()``."""
-    register(cls)
-    module = SoftmaxAttention(8, 2, "own", causal=True).double()
-    x = torch.randn(1, 5, 8, dtype=torch.float64)
-    q, k, v = (module.split_heads(p(x)) for p in (module.q_proj, module.k_proj, module.v_proj))
-    bias = factor * (1 + cls.log_decay[:, None, None]) * distances(q, k, 0)
-    expected = q @ k.mT / 2 + bias
-    torch.testing.assert_close(all_scores(module.encoding, q, k), expected)
-    future = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    o = torch.softmax(expected.masked_fill(future, -torch.inf), -1) @ v
-    torch.testing.assert_close(module(x), module.out_proj(module.merge_heads(o)))

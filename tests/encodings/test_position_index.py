@@ -6,7 +6,7 @@ from pairwise_scores import all_scores, with_gradients
 from tensors import assert_same, randn
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention, FairseqSoftmaxAttention
-from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.encodings import ENCODINGS, Context, build_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex, diagonal_position_index
 
 OPTIONS = [
@@ -73,15 +73,18 @@ def test_softmax_attention_with_position_index(name, options):
     q, k, v = heads(attention, x)
     weights = scores_of_single_pairs(encoding, q, k, positions).softmax(-1)
     s = positions.query_positions.tolist()
-    values = [encoding.encode_values(v[:, :, j : j + 1], s[j]) for j in range(len(s))]
+    values = [encoding.encode_values(v[:, :, j : j + 1], Context(0, s[j])) for j in range(len(s))]
     o = weights @ torch.cat(values, dim=2)
+    by_position = None
     if encoding.needs_weights:
         # Sums the weights of keys that have the same position.
         by_position = weights.new_zeros(2, HEADS, len(s), positions.max_position + 1)
         by_position = by_position.index_add(-1, positions.key_positions, weights)
-        added = [encoding.output_from_weights(by_position[:, :, i : i + 1], at) for i, at in enumerate(s)]
-        o = o + torch.cat(added, dim=2)
-    o = torch.cat([encoding.decode_output(o[:, :, i : i + 1], s[i]) for i in range(len(s))], dim=2)
+    rows = []
+    for i, at in enumerate(s):
+        of_query = None if by_position is None else by_position[:, :, i : i + 1]
+        rows.append(encoding.decode_output(o[:, :, i : i + 1], Context(at), of_query))
+    o = torch.cat(rows, dim=2)
     expected, leaves = attention.out_proj(attention.merge_heads(o)), [x, *encoding.parameters()]
     assert_same(with_gradients(attention(x)[0], leaves), with_gradients(expected, leaves))
 
@@ -99,14 +102,18 @@ def test_linear_attention_with_position_index(name, norm):
     q, k, v = heads(attention, x)
     q, k = attention.feature_map(q), attention.feature_map(k)
     rows = [slice(COLUMNS * r, COLUMNS * (r + 1)) for r in range(ROWS)]
-    at_q, at_k = zip(*(encoding(q[:, :, row], k[:, :, row], r, r) for r, row in enumerate(rows)), strict=True)
+    at_q, at_k = zip(
+        *(encoding(q[:, :, row], k[:, :, row], Context(r, r)) for r, row in enumerate(rows)), strict=True
+    )
     of_q, of_k = torch.cat(at_q, dim=2), torch.cat(at_k, dim=2)
-    of_v = torch.cat([encoding.encode_values(v[:, :, row], r) for r, row in enumerate(rows)], dim=2)
+    of_v = torch.cat(
+        [encoding.encode_values(v[:, :, row], Context(0, r)) for r, row in enumerate(rows)], dim=2
+    )
     weights = of_q @ of_k.mT
     o = weights @ of_v
     if norm == "denominator":
         o = o / weights.sum(-1, keepdim=True).clamp(min=1e-6)
-    o = torch.cat([encoding.decode_output(o[:, :, row], r) for r, row in enumerate(rows)], dim=2)
+    o = torch.cat([encoding.decode_output(o[:, :, row], Context(r)) for r, row in enumerate(rows)], dim=2)
     if norm == "layernorm":
         o = attention._normalize(o)
     if norm == "content":
@@ -128,6 +135,6 @@ def test_arbitrary_positions():
     index = torch.tensor([4, 0, 2, 2, 7])
     positions, encoding = PositionIndex(index, index, 7), build("rope", {})
     x = randn(1, HEADS, 5, WIDTH)
-    found, _ = encoding(x, x, positions, positions)
+    found, _ = encoding(x, x, Context(positions, positions))
     for i, s in enumerate(index.tolist()):
-        assert_same(found[:, :, i : i + 1], encoding(x[:, :, i : i + 1], x[:, :, :1], s, 0)[0])
+        assert_same(found[:, :, i : i + 1], encoding(x[:, :, i : i + 1], x[:, :, :1], Context(s))[0])

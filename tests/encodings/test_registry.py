@@ -21,7 +21,7 @@ class Scaled(Encoding):
         super().__init__(**shared)
         self.factor = factor
 
-    def forward(self, q, k, q_offset=0, k_offset=0):
+    def forward(self, q, k, context=START):
         return self.factor * q, k
 
 

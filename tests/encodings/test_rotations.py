@@ -84,11 +84,11 @@ def test_long_sequences(name, options):
     """LieRE multiplies the rotations of blocks of 64 positions."""
     encoding, x = build(name, axes=1, **options), randn(1, H, 200, D)
     for offset in (0, 50, 64):
-        whole, _ = encoding(x, x, offset, offset)
+        whole, _ = encoding(x, x, Context(offset, offset))
         for i in (0, 13, 14, 63, 64, 199):
             expected = ROTATIONS[name](encoding, (offset + i,), x[0, :, i], 0)[:1]
             assert_same(whole[0, :1, i], expected, 1e-9)
-    back = encoding.shift_keys(encoding(x, x, 40, 40)[1], 40)
+    back = encoding.shift_keys(encoding(x, x, Context(40, 40))[1], 40)
     assert_same(back, encoding(x, x)[1], 1e-9)
 
 
@@ -111,7 +111,7 @@ def test_size_of_lieres_gradient():
     """The gradient of the generators is exactly proportional to the incoming gradient."""
     encoding, x, gradients = build("liere"), randn(1, H, ROWS * COLUMNS, D), []
     for scale in (1.0, 1e12):
-        loss = scale * (encoding(x, x, GRID, GRID)[0] * randn(*x.shape, seed=2)).sum()
+        loss = scale * (encoding(x, x, Context(GRID, GRID))[0] * randn(*x.shape, seed=2)).sum()
         gradients.append(torch.autograd.grad(loss, encoding.generators)[0] / scale)
     assert_same(*gradients, 1e-12)
 
@@ -156,9 +156,9 @@ def test_values_match_definition(name, attention):
 def test_values_at_offsets():
     plain, back, v = random_encoding("rope_values"), random_encoding("roper"), randn(1, 2, 3, 4)
     for encoding in (plain, back):
-        assert_same(encoding.encode_values(v, 70), rotated(v, 70))
-    assert plain.decode_output(v, 70) is v and plain.uses_absolute_positions
-    assert_same(back.decode_output(rotated(v, 70), 70), v, 1e-12)
+        assert_same(encoding.encode_values(v, Context(0, 70)), rotated(v, 70))
+    assert plain.decode_output(v, Context(70)) is v and plain.uses_absolute_positions
+    assert_same(back.decode_output(rotated(v, 70), Context(70)), v, 1e-12)
     with pytest.raises(ValueError, match="rope_values cannot shift the positions of encoded values"):
         plain.shift_values(v, 1)
     with pytest.raises(ValueError, match="conv_spe cannot shift the positions of encoded keys"):

@@ -22,8 +22,8 @@ class Distance(Encoding):
         super().__init__(**shared)
         self.slope = nn.Parameter(torch.full((self.num_heads, 1, 1), slope))
 
-    def bias(self, q, k, q_offset=0):
-        i = torch.arange(q_offset, q_offset + q.size(-2))[:, None]
+    def bias(self, q, k, context):
+        i = torch.arange(q.size(-2))[:, None] + context.q_offset
         return -self.slope * (i - torch.arange(k.size(-2))).abs()
 
 

@@ -74,8 +74,8 @@ def test_running_sums_at_distant_positions(arch):
     k, v = (torch.randn(2, 4, 6, 8, generator=g, dtype=torch.float64) for _ in range(2))
 
     def sums(offset):
-        k_sum = encoding(k, k, offset, offset)[1]
-        return k_sum.mT @ encoding.encode_values(v, offset), k_sum.sum(-2)
+        k_sum = encoding(k, k, Context(offset, offset))[1]
+        return k_sum.mT @ encoding.encode_values(v, Context(0, offset)), k_sum.sum(-2)
 
     near, moved = sums(0), AttentionState({"sums": sums(far)})
     for _ in range(1000):

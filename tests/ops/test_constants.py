@@ -128,8 +128,7 @@ class LearnedDecay(Encoding):
         super().__init__(**shared)
         self.rate = torch.nn.Parameter(torch.full((self.num_heads,), -0.1))
 
-    @property
-    def log_decay(self):
+    def log_decay(self, context=START):
         return self.rate
 
 
@@ -194,12 +193,13 @@ def test_noise_of_few_blocks_is_kept():
     x = inputs(1, 2, 2000, 8)
     encoding(x, x)
     for s in range(500, 600):  # each block is drawn once
-        encoding(x[:, :, s : s + 1], x[:, :, s : s + 1], s, s)
+        encoding(x[:, :, s : s + 1], x[:, :, s : s + 1], Context(s, s))
     info = encoding._blocks._cached.cache_info()
     assert info.currsize == info.maxsize == 3 and info.misses == 33 + 4
     for other in (copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))):
         assert other._blocks._cached.cache_info().currsize == 0
-        assert other(x[:, :, :5], x[:, :, :5], 70, 70)[0].equal(encoding(x[:, :, :5], x[:, :, :5], 70, 70)[0])
+        q, context = x[:, :, :5], Context(70, 70)
+        assert other(q, q, context)[0].equal(encoding(q, q, context)[0])
 
 
 def test_least_recently_used_constant_is_replaced():

@@ -43,8 +43,8 @@ def _recording(module, weights):
     """Returns the method ``attend`` of a module, which then also appends the weights to a list."""
     attend = module.attend
 
-    def record_and_attend(q, k, *args):
-        weights.append(attention_weights(module, q, k, args[-1]))
-        return attend(q, k, *args)
+    def record_and_attend(q, k, v, context, *args):
+        weights.append(attention_weights(module, q, k, context.features))
+        return attend(q, k, v, context, *args)
 
     return record_and_attend

@@ -197,7 +197,7 @@ def _kind(encoding: Encoding, flags: dict) -> str:
         return "none" if "token_positions" in flags else "absolute"
     if encoding.uses_absolute_positions:
         return "absolute and relative"
-    if encoding.log_decay is not None:
+    if _overrides(encoding, "log_decay"):
         return "decay"
     if encoding.decomposable:
         return "relative, in q and k"
@@ -206,19 +206,19 @@ def _kind(encoding: Encoding, flags: dict) -> str:
 
 def _effect(module: SelfAttention, attention: str) -> str:
     """Describes what the encoding of a module changes in linear or softmax attention."""
-    encoding, decay, found = module.encoding, module.encoding.log_decay, []
+    encoding, decay, found = module.encoding, module.encoding.log_decay(), []
     if _overrides(encoding, "forward"):
         found.append(f"Transforms queries and keys{' after the feature map' * (attention == 'linear')}.")
-    if attention == "softmax" and _overrides(encoding, "bias", "bias_function"):
+    if attention == "softmax" and decay is None and _overrides(encoding, "bias"):
         found.append("Adds a term to the scaled scores.")
-    if attention == "softmax" and _overrides(encoding, "score_function"):
+    if attention == "softmax" and decay is None and _overrides(encoding, "scores"):
         found.append("Replaces the formula of the scores.")
     if decay is not None:
         each = "each feature" if decay.dim() > 1 else "each head"
         text = f"Multiplies the weights by a decay with the distance in {each}."
         if attention == "softmax" and decay.dim() == 1:
             text = f"Adds the logarithm of a decay with the distance to the scores of {each}."
-        if attention == "softmax" and (decay.dim() > 1 or encoding.multiplicative_decay):
+        if attention == "softmax" and (decay.dim() > 1 or _overrides(encoding, "scores")):
             text = f"Multiplies the products of q and k by a decay with the distance in {each}."
         found.append(text)
     if _overrides(encoding, "encode_values"):

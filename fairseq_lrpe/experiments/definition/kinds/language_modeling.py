@@ -144,7 +144,7 @@ def max_length(model: dict) -> tuple[float, str]:
     options = {name: model.get(option_flag(encoding, name), default) for name, default in options.items()}
     width //= heads
     build = functools.partial(SoftmaxAttention, width, 1, encoding, causal=True, **options)
-    if ENCODINGS[encoding].has_position_limit or _depends_on_length(build, trained, x[..., :width]):
+    if _depends_on_length(build, trained, x[..., :width]):
         return trained, f"{encoding}'s formula or table depends on the {trained} training positions"
     if positions == "hierarchical" and trained**2 < MAX_SINUSOIDAL:
         return trained**2, f"its token positions are pairs of the {trained} training positions"
