@@ -7,6 +7,8 @@ import torch
 from pairwise_scores import pairwise_matrix, products, random_encoding, with_gradients
 from tensors import assert_same, randn
 
+from fairseq_lrpe.encodings import Context
+
 MAX_POSITIONS = 40
 
 

@@ -7,7 +7,7 @@ import torch
 from pairwise_scores import D, H, products, random_encoding
 from tensors import assert_same, randn
 
-from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.encodings import Context, build_encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 KERNEL = 5

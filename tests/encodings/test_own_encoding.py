@@ -13,7 +13,7 @@ from documents import block
 from test_contract import Case
 from tiny import BIN, REPOSITORY, train_flags
 
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, register_encoding
+from fairseq_lrpe.encodings import ENCODINGS, START, Encoding, register_encoding
 from fairseq_lrpe.encodings.rope import RoPE
 
 

@@ -102,18 +102,16 @@ def test_linear_attention_with_position_index(name, norm):
     q, k, v = heads(attention, x)
     q, k = attention.feature_map(q), attention.feature_map(k)
     rows = [slice(COLUMNS * r, COLUMNS * (r + 1)) for r in range(ROWS)]
-    at_q, at_k = zip(
-        *(encoding(q[:, :, row], k[:, :, row], Context(r, r)) for r, row in enumerate(rows)), strict=True
-    )
+    at = [Context(r, r) for r in range(ROWS)]
+    encoded = [encoding(q[:, :, row], k[:, :, row], at[r]) for r, row in enumerate(rows)]
+    at_q, at_k = zip(*encoded, strict=True)
     of_q, of_k = torch.cat(at_q, dim=2), torch.cat(at_k, dim=2)
-    of_v = torch.cat(
-        [encoding.encode_values(v[:, :, row], Context(0, r)) for r, row in enumerate(rows)], dim=2
-    )
+    of_v = torch.cat([encoding.encode_values(v[:, :, row], at[r]) for r, row in enumerate(rows)], dim=2)
     weights = of_q @ of_k.mT
     o = weights @ of_v
     if norm == "denominator":
         o = o / weights.sum(-1, keepdim=True).clamp(min=1e-6)
-    o = torch.cat([encoding.decode_output(o[:, :, row], Context(r)) for r, row in enumerate(rows)], dim=2)
+    o = torch.cat([encoding.decode_output(o[:, :, row], at[r]) for r, row in enumerate(rows)], dim=2)
     if norm == "layernorm":
         o = attention._normalize(o)
     if norm == "content":

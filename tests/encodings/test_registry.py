@@ -3,7 +3,14 @@
 import pytest
 import torch
 
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding, encoding_options, register_encoding
+from fairseq_lrpe.encodings import (
+    ENCODINGS,
+    START,
+    Encoding,
+    build_encoding,
+    encoding_options,
+    register_encoding,
+)
 
 SHARED = {"num_heads": 2, "head_dim": 6, "causal": True}
 

@@ -8,7 +8,7 @@ from pairwise_scores import products, random_encoding, with_gradients
 from tensors import assert_same, randn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
-from fairseq_lrpe.encodings import build_encoding
+from fairseq_lrpe.encodings import Context, build_encoding
 from fairseq_lrpe.ops.position_index import coordinates, grid_position_index
 
 H, D, M, ROWS, COLUMNS = 2, 8, 12, 3, 4

@@ -8,7 +8,7 @@ from tensors import assert_same
 from tiny_models import ONE_PER_ENCODING, architectures, build_model, dictionary_of
 
 from fairseq_lrpe.attention import AttentionState
-from fairseq_lrpe.encodings import ENCODINGS
+from fairseq_lrpe.encodings import ENCODINGS, Context
 from fairseq_lrpe.methods import METHODS
 from fairseq_lrpe.tasks.memory_lm import MemoryLMConfig, MemoryLMTask, Segment
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
-from fairseq_lrpe.encodings import ENCODINGS, Encoding, build_encoding
+from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding
 from fairseq_lrpe.ops.constants import Constants, constant
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.positions import POSITIONS, build_position
