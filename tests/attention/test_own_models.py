@@ -14,10 +14,10 @@ from tiny import REPOSITORY
 from torch import nn
 
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention, apply_encoding, attention_bias
-from fairseq_lrpe.encodings import ENCODINGS, START, Encoding, build_encoding
+from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding
 from fairseq_lrpe.encodings.per import PER
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.position_index import grid_position_index
+from fairseq_lrpe.ops.position_index import PositionIndex, grid_position_index
 
 B, H, D, L = 2, 2, 8, 12
 E = H * D
@@ -299,7 +299,7 @@ def test_example_of_images():
     names = {}
     exec(block("python", '"rope_mixed"'), names)
     index = grid_position_index(14, 14)
-    q, k = names["encoding"](names["q"], names["k"], index, index)
+    q, k = names["encoding"](names["q"], names["k"], Context(index, index))
     expected = F.scaled_dot_product_attention(q, k, names["v"])
     torch.testing.assert_close(names["image"], expected, rtol=1e-4, atol=1e-5)
 
@@ -362,6 +362,28 @@ def test_generation_with_hugging_face_equals_that_without_a_cache(cache, search)
     expected = generate(prompts, mask, use_cache=False)
     assert generate(prompts, mask, **cache).equal(expected)
     assert generate(prompts[1:2, 5:], mask[1:2, 5:], **cache).equal(expected[1:2])
+
+
+def test_attention_masks_of_hugging_face():
+    """A window of three tokens, as a Boolean mask and as an added one, changes no position."""
+    pytest.importorskip("transformers")
+    names = {}
+    exec(block("python", "AttentionInterface.register"), names)
+    model, tokens = names["model"].double().eval(), torch.randint(99, (2, 8))
+    window = (visible(True, 8) & ~visible(True, 8).tril(-3)).expand(2, 1, 8, 8)
+    boolean, added = (
+        model(tokens, attention_mask=mask).logits
+        for mask in (window, torch.where(window, 0.0, -1e9).double())
+    )
+    assert_same(boolean, added)
+    assert not torch.allclose(boolean, model(tokens).logits)
+    index = PositionIndex(torch.arange(8), torch.arange(8), 7)
+    block_of = model.transformer.h[0]
+    x = randn(2, 4, 8, 16)
+    o, _ = names["encoded_attention"](block_of.attn, x, x, x, window)
+    q, k = block_of.attn.encoding(x, x, index, index)
+    expected = F.scaled_dot_product_attention(q, k, x, attn_mask=window, scale=block_of.attn.encoding.scale)
+    assert_same(o, expected.transpose(1, 2))
 
 
 def test_the_table_of_encodings_is_complete():

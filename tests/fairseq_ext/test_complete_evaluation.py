@@ -118,6 +118,15 @@ def test_incomplete_last_batch_is_evaluated(checkpoint, data):
     assert done.returncode == 0 and "wpb 75 | bsz 10\n" in done.stdout, done.stderr
 
 
+def test_shards_of_an_evaluation(checkpoint, data, caplog):
+    words = ["--tokens-per-sample", SHORT, "--batch-size", 1, "--num-shards", 2]
+    for shard in range(2):
+        with caplog.at_level("INFO"):
+            done = run(eval_lm.cli_main, data, checkpoint, *words, "--shard-id", shard)
+        assert done.returncode == 0, done.stderr
+    assert sum(map(int, re.findall(r"Evaluated (\d+) tokens", caplog.text))) == 228
+
+
 def train_encoder(data, arch, folder, *flags):
     done = commands.train(data, arch, folder, "--max-update", 1, *sizes("encoder"), *flags)
     assert done.returncode == 0, done.stderr

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import assert_same_weights, load_last_checkpoint
+from commands import assert_error, assert_same_weights, load_last_checkpoint
 from fairseq.checkpoint_utils import save_ema_as_checkpoint
 from fairseq.dataclass.configs import EMAConfig
 from fairseq.models import MODEL_DATACLASS_REGISTRY
@@ -99,3 +99,13 @@ def test_training_with_an_average(train, data_bin, tmp_path):
     assert done.returncode == 0, done.stderr
     after = load_last_checkpoint(plain)
     assert_equal(after["extra_state"]["ema"], average([before, after["model"]], 0.25), 1e-6)
+
+
+def test_average_of_another_method(train, tmp_path):
+    assert (
+        train("linear_lm_base", tmp_path / "base", *FLAGS, "--store-ema", "--max-update", 1).returncode == 0
+    )
+    seed = ["--store-ema", "--ema-seed-model", tmp_path / "base/checkpoint_last.pt", "--max-update", 1]
+    assert_error(
+        train("linear_lm", tmp_path / "relu", *FLAGS, "--feature-map", "relu", *seed), "another method"
+    )

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+import shutil
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,6 +14,8 @@ from commands import EVALUATIONS, sizes
 from fairseq.models.roberta import RobertaModel as FairseqRobertaModel
 from tiny import PLUGIN, run_command, run_here
 
+from fairseq_lrpe.cli import classify
+from fairseq_lrpe.experiments.inference import evaluate_synthetic
 from fairseq_lrpe.fairseq_ext.safe_eval import literal
 from fairseq_lrpe.models import RobertaModel
 
@@ -83,6 +86,29 @@ def test_new_process(checkpoints, data_bin, code, mark, tmp_path):
     hostile = changed(checkpoints["transformer_lm"], tmp_path, adaptive_softmax_cutoff=code)
     words = [*words_of("fairseq-eval-lm", hostile, data_bin), "--user-dir", PLUGIN]
     assert_rejected(run_command("fairseq-eval-lm", *words), mark)
+    words = words_of("fairseq-eval-lm", checkpoints["transformer_lm"], data_bin)
+    words += ["--user-dir", PLUGIN, "--model-overrides", code]
+    assert_rejected(run_command("fairseq-eval-lm", *words), mark)
+
+
+@pytest.mark.parametrize(
+    ("main", "task", "program"),
+    [
+        (classify.main, "sentence_prediction", "classify"),
+        (evaluate_synthetic.main, "synthetic_lm", "evaluate-synthetic"),
+    ],
+)
+def test_our_programs(main, task, program, checkpoints, data_bin, code, mark, tmp_path):
+    settings = {"character_embeddings": True, "character_filters": code}
+    hostile = changed(checkpoints["transformer_lm"], tmp_path, **settings)
+    state = torch.load(hostile, weights_only=True)
+    state["cfg"]["task"] = {"_name": task, "data": "", "num_classes": 2, "regression_target": False}
+    torch.save(state, hostile)
+    for column in ("input0", "label"):
+        (tmp_path / column).mkdir()
+        shutil.copy(data_bin / "dict.txt", tmp_path / column)
+    words = [hostile, tmp_path] + [f"valid={tmp_path / 'out'}"] * (main is classify.main)
+    assert_rejected(run_here(main, *words, "--cpu"), mark, program)
 
 
 @pytest.mark.parametrize("arch", ROBERTA)

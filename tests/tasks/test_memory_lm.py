@@ -97,6 +97,11 @@ def test_two_processes_equal_one(trained, data_bin, tmp_path):
     assert_same_weights(trained, tmp_path, 1e-5, 1e-5)
 
 
+def test_validation_does_not_change_training(trained, data_bin, tmp_path):
+    train(tmp_path, data_bin, "--max-update", 6, "--validate-interval-updates", 1)
+    assert_same_weights(trained, tmp_path)
+
+
 def test_resumed_training_logs_its_empty_memory(trained, data_bin, tmp_path, caplog):
     for updates in (3, 6):
         with caplog.at_level("INFO"):
