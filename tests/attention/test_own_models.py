@@ -381,7 +381,7 @@ def test_attention_masks_of_hugging_face():
     block_of = model.transformer.h[0]
     x = randn(2, 4, 8, 16)
     o, _ = names["encoded_attention"](block_of.attn, x, x, x, window)
-    q, k = block_of.attn.encoding(x, x, index, index)
+    q, k = block_of.attn.encoding(x, x, Context(index, index))
     expected = F.scaled_dot_product_attention(q, k, x, attn_mask=window, scale=block_of.attn.encoding.scale)
     assert_same(o, expected.transpose(1, 2))
 

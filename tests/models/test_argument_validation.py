@@ -1,10 +1,12 @@
 """Invalid calls of fairseq's commands with the plugin end with a one-line error and write no files."""
 
+import io
 import shutil
 
 import pytest
 import torch
 from commands import EVALUATIONS, assert_error, assert_rejected
+from fairseq_cli import interactive
 from tiny import run_command, run_here, train_flags, train_here
 
 
@@ -97,3 +99,21 @@ def test_unknown_method_in_a_new_process(data_bin, tmp_path):
     flags = train_flags(data_bin, "softmax_transformer_xxl", tmp_path / "save")
     message = "softmax_transformer has no method 'xxl' (did you mean 'xl'?): `lrpe methods`"
     assert_rejected(run_command("python", "-m", "fairseq_cli.train", *flags), message, tmp_path / "save")
+
+
+def test_shard_with_another_dictionary(data_bin, tmp_path):
+    other = shutil.copytree(data_bin, tmp_path / "bin1") / "dict.txt"
+    words = train_flags(f"{data_bin}:{other.parent}", "linear_lm_base", tmp_path / "save", "--max-update", 1)
+    other.write_text(other.read_text().replace("w1 ", "w100 "))
+    message = f"{other} differs from {data_bin / 'dict.txt'}, so bin1 is not a shard of bin: rename one"
+    assert_rejected(train_here(*words), message, tmp_path / "save")
+    symbols = [line.split()[0] for line in (data_bin / "dict.txt").read_text().splitlines()]
+    other.write_text("".join(f"{symbol} 1\n" for symbol in symbols))  # the counts do not matter
+    assert train_here(*words).returncode == 0
+
+
+def test_interactive_input_that_is_not_utf8(checkpoint, data_bin, monkeypatch):
+    content = io.BytesIO("w1 caf\u00e9\n".encode("latin-1"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(content, "utf-8", "surrogateescape"))  # as in C.UTF-8
+    done = run_here(interactive.cli_main, *evaluation_flags("fairseq-interactive", data_bin, checkpoint))
+    assert done.returncode == 1 and "standard input is not UTF-8" in done.stderr

@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from labelled_data import write_text_dataset
 from tensors import assert_same, randn
 from tiny import REPOSITORY
-from tiny_models import PAD, architectures, build_model, dictionary_of, task_of
+from tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
 
 from fairseq_lrpe.models.classifier import TokenBatchNorm
 
@@ -262,3 +262,29 @@ def test_word_vectors_are_copied(tmp_path):
         assert embedding.weight[dictionary.index(word)].tolist() == vectors[word]
     others = [i for i in range(24) if i not in (dictionary.index("w0"), dictionary.index("a b"))]
     assert torch.equal(embedding.weight[others], before[others])
+
+
+@torch.no_grad()
+def test_joined_pairs_have_segment_embeddings():
+    inputs = build("softmax_classifier_rope", pairs="joined").encoder.embed_tokens
+    tokens = torch.tensor([[0, 5, 6, EOS, 7, EOS, PAD], [0, EOS, 5, 5, 5, 5, EOS]])
+    halves = torch.tensor([[0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 1]])
+    expected = inputs.embedding(tokens)[:, :6] + inputs.segments.weight[halves]
+    assert_same(inputs(tokens)[:, :6], expected)
+
+
+@torch.no_grad()
+def test_pixels_are_normalized():
+    inputs = build("linear_classifier_rope", types=260, pixels=GREY).encoder.embed_tokens
+    values = torch.tensor([[0, 122, 255]])
+    numbers = (values.double()[..., None] - 122.6) / 61
+    assert_same(inputs(values + 4), numbers * inputs.project.weight[:, 0] + inputs.project.bias)
+
+
+@torch.no_grad()
+def test_token_embeddings_are_projected():
+    inputs = build("linear_classifier_rope", encoder_input_dim=7).encoder.embed_tokens
+    tokens = batch([4, 3])
+    expected = inputs.embedding.weight[tokens] @ inputs.project.weight.T + inputs.project.bias
+    assert inputs.embedding.weight.shape == (24, 7) and expected.shape == (2, 4, 16)
+    assert_same(inputs(tokens), expected)

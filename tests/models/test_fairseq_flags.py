@@ -83,3 +83,24 @@ def test_layerdrop_and_pruning(family):
         whole = getattr(whole, "sentence_encoder", whole)
         whole.layers = torch.nn.ModuleList([whole.layers[1], whole.layers[3]])
     torch.testing.assert_close(outputs(pruned.eval(), tokens), outputs(model.eval(), tokens), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("family", FAIRSEQ_ARCHITECTURES)
+def test_quantization_noise(family):
+    noise = {"quant_noise_pq": 0.1, "quant_noise_pq_block_size": 4}
+    ours = build(f"softmax_{family}_base", **noise)
+    hooked = {name for name, module in ours.named_modules() if module._forward_pre_hooks}
+    for part in PARTS[family]:
+        for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            assert any(re.match(rf"{part}\..*layers\.1\.self_attn\.{projection}$", name) for name in hooked)
+    tokens = torch.randint(4, 24, (2, 9))
+    outputs(ours.train(), tokens).sum().backward()
+    projection = dict(ours.named_modules())[next(name for name in hooked if name.endswith("q_proj"))]
+    assert (projection.weight == 0).double().mean() > 0.02
+
+
+def test_normformer():
+    flags = {"scale_attn": True, "scale_heads": True, "scale_fc": True, "scale_resids": True}
+    names = [name for name, _ in build("linear_lm_rope", **flags).named_parameters()]
+    for name in ("attn_ln.weight", "c_attn", "ffn_layernorm.weight", "w_resid"):
+        assert f"decoder.layers.1.{name}" in names

@@ -176,3 +176,11 @@ def test_a_prompt_takes_no_memory_for_logits(arch, memory):
     with TensorSizes() as sizes:
         out = model.decoder(prompt, incremental_state={}, **inputs)[0]
     assert out.shape == (1, 1, types) and sizes.largest < types * length / 4
+
+
+def test_frequencies_are_those_of_the_distribution():
+    logits, device = torch.randn(6), torch.device("cpu")
+    choose = chooser(0.8, 4, 0.95, 1, device)
+    found = torch.bincount(torch.cat([choose(logits) for _ in range(20_000)]), minlength=6) / 20_000
+    expected = probabilities(logits, 0.8, 4, 0.95)
+    assert (found - expected).abs().max() < 0.015 and (found[expected == 0] == 0).all()

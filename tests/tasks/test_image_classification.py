@@ -15,8 +15,10 @@ from commands import (
     validated,
 )
 from corrupt_files import corrupted_copy, remove_file, replace_labels
+from fairseq import optim
 from fairseq.logging import metrics
 from image_files import MeanColor, colored_image, write_image_dataset
+from omegaconf import OmegaConf
 from tiny import REPOSITORY
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
@@ -254,3 +256,38 @@ def test_two_processes_equal_one(folder, tmp_path):
 def test_invalid_input(change, flags, message, folder, tmp_path):
     data = corrupted_copy(folder, tmp_path, change)
     assert_rejected(train(data, tmp_path / "save", *flags.split()), message, tmp_path / "save")
+
+
+def optimizer_of(model, **common):
+    cfg = {"_name": NAME, "lr": [0.5], "weight_decay": 0.1, "adam_betas": "(0.9, 0.98)", "adam_eps": 1e-8}
+    cfg |= {"use_old_adam": True, "fp16_adam_stats": False, "tpu": False}
+    return OmegaConf.create({"optimizer": cfg, "common": common, "optimization": {"update_freq": [1]}})
+
+
+def test_only_matrices_decay():
+    """Without gradients, matrices shrink by 1 - rate × decay, and biases and norms stay."""
+    model = MeanColor(3)
+    with torch.no_grad():
+        model.linear.bias.fill_(2)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = optim.build_optimizer(optimizer_of(model).optimizer, model.parameters())
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, p in model.named_parameters():
+        expected = before[name] * (0.95 if name == "linear.weight" else 1)
+        torch.testing.assert_close(p.detach(), expected)
+    optimizer.set_lr(0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+
+
+def test_workers_advance_to_the_next_epoch(folder):
+    task = task_of(folder)
+    task.load_dataset("train")
+    found = []
+    for number in (1, 2):
+        iterator = task.get_batch_iterator(
+            task.dataset("train"), max_sentences=25, epoch=number, seed=1, num_workers=1
+        )
+        found += list(iterator.next_epoch_itr(shuffle=True))
+    assert same(found[1], epoch(task_of(folder), 2, size=25)[0]) and not same(*found)

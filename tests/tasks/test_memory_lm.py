@@ -206,3 +206,11 @@ def test_generate_and_interactive_give_the_same_text(trained, data_bin, text_fol
 def test_invalid_arguments(more, message, data_bin, tmp_path):
     assert_error(train_here(*flags(tmp_path / "save", data_bin), *more.split()), message)
     assert not list(tmp_path.glob("save/*.pt"))
+
+
+def test_training_resumed_between_epochs_is_identical(data_bin, tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder, epochs in ((whole, [2]), (parts, [1, 2])):
+        for last in epochs:
+            train(folder, data_bin, "--max-epoch", last, "--tokens-per-sample", 64)
+    assert_same_weights(whole, parts)

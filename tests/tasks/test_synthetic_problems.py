@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from random import Random
 from statistics import fmean
 from types import SimpleNamespace
@@ -118,3 +119,21 @@ def test_invalid_sizes(name, sizes, length, message):
     with pytest.raises(ValueError) as error:
         build_problem(name, SimpleNamespace(**SIZES | sizes), length)
     assert message in str(error.value)
+
+
+@given(st.integers(0, 10**6), st.sampled_from([Addition(3), Index(5)]))
+def test_sequences_are_consecutive_problems(seed, problem):
+    text = problem.text(Random(seed), 1000)
+    questions = text.split("?")
+    assert questions[0] == "" and all(question.endswith("#") for question in questions[1:-1])
+    assert max(map(len, questions)) + 1 <= problem.min_length
+
+
+def test_numbers_and_starts_are_uniform():
+    random, counts = Random(0), Counter()
+    for _ in range(4000):
+        question, _ = Addition(4).problem(random)
+        counts.update(map(len, re.findall(r"\d+", question)))
+    assert counts.keys() == {1, 2, 3, 4} and all(abs(n - 2000) < 200 for n in counts.values())
+    places = Counter(re.search(r"\[(\d+)", Index(5).problem(random)[0])[1] for _ in range(5000))
+    assert places.keys() == set("01234") and all(abs(n - 1000) < 130 for n in places.values())
