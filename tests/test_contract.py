@@ -194,7 +194,7 @@ MORE_KEYS = [(1, 7, True), (6, 7, False), (75, 140, True), (135, 140, False)]
 def test_more_keys_than_queries(case):
     """Queries at the last positions only have the outputs and gradients of these positions."""
     for norm, (queries, keys, padded) in itertools.product(norms(case), MORE_KEYS):
-        module, x = build(case), tokens(keys).requires_grad_()
+        module, x = build(case, limit=LONGEST), tokens(keys).requires_grad_()
         module.linear_norm = norm
         padding, w = None, tokens(queries)
         if padded:
@@ -211,7 +211,7 @@ def test_more_keys_than_queries(case):
 def test_more_keys_than_queries_with_incremental_state(case):
     """Incremental decoding also attends to positions that were given as keys but not as queries."""
     for norm in norms(case):
-        module, x, state = build(case), tokens(), {}
+        module, x, state = build(case, limit=LONGEST), tokens(), {}
         module.linear_norm = norm
         padding = torch.zeros(B, L, dtype=torch.bool)
         padding[0, 1:3] = padding[1, -1:] = True

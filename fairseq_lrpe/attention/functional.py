@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fairseq_lrpe.encodings import Context, Encoding
+from fairseq_lrpe.encodings import START, Context, Encoding
 from fairseq_lrpe.ops.position_index import PositionIndex
 
 MODULES = "use LinearAttention or SoftmaxAttention"
@@ -73,6 +73,9 @@ def attention_bias(
     _check(encoding, q, k)
     if not encoding.modifies_scores:
         raise ValueError(f"{encoding.name} does not add a bias to the scores: use apply_encoding(...)")
+    pair = q[:, :, :1], k[:, :, :1]
+    if encoding.scores(*pair, START._replace(prepared=encoding.prepare(*pair, START))) is not None:
+        raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
     at_q, at_k, last = _check_positions(encoding, q, k, positions, key_positions)
     if not q.size(2):
         return q.new_zeros(1, 1, 0, k.size(2))
@@ -88,25 +91,19 @@ def attention_bias(
 
 def _bias(encoding, q, k, index):
     context = Context(index, index)
-    context = context._replace(prepared=encoding.prepare(q, k, context))
-    if encoding.scores(q, k, context) is not None:
-        raise ValueError(f"the scores of {encoding.name} are not q·k plus a bias: {MODULES}")
-    return encoding.bias(q, k, context)
+    return encoding.bias(q, k, context._replace(prepared=encoding.prepare(q, k, context)))
 
 
 def _check(encoding, q, k):
-    changes_values = any(
-        getattr(type(encoding), name) is not getattr(Encoding, name)
-        for name in ("encode_values", "decode_output")
-    )
-    if changes_values or encoding.needs_weights or encoding.left_context is not None:
-        raise ValueError(f"{encoding.name} depends on more than queries, keys and positions: {MODULES}")
     for name, x in {"q": q, "k": k}.items():
         if x.dim() != 4 or x.size(0) != q.size(0) or x.size(1) != encoding.num_heads:
             raise ValueError(
                 f"{name} must have shape (batch, {encoding.num_heads} heads, length, width), not "
                 f"{tuple(x.shape)}"
             )
+    changes_values = encoding.encode_values(k) is not k or encoding.decode_output(q) is not q
+    if changes_values or encoding.needs_weights or encoding.left_context is not None:
+        raise ValueError(f"{encoding.name} depends on more than queries, keys and positions: {MODULES}")
 
 
 def _check_positions(encoding, q, k, positions, key_positions):

@@ -34,6 +34,10 @@ class PER(Encoding):
         heads = torch.arange(self.num_heads, dtype=torch.float64, device="cpu")
         return F.logsigmoid(3 * heads / self.num_heads + 2)
 
+    @property
+    def modifies_scores(self) -> bool:
+        return self.causal
+
     def prepare(self, q: Tensor, k: Tensor, context: Context) -> Any:
         return decayed_products(self.log_decay()[:, None], q, k) if self.causal else None
 

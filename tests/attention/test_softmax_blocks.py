@@ -46,11 +46,9 @@ def rows(monkeypatch):
     def rows(module, n):
         seen = []
 
-        def counted(q, k, v, key_padding_mask, offset, *functions):
-            seen.append((offset, q.size(2), k.size(2)))
-            return FairseqSoftmaxAttention._attend_block(
-                module, q, k, v, key_padding_mask, offset, *functions
-            )
+        def counted(q, k, v, context):
+            seen.append((context.q_offset, q.size(2), k.size(2)))
+            return FairseqSoftmaxAttention._attend_block(module, q, k, v, context)
 
         monkeypatch.setattr(module, "_attend_block", counted)
         monkeypatch.setattr(softmax, "_CAUSAL_BLOCK_SIZE", 2**40)

@@ -90,7 +90,7 @@ def test_cached_keys_include_all_reflections():
             for s in range(j + 1, 9):
                 key = matrices[s][h] @ key
             assert_same(saved.past["k"][0, h, j], key)
-    assert saved.past["k"].shape == (1, H, 9, D) and saved.context.equal(x[-2:].transpose(0, 1))
+    assert saved.past["k"].shape == (1, H, 9, D) and saved.inputs.equal(x[-2:].transpose(0, 1))
 
 
 def test_window_hides_keys_but_not_reflections():

@@ -46,10 +46,15 @@ def add_machine_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", choices=PRECISIONS, help="default: fp16 on GPUs, fp32 on the CPU")
     text = "number of machines of each run (default: %(default)s)"
     parser.add_argument("--nodes", type=min_int(1), default=1, help=text)
-    text = "folder of the runs (default: %(default)s)"
-    parser.add_argument("--results", type=abs_path, default=REPOSITORY / "results", help=text)
+    add_results_flag(parser)
     text = "print the commands without running them, as if the GPUs requested by --gpus were available"
     parser.add_argument("--dry-run", action="store_true", help=text)
+
+
+def add_results_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag --results, the folder to which runs are written."""
+    text = "folder of the runs (default: %(default)s)"
+    parser.add_argument("--results", type=abs_path, default=REPOSITORY / "results", help=text)
 
 
 def choose_launch(args: argparse.Namespace) -> Launch:

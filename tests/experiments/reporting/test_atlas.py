@@ -14,6 +14,7 @@ from tiny import run_here
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import report, results
+from fairseq_lrpe.encodings import START
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.inference import attention as inference
 from fairseq_lrpe.experiments.reporting import atlas, recording
@@ -192,7 +193,7 @@ def test_weights(cls, name):
     q, k, v = torch.randn(3, 2, 2, 9, 8, dtype=torch.float64)
     if cls is LinearAttention:
         attention.feature_map = torch.exp  # keeps sums positive, which the module would clamp
-    out, _ = attention.attend(q, k, v, None, None, 0, 0, False, None)
+    out, _ = attention.attend(q, k, v, START, None, False)
     weights = attention_weights(attention, q, k)
     assert weights.triu(1).abs().max() == 0
     positive = (weights.sum(-1) - 1).abs() < 1e-6  # other denominators are clamped
