@@ -53,6 +53,8 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     settings = read_json(folder / "run.json")
     if not settings:
         raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
+    if "kind" not in settings:
+        raise UserError(f"{folder / 'run.json'} is damaged: remove it, or restore it from a copy")
     run, kind = Run.of(settings), KINDS[settings["kind"]]
     cfg = build_config(kind, OmegaConf.create(settings["config"]))
     if settings["kind"] != "language_modeling":

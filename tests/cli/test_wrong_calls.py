@@ -46,7 +46,6 @@ OVERRIDES = [
     ("grid.train.lr=[]", "grid.train.lr: list should have at least 1 item"),
     ("starts_from=nosuch", "nosuch does not exist"),
     ("starts_from=lm/quickstart", "which is not trained: `lrpe train lm/quickstart rope --attention linear"),
-    ("evaluate.checkpoint=checkpoint_bst.pt", "the training writes checkpoint_best.pt, checkpoint_last.pt"),
     ("train.save_dir=x", "train: train.save_dir cannot be set"),
     ("grid.train.seed=[1]", "train.seed cannot be set"),
     ("-- --save-dir x", "--save-dir cannot be set"),
@@ -72,7 +71,7 @@ CALLS = [
     (
         "train",
         "lm/mini shaw --attention softmax --cpu --results {results} data={data} train.shaw_k_after=-2",
-        "train: shaw needs a k_after of at least 0, or -1 for k, not -2",
+        "fairseq-train rejects its arguments: shaw needs a k_after of at least 0, or -1 for k, not -2",
     ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
     ("table", "../lm/mini --results {results}", "unknown table '../lm/mini': `bash scripts/table.sh` lists"),
@@ -156,7 +155,7 @@ def test_usage_names_the_command(name):
     assert run_here(lrpe, name, "--help").stdout.startswith(f"usage: lrpe {name} ")
 
 
-DAMAGED = ["[]", "x", '{"kind": "language_modeling", "config": 3}']
+DAMAGED = ["[]", "x", ""]
 
 
 @pytest.mark.parametrize("content", DAMAGED)

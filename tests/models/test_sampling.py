@@ -93,7 +93,7 @@ def test_seed():
 LIMITS = [
     ("softmax_lm_nope", {"token_positions": "learned"}, "learned positions support sequences of at most 8 "),
     ("softmax_lm_nope", {"token_positions": "multiplicative"}, "at most 8 tokens, not 9"),
-    ("softmax_lm_cosformer", {"token_positions": "none"}, "8"),
+    ("softmax_lm_tupe_r", {"token_positions": "none"}, "8"),
 ]
 
 

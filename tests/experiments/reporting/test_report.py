@@ -106,7 +106,7 @@ def test_report_contains_tables_and_runs(runs):
     assert "Runs of this table: 3 finished, 1 running, 1 failed, 1 damaged." in text
     [[run, bar, updated, progress]] = shown.table("run", "updates", "last updated", "progress")
     assert run == "lm/big/linear_tmlr_type1/seed-1" and bar == "100 of 100" and updated.endswith("UTC")
-    assert progress.startswith("starting, 100 of 100 updates, ppl 90")
+    assert progress.startswith("100 of 100 updates, ppl 90")
     assert ("progress", {"max": "100", "value": "100"}) in shown.tags
     broken = {row[0]: row[1:3] for rows in shown.tables if rows[0][1] == "state" for row in rows[1:]}
     assert broken["lm/big/linear_rope/seed-2"][0].startswith("damaged: Unterminated string")

@@ -49,7 +49,16 @@ def test_fairseqs_own_model(train_translation, small_translation, tmp_path):
     assert "mt/multi30k/softmax_fairseq/" in str(run)
     assert "--arch transformer " in (run / "command.sh").read_text()
     found = OmegaConf.load(run / "evaluation.json").evaluations.test.sacrebleu
-    words = [tmp_path, "--table", "iclr_table4", "--scale", "mini", "seeds=[1]", *small_translation]
+    words = [
+        "--results",
+        tmp_path,
+        "--table",
+        "iclr_table4",
+        "--scale",
+        "mini",
+        "seeds=[1]",
+        *small_translation,
+    ]
     shown = run_here(results_command.main, *words)
     assert shown.returncode == 0, shown.stderr
     row = next(line for line in shown.stdout.splitlines() if line.startswith("| softmax | fairseq |"))
