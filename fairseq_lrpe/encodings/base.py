@@ -131,6 +131,14 @@ class Encoding(Float32Parameters):
         self.scale = head_dim**-0.5
         """Factor of q·k in softmax attention; a bias is not multiplied by it."""
 
+    def __call__(
+        self, q: Tensor, k: Tensor, context: Context | int = START, k_offset: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Calls :meth:`forward`; the offsets of q and k may be given instead of a context."""
+        if not isinstance(context, Context):
+            context = Context(context, k_offset)
+        return super().__call__(q, k, context)
+
     def log_decay(self, context: Context = START) -> Tensor | None:
         """Returns the logarithm of the decay, at most 0, or None for no decay; -inf is the decay 0.
 

@@ -6,6 +6,7 @@ import torch
 from fairseq_lrpe.encodings import (
     ENCODINGS,
     START,
+    Context,
     Encoding,
     build_encoding,
     encoding_options,
@@ -63,3 +64,11 @@ def test_every_option_needs_a_help_text(registry, option_help):
     with pytest.raises(TypeError, match=r"Scaled.*'factor'"):
         register_encoding("scaled", **option_help)(Scaled)
     assert "scaled" not in registry
+
+
+def test_offsets_may_be_given_instead_of_a_context():
+    q, k = torch.randn(2, 1, 2, 3, 6)
+    encoding = build_encoding("rope", **SHARED)
+    for found, expected in zip(encoding(q, k, 7, 4), encoding(q, k, Context(7, 4)), strict=True):
+        assert found.equal(expected)
+    assert not encoding(q, k, 7, 4)[0].equal(encoding(q, k)[0])
