@@ -71,8 +71,12 @@ def in_class_folders(folder: Path, source: Path) -> ImageFiles:
         elif split == "test":
             unlabelled.append(name)
         else:
-            raise ValueError(f"{source} has {split} images without class folders, such as {name}: move them")
-    if "valid" not in found:
+            advice = f"move them to {place}/CLASS"
+            raise ValueError(f"{source} has {split} images without class folders, such as {name}: {advice}")
+    if "valid" in found:
+        count = f"{len(found['valid']):,} in {places['valid']}"
+        print(f"validation images: {count}; no training images are held out")
+    else:
         check_no_validation(folder / places["train"], source, outside)
     report_ignored(outside, "images outside of train, valid and test")
     report_ignored(unlabelled, "test images without class folders")
