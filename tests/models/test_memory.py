@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pairwise_scores import all_scores
 from tensors import assert_same
 from tiny_models import ONE_PER_ENCODING, architectures, build_model, dictionary_of
 
@@ -215,9 +216,9 @@ def test_clamp_length(name):
         parameter.normal_()
     x = torch.randn(1, 2, 1, 4, dtype=torch.float64).expand(1, 2, 20, 4)
     offset = 10
-    free = encoding.bias(x[:, :, :10], x, offset)
+    free = all_scores(encoding, x[:, :, :10], x, offset)
     encoding.clamp_length = 6
-    clamped = encoding.bias(x[:, :, :10], x, offset)
+    clamped = all_scores(encoding, x[:, :, :10], x, offset)
     for i in range(10):
         far = i + offset - 6
         assert_same(clamped[..., i, far : i + offset + 1], free[..., i, far : i + offset + 1])
