@@ -103,9 +103,7 @@ class Scheduler:
         self.order = TopologicalSorter(self.needs)
         self.ready, self.in_use, self.errors = [], set(), []
         self.running: dict[Future, tuple[Run, int]] = {}
-        self.failed: dict[
-            Run, Run
-        ] = {}  # {run: the failed run because of which it failed or was not started}
+        self.failed: dict[Run, Run] = {}  # {run that failed or was not started: the run that failed}
         self.stop = threading.Event()
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self.display = Progress(*columns, console=Console(highlight=False, markup=False, soft_wrap=True))
@@ -170,7 +168,7 @@ class Scheduler:
                 self.ready.append(run)
 
     def finish(self, run: Run, error: str | None = None, cause: Run | None = None) -> None:
-        """Marks a run as done; with an error, the runs that need it are not started because of ``cause``."""
+        """Marks a run as done; after an error, those that need it are not started. ``cause`` failed first."""
         if error is None:
             self.display.console.print(f"finished {run}")
         else:
