@@ -235,15 +235,15 @@ def test_plain_module_matches_fairseq_adapter(case):
     plain.load_state_dict(adapter.state_dict())
     padding = torch.zeros(B, L, dtype=torch.bool)
     padding[1, 6:] = padding[2, :2] = True
-    adapter.memory, leaves = memory, [x.requires_grad_(), *adapter.encoding.parameters()]
+    leaves = [x.requires_grad_(), *adapter.encoding.parameters()]
     outputs = (
-        adapter(x, key_padding_mask=padding)[0],
+        adapter(x, key_padding_mask=padding, memory=memory)[0],
         plain(x.transpose(0, 1), memory=memory.transpose(0, 1), key_padding_mask=padding).transpose(0, 1),
     )
     assert_same(*(with_gradients(out[~padding.T], leaves) for out in outputs))
     if not case.causal:
         return
-    adapter.memory, incremental_state, state = None, {}, None
+    incremental_state, state = {}, None
     for part in x.detach().split([4, 1, 4]):
         expected, _ = adapter(part, incremental_state=incremental_state)
         out, state = plain(part.transpose(0, 1), state=state, return_state=True)

@@ -4,11 +4,13 @@ Only this module uses fairseq's conventions: inputs are (L, B, E), and all layer
 incremental state.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
 from fairseq.incremental_decoding_utils import FairseqIncrementalState
-from torch import Tensor
+from torch import Tensor, nn
 
 from fairseq_lrpe.attention.base import AttentionState, SelfAttention
 from fairseq_lrpe.attention.linear import LinearAttention
@@ -52,27 +54,6 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
 
     time_dim = 0
 
-    prefix_state: dict | None = None
-    """Incremental state to use if the caller passes none; set by the decoder while it reads a prefix."""
-
-    memory: Tensor | None = None
-    """Inputs (M, B, E) of earlier positions, which are additional keys; set by the decoder layer."""
-
-    keys: Tensor | None = None
-    """Inputs (L, B, E) of keys and values if they differ from those of queries; set by the encoder layer."""
-
-    carry_state = False
-    """Whether the next call continues from the state of this call, with positions that restart at 0."""
-
-    carried_state: AttentionState | None = None
-    """State after the last call with ``carry_state``, from which the next call continues."""
-
-    position_embeddings: Tensor | None = None
-    """Term (L, B, E) that is added to the inputs of the next call; set by the model before each call."""
-
-    position_index: PositionIndex | None = None
-    """Positions of the tokens if they are not consecutive; only for bidirectional attention."""
-
     segment_length = 0
     """Number of positions in a segment during decoding; 0 means that the text is not split into segments."""
 
@@ -86,9 +67,17 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
         value: Tensor | None = None,
         key_padding_mask: Tensor | None = None,
         incremental_state: dict | None = None,
+        *,
+        keys: Tensor | None = None,
+        memory: Tensor | None = None,
+        position_index: PositionIndex | None = None,
+        state: AttentionState | None = None,
+        return_state: bool = False,
         **_,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, AttentionState | None]:
         """Computes self-attention with the call signature of fairseq's attention.
+
+        fairseq's layers do not pass the keyword-only arguments; :func:`with_arguments` adds them.
 
         Args:
             query: inputs (Lq, B, E).
@@ -98,24 +87,27 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
             key_padding_mask: (B, Lk), True at padding.
             incremental_state: fairseq's decoding state. The positions of this call follow those of earlier
                 calls with the same state.
+            keys: inputs (L, B, E) of keys and values if they differ from those of queries.
+            memory: inputs (M, B, E) at earlier positions, which are additional keys.
+            position_index: positions of the tokens if they are not consecutive; only for bidirectional
+                attention.
+            state: the state that the previous call returned, if there is no incremental state.
+            return_state: whether to return the state for the next call, if there is no incremental state.
             **_: fairseq's other arguments, which are ignored. ``attn_mask`` is not needed, because the
                 encoding determines whether attention is causal.
 
         Returns:
-            The output (Lq, B, E), and None in place of the attention weights that fairseq's module returns.
+            The output (Lq, B, E), and in place of fairseq's attention weights the state or None.
 
         Raises:
             ValueError: if there are fewer keys than queries.
         """
-        if self.position_embeddings is not None:
-            query, self.position_embeddings = query + self.position_embeddings.to(query.dtype), None
-        if incremental_state is None:
-            incremental_state = self.prefix_state
-        saved = self._get_input_buffer(incremental_state) or DecodingState(self.carried_state)
+        saved = self._get_input_buffer(incremental_state) or DecodingState(state)
         if 0 < self.segment_length == saved.segment_position:
             saved = self._next_segment(saved)
         state, position, inputs = saved
-        memory = inputs.transpose(0, 1) if state is None and inputs is not None else self.memory
+        if state is None and inputs is not None:
+            memory = inputs.transpose(0, 1)
         if key is not None and len(key) != len(query):
             earlier = len(key) - len(query)
             if earlier < 0:
@@ -123,24 +115,20 @@ class FairseqSelfAttention(FairseqIncrementalState, SelfAttention):
                     f"expected at least as many keys as queries, got {len(key)} and {len(query)}"
                 )
             memory = key[:earlier] if memory is None else torch.cat([memory, key[:earlier]])
-        return_state = incremental_state is not None or self.carry_state
-        out = super().forward(
+        result = super().forward(
             query,
-            keys=self.keys,
+            keys=keys,
             memory=memory,
             key_padding_mask=key_padding_mask,
             state=state,
-            return_state=return_state,
-            position_index=self.position_index,
+            return_state=return_state or incremental_state is not None,
+            position_index=position_index,
         )
-        if not return_state:
-            return out, None
-        out, state = out
-        if self.carry_state:
-            self.carried_state = self.restart_positions(state)
-        else:
-            saved = DecodingState(state, position + len(query), self._append_inputs(inputs, query))
-            self.set_incremental_state(incremental_state, "attention", saved)
+        if incremental_state is None:
+            return result if return_state else (result, None)
+        out, state = result
+        saved = DecodingState(state, position + len(query), self._append_inputs(inputs, query))
+        self.set_incremental_state(incremental_state, "attention", saved)
         return out, None
 
     def split_heads(self, x: Tensor) -> Tensor:
@@ -185,6 +173,21 @@ class FairseqLinearAttention(FairseqSelfAttention, LinearAttention):
 
 class FairseqSoftmaxAttention(FairseqSelfAttention, SoftmaxAttention):
     """:class:`SoftmaxAttention` with the interface of fairseq's attention."""
+
+
+@contextmanager
+def with_arguments(*modules: nn.Module, **arguments) -> Iterator[None]:
+    """Adds keyword arguments to all calls of ``modules``, for calls from fairseq's code."""
+
+    def add(_, args, kwargs):
+        return args, kwargs | arguments
+
+    hooks = [module.register_forward_pre_hook(add, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def build_attention(

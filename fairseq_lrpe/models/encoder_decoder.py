@@ -14,7 +14,7 @@ from fairseq.modules.transformer_layer import TransformerDecoderLayerBase, Trans
 from fairseq.utils import make_positions
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention, build_attention
+from fairseq_lrpe.attention.fairseq_adapter import FairseqSelfAttention, build_attention, with_arguments
 from fairseq_lrpe.config import part_config
 from fairseq_lrpe.models.fingerprint import MethodFingerprint
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -65,36 +65,29 @@ class EncoderLayer(CustomAttentionLayer, TransformerEncoderLayerBase):
 
     def forward(self, x, encoder_padding_mask, attn_mask=None, keys=None):
         """Encodes x (L, B, E) like fairseq; keys and values are those of ``keys`` (L, B, E) if given."""
-        if keys is not None:
-            keys = self.self_attn_layer_norm(keys) if self.normalize_before else keys
-        self.self_attn.keys = keys
-        try:
+        if keys is None:
             return super().forward(x, encoder_padding_mask, attn_mask)
-        finally:
-            self.self_attn.keys = None
+        keys = self.self_attn_layer_norm(keys) if self.normalize_before else keys
+        with with_arguments(self.self_attn, keys=keys):
+            return super().forward(x, encoder_padding_mask, attn_mask)
 
 
 class DecoderLayer(CustomAttentionLayer, TransformerDecoderLayerBase):
     """fairseq's decoder layer with this plugin's self-attention and an optional memory.
 
     Attributes:
-        memory: inputs (M, B, E) of this layer at previous positions, which are additional keys, or None.
-        keep_inputs: whether to save the inputs of each call as ``inputs``.
+        memory: the memory of the layer while it processes a segment (:mod:`fairseq_lrpe.models.memory`).
     """
 
-    memory = inputs = None
-    keep_inputs = False
+    memory = None
 
     def forward(self, x, *args, **kwargs):
-        if self.keep_inputs:
-            self.inputs = x
-        if self.memory is not None:
-            norm = self.self_attn_layer_norm if self.normalize_before else nn.Identity()
-            self.self_attn.memory = norm(self.memory)
-        try:
+        if self.memory is None:
             return super().forward(x, *args, **kwargs)
-        finally:
-            self.self_attn.memory = None
+        with with_arguments(self.self_attn, **self.memory.arguments(self)):
+            out, state, *rest = super().forward(x, *args, **kwargs)
+        self.memory.update(self, x, state)
+        return out, None, *rest
 
 
 class CustomLayers:
@@ -217,17 +210,15 @@ class Decoder(CustomLayers, TransformerDecoderBase):
         # Only attention and token positions receive the state, because with a state fairseq would process
         # only the last token.
         attentions = self_attentions(self)
-        stateful = [*attentions, *(x for x in self.modules() if isinstance(x, TokenPositions))]
-        for module in stateful:
-            module.prefix_state = incremental_state
-        try:
-            segments = tokens.split(attentions[0].segment_length or tokens.size(1), dim=1)
+        positions = [x for x in self.modules() if isinstance(x, TokenPositions)]
+        segments = tokens.split(attentions[0].segment_length or tokens.size(1), dim=1)
+        with (
+            with_arguments(*attentions, incremental_state=incremental_state),
+            with_arguments(*positions, prefix_state=incremental_state),
+        ):
             for part in segments:
                 features, extra = extract(part, encoder_out, None, *rest, **kwargs)
-            return features[:, -1:], extra
-        finally:
-            for module in stateful:
-                module.prefix_state = None
+        return features[:, -1:], extra
 
     def forward(self, prev_output_tokens, *args, segment=None, **kwargs):
         """Decodes like fairseq; a ``segment`` of a text also attends to the memory of previous segments."""
@@ -304,26 +295,29 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
 
     If the position embedding is not additive (see ``AbsolutePosition.additive``), this module also computes
     the scaled embeddings x, and returns the difference between x with positions and x. Positions in
-    ``every_layer`` are passed to the ``attentions`` of the layers, and 0 is returned.
+    ``every_layer`` are added to the inputs of the ``attentions`` of the layers instead, and 0 is returned.
     """
 
     max_positions = int(1e5)
-
-    prefix_state: dict | None = None
-    """Incremental state to use if the caller passes none; set by the decoder while it reads a prefix."""
 
     def __init__(self, position, embed_tokens, scale, attentions):
         super().__init__()
         self.position = position
         self.embed_tokens = embed_tokens
         self.scale = scale
-        self.attentions = attentions  # in a list, which does not make them submodules
+        if position.every_layer:
+            for layer, attention in enumerate(attentions):
+                attention.register_forward_pre_hook(partial(self._add_part, layer), with_kwargs=True)
+        self.parts = [None] * len(attentions)
 
-    def forward(self, tokens, incremental_state=None):
-        """Returns the term to add (B, L, E) for tokens (B, L), or (B, 1, E) for the last one in decoding."""
+    def forward(self, tokens, incremental_state=None, prefix_state=None):
+        """Returns the term to add (B, L, E) for tokens (B, L), or (B, 1, E) for the last one in decoding.
+
+        With a ``prefix_state``, tokens are the first ones, and the incremental state of the next call.
+        """
         positions = make_positions(tokens, self.position.padding_idx) - self.position.padding_idx - 1
         if incremental_state is None:
-            return self._offsets(tokens, positions, self.prefix_state)
+            return self._offsets(tokens, positions, prefix_state)
         # fairseq passes all previous tokens, too.
         last = 1 if self.position.left_context == math.inf else self.position.left_context + 1
         return self._offsets(tokens[:, -last:], positions[:, -last:], incremental_state)[:, -1:]
@@ -332,7 +326,10 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
         if self.position.additive:
             like = next(self.parameters())
             p = self.position(like.new_zeros(*tokens.shape, self.position.width), positions, tokens)
-            return self._pass_to_layers(p) if self.position.every_layer else p
+            if self.position.every_layer:
+                self.parts = list(p.transpose(0, 1).chunk(len(self.parts), dim=-1))
+                return p.new_zeros(1, 1, 1)
+            return p
         x = self.scale * self.embed_tokens(tokens)
         if incremental_state is None or self.position.left_context != math.inf:
             return self.position(x, positions, tokens) - x
@@ -341,11 +338,10 @@ class TokenPositions(FairseqIncrementalState, nn.Module):
         self.set_incremental_state(incremental_state, "position", state)
         return out - x
 
-    def _pass_to_layers(self, p):
-        parts = p.transpose(0, 1).chunk(len(self.attentions), dim=-1)
-        for attention, part in zip(self.attentions, parts, strict=True):
-            attention.position_embeddings = part
-        return p.new_zeros(1, 1, 1)
+    def _add_part(self, layer, _, args, kwargs):
+        part, self.parts[layer] = self.parts[layer], None
+        query = kwargs["query"]
+        return args, kwargs | {"query": query + part.to(query.dtype)}
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:
         """Replaces batch row i of the state by row ``new_order[i]``, for beam search."""

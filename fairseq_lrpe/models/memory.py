@@ -1,14 +1,15 @@
 """Memory of previous segments in decoders, for the task ``memory_lm`` (Dai et al. 2019)."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
+from fairseq_lrpe.attention import AttentionState, LinearAttention, SelfAttention, SoftmaxAttention
 from fairseq_lrpe.config import recomputes_activations
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.tasks.memory_lm import Segment
@@ -16,22 +17,57 @@ from fairseq_lrpe.tasks.memory_lm import Segment
 logger = logging.getLogger(__name__)
 
 
+class InputMemory:
+    """Memory of a layer: the last ``length`` of its inputs in previous segments, without their gradients."""
+
+    def __init__(self, length: int):
+        self.length, self.inputs = length, None
+
+    def arguments(self, layer: nn.Module) -> dict:
+        """Returns the arguments by which the layer's attention uses the memory."""
+        if self.inputs is None:
+            return {}
+        return {"memory": layer.self_attn_layer_norm(self.inputs) if layer.normalize_before else self.inputs}
+
+    def update(self, layer: nn.Module, x: Tensor, state: AttentionState | None) -> None:
+        """Includes a segment in the memory, with the layer's inputs x (L, B, E) and its attention's state."""
+        x = x if self.inputs is None else torch.cat([self.inputs, x])
+        self.inputs = x[-self.length :].detach()
+
+
+class StateMemory:
+    """Memory of a layer: the running sums of its linear attention over all previous segments.
+
+    Its size is constant. Each segment starts at position 0. The sums are shifted by the segment's length
+    afterwards, so that positions do not grow without bound.
+    """
+
+    state = None
+
+    def arguments(self, layer):
+        return {"state": self.state, "return_state": True}
+
+    def update(self, layer, x, state):
+        state = layer.self_attn.restart_positions(state)
+        self.state = tree_map_only(torch.Tensor, torch.Tensor.detach, state)
+
+
 class Memory:
-    """Memory of the last ``length`` inputs of each layer in previous segments, without their gradients.
+    """Memories of all layers, which are created by ``new_memory``.
 
     A text is split into streams that are processed in parallel. Each batch of streams has its own memory,
     separately in training and for each evaluated split. A memory starts empty, and is discarded if it does
     not end with the preceding segment.
     """
 
-    def __init__(self, layers: list[nn.Module], length: int = 0):
-        self.layers, self.length = layers, length
+    def __init__(self, layers: list[nn.Module], new_memory: Callable[[], InputMemory | StateMemory]):
+        self.layers, self.new_memory = layers, new_memory
         self.saved = {}
         """{(training, split, first stream, number of streams): (last segment, memory of each layer)}"""
 
     @contextmanager
     def attached(self, segment: Segment, streams: int, training: bool) -> Iterator[None]:
-        """Attaches the memory to the layers while they process a segment, and saves the updated memory.
+        """Attaches the memory to the layers, which update it while they process a segment, and saves it.
 
         ``streams`` is the number of streams in the batch.
         """
@@ -40,47 +76,17 @@ class Memory:
         key = (training, segment.split, segment.stream, streams)
         number, memories = self.saved.pop(key, (None, None))
         if number != segment.number - 1 or memories is None:
-            memories = [None] * len(self.layers)
+            memories = [self.new_memory() for _ in self.layers]
             if training and segment.number:
                 logger.info("the memory starts empty at segment %d", segment.number)
         for layer, memory in zip(self.layers, memories, strict=True):
-            self.attach(layer, memory)
+            layer.memory = memory
         try:
             yield
-            self.saved[key] = segment.number, [self.updated(layer) for layer in self.layers]
+            self.saved[key] = segment.number, memories
         finally:
             for layer in self.layers:
-                self.detach(layer)
-
-    def attach(self, layer: nn.Module, memory: object) -> None:
-        """Sets the memory of a layer, where None is an empty memory."""
-        layer.memory, layer.keep_inputs = memory, True
-
-    def updated(self, layer: nn.Module) -> object:
-        """Returns the memory of a layer after a segment."""
-        parts = [x for x in (layer.memory, layer.inputs) if x is not None]
-        return torch.cat(parts)[-self.length :].detach()
-
-    def detach(self, layer: nn.Module) -> None:
-        """Removes the memory of a layer."""
-        layer.memory, layer.inputs, layer.keep_inputs = None, None, False
-
-
-class StateMemory(Memory):
-    """Memory that provides each layer of linear attention with the running sums over all previous segments.
-
-    Its size is constant. Each segment starts at position 0. The sums are shifted by the segment's length
-    afterwards, so that positions do not grow without bound.
-    """
-
-    def attach(self, layer, memory):
-        layer.self_attn.carry_state, layer.self_attn.carried_state = True, memory
-
-    def updated(self, layer):
-        return tree_map_only(torch.Tensor, torch.Tensor.detach, layer.self_attn.carried_state)
-
-    def detach(self, layer):
-        layer.self_attn.carry_state, layer.self_attn.carried_state = False, None
+                layer.memory = None
 
 
 def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
@@ -96,7 +102,7 @@ def build_memory(decoder: nn.Module, cfg, task) -> Memory | None:
             attention.memory_length = task.memory_length
         if task.same_length:
             attention.window = task.memory_length
-    return StateMemory(decoder.layers) if state else Memory(decoder.layers, task.memory_length)
+    return Memory(decoder.layers, StateMemory if state else partial(InputMemory, task.memory_length))
 
 
 def check_memory(attention: SelfAttention, cfg, task) -> None:

@@ -9,7 +9,7 @@ from fairseq.models import BaseFairseqModel
 from fairseq.models.transformer import TransformerConfig
 from torch import Tensor, nn
 
-from fairseq_lrpe.attention.fairseq_adapter import build_attention
+from fairseq_lrpe.attention.fairseq_adapter import build_attention, with_arguments
 from fairseq_lrpe.config import LayerConfig, check_part, check_range, flag, with_defaults
 from fairseq_lrpe.encodings import ENCODINGS, check_choice
 from fairseq_lrpe.models.encoder_decoder import EncoderLayer
@@ -137,10 +137,10 @@ class ViTModel(BaseFairseqModel):
         x = self.patches(patches.permute(2, 4, 0, 3, 5, 1).flatten(3).flatten(0, 1))  # (N, B, E)
         if self.positions is not None:
             x = x + self.positions[: len(x), None]
-        positions = self.position_index(x.device)
-        for layer in self.layers:
-            layer.self_attn.position_index = positions
-            x = layer(x, None)
+        attentions = [layer.self_attn for layer in self.layers]
+        with with_arguments(*attentions, position_index=self.position_index(x.device)):
+            for layer in self.layers:
+                x = layer(x, None)
         return self.head(self.norm(x.mean(0)))
 
     def position_index(self, device: torch.device) -> PositionIndex | None:

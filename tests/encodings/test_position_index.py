@@ -69,7 +69,6 @@ def test_softmax_attention_with_position_index(name, options):
     encoding, positions = build(name, options), diagonal_position_index(ROWS, COLUMNS)
     attention = FairseqSoftmaxAttention(encoding).double().eval()
     x = randn(ROWS * COLUMNS, 2, HEADS * WIDTH).requires_grad_()
-    attention.position_index = positions
     q, k, v = heads(attention, x)
     weights = scores_of_single_pairs(encoding, q, k, positions).softmax(-1)
     s = positions.query_positions.tolist()
@@ -86,7 +85,9 @@ def test_softmax_attention_with_position_index(name, options):
         rows.append(encoding.decode_output(o[:, :, i : i + 1], Context(at), of_query))
     o = torch.cat(rows, dim=2)
     expected, leaves = attention.out_proj(attention.merge_heads(o)), [x, *encoding.parameters()]
-    assert_same(with_gradients(attention(x)[0], leaves), with_gradients(expected, leaves))
+    assert_same(
+        with_gradients(attention(x, position_index=positions)[0], leaves), with_gradients(expected, leaves)
+    )
 
 
 LINEAR = [(name, "content") for name, cls in ENCODINGS.items() if cls.decomposable and cls.bidirectional]
@@ -98,7 +99,6 @@ def test_linear_attention_with_position_index(name, norm):
     encoding, positions = build(name, {}), diagonal_position_index(ROWS, COLUMNS)
     attention = FairseqLinearAttention(encoding, linear_norm=norm).double().eval()
     x = randn(ROWS * COLUMNS, 2, HEADS * WIDTH)
-    attention.position_index = positions
     q, k, v = heads(attention, x)
     q, k = attention.feature_map(q), attention.feature_map(k)
     rows = [slice(COLUMNS * r, COLUMNS * (r + 1)) for r in range(ROWS)]
@@ -116,17 +116,17 @@ def test_linear_attention_with_position_index(name, norm):
         o = attention._normalize(o)
     if norm == "content":
         o = o / (q @ k.mT).sum(-1, keepdim=True)
-    assert_same(attention(x)[0], attention.out_proj(attention.merge_heads(o)))
+    assert_same(attention(x, position_index=positions)[0], attention.out_proj(attention.merge_heads(o)))
 
 
 def test_long_biases_in_blocks(monkeypatch):
     """Above 1,024 tokens, with gradients."""
     attention = FairseqSoftmaxAttention(build("xl", {})).double()
-    attention.position_index = diagonal_position_index(33, 33)
+    positions = diagonal_position_index(33, 33)
     x = randn(33 * 33, 1, HEADS * WIDTH).requires_grad_()
-    blocks = with_gradients(attention(x)[0], [x])
+    blocks = with_gradients(attention(x, position_index=positions)[0], [x])
     monkeypatch.setattr("fairseq_lrpe.attention.softmax._MAX_BIAS_ELEMENTS", 2**30)
-    assert_same(blocks, with_gradients(attention(x)[0], [x]))
+    assert_same(blocks, with_gradients(attention(x, position_index=positions)[0], [x]))
 
 
 def test_arbitrary_positions():

@@ -112,7 +112,7 @@ def reference(decoder, tokens, length):
         x, inputs = decoder.embed_scale * decoder.embed_tokens(part).transpose(0, 1), []
         for layer, before in zip(decoder.layers, memory, strict=True):
             keys = x if before is None else torch.cat([before, x])
-            inputs.append(keys.detach()[-decoder.memory.length :])
+            inputs.append(keys.detach()[-layer.self_attn.memory_length :])
             norm = layer.self_attn_layer_norm
             x = x + layer.self_attn(norm(x), norm(keys))[0]
             x = x + layer.fc2(torch.relu(layer.fc1(layer.final_layer_norm(x))))
@@ -142,13 +142,12 @@ def test_gradients_with_running_sums(arch):
     """Gradients of tokens and parameters equal finite differences; previous sums are constant."""
     attention = build(arch, memory="state").layers[0].self_attn
     first, x = torch.randn(2, 3, 2, 32, dtype=torch.float64)
-    attention.carry_state = True
-    attention(first)
-    before, leaves = attention.carried_state, [x.requires_grad_(), *attention.parameters()]
+    with torch.no_grad():
+        before = attention.restart_positions(attention(first, return_state=True)[1])
+    leaves = [x.requires_grad_(), *attention.parameters()]
 
     def read(*_):
-        attention.carried_state = before
-        return attention(x)[0]
+        return attention(x, state=before)[0]
 
     assert torch.autograd.gradcheck(read, leaves, fast_mode=True)
 
@@ -195,9 +194,7 @@ def test_same_length():
     decoder, tokens, memory = build("softmax_lm_xl", memory_length=6, same_length=True), words(), 6
     attention = decoder.layers[0].self_attn
     x = torch.randn(12, 2, 32, dtype=torch.float64)
-    attention.memory, last = x[:7], x[7:]
-    found = attention(last)[0]
-    attention.memory = None
+    found = attention(x[7:], memory=x[:7])[0]
     for i in range(5):
         seen = x[7 + i + 1 - memory : 7 + i + 1]
         assert_same(found[i : i + 1], attention(seen[-1:], seen)[0])
