@@ -13,7 +13,7 @@ import torch
 from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
+from fairseq_lrpe.ops.linear_attention.fla import fla_missing_requirement
 
 DEVICE = "cuda"
 pytestmark = [

@@ -19,7 +19,7 @@ from rich.progress import track
 from fairseq_lrpe.benchmarks import measurement
 from fairseq_lrpe.benchmarks.measurement import DTYPES, interleave, peak_memory, print_table, seconds
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
+from fairseq_lrpe.ops.linear_attention.fla import fla_missing_requirement
 from fairseq_lrpe.utils.cli import image_path, min_int, new_parser
 from fairseq_lrpe.utils.files import save_figure
 

@@ -10,7 +10,7 @@ from fairseq_lrpe.encodings.cope import CoPE
 from fairseq_lrpe.encodings.liere import _MatrixExponential
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.ops.autograd import apply
-from fairseq_lrpe.ops.linear_attention.triton import _FirstOrder
+from fairseq_lrpe.ops.linear_attention.fla import _FirstOrder
 from fairseq_lrpe.ops.permutation import permute_features
 from fairseq_lrpe.ops.relative import relative_shift
 from fairseq_lrpe.ops.rotation import complex_features

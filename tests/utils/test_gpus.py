@@ -2,6 +2,7 @@
 
 import sys
 from argparse import Namespace
+from importlib import import_module
 
 import pytest
 import tiny
@@ -11,8 +12,9 @@ from fairseq import options
 from fairseq_lrpe.attention.fairseq_adapter import FairseqLinearAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.models import argument_validation
-from fairseq_lrpe.ops.linear_attention import triton
 from fairseq_lrpe.utils.gpus import check_architectures, gpus_here
+
+FLA = import_module("fairseq_lrpe.ops.linear_attention.fla")
 
 DEFAULT = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]  # torch 2.13's wheels
 CU126 = ["sm_50", "sm_60", "sm_70", "sm_75", "sm_80", "sm_86", "sm_90"]
@@ -66,9 +68,9 @@ def test_bf16_needs_gpus_that_support_it(monkeypatch):
 
 @pytest.fixture
 def no_cache():
-    triton.fla_missing_requirement.cache_clear()
+    FLA.fla_missing_requirement.cache_clear()
     yield
-    triton.fla_missing_requirement.cache_clear()
+    FLA.fla_missing_requirement.cache_clear()
 
 
 @pytest.mark.parametrize("capability, installed, missing", [
@@ -80,9 +82,9 @@ def no_cache():
 ])  # fmt: skip
 def test_gpus_with_kernels(capability, installed, missing, monkeypatch, no_cache):
     tiny.pretend_gpus(monkeypatch, {"card": capability}, DEFAULT)
-    monkeypatch.setattr(triton, "find_spec", lambda name: installed or None)
-    assert triton.fla_missing_requirement(torch.device("cuda", 0)) == missing
-    assert triton.fla_missing_requirement(torch.device("cpu")) == "a CUDA GPU (the device is cpu)"
+    monkeypatch.setattr(FLA, "find_spec", lambda name: installed or None)
+    assert FLA.fla_missing_requirement(torch.device("cuda", 0)) == missing
+    assert FLA.fla_missing_requirement(torch.device("cpu")) == "a CUDA GPU (the device is cpu)"
 
 
 def test_a_model_trained_with_kernels_runs_without_them():

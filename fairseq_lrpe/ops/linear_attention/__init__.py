@@ -11,9 +11,9 @@ from torch import Tensor
 
 from fairseq_lrpe.ops.decay import finite_log_decay
 from fairseq_lrpe.ops.linear_attention.chunk import chunk
+from fairseq_lrpe.ops.linear_attention.fla import fla, fla_supports
 from fairseq_lrpe.ops.linear_attention.reference import reference
 from fairseq_lrpe.ops.linear_attention.state import Arguments, LinearState, update_state
-from fairseq_lrpe.ops.linear_attention.triton import fla, fla_supports
 
 __all__ = ["LinearState", "linear_attention"]
 

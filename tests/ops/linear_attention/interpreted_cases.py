@@ -6,6 +6,7 @@ when it is imported.
 
 import copy
 import os
+from importlib import import_module
 
 import pytest
 import torch
@@ -17,7 +18,8 @@ from fairseq_lrpe.attention import LinearAttention
 from fairseq_lrpe.encodings import build_encoding
 from fairseq_lrpe.models import argument_validation
 from fairseq_lrpe.ops import linear_attention
-from fairseq_lrpe.ops.linear_attention import triton
+
+FLA = import_module("fairseq_lrpe.ops.linear_attention.fla")
 
 assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreter.py, which sets TRITON_INTERPRET=1"
 
@@ -46,7 +48,7 @@ def launched(monkeypatch):
         return self.fn.run(*args, **kwargs, **self.configs[0].all_kwargs())
 
     monkeypatch.setattr(Autotuner, "run", run)
-    for module in (triton, argument_validation):
+    for module in (FLA, argument_validation):
         monkeypatch.setattr(module, "fla_missing_requirement", lambda device: None)
     return names
 
