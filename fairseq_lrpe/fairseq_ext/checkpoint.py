@@ -5,7 +5,6 @@ scalars, which are metrics, and argparse.Namespace, which contains the flags of 
 """
 
 import argparse
-import pickle
 import zipfile
 from pathlib import Path
 
@@ -18,14 +17,10 @@ torch.serialization.add_safe_globals(
 
 
 def read_checkpoint(path: Path, remedy: str) -> dict:
-    """Reads a checkpoint of fairseq.
+    """Returns the content of a checkpoint of fairseq, with memory-mapped tensors.
 
-    Args:
-        path: the checkpoint file.
-        remedy: suggested fix that ends the error message if the file does not exist.
-
-    Returns:
-        The checkpoint with memory-mapped tensors, and with ``cfg.model`` and ``cfg.task`` as dicts.
+    ``cfg.model`` and ``cfg.task`` are dicts. ``remedy`` is the suggested fix that ends the error message if
+    the file does not exist.
 
     Raises:
         ValueError: if the file does not exist, is truncated or is not a checkpoint of fairseq.
@@ -51,18 +46,11 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
                 settings = {"_name": getattr(settings, "arch", None), **vars(settings)}
             state["cfg"][part] = dict(settings)
     except Exception as error:  # torch raises many types
-        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({_reason(error)})") from None
+        # torch's advice before and after the cause is to load the file unsafely.
+        lines = str(error).rpartition("WeightsUnpickler error: ")[2].strip().splitlines()
+        reason = lines[0].partition(". ")[0] if lines else "it is incomplete"  # EOFError has no message
+        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({reason})") from None
     return state
-
-
-def _reason(error):
-    """Returns the cause of an error as one sentence, without torch's advice."""
-    cause = str(error)
-    if isinstance(error, pickle.UnpicklingError):  # the message starts with advice to load the file unsafely
-        cause = cause.partition("WeightsUnpickler error: ")[2]
-        if not cause.startswith("Unsupported global"):  # the name of a type that could execute code
-            return "it is damaged, or torch.save did not write it"
-    return cause.partition("\n")[0].partition(". ")[0] or "it is incomplete"  # EOFError has no message
 
 
 def _load(path):

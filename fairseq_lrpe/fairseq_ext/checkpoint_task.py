@@ -14,7 +14,6 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.tasks import FAMILIES
-from fairseq_lrpe.tasks.memory_lm import replaced_settings
 
 
 def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
@@ -74,7 +73,7 @@ def _restore_settings(parser, words, args, tasks):
     for task in tasks:
         names = flags & task.keys() - explicit.keys()
         if args.task == "memory_lm":
-            names -= replaced_settings(task, explicit)
+            names -= _replaced_settings(task, explicit)
         restored.append({name: task[name] for name in names})
     for name in sorted(flags):
         if any(settings.get(name) != restored[0].get(name) for settings in restored):
@@ -83,3 +82,12 @@ def _restore_settings(parser, words, args, tasks):
     if "sample_break_mode" in restored[0] and args.task == "memory_lm" and hasattr(args, "beam"):
         restored[0]["sample_break_mode"] = "eos"  # the only mode in which it can generate
     parser.set_defaults(**restored[0])
+
+
+def _replaced_settings(saved, explicit):
+    """Returns the names of a checkpoint's memory settings that do not apply because of explicit flags."""
+    if explicit.get("memory", saved["memory"]) != saved["memory"]:
+        return {"memory_length", "clamp_length", "same_length"}
+    if saved["memory"] == "state" and explicit.get("memory_length"):
+        return {"memory"}
+    return {"clamp_length", "same_length"} if explicit.get("memory_length") == 0 else set()

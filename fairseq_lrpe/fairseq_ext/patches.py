@@ -47,12 +47,7 @@ SAVE_SIGNALS = (signal.SIGTERM, *CLUSTER_SIGNALS)
 def apply(
     check_command_line: Callable[[list[str]], None], check_arguments: Callable[[Namespace], None]
 ) -> None:
-    """Installs all patches.
-
-    Args:
-        check_command_line: raises a ValueError if the words of a command line are invalid.
-        check_arguments: raises a ValueError if the parsed arguments of a command are invalid.
-    """
+    """Installs all patches; the arguments raise a ValueError for invalid words or parsed arguments."""
     if is_fairseq_command():
         # Strong decays produce denormal weights, with which attention on a CPU takes twice as long.
         torch.set_flush_denormal(True)
@@ -85,7 +80,6 @@ def apply(
     _wrap(Trainer, "get_train_iterator", epoch_position.get_train_iterator)
     for name in ("load_state_dict", "ordered_batches", "state_dict"):
         _wrap(EpochBatchIterator, name, getattr(epoch_position, name))
-    _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
     # fairseq averages tied parameters twice, and cannot average integers or start from any checkpoint.
     ema.EMA = ExactEMA
     _wrap(Trainer, "load_checkpoint", load_checkpoint_with_average)
@@ -287,16 +281,3 @@ def _record_training_split(get_train_iterator, self, *args, **kwargs):
     """Stores the training split in the task, because fairseq may skip samples of this split."""
     self.task.training_split = self.cfg.dataset.train_subset
     return get_train_iterator(self, *args, **kwargs)
-
-
-def _reject_step_limit(get_valid_iterator, self, subset, *args, **kwargs):
-    batches = get_valid_iterator(self, subset, *args, **kwargs)
-    steps = self.cfg.dataset.max_valid_steps
-    if steps is not None and is_fairseq_command():
-        # fairseq evaluates one batch more than --max-valid-steps.
-        left_out = batches.frozen_batches[(steps + 1) * batches.num_shards :]
-        if skipped := sum(map(len, left_out)):
-            raise SystemExit(
-                f"fairseq_lrpe: --max-valid-steps {steps} would skip {skipped:,} samples of {subset}: omit it"
-            )
-    return batches

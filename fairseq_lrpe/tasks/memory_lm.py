@@ -100,13 +100,19 @@ class SegmentDataset(SequenceDataset):
             batch["ntokens"] = int(batch["target"].ne(self.pad).sum())
         return batch
 
-    def batches(self, size: int | None, processes: int) -> list[list[int]]:
+    def batches(self, limit: int | None, processes: int) -> list[list[int]]:
         """Returns the indices of each batch, in order; process i uses batches i, i + processes, ...
 
-        ``size`` is the maximum batch size, and :func:`batch_streams` determines the actual one. Every segment
-        is split into batches in the same way.
+        A batch has at most ``limit`` streams. Every segment is split into batches in the same way.
+
+        Raises:
+            ValueError: if processes cannot share the streams equally.
         """
-        size = batch_streams(self.streams, size, processes)
+        if self.streams % processes:
+            streams = f"--streams {self.streams}"
+            raise ValueError(f"{streams} is not divisible by the number of processes, {processes}")
+        share = self.streams // processes
+        size = max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
         return [list(range(i, i + size)) for i in range(0, len(self), size)]
 
 
@@ -117,13 +123,21 @@ class MemoryLMTask(LanguageModelingTask):
     @classmethod
     def setup_task(cls, args, **kwargs):
         with exit_on_error("fairseq_lrpe"):
-            check_flags(args)
+            check_choice("memory", args.memory, MEMORIES)
+            check_range("streams", args.streams, 1)
+            check_range("memory_length", args.memory_length, 0)
+            check_range("clamp_length", args.clamp_length, 0)
+            if args.memory == "state" and args.memory_length:
+                raise ValueError("--memory state includes all previous positions: omit --memory-length")
+            for name in ("same_length", "clamp_length"):
+                if getattr(args, name) and not args.memory_length:
+                    flag = f"--{name.replace('_', '-')}"
+                    raise ValueError(f"{flag} requires a memory: pass --memory-length, too")
         return super().setup_task(args, **kwargs)
 
     @staticmethod
     def check_arguments(args):
         """Raises a ValueError for invalid arguments of one of fairseq's commands."""
-        check_flags(args)
         generating, mode = hasattr(args, "beam"), args.sample_break_mode
         needed = "eos" if generating else "none"
         if mode != needed:
@@ -175,14 +189,6 @@ class MemoryLMTask(LanguageModelingTask):
         return None
 
 
-def batch_streams(streams: int, limit: int | None, processes: int) -> int:
-    """Returns the number of streams per batch; raises a ValueError if processes cannot share them equally."""
-    if streams % processes:
-        raise ValueError(f"--streams {streams} is not divisible by the number of processes, {processes}")
-    share = streams // processes
-    return max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
-
-
 def check_update(streams: int, size: int, processes: int, steps: int) -> None:
     """Raises a ValueError if the batches of an update do not contain every stream once."""
     if streams != size * processes * steps:
@@ -190,28 +196,6 @@ def check_update(streams: int, size: int, processes: int, steps: int) -> None:
             f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} (processes) "
             f"× {steps} (--update-freq) is {size * processes * steps}: change one of them"
         )
-
-
-def check_flags(args) -> None:
-    """Raises a ValueError for flags that are invalid or incompatible."""
-    check_choice("memory", args.memory, MEMORIES)
-    check_range("streams", args.streams, 1)
-    check_range("memory_length", args.memory_length, 0)
-    check_range("clamp_length", args.clamp_length, 0)
-    if args.memory == "state" and args.memory_length:
-        raise ValueError("--memory state includes all previous positions: omit --memory-length")
-    for name in ("same_length", "clamp_length"):
-        if getattr(args, name) and not args.memory_length:
-            raise ValueError(f"--{name.replace('_', '-')} requires a memory: pass --memory-length, too")
-
-
-def replaced_settings(saved: dict, explicit: dict) -> set[str]:
-    """Returns the names of a checkpoint's memory settings that do not apply because of explicit flags."""
-    if explicit.get("memory", saved["memory"]) != saved["memory"]:
-        return {"memory_length", "clamp_length", "same_length"}
-    if saved["memory"] == "state" and explicit.get("memory_length"):
-        return {"memory"}
-    return {"clamp_length", "same_length"} if explicit.get("memory_length") == 0 else set()
 
 
 def read_tokens(prefix: Path) -> np.ndarray:

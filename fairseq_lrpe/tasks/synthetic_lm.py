@@ -78,11 +78,9 @@ class SyntheticLMTask(FairseqTask):
             self.token_of[ord(character)] = self.dictionary.add_symbol(character)
 
     def encode(self, text: str) -> torch.Tensor:
-        """Returns the token index of each character."""
         return self.token_of[torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).long()]
 
     def decode(self, tokens: list[int]) -> str:
-        """Returns the text of token indices."""
         return "".join(self.dictionary[token] for token in tokens)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):

@@ -92,13 +92,6 @@ def test_validation_of_a_training(data, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_max_valid_steps(data, tmp_path):
-    words = ["--batch-size", 2, "--max-valid-steps"]
-    assert_error(train(data, "softmax_lm_rope", tmp_path, *words, 2), "would skip 4 samples of valid")
-    done = train(data, "softmax_lm_rope", tmp_path, *words, 4)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.parametrize(
     "main, split", [(validate.cli_main, "--valid-subset"), (eval_lm.cli_main, "--gen-subset")]
 )

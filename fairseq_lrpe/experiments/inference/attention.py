@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
-from fairseq_lrpe.experiments.inference.load import data_folder, find, load_checkpoint
+from fairseq_lrpe.experiments.inference.load import find, load_model
 
 BLOCKS = 16  # number of blocks of the test split over which weights are averaged
 
@@ -26,16 +26,15 @@ def trained_weights(run: Path) -> Tensor:
     Raises:
         ValueError: if the run has no checkpoint, or its data does not exist.
     """
-    found = find(run, ["language_modeling"])
-    model, task = load_checkpoint(found.checkpoint, cpu=True, data=str(data_folder(found)))
+    checkpoint, _ = find(run, ["language_modeling"])
+    trained, weights = load_model(checkpoint, cpu=True), []
     logging.getLogger("fairseq.data.data_utils").setLevel(logging.WARNING)  # it logs the number of examples
-    task.load_dataset("test")
-    blocks = [task.dataset("test")[i] for i in range(BLOCKS)]
-    weights = []
-    for module in model.modules():
+    trained.task.load_dataset("test")
+    dataset = trained.task.dataset("test")
+    for module in trained.model.modules():
         if isinstance(module, SelfAttention):
             module.attend = _recording(module, weights)
-    model(task.dataset("test").collater(blocks)["net_input"]["src_tokens"])
+    trained.model(dataset.collater([dataset[i] for i in range(BLOCKS)])["net_input"]["src_tokens"])
     return relative_weights(torch.stack(weights))
 
 

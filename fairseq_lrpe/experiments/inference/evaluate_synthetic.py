@@ -12,8 +12,7 @@ from statistics import fmean
 
 import torch
 
-from fairseq_lrpe.experiments.inference.load import load_checkpoint
-from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.experiments.inference.load import find, load_model
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
 from fairseq_lrpe.utils.files import write_atomic
 
@@ -28,13 +27,12 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
     The questions, one-dimensional tensors, are decoded in one batch with incremental state. A question and
     its answer have at most ``length`` tokens together.
     """
-    lengths = torch.tensor([len(question) for question in questions])
-    tokens = torch.full((len(questions), length), end)
+    device = next(model.parameters()).device
+    lengths = torch.tensor([len(question) for question in questions], device=device)
+    tokens = torch.full((len(questions), length), end, device=device)
     for row, question in zip(tokens, questions, strict=True):
         row[: len(question)] = question
-    tokens, state = tokens.to(next(model.parameters()).device), {}
-    lengths = lengths.to(tokens.device)
-    ended = torch.zeros(len(questions), dtype=torch.bool, device=tokens.device)
+    ended, state = torch.zeros_like(lengths, dtype=torch.bool), {}
     for position in range(1, length):
         logits = model.decoder(tokens[:, :position], incremental_state=state)[0]
         predicted, is_answer = logits[:, -1].argmax(-1), lengths <= position
@@ -58,11 +56,6 @@ def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) 
     return 100 * correct / total
 
 
-def result(answer: str) -> str:
-    """Returns the part of an answer after its last ==, or the whole answer if it has none."""
-    return answer.rpartition("==")[2]
-
-
 def evaluate(model, task) -> dict:
     """Returns the metrics and answers of a model, in the format that the docstring of the module defines."""
     problem, length = task.problem, task.cfg.tokens_per_sample
@@ -77,7 +70,9 @@ def evaluate(model, task) -> dict:
         {"question": question, "right": answer, "given": task.decode(tokens)}
         for (question, answer), tokens in zip(pairs, completed, strict=True)
     ]
-    correct = sum(result(row["right"]) == result(row["given"]) for row in rows)
+    # The result is the part after the last ==.
+    results = [{part: row[part].rpartition("==")[2] for part in ("right", "given")} for row in rows]
+    correct = sum(one["right"] == one["given"] for one in results)
     measured = {"correct": correct, "problems": PROBLEMS, "accuracy": accuracy(model, questions, answers)}
     return {"measured": measured, "answers": rows}
 
@@ -89,8 +84,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate-synthetic"):
-        state = read_checkpoint(args.checkpoint, "train one with `lrpe train roper/...`")
-        if (task := state["cfg"]["task"].get("_name")) != "synthetic_lm":
-            raise ValueError(f"{args.checkpoint} was trained on the task {task}: expected synthetic_lm")
-        model, task = load_checkpoint(args.checkpoint, args.cpu)
-        write_atomic(args.out, json.dumps(evaluate(model, task), indent=1) + "\n")
+        checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
+        trained = load_model(checkpoint, cpu=args.cpu)
+        write_atomic(args.out, json.dumps(evaluate(trained.model, trained.task), indent=1) + "\n")

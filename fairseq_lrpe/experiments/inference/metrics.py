@@ -5,16 +5,11 @@ from pathlib import Path
 from fairseq_lrpe.utils.files import read_lines
 
 
-def prediction_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: bool) -> list[str]:
-    """Returns the ``lrpe classify`` command that writes the predictions for {split: file}."""
-    arguments = [str(checkpoint), str(data), *(f"{split}={path}" for split, path in files.items())]
-    return ["python", "-m", "fairseq_lrpe", "classify", *arguments, *["--cpu"] * cpu]
-
-
 def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
     """Predicts the split of the evaluation ``name``; returns (predictions, targets) as text."""
     split, path = job.kind.evaluations(job.cfg)[name]["split"], job.folder / f"predictions-{name}.tsv"
-    job.call(prediction_command(job.checkpoint, data, {split: path}, job.launch.cpu), name)
+    words = [str(job.checkpoint), str(data), f"{split}={path}", *["--cpu"] * job.launch.cpu]
+    job.call(["python", "-m", "fairseq_lrpe", "classify", *words], name)
     return read_predictions(path)
 
 
@@ -43,9 +38,8 @@ def score_metrics(predicted: list[float], target: list[float]) -> dict[str, floa
     """Returns the Pearson and Spearman correlations in percent."""
     from scipy.stats import pearsonr, spearmanr  # this import takes seconds
 
-    pair = predicted, target
-    values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
-    return {name: 100 * float(value) for name, value in values.items()}
+    values = {"pearson": pearsonr(predicted, target), "spearman": spearmanr(predicted, target)}
+    return {name: 100 * float(value.statistic) for name, value in values.items()}
 
 
 def describe_score(metric: str, score: float | None, majority: float | None) -> str | None:

@@ -24,7 +24,7 @@ from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.experiments.definition.kinds.translation import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
-from fairseq_lrpe.experiments.inference.trained import MODELS
+from fairseq_lrpe.experiments.inference.load import MODELS
 from fairseq_lrpe.tasks import FAMILIES
 
 TEXT = "w1 w3 w9 w28"
@@ -176,7 +176,7 @@ def test_limit_of_positions(train, tmp_path):
         model.sample(TEXT, 50, seed=1)
     done = sample(path, "--prompt", TEXT, "--length", 50, "--seed", 1)
     assert done.returncode == 1 and done.stderr.startswith(f"generate: {error.value}\n")
-    assert done.stdout == f"{TEXT}{error.value.text}\n" and len(error.value.text) > 50
+    assert done.stdout.startswith(f"{TEXT} ") and len(done.stdout) > 50 + len(TEXT)
 
 
 def test_synthetic_problems(tmp_path):
@@ -207,8 +207,6 @@ def test_translations_are_those_of_fairseq_generate(translating, corpus):
     assert translated[1:] == [codec.decode("de", log[i]) for i in range(20)]
     with pytest.raises(ValueError, match=r"line 2 has .* tokens, and the model accepts at most 1024"):
         model.translate(["A dog", "dog " * 2000])
-    with pytest.raises(ValueError, match="the beam size must be at least 1, not 0"):
-        model.translate(["A dog"], beam=0)
 
 
 def train_classifier(data, save, arch, *flags):
@@ -315,7 +313,7 @@ def test_run_folder(run_folder, language_model, tmp_path):
     assert done.stdout == f"w1{texts.pop()}\n"
     chosen = {"checkpoint": "checkpoints/other.pt", "chosen": "x"}  # of a run that chose among trials
     (run_folder / "evaluation.json").write_text(json.dumps(chosen))
-    with pytest.raises(ValueError, match=r"has no checkpoints/other\.pt: resume it with `lrpe train`, or"):
+    with pytest.raises(ValueError, match=r"checkpoints/other\.pt does not exist: train it with `lrpe train`"):
         fairseq_lrpe.load_model(run_folder)
     (run_folder / "evaluation.json").unlink()
 
@@ -323,7 +321,7 @@ def test_run_folder(run_folder, language_model, tmp_path):
 def test_what_is_no_model(run_folder, language_model, tmp_path):
     for path, message in (
         (tmp_path, "is a folder without a run: pass a run's folder, such as results/lm/mini/"),
-        (tmp_path / "x.pt", "x.pt does not exist: train one with `lrpe train`"),
+        (tmp_path / "x.pt", "x.pt does not exist: train it with `lrpe train`"),
         (run_folder / "run.json", "is not a readable checkpoint of fairseq"),
     ):
         with pytest.raises(ValueError, match=message) as error:
