@@ -97,10 +97,3 @@ def test_quantization_noise(family):
     outputs(ours.train(), tokens).sum().backward()
     projection = dict(ours.named_modules())[next(name for name in hooked if name.endswith("q_proj"))]
     assert (projection.weight == 0).double().mean() > 0.02
-
-
-def test_normformer():
-    flags = {"scale_attn": True, "scale_heads": True, "scale_fc": True, "scale_resids": True}
-    names = [name for name, _ in build("linear_lm_rope", **flags).named_parameters()]
-    for name in ("attn_ln.weight", "c_attn", "ffn_layernorm.weight", "w_resid"):
-        assert f"decoder.layers.1.{name}" in names

@@ -110,6 +110,18 @@ def test_batches_depend_on_seed_and_epoch_only(folder):
         assert not any(same(a, b) for a, b in zip(first, other, strict=True))
 
 
+def test_recipes(folder):
+    """Repetitions differ, and the full recipe leaves only some images as the plain one does."""
+    plain, full = dataset_of(folder, recipe="plain"), dataset_of(folder)
+    drawn = [full[number][1][0] for number in (6, 7, 8, 6)]
+    assert torch.equal(drawn[0], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+    pairs = [(plain[number][1], full[number][1]) for number in range(75)]
+    assert not any(box for (_, box), _ in pairs)
+    # With probability 1/4 · 3/4, no operation is applied and nothing erased; some operations change nothing.
+    assert 5 <= sum(torch.equal(a, b) and box is None for (a, _), (b, box) in pairs) <= 30
+
+
 def test_training_batch(folder):
     dataset = dataset_of(folder, mixing="none", repeats=2, smoothing=0.3)
     batch = dataset.collater([dataset[i] for i in (0, 1, 8)])

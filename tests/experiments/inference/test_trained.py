@@ -1,7 +1,6 @@
 """Models that load_model returns, and the commands that use them, for each family."""
 
 import json
-import random
 import subprocess
 
 import commands
@@ -11,31 +10,22 @@ import torch
 from commands import generated_lines, sizes
 from documents import block
 from image_files import colored_image, write_image_dataset
-from labelled_data import write_gray_image_dataset, write_text_dataset
 from PIL import Image
-from tiny import BIN, FLAGS, PLUGIN, run_command, run_here
+from tiny import BIN, PLUGIN, run_command, run_here
 
 import fairseq_lrpe
-from data_prep.labelled import write_dictionary, write_split
 from fairseq_lrpe.attention import SelfAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.cli import classify, generate
 from fairseq_lrpe.data import text_codec
-from fairseq_lrpe.data.classified_text import BYTES
 from fairseq_lrpe.experiments.definition.kinds.translation import parse_hypotheses
 from fairseq_lrpe.experiments.inference.attention import BLOCKS, trained_weights
-from fairseq_lrpe.experiments.inference.load import MODELS
-from fairseq_lrpe.tasks import FAMILIES
 
 TEXT = "w1 w3 w9 w28"
 
 
 def sample(*words, text=None):
     return run_command("python", "-m", "fairseq_lrpe", "generate", *words, "--cpu", text=text)
-
-
-def test_every_task_of_this_plugin_has_a_model():
-    assert MODELS.keys() == FAMILIES.keys()
 
 
 @pytest.fixture(scope="module")
@@ -148,9 +138,8 @@ def test_streaming(language_model):
 
 def test_language_model_with_a_memory(train, tmp_path):
     flags = ["--task", "memory_lm", "--streams", 4, "--tokens-per-sample", 16, "--token-positions", "none"]
-    done = train(
-        "linear_lm_rope", tmp_path, *flags, "--memory", "state", "--max-update", 5, "--no-epoch-checkpoints"
-    )
+    flags += ["--memory", "state", "--max-update", 5, "--no-epoch-checkpoints"]
+    done = train("linear_lm_rope", tmp_path, *flags)
     assert done.returncode == 0, done.stderr
     model = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True)
     text = model.sample(TEXT, 60, temperature=0)  # several segments
@@ -167,32 +156,13 @@ def test_language_model_with_a_memory(train, tmp_path):
 def test_limit_of_positions(train, tmp_path):
     flags = ["--decoder-learned-pos", "--token-positions", "learned", "--max-update", 1]
     assert train("softmax_lm_nope", tmp_path, *flags).returncode == 0
-    path, message = (
-        tmp_path / "checkpoint_last.pt",
-        "learned positions support sequences of at most 32 ",
-    )
+    path = tmp_path / "checkpoint_last.pt"
     model = fairseq_lrpe.load_model(path, cpu=True)
-    with pytest.raises(ValueError, match=message) as error:
+    with pytest.raises(ValueError, match="learned positions support sequences of at most 32 ") as error:
         model.sample(TEXT, 50, seed=1)
     done = sample(path, "--prompt", TEXT, "--length", 50, "--seed", 1)
     assert done.returncode == 1 and done.stderr.startswith(f"generate: {error.value}\n")
     assert done.stdout.startswith(f"{TEXT} ") and len(done.stdout) > 50 + len(TEXT)
-
-
-def test_synthetic_problems(tmp_path):
-    words = "--task synthetic_lm --problem index --letters 2 --tokens-per-sample 40 --max-update 2".split()
-    words += [*FLAGS[2:], "--user-dir", PLUGIN, "--arch", "softmax_lm_roper", "--save-dir", tmp_path]
-    done = commands.train_here(*words, *"--tokens-per-sample 40 --no-epoch-checkpoints".split())
-    assert done.returncode == 0, done.stderr
-    model = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True)
-    text = model.sample("?s='", 20, temperature=0)
-    tokens = model.task.encode("?s='" + text)
-    with torch.no_grad():
-        logits = model.model(tokens[None, :-1])[0][0]
-    logits[:, 1] = -torch.inf
-    assert tokens[4:].tolist() == logits.argmax(-1)[3:].tolist()
-    with pytest.raises(ValueError, match="the prompt 'é' must consist of one or more of the characters"):
-        model.sample("é")
 
 
 def test_translations_are_those_of_fairseq_generate(translating, corpus):
@@ -207,64 +177,6 @@ def test_translations_are_those_of_fairseq_generate(translating, corpus):
     assert translated[1:] == [codec.decode("de", log[i]) for i in range(20)]
     with pytest.raises(ValueError, match=r"line 2 has .* tokens, and the model accepts at most 1024"):
         model.translate(["A dog", "dog " * 2000])
-
-
-def train_classifier(data, save, arch, *flags):
-    words = ["--task", "classification", "--criterion", "label_smoothed_cross_entropy", *sizes("encoder")]
-    done = commands.train(data, arch, save, *words, "--max-update", 30, *flags)
-    assert done.returncode == 0, done.stderr
-    return fairseq_lrpe.load_model(save / "checkpoint_last.pt", cpu=True), save / "checkpoint_last.pt"
-
-
-def labels_in(path):
-    return [line.split("\t")[1] for line in path.read_text().splitlines()[1:]]
-
-
-@pytest.mark.parametrize("inputs, flags", [(1, ["--pooling", "first"]), (2, ["--pairs", "apart"])])
-def test_classified_texts_are_those_of_the_command(inputs, flags, tmp_path):
-    data = write_text_dataset(tmp_path / "data", inputs=inputs, count=40)
-    model, checkpoint = train_classifier(data, tmp_path, "linear_classifier_rope", *flags)
-    done = run_here(classify.main, checkpoint, data, f"test={tmp_path / 'test.tsv'}", "--cpu")
-    assert done.returncode == 0, done.stderr
-    model.task.load_dataset("test")
-    dataset, symbols = model.task.dataset("test"), model.task.dictionary
-    rows = [[" ".join(symbols[t] for t in text[i]) for text in dataset.texts] for i in range(40)]
-    found = model.classify([row[0] if inputs == 1 else row for row in rows])
-    assert [x.label for x in found] == labels_in(tmp_path / "test.tsv") and len({x.label for x in found}) == 2
-    for i in (0, 7):
-        with torch.no_grad():
-            p = model.model(**dataset.collater([dataset[i]])["net_input"]).softmax(-1).max()
-        assert found[i].probability == pytest.approx(p.item(), abs=1e-5)
-    with pytest.raises(ValueError, match=f"the model classifies {'single' if inputs == 1 else 'pairs'}"):
-        model.classify([("w1", "w2") if inputs == 1 else "w1"])
-    with pytest.raises(ValueError, match="expected a list of texts or images"):
-        model.classify("w1")
-
-
-def test_classified_bytes(tmp_path):
-    draw, data = random.Random(0), tmp_path / "data"
-    data.mkdir()
-    texts = ["".join(draw.choice("abé") for _ in range(9)) for _ in range(40)]
-    rows = [(list(text.encode()), text.startswith("a")) for text in texts]
-    counts = {split: write_split(data, split, rows, 256) for split in ("train", "valid")}
-    write_dictionary(data, BYTES, ["no", "yes"], counts)
-    model, checkpoint = train_classifier(data, tmp_path, "linear_classifier_rope")
-    done = run_here(classify.main, checkpoint, data, f"valid={tmp_path / 'valid.tsv'}", "--cpu")
-    assert done.returncode == 0, done.stderr
-    assert [x.label for x in model.classify(texts)] == labels_in(tmp_path / "valid.tsv")
-
-
-def test_classified_pixels(tmp_path):
-    data = write_gray_image_dataset(tmp_path / "data", size=4)
-    model, checkpoint = train_classifier(data, tmp_path, "linear_classifier_base", "--max-positions", 16)
-    done = run_here(classify.main, checkpoint, data, f"test={tmp_path / 'test.tsv'}", "--cpu")
-    assert done.returncode == 0, done.stderr
-    model.task.load_dataset("test")
-    values = [(text - 4).view(4, 4).byte().numpy() for text in model.task.dataset("test").texts[0]]
-    images = [Image.fromarray(value) for value in values]
-    assert [x.label for x in model.classify(images)] == labels_in(tmp_path / "test.tsv")
-    images[0].save(tmp_path / "one.png")
-    assert model.classify([tmp_path / "one.png"]) == model.classify(images[:1])
 
 
 def test_classified_images(tmp_path):
@@ -282,10 +194,7 @@ def test_classified_images(tmp_path):
     Image.fromarray(np.asarray(gray).astype(np.uint16) << 8).save(pictures / "6.png")  # 16 bits
     done = run_here(classify.main, tmp_path / "checkpoint_last.pt", pictures, "--cpu")
     assert done.returncode == 0, done.stderr
-    model, files = (
-        fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt", cpu=True),
-        sorted(pictures.iterdir()),
-    )
+    model, files = fairseq_lrpe.load_model(tmp_path / "checkpoint_last.pt"), sorted(pictures.iterdir())
     found = model.classify(files)
     rows = [f"{file.name}\t{x.label}\t{x.probability:.4f}" for file, x in zip(files, found, strict=True)]
     assert done.stdout.splitlines()[1:] == rows and found[5] == found[6]
