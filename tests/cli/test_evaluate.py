@@ -168,21 +168,15 @@ def test_invalid_runs(trained, tmp_path):
     assert "is not a run folder, such as results/lm/mini/" in error_of(tmp_path / "none", 32)
     folder = copied(trained, tmp_path)
     checkpoint, settings = folder / "checkpoints/checkpoint_best.pt", read(folder, "run.json")
-
-    def write(**values):
-        (folder / "run.json").write_text(json.dumps({**settings, **values}))
-
-    write(config={**settings["config"], "data": str(tmp_path)})
-    assert "has no test split: " in error_of(folder, 32)
-    masked = {**settings["config"], "kind": "masked_lm"}
-    write(kind="masked_lm", config=masked)
-    assert "has a run of kind masked_lm: expected language_modeling" in error_of(folder, 32)
-    write()
-    checkpoint.write_text("no checkpoint")
-    assert "is not a readable checkpoint of fairseq" in error_of(folder, 32)
-    record = read(folder)
-    (folder / "evaluation.json").write_text(json.dumps({"evaluations": record["evaluations"]}))
+    moved = {**settings, "config": {**settings["config"], "data": str(tmp_path)}}
+    for content, message in (
+        (moved, "has no test split: "),
+        ({**settings, "kind": "masked_lm"}, "has a run of kind masked_lm: expected language_modeling"),
+        (settings, "is not a readable checkpoint of fairseq"),
+    ):
+        (folder / "run.json").write_text(json.dumps(content))
+        assert message in error_of(folder, 32)
+        if content is moved:
+            checkpoint.write_text("no checkpoint")
+    (folder / "evaluation.json").write_text("{}")
     assert "is not finished: resume it with `lrpe train`" in error_of(folder, 32)
-    (folder / "evaluation.json").write_text(json.dumps(record))
-    checkpoint.unlink()
-    assert "checkpoint_best.pt does not exist: train the run first" in error_of(folder, 32)

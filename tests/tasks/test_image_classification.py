@@ -6,20 +6,12 @@ import commands
 import numpy as np
 import pytest
 import torch
-from commands import (
-    assert_rejected,
-    assert_resumes,
-    assert_same_weights,
-    load_last_checkpoint,
-    train_in_two_processes,
-    validated,
-)
+from commands import assert_rejected, assert_resumes, validated
 from corrupt_files import corrupted_copy, remove_file, replace_labels
 from fairseq import optim
 from fairseq.logging import metrics
 from image_files import MeanColor, colored_image, write_image_dataset
 from omegaconf import OmegaConf
-from tiny import REPOSITORY
 
 import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
 from fairseq_lrpe.data.image_files import decode
@@ -239,26 +231,6 @@ def test_resumed_training_is_identical(folder, tmp_path):
     assert_resumes(run, tmp_path, (6, 10))
 
 
-@pytest.mark.slow
-def test_two_processes_equal_one(folder, tmp_path):
-    """With 7 batches per epoch, one process has no last batch in training and validation."""
-    plugin = tmp_path / "plugin"
-    plugin.mkdir()
-    tests = REPOSITORY / "tests"
-    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models"]
-    lines += ["import image_files"]
-    (plugin / "__init__.py").write_text("\n".join(lines) + "\n")
-    common = "--batch-size 4 --max-update 9 --maximize-best-checkpoint-metric".split()
-    common += ["--best-checkpoint-metric", "accuracy"]
-    done = train(folder, tmp_path / "one", *common, "--update-freq", 2)
-    assert done.returncode == 0, done.stderr
-    words = [*commands.SHORT_TRAINING, "--arch", "mean_color", *TASK, *common, "--user-dir", plugin]
-    train_in_two_processes(folder, *words, "--save-dir", tmp_path / "two")
-    assert_same_weights(tmp_path / "two", tmp_path / "one", 1e-4, 1e-5)
-    one, two = (load_last_checkpoint(tmp_path / name)["extra_state"]["val_loss"] for name in ("one", "two"))
-    assert one == two > 50
-
-
 @pytest.mark.parametrize(("change", "flags", "message"), [
     (remove_file("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
     (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 labels of about.json"),
@@ -291,15 +263,3 @@ def test_only_matrices_decay():
         torch.testing.assert_close(p.detach(), expected)
     optimizer.set_lr(0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
-
-
-def test_workers_advance_to_the_next_epoch(folder):
-    task = task_of(folder)
-    task.load_dataset("train")
-    found = []
-    for number in (1, 2):
-        iterator = task.get_batch_iterator(
-            task.dataset("train"), max_sentences=25, epoch=number, seed=1, num_workers=1
-        )
-        found += list(iterator.next_epoch_itr(shuffle=True))
-    assert same(found[1], epoch(task_of(folder), 2, size=25)[0]) and not same(*found)
