@@ -12,6 +12,7 @@ answer, with a warning. For example:
 import sys
 from argparse import SUPPRESS
 
+from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
 
 TASKS = ("language_modeling", "memory_lm", "synthetic_lm", "translation", "question_generation")
@@ -23,14 +24,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("run", type=abs_path, metavar="RUN", help="run folder, or checkpoint file")
     group = parser.add_argument_group("language models")
     group.add_argument("--prompt", nargs="+", metavar="TEXT", help="beginnings of texts to continue")
-    for name, kind, text in (
-        ("length", min_int(1), "number of tokens to sample (default: 200)"),
-        ("temperature", float, "divisor of the logits; 0 selects the most likely token (default: 1)"),
-        ("top-k", min_int(0), "sample from the K most likely tokens (default: all)"),
-        ("top-p", float, "sample from the most likely tokens whose probabilities sum to P (default: all)"),
-        ("seed", min_int(0), "seed of the random numbers of each prompt (default: random)"),
+    for name, value, kind, text in (
+        ("length", "N", min_int(1), "number of tokens to sample (default: 200)"),
+        ("temperature", "T", float, "divisor of the logits; 0 selects the most likely token (default: 1)"),
+        ("top-k", "K", min_int(0), "sample from the K most likely tokens (default: all)"),
+        ("top-p", "P", float, "sample from the most likely tokens whose probabilities sum to P"),
+        ("seed", "S", min_int(0), "seed of the random numbers of each prompt (default: random)"),
     ):
-        group.add_argument(f"--{name}", type=kind, metavar=name[-1].upper(), help=text)
+        group.add_argument(f"--{name}", type=kind, metavar=value, help=text)
     group = parser.add_argument_group("translation and question generation")
     group.add_argument("--beam", type=min_int(1), metavar="B", help="beam size (default: 5)")
     parser.add_argument("--cpu", action="store_true", default=False, help="do not use a GPU")
@@ -40,15 +41,16 @@ def main(arguments: list[str] | None = None) -> None:
         from fairseq_lrpe.experiments.inference.load import find, load_model
 
         checkpoint, settings = find(run, TASKS)
-        samples = settings["_name"] in TASKS[:3]
+        task = settings["_name"]
+        samples = FAMILIES[task] == "lm"
         if wrong := [name for name in options if samples == (name == "beam")]:
             others = "translation and question generation" if samples else "language models"
-            raise ValueError(f"--{wrong[0].replace('_', '-')} is for {others}: omit it")
+            raise ValueError(f"--{wrong[0].replace('_', '-')} is for {others}, not for {task}: omit it")
         lines = options.pop("prompt", None) or read_stdin_lines()
         model = load_model(checkpoint, cpu=cpu)
         if samples:
             continue_prompts(model, lines, options)
-        elif settings["_name"] == "translation":
+        elif task == "translation":
             print("".join(f"{line}\n" for line in model.translate(lines, **options)), end="")
         else:
             ask_questions(model, lines, options)

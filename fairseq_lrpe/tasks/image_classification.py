@@ -14,16 +14,8 @@ from torch.nn import Module
 from torch.utils.data import default_collate
 
 from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.data import image_transforms as transforms
 from fairseq_lrpe.data.image_files import decode
-from fairseq_lrpe.data.image_transforms import (
-    Region,
-    erase,
-    normalize,
-    random_erase_box,
-    random_resized_crop,
-    resize_and_center_crop,
-    to_tensor,
-)
 from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
 from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
@@ -56,21 +48,15 @@ class ImageClassificationConfig(FairseqDataclass):
 
 @dataclass
 class BatchAugmentation:
-    """Augmentation of a batch that is drawn by the workers and applied on the training device.
+    """Augmentation of a batch that is drawn by the workers and applied on the training device."""
 
-    Args:
-        boxes: Rectangle to erase in each image, or None.
-        noise_seed: Seed of the noise in the erased rectangles.
-        mixing: Mixup or CutMix of the images; None to mix no images.
-    """
-
-    boxes: list[Region | None]
-    noise_seed: int
-    mixing: Mixing | None
+    boxes: list[transforms.Region | None]  # rectangle to erase in each image
+    noise_seed: int  # seed of the noise in the erased rectangles
+    mixing: Mixing | None  # Mixup or CutMix of the images
 
     def apply(self, images: Tensor) -> None:
         """Erases and mixes normalized images (B, 3, S, S) in place."""
-        erase(images, self.boxes, self.noise_seed)
+        transforms.erase(images, self.boxes, self.noise_seed)
         if self.mixing:
             self.mixing.mix_images(images)
 
@@ -105,12 +91,11 @@ class ImageDataset(LabeledDataset):
             raise ValueError(f"{self.prefix}.input0.bin: image {index:,} is damaged ({error})") from None
 
     def __getitem__(self, index):
-        image = resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
-        return int(index), to_tensor(image), int(self.labels[index])
+        image = transforms.resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
+        return int(index), transforms.to_tensor(image), int(self.labels[index])
 
     def net_input(self, images):
-        """Returns {"images": bytes (B, S, S, 3)}."""
-        return {"images": default_collate(images)}  # uses shared memory in a worker
+        return {"images": default_collate(images)}  # (B, S, S, 3), in shared memory in a worker
 
 
 class AugmentedDataset(ImageDataset):
@@ -140,12 +125,12 @@ class AugmentedDataset(ImageDataset):
 
     def __getitem__(self, index):
         number, rng = int(index) // self.cfg.repeats, self.generator(IMAGE, int(index))
-        image = random_resized_crop(self.image(number), self.cfg.image_size, rng)
+        image = transforms.random_resized_crop(self.image(number), self.cfg.image_size, rng)
         box = None
         if self.cfg.recipe == "full":
             image = rand_augment(image, rng)
-            box = random_erase_box(*image.size[::-1], rng)
-        return int(index), (to_tensor(image), box), int(self.labels[number])
+            box = transforms.random_erase_box(*image.size[::-1], rng)
+        return int(index), (transforms.to_tensor(image), box), int(self.labels[number])
 
     def net_input(self, images):
         return super().net_input([pixels for pixels, _ in images])
@@ -192,7 +177,7 @@ class ImageClassificationTask(LabeledTask):
 
 def prepare_images(sample: dict, model: Module) -> dict:
     """Returns a batch with normalized and augmented images in the data type of the model's parameters."""
-    images = normalize(sample["net_input"]["images"])
+    images = transforms.normalize(sample["net_input"]["images"])
     if "augmentation" in sample:
         sample["augmentation"].apply(images)
     return {**sample, "net_input": {"images": images.to(next(model.parameters()).dtype)}}

@@ -1,18 +1,13 @@
 """fairseq task of language modeling in consecutive segments, with a memory of previous segments."""
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq.data import iterators
-from fairseq.data.indexed_dataset import (
-    MMapIndexedDataset,
-    data_file_path,
-    index_file_path,
-    infer_dataset_impl,
-)
+from fairseq.data import indexed_dataset, iterators
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II
@@ -131,8 +126,8 @@ class MemoryLMTask(LanguageModelingTask):
                 raise ValueError("--memory state includes all previous positions: omit --memory-length")
             for name in ("same_length", "clamp_length"):
                 if getattr(args, name) and not args.memory_length:
-                    flag = f"--{name.replace('_', '-')}"
-                    raise ValueError(f"{flag} requires a memory: pass --memory-length, too")
+                    remedy = "pass --memory-length, too"
+                    raise ValueError(f"--{name.replace('_', '-')} requires a memory: {remedy}")
         return super().setup_task(args, **kwargs)
 
     @staticmethod
@@ -160,12 +155,17 @@ class MemoryLMTask(LanguageModelingTask):
         if not isinstance(dataset, SegmentDataset):  # lines for generation
             sizes = {"max_tokens": max_tokens, "max_sentences": max_sentences, "epoch": epoch}
             return super().get_batch_iterator(dataset, **sizes, **kwargs)
-        processes = kwargs.get("num_shards", 1)
+        streams, processes = dataset.streams, kwargs.get("num_shards", 1)
         with exit_on_error("fairseq_lrpe"):
             limits = [max_sentences, max_tokens and max(1, max_tokens // dataset.length)]
             batches = dataset.batches(min(filter(None, limits), default=None), processes)
             for steps in self.args.update_freq if dataset.split == "train" else []:
-                check_update(dataset.streams, len(batches[0]), processes, steps)
+                size = len(batches[0])
+                if streams != size * processes * steps:
+                    raise ValueError(
+                        f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} "
+                        f"(processes) × {steps} (--update-freq) is {size * processes * steps}: change one"
+                    )
         return iterators.EpochBatchIterator(
             dataset,
             dataset.collater,
@@ -180,27 +180,16 @@ class MemoryLMTask(LanguageModelingTask):
 
     def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
         if context_window:
-            raise SystemExit(
-                "fairseq_lrpe: memory_lm does not support --context-window: pass --memory-length"
-            )
+            sys.exit("fairseq_lrpe: memory_lm does not support --context-window: pass --memory-length")
         return super().eval_lm_dataloader(dataset, batch_size=batch_size, **kwargs)
 
     def max_positions(self):
         return None
 
 
-def check_update(streams: int, size: int, processes: int, steps: int) -> None:
-    """Raises a ValueError if the batches of an update do not contain every stream once."""
-    if streams != size * processes * steps:
-        raise ValueError(
-            f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} (processes) "
-            f"× {steps} (--update-freq) is {size * processes * steps}: change one of them"
-        )
-
-
 def read_tokens(prefix: Path) -> np.ndarray:
     """Returns all tokens of a binarized text as a memory map; raises a ValueError if it is missing."""
-    if infer_dataset_impl(str(prefix)) != "mmap":
+    if indexed_dataset.infer_dataset_impl(str(prefix)) != "mmap":
         raise ValueError(f"{prefix}.bin is missing or not in the format mmap: run fairseq-preprocess again")
-    index = MMapIndexedDataset.Index(index_file_path(str(prefix)))
-    return np.memmap(data_file_path(str(prefix)), index.dtype, "r")
+    index = indexed_dataset.MMapIndexedDataset.Index(f"{prefix}.idx")
+    return np.memmap(f"{prefix}.bin", index.dtype, "r")
