@@ -84,17 +84,6 @@ def test_step_by_step_equals_the_whole_sequence(arch, prefix):
         torch.testing.assert_close(out[:, 0], whole[:, step - 1], rtol=0, atol=1e-10)
 
 
-@torch.no_grad()
-def test_padding_does_not_change_outputs():
-    """A padded row has the same outputs as without padding."""
-    for arch in ("linear_lm_tmlr_type2", "linear_lm_rope", "softmax_lm_rope"):
-        model, dictionary = build(arch)
-        tokens = torch.randint(4, 24, (2, 25))
-        tokens[1, 14:] = dictionary.pad()
-        together = model(tokens)[0][1, :14]
-        torch.testing.assert_close(together, model(tokens[1:, :14])[0][0], rtol=0, atol=1e-10)
-
-
 @pytest.mark.parametrize("positions", ["learned", "none", *POSITIONS])
 @torch.no_grad()
 def test_token_positions(positions):
