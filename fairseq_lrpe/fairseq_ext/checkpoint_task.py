@@ -17,15 +17,11 @@ from fairseq_lrpe.tasks import FAMILIES
 
 
 def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
-    """Makes the task in the checkpoints of ``--path`` the default of a parser.
+    """Makes the task in the checkpoints of ``--path`` the default of a parser of ``words``.
 
     Only this plugin's tasks are restored, except in ``fairseq-validate``, which has no default task. fairseq
     calls this function again after it has added the task's flags to the parser; the settings of this plugin's
     tasks in the checkpoints then become the defaults of these flags. Explicit flags take precedence.
-
-    Args:
-        parser: the parser of the command.
-        words: the arguments of the command, or None for those of the process.
 
     Raises:
         ValueError: if a checkpoint cannot be read or its task and ``--task`` are of different families,

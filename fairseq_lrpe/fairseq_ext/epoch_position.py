@@ -33,13 +33,6 @@ def batch_settings(cfg, epoch: int) -> dict[str, int | None]:
     return {**limits, "processes": processes, "update_freq": steps[min(epoch, len(steps)) - 1]}
 
 
-def get_train_iterator(get_iterator, self, *args, **kwargs):
-    """Gives the iterator access to its trainer."""
-    iterator = get_iterator(self, *args, **kwargs)
-    iterator.trainer = self
-    return iterator
-
-
 def load_state_dict(load, self, state):
     """Continues at the sample after the last one that the training has seen in the epoch."""
     last, position = state.get("settings"), state.get("iterations_in_epoch", 0)
@@ -64,12 +57,8 @@ def load_state_dict(load, self, state):
     else:
         position = updates * now["update_freq"]
         rest = split(self.dataset, samples[seen:], now)
-        self.rest = {
-            "epoch": state["epoch"],
-            "composed": composed,
-            "seen": seen,
-            "batches": (*([[]] * (updates * group)), *rest),  # the first ones are skipped
-        }
+        batches = (*([[]] * (updates * group)), *rest)  # the first ones are skipped
+        self.rest = {"epoch": state["epoch"], "composed": composed, "seen": seen, "batches": batches}
     return load(self, {**state, "iterations_in_epoch": position})
 
 

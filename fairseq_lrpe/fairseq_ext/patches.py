@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib.util import find_spec
@@ -69,7 +69,7 @@ def apply(
     # fairseq's evaluations skip samples in several cases, mostly without a message.
     _wrap(FairseqTask, "filter_indices_by_size", _keep_all_samples)
     _wrap(FairseqTask, "get_batch_iterator", _keep_last_batch)
-    _wrap(Trainer, "get_train_iterator", _record_training_split)
+    _wrap(Trainer, "get_train_iterator", _record_training)
     # fairseq composes other batches if a training resumes after its first epoch.
     _wrap(FairseqTask, "get_batch_iterator", _compose_batches_of_first_epoch)
     # torch.load rejects what fairseq sends to the other processes of a training that is resumed.
@@ -77,7 +77,6 @@ def apply(
     _wrap(distributed_utils, "broadcast_object", _broadcast_without_settings)
     # fairseq repeats or leaves out samples if an epoch is resumed with other batches.
     _wrap(checkpoint_utils, "load_checkpoint_to_cpu", epoch_position.load_checkpoint_to_cpu)
-    _wrap(Trainer, "get_train_iterator", epoch_position.get_train_iterator)
     for name in ("load_state_dict", "ordered_batches", "state_dict"):
         _wrap(EpochBatchIterator, name, getattr(epoch_position, name))
     # fairseq averages tied parameters twice, and cannot average integers or start from any checkpoint.
@@ -135,19 +134,11 @@ def _block_generated_ngrams(no_repeat_ngram, self, tokens, lprobs, bsz, beam_siz
     return no_repeat_ngram(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 
-def _parse(
-    check_command_line: Callable,
-    check_arguments: Callable,
-    parse_args_and_arch: Callable,
-    parser: ArgumentParser,
-    input_args: list[str] | None = None,
-    parse_known: bool = False,
-    suppress_defaults: bool = False,
-    modify_parser: Callable | None = None,
-):
+def _parse(check_command_line, check_arguments, parse, parser, input_args=None, **options):
     """Parses arguments like fairseq, but restores the task of a checkpoint and validates the arguments."""
     # fairseq parses a second time with suppress_defaults.
-    is_command = is_fairseq_command() and not suppress_defaults
+    is_command = is_fairseq_command() and not options.get("suppress_defaults")
+    modify_parser = options.pop("modify_parser", None)
 
     def modify(parser):
         if modify_parser is not None:
@@ -157,7 +148,7 @@ def _parse(
                 check_command_line(sys.argv[1:] if input_args is None else input_args)
                 restore_task(parser, input_args)
 
-    parsed = parse_args_and_arch(parser, input_args, parse_known, suppress_defaults, modify)
+    parsed = parse(parser, input_args, modify_parser=modify, **options)
     args = parsed[0] if isinstance(parsed, tuple) else parsed
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
         args.tpu = False
@@ -277,7 +268,9 @@ def _check_not_shortened(task, split):
         )
 
 
-def _record_training_split(get_train_iterator, self, *args, **kwargs):
-    """Stores the training split in the task, because fairseq may skip samples of this split."""
+def _record_training(get_train_iterator, self, *args, **kwargs):
+    """Stores the split of which fairseq may skip samples in the task, and the trainer in the iterator."""
     self.task.training_split = self.cfg.dataset.train_subset
-    return get_train_iterator(self, *args, **kwargs)
+    iterator = get_train_iterator(self, *args, **kwargs)
+    iterator.trainer = self
+    return iterator
