@@ -15,31 +15,30 @@ BLOCKS = 16  # number of blocks of the test split over which weights are average
 
 @torch.no_grad()
 def trained_weights(run: Path) -> Tensor:
-    """Returns the mean weight (L,) at each distance, relative to uniform attention, of a language model.
+    """Returns the mean weight (L,) at each distance, relative to uniform attention, of a run's model.
 
     The mean is over the first blocks of the test split, whose length L is that of training, and over all
     heads and layers (see :func:`relative_weights`).
-
-    Args:
-        run: folder of the run.
 
     Raises:
         ValueError: if the run has no checkpoint, or its data does not exist.
     """
     checkpoint, _ = find(run, ["language_modeling"])
     trained, weights = load_model(checkpoint, cpu=True), []
-    logging.getLogger("fairseq.data.data_utils").setLevel(logging.WARNING)  # it logs the number of examples
+    # fairseq logs the number of examples.
+    logging.getLogger("fairseq.data.data_utils").setLevel(logging.WARNING)
     trained.task.load_dataset("test")
     dataset = trained.task.dataset("test")
     for module in trained.model.modules():
         if isinstance(module, SelfAttention):
             module.attend = _recording(module, weights)
-    trained.model(dataset.collater([dataset[i] for i in range(BLOCKS)])["net_input"]["src_tokens"])
+    batch = dataset.collater([dataset[i] for i in range(BLOCKS)])
+    trained.model(batch["net_input"]["src_tokens"])
     return relative_weights(torch.stack(weights))
 
 
 def _recording(module, weights):
-    """Returns the method ``attend`` of a module, which then also appends the weights to a list."""
+    """Returns a module's method ``attend`` that also appends the weights to a list."""
     attend = module.attend
 
     def record_and_attend(q, k, v, context, *args):

@@ -62,28 +62,31 @@ class Classifier(TrainedModel):
 
     def predictions(self, logits: Tensor) -> list[Prediction]:
         best = logits.argmax(-1, keepdim=True)
-        p = logits.float().softmax(-1).gather(-1, best)
-        return [Prediction(self.label(i), x) for [i], [x] in zip(best.tolist(), p.tolist(), strict=True)]
+        p = logits.float().softmax(-1).gather(-1, best).view(-1).tolist()
+        labels = map(self.label, best.view(-1).tolist())
+        return list(map(Prediction, labels, p))
 
     def label(self, index: int) -> str:
         return self.task.labels[index]
 
     @torch.no_grad()
     def predict_split(self, split: str) -> list[tuple]:
-        """Returns (label, true label or None) of each row of a split, in the order of the rows."""
+        """Returns (label, true label or None) of each row of a split."""
         self.task.load_dataset(split)
         dataset, rows = self.task.dataset(split), {}
         batches = self.task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         for sample in batches.next_epoch_itr(shuffle=False):
-            labels = [x.label for x in self.predictions(self.logits(sample["net_input"]))]
-            target = sample.get("target")
-            targets = [None] * len(labels) if target is None else map(self.label, target.view(-1).tolist())
-            rows.update(zip(sample["id"].tolist(), zip(labels, targets, strict=True), strict=True))
+            found = self.predictions(self.logits(sample["net_input"]))
+            targets = [None] * len(found)
+            if "target" in sample:
+                targets = map(self.label, sample["target"].view(-1).tolist())
+            for i, prediction, target in zip(sample["id"].tolist(), found, targets, strict=True):
+                rows[i] = prediction.label, target
         return [rows[i] for i in range(len(dataset))]
 
 
 class TextClassifier(Classifier):
-    """Trained model of the task ``classification``: of texts, pairs of texts, or images as gray values."""
+    """Trained model of the task ``classification``, for texts, pairs of texts, or gray images."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -93,8 +96,8 @@ class TextClassifier(Classifier):
     def row(self, value):
         dictionary, about = self.task.dictionary, self.task.about
         if self.pixels:
-            pixels = gray_pixels(open_image(value, "L"), *about["shape"])
-            return self.task.inputs([torch.from_numpy(pixels.astype(int)) + dictionary.nspecial])
+            pixels = gray_pixels(open_image(value, "L"), *about["shape"]).astype(int)
+            return self.task.inputs([torch.from_numpy(pixels) + dictionary.nspecial])
         tokens = [[*map(dictionary.index, self.encode(x))] for x in texts(value, about["inputs"])]
         return self.task.inputs([torch.tensor(row, dtype=torch.long) for row in tokens])
 
@@ -112,12 +115,12 @@ class SentenceClassifier(Classifier):
         self.count = len([*self.data.glob("input[01]")])
 
     def row(self, value):
-        cfg, parts = self.task.cfg, []
+        cfg, parts, dictionary = self.task.cfg, [], self.task.source_dictionary
         starts = (cfg.init_token, cfg.separator_token)
         for first, text in zip(starts, texts(value, self.count), strict=False):
             line = self.codec.encode(text)
             parts += [] if first is None else [torch.tensor([first])]
-            parts.append(self.task.source_dictionary.encode_line(line, add_if_not_exist=False).long())
+            parts.append(dictionary.encode_line(line, add_if_not_exist=False).long())
         tokens, limit = torch.cat(parts), self.task.max_positions()
         if len(tokens) > limit and str(cfg.shorten_method) != "truncate":
             raise ValueError(f"a text has {len(tokens)} tokens, and the model accepts at most {limit}")
@@ -136,10 +139,10 @@ class SentenceClassifier(Classifier):
         return [Prediction(self.label(score), None) for score in logits.view(-1).tolist()]
 
     def label(self, index):
-        """Returns the name of a label, or the score of a regression on STS-B's scale from 0 to 5."""
         if self.task.cfg.regression_target:
-            return MAX_SCORE * index
-        return self.task.label_dictionary[index + self.task.label_dictionary.nspecial]
+            return MAX_SCORE * index  # on STS-B's scale from 0 to 5
+        labels = self.task.label_dictionary
+        return labels[index + labels.nspecial]
 
 
 class ImageClassifier(Classifier):
@@ -156,7 +159,7 @@ class ImageClassifier(Classifier):
 
 
 def texts(value: str | Sequence[str], count: int) -> list[str]:
-    """Returns the texts of a row; raises a ValueError if their number is not that in training."""
+    """Returns the texts of a row, which must be ``count``."""
     found = [value] if isinstance(value, str) else [*value]
     if len(found) != count:
         expected = "single texts" if count == 1 else "pairs (text, second text)"
@@ -171,8 +174,10 @@ def batched(values: Iterable) -> Iterator[list]:
 
 
 def open_image(value: Path | str | Image, mode: str = "RGB") -> Image:
-    """Returns an image in one of Pillow's modes, given the image or the path of an image file."""
-    return convert(value, mode) if isinstance(value, Image) else decode(read_file(Path(value)), mode)
+    """Returns an image in one of Pillow's modes."""
+    if isinstance(value, Image):
+        return convert(value, mode)
+    return decode(read_file(Path(value)), mode)
 
 
 def classify_files(model: Classifier, files: Iterable[Path]) -> Iterator[tuple[Path, Prediction]]:
@@ -191,8 +196,10 @@ def classify_files(model: Classifier, files: Iterable[Path]) -> Iterator[tuple[P
 
 
 def tsv(rows: list[tuple]) -> str:
-    """Returns the index, prediction and target (if known) of each row as tab-separated lines, as in GLUE."""
-    columns = ["index", "prediction", "target"][: 2 if any(target is None for _, target in rows) else 3]
-    texts = [[x if isinstance(x, str) else f"{x:.6f}" for x in row if x is not None] for row in rows]
-    lines = ["\t".join([str(i), *row][: len(columns)]) for i, row in enumerate(texts)]
-    return "\n".join(["\t".join(columns), *lines]) + "\n"
+    """Returns the index, prediction and target (if all are known) of each row in GLUE's format."""
+    count = 1 if any(target is None for _, target in rows) else 2
+    lines = [["index", "prediction", "target"][: 1 + count]]
+    for i, row in enumerate(rows):
+        labels = [x if isinstance(x, str) else f"{x:.6f}" for x in row[:count]]
+        lines.append([str(i), *labels])
+    return "".join("\t".join(line) + "\n" for line in lines)

@@ -1,9 +1,8 @@
 """Evaluate a language model on RoPER's synthetic problems and write the results to a JSON file.
 
-The file has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}.
-"correct" is the number of correct results, "problems" is the number of problems, and "accuracy" is the
-percentage of correct characters in answers with teacher forcing. The problem Search has no questions, and its
-file has only {"measured": {"floor"}}, the lowest possible loss.
+The file has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}:
+the number of correct results and of problems, and the percentage of correct characters in answers with
+teacher forcing. Search has no questions: its file has {"measured": {"floor"}}, the lowest possible loss.
 """
 
 import json
@@ -46,7 +45,7 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
 
 @torch.no_grad()
 def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) -> float:
-    """Returns the percentage of the answers' tokens that are predicted correctly with teacher forcing."""
+    """Returns the percentage of correct tokens in answers with teacher forcing."""
     correct = total = 0
     for question, answer in zip(questions, answers, strict=True):
         tokens = torch.cat([question, answer]).to(next(model.parameters()).device)
@@ -57,12 +56,13 @@ def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) 
 
 
 def evaluate(model, task) -> dict:
-    """Returns the metrics and answers of a model, in the format that the docstring of the module defines."""
+    """Returns the content of the file that this program writes."""
     problem, length = task.problem, task.cfg.tokens_per_sample
     if not hasattr(problem, "problem"):
         task.load_dataset("test")
         test = task.dataset("test")
-        return {"measured": {"floor": fmean(problem.least_loss(test.text(i)) for i in range(len(test)))}}
+        losses = (problem.least_loss(test.text(i)) for i in range(len(test)))
+        return {"measured": {"floor": fmean(losses)}}
     pairs = [problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
     questions, answers = ([task.encode(pair[part]) for pair in pairs] for part in (0, 1))
     completed = complete(model, questions, length, task.encode("#").item())
@@ -70,10 +70,12 @@ def evaluate(model, task) -> dict:
         {"question": question, "right": answer, "given": task.decode(tokens)}
         for (question, answer), tokens in zip(pairs, completed, strict=True)
     ]
-    # The result is the part after the last ==.
-    results = [{part: row[part].rpartition("==")[2] for part in ("right", "given")} for row in rows]
-    correct = sum(one["right"] == one["given"] for one in results)
-    measured = {"correct": correct, "problems": PROBLEMS, "accuracy": accuracy(model, questions, answers)}
+    results = [[row[part].rpartition("==")[2] for part in ("right", "given")] for row in rows]
+    measured = {
+        "correct": sum(right == given for right, given in results),
+        "problems": PROBLEMS,
+        "accuracy": accuracy(model, questions, answers),
+    }
     return {"measured": measured, "answers": rows}
 
 
@@ -86,4 +88,5 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_error("evaluate-synthetic"):
         checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
         trained = load_model(checkpoint, cpu=args.cpu)
-        write_atomic(args.out, json.dumps(evaluate(trained.model, trained.task), indent=1) + "\n")
+        found = evaluate(trained.model, trained.task)
+        write_atomic(args.out, json.dumps(found, indent=1) + "\n")

@@ -30,11 +30,13 @@ class Generator(TrainedModel):
         numbers = [i for i, line in enumerate(lines) if line]
         if not numbers:
             return found
-        tokens, lengths = task.get_interactive_tokens_and_lengths([lines[i] for i in numbers], lambda x: x)
+        texts = [lines[i] for i in numbers]
+        tokens, lengths = task.get_interactive_tokens_and_lengths(texts, lambda text: text)
         limit, _ = utils.resolve_max_positions(task.max_positions(), model.max_positions())
         for i, length in zip(numbers, lengths, strict=True):
             if length > limit:
-                raise ValueError(f"line {i + 1} has {length} tokens, and the model accepts at most {limit}")
+                problem = f"line {i + 1} has {length} tokens"
+                raise ValueError(f"{problem}, and the model accepts at most {limit}")
         dataset = task.build_dataset_for_inference(tokens, lengths)
         batches = task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         generator = task.build_generator([model], Namespace(beam=beam, **flags))
@@ -70,7 +72,8 @@ class QuestionGenerator(Generator):
             ValueError: if the text does not contain the answer.
         """
         facts = word_pieces.read_preparation(self.data)
-        return self.task.pieces.source(answer.strip(), context, facts["longest"], facts["longest_answer"])
+        limits = facts["longest"], facts["longest_answer"]
+        return self.task.pieces.source(answer.strip(), context, *limits)
 
     def ask(self, context: str, answer: str, beam: int = BEAM) -> str:
         """Returns a question whose answer is a part of the text ``context``.
@@ -84,4 +87,5 @@ class QuestionGenerator(Generator):
         """Returns a question for each result of :meth:`source`."""
         # fairseq appends the final </s> itself.
         lines = [" ".join(source.tokens[:-1]) for source in sources]
-        return [self.task.pieces.text(line.split()) for line in self.search(lines, beam, **QUESTION_SEARCH)]
+        found = self.search(lines, beam, **QUESTION_SEARCH)
+        return [self.task.pieces.text(line.split()) for line in found]

@@ -37,7 +37,7 @@ def submission_files(task: str) -> dict[str, str]:
 
 
 def finished_runs(folder: Path) -> Iterator[GlueRun]:
-    """Yields the finished runs on GLUE tasks in a method's folder, without trials that were not chosen."""
+    """Yields a method's finished runs on GLUE tasks, without trials that were not chosen."""
     for path in (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*"))):
         record, settings = (read_json(path / f"{name}.json") for name in ("evaluation", "run"))
         if "finished" not in record or settings.get("kind") not in ("glue", "classification"):
@@ -47,7 +47,7 @@ def finished_runs(folder: Path) -> Iterator[GlueRun]:
         data = data / config["task"] / "bin" if is_glue else data
         task = data.parent.name  # of data/glue/RTE/bin
         metric = "score" if is_glue else getattr(TASKS.get(task), "measure", None)
-        scores = [measured[metric] for measured in record["evaluations"].values() if metric in measured]
+        scores = [x[metric] for x in record["evaluations"].values() if metric in x]
         checkpoint = evaluated_checkpoint(path, config["evaluate"]["checkpoint"])
         if scores and checkpoint.exists():
             yield GlueRun(scores[0], task, path, data, checkpoint)
@@ -59,8 +59,8 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
     for folder in folders:
         runs = [*finished_runs(folder)]
         if not runs:
-            example = "results/glue/wikibook/linear_rope"
-            raise ValueError(f"{folder} has no finished runs of GLUE: use a method's folder, e.g. {example}")
+            remedy = "use a method's folder, e.g. results/glue/wikibook/linear_rope"
+            raise ValueError(f"{folder} has no finished runs of GLUE: {remedy}")
         for run in runs:
             if run.task not in best or run.score > best[run.task].score:
                 best[run.task] = run

@@ -21,16 +21,16 @@ class LineModel(TrainedModel):
         self.codec = line_codec.load(self.data, dictionary.symbols[dictionary.nspecial :])
 
     def encode_line(self, line: str, start: bool = True) -> Tensor:
-        """Returns the tokens (n,) of a line, or of its rest if not ``start``, without a final </s>."""
-        encode = self.task.source_dictionary.encode_line
-        return encode(self.codec.encode(line, start), append_eos=False, add_if_not_exist=False).long()
+        """Returns the tokens (n,) of a line, or of its rest if not ``start``, without </s>."""
+        symbols, dictionary = self.codec.encode(line, start), self.task.source_dictionary
+        return dictionary.encode_line(symbols, append_eos=False, add_if_not_exist=False).long()
 
 
 class LanguageModel(LineModel):
     """Trained language model of the task ``language_modeling`` or ``memory_lm``."""
 
     def sample(self, prompt: str = "", length: int = 200, **options) -> str:
-        """Returns sampled text that continues the prompt; the arguments are those of :meth:`stream`."""
+        """Returns the text that :meth:`stream` yields."""
         return "".join(self.stream(prompt, length, **options))
 
     def stream(
@@ -68,7 +68,7 @@ class LanguageModel(LineModel):
         return self.codec.stream(self.symbols(sampled), start)
 
     def encode(self, text: str) -> Tensor:
-        """Returns the tokens of lines of text, after </s>, or after <s> if the model was trained with it."""
+        """Returns the tokens of lines of text, after </s>, or <s> as in training."""
         dictionary = self.task.source_dictionary
         end = torch.tensor([dictionary.eos()])
         parts = [torch.tensor([dictionary.bos()]) if self.task.args.add_bos_token else end]
@@ -77,7 +77,7 @@ class LanguageModel(LineModel):
         return torch.cat(parts)
 
     def symbols(self, tokens: Iterator[int]) -> Iterator[str]:
-        """Yields the symbol of each token, up to </s> if the model was trained on single lines."""
+        """Yields the symbol of each token, up to </s> for models of single lines."""
         dictionary = self.task.source_dictionary
         for token in tokens:
             if token == dictionary.eos() and self.task.args.sample_break_mode == "eos":
@@ -95,7 +95,8 @@ class SyntheticLanguageModel(LanguageModel):
     def encode(self, text):
         known = self.task.problem.characters
         if not text or set(text) - set(known):
-            raise ValueError(f"the prompt {text!r} must consist of one or more of the characters {known}")
+            expected = f"must consist of one or more of the characters {known}"
+            raise ValueError(f"the prompt {text!r} {expected}")
         return self.task.encode(text)
 
     def symbols(self, tokens):
@@ -124,15 +125,18 @@ class MaskedLanguageModel(LineModel):
         dictionary, limit = self.task.source_dictionary, self.model.max_positions()
         left, right = text.split(MASK)
         before, after = self.encode_line(left), self.encode_line(right, start=False)
-        mask, begin, end = torch.tensor([[dictionary.index(MASK)], [dictionary.bos()], [dictionary.eos()]])
-        tokens = torch.cat([begin, before, mask, after, end])
+        mask = dictionary.index(MASK)
+        begin, middle, end = torch.tensor([[dictionary.bos()], [mask], [dictionary.eos()]])
+        tokens = torch.cat([begin, before, middle, after, end])
         if len(tokens) > limit:
             raise ValueError(f"the text has {len(tokens)} tokens: at most {limit} fit")
         tokens = tokens[None].to(self.device)
-        [logits] = self.model(tokens, masked_tokens=tokens == mask.item())[0]
+        [logits] = self.model(tokens, masked_tokens=tokens == mask)[0]
         best, found = logits.softmax(-1).topk(min(top_k, len(logits))), []
         for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
             filled = torch.cat([before, torch.tensor([token]), after])
-            texts = [" ".join(dictionary[i] for i in part) for part in (filled, [token])]
-            found.append((self.codec.decode(texts[0]), probability, self.codec.decode(texts[1])))
+            text, word = (
+                self.codec.decode(" ".join(dictionary[i] for i in part)) for part in (filled, [token])
+            )
+            found.append((text, probability, word))
         return found

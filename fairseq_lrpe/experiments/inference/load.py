@@ -51,7 +51,7 @@ def load_model(
 
     Args:
         run_or_checkpoint: folder of a run, whose evaluated checkpoint is loaded, or a checkpoint file.
-        data: data folder with the dictionary and tokenizer (default: the one that it was trained on).
+        data: data folder with the dictionary and tokenizer (default: that of the training).
         cpu: whether to use the CPU if there is a GPU.
 
     Returns:
@@ -71,10 +71,8 @@ def load_model(
         data = REPOSITORY / utils.split_paths(settings["data"])[0]
     folder = None if data is None else Path(data).absolute()
     if folder and not folder.is_dir():
-        raise ValueError(
-            f"the data folder {folder} of {checkpoint} does not exist: pass data=FOLDER with a folder that "
-            "has the same dictionary"
-        )
+        remedy = "pass data=FOLDER with a folder that has the same dictionary"
+        raise ValueError(f"the data folder {folder} of {checkpoint} does not exist: {remedy}")
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries
     try:
@@ -91,11 +89,7 @@ def load_model(
 
 
 def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
-    """Returns the checkpoint of a run, as it was evaluated, or the one in a file, and its task's settings.
-
-    Args:
-        path: folder of a run, or a checkpoint file.
-        tasks: names of the tasks whose models are accepted.
+    """Returns the evaluated checkpoint of a run's folder, or a checkpoint file, and its task's settings.
 
     Raises:
         ValueError: if there is no readable checkpoint, or its task is not one of ``tasks``.

@@ -7,7 +7,8 @@ from fairseq_lrpe.utils.files import read_lines
 
 def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
     """Predicts the split of the evaluation ``name``; returns (predictions, targets) as text."""
-    split, path = job.kind.evaluations(job.cfg)[name]["split"], job.folder / f"predictions-{name}.tsv"
+    split = job.kind.evaluations(job.cfg)[name]["split"]
+    path = job.folder / f"predictions-{name}.tsv"
     words = [str(job.checkpoint), str(data), f"{split}={path}", *["--cpu"] * job.launch.cpu]
     job.call(["python", "-m", "fairseq_lrpe", "classify", *words], name)
     return read_predictions(path)
@@ -21,11 +22,12 @@ def read_predictions(path: Path) -> tuple[list[str], list[str]]:
 
 def label_metrics(predicted: list[str], target: list[str]) -> dict[str, float]:
     """Returns accuracy, Matthews correlation and, for binary tasks, the F1 of the label "1", in percent."""
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef  # this import takes seconds
+    from sklearn import metrics  # this import takes seconds
 
-    values = {"accuracy": accuracy_score(target, predicted), "matthews": matthews_corrcoef(target, predicted)}
+    pair = target, predicted
+    values = {"accuracy": metrics.accuracy_score(*pair), "matthews": metrics.matthews_corrcoef(*pair)}
     if "1" in target and len(set(target)) <= 2:
-        values["f1"] = f1_score(target, predicted, pos_label="1")
+        values["f1"] = metrics.f1_score(*pair, pos_label="1")
     return {name: 100 * float(value) for name, value in values.items()}
 
 
@@ -46,5 +48,6 @@ def describe_score(metric: str, score: float | None, majority: float | None) -> 
     """Returns a score in words, with that of always predicting the most frequent label."""
     if score is None:
         return None
-    baseline = "" if majority is None else f" (always predicting the most frequent label: {majority:.2f})"
-    return f"{metric} {score:.2f}{baseline}"
+    if majority is None:
+        return f"{metric} {score:.2f}"
+    return f"{metric} {score:.2f} (always predicting the most frequent label: {majority:.2f})"
