@@ -33,8 +33,8 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         if not isinstance(state, dict):
             raise ValueError("it contains no dictionary")
         if state.get("args"):  # fairseq's older format
-            args = vars(state["args"])
-            state["cfg"] = {"model": {"_name": args["arch"], **args}, "task": {"_name": args["task"], **args}}
+            args, names = vars(state["args"]), {"model": "arch", "task": "task"}
+            state["cfg"] = {part: {"_name": args[name], **args} for part, name in names.items()}
         missing = [part for part in ("cfg", "model", "extra_state") if not isinstance(state.get(part), dict)]
         if "optimizer_history" not in state and "best_loss" not in state:
             missing.append("optimizer_history")
@@ -47,8 +47,9 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
             state["cfg"][part] = dict(settings)
     except Exception as error:  # torch raises many types
         # torch's advice before and after the cause is to load the file unsafely.
-        lines = str(error).rpartition("WeightsUnpickler error: ")[2].strip().splitlines()
-        reason = lines[0].partition(". ")[0] if lines else "it is incomplete"  # EOFError has no message
+        cause = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
+        reason = cause.partition("\n")[0].partition(". ")[0]
+        reason = reason or "it is incomplete"  # EOFError has no message
         raise ValueError(f"{path} is not a readable checkpoint of fairseq ({reason})") from None
     return state
 
@@ -59,10 +60,7 @@ def _load(path):
 
 
 def newest_readable(folder: Path) -> Path | None:
-    """Returns the readable checkpoint with the most updates in ``folder``, or None if there is none.
-
-    A training that is killed while it writes a checkpoint may leave a truncated file.
-    """
+    """Returns the readable checkpoint with the most updates in ``folder``, or None."""
     updates = {}
     for path in sorted(folder.glob("checkpoint*.pt")):
         try:

@@ -20,8 +20,8 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
     """Makes the task in the checkpoints of ``--path`` the default of a parser of ``words``.
 
     Only this plugin's tasks are restored, except in ``fairseq-validate``, which has no default task. fairseq
-    calls this function again after it has added the task's flags to the parser; the settings of this plugin's
-    tasks in the checkpoints then become the defaults of these flags. Explicit flags take precedence.
+    calls this function again when the parser has the task's flags, whose defaults then become the settings
+    in the checkpoints of this plugin's tasks. Explicit flags take precedence.
 
     Raises:
         ValueError: if a checkpoint cannot be read or its task and ``--task`` are of different families,
@@ -81,7 +81,7 @@ def _restore_settings(parser, words, args, tasks):
 
 
 def _replaced_settings(saved, explicit):
-    """Returns the names of a checkpoint's memory settings that do not apply because of explicit flags."""
+    """Returns the names of a checkpoint's memory settings that explicit flags exclude."""
     if explicit.get("memory", saved["memory"]) != saved["memory"]:
         return {"memory_length", "clamp_length", "same_length"}
     if saved["memory"] == "state" and explicit.get("memory_length"):

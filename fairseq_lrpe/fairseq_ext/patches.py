@@ -51,7 +51,7 @@ def apply(
     if is_fairseq_command():
         # Strong decays produce denormal weights, with which attention on a CPU takes twice as long.
         torch.set_flush_denormal(True)
-        # Importing fairseq sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG file.
+        # fairseq sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG file.
         logging.getLogger("PIL").setLevel(logging.INFO)
     # fairseq evaluates strings in a checkpoint's settings as Python code.
     for name, module in list(sys.modules.items()):
@@ -101,7 +101,7 @@ def _wrap(owner, name, function):
 
 
 def is_fairseq_command() -> bool:
-    """Returns whether this process runs a fairseq command, such as fairseq-train or fairseq_cli/train.py."""
+    """Returns whether this process runs fairseq-train, fairseq_cli/train.py or the like."""
     path = Path(sys.argv[0])
     return path.name.startswith(("fairseq-", "fairseq_cli.")) or path.parent.name == "fairseq_cli"
 
@@ -118,7 +118,7 @@ def _copy_atomically(source, target, overwrite=False):
 
 
 def _broadcast_without_settings(broadcast_object, obj, *args, **kwargs):
-    """Broadcasts a checkpoint without its settings, objects of omegaconf that the other processes ignore."""
+    """Broadcasts a checkpoint without its settings, which the other processes ignore."""
     if isinstance(obj, dict):
         obj = {name: value for name, value in obj.items() if name != "cfg"}
     return broadcast_object(obj, *args, **kwargs)
@@ -135,7 +135,7 @@ def _block_generated_ngrams(no_repeat_ngram, self, tokens, lprobs, bsz, beam_siz
 
 
 def _parse(check_command_line, check_arguments, parse, parser, input_args=None, **options):
-    """Parses arguments like fairseq, but restores the task of a checkpoint and validates the arguments."""
+    """Restores the task of a checkpoint, and validates the parsed arguments."""
     # fairseq parses a second time with suppress_defaults.
     is_command = is_fairseq_command() and not options.get("suppress_defaults")
     modify_parser = options.pop("modify_parser", None)
@@ -176,10 +176,9 @@ def _save_on_signal(received, validate_and_save, cfg, trainer, task, epoch_itr, 
 
 
 def _with_blocked_signals(iterate, self):
-    """Starts the workers of a DataLoader with blocked ``SAVE_SIGNALS``, so that they survive the checkpoint.
+    """Starts the workers of a DataLoader with blocked ``SAVE_SIGNALS``, to survive the checkpoint.
 
-    At exit, multiprocessing stops remaining workers with SIGTERM, which these workers block. Therefore,
-    ``_kill_workers`` stops them first.
+    At exit, multiprocessing would wait for workers that block SIGTERM: ``_kill_workers`` stops them first.
     """
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # the last function that is registered is called first
@@ -202,13 +201,14 @@ def _is_evaluated(task, dataset):
 
 def _split_of(task, dataset):
     same = (dataset, getattr(dataset, "dataset", None))  # --context-window wraps the dataset
-    return next((name for name, known in task.datasets.items() if any(known is x for x in same)), "the input")
+    found = [name for name, known in task.datasets.items() if any(known is x for x in same)]
+    return found[0] if found else "the input"
 
 
 def _keep_all_samples(
     filter_indices_by_size, self, indices, dataset, max_positions=None, ignore_invalid_inputs=False
 ):
-    """Exits if an evaluation would skip samples, even with --skip-invalid-size-inputs-valid-test."""
+    """Exits if an evaluation would skip samples."""
     if not _is_evaluated(self, dataset):
         return filter_indices_by_size(self, indices, dataset, max_positions, ignore_invalid_inputs)
     kept, skipped = dataset.filter_indices_by_size(indices, max_positions)
@@ -225,7 +225,7 @@ def _keep_all_samples(
 
 
 def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
-    """Keeps the last batch of an evaluation, which --required-batch-size-multiple (default: 8) could drop."""
+    """Keeps the last batch of an evaluation, in spite of --required-batch-size-multiple."""
     if _is_evaluated(self, dataset):
         kwargs["required_batch_size_multiple"] = 1
         _check_not_shortened(self, _split_of(self, dataset))
@@ -235,8 +235,8 @@ def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
 def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, seed=1, epoch=1, **kwargs):
     """Composes the batches in a resumed training as in the first epoch.
 
-    fairseq composes batches once per process, with a random seed that depends on the epoch in which the
-    process starts. All epochs of an uninterrupted training use the batches of epoch 1 in another order.
+    fairseq composes batches once per process, with a seed that depends on the epoch in which it starts. An
+    uninterrupted training uses the batches of epoch 1 in another order.
     """
     is_cached = (
         is_fairseq_command()
@@ -269,7 +269,7 @@ def _check_not_shortened(task, split):
 
 
 def _record_training(get_train_iterator, self, *args, **kwargs):
-    """Stores the split of which fairseq may skip samples in the task, and the trainer in the iterator."""
+    """Stores the split of which fairseq may skip samples, and the iterator's trainer."""
     self.task.training_split = self.cfg.dataset.train_subset
     iterator = get_train_iterator(self, *args, **kwargs)
     iterator.trainer = self

@@ -70,12 +70,12 @@ class LabeledDataset(FairseqDataset):
 
 
 class LabeledTask(FairseqTask):
-    """Base class of classification tasks, with the data's metadata ``about`` and label names ``labels``.
+    """Base class of classification tasks; ``about`` is the data's metadata, ``labels`` the names.
 
     ``check_arguments(cfg)`` raises a ValueError for invalid flags of the task.
     """
 
-    target_dictionary = None  # otherwise, criteria would ignore a label that equals the index of padding
+    target_dictionary = None  # otherwise, criteria would ignore the label with the index of padding
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)

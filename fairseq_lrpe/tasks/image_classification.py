@@ -24,7 +24,7 @@ from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
 ORDER, IMAGE, BATCH = range(3)
-"""Purposes of random generators, which are part of their seeds, so that no two generators are equal."""
+"""Purposes of random generators, which are part of their seeds."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class BatchAugmentation:
 class ImageDataset(LabeledDataset):
     """Dataset of the images of a split, cropped for evaluation, as (index, bytes (S, S, 3), label).
 
-    Images remain bytes until they are on the training device, so that workers and transfers have less to do.
+    Images remain bytes until they are on the training device, which is faster.
     """
 
     def __init__(self, task, split: str):
@@ -88,7 +88,8 @@ class ImageDataset(LabeledDataset):
         try:
             return decode(self.content[begin : begin + size])
         except ValueError as error:
-            raise ValueError(f"{self.prefix}.input0.bin: image {index:,} is damaged ({error})") from None
+            name = f"{self.prefix}.input0.bin: image {index:,}"
+            raise ValueError(f"{name} is damaged ({error})") from None
 
     def __getitem__(self, index):
         image = transforms.resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
@@ -101,11 +102,9 @@ class ImageDataset(LabeledDataset):
 class AugmentedDataset(ImageDataset):
     """Dataset of augmented training images; sample i·repeats + r is repetition r of image i in an epoch.
 
-    Items are (index, (bytes (S, S, 3), box to erase or None), label).
-
-    An epoch has as many samples as the split has images. It consists of a random 1 / repeats of the images,
-    each ``repeats`` times in a row, as in DeiT's sampler. All random choices depend only on seed, epoch and
-    index.
+    Items are (index, (bytes (S, S, 3), box to erase or None), label). An epoch consists of a random
+    1 / repeats of the images, each ``repeats`` times in a row, as in DeiT's sampler. All random choices
+    depend only on seed, epoch and index.
     """
 
     epoch = 1
@@ -136,7 +135,7 @@ class AugmentedDataset(ImageDataset):
         return super().net_input([pixels for pixels, _ in images])
 
     def collater(self, samples):
-        """Returns a batch with a BatchAugmentation of the images and the soft, mixed targets (B, classes)."""
+        """Returns a batch with a BatchAugmentation and the soft, mixed targets (B, classes)."""
         batch = super().collater(samples)
         if batch:
             rng, mixing = self.generator(BATCH, *batch["id"].tolist()), None
@@ -176,7 +175,7 @@ class ImageClassificationTask(LabeledTask):
 
 
 def prepare_images(sample: dict, model: Module) -> dict:
-    """Returns a batch with normalized and augmented images in the data type of the model's parameters."""
+    """Returns a batch with normalized and augmented images in the model's data type."""
     images = transforms.normalize(sample["net_input"]["images"])
     if "augmentation" in sample:
         sample["augmentation"].apply(images)

@@ -48,20 +48,20 @@ class Segment:
 class SegmentDataset(SequenceDataset):
     """Dataset of the segments of all streams of a text; sample t·streams + b is segment t of stream b.
 
-    A text of N tokens is split into ``streams`` contiguous parts. Segment t predicts tokens t·length + 1 to
-    (t+1)·length of its stream; the last segment may be shorter.
+    A text of N tokens is split into ``streams`` contiguous parts. Segment t predicts tokens t·length + 1
+    to (t+1)·length of its stream; the last segment may be shorter.
 
-    In training, stream b has the N' = N // streams tokens from b·N' on. In evaluation, every token except the
-    first is predicted exactly once: stream b has the tokens from b·(N-1) // streams to (b+1)·(N-1) //
-    streams, both inclusive. The lengths of streams may then differ by one, and shorter ones end with ``pad``.
+    In training, stream b has the N' = N // streams tokens from b·N' on. In evaluation, every token but the
+    first is predicted once: stream b has the tokens from b·(N-1) // streams to (b+1)·(N-1) // streams, both
+    inclusive, and streams that are shorter by one end with ``pad``.
     """
 
     def __init__(self, tokens: np.ndarray, streams: int, length: int, split: str, pad: int):
         if len(tokens) // streams < length + 1:
             raise ValueError(
                 f"the {split} text has {len(tokens):,} tokens, {len(tokens) // streams:,} in each of "
-                f"{streams:,} streams, but a segment of {length:,} needs {length + 1:,}: reduce --streams or "
-                "--tokens-per-sample"
+                f"{streams:,} streams, but a segment of {length:,} needs {length + 1:,}: "
+                "reduce --streams or --tokens-per-sample"
             )
         self.tokens, self.streams, self.length, self.split, self.pad = tokens, streams, length, split, pad
         bounds = np.arange(streams + 1)
@@ -87,7 +87,7 @@ class SegmentDataset(SequenceDataset):
         return int(index), torch.from_numpy(padded)
 
     def collater(self, samples):
-        """Returns a batch of segments with one number, from several streams, and their :class:`Segment`."""
+        """Returns a batch of segments with one number, and their :class:`Segment`."""
         batch = super().collater(samples)
         if batch:
             number, stream = divmod(samples[0][0], self.streams)
@@ -99,9 +99,6 @@ class SegmentDataset(SequenceDataset):
         """Returns the indices of each batch, in order; process i uses batches i, i + processes, ...
 
         A batch has at most ``limit`` streams. Every segment is split into batches in the same way.
-
-        Raises:
-            ValueError: if processes cannot share the streams equally.
         """
         if self.streams % processes:
             streams = f"--streams {self.streams}"
@@ -188,8 +185,9 @@ class MemoryLMTask(LanguageModelingTask):
 
 
 def read_tokens(prefix: Path) -> np.ndarray:
-    """Returns all tokens of a binarized text as a memory map; raises a ValueError if it is missing."""
+    """Returns all tokens of a binarized text as a memory map."""
     if indexed_dataset.infer_dataset_impl(str(prefix)) != "mmap":
-        raise ValueError(f"{prefix}.bin is missing or not in the format mmap: run fairseq-preprocess again")
+        problem = "is missing or not in the format mmap"
+        raise ValueError(f"{prefix}.bin {problem}: run fairseq-preprocess again")
     index = indexed_dataset.MMapIndexedDataset.Index(f"{prefix}.idx")
     return np.memmap(f"{prefix}.bin", index.dtype, "r")

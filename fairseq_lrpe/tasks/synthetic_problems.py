@@ -18,7 +18,7 @@ class QuestionProblem:
     """
 
     def text(self, random: Random, length: int) -> str:
-        """Returns a random text of ``length`` characters; the last answer in it may be truncated."""
+        """Returns a random text of ``length`` characters, whose last answer may be truncated."""
         text = ""
         while len(text) < length:
             text += "".join(self.problem(random))
@@ -137,9 +137,8 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
     """Returns the problem with a name, and with the sizes that are attributes of ``sizes``.
 
     Raises:
-        ValueError: for an unknown name, for sizes below 1, or if a sequence of ``length`` predicted
-            characters is shorter than ``min_length``, which is that of the longest question and answer, or
-            of a text with one copy.
+        ValueError: for an unknown name, for sizes below 1, or if ``length`` is below ``min_length``, that of
+            the longest question and answer, or of a text with one copy.
     """
     if name not in PROBLEMS:
         raise ValueError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
