@@ -1,4 +1,4 @@
-"""fairseq's commands evaluate every sample of a split, or fail and report how many would be skipped."""
+"""fairseq's commands evaluate every sample of a split, or report how many would be skipped."""
 
 import io
 import re
@@ -17,7 +17,7 @@ SHORT = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Binarized lines of 2 to 20 words, and pairs of them; the valid set has those that the models accept."""
+    """Lines of 2 to 20 words, and pairs of them; the models accept those of the valid set."""
     folder = tmp_path_factory.mktemp("lines")
     lines = [" ".join(f"w{i * n % 7}" for i in range(n)) for n in range(2, 21)]
     short = [line for line in lines if len(line.split()) < SHORT]

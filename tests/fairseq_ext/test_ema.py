@@ -22,7 +22,7 @@ ARCHITECTURES = {
 
 
 def average(states, decay, start=0, frequency=1):
-    """Returns the average of the states after updates 1, 2, ..., which starts with the first of them."""
+    """Returns the average of the states after updates 1, 2, ..."""
     result = states[0]
     for update, state in enumerate(states, 1):
         if update % frequency == 0:
@@ -58,7 +58,7 @@ EMA = ["--store-ema", "--ema-decay", 0.6, "--ema-start-update", 3, "--ema-update
 
 
 def test_training_with_an_average(train, data_bin, tmp_path):
-    """Training, resuming, evaluation, and training from an average and from a checkpoint without one."""
+    """Training, resuming, evaluation, and training from an average or without one."""
     arch, whole, resumed = "linear_lm_per", tmp_path / "whole", tmp_path / "resumed"
     flags = [*FLAGS, *EMA]
     assert train(arch, whole, *flags, "--save-interval-updates", 1, "--max-update", 7).returncode == 0

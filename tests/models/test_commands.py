@@ -23,7 +23,7 @@ GENERATION = (
 
 @pytest.fixture(scope="module")
 def trained(train, data_bin, tmp_path_factory):
-    """Checkpoints of a linear and a softmax model after a few updates, the first trained in a new process."""
+    """Checkpoints of a linear and a softmax model, the first trained in a new process."""
     folder = tmp_path_factory.mktemp("trained")
     linear, softmax = ARCHITECTURES
     flags = train_flags(data_bin, linear, folder / linear, "--max-update", 6, "--no-epoch-checkpoints")

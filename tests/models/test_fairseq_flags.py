@@ -61,7 +61,7 @@ def test_recomputed_activations_change_nothing(family):
 
 @every_family
 def test_layerdrop_and_pruning(family):
-    """Layers are dropped in training, and a pruned model has the kept ones, each with its own encoding."""
+    """Layers are dropped in training, and a pruned model has the kept ones with their encodings."""
     tokens = torch.randint(4, 24, (2, 9))
     arch = f"softmax_{family}_lfhc"
     size = {f"{part}_layers": 4 for part in PARTS[family]}

@@ -87,7 +87,7 @@ def test_running_sums_at_distant_positions(arch):
 @pytest.mark.parametrize("arch", ["softmax_lm_rope", "linear_lm_tmlr_type1"])
 @torch.no_grad()
 def test_receptive_field_of_memory(arch):
-    """Changing a word changes exactly the outputs that attend to it, directly or through other positions."""
+    """Changing a word changes exactly the outputs that attend to it, if only indirectly."""
     length, memory, tokens = 4, 3, words(batch=1)
     decoder = build(arch, memory_length=memory, length=length)
 

@@ -122,7 +122,7 @@ def test_softmax_base_equals_fairseqs_roberta():
 
 
 def decoder_layer(layer, queries, inputs, padding):
-    """Returns an encoder layer's output (L, E) for one sequence, with softmax attention and no encoding."""
+    """Returns an encoder layer's output (L, E) for one sequence and softmax attention."""
     attention, before, heads = layer.self_attn, layer.normalize_before, SIZES["attention_heads"]
     norm, last_norm = layer.self_attn_layer_norm, layer.final_layer_norm
     q, k, v = queries, inputs, inputs
@@ -196,7 +196,7 @@ FINETUNING = (
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A folder with bin, sentences of "good" and "bad" in gpt2_bpe with their labels, and valid.txt."""
+    """A folder with bin, labelled sentences of "good" and "bad" in gpt2_bpe, and valid.txt."""
     folder, draw = tmp_path_factory.mktemp("data"), random.Random(0)
     pairs = folder / "gpt2_bpe"
     pairs.mkdir()

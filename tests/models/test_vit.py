@@ -67,7 +67,7 @@ def test_sum_positions_are_symmetric():
 
 @pytest.mark.parametrize("attention, method", [("linear", "rope_mixed"), ("softmax", "liere")])
 def test_grid_positions(attention, method):
-    """Encodings of two-dimensional positions distinguish rows from columns; others use r + c by default."""
+    """Encodings of two coordinates distinguish rows from columns; others use r + c by default."""
     arch = f"{attention}_vit_{method}"
     model = build(arch, token_positions="none").double().eval()
     images = randn(2, 3, 12, 12)

@@ -136,8 +136,8 @@ def inputs_of(dataset, dictionary):
     """The rows of a dataset as texts, pairs of texts, or images."""
     if "pixels" in dataset.task.about:
         return [Image.fromarray((text - 4).view(4, 4).byte().numpy()) for text in dataset.texts[0]]
-    rows = [[" ".join(dictionary[t] for t in text[i]) for text in dataset.texts] for i in range(len(dataset))]
-    return [row if len(row) > 1 else row[0] for row in rows]
+    texts = [[" ".join(dictionary[t] for t in row) for row in column] for column in dataset.texts]
+    return [*zip(*texts, strict=True)] if len(texts) > 1 else texts[0]
 
 
 @pytest.mark.parametrize("kind, flags", [

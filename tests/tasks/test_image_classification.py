@@ -13,7 +13,7 @@ from fairseq.logging import metrics
 from image_files import MeanColor, colored_image, write_image_dataset
 from omegaconf import OmegaConf
 
-import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
+import fairseq_lrpe.models  # noqa: F401  (registers the tasks)
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.data.image_transforms import erase, normalize, resize_and_center_crop, to_tensor
 from fairseq_lrpe.data.mixup import Mixing
@@ -70,7 +70,7 @@ def same(one, other):
 
 
 def test_images_of_an_epoch(folder):
-    """Seed and epoch determine the images, each of which is repeated, except that the last may be cut off."""
+    """Seed and epoch determine the images, each of which is repeated."""
 
     repeats, pairs = 3, [(1, 1), (1, 2), (2, 1)]
 
@@ -110,7 +110,7 @@ def test_recipes(folder):
     assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
     pairs = [(plain[number][1], full[number][1]) for number in range(75)]
     assert not any(box for (_, box), _ in pairs)
-    # With probability 1/4 · 3/4, no operation is applied and nothing erased; some operations change nothing.
+    # With probability 1/4 · 3/4, no operation is applied and nothing is erased.
     assert 5 <= sum(torch.equal(a, b) and box is None for (a, _), (b, box) in pairs) <= 30
 
 

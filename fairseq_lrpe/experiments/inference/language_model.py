@@ -134,9 +134,7 @@ class MaskedLanguageModel(LineModel):
         [logits] = self.model(tokens, masked_tokens=tokens == mask)[0]
         best, found = logits.softmax(-1).topk(min(top_k, len(logits))), []
         for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            filled = torch.cat([before, torch.tensor([token]), after])
-            text, word = (
-                self.codec.decode(" ".join(dictionary[i] for i in part)) for part in (filled, [token])
-            )
-            found.append((text, probability, word))
+            line = torch.cat([before, torch.tensor([token]), after])
+            text = self.codec.decode(" ".join(dictionary[i] for i in line))
+            found.append((text, probability, self.codec.decode(dictionary[token])))
         return found
