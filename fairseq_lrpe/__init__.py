@@ -42,9 +42,9 @@ def load_model(
 ) -> "TrainedModel":
     """Loads a trained model for inference, from a run's folder or a checkpoint file.
 
-    See :func:`fairseq_lrpe.experiments.inference.trained.load_model` for the methods of each family.
+    See :func:`fairseq_lrpe.experiments.inference.load.load_model` for the methods of each family.
     """
     with unchanged_root_logger():
-        from fairseq_lrpe.experiments.inference import trained
+        from fairseq_lrpe.experiments.inference import load
 
-    return trained.load_model(run_or_checkpoint, data=data, cpu=cpu)
+    return load.load_model(run_or_checkpoint, data=data, cpu=cpu)

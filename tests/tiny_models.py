@@ -58,6 +58,16 @@ def task_of(dictionary=None, target=None, **attributes):
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=target or dictionary, **attributes)
 
 
+def build_small(arch, **flags):
+    """Builds a model of any family for 24 tokens, or images of 12 × 12 pixels with 5 labels."""
+    cfg = SimpleNamespace(image_size=12, pooling="mean")
+    task = task_of(cfg=cfg, labels=range(5), about={}, joined=False, apart=False, max_positions=lambda: 24)
+    lengths = dict.fromkeys(("max_source_positions", "max_target_positions", "max_positions"), 24)
+    lengths |= {"tokens_per_sample": 24, "add_bos_token": False, "tpu": False, "patch_size": 4}
+    known = lengths.keys() & MODEL_DATACLASS_REGISTRY[arch].__dataclass_fields__
+    return build_model(arch, task, **{name: lengths[name] for name in known}, **flags)
+
+
 def build_model(arch, task, **flags):
     """Builds a model of an architecture with the sizes in SIZES; ``flags`` override them."""
     config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]())

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
+from tqdm import tqdm
 
 from fairseq_lrpe.experiments.definition.experiment import Experiment, build_config
 from fairseq_lrpe.experiments.definition.kinds import KINDS, language_modeling
@@ -24,8 +24,6 @@ from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, method_style
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, min_int, new_parser, resumable
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
-
-SPLIT = "test"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -53,54 +51,46 @@ def load_job(folder: Path, lengths: list[int]) -> Job:
     settings = read_json(folder / "run.json")
     if not settings:
         raise UserError(f"{folder} is not a run folder, such as results/lm/mini/linear_rope/seed-1")
-    if "kind" not in settings:
-        raise UserError(f"{folder / 'run.json'} is damaged: remove it, or restore it from a copy")
-    run, kind = Run.of(settings), KINDS[settings["kind"]]
-    cfg = build_config(kind, OmegaConf.create(settings["config"]))
     if settings["kind"] != "language_modeling":
         raise UserError(f"{folder} has a run of kind {settings['kind']}: expected language_modeling")
     if "finished" not in read_json(folder / "evaluation.json"):
         raise UserError(f"the run in {folder} is not finished: resume it with `lrpe train`")
-    cfg.evaluations = {f"{SPLIT}_{length}": {"split": SPLIT, "length": length} for length in lengths}
+    run, kind = Run.of(settings), KINDS["language_modeling"]
+    cfg = build_config(kind, OmegaConf.create(settings["config"]))
+    cfg.evaluations = {f"test_{length}": {"split": "test", "length": length} for length in lengths}
     experiment = Experiment(run.experiment, cfg, kind, [folder / "run.json"], [])
     job = Job(experiment, run, folder.parent, moved=folder)
     for length in lengths:
-        language_modeling.check_length(job, SPLIT, length)
+        language_modeling.check_length(job, "test", length)
     return job
 
 
 def evaluate_lengths(job: Job, lengths: list[int]) -> dict[int, dict]:
     """Evaluates the test split at the block lengths that are not recorded; returns {length: metrics}."""
-    names = {length: f"{SPLIT}_{length}" for length in lengths}
     with locked(job.folder) as job.lock, resumable():
-        missing = runner.missing_evaluations(job, read_json(job.folder / "evaluation.json"))
-        todo, console = [name for name in names.values() if name in missing], Console(stderr=True)
-        for name in track(todo, "block lengths", console=console, disable=not console.is_terminal):
+        for name in tqdm(runner.missing_evaluations(job, job.record), "block lengths", disable=None):
             runner.evaluate(job, name)
-    recorded = read_json(job.folder / "evaluation.json")["evaluations"]
-    return {length: recorded[name] for length, name in names.items()}
+    return {length: job.record["evaluations"][f"test_{length}"] for length in lengths}
 
 
 def print_table(measured: dict[int, dict], trained: int, job: Job) -> None:
     """Prints a table of the perplexity at each block length."""
     tokens = next(iter(measured.values()))["tokens"]
-    print(f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens:")
-    print(f"perplexity of the {tokens:,} tokens of the {SPLIT} split at each block length")
-    table = Table()
-    for column in ("tokens per block", "× training", "perplexity"):
-        table.add_column(column, justify="right")
+    names = ("tokens per block", "× training", "perplexity")
+    table = Table(*(Column(name, justify="right") for name in names))
     for length, metrics in measured.items():
         table.add_row(f"{length:,}", f"{length / trained:.3g}", f"{metrics['perplexity']:.2f}")
+    print(f"{job.folder}, {job.checkpoint.name}, trained on blocks of {trained:,} tokens:")
+    print(f"perplexity of the {tokens:,} tokens of the test split at each block length")
     Console().print(table)
 
 
 def plot(measured: dict[int, dict], trained: int, run: Run, path: Path) -> None:
     """Plots the perplexity over the block length."""
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # this import takes seconds
 
-    lengths = list(measured)
     figure = Figure(figsize=(6.5, 4.2), layout="constrained")
-    axes = figure.subplots()
+    axes, lengths = figure.subplots(), list(measured)
     (color, marker), line = method_style(run.method), LINE_STYLES[run.attention]
     perplexities = [metrics["perplexity"] for metrics in measured.values()]
     axes.plot(lengths, perplexities, marker=marker, color=color, linestyle=line)
@@ -108,6 +98,6 @@ def plot(measured: dict[int, dict], trained: int, run: Run, path: Path) -> None:
     axes.legend()
     axes.set_xscale("log", base=2)
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.set(xlabel="tokens per block", ylabel=f"{SPLIT} perplexity", title=str(run))
+    axes.set(xlabel="tokens per block", ylabel="test perplexity", title=str(run))
     axes.grid(alpha=0.3)
     save_figure(figure, path, dpi=150)

@@ -10,54 +10,50 @@ answer, with a warning. For example:
 """
 
 import sys
+from argparse import SUPPRESS
 
+from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
 
-SAMPLING = {
-    "length": ("N", min_int(1), 200, "number of tokens to sample"),
-    "temperature": ("T", float, 1.0, "divisor of the logits; 0 selects the most likely token"),
-    "top_k": ("K", min_int(0), 0, "sample from the K most likely tokens; 0 means all"),
-    "top_p": ("P", float, 1.0, "sample from the most likely tokens whose probabilities sum to P"),
-    "seed": ("S", min_int(0), None, "seed of the random numbers of each prompt (default: random)"),
-}
-"""{option of language models: (name of the value, type, default, help)}"""
+TASKS = ("language_modeling", "memory_lm", "synthetic_lm", "translation", "question_generation")
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = new_parser("lrpe generate", __doc__, "RUN [options] [< TEXT]")
+    parser.argument_default = SUPPRESS  # the defaults are those of the models' methods
     parser.add_argument("run", type=abs_path, metavar="RUN", help="run folder, or checkpoint file")
     group = parser.add_argument_group("language models")
     group.add_argument("--prompt", nargs="+", metavar="TEXT", help="beginnings of texts to continue")
-    for name, (value, kind, default, text) in SAMPLING.items():
-        text += "" if default is None else f" (default: {default})"
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=value, help=text)
+    for name, value, kind, text in (
+        ("length", "N", min_int(1), "number of tokens to sample (default: 200)"),
+        ("temperature", "T", float, "divisor of the logits; 0 selects the most likely token (default: 1)"),
+        ("top-k", "K", min_int(0), "sample from the K most likely tokens (default: all)"),
+        ("top-p", "P", float, "sample from the most likely tokens whose probabilities sum to P"),
+        ("seed", "S", min_int(0), "seed of the random numbers of each prompt (default: random)"),
+    ):
+        group.add_argument(f"--{name}", type=kind, metavar=value, help=text)
     group = parser.add_argument_group("translation and question generation")
     group.add_argument("--beam", type=min_int(1), metavar="B", help="beam size (default: 5)")
-    parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
-    args = parser.parse_args(arguments)
+    parser.add_argument("--cpu", action="store_true", default=False, help="do not use a GPU")
+    options = vars(parser.parse_args(arguments))
+    run, cpu = options.pop("run"), options.pop("cpu")
     with exit_on_error("generate"):
-        from fairseq_lrpe.experiments.inference import trained
-        from fairseq_lrpe.experiments.inference.generate import BEAM, Generator, Translator
-        from fairseq_lrpe.experiments.inference.language_model import LanguageModel
-        from fairseq_lrpe.experiments.inference.load import find
+        from fairseq_lrpe.experiments.inference.load import find, load_model
 
-        tasks = {x: cls for x, cls in trained.MODELS.items() if issubclass(cls, LanguageModel | Generator)}
-        remedy = "train one with `lrpe train lm/...`, `lrpe train mt/...` or `lrpe train questions/...`"
-        found = find(args.run, tasks, remedy)
-        samples = issubclass(tasks[found.task], LanguageModel)
-        options = {name: getattr(args, name) for name in SAMPLING if getattr(args, name) is not None}
-        for name in ["beam"] if samples else ["prompt", *SAMPLING]:
-            if getattr(args, name) is not None:
-                others = "translation and question generation" if samples else "language models"
-                raise ValueError(f"--{name.replace('_', '-')} is for {others}, not for {found.task}: omit it")
-        lines = args.prompt or read_stdin_lines()
-        model = trained.build(found, cpu=args.cpu)
+        checkpoint, settings = find(run, TASKS)
+        task = settings["_name"]
+        samples = FAMILIES[task] == "lm"
+        if wrong := [name for name in options if samples == (name == "beam")]:
+            others = "translation and question generation" if samples else "language models"
+            raise ValueError(f"--{wrong[0].replace('_', '-')} is for {others}, not for {task}: omit it")
+        lines = options.pop("prompt", None) or read_stdin_lines()
+        model = load_model(checkpoint, cpu=cpu)
         if samples:
             continue_prompts(model, lines, options)
-        elif isinstance(model, Translator):
-            print(*model.translate(lines, args.beam or BEAM), sep="\n", end="\n" * bool(lines))
+        elif task == "translation":
+            print("".join(f"{line}\n" for line in model.translate(lines, **options)), end="")
         else:
-            ask_questions(model, lines, args.beam or BEAM)
+            ask_questions(model, lines, options)
 
 
 def continue_prompts(model, prompts: list[str], options: dict) -> None:
@@ -72,19 +68,17 @@ def continue_prompts(model, prompts: list[str], options: dict) -> None:
             print(flush=True)
 
 
-def ask_questions(model, lines: list[str], beam: int) -> None:
+def ask_questions(model, lines: list[str], options: dict) -> None:
     """Prints a question for each line, which consists of an answer, a tab and a text with the answer."""
     sources = []
     for number, line in enumerate(lines, 1):
-        answer, tab, text = line.partition("\t")
+        answer, _, text = line.partition("\t")
         try:
-            if not tab:
-                raise ValueError("there is no tab: expected an answer, a tab, and a text with the answer")
             sources.append(model.source(text, answer))
         except ValueError as error:
             raise ValueError(f"line {number}: {error}") from None
         if sources[-1].context_cut:
             message = f"line {number}: the text is too long and was truncated around the answer"
             print(message, file=sys.stderr)
-    for question in model.questions(sources, beam):
+    for question in model.questions(sources, **options):
         print(question)

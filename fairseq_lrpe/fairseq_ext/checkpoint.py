@@ -5,7 +5,6 @@ scalars, which are metrics, and argparse.Namespace, which contains the flags of 
 """
 
 import argparse
-import pickle
 import zipfile
 from pathlib import Path
 
@@ -18,14 +17,10 @@ torch.serialization.add_safe_globals(
 
 
 def read_checkpoint(path: Path, remedy: str) -> dict:
-    """Reads a checkpoint of fairseq.
+    """Returns the content of a checkpoint of fairseq, with memory-mapped tensors.
 
-    Args:
-        path: the checkpoint file.
-        remedy: suggested fix that ends the error message if the file does not exist.
-
-    Returns:
-        The checkpoint with memory-mapped tensors, and with ``cfg.model`` and ``cfg.task`` as dicts.
+    ``cfg.model`` and ``cfg.task`` are dicts. ``remedy`` is the suggested fix that ends the error message if
+    the file does not exist.
 
     Raises:
         ValueError: if the file does not exist, is truncated or is not a checkpoint of fairseq.
@@ -38,8 +33,8 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         if not isinstance(state, dict):
             raise ValueError("it contains no dictionary")
         if state.get("args"):  # fairseq's older format
-            args = vars(state["args"])
-            state["cfg"] = {"model": {"_name": args["arch"], **args}, "task": {"_name": args["task"], **args}}
+            args, names = vars(state["args"]), {"model": "arch", "task": "task"}
+            state["cfg"] = {part: {"_name": args[name], **args} for part, name in names.items()}
         missing = [part for part in ("cfg", "model", "extra_state") if not isinstance(state.get(part), dict)]
         if "optimizer_history" not in state and "best_loss" not in state:
             missing.append("optimizer_history")
@@ -51,18 +46,12 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
                 settings = {"_name": getattr(settings, "arch", None), **vars(settings)}
             state["cfg"][part] = dict(settings)
     except Exception as error:  # torch raises many types
-        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({_reason(error)})") from None
+        # torch's advice before and after the cause is to load the file unsafely.
+        cause = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
+        reason = cause.partition("\n")[0].partition(". ")[0]
+        reason = reason or "it is incomplete"  # EOFError has no message
+        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({reason})") from None
     return state
-
-
-def _reason(error):
-    """Returns the cause of an error as one sentence, without torch's advice."""
-    cause = str(error)
-    if isinstance(error, pickle.UnpicklingError):  # the message starts with advice to load the file unsafely
-        cause = cause.partition("WeightsUnpickler error: ")[2]
-        if not cause.startswith("Unsupported global"):  # the name of a type that could execute code
-            return "it is damaged, or torch.save did not write it"
-    return cause.partition("\n")[0].partition(". ")[0] or "it is incomplete"  # EOFError has no message
 
 
 def _load(path):
@@ -71,10 +60,7 @@ def _load(path):
 
 
 def newest_readable(folder: Path) -> Path | None:
-    """Returns the readable checkpoint with the most updates in ``folder``, or None if there is none.
-
-    A training that is killed while it writes a checkpoint may leave a truncated file.
-    """
+    """Returns the readable checkpoint with the most updates in ``folder``, or None."""
     updates = {}
     for path in sorted(folder.glob("checkpoint*.pt")):
         try:

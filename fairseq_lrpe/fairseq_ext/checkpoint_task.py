@@ -14,19 +14,14 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.tasks import FAMILIES
-from fairseq_lrpe.tasks.memory_lm import replaced_settings
 
 
 def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
-    """Makes the task in the checkpoints of ``--path`` the default of a parser.
+    """Makes the task in the checkpoints of ``--path`` the default of a parser of ``words``.
 
     Only this plugin's tasks are restored, except in ``fairseq-validate``, which has no default task. fairseq
-    calls this function again after it has added the task's flags to the parser; the settings of this plugin's
-    tasks in the checkpoints then become the defaults of these flags. Explicit flags take precedence.
-
-    Args:
-        parser: the parser of the command.
-        words: the arguments of the command, or None for those of the process.
+    calls this function again when the parser has the task's flags, whose defaults then become the settings
+    in the checkpoints of this plugin's tasks. Explicit flags take precedence.
 
     Raises:
         ValueError: if a checkpoint cannot be read or its task and ``--task`` are of different families,
@@ -74,7 +69,7 @@ def _restore_settings(parser, words, args, tasks):
     for task in tasks:
         names = flags & task.keys() - explicit.keys()
         if args.task == "memory_lm":
-            names -= replaced_settings(task, explicit)
+            names -= _replaced_settings(task, explicit)
         restored.append({name: task[name] for name in names})
     for name in sorted(flags):
         if any(settings.get(name) != restored[0].get(name) for settings in restored):
@@ -83,3 +78,12 @@ def _restore_settings(parser, words, args, tasks):
     if "sample_break_mode" in restored[0] and args.task == "memory_lm" and hasattr(args, "beam"):
         restored[0]["sample_break_mode"] = "eos"  # the only mode in which it can generate
     parser.set_defaults(**restored[0])
+
+
+def _replaced_settings(saved, explicit):
+    """Returns the names of a checkpoint's memory settings that explicit flags exclude."""
+    if explicit.get("memory", saved["memory"]) != saved["memory"]:
+        return {"memory_length", "clamp_length", "same_length"}
+    if saved["memory"] == "state" and explicit.get("memory_length"):
+        return {"memory"}
+    return {"clamp_length", "same_length"} if explicit.get("memory_length") == 0 else set()

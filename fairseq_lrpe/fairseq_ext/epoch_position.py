@@ -1,9 +1,9 @@
 """Resumes an epoch at the same sample with another batch size or number of processes.
 
 fairseq stores how many batches each process has consumed in the epoch, and shuffles whole batches. With other
-batches, this number is another position in another order, so that samples are repeated or left out. Here, the
-rest of the epoch keeps the order of the samples with which it was started, in batches of the new size; if the
-total batch stays the same, so do the samples of each update. Later epochs are shuffled as usual.
+batches, samples would be repeated or left out. Here, the rest of the epoch keeps the order of the samples, in
+batches of the new size; if the total batch stays the same, so do the samples of each update. Later epochs are
+shuffled as usual.
 
 The functions that replace a function of fairseq get the original as their first argument.
 """
@@ -17,7 +17,7 @@ LIMITS = ("max_tokens", "batch_size", "required_batch_size_multiple")
 
 
 def load_checkpoint_to_cpu(load, *args, **kwargs):
-    """Adds the settings that determined the batches, and --update-freq, to the state of the iterator."""
+    """Adds the settings that determined the batches to the state of the iterator."""
     state = load(*args, **kwargs)
     iterator = (state.get("extra_state") or {}).get("train_iterator")
     if iterator is not None and state.get("cfg"):
@@ -26,18 +26,11 @@ def load_checkpoint_to_cpu(load, *args, **kwargs):
 
 
 def batch_settings(cfg, epoch: int) -> dict[str, int | None]:
-    """Returns the settings of fairseq-train that determine the batches of an epoch and its updates."""
+    """Returns the settings that determine the batches of an epoch and its updates."""
     steps = cfg["optimization"]["update_freq"]
     limits = {name: cfg["dataset"][name] for name in LIMITS}
     processes = cfg["distributed_training"]["distributed_world_size"]
     return {**limits, "processes": processes, "update_freq": steps[min(epoch, len(steps)) - 1]}
-
-
-def get_train_iterator(get_iterator, self, *args, **kwargs):
-    """Gives the iterator access to its trainer."""
-    iterator = get_iterator(self, *args, **kwargs)
-    iterator.trainer = self
-    return iterator
 
 
 def load_state_dict(load, self, state):
@@ -64,17 +57,13 @@ def load_state_dict(load, self, state):
     else:
         position = updates * now["update_freq"]
         rest = split(self.dataset, samples[seen:], now)
-        self.rest = {
-            "epoch": state["epoch"],
-            "composed": composed,
-            "seen": seen,
-            "batches": (*([[]] * (updates * group)), *rest),  # the first ones are skipped
-        }
+        batches = (*([[]] * (updates * group)), *rest)  # the first ones are skipped
+        self.rest = {"epoch": state["epoch"], "composed": composed, "seen": seen, "batches": batches}
     return load(self, {**state, "iterations_in_epoch": position})
 
 
 def batches_of_epoch(iterator, settings, state) -> list:
-    """Returns the batches of all processes in the order in which trainings with these settings use them."""
+    """Returns the batches of all processes in the order of trainings with these settings."""
     trainer, dataset = iterator.trainer, iterator.trainer.cfg.dataset
     limits, cache = {name: dataset[name] for name in LIMITS}, trainer.task.dataset_to_epoch_iter
     trainer.task.dataset_to_epoch_iter = {}
@@ -105,7 +94,7 @@ def split(dataset, samples, settings) -> list:
 
 
 def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
-    """Returns the batches of this process, which are those of the rest in an epoch that was continued."""
+    """Returns the batches of this process, those of the rest in a continued epoch."""
     rest = getattr(self, "rest", None)
     if not rest or rest["epoch"] != epoch:
         return ordered(self, epoch, fix_batches_to_gpus, shuffle)
@@ -117,7 +106,7 @@ def ordered_batches(ordered, self, epoch, fix_batches_to_gpus, shuffle):
 
 
 def state_dict(get_state, self):
-    """Adds the order of an epoch that was continued, and the number of samples seen, to the state."""
+    """Adds the order of a continued epoch and the number of samples seen to the state."""
     state, rest = get_state(self), getattr(self, "rest", None)
     if rest and rest["epoch"] == state["epoch"]:
         batches = rest["batches"][: state["iterations_in_epoch"] * self.num_shards]

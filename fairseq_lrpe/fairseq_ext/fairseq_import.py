@@ -1,4 +1,4 @@
-"""Imports fairseq without its changes of the root logger; imported before everything that imports fairseq."""
+"""Imports fairseq, before all other imports of it, without its changes of the root logger."""
 
 from fairseq_lrpe.utils.root_logger import unchanged_root_logger
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import Namespace
 from collections.abc import Callable
 from functools import partial, wraps
 from importlib.util import find_spec
@@ -47,16 +47,11 @@ SAVE_SIGNALS = (signal.SIGTERM, *CLUSTER_SIGNALS)
 def apply(
     check_command_line: Callable[[list[str]], None], check_arguments: Callable[[Namespace], None]
 ) -> None:
-    """Installs all patches.
-
-    Args:
-        check_command_line: raises a ValueError if the words of a command line are invalid.
-        check_arguments: raises a ValueError if the parsed arguments of a command are invalid.
-    """
+    """Installs all patches; the arguments raise a ValueError for invalid words or parsed arguments."""
     if is_fairseq_command():
         # Strong decays produce denormal weights, with which attention on a CPU takes twice as long.
         torch.set_flush_denormal(True)
-        # Importing fairseq sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG file.
+        # fairseq sets the root logger to DEBUG, at which Pillow logs every chunk of a PNG file.
         logging.getLogger("PIL").setLevel(logging.INFO)
     # fairseq evaluates strings in a checkpoint's settings as Python code.
     for name, module in list(sys.modules.items()):
@@ -74,7 +69,7 @@ def apply(
     # fairseq's evaluations skip samples in several cases, mostly without a message.
     _wrap(FairseqTask, "filter_indices_by_size", _keep_all_samples)
     _wrap(FairseqTask, "get_batch_iterator", _keep_last_batch)
-    _wrap(Trainer, "get_train_iterator", _record_training_split)
+    _wrap(Trainer, "get_train_iterator", _record_training)
     # fairseq composes other batches if a training resumes after its first epoch.
     _wrap(FairseqTask, "get_batch_iterator", _compose_batches_of_first_epoch)
     # torch.load rejects what fairseq sends to the other processes of a training that is resumed.
@@ -82,10 +77,8 @@ def apply(
     _wrap(distributed_utils, "broadcast_object", _broadcast_without_settings)
     # fairseq repeats or leaves out samples if an epoch is resumed with other batches.
     _wrap(checkpoint_utils, "load_checkpoint_to_cpu", epoch_position.load_checkpoint_to_cpu)
-    _wrap(Trainer, "get_train_iterator", epoch_position.get_train_iterator)
     for name in ("load_state_dict", "ordered_batches", "state_dict"):
         _wrap(EpochBatchIterator, name, getattr(epoch_position, name))
-    _wrap(Trainer, "get_valid_iterator", _reject_step_limit)
     # fairseq averages tied parameters twice, and cannot average integers or start from any checkpoint.
     ema.EMA = ExactEMA
     _wrap(Trainer, "load_checkpoint", load_checkpoint_with_average)
@@ -108,7 +101,7 @@ def _wrap(owner, name, function):
 
 
 def is_fairseq_command() -> bool:
-    """Returns whether this process runs a fairseq command, such as fairseq-train or fairseq_cli/train.py."""
+    """Returns whether this process runs fairseq-train, fairseq_cli/train.py or the like."""
     path = Path(sys.argv[0])
     return path.name.startswith(("fairseq-", "fairseq_cli.")) or path.parent.name == "fairseq_cli"
 
@@ -125,7 +118,7 @@ def _copy_atomically(source, target, overwrite=False):
 
 
 def _broadcast_without_settings(broadcast_object, obj, *args, **kwargs):
-    """Broadcasts a checkpoint without its settings, objects of omegaconf that the other processes ignore."""
+    """Broadcasts a checkpoint without its settings, which the other processes ignore."""
     if isinstance(obj, dict):
         obj = {name: value for name, value in obj.items() if name != "cfg"}
     return broadcast_object(obj, *args, **kwargs)
@@ -141,19 +134,11 @@ def _block_generated_ngrams(no_repeat_ngram, self, tokens, lprobs, bsz, beam_siz
     return no_repeat_ngram(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 
-def _parse(
-    check_command_line: Callable,
-    check_arguments: Callable,
-    parse_args_and_arch: Callable,
-    parser: ArgumentParser,
-    input_args: list[str] | None = None,
-    parse_known: bool = False,
-    suppress_defaults: bool = False,
-    modify_parser: Callable | None = None,
-):
-    """Parses arguments like fairseq, but restores the task of a checkpoint and validates the arguments."""
+def _parse(check_command_line, check_arguments, parse, parser, input_args=None, **options):
+    """Restores the task of a checkpoint, and validates the parsed arguments."""
     # fairseq parses a second time with suppress_defaults.
-    is_command = is_fairseq_command() and not suppress_defaults
+    is_command = is_fairseq_command() and not options.get("suppress_defaults")
+    modify_parser = options.pop("modify_parser", None)
 
     def modify(parser):
         if modify_parser is not None:
@@ -163,7 +148,7 @@ def _parse(
                 check_command_line(sys.argv[1:] if input_args is None else input_args)
                 restore_task(parser, input_args)
 
-    parsed = parse_args_and_arch(parser, input_args, parse_known, suppress_defaults, modify)
+    parsed = parse(parser, input_args, modify_parser=modify, **options)
     args = parsed[0] if isinstance(parsed, tuple) else parsed
     if getattr(args, "bf16", False) and find_spec("torch_xla") is None:
         args.tpu = False
@@ -191,10 +176,9 @@ def _save_on_signal(received, validate_and_save, cfg, trainer, task, epoch_itr, 
 
 
 def _with_blocked_signals(iterate, self):
-    """Starts the workers of a DataLoader with blocked ``SAVE_SIGNALS``, so that they survive the checkpoint.
+    """Starts the workers of a DataLoader with blocked ``SAVE_SIGNALS``, to survive the checkpoint.
 
-    At exit, multiprocessing stops remaining workers with SIGTERM, which these workers block. Therefore,
-    ``_kill_workers`` stops them first.
+    At exit, multiprocessing would wait for workers that block SIGTERM: ``_kill_workers`` stops them first.
     """
     atexit.unregister(_kill_workers)
     atexit.register(_kill_workers)  # the last function that is registered is called first
@@ -217,13 +201,14 @@ def _is_evaluated(task, dataset):
 
 def _split_of(task, dataset):
     same = (dataset, getattr(dataset, "dataset", None))  # --context-window wraps the dataset
-    return next((name for name, known in task.datasets.items() if any(known is x for x in same)), "the input")
+    found = [name for name, known in task.datasets.items() if any(known is x for x in same)]
+    return found[0] if found else "the input"
 
 
 def _keep_all_samples(
     filter_indices_by_size, self, indices, dataset, max_positions=None, ignore_invalid_inputs=False
 ):
-    """Exits if an evaluation would skip samples, even with --skip-invalid-size-inputs-valid-test."""
+    """Exits if an evaluation would skip samples."""
     if not _is_evaluated(self, dataset):
         return filter_indices_by_size(self, indices, dataset, max_positions, ignore_invalid_inputs)
     kept, skipped = dataset.filter_indices_by_size(indices, max_positions)
@@ -240,7 +225,7 @@ def _keep_all_samples(
 
 
 def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
-    """Keeps the last batch of an evaluation, which --required-batch-size-multiple (default: 8) could drop."""
+    """Keeps the last batch of an evaluation, in spite of --required-batch-size-multiple."""
     if _is_evaluated(self, dataset):
         kwargs["required_batch_size_multiple"] = 1
         _check_not_shortened(self, _split_of(self, dataset))
@@ -250,8 +235,8 @@ def _keep_last_batch(get_batch_iterator, self, dataset, *args, **kwargs):
 def _compose_batches_of_first_epoch(get_batch_iterator, self, dataset, *args, seed=1, epoch=1, **kwargs):
     """Composes the batches in a resumed training as in the first epoch.
 
-    fairseq composes batches once per process, with a random seed that depends on the epoch in which the
-    process starts. All epochs of an uninterrupted training use the batches of epoch 1 in another order.
+    fairseq composes batches once per process, with a seed that depends on the epoch in which it starts. An
+    uninterrupted training uses the batches of epoch 1 in another order.
     """
     is_cached = (
         is_fairseq_command()
@@ -283,20 +268,9 @@ def _check_not_shortened(task, split):
         )
 
 
-def _record_training_split(get_train_iterator, self, *args, **kwargs):
-    """Stores the training split in the task, because fairseq may skip samples of this split."""
+def _record_training(get_train_iterator, self, *args, **kwargs):
+    """Stores the split of which fairseq may skip samples, and the iterator's trainer."""
     self.task.training_split = self.cfg.dataset.train_subset
-    return get_train_iterator(self, *args, **kwargs)
-
-
-def _reject_step_limit(get_valid_iterator, self, subset, *args, **kwargs):
-    batches = get_valid_iterator(self, subset, *args, **kwargs)
-    steps = self.cfg.dataset.max_valid_steps
-    if steps is not None and is_fairseq_command():
-        # fairseq evaluates one batch more than --max-valid-steps.
-        left_out = batches.frozen_batches[(steps + 1) * batches.num_shards :]
-        if skipped := sum(map(len, left_out)):
-            raise SystemExit(
-                f"fairseq_lrpe: --max-valid-steps {steps} would skip {skipped:,} samples of {subset}: omit it"
-            )
-    return batches
+    iterator = get_train_iterator(self, *args, **kwargs)
+    iterator.trainer = self
+    return iterator

@@ -1,4 +1,4 @@
-"""Evaluation of literals, which replaces the ``eval`` that fairseq applies to settings of checkpoints."""
+"""Evaluation of literals, which replaces fairseq's ``eval`` of settings of checkpoints."""
 
 import ast
 

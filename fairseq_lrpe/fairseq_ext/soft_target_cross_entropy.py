@@ -7,7 +7,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 
 ACCURACIES = {"accuracy": 1, "accuracy5": 5}
-"""{metric: k}, where the metric is the percentage of images whose label is among the k likeliest classes."""
+"""{metric: k}: the percentage of images whose label is among the k likeliest classes."""
 
 
 @register_criterion("soft_target_cross_entropy")
@@ -15,7 +15,7 @@ class SoftTargetCrossEntropy(FairseqCriterion):
     """Cross entropy with soft targets (B, classes) in training, and with labels (B,) in validation."""
 
     def forward(self, model, sample, reduce=True):
-        """Returns the loss in nats summed over the batch, the number of images, and the logging output."""
+        """Returns the summed loss in nats, the number of images, and the logging output."""
         target = sample["target"]
         log_probabilities = model.get_normalized_probs(model(**sample["net_input"]), log_probs=True)
         if target.dim() == 2:
@@ -34,7 +34,7 @@ class SoftTargetCrossEntropy(FairseqCriterion):
 
     @classmethod
     def reduce_metrics(cls, logging_outputs) -> None:
-        """Logs the mean loss in bits and the accuracies in percent over the batches of all processes."""
+        """Logs the mean loss in bits and the accuracies in percent."""
         total = sum(log.get("sample_size", 0) for log in logging_outputs)
         loss = sum(log.get("loss", 0) for log in logging_outputs)
         metrics.log_scalar("loss", loss / total / math.log(2), total, round=3)

@@ -21,7 +21,7 @@ from fairseq_lrpe.utils.cli import exit_on_error
 POOLINGS = ("mean", "max", "first")
 PAIRS = ("joined", "apart")
 POOL = 4096
-"""Number of randomly chosen training rows that are sorted by length, so that batches have little padding."""
+"""Number of random training rows that are sorted by length, to reduce padding."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ def is_joined(about: dict, pairs: str) -> bool:
 
 
 def truncated_lengths(first: int, second: int, total: int) -> tuple[int, int]:
-    """Returns the lengths of two texts truncated to ``total`` tokens; the longer text is truncated first."""
+    """Returns the lengths of two texts in ``total`` tokens; the longer one is truncated first."""
     if first + second > total:
         half = total // 2
         first = min(first, max(total - half, total - second))
@@ -62,7 +62,8 @@ class TextDataset(LabeledDataset):
     def __init__(self, task, split: str):
         super().__init__(task, split)
         self.shuffle, self.task = split == "train", task
-        self.texts = [MMapIndexedDataset(f"{self.prefix}.input{i}") for i in range(task.about["inputs"])]
+        count = task.about["inputs"]
+        self.texts = [MMapIndexedDataset(f"{self.prefix}.input{i}") for i in range(count)]
         lengths = [np.maximum(text.sizes.astype(np.int64), 1) for text in self.texts]
         begin = self.cfg.pooling == "first"
         sizes = sum(lengths) + 3 if task.joined else np.maximum.reduce(lengths) + begin
@@ -74,16 +75,15 @@ class TextDataset(LabeledDataset):
     size = num_tokens_vec = num_tokens
 
     def ordered_indices(self):
-        """Returns all indices, sorted by length; in training, random pools of rows are sorted separately.
-
-        Before fairseq calls this method, it seeds numpy with --seed and the epoch.
-        """
+        """Returns all indices, sorted by length; in training, within random pools."""
+        # fairseq has seeded numpy with --seed and the epoch.
         order = np.random.permutation(len(self)) if self.shuffle else np.arange(len(self))
         pools = np.array_split(order, -(-len(self) // POOL)) if self.shuffle else [order]
         return np.concatenate([pool[np.argsort(self.sizes[pool], kind="stable")] for pool in pools])
 
     def __getitem__(self, index):
-        return int(index), self.task.inputs([text[index] for text in self.texts]), int(self.labels[index])
+        inputs = self.task.inputs([text[index] for text in self.texts])
+        return int(index), inputs, int(self.labels[index])
 
     def net_input(self, inputs):
         return self.task.net_input(inputs)
@@ -109,7 +109,8 @@ class ClassificationTask(LabeledTask):
         check_choice("pooling", cfg.pooling, POOLINGS)
         check_choice("pairs", cfg.pairs, PAIRS)
         joined = is_joined(layout.read_metadata(Path(cfg.data)), cfg.pairs)
-        check_range("max_positions", cfg.max_positions, 5 if joined else 1 + (cfg.pooling == "first"))
+        least = 5 if joined else 1 + (cfg.pooling == "first")
+        check_range("max_positions", cfg.max_positions, least)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         self.datasets[split] = TextDataset(self, split)
@@ -128,7 +129,7 @@ class ClassificationTask(LabeledTask):
         return [text[:limit] for text in texts]
 
     def net_input(self, inputs: list[list[torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Returns the padded tokens and their lengths; for separate pairs, also those of the second texts."""
+        """Returns the padded tokens and their lengths, also of the second texts of separate pairs."""
         batch = {}
         for name, texts in zip(("src", "second"), zip(*inputs, strict=True), strict=False):
             batch[f"{name}_tokens"] = collate_tokens(texts, self.dictionary.pad())
@@ -136,7 +137,7 @@ class ClassificationTask(LabeledTask):
         return batch
 
     def build_model(self, cfg, from_checkpoint=False):
-        """Returns the model; for training, the file given by --embed-path initializes its embeddings."""
+        """Returns the model; for training, --embed-path initializes its embeddings."""
         model = super().build_model(cfg, from_checkpoint)
         if not from_checkpoint and getattr(cfg, "embed_path", None):
             with exit_on_error("fairseq_lrpe"):

@@ -41,7 +41,10 @@ class SequenceDataset(FairseqDataset):
 
 
 class LabeledDataset(FairseqDataset):
-    """Base class of datasets of labeled rows, whose items are (index, input, label)."""
+    """Base class of datasets of labeled rows, whose items are (index, input, label).
+
+    ``net_input(inputs)`` returns the keyword arguments of the model for a batch of inputs.
+    """
 
     can_reuse_epoch_itr_across_epochs = False  # because batches differ between epochs
 
@@ -51,10 +54,6 @@ class LabeledDataset(FairseqDataset):
 
     def __len__(self):
         return len(self.labels)
-
-    def net_input(self, inputs: list) -> dict:
-        """Returns the keyword arguments of the model for a batch of inputs."""
-        raise NotImplementedError
 
     def collater(self, samples):
         """Returns a batch, which has no targets if a label is unknown (-1)."""
@@ -71,9 +70,12 @@ class LabeledDataset(FairseqDataset):
 
 
 class LabeledTask(FairseqTask):
-    """Base class of classification tasks, with the data's metadata ``about`` and label names ``labels``."""
+    """Base class of classification tasks; ``about`` is the data's metadata, ``labels`` the names.
 
-    target_dictionary = None  # otherwise, criteria would ignore a label that equals the index of padding
+    ``check_arguments(cfg)`` raises a ValueError for invalid flags of the task.
+    """
+
+    target_dictionary = None  # otherwise, criteria would ignore the label with the index of padding
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)
@@ -81,8 +83,3 @@ class LabeledTask(FairseqTask):
             self.check_arguments(cfg)
             self.about = layout.read_metadata(Path(cfg.data))
         self.labels = self.about["labels"]
-
-    @staticmethod
-    def check_arguments(cfg) -> None:
-        """Raises a ValueError for invalid flags of the task."""
-        raise NotImplementedError

@@ -14,16 +14,8 @@ from torch.nn import Module
 from torch.utils.data import default_collate
 
 from fairseq_lrpe.config import check_range, flag
+from fairseq_lrpe.data import image_transforms as transforms
 from fairseq_lrpe.data.image_files import decode
-from fairseq_lrpe.data.image_transforms import (
-    Region,
-    erase,
-    normalize,
-    random_erase_box,
-    random_resized_crop,
-    resize_and_center_crop,
-    to_tensor,
-)
 from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
 from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
@@ -32,7 +24,7 @@ from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
 ORDER, IMAGE, BATCH = range(3)
-"""Purposes of random generators, which are part of their seeds, so that no two generators are equal."""
+"""Purposes of random generators, which are part of their seeds."""
 
 
 @dataclass
@@ -56,21 +48,15 @@ class ImageClassificationConfig(FairseqDataclass):
 
 @dataclass
 class BatchAugmentation:
-    """Augmentation of a batch that is drawn by the workers and applied on the training device.
+    """Augmentation of a batch that is drawn by the workers and applied on the training device."""
 
-    Args:
-        boxes: Rectangle to erase in each image, or None.
-        noise_seed: Seed of the noise in the erased rectangles.
-        mixing: Mixup or CutMix of the images; None to mix no images.
-    """
-
-    boxes: list[Region | None]
-    noise_seed: int
-    mixing: Mixing | None
+    boxes: list[transforms.Region | None]  # rectangle to erase in each image
+    noise_seed: int  # seed of the noise in the erased rectangles
+    mixing: Mixing | None  # Mixup or CutMix of the images
 
     def apply(self, images: Tensor) -> None:
         """Erases and mixes normalized images (B, 3, S, S) in place."""
-        erase(images, self.boxes, self.noise_seed)
+        transforms.erase(images, self.boxes, self.noise_seed)
         if self.mixing:
             self.mixing.mix_images(images)
 
@@ -78,7 +64,7 @@ class BatchAugmentation:
 class ImageDataset(LabeledDataset):
     """Dataset of the images of a split, cropped for evaluation, as (index, bytes (S, S, 3), label).
 
-    Images remain bytes until they are on the training device, so that workers and transfers have less to do.
+    Images remain bytes until they are on the training device, which is faster.
     """
 
     def __init__(self, task, split: str):
@@ -102,25 +88,23 @@ class ImageDataset(LabeledDataset):
         try:
             return decode(self.content[begin : begin + size])
         except ValueError as error:
-            raise ValueError(f"{self.prefix}.input0.bin: image {index:,} is damaged ({error})") from None
+            name = f"{self.prefix}.input0.bin: image {index:,}"
+            raise ValueError(f"{name} is damaged ({error})") from None
 
     def __getitem__(self, index):
-        image = resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
-        return int(index), to_tensor(image), int(self.labels[index])
+        image = transforms.resize_and_center_crop(self.image(int(index)), self.cfg.image_size)
+        return int(index), transforms.to_tensor(image), int(self.labels[index])
 
     def net_input(self, images):
-        """Returns {"images": bytes (B, S, S, 3)}."""
-        return {"images": default_collate(images)}  # uses shared memory in a worker
+        return {"images": default_collate(images)}  # (B, S, S, 3), in shared memory in a worker
 
 
 class AugmentedDataset(ImageDataset):
     """Dataset of augmented training images; sample i·repeats + r is repetition r of image i in an epoch.
 
-    Items are (index, (bytes (S, S, 3), box to erase or None), label).
-
-    An epoch has as many samples as the split has images. It consists of a random 1 / repeats of the images,
-    each ``repeats`` times in a row, as in DeiT's sampler. All random choices depend only on seed, epoch and
-    index.
+    Items are (index, (bytes (S, S, 3), box to erase or None), label). An epoch consists of a random
+    1 / repeats of the images, each ``repeats`` times in a row, as in DeiT's sampler. All random choices
+    depend only on seed, epoch and index.
     """
 
     epoch = 1
@@ -140,18 +124,18 @@ class AugmentedDataset(ImageDataset):
 
     def __getitem__(self, index):
         number, rng = int(index) // self.cfg.repeats, self.generator(IMAGE, int(index))
-        image = random_resized_crop(self.image(number), self.cfg.image_size, rng)
+        image = transforms.random_resized_crop(self.image(number), self.cfg.image_size, rng)
         box = None
         if self.cfg.recipe == "full":
             image = rand_augment(image, rng)
-            box = random_erase_box(*image.size[::-1], rng)
-        return int(index), (to_tensor(image), box), int(self.labels[number])
+            box = transforms.random_erase_box(*image.size[::-1], rng)
+        return int(index), (transforms.to_tensor(image), box), int(self.labels[number])
 
     def net_input(self, images):
         return super().net_input([pixels for pixels, _ in images])
 
     def collater(self, samples):
-        """Returns a batch with a BatchAugmentation of the images and the soft, mixed targets (B, classes)."""
+        """Returns a batch with a BatchAugmentation and the soft, mixed targets (B, classes)."""
         batch = super().collater(samples)
         if batch:
             rng, mixing = self.generator(BATCH, *batch["id"].tolist()), None
@@ -191,8 +175,8 @@ class ImageClassificationTask(LabeledTask):
 
 
 def prepare_images(sample: dict, model: Module) -> dict:
-    """Returns a batch with normalized and augmented images in the data type of the model's parameters."""
-    images = normalize(sample["net_input"]["images"])
+    """Returns a batch with normalized and augmented images in the model's data type."""
+    images = transforms.normalize(sample["net_input"]["images"])
     if "augmentation" in sample:
         sample["augmentation"].apply(images)
     return {**sample, "net_input": {"images": images.to(next(model.parameters()).dtype)}}

@@ -1,18 +1,13 @@
 """fairseq task of language modeling in consecutive segments, with a memory of previous segments."""
 
 import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq.data import iterators
-from fairseq.data.indexed_dataset import (
-    MMapIndexedDataset,
-    data_file_path,
-    index_file_path,
-    infer_dataset_impl,
-)
+from fairseq.data import indexed_dataset, iterators
 from fairseq.tasks import register_task
 from fairseq.tasks.language_modeling import LanguageModelingConfig, LanguageModelingTask
 from omegaconf import II
@@ -53,20 +48,20 @@ class Segment:
 class SegmentDataset(SequenceDataset):
     """Dataset of the segments of all streams of a text; sample t·streams + b is segment t of stream b.
 
-    A text of N tokens is split into ``streams`` contiguous parts. Segment t predicts tokens t·length + 1 to
-    (t+1)·length of its stream; the last segment may be shorter.
+    A text of N tokens is split into ``streams`` contiguous parts. Segment t predicts tokens t·length + 1
+    to (t+1)·length of its stream; the last segment may be shorter.
 
-    In training, stream b has the N' = N // streams tokens from b·N' on. In evaluation, every token except the
-    first is predicted exactly once: stream b has the tokens from b·(N-1) // streams to (b+1)·(N-1) //
-    streams, both inclusive. The lengths of streams may then differ by one, and shorter ones end with ``pad``.
+    In training, stream b has the N' = N // streams tokens from b·N' on. In evaluation, every token but the
+    first is predicted once: stream b has the tokens from b·(N-1) // streams to (b+1)·(N-1) // streams, both
+    inclusive, and streams that are shorter by one end with ``pad``.
     """
 
     def __init__(self, tokens: np.ndarray, streams: int, length: int, split: str, pad: int):
         if len(tokens) // streams < length + 1:
             raise ValueError(
                 f"the {split} text has {len(tokens):,} tokens, {len(tokens) // streams:,} in each of "
-                f"{streams:,} streams, but a segment of {length:,} needs {length + 1:,}: reduce --streams or "
-                "--tokens-per-sample"
+                f"{streams:,} streams, but a segment of {length:,} needs {length + 1:,}: "
+                "reduce --streams or --tokens-per-sample"
             )
         self.tokens, self.streams, self.length, self.split, self.pad = tokens, streams, length, split, pad
         bounds = np.arange(streams + 1)
@@ -92,7 +87,7 @@ class SegmentDataset(SequenceDataset):
         return int(index), torch.from_numpy(padded)
 
     def collater(self, samples):
-        """Returns a batch of segments with one number, from several streams, and their :class:`Segment`."""
+        """Returns a batch of segments with one number, and their :class:`Segment`."""
         batch = super().collater(samples)
         if batch:
             number, stream = divmod(samples[0][0], self.streams)
@@ -100,13 +95,16 @@ class SegmentDataset(SequenceDataset):
             batch["ntokens"] = int(batch["target"].ne(self.pad).sum())
         return batch
 
-    def batches(self, size: int | None, processes: int) -> list[list[int]]:
+    def batches(self, limit: int | None, processes: int) -> list[list[int]]:
         """Returns the indices of each batch, in order; process i uses batches i, i + processes, ...
 
-        ``size`` is the maximum batch size, and :func:`batch_streams` determines the actual one. Every segment
-        is split into batches in the same way.
+        A batch has at most ``limit`` streams. Every segment is split into batches in the same way.
         """
-        size = batch_streams(self.streams, size, processes)
+        if self.streams % processes:
+            streams = f"--streams {self.streams}"
+            raise ValueError(f"{streams} is not divisible by the number of processes, {processes}")
+        share = self.streams // processes
+        size = max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
         return [list(range(i, i + size)) for i in range(0, len(self), size)]
 
 
@@ -117,13 +115,21 @@ class MemoryLMTask(LanguageModelingTask):
     @classmethod
     def setup_task(cls, args, **kwargs):
         with exit_on_error("fairseq_lrpe"):
-            check_flags(args)
+            check_choice("memory", args.memory, MEMORIES)
+            check_range("streams", args.streams, 1)
+            check_range("memory_length", args.memory_length, 0)
+            check_range("clamp_length", args.clamp_length, 0)
+            if args.memory == "state" and args.memory_length:
+                raise ValueError("--memory state includes all previous positions: omit --memory-length")
+            for name in ("same_length", "clamp_length"):
+                if getattr(args, name) and not args.memory_length:
+                    remedy = "pass --memory-length, too"
+                    raise ValueError(f"--{name.replace('_', '-')} requires a memory: {remedy}")
         return super().setup_task(args, **kwargs)
 
     @staticmethod
     def check_arguments(args):
         """Raises a ValueError for invalid arguments of one of fairseq's commands."""
-        check_flags(args)
         generating, mode = hasattr(args, "beam"), args.sample_break_mode
         needed = "eos" if generating else "none"
         if mode != needed:
@@ -146,12 +152,17 @@ class MemoryLMTask(LanguageModelingTask):
         if not isinstance(dataset, SegmentDataset):  # lines for generation
             sizes = {"max_tokens": max_tokens, "max_sentences": max_sentences, "epoch": epoch}
             return super().get_batch_iterator(dataset, **sizes, **kwargs)
-        processes = kwargs.get("num_shards", 1)
+        streams, processes = dataset.streams, kwargs.get("num_shards", 1)
         with exit_on_error("fairseq_lrpe"):
             limits = [max_sentences, max_tokens and max(1, max_tokens // dataset.length)]
             batches = dataset.batches(min(filter(None, limits), default=None), processes)
             for steps in self.args.update_freq if dataset.split == "train" else []:
-                check_update(dataset.streams, len(batches[0]), processes, steps)
+                size = len(batches[0])
+                if streams != size * processes * steps:
+                    raise ValueError(
+                        f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} "
+                        f"(processes) × {steps} (--update-freq) is {size * processes * steps}: change one"
+                    )
         return iterators.EpochBatchIterator(
             dataset,
             dataset.collater,
@@ -166,57 +177,17 @@ class MemoryLMTask(LanguageModelingTask):
 
     def eval_lm_dataloader(self, dataset, batch_size=None, context_window=0, **kwargs):
         if context_window:
-            raise SystemExit(
-                "fairseq_lrpe: memory_lm does not support --context-window: pass --memory-length"
-            )
+            sys.exit("fairseq_lrpe: memory_lm does not support --context-window: pass --memory-length")
         return super().eval_lm_dataloader(dataset, batch_size=batch_size, **kwargs)
 
     def max_positions(self):
         return None
 
 
-def batch_streams(streams: int, limit: int | None, processes: int) -> int:
-    """Returns the number of streams per batch; raises a ValueError if processes cannot share them equally."""
-    if streams % processes:
-        raise ValueError(f"--streams {streams} is not divisible by the number of processes, {processes}")
-    share = streams // processes
-    return max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
-
-
-def check_update(streams: int, size: int, processes: int, steps: int) -> None:
-    """Raises a ValueError if the batches of an update do not contain every stream once."""
-    if streams != size * processes * steps:
-        raise ValueError(
-            f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} (processes) "
-            f"× {steps} (--update-freq) is {size * processes * steps}: change one of them"
-        )
-
-
-def check_flags(args) -> None:
-    """Raises a ValueError for flags that are invalid or incompatible."""
-    check_choice("memory", args.memory, MEMORIES)
-    check_range("streams", args.streams, 1)
-    check_range("memory_length", args.memory_length, 0)
-    check_range("clamp_length", args.clamp_length, 0)
-    if args.memory == "state" and args.memory_length:
-        raise ValueError("--memory state includes all previous positions: omit --memory-length")
-    for name in ("same_length", "clamp_length"):
-        if getattr(args, name) and not args.memory_length:
-            raise ValueError(f"--{name.replace('_', '-')} requires a memory: pass --memory-length, too")
-
-
-def replaced_settings(saved: dict, explicit: dict) -> set[str]:
-    """Returns the names of a checkpoint's memory settings that do not apply because of explicit flags."""
-    if explicit.get("memory", saved["memory"]) != saved["memory"]:
-        return {"memory_length", "clamp_length", "same_length"}
-    if saved["memory"] == "state" and explicit.get("memory_length"):
-        return {"memory"}
-    return {"clamp_length", "same_length"} if explicit.get("memory_length") == 0 else set()
-
-
 def read_tokens(prefix: Path) -> np.ndarray:
-    """Returns all tokens of a binarized text as a memory map; raises a ValueError if it is missing."""
-    if infer_dataset_impl(str(prefix)) != "mmap":
-        raise ValueError(f"{prefix}.bin is missing or not in the format mmap: run fairseq-preprocess again")
-    index = MMapIndexedDataset.Index(index_file_path(str(prefix)))
-    return np.memmap(data_file_path(str(prefix)), index.dtype, "r")
+    """Returns all tokens of a binarized text as a memory map."""
+    if indexed_dataset.infer_dataset_impl(str(prefix)) != "mmap":
+        problem = "is missing or not in the format mmap"
+        raise ValueError(f"{prefix}.bin {problem}: run fairseq-preprocess again")
+    index = indexed_dataset.MMapIndexedDataset.Index(f"{prefix}.idx")
+    return np.memmap(f"{prefix}.bin", index.dtype, "r")

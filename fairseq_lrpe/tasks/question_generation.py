@@ -20,7 +20,7 @@ from fairseq_lrpe.data.rouge import f1
 from fairseq_lrpe.utils.cli import exit_on_error
 
 MAX_LENGTH = 50
-"""Maximum number of word pieces of questions that are generated in validation, as in the authors' code."""
+"""Maximum length of questions that are generated in validation, as in the authors' code."""
 
 
 @dataclass
@@ -34,7 +34,7 @@ class QuestionGenerationConfig(TranslationConfig):
 
 @register_task("question_generation", dataclass=QuestionGenerationConfig)
 class QuestionGenerationTask(TranslationTask):
-    """Question generation; validation also generates questions greedily and logs ROUGE-L as ``rouge_l``."""
+    """Question generation; validation also logs the ROUGE-L of greedy questions as ``rouge_l``."""
 
     def __init__(self, cfg, src_dict, tgt_dict):
         super().__init__(cfg, src_dict, tgt_dict)
@@ -65,8 +65,8 @@ class QuestionGenerationTask(TranslationTask):
 
     def text(self, tokens) -> str:
         """Returns the text of a question's tokens."""
-        types = [self.tgt_dict[token] for token in tokens.tolist() if token >= self.tgt_dict.nspecial]
-        return self.pieces.text(types)
+        words = [token for token in tokens.tolist() if token >= self.tgt_dict.nspecial]
+        return self.pieces.text([self.tgt_dict[token] for token in words])
 
     def reduce_metrics(self, logging_outputs, criterion):
         super().reduce_metrics(logging_outputs, criterion)

@@ -17,7 +17,7 @@ from fairseq_lrpe.tasks.synthetic_problems import PROBLEMS, build_problem
 from fairseq_lrpe.utils.cli import exit_on_error, min_int
 
 SEQUENCES = {"train": 10_000, "valid": 128, "test": 1024}
-"""Number of sequences of a training epoch and of the other splits, which are the same for every seed."""
+"""Number of sequences of a training epoch and of the other splits."""
 
 
 @dataclass
@@ -40,8 +40,7 @@ class SyntheticLMConfig(FairseqDataclass):
 class GeneratedDataset(SequenceDataset):
     """Dataset of ``count`` generated sequences of a problem.
 
-    A sequence depends only on the string ``source``, the epoch and its index. If ``fixed``, all epochs have
-    the same sequences.
+    A sequence depends only on the string ``source``, its index and, unless ``fixed``, the epoch.
     """
 
     can_reuse_epoch_itr_across_epochs = False  # reused worker processes would stay in their first epoch
@@ -66,7 +65,7 @@ class GeneratedDataset(SequenceDataset):
 
 @register_task("synthetic_lm", dataclass=SyntheticLMConfig)
 class SyntheticLMTask(FairseqTask):
-    """Language modeling of a problem's characters, with splits train, valid and test but no data files."""
+    """Language modeling of a problem's characters, with the splits train, valid and test."""
 
     def __init__(self, cfg, **_):
         super().__init__(cfg)
@@ -78,11 +77,9 @@ class SyntheticLMTask(FairseqTask):
             self.token_of[ord(character)] = self.dictionary.add_symbol(character)
 
     def encode(self, text: str) -> torch.Tensor:
-        """Returns the token index of each character."""
         return self.token_of[torch.frombuffer(bytearray(text, "ascii"), dtype=torch.uint8).long()]
 
     def decode(self, tokens: list[int]) -> str:
-        """Returns the text of token indices."""
         return "".join(self.dictionary[token] for token in tokens)
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):

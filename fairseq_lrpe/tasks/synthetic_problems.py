@@ -12,14 +12,13 @@ from string import ascii_lowercase, digits
 
 @dataclass(frozen=True)
 class QuestionProblem:
-    """Base class of problems whose text consists of questions, each followed by its answer."""
+    """Base class of problems whose text consists of questions, each followed by its answer.
 
-    def problem(self, random: Random) -> tuple[str, str]:
-        """Returns a random question and its answer, which ends with #."""
-        raise NotImplementedError
+    ``problem(random)`` returns a random question and its answer, which ends with #.
+    """
 
     def text(self, random: Random, length: int) -> str:
-        """Returns a random text of ``length`` characters; the last answer in it may be truncated."""
+        """Returns a random text of ``length`` characters, whose last answer may be truncated."""
         text = ""
         while len(text) < length:
             text += "".join(self.problem(random))
@@ -57,7 +56,6 @@ class Addition(QuestionProblem):
 
     @property
     def min_length(self) -> int:
-        """Minimum length of a sequence, which is that of the longest question and answer."""
         nines = 10**self.digits - 1  # gives the longest problem
         return len("".join(self.of(nines, nines)))
 
@@ -81,7 +79,6 @@ class Index(QuestionProblem):
 
     @property
     def min_length(self) -> int:
-        """Minimum length of a sequence, which is that of the longest question and answer."""
         return max(len("".join(self.of("a" * self.letters, start))) for start in range(self.letters))
 
 
@@ -105,15 +102,13 @@ class Search:
         text = letters = "".join(random.choices(self.letters, k=self.first))
         while len(text) < length:
             start = random.randrange(len(letters) - self.copied + 1)
-            more = letters[start : start + self.copied] + "".join(
-                random.choices(self.letters, k=self.between)
-            )
+            copy = letters[start : start + self.copied]
+            more = copy + "".join(random.choices(self.letters, k=self.between))
             text, letters = f"{text}>{more}", letters + more
         return text[:length]
 
     @property
     def min_length(self) -> int:
-        """Minimum length of a sequence, which is that of a text with one copy."""
         return self.first + 1 + self.copied + self.between
 
     def least_loss(self, text: str) -> float:
@@ -139,15 +134,11 @@ PROBLEMS = {"addition": Addition, "index": Index, "search": Search}
 
 
 def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Search:
-    """Returns the problem with a name and sizes.
-
-    Args:
-        name: a name in ``PROBLEMS``.
-        sizes: object whose attributes are the problem's sizes; missing ones have their defaults.
-        length: number of predicted characters per sequence.
+    """Returns the problem with a name, and with the sizes that are attributes of ``sizes``.
 
     Raises:
-        ValueError: for an unknown name, for sizes below 1, or if ``length`` is too small for a problem.
+        ValueError: for an unknown name, for sizes below 1, or if ``length`` is below ``min_length``, that of
+            the longest question and answer, or of a text with one copy.
     """
     if name not in PROBLEMS:
         raise ValueError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
@@ -160,7 +151,6 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
     problem = PROBLEMS[name](**own)
     if length < problem.min_length:
         shown = f"{name} with {', '.join(f'{size} {value}' for size, value in own.items())}"
-        raise ValueError(
-            f"--tokens-per-sample {length} is too short for {shown}: pass at least {problem.min_length}"
-        )
+        remedy = f"pass at least {problem.min_length}"
+        raise ValueError(f"--tokens-per-sample {length} is too short for {shown}: {remedy}")
     return problem

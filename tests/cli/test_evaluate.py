@@ -156,55 +156,27 @@ def test_moved_folder_is_evaluated(trained, tmp_path):
 
 
 def test_unsupported_length_is_rejected_first(trained, tmp_path):
+    assert "too few for a block of 90,000" in error_of(trained, 90_000)
+    assert "at most 100,000 tokens, not 100,001" in error_of(trained, 100_001)
     folder = altered(trained, tmp_path, encoding="cosformer")
     before = sorted(path.name for path in folder.iterdir()), read(folder)
     assert "at most 32 tokens, not 64: cosformer's" in error_of(folder, 16, 64)
     assert (sorted(path.name for path in folder.iterdir()), read(folder)) == before
 
 
-def test_code_in_a_checkpoint_is_not_executed(trained, tmp_path):
-    mark = tmp_path / "mark"
-    folder = altered(trained, tmp_path, adaptive_softmax_cutoff=f"open({str(mark)!r}, 'w')")
-    done = run_here(evaluate.main, folder, 40)
-    assert done.returncode == 1 and done.stderr.strip().endswith("on the command line is not executed")
-    assert not mark.exists()
-
-
-def test_invalid_lengths(trained):
-    assert "too few for a block of 90,000" in error_of(trained, 90_000)
-    assert "at most 100,000 tokens, not 100,001" in error_of(trained, 100_001)
-
-
 def test_invalid_runs(trained, tmp_path):
     assert "is not a run folder, such as results/lm/mini/" in error_of(tmp_path / "none", 32)
     folder = copied(trained, tmp_path)
     checkpoint, settings = folder / "checkpoints/checkpoint_best.pt", read(folder, "run.json")
-
-    def write(**values):
-        (folder / "run.json").write_text(json.dumps({**settings, **values}))
-
-    write(config={**settings["config"], "data": str(tmp_path)})
-    assert "has no test split: " in error_of(folder, 32)
-    masked = {**settings["config"], "kind": "masked_lm"}
-    write(kind="masked_lm", config=masked)
-    assert "has a run of kind masked_lm: expected language_modeling" in error_of(folder, 32)
-    (folder / "run.json").write_text(json.dumps({k: v for k, v in settings.items() if k != "kind"}))
-    assert "run.json is damaged" in error_of(folder, 32)
-    write()
-    checkpoint.write_text("no checkpoint")
-    assert "is not a readable checkpoint of fairseq" in error_of(folder, 32)
-    record = read(folder)
-    (folder / "evaluation.json").write_text(json.dumps({"evaluations": record["evaluations"]}))
+    moved = {**settings, "config": {**settings["config"], "data": str(tmp_path)}}
+    for content, message in (
+        (moved, "has no test split: "),
+        ({**settings, "kind": "masked_lm"}, "has a run of kind masked_lm: expected language_modeling"),
+        (settings, "is not a readable checkpoint of fairseq"),
+    ):
+        (folder / "run.json").write_text(json.dumps(content))
+        assert message in error_of(folder, 32)
+        if content is moved:
+            checkpoint.write_text("no checkpoint")
+    (folder / "evaluation.json").write_text("{}")
     assert "is not finished: resume it with `lrpe train`" in error_of(folder, 32)
-    (folder / "evaluation.json").write_text(json.dumps(record))
-    checkpoint.unlink()
-    assert "checkpoint_best.pt does not exist: train the run first" in error_of(folder, 32)
-
-
-def test_fairseqs_own_model_is_rejected(trained, tmp_path):
-    folder = copied(trained, tmp_path)
-    path = folder / "checkpoints/checkpoint_best.pt"
-    state = torch.load(path, weights_only=True)
-    del state["cfg"]["model"]["token_positions"]
-    torch.save(state, path)
-    assert "is fairseq's own model, whose maximum length is not known" in error_of(folder, 32)

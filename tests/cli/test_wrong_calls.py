@@ -112,7 +112,7 @@ CALLS = [
         "{checkpoint} {data} valid",
         "expected SPLIT=FILE, such as valid=predictions.tsv, not 'valid'",
     ),
-    ("evaluate-synthetic", "{checkpoint} x", "trained on the task language_modeling: expected synthetic_lm"),
+    ("evaluate-synthetic", "{checkpoint} x", "task language_modeling: expected a model of synthetic_lm"),
     ("synthetic_lm", "search --tokens-per-sample 1", "is too short for search"),
     *OUTPUTS,
     ("table", "quickstart --results=", "must be a path, not an empty string"),

@@ -46,7 +46,7 @@ def test_reason_in_one_sentence(tmp_path):
         return str(error.value).removeprefix(f"{path} is not a readable checkpoint of fairseq ")
 
     path.write_text("# Title\n")
-    assert reason() == "(it is damaged, or torch.save did not write it)"
+    assert "\n" not in reason()
     save(path, 1)
     assert reason() == "(it has no cfg, no extra_state)"
     cut(path, 0.5)

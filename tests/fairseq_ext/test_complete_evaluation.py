@@ -1,152 +1,114 @@
-"""fairseq's commands evaluate every sample of a split, or fail and report how many would be skipped."""
+"""fairseq's commands evaluate every sample of a split, or report how many would be skipped."""
 
 import io
 import re
 
 import commands
 import pytest
-from commands import assert_error, sizes
-from fairseq_cli import eval_lm, generate, interactive, validate
+from commands import EVALUATIONS, assert_error, sizes
 from tiny import PLUGIN, preprocess, run_here, train_flags, train_here
 
 SKIP = "--skip-invalid-size-inputs-valid-test"
-LINES = ["--task", "language_modeling", "--sample-break-mode", "eos"]
+LINES = "--task language_modeling --sample-break-mode eos"
+SHORTENED = f"{LINES} --tokens-per-sample 8 --shorten-method truncate --batch-size 4"
 SHORT = 12
 """Positions of the models; about half of the lines are longer."""
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """Lines of 2 to 20 words, and the split "short" with those that the models accept."""
+def folder(tmp_path_factory):
+    """Lines of 2 to 20 words, and pairs of them; the models accept those of the valid set."""
     folder = tmp_path_factory.mktemp("lines")
     lines = [" ".join(f"w{i * n % 7}" for i in range(n)) for n in range(2, 21)]
     short = [line for line in lines if len(line.split()) < SHORT]
-    for name, rows in (("all", lines), ("short", short)):
+    for name, rows in (("train", lines), ("valid", short), ("test", lines)):
         for language in ("", ".a", ".b"):
             (folder / f"{name}{language}").write_text("\n".join(rows) + "\n")
+    words = [x for name in ("train", "valid", "test") for x in (f"--{name}pref", folder / name)]
+    preprocess("--only-source", *words, "--destdir", folder / "bin")
+    words[1] = folder / "valid"  # because a training may not skip samples of the training set
+    preprocess("-s", "a", "-t", "b", *words, "--destdir", folder / "pairs")
     return folder
 
 
-@pytest.fixture(scope="module")
-def data(text):
-    words = ["--trainpref", text / "all", "--validpref", text / "short", "--testpref", text / "all"]
-    preprocess("--only-source", *words, "--destdir", text / "bin")
-    return text / "bin"
-
-
-@pytest.fixture(scope="module")
-def pairs(text):
-    words = ["--trainpref", text / "short", "--validpref", text / "short", "--testpref", text / "all"]
-    preprocess("-s", "a", "-t", "b", *words, "--destdir", text / "pairs")
-    return text / "pairs"
-
-
-def train(data, arch, folder, *flags):
+def train(folder, arch, save, *flags):
     """Trains on lines; skipping training samples that are too long is allowed."""
-    words = [*LINES, "--max-target-positions", SHORT, "--max-update", 1, "--no-epoch-checkpoints", *flags]
-    return train_here(*train_flags(data, arch, folder, *words))
+    words = [*LINES.split(), "--max-target-positions", SHORT, "--max-update", 1, "--no-epoch-checkpoints"]
+    return train_here(*train_flags(folder / "bin", arch, save, *words, *flags))
 
 
 @pytest.fixture(scope="module")
-def checkpoint(data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("trained")
-    done = train(data, "linear_lm_base", folder, SKIP)  # nothing is skipped in validation
+def checkpoint(folder, tmp_path_factory):
+    save = tmp_path_factory.mktemp("trained")
+    done = train(folder, "linear_lm_base", save, SKIP)  # nothing is skipped in validation
     assert done.returncode == 0, done.stderr
-    return folder / "checkpoint_last.pt"
+    return save / "checkpoint_last.pt"
 
 
-def run(main, data, checkpoint, *words):
+def run(command, data, checkpoint, *words):
     shared = f"--user-dir {PLUGIN} --path {checkpoint} --cpu --num-workers 0 --data-buffer-size 0".split()
-    return run_here(main, data, *shared, *words)
+    return run_here(EVALUATIONS[command], data, *shared, *words)
 
 
-def test_blocks_longer_than_the_model_accepts(checkpoint, data):
-    done = run(eval_lm.cli_main, data, checkpoint, "--tokens-per-sample", 100, "--gen-subset", "test")
-    message = (
-        "evaluating test would skip 3 of 3 samples (228 tokens), which are longer than the maximum of 12"
-    )
-    assert_error(done, message)
-    assert f"pass --tokens-per-sample {SHORT}" in done.stderr
-
-
-@pytest.mark.parametrize("main, split, skip", [
-    (eval_lm.cli_main, "--gen-subset", [SKIP]),
-    (validate.cli_main, "--valid-subset", [SKIP]),
-    (generate.cli_main, "--gen-subset", []),
+@pytest.mark.parametrize("command, words, message", [
+    ("fairseq-eval-lm", "--gen-subset test --tokens-per-sample 100", "3 of 3 samples (228 tokens), which are "
+     "longer than the maximum of 12 positions: pass --tokens-per-sample 12,"),
+    ("fairseq-eval-lm", f"--gen-subset test {LINES} {SKIP}", "9 of 19 samples (153 tokens), which are"),
+    ("fairseq-validate", f"--valid-subset test {LINES} {SKIP}", "9 of 19 samples (153 tokens)"),
+    ("fairseq-generate", f"--gen-subset test {LINES}", "9 of 19 samples (153 tokens)"),
+    ("fairseq-interactive", f"--buffer-size 100 {LINES} {SKIP}", "9 of 19 samples"),
+    ("fairseq-eval-lm", f"--gen-subset test {SHORTENED}", "91 of 228 tokens, which --shorten-method"),
+    ("fairseq-validate", f"--valid-subset test {SHORTENED}", "91 of 228 tokens"),
 ])  # fmt: skip
-def test_lines_longer_than_the_model_accepts(main, split, skip, checkpoint, data):
-    done = run(main, data, checkpoint, *LINES, split, "test", "--batch-size", 4, *skip)
-    assert_error(done, "evaluating test would skip 9 of 19 samples (153 tokens), which are longer")
-    assert "shorten these samples, or use a model that accepts more positions" in done.stderr
+def test_skipped_samples(command, words, message, checkpoint, folder, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO((folder / "test").read_text()))
+    name = "the input" if command == "fairseq-interactive" else "test"
+    done = run(command, folder / "bin", checkpoint, *words.split())
+    assert_error(done, f"evaluating {name} would skip {message}")
 
 
-def test_input_longer_than_the_model_accepts(checkpoint, data, text, monkeypatch):
-    monkeypatch.setattr("sys.stdin", io.StringIO((text / "all").read_text()))
-    done = run(interactive.cli_main, data, checkpoint, *LINES, "--buffer-size", 100, SKIP)
-    assert_error(done, "evaluating the input would skip 9 of 19 samples")
+def test_shortened_training_set(checkpoint, folder):
+    words = [*SHORTENED.split(), "--valid-subset", "valid", "--shorten-data-split-list", "train"]
+    done = run("fairseq-validate", folder / "bin", checkpoint, *words)
+    assert done.returncode == 0, done.stderr
 
 
-def test_validation_of_a_training(data, tmp_path):
-    done = train(data, "softmax_lm_rope", tmp_path, "--valid-subset", "test", SKIP)
+def test_validation_of_a_training(folder, tmp_path):
+    done = train(folder, "softmax_lm_rope", tmp_path, "--valid-subset", "test", SKIP)
     assert_error(done, "evaluating test would skip 9 of 19 samples (153 tokens)")
     assert not list(tmp_path.iterdir())
 
 
-def test_max_valid_steps(data, tmp_path):
-    words = ["--batch-size", 2, "--max-valid-steps"]
-    assert_error(train(data, "softmax_lm_rope", tmp_path, *words, 2), "would skip 4 samples of valid")
-    done = train(data, "softmax_lm_rope", tmp_path, *words, 4)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    "main, split", [(validate.cli_main, "--valid-subset"), (eval_lm.cli_main, "--gen-subset")]
-)
-def test_shortened_lines(main, split, checkpoint, data):
-    words = [*LINES, "--tokens-per-sample", 8, "--shorten-method", "truncate", "--batch-size", 4, split]
-    done = run(main, data, checkpoint, *words, "test")
-    assert_error(done, "evaluating test would skip 91 of 228 tokens, which --shorten-method truncate removes")
-    done = run(main, data, checkpoint, *words, "valid", "--shorten-data-split-list", "train")
-    assert done.returncode == 0, done.stderr
-
-
-def test_incomplete_last_batch_is_evaluated(checkpoint, data):
+def test_incomplete_last_batch_is_evaluated(checkpoint, folder):
     words = ["--batch-size", 4, "--required-batch-size-multiple", 8]
-    done = run(generate.cli_main, data, checkpoint, *LINES, "--gen-subset", "valid", *words)
+    done = run(
+        "fairseq-generate", folder / "bin", checkpoint, *LINES.split(), "--gen-subset", "valid", *words
+    )
     assert len(re.findall("^H-", done.stdout, re.MULTILINE)) == 10, done.stderr
-    done = run(validate.cli_main, data, checkpoint, "--valid-subset", "valid", *words)
+    done = run("fairseq-validate", folder / "bin", checkpoint, "--valid-subset", "valid", *words)
     assert done.returncode == 0 and "wpb 75 | bsz 10\n" in done.stdout, done.stderr
 
 
-def test_shards_of_an_evaluation(checkpoint, data, caplog):
-    words = ["--tokens-per-sample", SHORT, "--batch-size", 1, "--num-shards", 2]
+def test_shards_of_an_evaluation(checkpoint, folder, caplog):
+    words = ["--tokens-per-sample", SHORT, "--batch-size", 1, "--num-shards", 2, "--shard-id"]
     for shard in range(2):
         with caplog.at_level("INFO"):
-            done = run(eval_lm.cli_main, data, checkpoint, *words, "--shard-id", shard)
+            done = run("fairseq-eval-lm", folder / "bin", checkpoint, *words, shard)
         assert done.returncode == 0, done.stderr
     assert sum(map(int, re.findall(r"Evaluated (\d+) tokens", caplog.text))) == 228
 
 
-def train_encoder(data, arch, folder, *flags):
-    done = commands.train(data, arch, folder, "--max-update", 1, *sizes("encoder"), *flags)
+@pytest.mark.parametrize("arch, data, training, evaluations", [
+    ("linear_transformer_base", "pairs", f"--max-source-positions {SHORT} --max-target-positions {SHORT}",
+     {"fairseq-generate": "--gen-subset", "fairseq-validate": "--task translation --valid-subset"}),
+    ("linear_roberta_base", "bin", "--task masked_lm --criterion masked_lm --sample-break-mode eos "
+     f"--max-positions {SHORT + 1}", {"fairseq-validate": "--task masked_lm --valid-subset"}),
+])  # fmt: skip
+def test_other_tasks(arch, data, training, evaluations, folder, tmp_path):
+    words = [*training.split(), *sizes("encoder"), *(sizes("decoder") if data == "pairs" else [])]
+    done = commands.train(folder / data, arch, tmp_path, "--max-update", 1, *words)
     assert done.returncode == 0, done.stderr
-
-
-def test_translation(pairs, tmp_path):
-    words = ["--max-source-positions", SHORT, "--max-target-positions", SHORT, *sizes("decoder")]
-    train_encoder(pairs, "linear_transformer_base", tmp_path, *words)
-    message = "evaluating test would skip 9 of 19 samples (306 tokens)"
-    for main, *more in (
-        (generate.cli_main, "--gen-subset"),
-        (validate.cli_main, "--task", "translation", "--valid-subset"),
-    ):
-        done = run(main, pairs, tmp_path / "checkpoint_last.pt", "--batch-size", 4, SKIP, *more, "test")
-        assert_error(done, message)
-
-
-def test_masked_language_models(data, tmp_path):
-    words = ["--task", "masked_lm", "--criterion", "masked_lm", "--sample-break-mode", "eos"]
-    train_encoder(data, "linear_roberta_base", tmp_path, *words, "--max-positions", SHORT + 1)
-    words = ["--task", "masked_lm", "--batch-size", 4, SKIP, "--valid-subset", "test"]
-    done = run(validate.cli_main, data, tmp_path / "checkpoint_last.pt", *words)
-    assert_error(done, "evaluating test would skip 9 of 19 samples")
+    for command, flags in evaluations.items():
+        words = ["--batch-size", 4, SKIP, *flags.split(), "test"]
+        done = run(command, folder / data, tmp_path / "checkpoint_last.pt", *words)
+        assert_error(done, "evaluating test would skip 9 of 19 samples")

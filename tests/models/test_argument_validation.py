@@ -7,7 +7,7 @@ import pytest
 import torch
 from commands import EVALUATIONS, assert_error, assert_rejected
 from fairseq_cli import interactive
-from tiny import run_command, run_here, train_flags, train_here
+from tiny import run_here, train_flags, train_here
 
 
 def evaluation_flags(command, data, checkpoint):
@@ -19,6 +19,7 @@ def evaluation_flags(command, data, checkpoint):
 
 @pytest.mark.parametrize(("arch", "flags", "message"), [
     ("linear_lm", "--encoding ropee", "rope"),
+    ("softmax_transformer_xxl", "", "has no method 'xxl' (did you mean 'xl'?): `lrpe methods`"),
     ("linear_lm_tmlr_type1", "--feature-map exp", "denominator or content"),
     ("linear_lm_tmlr_type2", "--lrpe-rotation fft", "requires the unitary core"),
     ("linear_lm_rope", "--lrpe-core unitary", "is an option of the encoding 'lrpe'"),
@@ -92,13 +93,6 @@ def test_invalid_checkpoints(save, message, checkpoint, data_bin, tmp_path):
     assert_error(run_here(EVALUATIONS["fairseq-eval-lm"], *words), message)
     words = train_flags(data_bin, "linear_lm_base", tmp_path / "save", "--restore-file", path)
     assert_rejected(train_here(*words), message, tmp_path / "save")
-
-
-def test_unknown_method_in_a_new_process(data_bin, tmp_path):
-    """torchrun calls fairseq-train in this form."""
-    flags = train_flags(data_bin, "softmax_transformer_xxl", tmp_path / "save")
-    message = "softmax_transformer has no method 'xxl' (did you mean 'xl'?): `lrpe methods`"
-    assert_rejected(run_command("python", "-m", "fairseq_cli.train", *flags), message, tmp_path / "save")
 
 
 def test_shard_with_another_dictionary(data_bin, tmp_path):

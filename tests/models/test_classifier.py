@@ -7,9 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from commands import SHORT_TRAINING, assert_same_weights, train, train_in_two_processes
 from fairseq.data import Dictionary
-from labelled_data import write_text_dataset
 from tensors import assert_same, randn
 from tiny import REPOSITORY
 from tiny_models import EOS, PAD, architectures, build_model, dictionary_of, task_of
@@ -176,22 +174,6 @@ def test_two_processes_have_the_batch_norm_of_the_whole_batch(dummy, tmp_path):
         assert_same(state["running_var"], norm.running_var)
     if dummy:
         assert not gradients[1][0].any()
-
-
-@pytest.mark.slow
-def test_training_in_two_processes_equals_training_with_the_whole_batch(tmp_path):
-    """Three epochs; each is one batch of 24 texts, or batches of 12 and 12 in two processes."""
-    data = write_text_dataset(tmp_path / "data")
-    flags = ["--task", "classification", "--max-epoch", 3, "--encoder-layers", 2, "--disable-validation"]
-    flags += ["--encoder-embed-dim", 16, "--encoder-ffn-embed-dim", 32, "--encoder-attention-heads", 2]
-    # With Adam, parameters without a gradient, such as biases before BatchNorm, would follow rounding errors.
-    flags += ["--criterion", "label_smoothed_cross_entropy", "--optimizer", "sgd", "--lr", 0.1]
-    arch = "linear_classifier_tmlr_type1"
-    done = train(data, arch, tmp_path / "one", *flags, "--batch-size", 24)
-    assert done.returncode == 0, done.stderr
-    flags += ["--arch", arch, "--save-dir", tmp_path / "two", "--batch-size", 12]
-    train_in_two_processes(data, *SHORT_TRAINING, *flags)
-    assert_same_weights(tmp_path / "two", tmp_path / "one", atol=1e-5)
 
 
 @torch.no_grad()

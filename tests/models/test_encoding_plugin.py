@@ -1,7 +1,5 @@
 """A user's plugin adds an encoding with one class and one METHODS row."""
 
-import pytest
-from commands import assert_rejected
 from tiny import PLUGIN, REPOSITORY, run_command, train_flags
 
 MINE = """
@@ -32,15 +30,10 @@ import fairseq_lrpe.models
 """
 
 
-@pytest.fixture
-def plugin(tmp_path):
-    folder = tmp_path / "my_plugin"
-    folder.mkdir()
-    (folder / "__init__.py").write_text(MINE.format(repository=str(REPOSITORY)))
-    return folder
-
-
-def test_new_encoding_trains_and_evaluates_with_its_flag(plugin, data_bin, tmp_path):
+def test_new_encoding_trains_and_evaluates_with_its_flag(data_bin, tmp_path):
+    plugin = tmp_path / "my_plugin"
+    plugin.mkdir()
+    (plugin / "__init__.py").write_text(MINE.format(repository=str(REPOSITORY)))
     flags = train_flags(data_bin, "softmax_lm_distance", tmp_path / "save", "--max-update", 3)
     flags[flags.index(PLUGIN)] = plugin
     trained = run_command("fairseq-train", *flags, "--distance-slope", 0.75)
@@ -49,10 +42,3 @@ def test_new_encoding_trains_and_evaluates_with_its_flag(plugin, data_bin, tmp_p
     path = ["--path", tmp_path / "save/checkpoint_last.pt", "--tokens-per-sample", 32, "--batch-size", 4]
     evaluated = run_command("fairseq-eval-lm", data_bin, "--user-dir", plugin, *path, "--cpu")
     assert evaluated.returncode == 0 and "Perplexity" in evaluated.stderr, evaluated.stderr
-
-
-def test_additive_encoding_is_rejected_in_linear_attention(plugin, data_bin, tmp_path):
-    arguments = train_flags(data_bin, "linear_lm", tmp_path / "save", "--encoding", "distance")
-    arguments[arguments.index(PLUGIN)] = plugin
-    message = "use softmax attention, or one of "
-    assert_rejected(run_command("fairseq-train", *arguments), message, tmp_path / "save")

@@ -23,12 +23,6 @@ def without(flag, **flags):
     return {"version": torch.tensor(list(json.dumps(stored, sort_keys=True).encode()))}
 
 
-def test_equal_methods():
-    fingerprint(encoding="shaw", shaw_k=4).load_state_dict(
-        fingerprint(encoding="shaw", shaw_k=4).state_dict()
-    )
-
-
 @pytest.mark.parametrize("flags", [{"encoding": "shaw", "shaw_k": 5}, {"encoding": "t5"}], ids=str)
 def test_other_methods_are_rejected(flags):
     with pytest.raises(SystemExit, match=r"another method \(.*shaw_k 4.*\) than the model"):

@@ -2,24 +2,19 @@
 
 import pytest
 import torch
-from commands import load_last_checkpoint, train_in_two_processes
+from commands import load_last_checkpoint
 from fairseq import utils
-from tiny import train_flags
 
 from fairseq_lrpe.fairseq_ext.patches import _norm_of_each_dtype
 from fairseq_lrpe.models import register
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 
-METHODS = {"linear_lm_per": 0.01, "linear_lm_tmlr_type1": 0.01, "softmax_lm_xl": 0.01}
-# Some of its noisy denominators are near zero: in float32, changing the learning rate by 0.1% changed the
-# perplexity by up to 2.6%.
-METHODS["linear_lm_spe"] = 0.03
 HALF = ("--fp16", "--fp16-no-flatten-grads")  # fairseq supports flat parameters on GPUs only
 
 
-@pytest.mark.parametrize(("arch", "bound"), METHODS.items())
-def test_float16_training_matches_float32(arch, bound, train, tmp_path, monkeypatch):
-    """With fairseq's loss scaling, the perplexities differ by at most ``bound``."""
+@pytest.mark.parametrize("arch", ["linear_lm_per", "linear_lm_tmlr_type1", "softmax_lm_xl"])
+def test_float16_training_matches_float32(arch, train, tmp_path, monkeypatch):
+    """With fairseq's loss scaling, the perplexities differ by at most 1%."""
     # If a gradient overflows, fairseq creates a tensor on the GPU.
     monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)
     perplexities = {}
@@ -32,7 +27,7 @@ def test_float16_training_matches_float32(arch, bound, train, tmp_path, monkeypa
         assert ("loss_scale" in state["last_optimizer_state"]) == bool(flags)
         perplexities[name] = 2 ** state["extra_state"]["val_loss"]
     assert perplexities["single"] < 40
-    assert perplexities["half"] == pytest.approx(perplexities["single"], rel=bound)
+    assert perplexities["half"] == pytest.approx(perplexities["single"], rel=0.01)
 
 
 THETAS = [f"decoder.layers.{i}.self_attn.encoding.theta" for i in range(2)]
@@ -60,14 +55,6 @@ def test_angles_are_trained_in_float32(form, train, tmp_path, monkeypatch):
         thetas.append(model[THETAS[1]])
         change = (thetas[-1] - thetas[-2]).abs()
         assert (change > 1e-5).all() and change.max() < 0.1
-
-
-@pytest.mark.slow
-def test_two_processes_train_angles_in_float32(data_bin, tmp_path):
-    flags = train_flags(data_bin, "linear_lm_tmlr_type1", tmp_path, "--max-update", 3, *HALF)
-    train_in_two_processes(*flags, "--fp16-init-scale", 4, "--disable-validation")
-    theta = load_last_checkpoint(tmp_path)["model"][THETAS[1]]
-    assert not theta.equal(theta.half().float())
 
 
 def test_gradient_norm_of_two_dtypes():

@@ -113,14 +113,3 @@ def test_search_scores_equal_the_models():
             assert_same(hypothesis["score"], scores.sum() / len(out) ** 0.6)
             trigrams = list(zip(out.tolist(), out.tolist()[1:], out.tolist()[2:], strict=False))
             assert len(set(trigrams)) == len(trigrams)
-
-
-def test_copying_with_closed_gate():
-    """With a closed gate, only tokens of the source have a nonzero probability."""
-    model, (tokens, lengths) = build("softmax_question_generator_t5"), batch()
-    torch.nn.init.constant_(model.decoder.gate.bias, -1e4)
-    p = model.get_normalized_probs(model(tokens, lengths, TARGET), log_probs=False)
-    for row in range(3):
-        there = torch.zeros(24, dtype=torch.bool)
-        there[tokens[row][tokens[row] != PAD]] = True
-        assert (p[row][:, ~there] == 0).all() and (p[row][:, there] > 0).all()

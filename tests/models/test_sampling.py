@@ -1,7 +1,5 @@
 """Sampling of tokens: distributions, determinism, greedy decoding, positions and constant memory."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from tensor_sizes import TensorSizes
@@ -11,7 +9,6 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.models.encoder_decoder import SinusoidalPositions
 from fairseq_lrpe.models.sampling import chooser, probabilities, sample
-from fairseq_lrpe.tasks.memory_lm import MemoryLMConfig, MemoryLMTask
 
 ARCHITECTURES = architectures("lm")
 FLAGS = {"add_bos_token": False, "tpu": False, "dropout": 0.0, "tokens_per_sample": 64}
@@ -49,18 +46,9 @@ def plain(logits, temperature, top_k, top_p):
     return [weights[i] / total if i in nucleus else 0.0 for i in range(len(logits))]
 
 
-@pytest.mark.parametrize(
-    "temperature, top_k, top_p",
-    [
-        (1.0, 0, 1.0),
-        (0.3, 1, 1.0),
-        (2.5, 4, 1.0),
-        (2.5, 0, 0.5),
-        (0.3, 99, 0.9),
-        (1.0, 4, 0.5),
-        (1.0, 12, 1e-9),
-    ],
-)
+@pytest.mark.parametrize("temperature, top_k, top_p", [
+    (1.0, 0, 1.0), (0.3, 1, 1.0), (2.5, 4, 1.0), (2.5, 0, 0.5), (0.3, 99, 0.9), (1.0, 4, 0.5), (1.0, 12, 1e-9)
+])  # fmt: skip
 def test_distribution(temperature, top_k, top_p):
     logits = torch.randn(12, dtype=torch.float64)
     p = probabilities(logits, temperature, top_k, top_p)
@@ -150,27 +138,15 @@ def test_adaptive_softmax():
 
 
 @pytest.mark.parametrize(
-    "arch, memory",
-    [
-        ("linear_lm_rope", None),
-        ("softmax_lm_xl", {"memory_length": 64}),
-        ("softmax_transformer_rope", None),
-        ("softmax_question_generator_base", None),
-    ],
+    "arch", ["linear_lm_rope", "softmax_transformer_rope", "softmax_question_generator_base"]
 )
 @torch.no_grad()
-def test_a_prompt_takes_no_memory_for_logits(arch, memory):
+def test_a_prompt_takes_no_memory_for_logits(arch):
     """Only the logits of its last token are computed."""
-    types, length = 5_000, 400
-    dictionary, prompt = dictionary_of(types), torch.randint(4, types, (1, length))
-    flags, inputs = {"max_target_positions": 1024, **(FLAGS if "_lm_" in arch else {})}, {}
-    task = task_of(dictionary)
-    if memory:
-        task = MemoryLMTask(
-            SimpleNamespace(**vars(MemoryLMConfig(tokens_per_sample=64, **memory))), dictionary
-        )
-        flags["token_positions"] = "none"
-    model = build_model(arch, task, **flags).eval()
+    types, length, inputs = 5_000, 400, {}
+    prompt = torch.randint(4, types, (1, length))
+    flags = {"max_target_positions": 1024, **(FLAGS if "_lm_" in arch else {})}
+    model = build_model(arch, task_of(dictionary_of(types)), **flags).eval()
     if hasattr(model, "encoder"):
         inputs["encoder_out"] = model.encoder(prompt[:, :9], torch.tensor([9]))
     with TensorSizes() as sizes:

@@ -11,8 +11,10 @@ from corrupt_files import corrupted_copy, remove_file, replace_labels
 from hypothesis import given
 from hypothesis import strategies as st
 from labelled_data import WORDS, write_gray_image_dataset, write_text_dataset
+from PIL import Image
 from tiny import run_here
 
+from fairseq_lrpe import load_model
 from fairseq_lrpe.cli import classify
 from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.tasks.classification import (
@@ -130,14 +132,24 @@ def train(data, save, arch="linear_classifier_rope", *more):
     return commands.train(data, arch, save, *TASK.split(), *commands.sizes("encoder"), *more)
 
 
+def inputs_of(dataset, dictionary):
+    """The rows of a dataset as texts, pairs of texts, or images."""
+    if "pixels" in dataset.task.about:
+        return [Image.fromarray((text - 4).view(4, 4).byte().numpy()) for text in dataset.texts[0]]
+    texts = [[" ".join(dictionary[t] for t in row) for row in column] for column in dataset.texts]
+    return [*zip(*texts, strict=True)] if len(texts) > 1 else texts[0]
+
+
 @pytest.mark.parametrize("kind, flags", [
     ("one", "--pooling first --encoder-norm layer"),
     ("two", "--pairs apart"),
     ("pictures", "--pixels embedding --token-positions learned"),
 ])  # fmt: skip
 def test_commands(kind, flags, folders, tmp_path):
-    """fairseq-validate reports the accuracy of the predictions."""
-    done = train(folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split())
+    """fairseq-validate reports the accuracy of the predictions, which are those of load_model."""
+    done = train(
+        folders / kind, tmp_path / "save", "softmax_classifier_xl", *flags.split(), "--max-update", 20
+    )
     assert done.returncode == 0, done.stderr
     checkpoint = tmp_path / "save/checkpoint_last.pt"
     logged = validated(folders / kind, checkpoint, "--task", "classification", "--valid-subset", "test")
@@ -147,9 +159,27 @@ def test_commands(kind, flags, folders, tmp_path):
     labels = json.loads((folders / kind / "about.json").read_text())["labels"]
     assert target == [labels[i] for i in np.load(folders / kind / "test.label.npy")]
     right = sum(p == t for p, t in zip(predicted, target, strict=True))
-    assert len(target) == 24
+    assert len(target) == 24 and len(set(predicted)) > 1
     assert metrics.label_metrics(predicted, target)["accuracy"] == pytest.approx(100 * right / 24)
     assert float(logged["accuracy"]) == pytest.approx(100 * right / 24, abs=1e-3)
+
+    model = load_model(checkpoint, cpu=True)
+    model.task.load_dataset("test")
+    dataset = model.task.dataset("test")
+    inputs = inputs_of(dataset, model.task.dictionary)
+    found = model.classify(inputs)
+    assert [x.label for x in found] == predicted
+    with torch.no_grad():
+        p = model.model(**dataset.collater([dataset[7]])["net_input"]).softmax(-1).max()
+    assert found[7].probability == pytest.approx(p.item(), abs=1e-5)
+    if kind == "pictures":
+        inputs[0].save(tmp_path / "one.png")
+        assert model.classify([tmp_path / "one.png"]) == model.classify(inputs[:1])
+    else:
+        with pytest.raises(ValueError, match=f"classifies {'single' if kind == 'one' else 'pairs'}"):
+            model.classify([("w1", "w2") if kind == "one" else "w1"])
+        with pytest.raises(ValueError, match="expected a list of texts or images"):
+            model.classify("w1")
 
 
 def test_resumed_training_is_identical(folders, tmp_path):

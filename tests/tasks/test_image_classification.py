@@ -6,22 +6,14 @@ import commands
 import numpy as np
 import pytest
 import torch
-from commands import (
-    assert_rejected,
-    assert_resumes,
-    assert_same_weights,
-    load_last_checkpoint,
-    train_in_two_processes,
-    validated,
-)
+from commands import assert_rejected, assert_resumes, validated
 from corrupt_files import corrupted_copy, remove_file, replace_labels
 from fairseq import optim
 from fairseq.logging import metrics
 from image_files import MeanColor, colored_image, write_image_dataset
 from omegaconf import OmegaConf
-from tiny import REPOSITORY
 
-import fairseq_lrpe.models  # noqa: F401  (fairseq imports a plugin's tasks only if it is the first to import it)
+import fairseq_lrpe.models  # noqa: F401  (registers the tasks)
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.data.image_transforms import erase, normalize, resize_and_center_crop, to_tensor
 from fairseq_lrpe.data.mixup import Mixing
@@ -78,7 +70,7 @@ def same(one, other):
 
 
 def test_images_of_an_epoch(folder):
-    """Seed and epoch determine the images, each of which is repeated, except that the last may be cut off."""
+    """Seed and epoch determine the images, each of which is repeated."""
 
     repeats, pairs = 3, [(1, 1), (1, 2), (2, 1)]
 
@@ -108,6 +100,18 @@ def test_batches_depend_on_seed_and_epoch_only(folder):
             assert same(a, b)
     for other in (epoch(task_of(folder), number=2), epoch(task_of(folder, seed=2), seed=2)):
         assert not any(same(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_recipes(folder):
+    """Repetitions differ, and the full recipe leaves only some images as the plain one does."""
+    plain, full = dataset_of(folder, recipe="plain"), dataset_of(folder)
+    drawn = [full[number][1][0] for number in (6, 7, 8, 6)]
+    assert torch.equal(drawn[0], drawn[3])
+    assert not torch.equal(drawn[0], drawn[1]) and not torch.equal(drawn[1], drawn[2])
+    pairs = [(plain[number][1], full[number][1]) for number in range(75)]
+    assert not any(box for (_, box), _ in pairs)
+    # With probability 1/4 · 3/4, no operation is applied and nothing is erased.
+    assert 5 <= sum(torch.equal(a, b) and box is None for (a, _), (b, box) in pairs) <= 30
 
 
 def test_training_batch(folder):
@@ -227,26 +231,6 @@ def test_resumed_training_is_identical(folder, tmp_path):
     assert_resumes(run, tmp_path, (6, 10))
 
 
-@pytest.mark.slow
-def test_two_processes_equal_one(folder, tmp_path):
-    """With 7 batches per epoch, one process has no last batch in training and validation."""
-    plugin = tmp_path / "plugin"
-    plugin.mkdir()
-    tests = REPOSITORY / "tests"
-    lines = [f"import sys; sys.path.append({str(tests)!r})", "import fairseq_lrpe.models"]
-    lines += ["import image_files"]
-    (plugin / "__init__.py").write_text("\n".join(lines) + "\n")
-    common = "--batch-size 4 --max-update 9 --maximize-best-checkpoint-metric".split()
-    common += ["--best-checkpoint-metric", "accuracy"]
-    done = train(folder, tmp_path / "one", *common, "--update-freq", 2)
-    assert done.returncode == 0, done.stderr
-    words = [*commands.SHORT_TRAINING, "--arch", "mean_color", *TASK, *common, "--user-dir", plugin]
-    train_in_two_processes(folder, *words, "--save-dir", tmp_path / "two")
-    assert_same_weights(tmp_path / "two", tmp_path / "one", 1e-4, 1e-5)
-    one, two = (load_last_checkpoint(tmp_path / name)["extra_state"]["val_loss"] for name in ("one", "two"))
-    assert one == two > 50
-
-
 @pytest.mark.parametrize(("change", "flags", "message"), [
     (remove_file("about.json"), "", "about.json is missing or damaged: bash data_prep/prepare.sh"),
     (replace_labels([0] * 24 + [3]), "", "or labels other than the 3 labels of about.json"),
@@ -279,15 +263,3 @@ def test_only_matrices_decay():
         torch.testing.assert_close(p.detach(), expected)
     optimizer.set_lr(0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
-
-
-def test_workers_advance_to_the_next_epoch(folder):
-    task = task_of(folder)
-    task.load_dataset("train")
-    found = []
-    for number in (1, 2):
-        iterator = task.get_batch_iterator(
-            task.dataset("train"), max_sentences=25, epoch=number, seed=1, num_workers=1
-        )
-        found += list(iterator.next_epoch_itr(shuffle=True))
-    assert same(found[1], epoch(task_of(folder), 2, size=25)[0]) and not same(*found)

@@ -74,14 +74,6 @@ def test_search_copies_previous_letters(seed, copied, more, between):
         before += part
 
 
-def test_least_loss_of_search_by_hand():
-    # "bc" is at 1 of 3 positions of "abca", "ca" at 1 of 6 of "abcabcd", and "b" at 2 of 9 of "abcabcdcad".
-    # "abca" without its first letter, "d" and "d" are random.
-    nats = [3 * math.log(4), math.log(3), math.log(4), math.log(6), math.log(4), math.log(9 / 2)]
-    least = Search(first=4, copied=2, between=1).least_loss("abca>bcd>cad>b")
-    assert least == pytest.approx(sum(nats) / 13)
-
-
 def test_least_loss_is_below_published_losses():
     def least(problem):
         return fmean(problem.least_loss(problem.text(Random(seed), 513)) for seed in range(40))

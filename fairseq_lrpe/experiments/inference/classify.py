@@ -18,7 +18,7 @@ from fairseq_lrpe.data.glue_tasks import MAX_SCORE
 from fairseq_lrpe.data.image_files import convert, decode, gray_pixels
 from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop, to_tensor
 from fairseq_lrpe.experiments.inference.load import TrainedModel
-from fairseq_lrpe.utils.files import read_file, write_atomic
+from fairseq_lrpe.utils.files import read_file
 
 BATCH_SIZE = 32
 
@@ -31,7 +31,11 @@ class Prediction(NamedTuple):
 
 
 class Classifier(TrainedModel):
-    """Base class of trained classifiers."""
+    """Base class of trained classifiers.
+
+    Subclasses have ``row(value)``, the model's input for a text, a pair of texts or an image, and
+    ``batch(rows)``, the model's keyword arguments for such inputs.
+    """
 
     def classify(self, inputs: Sequence) -> list[Prediction]:
         """Returns the prediction for each text, pair of texts, or image.
@@ -45,66 +49,44 @@ class Classifier(TrainedModel):
         """
         if isinstance(inputs, str | Path):
             raise ValueError("expected a list of texts or images, not a single one: put it into a list")
-        rows = map(self.row, inputs)
-        return [x for batch in iter(lambda: [*islice(rows, BATCH_SIZE)], []) for x in self.predict(batch)]
-
-    def row(self, value: object) -> object:
-        """Returns the model's input for a text, a pair of texts, or an image."""
-        raise NotImplementedError
+        return [x for rows in batched(map(self.row, inputs)) for x in self.predict(rows)]
 
     @torch.no_grad()
     def predict(self, rows: list) -> list[Prediction]:
-        """Returns the prediction for each row of a batch, given the results of :meth:`row`."""
-        best = self.logits(self.batch(rows)).float().softmax(-1).max(-1)
-        return [Prediction(self.label(i), p) for p, i in zip(*map(Tensor.tolist, best), strict=True)]
-
-    def batch(self, rows: list) -> dict:
-        """Returns the model's keyword arguments for rows."""
-        raise NotImplementedError
+        """Returns the prediction for each result of :meth:`row` in a batch."""
+        return self.predictions(self.logits(self.batch(rows)))
 
     def logits(self, net_input: dict) -> Tensor:
         """Returns the logits (B, labels) for the model's keyword arguments."""
         return self.model(**utils.apply_to_sample(lambda x: x.to(self.device), net_input))
 
+    def predictions(self, logits: Tensor) -> list[Prediction]:
+        best = logits.argmax(-1, keepdim=True)
+        p = logits.float().softmax(-1).gather(-1, best).view(-1).tolist()
+        labels = map(self.label, best.view(-1).tolist())
+        return list(map(Prediction, labels, p))
+
     def label(self, index: int) -> str:
-        """Returns the name of a label."""
         return self.task.labels[index]
 
-
-class ByTexts(Classifier):
-    """Base class of classifiers of texts, which can also predict the binarized data of a split."""
-
     @torch.no_grad()
-    def predict_split(self, split: str) -> list[tuple[str, str | None]]:
-        """Returns (prediction, target or None) of each row of a split as text, in the order of the rows."""
+    def predict_split(self, split: str) -> list[tuple]:
+        """Returns (label, true label or None) of each row of a split."""
         self.task.load_dataset(split)
         dataset, rows = self.task.dataset(split), {}
         batches = self.task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         for sample in batches.next_epoch_itr(shuffle=False):
-            logits, target = self.logits(sample["net_input"]), sample.get("target")
-            columns = [self.texts(logits), [None] * len(logits)]
-            if target is not None:
-                columns[1] = self.target_texts(target.view(-1).tolist())
-            rows.update(zip(sample["id"].tolist(), zip(*columns, strict=True), strict=True))
+            found = self.predictions(self.logits(sample["net_input"]))
+            targets = [None] * len(found)
+            if "target" in sample:
+                targets = map(self.label, sample["target"].view(-1).tolist())
+            for i, prediction, target in zip(sample["id"].tolist(), found, targets, strict=True):
+                rows[i] = prediction.label, target
         return [rows[i] for i in range(len(dataset))]
 
-    def texts(self, logits: Tensor) -> list[str]:
-        """Returns the prediction for each row of logits as text."""
-        return self.target_texts(logits.argmax(-1).tolist())
 
-    def target_texts(self, targets: list) -> list[str]:
-        """Returns the labels of targets."""
-        return [self.label(i) for i in targets]
-
-    def check_count(self, texts: list[str], count: int) -> None:
-        """Raises a ValueError unless a row has ``count`` texts, as in the training data."""
-        if len(texts) != count:
-            expected = "single texts" if count == 1 else "pairs (text, second text)"
-            raise ValueError(f"the model classifies {expected}, not {len(texts)} texts at a time")
-
-
-class TextClassifier(ByTexts):
-    """Trained model of the task ``classification``: of texts, pairs of texts, or images as gray values."""
+class TextClassifier(Classifier):
+    """Trained model of the task ``classification``, for texts, pairs of texts, or gray images."""
 
     def __init__(self, *args):
         super().__init__(*args)
@@ -112,20 +94,18 @@ class TextClassifier(ByTexts):
         self.encode = None if self.pixels else classified_text.encoder(dictionary.symbols)
 
     def row(self, value):
-        dictionary = self.task.dictionary
+        dictionary, about = self.task.dictionary, self.task.about
         if self.pixels:
-            pixels = gray_pixels(open_image(value, "L"), *self.task.about["shape"])
-            return self.task.inputs([torch.from_numpy(pixels.astype(int)) + dictionary.nspecial])
-        texts = [value] if isinstance(value, str) else [*value]
-        self.check_count(texts, self.task.about["inputs"])
-        tokens = [[*map(dictionary.index, self.encode(text))] for text in texts]
+            pixels = gray_pixels(open_image(value, "L"), *about["shape"]).astype(int)
+            return self.task.inputs([torch.from_numpy(pixels) + dictionary.nspecial])
+        tokens = [[*map(dictionary.index, self.encode(x))] for x in texts(value, about["inputs"])]
         return self.task.inputs([torch.tensor(row, dtype=torch.long) for row in tokens])
 
     def batch(self, rows):
         return self.task.net_input(rows)
 
 
-class SentenceClassifier(ByTexts):
+class SentenceClassifier(Classifier):
     """Trained model of the task ``sentence_prediction``, such as one that is fine-tuned on GLUE."""
 
     def __init__(self, *args):
@@ -135,13 +115,12 @@ class SentenceClassifier(ByTexts):
         self.count = len([*self.data.glob("input[01]")])
 
     def row(self, value):
-        texts, cfg = [value] if isinstance(value, str) else [*value], self.task.cfg
-        self.check_count(texts, self.count)
-        parts = []
-        for text, first in zip(texts, (cfg.init_token, cfg.separator_token), strict=False):
+        cfg, parts, dictionary = self.task.cfg, [], self.task.source_dictionary
+        starts = (cfg.init_token, cfg.separator_token)
+        for first, text in zip(starts, texts(value, self.count), strict=False):
             line = self.codec.encode(text)
             parts += [] if first is None else [torch.tensor([first])]
-            parts.append(self.task.source_dictionary.encode_line(line, add_if_not_exist=False).long())
+            parts.append(dictionary.encode_line(line, add_if_not_exist=False).long())
         tokens, limit = torch.cat(parts), self.task.max_positions()
         if len(tokens) > limit and str(cfg.shorten_method) != "truncate":
             raise ValueError(f"a text has {len(tokens)} tokens, and the model accepts at most {limit}")
@@ -151,29 +130,19 @@ class SentenceClassifier(ByTexts):
         return {"src_tokens": collate_tokens(rows, self.task.source_dictionary.pad())}
 
     def logits(self, net_input):
-        head = self.task.cfg.classification_head_name
-        net_input = utils.apply_to_sample(lambda x: x.to(self.device), net_input)
-        return self.model(**net_input, classification_head_name=head)[0]
+        head = {"classification_head_name": self.task.cfg.classification_head_name}
+        return super().logits({**net_input, **head})[0]
 
-    def predict(self, rows):
+    def predictions(self, logits):
         if not self.task.cfg.regression_target:
-            return super().predict(rows)
-        with torch.no_grad():
-            scores = self.logits(self.batch(rows)).view(-1).tolist()
-        return [Prediction(MAX_SCORE * score, None) for score in scores]
+            return super().predictions(logits)
+        return [Prediction(self.label(score), None) for score in logits.view(-1).tolist()]
 
     def label(self, index):
-        return self.task.label_dictionary[index + self.task.label_dictionary.nspecial]
-
-    def texts(self, logits):
-        is_score = self.task.cfg.regression_target
-        return self.target_texts(logits.view(-1).tolist()) if is_score else super().texts(logits)
-
-    def target_texts(self, targets):
-        """Returns the labels of targets, or scores on STS-B's scale from 0 to 5."""
-        if not self.task.cfg.regression_target:
-            return super().target_texts(targets)
-        return [f"{MAX_SCORE * score:.6f}" for score in targets]
+        if self.task.cfg.regression_target:
+            return MAX_SCORE * index  # on STS-B's scale from 0 to 5
+        labels = self.task.label_dictionary
+        return labels[index + labels.nspecial]
 
 
 class ImageClassifier(Classifier):
@@ -183,12 +152,32 @@ class ImageClassifier(Classifier):
         return to_tensor(resize_and_center_crop(open_image(value), self.task.cfg.image_size))
 
     def batch(self, rows):
-        return {"images": normalize(torch.stack(rows).to(self.device))}
+        return {"images": torch.stack(rows)}
+
+    def logits(self, net_input):
+        return self.model(images=normalize(net_input["images"].to(self.device)))
+
+
+def texts(value: str | Sequence[str], count: int) -> list[str]:
+    """Returns the texts of a row, which must be ``count``."""
+    found = [value] if isinstance(value, str) else [*value]
+    if len(found) != count:
+        expected = "single texts" if count == 1 else "pairs (text, second text)"
+        raise ValueError(f"the model classifies {expected}, not {len(found)} texts at a time")
+    return found
+
+
+def batched(values: Iterable) -> Iterator[list]:
+    """Yields lists of ``BATCH_SIZE`` values; the last one may be shorter."""
+    values = iter(values)
+    return iter(lambda: [*islice(values, BATCH_SIZE)], [])
 
 
 def open_image(value: Path | str | Image, mode: str = "RGB") -> Image:
-    """Returns an image in one of Pillow's modes, given the image or the path of an image file."""
-    return convert(value, mode) if isinstance(value, Image) else decode(read_file(Path(value)), mode)
+    """Returns an image in one of Pillow's modes."""
+    if isinstance(value, Image):
+        return convert(value, mode)
+    return decode(read_file(Path(value)), mode)
 
 
 def classify_files(model: Classifier, files: Iterable[Path]) -> Iterator[tuple[Path, Prediction]]:
@@ -201,14 +190,16 @@ def classify_files(model: Classifier, files: Iterable[Path]) -> Iterator[tuple[P
             except (ValueError, OSError) as error:
                 print(f"skipping {file}: {error}", file=sys.stderr)
 
-    images = rows()
-    while batch := [*islice(images, BATCH_SIZE)]:
+    for batch in batched(rows()):
         names, inputs = zip(*batch, strict=True)
         yield from zip(names, model.predict([*inputs]), strict=True)
 
 
-def write(path: Path, rows: list[tuple[str, str | None]]) -> None:
-    """Writes the index, prediction and target (if known) of each row to a TSV file, as GLUE requires."""
-    columns = ["index", "prediction", "target"][: 2 if any(target is None for _, target in rows) else 3]
-    lines = ["\t".join([str(i), *row][: len(columns)]) for i, row in enumerate(rows)]
-    write_atomic(path, "\n".join(["\t".join(columns), *lines]) + "\n")
+def tsv(rows: list[tuple]) -> str:
+    """Returns the index, prediction and target (if all are known) of each row in GLUE's format."""
+    count = 1 if any(target is None for _, target in rows) else 2
+    lines = [["index", "prediction", "target"][: 1 + count]]
+    for i, row in enumerate(rows):
+        labels = [x if isinstance(x, str) else f"{x:.6f}" for x in row[:count]]
+        lines.append([str(i), *labels])
+    return "".join("\t".join(line) + "\n" for line in lines)

@@ -1,9 +1,8 @@
 """Evaluate a language model on RoPER's synthetic problems and write the results to a JSON file.
 
-The file has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}.
-"correct" is the number of correct results, "problems" is the number of problems, and "accuracy" is the
-percentage of correct characters in answers with teacher forcing. The problem Search has no questions, and its
-file has only {"measured": {"floor"}}, the lowest possible loss.
+The file has {"measured": {"correct", "problems", "accuracy"}, "answers": [{"question", "right", "given"}]}:
+the number of correct results and of problems, and the percentage of correct characters in answers with
+teacher forcing. Search has no questions: its file has {"measured": {"floor"}}, the lowest possible loss.
 """
 
 import json
@@ -12,8 +11,7 @@ from statistics import fmean
 
 import torch
 
-from fairseq_lrpe.experiments.inference.load import load_checkpoint
-from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.experiments.inference.load import find, load_model
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
 from fairseq_lrpe.utils.files import write_atomic
 
@@ -28,13 +26,12 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
     The questions, one-dimensional tensors, are decoded in one batch with incremental state. A question and
     its answer have at most ``length`` tokens together.
     """
-    lengths = torch.tensor([len(question) for question in questions])
-    tokens = torch.full((len(questions), length), end)
+    device = next(model.parameters()).device
+    lengths = torch.tensor([len(question) for question in questions], device=device)
+    tokens = torch.full((len(questions), length), end, device=device)
     for row, question in zip(tokens, questions, strict=True):
         row[: len(question)] = question
-    tokens, state = tokens.to(next(model.parameters()).device), {}
-    lengths = lengths.to(tokens.device)
-    ended = torch.zeros(len(questions), dtype=torch.bool, device=tokens.device)
+    ended, state = torch.zeros_like(lengths, dtype=torch.bool), {}
     for position in range(1, length):
         logits = model.decoder(tokens[:, :position], incremental_state=state)[0]
         predicted, is_answer = logits[:, -1].argmax(-1), lengths <= position
@@ -48,7 +45,7 @@ def complete(model, questions: list[torch.Tensor], length: int, end: int) -> lis
 
 @torch.no_grad()
 def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) -> float:
-    """Returns the percentage of the answers' tokens that are predicted correctly with teacher forcing."""
+    """Returns the percentage of correct tokens in answers with teacher forcing."""
     correct = total = 0
     for question, answer in zip(questions, answers, strict=True):
         tokens = torch.cat([question, answer]).to(next(model.parameters()).device)
@@ -58,18 +55,14 @@ def accuracy(model, questions: list[torch.Tensor], answers: list[torch.Tensor]) 
     return 100 * correct / total
 
 
-def result(answer: str) -> str:
-    """Returns the part of an answer after its last ==, or the whole answer if it has none."""
-    return answer.rpartition("==")[2]
-
-
 def evaluate(model, task) -> dict:
-    """Returns the metrics and answers of a model, in the format that the docstring of the module defines."""
+    """Returns the content of the file that this program writes."""
     problem, length = task.problem, task.cfg.tokens_per_sample
     if not hasattr(problem, "problem"):
         task.load_dataset("test")
         test = task.dataset("test")
-        return {"measured": {"floor": fmean(problem.least_loss(test.text(i)) for i in range(len(test)))}}
+        losses = (problem.least_loss(test.text(i)) for i in range(len(test)))
+        return {"measured": {"floor": fmean(losses)}}
     pairs = [problem.problem(Random(f"problems {index}")) for index in range(PROBLEMS)]
     questions, answers = ([task.encode(pair[part]) for pair in pairs] for part in (0, 1))
     completed = complete(model, questions, length, task.encode("#").item())
@@ -77,8 +70,12 @@ def evaluate(model, task) -> dict:
         {"question": question, "right": answer, "given": task.decode(tokens)}
         for (question, answer), tokens in zip(pairs, completed, strict=True)
     ]
-    correct = sum(result(row["right"]) == result(row["given"]) for row in rows)
-    measured = {"correct": correct, "problems": PROBLEMS, "accuracy": accuracy(model, questions, answers)}
+    results = [[row[part].rpartition("==")[2] for part in ("right", "given")] for row in rows]
+    measured = {
+        "correct": sum(right == given for right, given in results),
+        "problems": PROBLEMS,
+        "accuracy": accuracy(model, questions, answers),
+    }
     return {"measured": measured, "answers": rows}
 
 
@@ -89,8 +86,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--cpu", action="store_true", help="do not use a GPU")
     args = parser.parse_args(arguments)
     with exit_on_error("evaluate-synthetic"):
-        state = read_checkpoint(args.checkpoint, "train one with `lrpe train roper/...`")
-        if (task := state["cfg"]["task"].get("_name")) != "synthetic_lm":
-            raise ValueError(f"{args.checkpoint} was trained on the task {task}: expected synthetic_lm")
-        model, task = load_checkpoint(args.checkpoint, args.cpu)
-        write_atomic(args.out, json.dumps(evaluate(model, task), indent=1) + "\n")
+        checkpoint, _ = find(args.checkpoint, ["synthetic_lm"])
+        trained = load_model(checkpoint, cpu=args.cpu)
+        found = evaluate(trained.model, trained.task)
+        write_atomic(args.out, json.dumps(found, indent=1) + "\n")

@@ -18,35 +18,33 @@ class Generator(TrainedModel):
     """Base class of models that generate a text from a text by fairseq's beam search."""
 
     @torch.no_grad()
-    def search(self, lines: dict[int, str], beam: int, **flags: object) -> dict[int, str]:
-        """Returns {number: best hypothesis} for {number: line}, both as symbols separated by spaces.
+    def search(self, lines: list[str], beam: int, **flags: object) -> list[str]:
+        """Returns the best hypothesis for each line, both as symbols separated by spaces.
 
-        Args:
-            lines: the lines; the error message for a line that is too long has its number.
-            beam: beam size.
-            **flags: further flags of fairseq-generate, with underscores.
+        The hypothesis for a blank line is blank. ``flags`` are further flags of fairseq-generate.
+
+        Raises:
+            ValueError: if a line is too long for the model.
         """
-        if beam < 1:
-            raise ValueError(f"the beam size must be at least 1, not {beam}")
-        if not lines:
-            return {}
-        task, model = self.task, self.model
-        tokens, lengths = task.get_interactive_tokens_and_lengths([*lines.values()], lambda line: line)
+        task, model, found = self.task, self.model, [""] * len(lines)
+        numbers = [i for i, line in enumerate(lines) if line]
+        if not numbers:
+            return found
+        texts = [lines[i] for i in numbers]
+        tokens, lengths = task.get_interactive_tokens_and_lengths(texts, lambda text: text)
         limit, _ = utils.resolve_max_positions(task.max_positions(), model.max_positions())
-        for number, length in zip(lines, lengths, strict=True):
+        for i, length in zip(numbers, lengths, strict=True):
             if length > limit:
-                raise ValueError(f"line {number} has {length} tokens, and the model accepts at most {limit}")
-        batches = task.get_batch_iterator(
-            task.build_dataset_for_inference(tokens, lengths), max_sentences=BATCH_SIZE
-        )
+                problem = f"line {i + 1} has {length} tokens"
+                raise ValueError(f"{problem}, and the model accepts at most {limit}")
+        dataset = task.build_dataset_for_inference(tokens, lengths)
+        batches = task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         generator = task.build_generator([model], Namespace(beam=beam, **flags))
-        found, numbers = {}, [*lines]
         for batch in batches.next_epoch_itr(shuffle=False):
-            sample = {"net_input": {"src_tokens": batch["net_input"]["src_tokens"].to(self.device)}}
-            sample["net_input"]["src_lengths"] = batch["net_input"]["src_lengths"].to(self.device)
-            hypotheses = task.inference_step(generator, [model], sample)
-            for i, best in zip(batch["id"].tolist(), hypotheses, strict=True):
-                found[numbers[i]] = task.target_dictionary.string(best[0]["tokens"])
+            inputs = utils.apply_to_sample(lambda x: x.to(self.device), batch["net_input"])
+            hypotheses = task.inference_step(generator, [model], {"net_input": inputs})
+            for i, [best, *_] in zip(batch["id"].tolist(), hypotheses, strict=True):
+                found[numbers[i]] = task.target_dictionary.string(best["tokens"])
         return found
 
 
@@ -60,9 +58,8 @@ class Translator(Generator):
     def translate(self, texts: list[str], beam: int = BEAM) -> list[str]:
         """Returns the translations of raw sentences; blank sentences stay blank."""
         source, target = self.task.cfg.source_lang, self.task.cfg.target_lang
-        lines = {i: self.codec.encode(source, text) for i, text in enumerate(texts, 1) if text.strip()}
-        found = self.search(lines, beam)
-        return [self.codec.decode(target, found[i]) if i in found else "" for i in range(1, len(texts) + 1)]
+        found = self.search([self.codec.encode(source, text) for text in texts], beam)
+        return [self.codec.decode(target, line) for line in found]
 
 
 class QuestionGenerator(Generator):
@@ -75,7 +72,8 @@ class QuestionGenerator(Generator):
             ValueError: if the text does not contain the answer.
         """
         facts = word_pieces.read_preparation(self.data)
-        return self.task.pieces.source(answer.strip(), context, facts["longest"], facts["longest_answer"])
+        limits = facts["longest"], facts["longest_answer"]
+        return self.task.pieces.source(answer.strip(), context, *limits)
 
     def ask(self, context: str, answer: str, beam: int = BEAM) -> str:
         """Returns a question whose answer is a part of the text ``context``.
@@ -85,9 +83,9 @@ class QuestionGenerator(Generator):
         """
         return self.questions([self.source(context, answer)], beam)[0]
 
-    def questions(self, sources: list[word_pieces.Source], beam: int) -> list[str]:
+    def questions(self, sources: list[word_pieces.Source], beam: int = BEAM) -> list[str]:
         """Returns a question for each result of :meth:`source`."""
         # fairseq appends the final </s> itself.
-        lines = {i: " ".join(source.tokens[:-1]) for i, source in enumerate(sources, 1)}
+        lines = [" ".join(source.tokens[:-1]) for source in sources]
         found = self.search(lines, beam, **QUESTION_SEARCH)
-        return [self.task.pieces.text(found[i].split()) for i in lines]
+        return [self.task.pieces.text(line.split()) for line in found]

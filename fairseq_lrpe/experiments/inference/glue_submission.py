@@ -8,9 +8,8 @@ requires, but for which there is no model, are listed. For example:
   lrpe glue-submission results/classification/{sst2,qnli,qqp,mnli}/softmax_gcdf
 """
 
-import tempfile
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,63 +17,50 @@ from tqdm import tqdm
 
 from fairseq_lrpe.data.glue_tasks import TASKS
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
-from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
-from fairseq_lrpe.utils.subprocesses import run_command
 
 
 class GlueRun(NamedTuple):
     """A finished run on a GLUE task."""
 
-    folder: Path
+    score: float  # on the development set
     task: str  # name of the GLUE task
+    folder: Path
     data: Path  # folder of its binarized data
     checkpoint: Path  # the evaluated checkpoint
-    score: float  # on the development set
 
 
-def submission_files(name: str) -> dict[str, str]:
+def submission_files(task: str) -> dict[str, str]:
     """Returns {file name in the zip file, without suffix: test split} of a task."""
-    return TASKS[name].submission or {name: "test"}
+    return TASKS[task].submission or {task: "test"}
 
 
-def read_run(folder: Path) -> GlueRun | None:
-    """Returns a finished run on a GLUE task; None for other runs, and for trials that were not chosen.
-
-    Raises:
-        ValueError: If run.json is damaged.
-    """
-    record, settings = (read_json(folder / f"{name}.json") for name in ("evaluation", "run"))
-    if "finished" not in record:
-        return None
-    try:
-        config = settings["config"]
-        if settings["kind"] == "glue":
-            task, metric = config["task"], "score"
-            data = REPOSITORY / config["data"] / task / "bin"
-        else:
-            data = REPOSITORY / config["data"]
-            task = data.parent.name  # of data/glue_words/SST-2/bin
-            if settings["kind"] != "classification" or task not in TASKS:
-                return None
-            metric = TASKS[task].measure
-        checkpoint = evaluated_checkpoint(folder, config["evaluate"]["checkpoint"])
-    except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{folder / 'run.json'} is damaged: repair or remove it") from None
-    scores = [measured[metric] for measured in record.get("evaluations", {}).values() if metric in measured]
-    return GlueRun(folder, task, data, checkpoint, scores[0]) if scores and checkpoint.exists() else None
+def finished_runs(folder: Path) -> Iterator[GlueRun]:
+    """Yields a method's finished runs on GLUE tasks, without trials that were not chosen."""
+    for path in (*sorted(folder.glob("seed-*")), *sorted(folder.glob("task=*/seed-*"))):
+        record, settings = (read_json(path / f"{name}.json") for name in ("evaluation", "run"))
+        if "finished" not in record or settings.get("kind") not in ("glue", "classification"):
+            continue
+        config, is_glue = settings["config"], settings["kind"] == "glue"
+        data = REPOSITORY / config["data"]
+        data = data / config["task"] / "bin" if is_glue else data
+        task = data.parent.name  # of data/glue/RTE/bin
+        metric = "score" if is_glue else getattr(TASKS.get(task), "measure", None)
+        scores = [x[metric] for x in record["evaluations"].values() if metric in x]
+        checkpoint = evaluated_checkpoint(path, config["evaluate"]["checkpoint"])
+        if scores and checkpoint.exists():
+            yield GlueRun(scores[0], task, path, data, checkpoint)
 
 
 def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
     """Returns {task: run} of the finished runs with the best scores on the development sets."""
     best = {}
     for folder in folders:
-        paths = [path for seeds in ("seed-*", "task=*/seed-*") for path in sorted(folder.glob(seeds))]
-        runs = [run for run in map(read_run, paths) if run]
+        runs = [*finished_runs(folder)]
         if not runs:
-            example = "results/glue/wikibook/linear_rope"
-            raise ValueError(f"{folder} has no finished runs of GLUE: use a method's folder, e.g. {example}")
+            remedy = "use a method's folder, e.g. results/glue/wikibook/linear_rope"
+            raise ValueError(f"{folder} has no finished runs of GLUE: {remedy}")
         for run in runs:
             if run.task not in best or run.score > best[run.task].score:
                 best[run.task] = run
@@ -83,16 +69,16 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
 
 def write(runs: dict[str, GlueRun], out: Path, cpu: bool) -> None:
     """Writes the predictions of ``best_runs`` for the test sets to a zip file."""
+    from fairseq_lrpe.experiments.inference import classify, load  # these imports take seconds
+
     if out.is_dir():
         raise ValueError(f"--out {out} is a folder: give the path of a file")
-    with output_folder(out.parent), tempfile.TemporaryDirectory(dir=out.parent) as scratch:
-        for name, run in tqdm(runs.items(), unit="task", disable=None):
-            files = {split: Path(scratch, f"{file}.tsv") for file, split in submission_files(name).items()}
-            command = metrics.prediction_command(run.checkpoint, run.data, files, cpu)
-            run_command(command, run.folder / "submission.log", cwd=REPOSITORY)
-        with atomic_file(out) as part, zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in sorted(Path(scratch).glob("*.tsv")):
-                archive.write(path, path.name)
+    with output_folder(out.parent), atomic_file(out) as part, zipfile.ZipFile(part, "w") as archive:
+        for name in tqdm(sorted(runs), unit="task", disable=None):
+            model = load.load_model(runs[name].checkpoint, data=runs[name].data, cpu=cpu)
+            for file, split in submission_files(name).items():
+                rows = model.predict_split(split)
+                archive.writestr(f"{file}.tsv", classify.tsv(rows), zipfile.ZIP_DEFLATED)
 
 
 def main(arguments: list[str] | None = None) -> None:

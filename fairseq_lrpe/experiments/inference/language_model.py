@@ -21,27 +21,17 @@ class LineModel(TrainedModel):
         self.codec = line_codec.load(self.data, dictionary.symbols[dictionary.nspecial :])
 
     def encode_line(self, line: str, start: bool = True) -> Tensor:
-        """Returns the tokens (n,) of a line, or of its rest if not ``start``, without a final </s>."""
-        encode = self.task.source_dictionary.encode_line
-        return encode(self.codec.encode(line, start), append_eos=False, add_if_not_exist=False).long()
+        """Returns the tokens (n,) of a line, or of its rest if not ``start``, without </s>."""
+        symbols, dictionary = self.codec.encode(line, start), self.task.source_dictionary
+        return dictionary.encode_line(symbols, append_eos=False, add_if_not_exist=False).long()
 
 
 class LanguageModel(LineModel):
     """Trained language model of the task ``language_modeling`` or ``memory_lm``."""
 
     def sample(self, prompt: str = "", length: int = 200, **options) -> str:
-        """Returns sampled text that continues the prompt; the arguments are those of :meth:`stream`.
-
-        If a ValueError is raised at a position that the model does not support, its attribute ``text`` is the
-        text before this position.
-        """
-        parts = []
-        try:
-            parts.extend(self.stream(prompt, length, **options))  # keeps the parts before an error
-        except ValueError as error:
-            error.text = "".join(parts)
-            raise
-        return "".join(parts)
+        """Returns the text that :meth:`stream` yields."""
+        return "".join(self.stream(prompt, length, **options))
 
     def stream(
         self,
@@ -78,16 +68,16 @@ class LanguageModel(LineModel):
         return self.codec.stream(self.symbols(sampled), start)
 
     def encode(self, text: str) -> Tensor:
-        """Returns the tokens of lines of text, after </s>, or after <s> if the model was trained with it."""
-        dictionary, args = self.task.source_dictionary, self.task.args
+        """Returns the tokens of lines of text, after </s>, or <s> as in training."""
+        dictionary = self.task.source_dictionary
         end = torch.tensor([dictionary.eos()])
-        parts = [torch.tensor([dictionary.bos()]) if args.add_bos_token else end]
+        parts = [torch.tensor([dictionary.bos()]) if self.task.args.add_bos_token else end]
         for number, line in enumerate(text.split("\n")):
             parts += [*[end] * (number > 0), self.encode_line(line)]
         return torch.cat(parts)
 
     def symbols(self, tokens: Iterator[int]) -> Iterator[str]:
-        """Yields the symbol of each token, up to </s> if the model was trained on single lines."""
+        """Yields the symbol of each token, up to </s> for models of single lines."""
         dictionary = self.task.source_dictionary
         for token in tokens:
             if token == dictionary.eos() and self.task.args.sample_break_mode == "eos":
@@ -100,23 +90,17 @@ class SyntheticLanguageModel(LanguageModel):
 
     def __init__(self, *args):
         TrainedModel.__init__(self, *args)
-        self.codec = Symbols()
+        self.codec = line_codec.Characters()
 
     def encode(self, text):
         known = self.task.problem.characters
         if not text or set(text) - set(known):
-            raise ValueError(f"the prompt {text!r} must consist of one or more of the characters {known}")
+            expected = f"must consist of one or more of the characters {known}"
+            raise ValueError(f"the prompt {text!r} {expected}")
         return self.task.encode(text)
 
     def symbols(self, tokens):
         return (self.task.dictionary[token] for token in tokens)
-
-
-class Symbols(line_codec.LineCodec):
-    """Codec of symbols that are written one after the other."""
-
-    def stream(self, symbols, start=True):
-        return symbols
 
 
 class MaskedLanguageModel(LineModel):
@@ -138,23 +122,19 @@ class MaskedLanguageModel(LineModel):
         """
         if text.count(MASK) != 1:
             raise ValueError(f"the text has {text.count(MASK)} {MASK}: expected exactly one")
-        if top_k < 1:
-            raise ValueError(f"top_k must be at least 1, not {top_k}")
-        dictionary = self.task.source_dictionary
+        dictionary, limit = self.task.source_dictionary, self.model.max_positions()
         left, right = text.split(MASK)
         before, after = self.encode_line(left), self.encode_line(right, start=False)
-        begin, mask, end = (
-            torch.tensor([token]) for token in (dictionary.bos(), dictionary.index(MASK), dictionary.eos())
-        )
-        tokens = torch.cat([begin, before, mask, after, end])
-        if len(tokens) > self.model.max_positions():
-            raise ValueError(f"the text has {len(tokens)} tokens: at most {self.model.max_positions()} fit")
+        mask = dictionary.index(MASK)
+        begin, middle, end = torch.tensor([[dictionary.bos()], [mask], [dictionary.eos()]])
+        tokens = torch.cat([begin, before, middle, after, end])
+        if len(tokens) > limit:
+            raise ValueError(f"the text has {len(tokens)} tokens: at most {limit} fit")
         tokens = tokens[None].to(self.device)
-        [logits] = self.model(tokens, masked_tokens=tokens == dictionary.index(MASK))[0]
-        best = logits.softmax(-1).topk(min(top_k, len(logits)))
-        found = []
+        [logits] = self.model(tokens, masked_tokens=tokens == mask)[0]
+        best, found = logits.softmax(-1).topk(min(top_k, len(logits))), []
         for probability, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            filled = torch.cat([before, torch.tensor([token]), after])
-            texts = [" ".join(dictionary[i] for i in part) for part in (filled, [token])]
-            found.append((self.codec.decode(texts[0]), probability, self.codec.decode(texts[1])))
+            line = torch.cat([before, torch.tensor([token]), after])
+            text = self.codec.decode(" ".join(dictionary[i] for i in line))
+            found.append((text, probability, self.codec.decode(dictionary[token])))
         return found

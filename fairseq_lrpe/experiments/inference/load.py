@@ -1,9 +1,9 @@
-"""Finds and loads the checkpoint of a run, and has the base class of the models that load_model returns."""
+"""Finds and loads trained models of every family; see :func:`load_model`."""
 
 import logging
 from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from fairseq import checkpoint_utils, utils
@@ -13,17 +13,18 @@ from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoin
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.utils.files import REPOSITORY
 
-
-class Found(NamedTuple):
-    """A checkpoint file, and the settings of the task that it was trained on."""
-
-    checkpoint: Path
-    settings: dict
-
-    @property
-    def task(self) -> str:
-        """Name of the fairseq task."""
-        return self.settings.get("_name")
+MODELS = {
+    "language_modeling": "language_model.LanguageModel",
+    "memory_lm": "language_model.LanguageModel",
+    "synthetic_lm": "language_model.SyntheticLanguageModel",
+    "masked_lm": "language_model.MaskedLanguageModel",
+    "translation": "generate.Translator",
+    "question_generation": "generate.QuestionGenerator",
+    "classification": "classify.TextClassifier",
+    "sentence_prediction": "classify.SentenceClassifier",
+    "image_classification": "classify.ImageClassifier",
+}
+"""{fairseq task: module and class of its trained models}; the modules are imported on demand."""
 
 
 class TrainedModel:
@@ -40,83 +41,68 @@ class TrainedModel:
 
     @property
     def device(self) -> torch.device:
-        """Device of the model's parameters."""
         return next(self.model.parameters()).device
 
 
-def find(path: Path, tasks: Iterable[str], remedy: str = "train one with `lrpe train`") -> Found:
-    """Returns the checkpoint of a run, as it was evaluated, or the one in a file.
+def load_model(
+    run_or_checkpoint: str | Path, *, data: str | Path | None = None, cpu: bool = False
+) -> TrainedModel:
+    """Loads a trained model for inference, with its dictionary and tokenizer.
 
     Args:
-        path: folder of a run, or a checkpoint file.
-        tasks: names of the tasks whose models are accepted.
-        remedy: suggested fix that ends the error message if there is no checkpoint.
+        run_or_checkpoint: folder of a run, whose evaluated checkpoint is loaded, or a checkpoint file.
+        data: data folder with the dictionary and tokenizer (default: that of the training).
+        cpu: whether to use the CPU if there is a GPU.
+
+    Returns:
+        The model, which has the methods of its family
+
+        - language models: ``sample(prompt, length)`` and ``stream(prompt, length)``
+        - masked language models: ``fill_mask(text, top_k)``
+        - translation: ``translate(texts)``
+        - question generation: ``ask(context, answer)``
+        - classifiers, fine-tuned models and vision transformers: ``classify(texts or images)``
 
     Raises:
-        ValueError: if the folder is not that of a run, the run has no checkpoint, the file is not a
-            checkpoint, or its task is not one of ``tasks``.
+        ValueError: if there is no readable checkpoint of a supported task, or its data folder is missing.
     """
-    checkpoint = run_checkpoint(path) if path.is_dir() else path
-    found = Found(checkpoint, read_checkpoint(checkpoint, remedy)["cfg"]["task"])
-    if found.task not in tasks:
-        expected = f"a model of {' or '.join(tasks)}"
-        raise ValueError(f"{checkpoint} was trained on the task {found.task}: expected {expected}")
-    return found
-
-
-def run_checkpoint(folder: Path) -> Path:
-    """Returns the evaluated checkpoint of the run in a folder; raises a ValueError if there is no run."""
-    settings = read_json(folder / "run.json")
-    if not settings:
-        example = "such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
-        raise ValueError(f"{folder} is a folder without a run: pass a run's folder, {example}")
-    try:
-        name = settings["config"]["evaluate"]["checkpoint"]
-    except (KeyError, TypeError):
-        raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or pass a checkpoint file") from None
-    checkpoint = evaluated_checkpoint(folder, name)
-    if not checkpoint.is_file():
-        raise ValueError(
-            f"the run in {folder} has no {checkpoint.relative_to(folder)}: resume it with `lrpe train`, or "
-            "pass a checkpoint file"
-        )
-    return checkpoint
-
-
-def data_folder(found: Found, data: Path | None = None) -> Path | None:
-    """Returns the data folder of a model, by default the one that it was trained on.
-
-    Raises:
-        ValueError: if the folder does not exist.
-    """
-    if data is None and not found.settings.get("data"):
-        return None
-    folder = REPOSITORY / utils.split_paths(found.settings["data"])[0] if data is None else Path(data)
-    if not folder.is_dir():
-        raise ValueError(
-            f"the data folder {folder} of {found.checkpoint} does not exist: pass data=FOLDER with a folder "
-            "that has the same dictionary"
-        )
-    return folder.absolute()
-
-
-def load_checkpoint(checkpoint: Path, cpu: bool, **overrides: str) -> tuple:
-    """Returns (model in evaluation mode, task) of a checkpoint; ``overrides`` replace its settings.
-
-    Raises:
-        ValueError: if the model cannot be built with its settings and data.
-    """
+    checkpoint, settings = find(Path(run_or_checkpoint).absolute(), MODELS)
+    if data is None and settings.get("data"):
+        data = REPOSITORY / utils.split_paths(settings["data"])[0]
+    folder = None if data is None else Path(data).absolute()
+    if folder and not folder.is_dir():
+        remedy = "pass data=FOLDER with a folder that has the same dictionary"
+        raise ValueError(f"the data folder {folder} of {checkpoint} does not exist: {remedy}")
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries
     try:
-        [model], _, task = checkpoint_utils.load_model_ensemble_and_task(
-            [str(checkpoint)], arg_overrides=overrides or None
-        )
+        overrides = {"data": str(folder)} if folder else None
+        [model], _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     except SystemExit as error:  # of a task or model, whose message starts with the plugin's name
         raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     finally:
         logging.disable(disabled)
-    model.eval()
     if torch.cuda.is_available() and not cpu:
         model.cuda()
-    return model, task
+    module, name = MODELS[settings["_name"]].split(".")
+    return getattr(import_module(f"{__package__}.{module}"), name)(model.eval(), task, folder)
+
+
+def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
+    """Returns the evaluated checkpoint of a run's folder, or a checkpoint file, and its task's settings.
+
+    Raises:
+        ValueError: if there is no readable checkpoint, or its task is not one of ``tasks``.
+    """
+    checkpoint = path
+    if path.is_dir():
+        run = read_json(path / "run.json")
+        if not run:
+            example = "such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
+            raise ValueError(f"{path} is a folder without a run: pass a run's folder, {example}")
+        checkpoint = evaluated_checkpoint(path, run["config"]["evaluate"]["checkpoint"])
+    settings = read_checkpoint(checkpoint, "train it with `lrpe train`")["cfg"]["task"]
+    if (task := settings.get("_name")) not in tasks:
+        expected = f"a model of {' or '.join(tasks)}"
+        raise ValueError(f"{checkpoint} was trained on the task {task}: expected {expected}")
+    return checkpoint, settings

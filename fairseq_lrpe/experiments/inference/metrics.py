@@ -5,16 +5,12 @@ from pathlib import Path
 from fairseq_lrpe.utils.files import read_lines
 
 
-def prediction_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu: bool) -> list[str]:
-    """Returns the ``lrpe classify`` command that writes the predictions for {split: file}."""
-    arguments = [str(checkpoint), str(data), *(f"{split}={path}" for split, path in files.items())]
-    return ["python", "-m", "fairseq_lrpe", "classify", *arguments, *["--cpu"] * cpu]
-
-
 def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
     """Predicts the split of the evaluation ``name``; returns (predictions, targets) as text."""
-    split, path = job.kind.evaluations(job.cfg)[name]["split"], job.folder / f"predictions-{name}.tsv"
-    job.call(prediction_command(job.checkpoint, data, {split: path}, job.launch.cpu), name)
+    split = job.kind.evaluations(job.cfg)[name]["split"]
+    path = job.folder / f"predictions-{name}.tsv"
+    words = [str(job.checkpoint), str(data), f"{split}={path}", *["--cpu"] * job.launch.cpu]
+    job.call(["python", "-m", "fairseq_lrpe", "classify", *words], name)
     return read_predictions(path)
 
 
@@ -26,11 +22,12 @@ def read_predictions(path: Path) -> tuple[list[str], list[str]]:
 
 def label_metrics(predicted: list[str], target: list[str]) -> dict[str, float]:
     """Returns accuracy, Matthews correlation and, for binary tasks, the F1 of the label "1", in percent."""
-    from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef  # this import takes seconds
+    from sklearn import metrics  # this import takes seconds
 
-    values = {"accuracy": accuracy_score(target, predicted), "matthews": matthews_corrcoef(target, predicted)}
+    pair = target, predicted
+    values = {"accuracy": metrics.accuracy_score(*pair), "matthews": metrics.matthews_corrcoef(*pair)}
     if "1" in target and len(set(target)) <= 2:
-        values["f1"] = f1_score(target, predicted, pos_label="1")
+        values["f1"] = metrics.f1_score(*pair, pos_label="1")
     return {name: 100 * float(value) for name, value in values.items()}
 
 
@@ -43,14 +40,14 @@ def score_metrics(predicted: list[float], target: list[float]) -> dict[str, floa
     """Returns the Pearson and Spearman correlations in percent."""
     from scipy.stats import pearsonr, spearmanr  # this import takes seconds
 
-    pair = predicted, target
-    values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
-    return {name: 100 * float(value) for name, value in values.items()}
+    values = {"pearson": pearsonr(predicted, target), "spearman": spearmanr(predicted, target)}
+    return {name: 100 * float(value.statistic) for name, value in values.items()}
 
 
 def describe_score(metric: str, score: float | None, majority: float | None) -> str | None:
     """Returns a score in words, with that of always predicting the most frequent label."""
     if score is None:
         return None
-    baseline = "" if majority is None else f" (always predicting the most frequent label: {majority:.2f})"
-    return f"{metric} {score:.2f}{baseline}"
+    if majority is None:
+        return f"{metric} {score:.2f}"
+    return f"{metric} {score:.2f} (always predicting the most frequent label: {majority:.2f})"

@@ -43,7 +43,7 @@ def test_marks_line_separators_and_hidden_files(tmp_path):
     rows = [("a good one", "gut"), ("a bad one", "sehr\u2028schlecht")]
     assert classified(folder, "train") == rows * 5
     labels = [label for _, label in classified(folder, "valid")]
-    classify.write(tmp_path / "predictions.tsv", [(label, label) for label in labels])
+    (tmp_path / "predictions.tsv").write_text(classify.tsv([(label, label) for label in labels]))
     assert metrics.read_predictions(tmp_path / "predictions.tsv") == (labels, labels)
 
 
