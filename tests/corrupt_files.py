@@ -23,16 +23,6 @@ def remove_file(name):
     return lambda folder: (folder / name).unlink()
 
 
-def truncate_file(name):
-    """Returns a function that truncates the file ``name`` of a folder to its first half."""
-
-    def truncate(folder):
-        content = (folder / name).read_bytes()
-        (folder / name).write_bytes(content[: len(content) // 2])
-
-    return truncate
-
-
 def replace_labels(values):
     """Returns a function that replaces the labels of a folder's training split."""
     return lambda folder: np.save(folder / "train.label.npy", np.array(values))

@@ -1,7 +1,7 @@
 """Comparison of the attention scores of an encoding with a formula for one query and one key."""
 
 import torch
-from tensors import assert_same, randn
+from tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.encodings import Context, build_encoding, softmax_scores
 
@@ -69,12 +69,6 @@ def pairwise_matrix(score, encoding, q, k, q_offset=0, k_offset=0, causal=None):
     rows = range(q_offset, q_offset + q.size(2))
     heads = range(encoding.num_heads)
     return torch.stack([torch.stack([row(i, h) for i in rows], dim=-2) for h in heads], dim=1)
-
-
-def with_gradients(out, leaves):
-    """Returns a tensor and the gradients of a fixed random sum of it, 0 for leaves that it does not use."""
-    loss = (out * randn(*out.shape, seed=3)).sum()
-    return out, *torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
 
 
 def check_scores(score, encoding, queries, keys, q_offset, tolerance=1e-10):

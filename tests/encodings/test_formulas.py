@@ -11,18 +11,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pairwise_scores import (
-    SHAPES,
-    D,
-    H,
-    all_scores,
-    check_scores,
-    pairwise_matrix,
-    products,
-    random_encoding,
-    with_gradients,
-)
-from tensors import assert_same, randn
+from pairwise_scores import SHAPES, D, H, all_scores, check_scores, pairwise_matrix, products, random_encoding
+from tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.ops import linear_attention
@@ -320,24 +310,17 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("kerple", {}, {"bias_p": [0.5, 0.9], "bias_a": [0.5, -0.5]}),
     ("kerple", {}, {"bias_p": [0.5, -0.9], "bias_a": [0.5, 0.5]}),
     ("kerple", {"power": True}, {"bias_p": [1.5, 2.5], "bias_a": [0.5, -0.5]}),
-    ("kerple", {"power": True}, {"bias_p": [-0.5, 0.7], "bias_a": [0.5, 0.5]}),
     ("shaw", {"k": 3}, {}),
-    ("shaw", {"k": 20}, {}),
     ("shaw", {"k": 3, "k_after": 0}, {}),
     ("shaw", {"k": 1, "k_after": 4, "per_head": True}, {}),
     ("lfhc", {"k": 2, "layer": 1}, {}),
     ("lfhc", {"k": 2, "layer": 3, "per_head": True}, {}),
     ("lfhc", {"k": 1, "layer": 2, "rounding": "floor"}, {}),
-    ("lfhc", {"k": 9, "layer": 4, "rounding": "floor"}, {}),
     ("nezha", {"k": 3}, {}),
-    ("nezha", {"k": 20}, {}),
     ("xl", {}, {}),
-    ("gcdf", {}, {}),
     ("gcdf", {"lambda_": 6.0}, {}),
-    ("deberta", {"k": 1}, {}),
     ("deberta", {"k": 3}, {}),
     *(("huang", {"method": method, "k": 3}, {}) for method in (1, 2, 3, 4)),
-    *(("huang", {"method": method, "k": 20}, {}) for method in (2, 4)),
     ("none", {}, {}),
     ("rope", {}, {}),
     ("roper", {}, {}),
@@ -351,7 +334,6 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("conv_spe", {"kernel_size": 5}, {}),
     ("alibi", {}, {}),
     ("retnet", {}, {}),
-    ("xpos", {}, {}),
     ("xpos", {"scale_base": 512, "gamma": 0.9}, {}),
     ("lrpe_decay", {"layer": LAYER, "layers": LAYERS}, {}),
     ("lrpe_decay", {"layer": 1, "layers": LAYERS, "first_layer": True}, {}),
@@ -384,10 +366,11 @@ def test_scores_and_gradients_match_formula(name, options, parameters):
             check_scores(score, encoding, *shape, tolerance=1e-9 if name == "liere" else 1e-10)
 
 
-@pytest.mark.parametrize("name, options, _", [case for case in CASES if case[0] in PRODUCTS], ids=str)
-def test_products_at_offsets_match_formula(name, options, _):
+@pytest.mark.parametrize("name", sorted({*PRODUCTS} - {"xpos"}))  # its features decay differently
+def test_products_at_offsets_match_formula(name):
     """Noise of conv_spe at positions 58 to 70 is that of two blocks. Decays are applied to the products."""
-    encoding = build(name, ENCODINGS[name].bidirectional is False, options, {})
+    options = {"conv_spe": {"kernel_size": 5}, "lrpe_decay": {"layers": LAYERS, "first_layer": True}}
+    encoding = random_encoding(name, not ENCODINGS[name].bidirectional, **options.get(name, {}))
     q, k = (randn(2, H, n, D, seed=n).requires_grad_() for n in (3, 4))
 
     def product(encoding, q, k, i, j, h):
@@ -396,10 +379,9 @@ def test_products_at_offsets_match_formula(name, options, _):
 
     leaves = [q, k, *encoding.parameters()]
     for offsets in ((7, 2), (62, 58)):
-        if name != "xpos":  # its features decay differently
-            expected = pairwise_matrix(product, encoding, q, k, *offsets, causal=False)
-            found = products(encoding, q, k, *offsets)
-            assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-9)
+        expected = pairwise_matrix(product, encoding, q, k, *offsets, causal=False)
+        found = products(encoding, q, k, *offsets)
+        assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-9)
 
 
 @pytest.mark.parametrize("name, options, parameters", DECAYS, ids=str)

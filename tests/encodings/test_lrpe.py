@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from pairwise_scores import pairwise_matrix, products, random_encoding, with_gradients
-from tensors import assert_same, randn
+from pairwise_scores import pairwise_matrix, products, random_encoding
+from tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.encodings import Context
 

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from pairwise_scores import D, H, random_encoding
-from tensors import assert_same, randn
+from tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.attention.fairseq_adapter import FairseqSoftmaxAttention
 from fairseq_lrpe.ops import reflections
@@ -66,14 +66,9 @@ def test_attention_and_gradients_match_definition(monkeypatch, span, rows):
     padding = torch.ones(B, 11, dtype=torch.bool)
     padding[0] = padding[1, place] = False
     whole, _ = module(x, key_padding_mask=padding if padding.any() else None)
-    w, leaves, results = randn(11, B, E, seed=1), [x, *module.parameters()], []
-    for first, second in (
-        (whole[:, 0], whole[place, 1]),
-        (definition(module, x[:, 0]), definition(module, x[place, 1])),
-    ):
-        total = (first * w[:, 0]).sum() + (second * w[place, 1]).sum()
-        results.append((first, second, *torch.autograd.grad(total, leaves)))
-    assert_same(*results)
+    leaves, found = [x, *module.parameters()], (whole[:, 0], whole[place, 1])
+    expected = definition(module, x[:, 0]), definition(module, x[place, 1])
+    assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
 
 
 @torch.no_grad()
@@ -122,18 +117,14 @@ def test_autocast_keeps_reflections_in_float32():
         assert gradient.dtype == torch.float32 and gradient.isfinite().all()
 
 
-def test_vanishing_reflection_has_a_gradient():
-    """β is 0 in float32 for a logit of -200."""
+def test_sizes_of_reflections():
+    """β is between 0 and 2; there is a gradient where it is 0 in float32, as for a logit of -200."""
+    encoding = random_encoding("path", num_heads=8, head_dim=64)
+    steps = encoding.input_features(torch.randn(3, 2 + 7, 512, dtype=torch.float64))
+    assert steps.shape == (3, 8, 7, 64) and (steps.norm(dim=-1) ** 2 < 2 + 1e-9).all()
     module = attention(torch.float32)
     with torch.no_grad():
         module.encoding.beta.bias.fill_(-200.0)
     out, _ = module(randn(9, B, E).float())
     gradients = torch.autograd.grad(out.sum(), [*module.parameters()])
     assert all(gradient.isfinite().all() for gradient in gradients)
-
-
-def test_sizes_of_reflections():
-    """β is between 0 and 2."""
-    encoding = random_encoding("path", num_heads=8, head_dim=64)
-    steps = encoding.input_features(torch.randn(3, 2 + 7, 512, dtype=torch.float64))
-    assert steps.shape == (3, 8, 7, 64) and (steps.norm(dim=-1) ** 2 < 2 + 1e-9).all()

@@ -7,8 +7,7 @@ import math
 
 import pytest
 import torch
-from pairwise_scores import with_gradients
-from tensors import assert_same
+from tensors import assert_same, with_gradients
 
 from fairseq_lrpe.positions import build_position
 
@@ -109,16 +108,12 @@ CASES = [  # definition, causal, positions of two sentences, index of padding in
     (concatenation, False, [FIRST, FAR], []),
     (cape, False, [FIRST, FAR], []),
     (complex_order, False, [FIRST, NEXT], [2, 3]),
-    *(
-        (convolution, causal, [FIRST, NEXT], padded)
-        for causal in (False, True)
-        for padded in ([5, 6], [0, 3])
-    ),
-    *(
-        (rnn, causal, [FIRST, NEXT], padded)
-        for causal in (False, True)
-        for padded in ([5, 6], [0, 3], range(7))
-    ),
+    (convolution, False, [FIRST, NEXT], [5, 6]),
+    (convolution, True, [FIRST, NEXT], [0, 3]),
+    (rnn, False, [FIRST, NEXT], [5, 6]),
+    (rnn, False, [FIRST, NEXT], [0, 3]),
+    (rnn, True, [FIRST, NEXT], [0, 3]),
+    (rnn, True, [FIRST, NEXT], range(7)),
 ]
 
 
@@ -241,23 +236,11 @@ def test_training_of_cape_matches_definition(monkeypatch):
     assert_same(out, torch.stack(expected))
 
 
-def places(rows, length):
-    """Returns the augmented positions (B, L) of a batch, from the lowest frequency of a wide embedding."""
-    width, positions = 512, torch.arange(length).expand(rows, length)
-    zeros, tokens = torch.zeros(rows, length, width, dtype=torch.float64), torch.full((rows, length), 3)
-    out = build("cape", width)(zeros, positions, tokens)
-    return out[..., -2].asin() * 10000 ** (2 * (width // 2 - 1) / width)
-
-
-def test_distribution_of_cape():
-    found = places(rows=1000, length=11)
-    steps = found.diff(dim=1)
-    assert steps.min() > 0 and steps.max() < 1.03 * 2  # the order of positions is preserved
-    scale = (found[:, 10] - found[:, 0]) / 10  # the local shifts change it by up to 1.03 / 10
-    assert scale.min() > 1 / 1.03 - 0.1 and scale.max() < 1.03 * 1.1
-    center = found.mean(1) - 5
-    assert abs(center.mean()) < 0.4 and center.abs().max() < 1.03 * 5.5 + 0.15
-    assert center.std() == pytest.approx(10 / 12**0.5, rel=0.1)
-    local = found - found.mean(1, keepdim=True) - torch.linspace(-5, 5, 11)
-    assert local[:, 5].std() == pytest.approx(12**-0.5, rel=0.1)
-    assert not found[0].equal(found[1])
+def test_random_positions_of_cape():
+    """Their order is preserved; they are read from the lowest frequency of a wide embedding."""
+    width, positions = 512, torch.arange(11).expand(1000, 11)
+    out = build("cape", width)(torch.zeros(1000, 11, width).double(), positions, torch.full((1000, 11), 3))
+    found = out[..., -2].asin() * 10000 ** (2 * (width // 2 - 1) / width)
+    steps, center = found.diff(dim=1), found.mean(1) - 5
+    assert 0 < steps.min() < 0.3 and 1.7 < steps.max() < 1.03 * 2
+    assert abs(center.mean()) < 0.4 and center.std() == pytest.approx(10 / 12**0.5, rel=0.1)
