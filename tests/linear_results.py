@@ -25,7 +25,6 @@ def random_inputs(queries, keys, d=3, dv=4, batch=2, heads=2, state=False):
 
 
 def attend(q, k, v, *, kv=None, k_sum=None, **options):
-    """Returns the output of linear attention and the two sums of the new state."""
     state = None if kv is None else (kv, k_sum)
     out, new = linear_attention(q, k, v, state=state, return_state=True, **options)
     return out, *new

@@ -35,7 +35,6 @@ class Case(NamedTuple):
 
 
 def build(case, dtype=torch.float64, limit=2 * L):
-    """Returns a small attention module whose encoding's parameters differ from their initial values."""
     cfg = PositionConfig()
     for flag, value in {**dict(case.flags), "attention": case.attention}.items():
         setattr(cfg, flag, value)
@@ -69,7 +68,6 @@ def cases():
 
 
 def supports(case):
-    """Returns whether the encoding can be built for the case."""
     try:
         build(case)
     except ValueError:
@@ -81,7 +79,6 @@ CASES = cases()
 
 
 def every_case(applies=lambda case: True):
-    """Parametrizes a test with the cases for which ``applies(case)`` is true."""
     return pytest.mark.parametrize(
         "case", [pytest.param(case, id=text) for case, text in CASES.items() if applies(case)]
     )
@@ -103,7 +100,6 @@ def tokens(length=L, batch=B, dtype=torch.float64):
 
 
 def input_features(encoding, length):
-    """Returns the encoding's features of ``length`` random inputs, or None if it has none."""
     if encoding.left_context is None:
         return None
     like = next(encoding.parameters())
@@ -122,7 +118,6 @@ def test_left_padding_has_no_effect(case):
 
 
 def check_padding(case, side):
-    """Asserts that each sentence of a padded batch has the same output as without padding."""
     module = build(case)
     x, lengths = tokens().requires_grad_(), (L, 5, 1)
     padding = torch.ones(B, L, dtype=torch.bool)
@@ -187,7 +182,6 @@ MORE_KEYS = [(1, 7, True), (6, 7, False), (75, 140, True), (135, 140, False)]
 
 @every_case()
 def test_more_keys_than_queries(case):
-    """Queries at the last positions only have the outputs and gradients of these positions."""
     for norm, (queries, keys, padded) in itertools.product(norms(case), MORE_KEYS):
         module, x = build(case, limit=LONGEST), tokens(keys).requires_grad_()
         module.linear_norm = norm
@@ -219,7 +213,6 @@ def test_more_keys_than_queries_with_incremental_state(case):
 
 @every_case()
 def test_plain_module_matches_fairseq_adapter(case):
-    """The modules for plain torch and for fairseq have equal parameters, outputs, gradients and decoding."""
     adapter, x, memory = build(case), tokens(), tokens(4)
     if case.attention == "linear":
         flags = {name: value for name, value in case.flags if name in ("linear_norm", "feature_map")}
@@ -249,7 +242,6 @@ def test_plain_module_matches_fairseq_adapter(case):
 
 @every_case()
 def test_gradients(case):
-    """Gradients match finite differences, and no parameter's gradient is zero."""
     module, x = build(case), tokens(5, 1).requires_grad_()
     leaves = [x, *module.encoding.parameters()]
     w = tokens(5, 1)
@@ -302,12 +294,10 @@ def test_half_precision(case, dtype):
     assert error < 8 * torch.finfo(dtype).eps
 
 
-def has_table(case):
-    """Whether the encoding has a table of positions, beyond which it raises an error."""
-    return case.encoding == "tupe"
+every_unlimited = every_case(lambda case: case.encoding != "tupe")  # which has a table of positions
 
 
-@every_case(lambda case: not has_table(case))
+@every_unlimited
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_far_positions_in_half_precision(case, dtype):
     """Positions multiply no rounded parameter, with autocast either: see ``float32_parameters``."""
@@ -334,7 +324,7 @@ def score_of_first_key(encoding, q, k, position, steps):
     return torch.cosine_similarity(*(x.double() for x in encoding(q, k, Context(position))), dim=-1)
 
 
-@every_case(lambda case: not has_table(case))
+@every_unlimited
 def test_far_positions_in_float32(case):
     """At position 100,000, scores are finite, and those of relative encodings are as at position 4."""
     encoding = build(case, torch.float32).encoding

@@ -96,7 +96,6 @@ PARTS = ("definition", "execution", "estimation")
 
 
 def package_of(name):
-    """Returns the subpackage or module of an import, or data_prep; None for third-party packages."""
     first, *rest = name.split(".")
     return rest[0] if first == "fairseq_lrpe" and rest else "data_prep" if first == "data_prep" else None
 
@@ -155,7 +154,6 @@ print(*set(sys.argv[1:]) & set(sys.modules), len(ENCODINGS))
 
 
 def test_core_runs_where_only_torch_is_installed():
-    """Everything for one's own models works if importing any other package of this plugin is an error."""
     missing = packages(files("fairseq_lrpe", "data_prep")) | {"transformers"}
     modules = {package: module for module, package in PACKAGES.items()}
     missing = {modules.get(name, name) for name in missing - {"torch"}}

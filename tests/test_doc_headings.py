@@ -23,7 +23,6 @@ def anchor(title):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_headings_and_links(page):
-    """Headings are unique, the table of contents is complete, and links to sections lead somewhere."""
     shown = [(title, anchor(title)) for level, title in headings(page) if level == 2]
     anchors = [anchor(title) for _, title in headings(page)]
     assert len(anchors) == len(set(anchors))

@@ -69,7 +69,6 @@ def test_linear_attention(backend, dtype, queries, keys, d, dv, normalize, decay
 
 
 def attentions():
-    """Returns (class, encoding) of every encoding, in linear attention, too, if that is possible."""
     modules = [(SoftmaxAttention, name) for name in ENCODINGS]
     return modules + [(LinearAttention, name) for name in ENCODINGS if ENCODINGS[name].decomposable]
 
@@ -77,7 +76,6 @@ def attentions():
 @pytest.mark.parametrize("dtype, bound", [(torch.float32, 1e-4), (torch.bfloat16, 2**-4)], ids=str)
 @pytest.mark.parametrize(("cls", "encoding"), attentions())
 def test_encodings(cls, encoding, dtype, bound):
-    """In causal attention, with the gradients of the inputs and of all parameters."""
     # The denominators of "content" do not change their sign, so that rounding has a small effect.
     options = {"linear_norm": "content"} if cls is LinearAttention else {}
     module = cls(256, 4, encoding, causal=True, **options).to(dtype)

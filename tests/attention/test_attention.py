@@ -1,14 +1,12 @@
-"""Compares both attention modules with loops over sentences, heads, queries and keys."""
+"""Compares both attention modules with their formulas, and with fairseq's attention."""
 
 import copy
-import itertools
 import math
 
 import pytest
 import torch
 from fairseq.modules import MultiheadAttention
 from tensors import assert_same, with_gradients
-from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention.fairseq_adapter import (
@@ -18,7 +16,7 @@ from fairseq_lrpe.attention.fairseq_adapter import (
     build_attention,
 )
 from fairseq_lrpe.config import PositionConfig
-from fairseq_lrpe.encodings import ENCODINGS, START, Encoding, build_encoding
+from fairseq_lrpe.encodings import build_encoding, softmax_scores
 
 H, D, B, L = 2, 4, 3, 7
 E = H * D
@@ -29,49 +27,6 @@ PHI = {
     "softplus": lambda x: torch.log(1 + torch.exp(x)),
     "sigmoid": lambda x: 1 / (1 + torch.exp(-x)),
 }
-
-
-class DistanceBias(Encoding):
-    """Adds a learned value per head and distance to the scores."""
-
-    def __init__(self, **shared):
-        super().__init__(**shared)
-        self.weight = nn.Parameter(torch.randn(self.num_heads, 2 * self.max_positions + 1))
-
-    def bias(self, q, k, context):
-        i = torch.arange(q.size(2))[:, None] + context.q_offset
-        return self.weight[:, i - torch.arange(k.size(2)) + self.max_positions]
-
-
-class Decaying(Encoding):
-    """Weights pairs by γ_h^(i-j)."""
-
-    def __init__(self, **shared):
-        super().__init__(**shared)
-        self.rate = nn.Parameter(torch.ones(self.num_heads))
-
-    def log_decay(self, context=START):
-        return -self.rate
-
-
-class RotatingValues(Encoding):
-    """o_i = Σ_j w_ij R(j-i) v_j: rotates values and outputs by 0.3 radians per position."""
-
-    def rotate(self, x, offset, sign):
-        angle = sign * 0.3 * torch.arange(offset, offset + x.size(2), dtype=x.dtype)[:, None]
-        cos, sin = torch.cos(angle), torch.sin(angle)
-        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
-
-    def encode_values(self, v, context=START):
-        return self.rotate(v, context.k_offset, 1)
-
-    def decode_output(self, o, context=START, weights=None):
-        return self.rotate(o, context.q_offset, -1)
-
-
-CLASSES = {"distance_bias": DistanceBias, "decaying": Decaying, "rotating_values": RotatingValues}
-CLASSES |= {"none": ENCODINGS["none"], "rope": ENCODINGS["rope"]}
 LRPE = {
     "type1": {"core": "unitary", "learn_theta": True, "learn_householder": True},
     "type2": {"core": "orthogonal", "learn_theta": True},
@@ -82,8 +37,8 @@ ATTENTION = {"linear": FairseqLinearAttention, "softmax": FairseqSoftmaxAttentio
 
 def build(attention, name, causal=True, dtype=torch.float64, d=D, **kwargs):
     """Returns a module whose parameters are all random."""
-    shared = {"num_heads": H, "head_dim": d, "causal": causal, "max_positions": 20}
-    encoding = CLASSES.get(name, ENCODINGS["lrpe"])(**shared, **LRPE.get(name, {}))
+    shared = {"num_heads": H, "head_dim": d, "causal": causal, "max_positions": 20, "layers": 2}
+    encoding = build_encoding("lrpe" if name in LRPE else name, **shared, **LRPE.get(name, {}))
     module = ATTENTION[attention](encoding, **kwargs)
     with torch.no_grad():
         for key, parameter in module.named_parameters():
@@ -103,9 +58,9 @@ KINDS = [  # attention, encoding, causal, options
     ("softmax", "rope", False, {}),
     ("softmax", "type1", True, {}),
     ("softmax", "type7", False, {}),
-    ("softmax", "distance_bias", True, {}),
-    ("softmax", "distance_bias", False, {}),
-    ("softmax", "rotating_values", True, {}),
+    ("softmax", "t5", True, {}),
+    ("softmax", "t5", False, {}),
+    ("softmax", "roper", True, {}),
     linear("none", False, "denominator"),
     linear("rope", True, "denominator"),
     linear("type1", False, "denominator", "relu"),
@@ -114,51 +69,38 @@ KINDS = [  # attention, encoding, causal, options
     linear("type7", True, "content", "sigmoid"),
     linear("type7", False, "layernorm"),
     linear("rope", True, "content", "exp"),
-    linear("decaying", True, "denominator"),
-    linear("decaying", True, "layernorm"),
-    linear("decaying", True, "content"),
-    linear("rotating_values", False, "denominator"),
-    linear("rotating_values", True, "layernorm"),
+    linear("alibi", True, "denominator"),
+    linear("lrpe_decay", True, "layernorm"),
+    linear("alibi", True, "content"),
+    linear("roper", False, "denominator"),
+    linear("roper", True, "layernorm"),
 ]
 
 
-def definition(module, name, x, padding=None, norm=None, feature_map="elu"):
-    """Computes (L, B, E) -> (L, B, E) from the module's weights, encoded q and k, and the formulas."""
-    causal, encoding, (length, batch, _) = module.causal, module.encoding, x.shape
+def definition(module, x, padding=None, linear_norm=None, feature_map="elu"):
+    encoding, length = module.encoding, len(x)
     q, k, v = (
         (x @ p.weight.T + p.bias).unflatten(-1, (H, D)).permute(1, 2, 0, 3)
         for p in (module.q_proj, module.k_proj, module.v_proj)
     )
-    if norm is not None:
+    hidden = torch.zeros(B, length, dtype=torch.bool) if padding is None else padding
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    hidden = hidden[:, None, None] | (distance < 0) if module.causal else hidden[:, None, None]
+    if linear_norm is None:
+        weights = softmax_scores(encoding, *encoding(q, k)).masked_fill(hidden, -torch.inf).exp()
+    else:
         q, k = PHI[feature_map](q), PHI[feature_map](k)
-    encoded_q, encoded_k = encoding(q, k)
-    rows = torch.zeros(length, batch, E, dtype=x.dtype)
-    for b, h, i in itertools.product(range(batch), range(H), range(length)):
-        top, bottom, content = 0, 0, 0
-        for j in range(length):
-            if (causal and j > i) or (padding is not None and padding[b, j]):
-                continue
-            weight, plain = encoded_q[b, h, i] @ encoded_k[b, h, j], q[b, h, i] @ k[b, h, j]
-            if norm is None:
-                weight = weight / math.sqrt(D)
-                weight = torch.exp(
-                    weight + (encoding.weight[h, 20 + i - j] if name == "distance_bias" else 0)
-                )
-            elif name == "decaying":
-                decay = torch.exp(encoding.log_decay()[h] * (i - j))
-                weight, plain = decay * weight, decay * plain
-            value = v[b, h, j]
-            if name == "rotating_values":
-                cos, sin = math.cos(0.3 * (j - i)), math.sin(0.3 * (j - i))
-                matrix = torch.tensor([[cos, -sin], [sin, cos]], dtype=v.dtype)
-                value = torch.cat([matrix @ v[b, h, j, 2 * t : 2 * t + 2] for t in range(D // 2)])
-            top, bottom, content = top + weight * value, bottom + weight, content + plain
-        if norm in (None, "denominator"):
-            top = top / (bottom if norm is None or bottom > 1e-6 else 1e-6)
-        elif norm == "content":
-            top = top / content.clamp(min=1e-6)
-        rows[i, b, h * D : (h + 1) * D] = top
-    if norm == "layernorm":
+        decay = encoding.log_decay()
+        decay = 1 if decay is None else torch.exp(decay[:, None, None] * distance)
+        plain, (q, k) = decay * (q @ k.mT), encoding(q, k)
+        weights = (decay * (q @ k.mT)).masked_fill(hidden, 0.0)
+    o = weights @ encoding.encode_values(v)
+    if linear_norm in (None, "denominator"):
+        o = o / weights.sum(-1, keepdim=True).clamp(min=1e-6 if linear_norm else 0)
+    elif linear_norm == "content":
+        o = o / plain.masked_fill(hidden, 0.0).sum(-1, keepdim=True).clamp(min=1e-6)
+    rows = encoding.decode_output(o).permute(2, 0, 1, 3).flatten(2)
+    if linear_norm == "layernorm":
         rows = rows - rows.mean(-1, keepdim=True)
         rows = rows / torch.sqrt((rows**2).mean(-1, keepdim=True) + 1e-5)
         rows = rows * module.norm.weight + module.norm.bias
@@ -179,10 +121,9 @@ def test_outputs_and_gradients_match_definition(attention, name, causal, kwargs,
     leaves = [torch.randn(L, B, E, dtype=torch.float64, requires_grad=True), *module.parameters()]
     padding = torch.zeros(B, L, dtype=torch.bool)
     padding[1, L - 2 :] = padding[2, 3] = True
-    options = kwargs.get("linear_norm"), kwargs.get("feature_map", "elu")
     for mask in (None, padding):
         found = module(leaves[0], key_padding_mask=mask)[0]
-        expected = definition(module, name, leaves[0], mask, *options)
+        expected = definition(module, leaves[0], mask, **kwargs)
         assert_same(with_gradients(found, leaves), with_gradients(expected, leaves))
 
 
@@ -195,10 +136,10 @@ def test_denominators_are_clamped_at_1e_6(norm):
     x = torch.randn(L, B, E, dtype=torch.float64)
     features = module.feature_map(module.q_proj(x).unflatten(-1, (H, D))).sum(-1)
     assert (features[..., 0] > 1e-5).all() and (features[..., 1] < 1e-6).all()
-    assert_same(module(x)[0], definition(module, "type7", x, norm=norm, feature_map="exp"))
+    assert_same(module(x)[0], definition(module, x, linear_norm=norm, feature_map="exp"))
 
 
-@pytest.mark.parametrize("name, norm", [("none", None), ("decaying", "content"), ("type1", "layernorm")])
+@pytest.mark.parametrize("name, norm", [("none", None), ("alibi", "content"), ("type1", "layernorm")])
 def test_state(name, norm):
     """Reordered beams match full sequences. The size of the state is constant in linear attention."""
     module = build("linear", name, linear_norm=norm) if norm else build("softmax", name)
@@ -241,15 +182,9 @@ def test_each_layer_has_its_own_state(attention):
         assert_same(token, expected[i : i + 1])
 
 
-def fairseq_and_ours(causal, embed_dim=E, heads=H, **kwargs):
-    theirs = MultiheadAttention(embed_dim, heads, self_attention=True, **kwargs)
-    encoding = build_encoding("none", num_heads=heads, head_dim=embed_dim // heads, causal=causal)
-    return theirs, FairseqSoftmaxAttention(encoding, **kwargs)
-
-
 @pytest.mark.parametrize("causal, padded", [(False, True), (True, False), (True, True)])
 def test_softmax_without_encoding_matches_fairseq(causal, padded):
-    theirs, ours = fairseq_and_ours(causal)
+    theirs, ours = MultiheadAttention(E, H, self_attention=True), build("softmax", "none", causal)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.normal_()
@@ -260,7 +195,7 @@ def test_softmax_without_encoding_matches_fairseq(causal, padded):
         padding[0, 5:] = padding[2, 2:] = True
     hidden = torch.full((L, L), -math.inf, dtype=torch.float64).triu(1) if causal else None
     x, results = torch.randn(L, B, E, dtype=torch.float64, requires_grad=True), []
-    for module in (ours.double(), theirs.double()):
+    for module in (ours, theirs.double()):
         options = {"key_padding_mask": padding, "attn_mask": hidden, "need_weights": False}
         out, _ = module(query=x, key=x, value=x, incremental_state=None, **options)
         parameters = dict(module.named_parameters())
@@ -270,7 +205,7 @@ def test_softmax_without_encoding_matches_fairseq(causal, padded):
 
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_initialization_matches_fairseq(attention):
-    theirs, _ = fairseq_and_ours(True, 256, 4)
+    theirs = MultiheadAttention(256, 4, self_attention=True)
     encoding = build_encoding("none", num_heads=4, head_dim=64, causal=True)
     ours, theirs = ATTENTION[attention](encoding).state_dict(), theirs.state_dict()
     assert {k: v.shape for k, v in ours.items()} == {k: v.shape for k, v in theirs.items()}
@@ -285,7 +220,7 @@ def test_dropout_is_applied_in_training_only():
     x = torch.randn(L, B, E, dtype=torch.float64)
     assert not torch.allclose(module(x)[0], module(x)[0])
     module.eval()
-    assert_same(module(x)[0], definition(module, "rope", x))
+    assert_same(module(x)[0], definition(module, x))
 
 
 @pytest.mark.parametrize("name, causal, dtype, autocast", [

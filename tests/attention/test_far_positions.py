@@ -77,7 +77,6 @@ def test_tables_of_consecutive_positions():
 
 @pytest.mark.parametrize("name", ["cape", "complex_order", "concatenation"])
 def test_position_embeddings(name, monkeypatch):
-    """Their values at far positions are tested in tests/positions."""
     module = build_position(name, embed_dim=E, vocab_size=9).eval()
     x, tokens, positions = torch.randn(2, 1, E), torch.full((2, 1), 3), torch.tensor([[300], [FAR]])
     assert elements(lambda: module(x, positions, tokens), monkeypatch) < 100_000

@@ -146,7 +146,6 @@ def score(encoding, q, k, i, j):
 
 @every
 def test_positions_of_each_row_match_single_pairs(name, options, causal):
-    """Each row of the batch has its own positions, and those of keys differ from those of queries."""
     functions, _ = cells(name, options, causal)
     if functions in ("", "`SoftmaxAttention`"):
         return
@@ -161,6 +160,8 @@ def test_positions_of_each_row_match_single_pairs(name, options, causal):
         i, j = int(at_q[b, n]), int(at_k[b, m])
         if i >= j or not causal:
             assert_same(found[b, :, n, m], score(encoding, q[b, :, n], k[b, :, m], i, j))
+    empty = encoded(encoding, q[:0], k[:0], at_q[:0], at_k[:0], functions=functions)
+    assert (empty[0] @ empty[1].mT + empty[2]).shape == (0, H, 3, 5)
     shared = encoded(encoding, q, k, at_q[:1], at_k[0], functions=functions)
     assert_same(shared[0][0], of_q[0])
     assert_same(shared[1][0], of_k[0])
@@ -223,27 +224,25 @@ def test_wrong_calls(call, message):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("attention, other", [
-    (LinearAttention, SoftmaxAttention),
-    (SoftmaxAttention, LinearAttention),
-])  # fmt: skip
-def test_states_of_the_wrong_shape(attention, other):
-    module, x = build(attention, "rope"), randn(B, L, E)
-    _, wrong_kind = build(other, "rope")(x, return_state=True)
-    with pytest.raises(ValueError, match=r"the state is not one of \w+ attention: pass the state that"):
-        module(x, state=wrong_kind)
-    fewer_rows = module(x[:1], return_state=True)[1]
-    more_heads = attention(E, 4, "rope", causal=True).double()(x, return_state=True)[1]
-    for wrong in (fewer_rows, more_heads):
-        with pytest.raises(ValueError, match=r"(keys of shape|must have shape)"):
-            module(x, state=wrong)
-    if attention is SoftmaxAttention:
-        with pytest.raises(ValueError, match=r"\(2, 2, 12\), not \(2, 2, 5\)"):
-            module(x, state=module(x, return_state=True)[1]._replace(length=5))
+def test_states_of_the_wrong_shape():
+    x = randn(B, L, E)
+    for attention in (LinearAttention, SoftmaxAttention):
+        module = build(attention, "rope")
+        fewer_rows = module(x[:1], return_state=True)[1]
+        more_heads = attention(E, 4, "rope", causal=True).double()(x, return_state=True)[1]
+        for wrong in (fewer_rows, more_heads):
+            with pytest.raises(ValueError, match=r"(keys of shape|must have shape)"):
+                module(x, state=wrong)
+    softmax_state = module(x, return_state=True)[1]
+    with pytest.raises(ValueError, match=r"\(2, 2, 12\), not \(2, 2, 5\)"):
+        module(x, state=softmax_state._replace(length=5))
+    with pytest.raises(ValueError, match="the state is not one of linear attention"):
+        build(LinearAttention, "rope")(x, state=softmax_state)
+    with pytest.raises(ValueError, match="the state is not one of softmax attention"):
+        module(x, state=build(LinearAttention, "rope")(x, return_state=True)[1])
 
 
 def example(*parts):
-    """Runs the documented code blocks that contain ``parts``, and returns their variables."""
     names = {}
     for part in parts:
         exec(block("python", part), names)
@@ -251,20 +250,16 @@ def example(*parts):
 
 
 def test_example_of_a_gpt():
-    """The example also compares decoding."""
     names = example("class Block(nn.Module)", "class GPT(nn.Module)", "lrpe = GPT(99")
     for name in ("lrpe", "xpos", "alibi"):
         out, _ = names[name](torch.randint(99, (2, 20)))
         assert out.shape == (2, 20, 99) and out.isfinite().all()
 
 
-@pytest.mark.parametrize("part, result, shape", [
-    ("layer = nn.TransformerEncoderLayer", "y", (2, 100, 64)),
-    ("t5 = build_encoding", "out", (2, 8, 100, 64)),
-])  # fmt: skip
-def test_short_examples(part, result, shape):
-    out = example(part)[result]
-    assert out.shape == shape and out.isfinite().all()
+def test_short_examples():
+    layer, both = example("layer = nn.TransformerEncoderLayer")["y"], example("t5 = build_encoding")["out"]
+    assert layer.shape == (2, 100, 64) and layer.isfinite().all()
+    assert both.shape == (2, 8, 100, 64) and both.isfinite().all()
 
 
 def test_example_of_packed_sequences():
@@ -284,7 +279,6 @@ def test_example_of_images():
 
 
 def hugging_face():
-    """Returns the variables of the documented example, with a float64 model in evaluation mode."""
     pytest.importorskip("transformers")
     names = example("AttentionInterface.register")
     names["model"].double().eval()
@@ -405,19 +399,6 @@ def test_empty_inputs(name, options, causal):
                 parts.append(out)
             assert state.length == 3
             assert_same(torch.cat(parts, dim=1), module(x))
-
-
-@pytest.mark.parametrize("name", ["lrpe", "liere", "t5", "per"])
-@pytest.mark.parametrize("batch, length", [(0, 3), (2, 0)])
-def test_empty_inputs_at_explicit_positions(name, batch, length):
-    encoding = build_encoding(name, num_heads=H, head_dim=D, causal=False)
-    q = torch.zeros(batch, H, length, D)
-    for positions in (torch.arange(length), torch.zeros(batch, length, dtype=torch.long)):
-        if type(encoding).forward is not Encoding.forward:
-            assert [x.shape for x in apply_encoding(encoding, q, q, positions)] == [q.shape] * 2
-        if encoding.modifies_scores:
-            bias = attention_bias(encoding, q, q, positions)
-            assert bias.expand(batch, H, length, length).isfinite().all()
 
 
 @pytest.mark.parametrize("name, options", [("spe", {}), ("lrpe_decay", {}), ("lrpe", {"learn_theta": True})])

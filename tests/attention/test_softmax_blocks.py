@@ -93,7 +93,6 @@ def test_short_causal_sequences_use_blocks_without_recomputation(rows, monkeypat
 
 @pytest.mark.parametrize("name, length", [("per", L), ("t5", 1024), ("shaw_values", 1024)])
 def test_one_block(rows, name, length):
-    """Bidirectional attention has one block if there is no bias, or if sequences are short."""
     module = build(name, False)
     seen = rows(module, 1)
     module(randn(length, B, H * D))
@@ -103,7 +102,6 @@ def test_one_block(rows, name, length):
 @pytest.mark.parametrize("name", "shaw_values xl huang_4 per xpos cope path".split())
 @torch.no_grad()
 def test_long_prompt_after_short_prompt(rows, name):
-    """Blocks in the second of two calls have an offset."""
     module, x = build(name, True), randn(L, B, H * D)
     padding = torch.zeros(B, L, dtype=torch.bool)
     padding[1, :20] = True

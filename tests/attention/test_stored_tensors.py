@@ -16,7 +16,6 @@ def build(attention, name, causal=False, **options):
 
 
 def stored_elements(module):
-    """Returns the number of distinct elements that a call stores in addition to the module's own."""
     own = {p.untyped_storage().data_ptr() for p in module.parameters()}
     storages = {}
 

@@ -28,7 +28,6 @@ def layer_of(attention, causal=False, **options):
 
 
 def definition(layer, x, padding=None):
-    """The layer with the plain module of the same parameters."""
     cls = PLAIN[type(layer.self_attn)]
     plain = cls(E, H, layer.self_attn.encoding).double()
     plain.load_state_dict(layer.self_attn.state_dict())

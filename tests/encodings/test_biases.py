@@ -143,7 +143,6 @@ def test_fire_uses_query_positions_of_position_index():
 
 
 def test_fire_checkpoint_stores_the_threshold():
-    """Loaded into a model for longer texts, the scores are the same."""
     trained, longer = random_encoding("fire", max_positions=12), random_encoding("fire", max_positions=48)
     longer.load_state_dict(trained.state_dict())
     assert position_scores(trained, 12, 12).equal(position_scores(longer, 12, 12))

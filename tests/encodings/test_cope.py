@@ -54,7 +54,6 @@ def test_scores_and_gradients_match_definition(positions, padded, queries, q_off
 
 
 def test_window_does_not_change_positions():
-    """Positions of keys inside the window do not depend on keys before it."""
     module = FairseqSoftmaxAttention(random_encoding("cope", positions=30)).double().eval()
     module.window, x = 8, 2 * randn(40, B, H * D)
     windowed, _ = module(x)

@@ -1,7 +1,6 @@
 """Compares the scores of every encoding and their gradients with formulas, pair by pair.
 
-LRPE, CoPE and PaTH, whose scores are not functions of one query, one key and their positions, have files of
-their own.
+LRPE, CoPE, PaTH, and the rotations of images, RoPE-Mixed and LieRE, have files of their own.
 """
 
 import itertools
@@ -206,25 +205,6 @@ def rope(encoding, q, k, i, j, h):
     return (rotated(q, rope_angles(i)) * rotated(k, rope_angles(j))).sum(-1), 0
 
 
-def rope_mixed(encoding, q, k, i, j, h):
-    theta = encoding.theta[0, h]
-    return (rotated(q, i * theta) * rotated(k, j * theta)).sum(-1), 0
-
-
-def liere(encoding, q, k, i, j, h):
-    """k^T exp((j − i) A / (M − 1)) q for each block, by torch's matrix exponential."""
-    total, size = 0, encoding.block_size
-    for n in range(D // size):
-        rows, columns = torch.triu_indices(size, size, 1)
-        a = torch.zeros(size, size, dtype=torch.float64).index_put(
-            (rows, columns), encoding.generators[0, h, n]
-        )
-        turn = torch.matrix_exp((i - j) * (a - a.T) / (encoding.max_positions - 1))
-        block = slice(n * size, (n + 1) * size)
-        total = total + torch.einsum("ba,ca,bc->b", q[:, block], turn, k[:, block])
-    return total, 0
-
-
 def cosformer(encoding, q, k, i, j, h):
     """Qin et al. 2022, Eq. 10; LRPE TMLR Eq. 35 with α = π/2M."""
     return math.cos(math.pi * (i - j) / (2 * encoding.max_positions)) * (q * k).sum(-1), 0
@@ -291,8 +271,7 @@ BIASES = {
     f.__name__: f for f in (t5, tupe, fire, gaussian, kerple, shaw, lfhc, nezha, xl, gcdf, deberta, huang)
 }
 PRODUCTS = {
-    f.__name__: f
-    for f in (none, rope, rope_mixed, liere, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
+    f.__name__: f for f in (none, rope, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
 }
 PRODUCTS |= {"roper": rope, "rope_values": rope}
 
@@ -325,9 +304,6 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("rope", {}, {}),
     ("roper", {}, {}),
     ("rope_values", {}, {}),
-    ("rope_mixed", {}, {}),
-    ("liere", {"max_positions": 12}, {}),
-    ("liere", {"max_positions": 12, "block_size": 2}, {}),
     ("cosformer", {"max_positions": 40}, {}),
     ("per", {}, {}),
     ("spe", {}, {}),
@@ -363,7 +339,7 @@ def test_scores_and_gradients_match_formula(name, options, parameters):
     for causal, *shape in SHAPES:
         if causal or ENCODINGS[name].bidirectional:
             encoding = build(name, causal, options, parameters)
-            check_scores(score, encoding, *shape, tolerance=1e-9 if name == "liere" else 1e-10)
+            check_scores(score, encoding, *shape)
 
 
 @pytest.mark.parametrize("name", sorted({*PRODUCTS} - {"xpos"}))  # its features decay differently
@@ -402,7 +378,7 @@ def test_decays_in_linear_attention_match_formula(name, options, parameters, chu
 
 
 def test_every_encoding_has_a_formula():
-    assert {*BIASES, *PRODUCTS, "lrpe", "cope", "path"} == set(ENCODINGS)
+    assert {*BIASES, *PRODUCTS, "lrpe", "cope", "path", "rope_mixed", "liere"} == set(ENCODINGS)
 
 
 def test_huang_with_clamped_distances():

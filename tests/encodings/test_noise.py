@@ -73,18 +73,6 @@ def test_draws_of_noise(name):
     assert draws[2].equal(draws[1]) and not torch.allclose(*draws[:2])
 
 
-@every
-@torch.no_grad()
-def test_queries_keys_and_sentences_share_noise(name):
-    encoding, (q, _) = build(name).train(), inputs(9)
-    if name == "spe":
-        encoding.offsets.zero_()
-    else:
-        encoding.kernel_k.copy_(encoding.kernel_q)
-    ours, same = encoding(q.expand(2, -1, -1, -1), q)
-    assert_same(ours, same.expand(2, -1, -1, -1), 1e-12)
-
-
 @torch.no_grad()
 def test_fixed_noise_depends_on_the_position_only():
     encoding, x = build("conv_spe"), randn(1, H, 200, D)

@@ -19,7 +19,6 @@ from fairseq_lrpe.encodings.rope import RoPE
 
 @pytest.fixture(scope="module")
 def extended(tmp_path_factory):
-    """Returns a copy of the repository that includes README's encodings and rows of METHODS."""
     folder = tmp_path_factory.mktemp("extended")
     for part in ("fairseq_lrpe", "tests"):
         shutil.copytree(REPOSITORY / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))

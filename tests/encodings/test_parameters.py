@@ -1,4 +1,4 @@
-"""Names, shapes and initial values of the parameters of every encoding, and invalid options."""
+"""Names, shapes and initial values of the parameters of every encoding, invalid options, the registry."""
 
 import math
 
@@ -7,7 +7,15 @@ import torch
 from pairwise_scores import all_scores
 from tensors import assert_same, randn
 
-from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.encodings import (
+    ENCODINGS,
+    START,
+    Context,
+    Encoding,
+    build_encoding,
+    encoding_options,
+    register_encoding,
+)
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 
 H, D = 2, 6
@@ -89,7 +97,6 @@ def test_initial_parameters_have_no_effect():
 
 
 def check_uniform(x, least, most):
-    """Asserts that numbers are uniform in [least, most], as far as a few hundred of them show it."""
     width = most - least
     assert least <= x.min() < least + 0.1 * width and most - 0.1 * width < x.max() <= most
     assert abs((x.mean() - least) / width - 0.5) < 0.1
@@ -193,3 +200,41 @@ WRONG = [  # (encoding, options, part of the message)
 def test_invalid_options_are_rejected(name, options, message):
     with pytest.raises(ValueError, match=message):
         build(name, **options)
+
+
+# Registry.
+
+
+class Scaled(Encoding):
+    def __init__(self, *, factor=2.0, **shared):
+        super().__init__(**shared)
+        self.factor = factor
+
+    def forward(self, q, k, context=START):
+        return self.factor * q, k
+
+
+def test_new_encoding_can_be_registered(monkeypatch):
+    monkeypatch.setitem(ENCODINGS, "scaled", None)
+    for wrong in ({}, {"factr": ""}, {"factor": "", "other": ""}):  # every option needs a help text
+        with pytest.raises(TypeError, match=r"Scaled.*'factor'"):
+            register_encoding("scaled", **wrong)(Scaled)
+    assert ENCODINGS["scaled"] is None
+    assert register_encoding("scaled", factor="what queries are multiplied by")(Scaled) is Scaled
+    assert encoding_options(Scaled) == {"factor": 2.0}
+    q = k = torch.randn(1, 2, 3, 6)
+    assert build("scaled")(q, k)[0].equal(2 * q)
+    encoding = build("scaled", layer=3, max_positions=99, factor=5.0)
+    assert encoding(q, k)[0].equal(5 * q)
+    assert (encoding.num_heads, encoding.head_dim, encoding.causal) == (2, 6, True)
+    assert (encoding.layer, encoding.max_positions) == (3, 99)
+    with pytest.raises(ValueError, match=r"'scaled'.*'factr'.*factor"):
+        build("scaled", factr=5.0)
+
+
+def test_offsets_may_be_given_instead_of_a_context():
+    q, k = torch.randn(2, 1, 2, 3, 6)
+    encoding = build("rope")
+    for found, expected in zip(encoding(q, k, 7, 4), encoding(q, k, Context(7, 4)), strict=True):
+        assert found.equal(expected)
+    assert not encoding(q, k, 7, 4)[0].equal(encoding(q, k)[0])

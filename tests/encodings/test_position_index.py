@@ -46,7 +46,6 @@ def test_diagonal_position_index():
 
 
 def scores_of_single_pairs(encoding, q, k, positions):
-    """Returns scores of each single query with each single key, at their own offsets."""
     rows = []
     for i, s in enumerate(positions.query_positions.tolist()):
         row = []
@@ -61,7 +60,6 @@ def scores_of_single_pairs(encoding, q, k, positions):
 
 @pytest.mark.parametrize("name, options", CASES, ids=str)
 def test_softmax_attention_with_position_index(name, options):
-    """Expected values are computed from the scores of single pairs, encoding each token on its own."""
     encoding, positions = build(name, options), diagonal_position_index(ROWS, COLUMNS)
     attention = FairseqSoftmaxAttention(encoding).double().eval()
     x = randn(ROWS * COLUMNS, 2, HEADS * WIDTH).requires_grad_()

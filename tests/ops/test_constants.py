@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
 from fairseq_lrpe.encodings import ENCODINGS, START, Context, Encoding, build_encoding
-from fairseq_lrpe.ops.constants import Constants, constant
+from fairseq_lrpe.ops.constants import constant
 from fairseq_lrpe.ops.float64 import float64_options, to_float64
 from fairseq_lrpe.positions import POSITIONS, build_position
 
@@ -27,7 +27,6 @@ USERS["lrpe"] = {"core": "mixed", "rotation": "odd_even"}
 
 
 def build(name, heads=H, **options):
-    """Returns a module in evaluation mode with the same parameters in every call."""
     torch.manual_seed(0)
     options = {"causal": True, "max_positions": 64} | USERS[name] | options
     return SoftmaxAttention(E, heads, name, **options).eval()
@@ -203,18 +202,6 @@ def test_noise_of_few_blocks_is_kept():
         assert other(q, q, context)[0].equal(encoding(q, q, context)[0])
 
 
-def test_least_recently_used_constant_is_replaced():
-    calls, cache = [], Constants(maxsize=2)
-
-    def function(n):
-        calls.append(n)
-        return torch.arange(n)
-
-    for n in (1, 2, 1, 3, 1, 2):
-        assert cache(function, n, device="cpu", dtype=torch.float64).equal(torch.arange(n).double())
-    assert calls == [1, 2, 3, 2]
-
-
 class NoFloat64(TorchDispatchMode):
     """Asserts that only the CPU has tensors in float64; results that meta tensors cannot give are made up."""
 
@@ -232,7 +219,6 @@ class NoFloat64(TorchDispatchMode):
 
 
 def test_float64_exists_only_on_the_cpu(monkeypatch):
-    """The meta device stands for a device without float64. It has no autocast."""
     monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
     for create in modules():
         with NoFloat64(), torch.device("meta"):

@@ -22,7 +22,6 @@ class Toy(Float32Parameters):
 
 
 def dtypes(module):
-    """Returns the dtypes of the tensors that stay in float32, and those of the others."""
     kept = {x.dtype for name, x in module.state_dict().items() if name in Toy.float32_parameters}
     return kept, {x.dtype for name, x in module.state_dict().items() if name not in Toy.float32_parameters}
 

@@ -35,7 +35,6 @@ def squares(r, a, b):
 @quick
 @given(shift=st.booleans(), **sizes)
 def test_matrices_match_loop(shift, queries, before, after, causal):
-    """``relative_shift`` takes a row for each query, ``expand_distances`` one for all of them."""
     keys = keys_of(queries, before, after, causal)
     rows, distinct = queries if shift else 1, len(distances(queries, keys, before, causal))
     x = torch.randn(2, rows, distinct, requires_grad=True)

@@ -24,7 +24,6 @@ def exact_table(thetas):
 
 
 def exact_frequencies(width):
-    """Returns 10000^(-2t/width), t < width/2, with 50 digits."""
     with localcontext() as context:
         context.prec = 50
         return [(Decimal(10000).ln() * -2 * t / width).exp() for t in range(width // 2)]
@@ -103,7 +102,6 @@ def test_products_of_complex_features_are_hermitian(dtype):
 
 @pytest.mark.parametrize("rotate", [rotate_pairs, complex_features])
 def test_gradients(rotate):
-    """Of inputs and angles, also if one angle rotates all features."""
 
     def rotated(x, angles):
         return rotate(x, torch.polar(torch.ones_like(angles), angles))

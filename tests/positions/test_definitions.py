@@ -16,7 +16,6 @@ ALPHA = 0.4
 
 
 def build(name, width=E, causal=False, n=N):
-    """Returns a module whose parameters are random."""
     options = {"embed_dim": width, "vocab_size": V, "max_positions": n, "causal": causal}
     module = build_position(name, **options).double()
     with torch.no_grad():
@@ -26,7 +25,6 @@ def build(name, width=E, causal=False, n=N):
 
 
 def sinusoid(k, width=E):
-    """Returns the interleaved sines and cosines of position k."""
     angles = (float(k) / 10000 ** (2 * t / width) for t in range(width // 2))
     return torch.tensor([f(a) for a in angles for f in (math.sin, math.cos)], dtype=torch.float64)
 
@@ -177,14 +175,6 @@ def test_complex_order_at_far_positions_in_float32():
     out = module(x, torch.tensor([[k]]), torch.tensor([[4]]))
     expected = complex_order(module.double(), x[0].double(), torch.tensor([k]), torch.tensor([4]))
     torch.testing.assert_close(out[0].double(), expected, rtol=0, atol=1e-6)
-
-
-def test_autocast_keeps_the_dtype_of_the_embeddings():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = build("concatenation").float()(
-            torch.randn(1, 2, E), torch.tensor([[0, 1]]), torch.full((1, 2), 3)
-        )
-    assert out.dtype == torch.float32
 
 
 def test_initialization():

@@ -24,7 +24,6 @@ def build(case, **options):
 
 
 def batch(positions, seed=0):
-    """Returns random embeddings and tokens without padding for a list of rows of positions."""
     g = torch.Generator().manual_seed(seed)
     positions = torch.tensor(positions)
     x = torch.randn(*positions.shape, E, generator=g, dtype=torch.float64)
@@ -32,13 +31,11 @@ def batch(positions, seed=0):
 
 
 def row_alone(module, i, *given):
-    """Computes row i of the output from this row and the neighbours that it depends on."""
     start, end = max(0, i - module.left_context), min(given[0].size(1), i + module.right_context + 1)
     return module(*(rows[:, start:end] for rows in given))[:, i - start]
 
 
 def assert_same(case, actual, expected):
-    """Asserts that results are equal, or for ``PRODUCTS``, equal up to rounding."""
     tolerance = 0 if case.split()[-1] not in PRODUCTS else 1e-6 if actual.dtype == torch.float32 else 1e-14
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
@@ -146,6 +143,9 @@ def test_far_positions_in_half_precision(case, dtype):
     half, exact = copy.deepcopy(module).to(dtype), copy.deepcopy(module).double()
     with torch.no_grad():
         found, expected = half(x, positions, tokens), exact(x.double(), positions, tokens)
+        plain = module(x.float(), positions, tokens)
+        with torch.autocast("cpu", dtype):
+            assert_same(case, module(x.float(), positions, tokens), plain)
     assert found.dtype == dtype
     error = (found - expected).abs().max() / expected.abs().max()
     assert error < 2 * torch.finfo(dtype).eps

@@ -24,7 +24,6 @@ def with_random_weights(name):
 
 
 def embeddings_at(module, *positions):
-    """Returns the position embeddings, computed from zero embeddings without padding."""
     x = torch.zeros(1, len(positions), module.width, dtype=torch.float64)
     return module(x, torch.tensor([positions]), torch.full((1, len(positions)), 3))[0]
 
@@ -90,19 +89,6 @@ def test_recurrent_is_initially_nearly_sinusoidal(width):
         torch.testing.assert_close(table[:, 2 * t : 2 * t + 2], rotated, rtol=0, atol=1e-5)
     if width % 2:
         assert table[:, -1].eq(start[-1]).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_table_is_computed_in_float32(name):
-    """In half precision and with autocast."""
-    module = build(name, n=512).float()
-    tokens, positions = torch.full((1, 300), 3), torch.arange(300)[None]
-    zeros = torch.zeros(1, 300, module.width)
-    exact = module(zeros, positions, tokens)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert module(zeros, positions, tokens).equal(exact)
-    half = module.bfloat16()(zeros.bfloat16(), positions, tokens)
-    torch.testing.assert_close(half.float(), exact, rtol=2**-8, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", NAMES)

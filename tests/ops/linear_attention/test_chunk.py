@@ -57,7 +57,6 @@ def test_gradcheck(decay, normalize):
 
 
 def relative_errors(actual, exact):
-    """Returns the largest error of each tensor, relative to its largest value."""
     pairs = zip(actual, exact, strict=True)
     return [((ours.double() - theirs).abs().max() / theirs.abs().max()).item() for ours, theirs in pairs]
 
