@@ -39,19 +39,13 @@ def rope_mixed(encoding, position, x, h):
 
 
 def liere(encoding, position, x, h):
-    """Multiplies each block of x by exp(Σ_a p_a A_a / (M − 1)), a power series in the quotient by 2^12."""
+    """Multiplies each block of x by exp(Σ_a p_a A_a / (M − 1))."""
     size, blocks = encoding.block_size, []
-    for n in range(D // size):
-        matrix = torch.zeros(size, size, dtype=torch.float64)
-        for a, p in enumerate(position):
-            upper = matrix.new_zeros(size, size)
-            upper = upper.index_put(tuple(torch.triu_indices(size, size, 1)), encoding.generators[a, h, n])
-            matrix = matrix + p * (upper - upper.T) / (M - 1) / 2**12
-        power = rotation = torch.eye(size, dtype=torch.float64)
-        for order in range(1, 9):
-            power = power @ matrix / order
-            rotation = rotation + power
-        blocks.append(x[:, n * size : (n + 1) * size] @ torch.linalg.matrix_power(rotation, 2**12).T)
+    places = tuple(torch.triu_indices(size, size, 1))
+    for n, block in enumerate(x.split(size, dim=1)):
+        upper = sum(p * encoding.generators[a, h, n] for a, p in enumerate(position)) / (M - 1)
+        matrix = torch.zeros(size, size, dtype=torch.float64).index_put(places, upper)
+        blocks.append(block @ torch.matrix_exp(matrix - matrix.T).T)
     return torch.cat(blocks, dim=-1)
 
 
