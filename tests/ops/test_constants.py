@@ -21,7 +21,7 @@ from fairseq_lrpe.positions import POSITIONS, build_position
 
 E, H, L = 32, 4, 9
 # One module for each use of a constant.
-USERS = {name: {} for name in ("rope", "t5", "xl", "spe", "conv_spe", "liere", "retnet")}
+USERS = {name: {} for name in ("rope", "t5", "spe", "conv_spe", "liere", "retnet")}
 USERS["lrpe"] = {"core": "mixed", "rotation": "odd_even"}
 
 
