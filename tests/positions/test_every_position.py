@@ -145,7 +145,8 @@ def test_far_positions_in_half_precision(case, dtype):
         found, expected = half(x, positions, tokens), exact(x.double(), positions, tokens)
         plain = module(x.float(), positions, tokens)
         with torch.autocast("cpu", dtype):
-            assert_same(case, module(x.float(), positions, tokens), plain)
+            out = module(x.float(), positions, tokens)
+        assert out.dtype == torch.float32 and (case.split()[-1] in PRODUCTS or out.equal(plain))
     assert found.dtype == dtype
     error = (found - expected).abs().max() / expected.abs().max()
     assert error < 2 * torch.finfo(dtype).eps
