@@ -47,7 +47,6 @@ def train_in_two_processes(*flags):
 
 
 def validated(data, checkpoint, *flags):
-    """Returns the metrics that fairseq-validate reports for a split."""
     logged = []
     words = ["--user-dir", PLUGIN, "--path", checkpoint, "--cpu", "--num-workers", 0, "--log-format", "json"]
     words += ["--required-batch-size-multiple", 1, "--batch-size", 7]
@@ -63,7 +62,6 @@ def load_last_checkpoint(folder):
 
 
 def assert_same_weights(one, two, rtol=0.0, atol=0.0):
-    """Asserts that the last checkpoints in two folders have the same parameters, exactly by default."""
     ours, theirs = (load_last_checkpoint(folder)["model"] for folder in (one, two))
     assert ours.keys() == theirs.keys()
     for name in ours:
@@ -96,7 +94,6 @@ def assert_error(done, message):
 
 
 def assert_rejected(done, message, save):
-    """Asserts that a training failed with a one-line error before it wrote anything."""
     assert_error(done, message)
     assert not save.exists()
 

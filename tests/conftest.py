@@ -52,7 +52,6 @@ def seed():
 
 @pytest.fixture(scope="session")
 def text_folder(tmp_path_factory):
-    """Returns a folder with the train.txt, valid.txt and test.txt of ``tiny.write_text``."""
     folder = tmp_path_factory.mktemp("text")
     tiny.write_text(folder)
     return folder
@@ -79,7 +78,6 @@ def train(data_bin):
 
 @pytest.fixture(scope="session")
 def checkpoint(train, tmp_path_factory):
-    """Returns the checkpoint of a linear_lm_base after one update."""
     folder = tmp_path_factory.mktemp("trained")
     done = train("linear_lm_base", folder, "--max-update", 1, "--disable-validation")
     assert done.returncode == 0, done.stderr

@@ -19,10 +19,8 @@ def corrupted_copy(folder, root, damage):
 
 
 def remove_file(name):
-    """Returns a function that removes the file ``name`` from a folder."""
     return lambda folder: (folder / name).unlink()
 
 
 def replace_labels(values):
-    """Returns a function that replaces the labels of a folder's training split."""
     return lambda folder: np.save(folder / "train.label.npy", np.array(values))

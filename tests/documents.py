@@ -13,7 +13,6 @@ SHELL = ("", "bash", "sh", "shell", "console")
 
 
 def blocks(*languages):
-    """Returns the fenced code blocks in any of these languages, in the order of the documents."""
     found = (pair for document in DOCUMENTS for pair in BLOCK.findall(document.read_text()))
     return [text for language, text in found if language in languages]
 

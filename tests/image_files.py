@@ -13,7 +13,6 @@ from data_prep.labelled import write_metadata
 
 
 def encode_image(values, kind="JPEG"):
-    """Returns the bytes of an image file with the pixel values (height, width, 3)."""
     out = io.BytesIO()
     Image.fromarray(np.asarray(values, np.uint8)).save(out, kind)
     return out.getvalue()

@@ -62,7 +62,6 @@ class SlurmCluster:
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
 
     def start(self) -> None:
-        """Starts all daemons and waits until both nodes are idle."""
         key = self.folder / "munge.key"
         key.touch(0o600)
         key.write_bytes(os.urandom(128))
@@ -115,7 +114,6 @@ class SlurmCluster:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns ports of the loopback interface that are free now."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [one.getsockname()[1] for one in sockets]
     for one in sockets:

@@ -1,4 +1,4 @@
-"""Random float64 tensors and a comparison of tensors relative to their largest value."""
+"""Random float64 tensors, gradients, and a comparison of tensors relative to their largest value."""
 
 import torch
 from torch.utils._pytree import tree_leaves
@@ -8,6 +8,13 @@ def randn(*shape, seed=0):
     """Returns a float64 tensor of standard normal numbers that depends only on the shape and the seed."""
     g = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=g, dtype=torch.float64)
+
+
+def with_gradients(outputs, leaves):
+    """Returns tensors and the gradients of a fixed random sum of them, 0 for leaves that they do not use."""
+    outputs = tree_leaves(outputs)
+    loss = sum((out * randn(*out.shape, seed=3).to(out.device)).sum() for out in outputs)
+    return *outputs, *torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
 
 
 def assert_same(actual, expected, tolerance=1e-10):

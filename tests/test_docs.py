@@ -1,9 +1,10 @@
 """Every command of README.md, docs/*.md and CONTRIBUTING.md is parsed, and README's commands are run.
 
 Commands are parsed in this process: by the parser of the command, and with ``--dry-run`` where there is one,
-which also loads the experiments' YAML. BLOCKS lists the tests of the code blocks.
+which also loads the experiments' YAML.
 """
 
+import ast
 import os
 import re
 import shlex
@@ -21,32 +22,6 @@ from tiny import BIN, REPOSITORY, run_here, write_text
 
 from fairseq_lrpe.cli import main
 
-BLOCKS = {
-    # {text that identifies a code block: test file that loads or runs the block}
-    '@register_encoding("forget"': "encodings/test_own_encoding.py",
-    '@register_encoding("distance"': "encodings/test_own_encoding.py",
-    '"forget": Method(': "encodings/test_own_encoding.py",
-    '"distance": Method(': "encodings/test_own_encoding.py",
-    "out = linear_attention(": "encodings/test_own_encoding.py",
-    "class Block(nn.Module)": "attention/test_own_models.py",
-    "class GPT(nn.Module)": "attention/test_own_models.py",
-    "lrpe = GPT(99": "attention/test_own_models.py",
-    "layer = nn.TransformerEncoderLayer": "attention/test_own_models.py",
-    "t5 = build_encoding": "attention/test_own_models.py",
-    "# three texts in one row": "attention/test_own_models.py",
-    '"rope_mixed"': "attention/test_own_models.py",
-    "AttentionInterface.register": "attention/test_own_models.py",
-    "def shard(model)": "attention/test_own_models.py",
-    "roberta.fill_mask(": "models/test_roberta.py",
-    "model.stream(": "experiments/inference/test_trained.py",
-    "class Lines(Kind)": "experiments/definition/kinds/test_new_kind.py",
-    "kind: lines": "experiments/definition/kinds/test_new_kind.py",
-    "experiment: lines/own": "experiments/definition/kinds/test_new_kind.py",
-    "defaults: lm/mini": "test_docs.py",
-    "class Words(TextCorpus)": "test_docs.py",
-    '"words": Row(': "test_docs.py",
-}
-
 NO_DRY_RUN = {"--estimate", "--status", "--cancel", "--launcher"}
 EXAMPLES = {"forget", "lines/own", "glue/wikibook"}
 """A method and an experiment that the reader adds, and an experiment that needs a trained model."""
@@ -57,7 +32,6 @@ TABLES_OF_SPEEDS = ("tmlr_table6", "iclr_table9")
 
 
 def check_lrpe(verb, *words):
-    """Parses a call of ``lrpe``; ``train`` and ``table`` print the training commands of their runs."""
     if verb in ("train", "table") and words and not (NO_DRY_RUN | EXAMPLES) & {*words}:
         end = words.index("--") if "--" in words else len(words)
         more = ["--dry-run"]
@@ -101,7 +75,6 @@ def check_bash(path, *words):
 
 
 def check_python(path, *words):
-    """Checks a call of a Python file or of a module; the files in pytest's arguments exist."""
     if path != "-m":
         assert (REPOSITORY / path).is_file()
     elif words[0] == "pytest":
@@ -133,7 +106,6 @@ def check_fairseq(program, *words):
 
 
 def check_hydra(*words):
-    """Checks that the configuration exists; test_hydra_example.py trains with it."""
     folder, name = (words[words.index(option) + 1] for option in ("--config-dir", "--config-name"))
     assert (REPOSITORY / folder / f"{name}.yaml").is_file()
 
@@ -145,7 +117,6 @@ def check_torchrun(*words):
 
 
 def check_pip(action, *words):
-    """Asserts that setup.py declares what a ``pip`` command names, and that its files exist."""
     lists = declared()
     known = {"-c", "-e", ".", "constraints.txt", "--no-deps", "--no-build-isolation", *lists["train"]}
     assert action in ("install", "wheel")
@@ -157,13 +128,11 @@ def check_pip(action, *words):
 
 
 def check_sudo(*words):
-    """Asserts that ``sudo apt install`` names only g++ and packages of Python 3.11 or 3.12."""
     assert words[:2] == ("apt", "install")
     assert all(re.fullmatch(r"g\+\+|python3\.1[12]-(venv|dev)", word) for word in words[2:])
 
 
 def check_jupyter(*words):
-    """Checks that the notebook exists; test_notebook.py executes it."""
     assert (REPOSITORY / words[-1]).is_file()
 
 
@@ -190,11 +159,19 @@ def test_command_is_parsed(command, monkeypatch):
         CHECKS[program.removeprefix(".venv/bin/")](*words)
 
 
+def parts_of_blocks():
+    """Returns the texts by which tests select a code block: the arguments of ``block`` and ``example``."""
+    trees = [ast.parse(path.read_text()) for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    calls = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    calls = [call for call in calls if getattr(call.func, "id", "") in ("block", "example")]
+    return {node.value for call in calls for node in ast.walk(call) if isinstance(node, ast.Constant)}
+
+
 def test_every_block_has_a_test():
     languages = {language for path in DOCUMENTS for language, _ in BLOCK.findall(path.read_text())}
     assert languages <= {*SHELL, "python", "yaml"}
-    parts = [[part for part in BLOCKS if part in text] for text in blocks("python", "yaml")]
-    assert all(len(found) == 1 for found in parts) and {part for [part] in parts} == set(BLOCKS)
+    parts = [part for part in parts_of_blocks() if len(part) > len("python")]
+    assert not [text for text in blocks("python", "yaml") if not any(part in text for part in parts)]
 
 
 TINY = "--decoder-layers 1 --decoder-embed-dim 16 --decoder-ffn-embed-dim 16 --decoder-attention-heads 2 "
@@ -224,7 +201,6 @@ RUN = '"$(dirname "$(find results/lm/mini -name run.json)")"'
 
 @pytest.fixture(scope="module")
 def shell(tmp_path_factory):
-    """Returns ``shell(line)``, which runs a line in a copy of the repository and returns its output."""
     folder = tmp_path_factory.mktemp("docs")
     for name in ("fairseq_lrpe", "configs", "data_prep", "scripts"):
         shutil.copytree(REPOSITORY / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))

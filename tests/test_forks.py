@@ -34,14 +34,13 @@ def test_arguments_folder_and_environment(words):
     assert fork.returncode and fork.stdout.endswith("ö __main__\n")
 
 
-def test_signals_are_forwarded():
-    waits = "import signal, sys, time\n{}\nprint('here', flush=True)\ntime.sleep(10_000)"
-    answers = "signal.signal(signal.SIGTERM, lambda *_: sys.exit('ended') or 0)"
-    for program, code in ((waits.format(""), -signal.SIGTERM), (waits.format(answers), 1)):
-        with start(program, stderr=subprocess.DEVNULL) as fork:
-            assert fork.stdout.readline() == "here\n"
-            fork.terminate()
-            assert fork.wait() == code
+@pytest.mark.parametrize("answer, code", [("signal.SIG_DFL", -signal.SIGTERM), ("lambda *_: exit(3)", 3)])
+def test_signals_are_forwarded(answer, code):
+    program = f"import signal; signal.signal(signal.SIGTERM, {answer}); input('here\\n')"
+    with start(program, stderr=subprocess.DEVNULL) as fork:
+        assert fork.stdout.readline() == "here\n"
+        fork.terminate()
+        assert fork.wait() == code
 
 
 def test_killing_the_client_ends_the_fork_and_closes_its_files():

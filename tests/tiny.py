@@ -34,7 +34,6 @@ def run_command(name, *arguments, text=None):
 
 
 def run_here(main, *arguments):
-    """Calls a command's ``main`` in this process, which is faster than :func:`run_command`."""
     words, before = list(map(str, arguments)), os.environ.copy()
     logger, fairseq = logging.getLogger(main.__module__), logging.getLogger("fairseq")
     handlers, disabled, level, code = list(logger.handlers), logging.root.manager.disable, fairseq.level, 0
@@ -64,7 +63,6 @@ def run_here(main, *arguments):
 
 
 def preprocess(*arguments):
-    """Runs fairseq-preprocess in this process, and asserts that it succeeds."""
     from fairseq_cli.preprocess import cli_main
 
     done = run_here(cli_main, *arguments)

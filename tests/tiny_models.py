@@ -19,7 +19,6 @@ ONE_PER_ENCODING = {method.encoding: name for name, method in reversed(METHODS.i
 
 
 def architectures(family, methods=REPRESENTATIVES, bidirectional=False):
-    """Returns the names of a family's architectures with these methods, or only of the bidirectional ones."""
     return [
         f"{attention}_{family}_{name}"
         for name in methods
@@ -45,7 +44,6 @@ def check_registered(family):
 
 
 def dictionary_of(types=24, prefix="w"):
-    """Returns a dictionary with ``types`` symbols, including fairseq's four special symbols."""
     dictionary = Dictionary()
     for i in range(types - 4):
         dictionary.add_symbol(f"{prefix}{i}")
@@ -53,7 +51,6 @@ def dictionary_of(types=24, prefix="w"):
 
 
 def task_of(dictionary=None, target=None, **attributes):
-    """Returns an object with the attributes of a fairseq task: the dictionaries and ``attributes``."""
     dictionary = dictionary or dictionary_of()
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=target or dictionary, **attributes)
 
@@ -69,7 +66,6 @@ def build_small(arch, **flags):
 
 
 def build_model(arch, task, **flags):
-    """Builds a model of an architecture with the sizes in SIZES; ``flags`` override them."""
     config = OmegaConf.structured(MODEL_DATACLASS_REGISTRY[arch]())
     sizes = {f"{part}_{name}": x for part in ("encoder", "decoder") for name, x in SIZES.items()}
     for name, value in {**sizes, **flags}.items():

@@ -1,7 +1,6 @@
 """Compares the scores of every encoding and their gradients with formulas, pair by pair.
 
-LRPE, CoPE and PaTH, whose scores are not functions of one query, one key and their positions, have files of
-their own.
+LRPE, CoPE, PaTH, and the rotations of images, RoPE-Mixed and LieRE, have files of their own.
 """
 
 import itertools
@@ -11,18 +10,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from pairwise_scores import (
-    SHAPES,
-    D,
-    H,
-    all_scores,
-    check_scores,
-    pairwise_matrix,
-    products,
-    random_encoding,
-    with_gradients,
-)
-from tensors import assert_same, randn
+from pairwise_scores import SHAPES, D, H, all_scores, check_scores, pairwise_matrix, products, random_encoding
+from tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.encodings import ENCODINGS
 from fairseq_lrpe.ops import linear_attention
@@ -216,25 +205,6 @@ def rope(encoding, q, k, i, j, h):
     return (rotated(q, rope_angles(i)) * rotated(k, rope_angles(j))).sum(-1), 0
 
 
-def rope_mixed(encoding, q, k, i, j, h):
-    theta = encoding.theta[0, h]
-    return (rotated(q, i * theta) * rotated(k, j * theta)).sum(-1), 0
-
-
-def liere(encoding, q, k, i, j, h):
-    """k^T exp((j − i) A / (M − 1)) q for each block, by torch's matrix exponential."""
-    total, size = 0, encoding.block_size
-    for n in range(D // size):
-        rows, columns = torch.triu_indices(size, size, 1)
-        a = torch.zeros(size, size, dtype=torch.float64).index_put(
-            (rows, columns), encoding.generators[0, h, n]
-        )
-        turn = torch.matrix_exp((i - j) * (a - a.T) / (encoding.max_positions - 1))
-        block = slice(n * size, (n + 1) * size)
-        total = total + torch.einsum("ba,ca,bc->b", q[:, block], turn, k[:, block])
-    return total, 0
-
-
 def cosformer(encoding, q, k, i, j, h):
     """Qin et al. 2022, Eq. 10; LRPE TMLR Eq. 35 with α = π/2M."""
     return math.cos(math.pi * (i - j) / (2 * encoding.max_positions)) * (q * k).sum(-1), 0
@@ -301,8 +271,7 @@ BIASES = {
     f.__name__: f for f in (t5, tupe, fire, gaussian, kerple, shaw, lfhc, nezha, xl, gcdf, deberta, huang)
 }
 PRODUCTS = {
-    f.__name__: f
-    for f in (none, rope, rope_mixed, liere, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
+    f.__name__: f for f in (none, rope, cosformer, per, spe, conv_spe, alibi, retnet, xpos, lrpe_decay)
 }
 PRODUCTS |= {"roper": rope, "rope_values": rope}
 
@@ -320,38 +289,27 @@ CASES = [  # (encoding, options, parameters to set), with and without clipped di
     ("kerple", {}, {"bias_p": [0.5, 0.9], "bias_a": [0.5, -0.5]}),
     ("kerple", {}, {"bias_p": [0.5, -0.9], "bias_a": [0.5, 0.5]}),
     ("kerple", {"power": True}, {"bias_p": [1.5, 2.5], "bias_a": [0.5, -0.5]}),
-    ("kerple", {"power": True}, {"bias_p": [-0.5, 0.7], "bias_a": [0.5, 0.5]}),
     ("shaw", {"k": 3}, {}),
-    ("shaw", {"k": 20}, {}),
     ("shaw", {"k": 3, "k_after": 0}, {}),
     ("shaw", {"k": 1, "k_after": 4, "per_head": True}, {}),
     ("lfhc", {"k": 2, "layer": 1}, {}),
     ("lfhc", {"k": 2, "layer": 3, "per_head": True}, {}),
     ("lfhc", {"k": 1, "layer": 2, "rounding": "floor"}, {}),
-    ("lfhc", {"k": 9, "layer": 4, "rounding": "floor"}, {}),
     ("nezha", {"k": 3}, {}),
-    ("nezha", {"k": 20}, {}),
     ("xl", {}, {}),
-    ("gcdf", {}, {}),
     ("gcdf", {"lambda_": 6.0}, {}),
-    ("deberta", {"k": 1}, {}),
     ("deberta", {"k": 3}, {}),
     *(("huang", {"method": method, "k": 3}, {}) for method in (1, 2, 3, 4)),
-    *(("huang", {"method": method, "k": 20}, {}) for method in (2, 4)),
     ("none", {}, {}),
     ("rope", {}, {}),
     ("roper", {}, {}),
     ("rope_values", {}, {}),
-    ("rope_mixed", {}, {}),
-    ("liere", {"max_positions": 12}, {}),
-    ("liere", {"max_positions": 12, "block_size": 2}, {}),
     ("cosformer", {"max_positions": 40}, {}),
     ("per", {}, {}),
     ("spe", {}, {}),
     ("conv_spe", {"kernel_size": 5}, {}),
     ("alibi", {}, {}),
     ("retnet", {}, {}),
-    ("xpos", {}, {}),
     ("xpos", {"scale_base": 512, "gamma": 0.9}, {}),
     ("lrpe_decay", {"layer": LAYER, "layers": LAYERS}, {}),
     ("lrpe_decay", {"layer": 1, "layers": LAYERS, "first_layer": True}, {}),
@@ -381,13 +339,14 @@ def test_scores_and_gradients_match_formula(name, options, parameters):
     for causal, *shape in SHAPES:
         if causal or ENCODINGS[name].bidirectional:
             encoding = build(name, causal, options, parameters)
-            check_scores(score, encoding, *shape, tolerance=1e-9 if name == "liere" else 1e-10)
+            check_scores(score, encoding, *shape)
 
 
-@pytest.mark.parametrize("name, options, _", [case for case in CASES if case[0] in PRODUCTS], ids=str)
-def test_products_at_offsets_match_formula(name, options, _):
+@pytest.mark.parametrize("name", sorted({*PRODUCTS} - {"xpos"}))  # its features decay differently
+def test_products_at_offsets_match_formula(name):
     """Noise of conv_spe at positions 58 to 70 is that of two blocks. Decays are applied to the products."""
-    encoding = build(name, ENCODINGS[name].bidirectional is False, options, {})
+    options = {"conv_spe": {"kernel_size": 5}, "lrpe_decay": {"layers": LAYERS, "first_layer": True}}
+    encoding = random_encoding(name, not ENCODINGS[name].bidirectional, **options.get(name, {}))
     q, k = (randn(2, H, n, D, seed=n).requires_grad_() for n in (3, 4))
 
     def product(encoding, q, k, i, j, h):
@@ -396,10 +355,9 @@ def test_products_at_offsets_match_formula(name, options, _):
 
     leaves = [q, k, *encoding.parameters()]
     for offsets in ((7, 2), (62, 58)):
-        if name != "xpos":  # its features decay differently
-            expected = pairwise_matrix(product, encoding, q, k, *offsets, causal=False)
-            found = products(encoding, q, k, *offsets)
-            assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-9)
+        expected = pairwise_matrix(product, encoding, q, k, *offsets, causal=False)
+        found = products(encoding, q, k, *offsets)
+        assert_same(with_gradients(found, leaves), with_gradients(expected, leaves), 1e-9)
 
 
 @pytest.mark.parametrize("name, options, parameters", DECAYS, ids=str)
@@ -420,7 +378,7 @@ def test_decays_in_linear_attention_match_formula(name, options, parameters, chu
 
 
 def test_every_encoding_has_a_formula():
-    assert {*BIASES, *PRODUCTS, "lrpe", "cope", "path"} == set(ENCODINGS)
+    assert {*BIASES, *PRODUCTS, "lrpe", "cope", "path", "rope_mixed", "liere"} == set(ENCODINGS)
 
 
 def test_huang_with_clamped_distances():

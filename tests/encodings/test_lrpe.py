@@ -1,19 +1,16 @@
-"""Compares LRPE with explicit matrices W_s = Pᴴ Λ(s) P."""
+"""Compares LRPE with explicit matrices W_s = Pᴴ Λ(s) P, and with the paper's pseudocode."""
 
 import math
 
 import pytest
 import torch
-from pairwise_scores import pairwise_matrix, products, random_encoding, with_gradients
-from tensors import assert_same, randn
-
-from fairseq_lrpe.encodings import Context
+from pairwise_scores import pairwise_matrix, products, random_encoding
+from tensors import assert_same, randn, with_gradients
 
 MAX_POSITIONS = 40
 
 
 def build(core, rotation, d=6, **options):
-    """Returns a float64 encoding whose parameters are random."""
     options |= {"core": core, "rotation": rotation, "max_positions": MAX_POSITIONS}
     encoding = random_encoding("lrpe", head_dim=d, **options)
     with torch.no_grad():
@@ -122,15 +119,28 @@ def test_scores_and_gradients_match_explicit_matrices(core, rotation, d, options
         assert abs(learned["v"].norm() - 1) > 1e-3
 
 
-@pytest.mark.parametrize("learned", [False, True], ids=["frozen", "learned"])
+def pseudocode(x, v, core, theta_type):
+    """The class ``Lrpe`` of TMLR Appendix D.2 with the Householder matrix, for x of shape (b, l, e)."""
+    x = x - 2 * torch.matmul(torch.matmul(x, v.reshape(1, -1, 1)), v.reshape(1, 1, -1))
+    _, length, d = x.shape
+    position, e = torch.arange(length).reshape(1, -1, 1), d // 2 + d // 2 % 2 if core == "mixed" else d
+    if core == "unitary":
+        theta = position * 10000 ** (-2 / d * torch.arange(d).double())
+        return x * torch.complex(torch.cos(theta), torch.sin(theta))
+    index = torch.arange(1, e // 2 + 1).double()
+    step = math.pi / 2 / length
+    thetas = {"a": 10000 ** (-2 / e * (index - 1)), "b": step / (e // 2) * index, "c": step / index}
+    theta = position * torch.stack([thetas[theta_type]] * 2, dim=-1).reshape(1, 1, e)
+    x1, x = x[:, :, e:], x[:, :, :e]
+    x_half = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).reshape_as(x)
+    return torch.cat([x * torch.cos(theta) + x_half * torch.sin(theta), x1], dim=-1)
+
+
 @pytest.mark.parametrize("core", ["unitary", "orthogonal", "mixed"])
-def test_far_positions_in_float32(core, learned):
-    """At position 100,000 a float32 product s·θ would be off by 0.01."""
-    encoding = build(core, "identity", 32, learn_theta=learned).float()
-    theta = encoding.theta.detach().double() if learned else angles(core, "a", 32)
-    x = torch.randn(1, 1, 1, 32, generator=torch.Generator().manual_seed(0))
-    x = x / x.norm()
-    encoded, _ = encoding(x, x, Context(100_000))
-    exact = core_matrix(core, 32, 100_000, theta, None) @ x[0, 0, 0].to(torch.complex128)
-    exact = torch.cat([exact.real, exact.imag]) if core == "unitary" else exact.real
-    torch.testing.assert_close(encoded[0, 0, 0].double(), exact, rtol=0, atol=1e-6)
+def test_scores_match_pseudocode_of_the_paper(core):
+    for theta_type in "a" if core == "unitary" else "abc":
+        encoding = build(core, "householder", 8, theta_type=theta_type)
+        encoding.v /= encoding.v.norm()
+        q, k = (randn(3, 1, MAX_POSITIONS, 8, seed=n) for n in (1, 2))
+        of_q, of_k = (pseudocode(x[:, 0], encoding.v, core, theta_type) for x in (q, k))
+        assert_same(products(encoding, q, k)[:, 0], (of_q.conj() @ of_k.mT).real)

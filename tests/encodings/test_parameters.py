@@ -1,4 +1,4 @@
-"""Names, shapes and initial values of the parameters of every encoding, and invalid options."""
+"""Names, shapes and initial values of the parameters of every encoding, invalid options, the registry."""
 
 import math
 
@@ -7,7 +7,15 @@ import torch
 from pairwise_scores import all_scores
 from tensors import assert_same, randn
 
-from fairseq_lrpe.encodings import ENCODINGS, build_encoding
+from fairseq_lrpe.encodings import (
+    ENCODINGS,
+    START,
+    Context,
+    Encoding,
+    build_encoding,
+    encoding_options,
+    register_encoding,
+)
 from fairseq_lrpe.ops.rotation import rotary_frequencies
 
 H, D = 2, 6
@@ -82,17 +90,13 @@ def test_every_encoding_is_tested():
     assert {name for name, *_ in CASES} == set(ENCODINGS)
 
 
-@pytest.mark.parametrize(
-    "name, options", [("cope", {}), *(("huang", {"method": method}) for method in (1, 2, 3))]
-)
-def test_initial_parameters_have_no_effect(name, options):
+def test_initial_parameters_have_no_effect():
     q, k = randn(2, H, 9, D, seed=1), randn(2, H, 9, D, seed=2)
-    encoding = build(name, causal=name == "cope", **options).double()
-    assert_same(all_scores(encoding, q, k), q @ k.mT / math.sqrt(D))
+    for encoding in (build("cope"), *(build("huang", causal=False, method=method) for method in (1, 2, 3))):
+        assert_same(all_scores(encoding.double(), q, k), q @ k.mT / math.sqrt(D))
 
 
 def check_uniform(x, least, most):
-    """Asserts that numbers are uniform in [least, most], as far as a few hundred of them show it."""
     width = most - least
     assert least <= x.min() < least + 0.1 * width and most - 0.1 * width < x.max() <= most
     assert abs((x.mean() - least) / width - 0.5) < 0.1
@@ -113,17 +117,14 @@ def test_initial_values():
             assert 0.015 < parameter.std() < 0.025, name
         else:
             assert (parameter == (name == "norm.weight")).all(), name
-    for name in ("t5", "shaw", "lfhc", "xl", "gcdf", "deberta"):
-        assert all(0 < parameter.abs().max() < 3 for parameter in build(name).parameters())
-
-
-def test_initial_values_of_fire():
-    """The threshold is a quarter of the positions, and the perceptron is initialized as torch's layers."""
+    # FIRE's threshold is a quarter of the positions, and its perceptron is initialized as torch's layers.
     fire = build("fire", max_positions=2048, heads=8)
     assert fire.c == 0.1 and fire.multiplier == 1 and fire.threshold == 512
     for x, most in ((fire.hidden_weight, 1), (fire.hidden_bias, 1), (fire.output_weight, 32**-0.5)):
         assert 0.8 * most < x.abs().max() <= most
-    assert build("fire", max_positions=3).threshold == 1 and build("fire", threshold=7).threshold == 7
+    assert build("fire", max_positions=3).threshold == 1
+    for name in ("t5", "shaw", "lfhc", "xl", "gcdf", "deberta"):
+        assert all(0 < parameter.abs().max() < 3 for parameter in build(name).parameters())
 
 
 def test_initial_angles():
@@ -145,14 +146,11 @@ def test_initial_angles():
 
 def test_only_a_frozen_householder_vector_is_normalized():
     """In both papers' pseudocode, a learned v starts as N(0, I), and every step divides by its norm."""
-    vectors = []
+    expected = torch.randn(64)
     for learned in (False, True):
         torch.manual_seed(0)
-        vectors.append(build("lrpe", d=64, core="unitary", learn_householder=learned).v.detach())
-    frozen, learned = vectors
-    torch.manual_seed(0)
-    assert torch.equal(learned, torch.randn(64))
-    torch.testing.assert_close(frozen, learned / learned.norm())
+        v = build("lrpe", d=64, core="unitary", learn_householder=learned).v
+        torch.testing.assert_close(v.detach(), expected if learned else expected / expected.norm())
 
 
 def test_per_has_one_permutation_per_head():
@@ -161,48 +159,40 @@ def test_per_has_one_permutation_per_head():
     assert all(p.sort().values.equal(torch.arange(16)) for p in permutations)
 
 
-BLOCKS = "liere needs a block size of at least 2 that divides head_dim 6, not"
-WRONG = [  # (encoding, options, message)
-    ("t5", {"buckets": 2}, "multiple of 4 .*2 buckets and max distance 128"),
+WRONG = [  # (encoding, options, part of the message)
     ("t5", {"buckets": 30}, "multiple of 4 .*30 buckets and max distance 128"),
     ("t5", {"max_distance": 16}, "max distance above.*32 buckets and max distance 16"),
-    ("shaw", {"k": 0}, "shaw.*at least 1, not 0"),
-    ("shaw", {"k_after": -2}, "^shaw needs a k_after of at least 0, or -1 for k, not -2$"),
-    ("nezha", {"k": 0}, "nezha.*at least 1, not 0"),
-    ("lfhc", {"k": 0}, "lfhc.*at least 1, not 0"),
+    ("shaw", {"k": 0}, "at least 1, not 0"),
+    ("shaw", {"k_after": -2}, "k_after of at least 0, or -1 for k, not -2"),
+    ("nezha", {"k": 0}, "at least 1, not 0"),
     ("lfhc", {"rounding": "up"}, "unknown rounding 'up': choose from away, floor"),
-    ("deberta", {"k": 0}, "deberta.*at least 1, not 0"),
-    ("gcdf", {"lambda_": 0.0}, "gcdf.*positive.*0"),
-    ("fire", {"width": 0}, "width of at least 1 .*not width 0 and threshold 0"),
-    ("fire", {"threshold": -1}, "threshold of at least 0, not width 32 and threshold -1"),
-    ("huang", {"k": 0}, "^huang needs .* k of at least 1 and a method from 1 to 4, not k 0 and method 4$"),
-    ("huang", {"method": 0}, "not k 16 and method 0$"),
-    ("huang", {"method": 5}, "not k 16 and method 5$"),
-    ("cope", {"positions": 1}, r"^cope needs at least 2 positions, not 1$"),
-    ("conv_spe", {"kernel_size": 0}, "conv_spe needs a kernel size of at least 1, not 0"),
+    ("deberta", {"k": 0}, "at least 1, not 0"),
+    ("gcdf", {"lambda_": 0.0}, "positive.*0"),
+    ("fire", {"width": 0}, "width of at least 1 .*not width 0"),
+    ("fire", {"threshold": -1}, "threshold of at least 0.*threshold -1"),
+    ("huang", {"k": 0}, "k of at least 1 and a method from 1 to 4, not k 0 and method 4"),
+    ("huang", {"method": 5}, "not k 16 and method 5"),
+    ("cope", {"positions": 1}, "at least 2 positions, not 1"),
+    ("conv_spe", {"kernel_size": 0}, "kernel size of at least 1, not 0"),
     ("xpos", {"gamma": 0.0}, "positive gamma"),
     ("xpos", {"scale_base": 0}, "scale base of at least 1"),
-    ("lrpe", {"core": "magic"}, r"'magic'.*unitary, orthogonal, mixed, permutation"),
-    ("lrpe", {"rotation": "magic"}, r"'magic'.*identity, householder, odd_even, fft"),
-    ("lrpe", {"theta_type": "magic"}, r"'magic'.*a, b, c"),
-    ("lrpe", {"core": "mixed", "rotation": "fft"}, r"unitary core.*'mixed'"),
-    ("lrpe", {"core": "permutation", "learn_theta": True}, r"remove learn_theta"),
-    ("lrpe", {"rotation": "identity", "learn_householder": True}, r"remove learn_householder"),
-    ("lrpe", {"core": "orthogonal", "d": 7}, r"even, not 7"),
-    ("lrpe", {"core": "mixed", "d": 2}, r"at least 3, not 2"),
+    ("lrpe", {"core": "magic"}, "'magic'.*unitary, orthogonal, mixed, permutation"),
+    ("lrpe", {"rotation": "magic"}, "'magic'.*identity, householder, odd_even, fft"),
+    ("lrpe", {"theta_type": "magic"}, "'magic'.*a, b, c"),
+    ("lrpe", {"core": "mixed", "rotation": "fft"}, "unitary core.*'mixed'"),
+    ("lrpe", {"core": "permutation", "learn_theta": True}, "remove learn_theta"),
+    ("lrpe", {"rotation": "identity", "learn_householder": True}, "remove learn_householder"),
+    ("lrpe", {"core": "orthogonal", "d": 7}, "even, not 7"),
+    ("lrpe", {"core": "mixed", "d": 2}, "at least 3, not 2"),
     ("rope", {"d": 7}, "even, not 7"),
-    ("roper", {"d": 7}, "roper.*even, not 7"),
-    ("rope", {"axes": 2}, "rope does not support positions with 2 coordinates: use liere or rope_mixed, or"),
+    ("rope", {"axes": 2}, "does not support positions with 2 coordinates: use liere or rope_mixed"),
     ("rope_mixed", {"axes": 2}, "must be a multiple of 4 in an image, not 6"),
     ("rope_mixed", {"d": 7}, "must be a multiple of 2 in a sequence, not 7"),
-    ("liere", {"block_size": 4}, f"{BLOCKS} 4"),
-    ("liere", {"block_size": 1}, f"{BLOCKS} 1"),
-    ("liere", {"block_size": -2}, f"{BLOCKS} -2"),
-    ("magic", {}, r"unknown encoding 'magic': .*lrpe methods --flags. lists"),
-    ("lfhc", {"layer": 0}, r"layer must be at least 1, not 0"),
-    ("lfhc", {"values": True}, "'lfhc'.*'values'.*k"),
-    ("spe", {"num_sines": 5}, "'spe'.*'num_sines'"),
-    ("lrpe", {"kernel": 1}, r"'lrpe'.*'kernel'.*core, rotation, learn_theta"),
+    ("liere", {"block_size": 4}, "block size of at least 2 that divides head_dim 6, not 4"),
+    ("liere", {"block_size": 1}, "block size of at least 2 that divides head_dim 6, not 1"),
+    ("magic", {}, "unknown encoding 'magic': .*lrpe methods --flags. lists"),
+    ("none", {"layer": 0}, "layer must be at least 1, not 0"),
+    ("lrpe", {"kernel": 1}, "'lrpe'.*'kernel'.*core, rotation, learn_theta"),
 ]
 
 
@@ -210,3 +200,41 @@ WRONG = [  # (encoding, options, message)
 def test_invalid_options_are_rejected(name, options, message):
     with pytest.raises(ValueError, match=message):
         build(name, **options)
+
+
+# Registry.
+
+
+class Scaled(Encoding):
+    def __init__(self, *, factor=2.0, **shared):
+        super().__init__(**shared)
+        self.factor = factor
+
+    def forward(self, q, k, context=START):
+        return self.factor * q, k
+
+
+def test_new_encoding_can_be_registered(monkeypatch):
+    monkeypatch.setitem(ENCODINGS, "scaled", None)
+    for wrong in ({}, {"factr": ""}, {"factor": "", "other": ""}):  # every option needs a help text
+        with pytest.raises(TypeError, match=r"Scaled.*'factor'"):
+            register_encoding("scaled", **wrong)(Scaled)
+    assert ENCODINGS["scaled"] is None
+    assert register_encoding("scaled", factor="what queries are multiplied by")(Scaled) is Scaled
+    assert encoding_options(Scaled) == {"factor": 2.0}
+    q = k = torch.randn(1, 2, 3, 6)
+    assert build("scaled")(q, k)[0].equal(2 * q)
+    encoding = build("scaled", layer=3, max_positions=99, factor=5.0)
+    assert encoding(q, k)[0].equal(5 * q)
+    assert (encoding.num_heads, encoding.head_dim, encoding.causal) == (2, 6, True)
+    assert (encoding.layer, encoding.max_positions) == (3, 99)
+    with pytest.raises(ValueError, match=r"'scaled'.*'factr'.*factor"):
+        build("scaled", factr=5.0)
+
+
+def test_offsets_may_be_given_instead_of_a_context():
+    q, k = torch.randn(2, 1, 2, 3, 6)
+    encoding = build("rope")
+    for found, expected in zip(encoding(q, k, 7, 4), encoding(q, k, Context(7, 4)), strict=True):
+        assert found.equal(expected)
+    assert not encoding(q, k, 7, 4)[0].equal(encoding(q, k)[0])

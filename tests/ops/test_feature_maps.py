@@ -17,28 +17,29 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("name", FEATURE_MAPS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_formula(name, dtype):
-    points = torch.cat([torch.linspace(-6, 6, 41), torch.tensor([1e-9, -1e-9, -1e4])]).double().to(dtype)
-    expected = torch.tensor([FORMULAS[name](x) for x in points.tolist()], dtype=torch.float64)
-    out, tolerance = FEATURE_MAPS[name](points), 2 * torch.finfo(dtype).eps
-    assert out.dtype == dtype and (out >= 0).all()
-    torch.testing.assert_close(out.double(), expected, rtol=max(tolerance, 1e-10), atol=tolerance)
-
-
-@pytest.mark.parametrize("name", FORMULAS)
-def test_gradients(name):
+def test_formula_and_gradients(name):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        points = torch.cat([torch.linspace(-6, 6, 41), torch.tensor([1e-9, -1e-9, -1e4])]).double().to(dtype)
+        expected = torch.tensor([FORMULAS[name](x) for x in points.tolist()], dtype=torch.float64)
+        out, tolerance = FEATURE_MAPS[name](points), 2 * torch.finfo(dtype).eps
+        assert out.dtype == dtype and (out >= 0).all()
+        torch.testing.assert_close(out.double(), expected, rtol=max(tolerance, 1e-10), atol=tolerance)
     x = torch.tensor([-30.0, -2.0, -1e-3, 1e-3, 0.5, 3.0], dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(FEATURE_MAPS[name], (x,))
     assert torch.autograd.gradgradcheck(FEATURE_MAPS[name], (x,))
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
-def test_elu_is_precise_for_small_values(dtype, autocast):
-    x = torch.linspace(-9, 2, 200).to(dtype).requires_grad_()
-    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+@pytest.mark.parametrize(
+    "dtype, autocast", [(torch.float16, False), (torch.bfloat16, True), (torch.float32, True)]
+)
+def test_elu_is_precise_for_small_values_and_stores_only_its_output(dtype, autocast):
+    kept, x = [], torch.linspace(-9, 2, 200).to(dtype).requires_grad_()
+    with (
+        torch.autocast("cpu", torch.bfloat16, enabled=autocast),
+        torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x),
+    ):
         y = FEATURE_MAPS["elu"](x)
+    assert [x.data_ptr() for x in kept] == [y.data_ptr()]
     (gradient,) = torch.autograd.grad(y, x, torch.ones_like(y))
     exact = x.detach().double()
     tolerance = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 0}
@@ -46,10 +47,3 @@ def test_elu_is_precise_for_small_values(dtype, autocast):
     assert y.dtype == gradient.dtype == dtype
     torch.testing.assert_close(y.detach().double(), expected, **tolerance)
     torch.testing.assert_close(gradient.double(), expected.clamp(max=1), **tolerance)
-
-
-def test_elu_stores_only_its_output():
-    kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        y = FEATURE_MAPS["elu"](torch.randn(10, requires_grad=True))
-    assert [x.data_ptr() for x in kept] == [y.data_ptr()]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tensors import assert_same, randn
+from tensors import assert_same, randn, with_gradients
 
 from fairseq_lrpe.ops import reflections
 from fairseq_lrpe.ops.reflections import ReflectedKeys
@@ -10,10 +10,8 @@ from fairseq_lrpe.ops.reflections import ReflectedKeys
 B, H, D = 2, 2, 6
 
 
-def vectors(length, seed=0, d=D):
-    """Returns vectors u with ‖u‖² = β from 0 to 2."""
-    beta = 2 * randn(B, H, length, 1, seed=seed + 100).sigmoid()
-    return torch.nn.functional.normalize(randn(B, H, length, d, seed=seed), dim=-1) * beta.sqrt()
+def directions(length, seed=0):
+    return torch.nn.functional.normalize(randn(B, H, length, D, seed=seed), dim=-1)
 
 
 def definition(q, k, u, first):
@@ -29,38 +27,34 @@ def definition(q, k, u, first):
     return torch.stack(rows, dim=2), moved
 
 
-@pytest.mark.parametrize(
-    ("keys", "before", "first", "queries"),
-    [
-        (1, 0, 0, 1),
-        (9, 0, 0, 9),
-        (33, 0, 0, 33),
-        (140, 0, 139, 1),
-        (300, 0, 256, 44),
-        (60, 17, 23, 10),
-        (200, 17, 145, 55),
-        (60, 59, 59, 1),
-        (60, 56, 57, 3),
-    ],
-)
-@pytest.mark.parametrize(("rows", "blocks"), [(32, 4), (3, 2)])
-def test_scores_and_gradients_match_definition(monkeypatch, keys, before, first, queries, rows, blocks):
+@pytest.mark.parametrize("rows, blocks, keys, before, first, queries", [
+    (32, 4, 1, 0, 0, 1),
+    (32, 4, 33, 0, 0, 33),
+    (3, 2, 33, 0, 0, 33),
+    (32, 4, 140, 0, 139, 1),
+    (32, 4, 300, 0, 256, 44),
+    (3, 2, 60, 17, 23, 10),
+    (32, 4, 200, 17, 145, 55),
+    (3, 2, 60, 59, 59, 1),
+    (3, 2, 60, 56, 57, 3),
+])  # fmt: skip
+def test_scores_and_gradients_match_definition(monkeypatch, rows, blocks, keys, before, first, queries):
     monkeypatch.setattr(reflections, "_BLOCK_SIZE", rows)
     monkeypatch.setattr(reflections, "_MERGED_BLOCKS", blocks)
-    q, k = randn(B, H, queries, D, seed=1), randn(B, H, keys, D, seed=2)
-    leaves, results = [x.requires_grad_() for x in (q, k, vectors(keys - before))], []
+    beta = 2 * randn(B, H, keys - before, 1, seed=3).sigmoid()  # ‖u‖² is from 0 to 2
+    u = directions(keys - before) * beta.sqrt()
+    q, k, u = leaves = [
+        x.requires_grad_() for x in (randn(B, H, queries, D), randn(B, H, keys, D, seed=1), u)
+    ]
     seen = torch.ones(queries, first + queries, dtype=torch.bool).tril(first)
-    reflected = ReflectedKeys(k, leaves[2])
-    ours = reflected.scores(q, first).masked_fill(~seen, 0.0), reflected.final_keys()
-    for scores, moved in (ours, definition(*leaves, first)):
-        total = (scores * randn(*scores.shape, seed=3)).sum() + (moved * randn(*moved.shape, seed=4)).sum()
-        results.append((scores, moved, *torch.autograd.grad(total, leaves, materialize_grads=True)))
-    assert_same(*results)
+    reflected = ReflectedKeys(k, u)
+    found = reflected.scores(q, first).masked_fill(~seen, 0.0), reflected.final_keys()
+    assert_same(with_gradients(found, leaves), with_gradients(definition(q, k, u, first), leaves))
 
 
 def test_orthogonal_reflections_preserve_norms():
     """With β = 2 every H is orthogonal, and applying the same H twice is the identity."""
-    k, u = randn(B, H, 200, D), 2**0.5 * torch.nn.functional.normalize(randn(B, H, 200, D, seed=1), dim=-1)
+    k, u = randn(B, H, 200, D), 2**0.5 * directions(200, seed=1)
     assert_same(ReflectedKeys(k, u).final_keys().norm(dim=-1), k.norm(dim=-1))
     same = u[:, :, :1].expand(-1, -1, 200, -1)
     assert_same(ReflectedKeys(k, same).final_keys()[:, :, 1::2], k[:, :, 1::2])

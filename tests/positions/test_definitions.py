@@ -7,8 +7,7 @@ import math
 
 import pytest
 import torch
-from pairwise_scores import with_gradients
-from tensors import assert_same
+from tensors import assert_same, with_gradients
 
 from fairseq_lrpe.positions import build_position
 
@@ -17,7 +16,6 @@ ALPHA = 0.4
 
 
 def build(name, width=E, causal=False, n=N):
-    """Returns a module whose parameters are random."""
     options = {"embed_dim": width, "vocab_size": V, "max_positions": n, "causal": causal}
     module = build_position(name, **options).double()
     with torch.no_grad():
@@ -27,7 +25,6 @@ def build(name, width=E, causal=False, n=N):
 
 
 def sinusoid(k, width=E):
-    """Returns the interleaved sines and cosines of position k."""
     angles = (float(k) / 10000 ** (2 * t / width) for t in range(width // 2))
     return torch.tensor([f(a) for a in angles for f in (math.sin, math.cos)], dtype=torch.float64)
 
@@ -109,16 +106,12 @@ CASES = [  # definition, causal, positions of two sentences, index of padding in
     (concatenation, False, [FIRST, FAR], []),
     (cape, False, [FIRST, FAR], []),
     (complex_order, False, [FIRST, NEXT], [2, 3]),
-    *(
-        (convolution, causal, [FIRST, NEXT], padded)
-        for causal in (False, True)
-        for padded in ([5, 6], [0, 3])
-    ),
-    *(
-        (rnn, causal, [FIRST, NEXT], padded)
-        for causal in (False, True)
-        for padded in ([5, 6], [0, 3], range(7))
-    ),
+    (convolution, False, [FIRST, NEXT], [5, 6]),
+    (convolution, True, [FIRST, NEXT], [0, 3]),
+    (rnn, False, [FIRST, NEXT], [5, 6]),
+    (rnn, False, [FIRST, NEXT], [0, 3]),
+    (rnn, True, [FIRST, NEXT], [0, 3]),
+    (rnn, True, [FIRST, NEXT], range(7)),
 ]
 
 
@@ -184,14 +177,6 @@ def test_complex_order_at_far_positions_in_float32():
     torch.testing.assert_close(out[0].double(), expected, rtol=0, atol=1e-6)
 
 
-def test_autocast_keeps_the_dtype_of_the_embeddings():
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        out = build("concatenation").float()(
-            torch.randn(1, 2, E), torch.tensor([[0, 1]]), torch.full((1, 2), 3)
-        )
-    assert out.dtype == torch.float32
-
-
 def test_initialization():
     def initial(name, width=64):
         return build_position(name, embed_dim=width, vocab_size=V, max_positions=64)
@@ -241,23 +226,11 @@ def test_training_of_cape_matches_definition(monkeypatch):
     assert_same(out, torch.stack(expected))
 
 
-def places(rows, length):
-    """Returns the augmented positions (B, L) of a batch, from the lowest frequency of a wide embedding."""
-    width, positions = 512, torch.arange(length).expand(rows, length)
-    zeros, tokens = torch.zeros(rows, length, width, dtype=torch.float64), torch.full((rows, length), 3)
-    out = build("cape", width)(zeros, positions, tokens)
-    return out[..., -2].asin() * 10000 ** (2 * (width // 2 - 1) / width)
-
-
-def test_distribution_of_cape():
-    found = places(rows=1000, length=11)
-    steps = found.diff(dim=1)
-    assert steps.min() > 0 and steps.max() < 1.03 * 2  # the order of positions is preserved
-    scale = (found[:, 10] - found[:, 0]) / 10  # the local shifts change it by up to 1.03 / 10
-    assert scale.min() > 1 / 1.03 - 0.1 and scale.max() < 1.03 * 1.1
-    center = found.mean(1) - 5
-    assert abs(center.mean()) < 0.4 and center.abs().max() < 1.03 * 5.5 + 0.15
-    assert center.std() == pytest.approx(10 / 12**0.5, rel=0.1)
-    local = found - found.mean(1, keepdim=True) - torch.linspace(-5, 5, 11)
-    assert local[:, 5].std() == pytest.approx(12**-0.5, rel=0.1)
-    assert not found[0].equal(found[1])
+def test_random_positions_of_cape():
+    """Their order is preserved; they are read from the lowest frequency of a wide embedding."""
+    width, positions = 512, torch.arange(11).expand(1000, 11)
+    out = build("cape", width)(torch.zeros(1000, 11, width).double(), positions, torch.full((1000, 11), 3))
+    found = out[..., -2].asin() * 10000 ** (2 * (width // 2 - 1) / width)
+    steps, center = found.diff(dim=1), found.mean(1) - 5
+    assert 0 < steps.min() < 0.3 and 1.7 < steps.max() < 1.03 * 2
+    assert abs(center.mean()) < 0.4 and center.std() == pytest.approx(10 / 12**0.5, rel=0.1)

@@ -17,7 +17,6 @@ CASES = Path(__file__).with_name("interpreted_cases.py")
     not (find_spec("fla") and find_spec("triton")), reason="needs triton and flash-linear-attention"
 )
 def test_kernels_agree_with_the_definition():
-    """Runs the cases in a process of their own, so that TRITON_INTERPRET affects nothing else."""
     command = [BIN / "python", "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", CASES]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "PYTEST_ADDOPTS": ""}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
