@@ -14,8 +14,7 @@ from typing import ClassVar
 
 from data_prep.binarize import splits_in
 from data_prep.labelled import TRAIN_ROWS, UNKNOWN, Labelled, write_dictionary, write_split
-from data_prep.parallel import map_lines
-from data_prep.progress import progress
+from data_prep.parallel import map_lines, progress
 from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.penn_treebank import tokenize_penn
@@ -82,12 +81,10 @@ def label_names(text: Path) -> list[str]:
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:
         raise ValueError(f"the training set has only the label {names[0]!r}: expected at least two labels")
-    for split in splits_in(text, ".input0.txt"):
-        file = text / f"{split}.label"
-        if file.is_file() and (unknown := set(read_lines(file)) - set(names)):
-            raise ValueError(
-                f"the {split} set has the label {min(unknown)!r}: the training set has {', '.join(names)}"
-            )
+    for file in text.glob("*.label"):
+        if unknown := set(read_lines(file)) - set(names):
+            known = f"the training set has {', '.join(names)}"
+            raise ValueError(f"the {file.stem} set has the label {min(unknown)!r}: {known}")
     return names
 
 

@@ -4,9 +4,8 @@ import hashlib
 import re
 from pathlib import Path
 
-from data_prep import hub
 from data_prep.binarize import SPLITS, concatenate
-from data_prep.text_corpus import BytePairCorpus
+from data_prep.text_corpus import BytePairCorpus, write_dataset
 from data_prep.validation import check_text
 from fairseq_lrpe.utils.files import visible_entries
 
@@ -25,7 +24,7 @@ class Books(BytePairCorpus):
 
     def write_text(self, args, folder):
         if args.source is None:
-            return hub.write_texts(self.facts, folder, split_of)
+            return write_dataset(self.facts, folder, split_of)
         for split, books in find_books(args.source).items():
             for book in books:
                 check_text(book)
@@ -39,22 +38,18 @@ def split_of(i: int, lines: int) -> str:
 
 
 def find_books(folder: Path) -> dict[str, list[Path]]:
-    """Returns {split: files} of a folder with books; raises ValueError if a split would be empty."""
+    """Returns {split: files}: those whose names end in the split, or else by a hash of the names.
+
+    Raises:
+        ValueError: If a split would be empty.
+    """
     books = [path for path in visible_entries(folder) if path.suffix == ".txt"]
-    named = {split: [b for b in books if re.search(rf"(^|[._-]){split}\.txt$", b.name)] for split in SPLITS}
-    if any(named.values()):
-        for split, files in named.items():
-            if not files:
-                raise ValueError(f"{folder} has files for other splits, but none that ends in {split}.txt")
-        return named
-    if len(books) < len(SPLITS):
-        raise ValueError(f"{folder} has {len(books)} *.txt files: train, valid and test need one each")
-    return split_books(books)
-
-
-def split_books(books: list[Path]) -> dict[str, list[Path]]:
-    """Splits books by a hash of their names: 1%, at least one, for valid and for test, the rest for train."""
-    ordered = sorted(books, key=lambda book: hashlib.sha256(book.name.encode()).hexdigest())
-    share = max(1, len(books) // 100)
-    parts = {"valid": ordered[:share], "test": ordered[share : 2 * share], "train": ordered[2 * share :]}
-    return {split: sorted(parts[split]) for split in SPLITS}
+    parts = {split: [b for b in books if re.search(rf"(^|[._-]){split}\.txt$", b.name)] for split in SPLITS}
+    if not any(parts.values()):
+        ordered = sorted(books, key=lambda book: hashlib.sha256(book.name.encode()).hexdigest())
+        share = max(1, len(books) // 100)
+        ends = {"valid": (0, share), "test": (share, 2 * share), "train": (2 * share, len(books))}
+        parts = {split: sorted(ordered[slice(*ends[split])]) for split in SPLITS}
+    if empty := [split for split in SPLITS if not parts[split]]:
+        raise ValueError(f"{folder} has {len(books)} *.txt files, but none for {empty[0]}: see --help")
+    return parts

@@ -8,10 +8,16 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from data_prep.class_folders import ACCEPTS, ImageFile, check_classes, in_class_folders, with_validation
+from data_prep.corpora.image_folders import (
+    ACCEPTS,
+    ImageFile,
+    check_classes,
+    in_class_folders,
+    with_validation,
+)
 from data_prep.corpus import number
-from data_prep.labelled import Labelled, check_readable
-from data_prep.progress import progress
+from data_prep.labelled import Labelled
+from data_prep.parallel import progress
 from fairseq_lrpe.data.image_files import decode, gray_pixels
 from fairseq_lrpe.utils.files import visible_files
 
@@ -53,36 +59,33 @@ class Cifar10(Labelled):
 
     def splits(self, args):
         folder = self.archive(args)
-        source = args.source or folder
         found = read_batches(folder, args.size)
         if not found:
-            images = with_validation(in_class_folders(folder, source), source)
-            found = {split: [*self.read(part, split, args.size)] for split, part in images.items()}
+            for split, images in with_validation(in_class_folders(folder)).items():
+                bar = progress(images, f"reading {split}", "images")
+                rows = (read(image, split, args.size) for image in bar)
+                found[split] = [*self.readable(rows, len(images))]
         names = {split: [name for _, name in rows] for split, rows in found.items()}
-        check_classes(names, source)
+        check_classes(names)
         self.labels = sorted({*names["train"]})
         for split, rows in found.items():
             yield split, ((grayscale, self.labels.index(name)) for grayscale, name in rows), len(rows)
 
-    def read(self, images: list[ImageFile], split: str, size: int) -> Iterator[Row]:
-        """Yields the rows of the images of a split, and adds unreadable ones to ``self.unreadable``."""
-        unreadable = []
-        for image in progress(images, f"reading {split}", "images"):
-            name = f"{split}/{image.label}/{image.name}"
-            try:
-                grayscale = decode(image.read(), "L")
-            except (ValueError, OSError) as error:
-                unreadable.append(f"{name}: {error}")
-                continue
-            if grayscale.size != (WIDTH, WIDTH):
-                found = f"{grayscale.width} x {grayscale.height} pixels instead of {WIDTH} x {WIDTH}"
-                raise ValueError(f"{name} has {found}")
-            yield gray_pixels(grayscale, size, size), image.label
-        check_readable(unreadable, len(images))
-        self.unreadable += unreadable
-
     def metadata(self, args):
         return {"shape": [args.size, args.size], "pixels": {"mean": 122.6, "std": 61.0}}
+
+
+def read(image: ImageFile, split: str, size: int) -> tuple[Row | None, str]:
+    """Returns (row of an image, "") or, if it cannot be decoded, (None, error)."""
+    name = f"{split}/{image.label}/{image.name}"
+    try:
+        grayscale = decode(image.read(), "L")
+    except (ValueError, OSError) as error:
+        return None, f"{name}: {error}"
+    if grayscale.size != (WIDTH, WIDTH):
+        found = f"{grayscale.width} x {grayscale.height} pixels instead of {WIDTH} x {WIDTH}"
+        raise ValueError(f"{name} has {found}")
+    return (gray_pixels(grayscale, size, size), image.label), ""
 
 
 def read_batches(folder: Path, size: int) -> dict[str, list[Row]]:
@@ -92,7 +95,7 @@ def read_batches(folder: Path, size: int) -> dict[str, list[Row]]:
         return {}
     train = [row for name in BATCHES[:-1] for row in from_batch(batches[name], size)]
     kept = len(train) - len(train) // 10
-    return {"train": train[:kept], "valid": train[kept:], "test": from_batch(batches[BATCHES[-1]], size)}
+    return {"train": train[:kept], "valid": train[kept:], "test": [*from_batch(batches[BATCHES[-1]], size)]}
 
 
 class _Arrays(pickle.Unpickler):
@@ -104,11 +107,10 @@ class _Arrays(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def from_batch(path: Path, size: int) -> list[Row]:
-    """Returns the images of one of CIFAR-10's pickled batches."""
+def from_batch(path: Path, size: int) -> Iterator[Row]:
+    """Yields the images of one of CIFAR-10's pickled batches."""
     with path.open("rb") as file:
         batch = _Arrays(file, encoding="bytes").load()
-    labels = [CLASSES[label] for label in batch[b"labels"]]
-    planes = batch[b"data"].reshape(len(labels), 3, WIDTH, WIDTH).transpose(0, 2, 3, 1)
-    images = (Image.fromarray(np.ascontiguousarray(rows)) for rows in progress(planes, path.name, "images"))
-    return [(gray_pixels(image, size, size), label) for image, label in zip(images, labels, strict=True)]
+    planes = batch[b"data"].reshape(-1, 3, WIDTH, WIDTH).transpose(0, 2, 3, 1)
+    for pixels, label in zip(planes, batch[b"labels"], strict=True):
+        yield gray_pixels(Image.fromarray(np.ascontiguousarray(pixels)), size, size), CLASSES[label]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from data_prep import gpt2_bpe
 from data_prep.binarize import split_files
+from data_prep.corpus import recorded_folder
 from data_prep.text_corpus import BytePairCorpus, copy_texts
-from data_prep.validation import recorded_folder
 from fairseq_lrpe.data import layout
 
 SHARD = r"bin-shard(\d+)-8"  # pattern of the names of the published folders
@@ -35,15 +35,14 @@ class WikiBook(BytePairCorpus):
         texts = split_files(args.source)
         if not texts["test"].exists():
             del texts["test"]
-        copy_texts(texts, folder, f"--from takes {self.accepts}")
+        copy_texts(texts, folder)
 
     def prepare(self, args, folder):
-        source = args.source or download(self.facts, args.out / "published")
-        shards = find_shards(source)
+        shards = find_shards(args.source or self.download(args.out / "published"))
         if not shards:
             return super().prepare(args, folder)
         for shard in shards:
-            gpt2_bpe.published(shard / "dict.txt")
+            gpt2_bpe.published(shard / "dict.txt", shard / "dict.txt")
         gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe)
         first, *others = shards
         for i, shard in enumerate(others, 1):  # the first shard last: it marks completion
@@ -52,20 +51,13 @@ class WikiBook(BytePairCorpus):
                     copy_shard(shard, args.out / "gpt2_bpe" / "dict.txt", part)
         copy_shard(first, args.out / "gpt2_bpe" / "dict.txt", folder)
 
+    def download(self, folder: Path) -> Path:
+        """Downloads the published shards into a folder, which it returns."""
+        from huggingface_hub import snapshot_download  # takes a second to import
 
-def download(facts: dict, folder: Path) -> Path:
-    """Downloads the published shards into a folder, which it returns; an interrupted download is resumed."""
-    from huggingface_hub import snapshot_download  # takes a second to import
-
-    return Path(
-        snapshot_download(
-            facts["dataset"],
-            repo_type="dataset",
-            revision=facts["revision"],
-            local_dir=folder,
-            allow_patterns="bin-shard*-8/*",
-        )
-    )
+        name, patterns = self.facts["dataset"], "bin-shard*-8/*"
+        options = {"revision": self.facts["revision"], "local_dir": folder, "allow_patterns": patterns}
+        return Path(snapshot_download(name, repo_type="dataset", **options))
 
 
 def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:

@@ -27,7 +27,7 @@ CORPORA = {
     ),
     "books": Row("books:Books", "BookCorpus or other books in GPT-2 BPE", "datasets package"),
     "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
-    "wikipedia": Row("own_text:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
+    "wikipedia": Row("text:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
     "glue": Row("glue:Glue", "GLUE tasks in GPT-2 BPE", "downloaded", "data/{name}/TASK/bin"),
     "glue_words": Row("glue:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),
     "imdb": Row("imdb:ByWords", "IMDB reviews in words", "downloaded"),
@@ -51,7 +51,7 @@ CORPORA = {
     "pathfinder": Row("pathfinder:Pathfinder", "Long-Range Arena Pathfinder", "generated"),
     "wmt14_en_de": Row("translation:Translation", "WMT 2014 English-German", "downloaded"),
     "multi30k": Row("translation:Translation", "English-German image captions", "needs --from"),
-    "text": Row("own_text:OwnText", "your own text in SentencePiece", "included, or --from"),
+    "text": Row("text:OwnText", "your own text in SentencePiece", "included, or --from"),
 }
 
 MINI = {
@@ -84,11 +84,7 @@ def prepare_arguments(name: str) -> str:
 
 
 def prepare_command(folder: Path) -> str | None:
-    """Returns the command that prepares a data folder, or None if it is not the folder of a corpus.
-
-    Args:
-        folder: Data folder, relative to the repository.
-    """
+    """Returns the command that prepares a folder, relative to the repository, or None if it has no corpus."""
     for name in (*CORPORA, *MINI):
         if match := re.fullmatch(data_folder(name).replace("TASK", "([^/]+)"), folder.as_posix()):
             task = match[match.lastindex or 0]

@@ -20,31 +20,20 @@ MAX_SCORE = 5
 
 @dataclass(frozen=True)
 class Task:
-    """A GLUE task.
+    """A GLUE task."""
 
-    Attributes:
-        sentences: Names of the text columns.
-        label: Name of the label column.
-        labels: Class names in the order of their dictionary; empty for a regression task.
-        files: {split: file}.
-        header: Column names of labelled files, if they have no header line.
-        empty: Whether sentences may be empty.
-        measure: Name of the metric in tables.
-        logged: Name of the metric in fairseq's log; it selects the best checkpoint.
-        flags: Flags of fairseq-train with which it logs the metric.
-        submission: {name of a file for GLUE's server: test split}; by default, the task's name and "test".
-    """
-
-    sentences: tuple[str, ...]
-    label: str
-    labels: tuple[str, ...]
-    files: dict[str, str] = field(default_factory=lambda: FILES)
-    header: tuple[str, ...] = ()
-    empty: bool = False
-    measure: str = "accuracy"
-    logged: str = "accuracy"
-    flags: dict = field(default_factory=dict)
-    submission: dict[str, str] | None = None
+    sentences: tuple[str, ...]  # names of the text columns
+    label: str  # name of the label column
+    labels: tuple[str, ...]  # class names in the order of their dictionary; empty for a regression task
+    files: dict[str, str] = field(default_factory=lambda: FILES)  # {split: file}
+    header: tuple[str, ...] = ()  # column names of labelled files, if they have no header line
+    empty: bool = False  # whether sentences may be empty
+    measure: str = "accuracy"  # name of the metric in tables
+    logged: str = "accuracy"  # name of the metric in fairseq's log; it selects the best checkpoint
+    flags: dict = field(default_factory=dict)  # flags of fairseq-train with which it logs the metric
+    submission: dict[str, str] | None = (
+        None  # {file for GLUE's server: test split}; default: the task, "test"
+    )
 
     @property
     def development(self) -> list[str]:

@@ -121,18 +121,14 @@ def byte_pair_folder(data: Path) -> Path | None:
 
 
 def load(data: Path, symbols: Sequence[str]) -> LineCodec:
-    """Returns the codec of a data folder, given the symbols of its dictionary without fairseq's special ones.
-
-    Raises:
-        ValueError: If the data is in GPT-2 BPE, and the files of GPT-2 BPE are missing.
-    """
+    """Returns the codec of a data folder, given the symbols of its dictionary without fairseq's special ones."""
     if (data / SENTENCEPIECE).is_file():
         return SentencePieces(data / SENTENCEPIECE)
     words = [symbol for symbol in symbols if not symbol.startswith(("madeupword", "<"))]
     if all(map(str.isdecimal, words)):
         folder = byte_pair_folder(data)
         if folder is None:
-            missing = f"{data.parent / BYTE_PAIRS / 'encoder.json'}, which tokenizes text as in {data},"
+            missing = data.parent / BYTE_PAIRS / "encoder.json"
             raise ValueError(f"{missing} is missing: restore it or prepare the corpus again")
         return BytePairs(folder)
     return Characters() if SPACE in words and all(len(word) == 1 for word in words) else LineCodec()

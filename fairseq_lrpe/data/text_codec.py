@@ -83,16 +83,11 @@ class Moses:
 
 
 def load(data: Path) -> Moses:
-    """Returns the codec of the prepared translation data in a folder.
-
-    Raises:
-        ValueError: If the data was not prepared for translation, or the codec's file is missing.
-    """
+    """Returns the codec of the prepared translation data in a folder."""
     note = data / PREPARATION
     if not note.is_file() or json.loads(note.read_text()).get("bpe") != Moses.facts["bpe"]:
         raise ValueError(f"{note} is missing or not for translation: `{PREPARE}` lists the corpora")
     codec = Moses(data.parent)
     if not codec.path.is_file():
-        problem = f"{codec.path}, which tokenizes text as in {data}, is missing"
-        raise ValueError(f"{problem}: restore it or prepare the corpus again")
+        raise ValueError(f"{codec.path} is missing: restore it or prepare the corpus again")
     return codec

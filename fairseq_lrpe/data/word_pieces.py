@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_lrpe.data.layout import PREPARATION
-from fairseq_lrpe.utils.files import check_size, read_file, read_lines
+from fairseq_lrpe.utils.files import read_file, read_lines
 
 VOCABULARY = "vocab.txt"
 """Name of BERT's vocabulary file, which has one type per line, in the order of their ids."""
@@ -30,12 +30,11 @@ def read_types(vocabulary: Path) -> list[str]:
     Raises:
         ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
     """
-    if not vocabulary.is_file():
-        raise ValueError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}, with one type per line")
-    check_size(str(vocabulary), vocabulary.stat().st_size)
-    types = [*read_lines(vocabulary)]
-    if missing := [name for name in SPECIALS if name not in types]:
-        raise ValueError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
+    types = [*read_lines(vocabulary)] if vocabulary.is_file() else []
+    if not set(SPECIALS) <= set(types):
+        raise ValueError(
+            f"{vocabulary} is missing or lacks {', '.join(SPECIALS)}: expected BERT's vocabulary"
+        )
     for name, count in Counter(types).items():
         if count > 1 or not name or name in SPECIALS.values():
             wrong = f"{name!r}, which is repeated, blank or a special type of fairseq"
@@ -94,18 +93,15 @@ class WordPieces:
     def source(
         self, answer: str, context: str, longest: int, longest_answer: int, begins: int | None = None
     ) -> Source:
-        """Returns the source for an answer and its context.
+        """Returns the source for an answer, truncated to its first tokens, and its context, truncated around it.
 
         Args:
-            answer: Answer, truncated to its first ``longest_answer`` tokens.
-            context: Context, truncated around the answer.
+            answer: Text of the answer.
+            context: Text that contains it.
             longest: Maximum number of tokens of the source.
             longest_answer: Maximum number of tokens of the answer.
             begins: Index of the answer's first character in the context. By default, spaces are normalized
                 and the answer's first occurrence is used.
-
-        Raises:
-            ValueError: If the context does not contain the answer.
         """
         if begins is None:
             answer, context = normalize_spaces(answer), normalize_spaces(context)
@@ -114,21 +110,14 @@ class WordPieces:
         kept = answer_pieces[:longest_answer]
         first = sum(end <= begins for _, end in offsets)
         last = sum(start < begins + len(answer) for start, _ in offsets)
-        part = window(
-            len(pieces), first, min(last, first + longest_answer), longest - NUM_SEPARATORS - len(kept)
-        )
-        return Source(
-            ["<s>", *kept, "</s>", *pieces[part], "</s>"],
-            len(kept) < len(answer_pieces),
-            part.stop - part.start < len(pieces),
-        )
+        last, room = min(last, first + longest_answer), longest - NUM_SEPARATORS - len(kept)
+        part = pieces[window(len(pieces), first, last, room)]
+        tokens = ["<s>", *kept, "</s>", *part, "</s>"]
+        return Source(tokens, len(kept) < len(answer_pieces), len(part) < len(pieces))
 
 
 def max_answer_tokens(longest: int) -> int:
-    """Returns the maximum number of answer tokens in a source of at most ``longest`` tokens.
-
-    It is 100, or half of the tokens that are not separators if that is less.
-    """
+    """Returns 100, or half of a source's ``longest`` tokens that are not separators if that is less."""
     return min(ANSWER_TOKENS, (longest - NUM_SEPARATORS) // 2)
 
 
@@ -150,13 +139,8 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
         positions.append(position)
         position = context.find(answer, position + 1)
     if not positions:
-        raise ValueError(f"the answer {shorten(answer)!r} is not in its context {shorten(context)!r}")
+        raise ValueError(f"the answer {answer[:40]!r} is not in its context {context[:40]!r}")
     return min(positions, key=lambda position: abs(position - near))
-
-
-def shorten(text: str) -> str:
-    """Returns a text truncated to 40 characters, for error messages."""
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def window(length: int, first: int, last: int, room: int) -> slice:
@@ -187,11 +171,7 @@ def restore_spaces(words: str) -> str:
 
 
 def read_preparation(data: Path) -> dict:
-    """Returns the tokenization settings of a folder of data for ``question_generation``.
-
-    Raises:
-        ValueError: If they are missing or those of another task.
-    """
+    """Returns the tokenization settings of a folder of data for ``question_generation``."""
     note = data / PREPARATION
     try:
         found = json.loads(read_file(note))

@@ -89,7 +89,7 @@ def test_ids_in_both_orders(vocabulary, tmp_path):
 
 
 BAD = {
-    "no_unk": ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: expected BERT's vocab.txt"),
+    "no_unk": ([x for x in TYPES if x != "[UNK]"], r"is missing or lacks .*\[UNK\]: expected BERT's"),
     "twice": ([*TYPES, "the"], "has 'the', which is repeated, blank or a special"),
     "blank": ([*TYPES, "", "more"], "has '', which is repeated, blank or a special"),
 }
@@ -181,12 +181,8 @@ def test_answers_are_found(vocabulary):
     assert pieces.source(" the\n", "a  the the", 16, 6) == pieces.source("the", "a the the", 16, 6, 2)
     assert [word_pieces.find_answer("a", "a b a b a", near) for near in (0, 1, 3, 6, 9)] == [0, 0, 4, 4, 8]
     assert word_pieces.find_answer("aa", "aaaa", 1) == 1
-    for answer, message in (
-        ("Paris", r"^the answer 'Paris' is not in its context 'The normans$"),
-        (" ", "the answer is blank"),
-        ("", "the answer is blank"),
-    ):
-        with pytest.raises(ValueError, match=message.removesuffix("$")):
+    for answer, message in (("Paris", "^the answer 'Paris' is not in its context 'The n"), (" ", "is blank")):
+        with pytest.raises(ValueError, match=message):
             pieces.source(answer, "The normans" + " and more" * 9, 16, 6)
 
 

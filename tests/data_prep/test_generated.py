@@ -41,7 +41,7 @@ def test_generated_data_is_kept_and_not_mixed(name, tmp_path, capsys):
     assert f"already prepared: {out / 'bin'}" in capsys.readouterr().out
     assert (out / "bin" / "train.input0.bin").stat().st_mtime_ns == before
     message = error_of(name, "--out", out, *SMALL[name], "--seed", 2)
-    assert f"{out / 'bin'} was made with --seed 1: use the same source and options" in message
+    assert f"{out / 'bin'} was made with --seed [1]: use the same source and options" in message
 
 
 @pytest.mark.parametrize("name", SMALL)

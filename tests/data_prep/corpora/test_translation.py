@@ -113,22 +113,6 @@ def test_pairs_are_prepared_for_translation(quick, tmp_path, capsys):
             assert codec.decode(language, codec.encode(language, line)) == line
 
 
-def test_files_do_not_depend_on_the_number_of_workers(quick, tmp_path):
-    source = write_pairs(tmp_path / "given")
-    outs = [tmp_path / str(workers) for workers in (1, 2)]
-    for workers, out in enumerate(outs, 1):
-        multi30k(flags(source, out, workers=workers))
-    one, two = (
-        {
-            str(path.relative_to(out)): path.read_bytes()
-            for path in out.rglob("*.*")
-            if path.is_file() and path.name not in ("preprocess.log", "source.json")
-        }
-        for out in outs
-    )
-    assert one == two and len(one) > 20
-
-
 def test_changes_by_moses(quick, tmp_path):
     multi30k(flags(write_pairs(tmp_path / "given"), tmp_path / "out"))
     codec = text_codec.load(tmp_path / "out" / "bin")
@@ -166,26 +150,6 @@ def test_uneven_and_long_training_pairs_are_removed(quick, tmp_path, capsys):
     write_pairs(source, {**SPLITS, "train": odd})
     message = error_of("multi30k", *flags(source, tmp_path / "none"))
     assert message.endswith("all training pairs are unusable: 2 empty, 1 of uneven length, 1 too long")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"Eins\nZwei", "{en} has 6 lines, but {de} has 2"),
-        (b"\n \n", "{de} is empty"),
-        ("Straße".encode("latin-1"), "{de} is not UTF-8 text"),
-        (
-            None,
-            "{de} is missing: --from takes a folder with train.{{en,de}} valid|val.{{en,de}} test|test_2016",
-        ),
-    ],
-)
-def test_invalid_files_are_errors(content, message, tmp_path):
-    source, out = write_pairs(tmp_path / "given"), tmp_path / "out"
-    path = source / "valid.de"
-    path.write_bytes(content) if content else path.unlink()
-    assert message.format(en=source / "valid.en", de=path) in error_of("multi30k", *flags(source, out))
-    assert not out.exists()
 
 
 def test_interrupted_preparation_resumes(tmp_path, interrupt, capsys):
@@ -283,11 +247,3 @@ def test_every_hundredth_training_pair_is_for_validation(archives, quick, tmp_pa
 
     other = error_of("wmt14_en_de", "--from", archives, *again, "--valid", "newstest2013")
     assert f"{out / 'text'} was made without --valid: use the same" in other
-
-
-def test_wmt14_from_text_files(quick, tmp_path, capsys):
-    given = flags(write_pairs(tmp_path / "given"), tmp_path / "out", types=20)
-    message = "--valid is for the published archives: it cannot be used with text files"
-    assert message in error_of("wmt14_en_de", *given, "--valid", "training")
-    wmt14(given)
-    assert "valid: 6 pairs, test: 4 pairs" in capsys.readouterr().out

@@ -4,10 +4,8 @@ import pydoc_data.topics
 import re
 from typing import ClassVar
 
-from data_prep import hub
 from data_prep.binarize import SPLITS
-from data_prep.corpus import number
-from data_prep.text_corpus import SentencePieceCorpus, write_splits
+from data_prep.text_corpus import SentencePieceCorpus, sentencepiece_option, write_dataset, write_splits
 
 EVERY = 5000  # one article of so many is used for validation, about 1,280 in total, and one for test
 
@@ -37,14 +35,12 @@ class Wikipedia(SentencePieceCorpus):
     """
 
     accepts = f"{SentencePieceCorpus.accepts} (default: Wikimedia's extract)"
-    options: ClassVar = {
-        "--sentencepiece": number("maximum vocabulary size (default: %(default)s)", default=32_000)
-    }
+    options: ClassVar = sentencepiece_option(32_000)
 
     def write_text(self, args, folder):
         if args.source:
             return super().write_text(args, folder)
-        hub.write_texts(self.facts, folder, split_of, paragraphs)
+        write_dataset(self.facts, folder, split_of, paragraphs)
 
 
 def python_docs() -> dict[str, list[str]]:
