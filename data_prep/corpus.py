@@ -13,10 +13,8 @@ from fairseq_lrpe.data import layout
 from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.files import atomic_folder
 
-RECORD = "source.json"
-"""File in a prepared folder: the path given by --from, or None, and the options that affect the data."""
-OLD_RECORD = "source.txt"
-"""Record of version 1.0.0, which is not compared."""
+RECORD = "source.json"  # the path given by --from, or None, and the options that affect the data
+OLD_RECORD = "source.txt"  # of version 1.0.0, which is not compared
 
 
 def number(text: str, minimum: int = 1, **options) -> dict:

@@ -13,8 +13,7 @@ from fairseq_lrpe.utils.files import read_file, write_atomic
 
 FACTS = SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
-BYTES = 256
-"""Number of types of single bytes; each further type is the result of a merge."""
+BYTES = 256  # number of types of single bytes; each further type is the result of a merge
 
 
 def provide(folder: Path, source: Path | None = None, types: int | None = None) -> None:

@@ -19,14 +19,10 @@ from fairseq_lrpe.data.layout import METADATA, read_metadata
 from fairseq_lrpe.utils.files import write_lines
 
 MAX_LABELS_SHOWN = 20
-UNREADABLE = "unreadable.txt"
-"""File in the folder of prepared images that lists those that were left out."""
-SPECIALS = 4
-"""Number of special symbols that fairseq puts before a dictionary's own: <s>, <pad>, </s> and <unk>."""
-UNKNOWN = -1
-"""Index that represents an unknown word in the rows of a split."""
+UNREADABLE = "unreadable.txt"  # lists the images that were left out
+SPECIALS = 4  # special symbols that fairseq puts before a dictionary's own: <s>, <pad>, </s> and <unk>
+UNKNOWN = -1  # index of an unknown word in the rows of a split
 TRAIN_ROWS = {"--train-rows": number("use only the first N rows of each training set")}
-"""The option that restricts the training set."""
 
 Row = TypeVar("Row")
 
@@ -34,10 +30,8 @@ Row = TypeVar("Row")
 class Labelled(Corpus):
     """Base class of corpora for the task ``classification``.
 
-    Attributes:
-        types: Symbols of the dictionary, without fairseq's special symbols.
-        labels: Names of the classes.
-        unreadable: Path and reason of each image that is left out because it cannot be decoded.
+    ``types`` are the symbols of the dictionary without fairseq's special ones, ``labels`` the names of the
+    classes, and ``unreadable`` the path and reason of each image that cannot be decoded.
     """
 
     task = "classification"
@@ -53,7 +47,6 @@ class Labelled(Corpus):
         raise NotImplementedError
 
     def metadata(self, args: Namespace) -> dict:
-        """Returns further keyword arguments for :func:`write_metadata`."""
         return {}
 
     def prepare(self, args, folder):
@@ -81,16 +74,13 @@ class Labelled(Corpus):
             raise ValueError(f"{count:,} of {total:,} images are unreadable, {example}")
 
     def write_unreadable(self, folder: Path) -> None:
-        """Writes the list of the unreadable images, if there are any."""
         if self.unreadable:
             write_lines(folder / UNREADABLE, self.unreadable)
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
-        """Returns {split: published number of rows}, or {} if it is unknown."""
         return self.facts.get("rows", {})
 
     def report(self, args):
-        """Prints the numbers of skipped images and of rows, the labels, and what ``Corpus.report`` prints."""
         file = args.out / "bin" / UNREADABLE
         if file.is_file():
             print(f"skipped: {len(file.read_text().splitlines()):,} unreadable images, see {file}")
@@ -171,13 +161,8 @@ def dataset_builder(prefix: Path, dtype: type):
 def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, total: int | None = None) -> int:
     """Writes the files of a split and returns its number of rows.
 
-    Args:
-        folder: Folder of the prepared data.
-        split: Name of the split.
-        rows: Tuples (values of each input ..., label). Values are indices into the dictionary without special
-            symbols, or UNKNOWN. The label is the index of a class, or -1 if it is unknown.
-        types: Number of symbols in the dictionary without special symbols.
-        total: Expected number of rows, for the progress bar.
+    Rows are (values of each input ..., label). Values are indices into the ``types`` of the dictionary, or
+    UNKNOWN. The label is the index of a class, or -1 if it is unknown.
     """
     builders, labels = [], []
     for *inputs, label in progress(rows, f"writing {split}", "rows", total=total):
@@ -194,26 +179,16 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
 
 
 def write_labels(folder: Path, split: str, labels: list[int]) -> None:
-    """Writes the indices of the classes of a split's rows."""
     np.save(folder / f"{split}.label.npy", np.array(labels, dtype=np.int64))
 
 
 def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata):
-    """Writes dict.txt with the symbols ``types``, and calls :func:`write_metadata`."""
     write_lines(folder / "dict.txt", (f"{name} 1" for name in types))
     write_metadata(folder, labels, rows, **metadata)
 
 
 def write_metadata(folder: Path, labels: Sequence[str], rows: dict, **metadata) -> None:
-    """Writes the metadata file that the task reads.
-
-    Args:
-        folder: Folder of the prepared data, with the files of all splits.
-        labels: Class names, by index.
-        rows: {split: number of rows}.
-        metadata: For images as pixel values, ``shape`` (height, width) and ``pixels`` {"mean", "std"} of the
-            values; for image files, ``images=True``.
-    """
+    """Writes the file that ``data.layout.read_metadata`` reads, after the files of all splits."""
     inputs = len(list(folder.glob(f"{next(iter(rows))}.input?.idx")))
     content = {"inputs": inputs, "labels": list(labels), "rows": rows, **metadata}
     (folder / METADATA).write_text(json.dumps(content, indent=1) + "\n")

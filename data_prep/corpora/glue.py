@@ -99,7 +99,6 @@ class Glue(Tasks, BytePairCorpus):
         shutil.copyfile(text / "rows.json", folder / "rows.json")
 
     def report(self, args):
-        """Prints the numbers of rows, the published ones, and the beginning of a command that trains."""
         print(f"{args.name}: ", end="")
         print_rows(json.loads((args.out / "bin" / "rows.json").read_text()), self.published_rows(args))
         classes = len(args.task.labels) or "1 --regression-target"

@@ -22,12 +22,11 @@ from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
 from fairseq_lrpe.utils.files import read_file, visible_files
 
 ACCEPTS = "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
-SPLITS = {
+SPLITS = {  # {name of a folder in lowercase: split}
     **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
     **dict.fromkeys(("test", "testing"), "test"),
 }
-"""{name of a folder in lowercase: split}"""
 TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 DEVKIT_FOLDER = "ILSVRC2012_devkit_t12/data"
@@ -45,7 +44,6 @@ class ImageFile(NamedTuple):
     size: int = -1
 
     def read(self) -> bytes:
-        """Returns the content of the image file."""
         if self.size < 0:
             return read_file(self.path)
         with self.path.open("rb") as file:

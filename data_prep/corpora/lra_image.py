@@ -24,10 +24,10 @@ from fairseq_lrpe.utils.files import visible_files
 CLASSES = "airplane automobile bird cat deer dog frog horse ship truck".split()
 WIDTH = 32
 BATCHES = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+# Functions and classes that pickled arrays need; all others are rejected because unpickling calls them.
 HARMLESS = {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")} | {
     (f"numpy.{core}.multiarray", "_reconstruct") for core in ("core", "_core")
 }
-"""Functions and classes that pickled arrays need; all others are rejected because unpickling calls them."""
 
 Row = tuple[np.ndarray, str]  # (pixel values row by row, class) of an image
 
@@ -42,11 +42,8 @@ class Cifar10(Labelled):
     """
 
     metavar = "FILE_OR_FOLDER"
-    options: ClassVar = {
-        "--size": number(
-            "downscale images to N x N pixels by averaging (default: %(default)s)", default=WIDTH
-        )
-    }
+    help = "downscale images to N x N pixels by averaging (default: %(default)s)"
+    options: ClassVar = {"--size": number(help, default=WIDTH)}
     types: ClassVar = [str(value) for value in range(256)]
 
     @property
@@ -99,8 +96,6 @@ def read_batches(folder: Path, size: int) -> dict[str, list[Row]]:
 
 
 class _Arrays(pickle.Unpickler):
-    """An unpickler that only accepts arrays and plain values."""
-
     def find_class(self, module, name):
         if (module, name) not in HARMLESS:
             raise pickle.UnpicklingError(f"it refers to {module}.{name}")

@@ -61,9 +61,8 @@ class Scene(NamedTuple):
         light = LONG * draw_paddles(self.window, chain(*self.long))
         light = np.maximum(light, SHORT * draw_paddles(self.window, chain(*self.short)))
         for center in self.discs:
-            light = np.maximum(
-                light, DISC * downsample(disc(FINER * self.window, center, RADIUS), self.window)
-            )
+            drawn = downsample(disc(FINER * self.window, center, RADIUS), self.window)
+            light = np.maximum(light, DISC * drawn)
         return np.rint(255 / light.max() * light).astype(np.uint8)
 
 
@@ -92,17 +91,14 @@ class Pathfinder(Generated):
     types: ClassVar = [*map(str, range(256))]
     labels = ("0", "1")
 
-    window = 0
-    """Width of the published images in pixels."""
+    window = 0  # width of the published images
 
     def check(self, args):
         super().check(args)
         window, length, random = args.window[0], args.contour_length[0], Random(f"{args.seed[0]} 0")
         if not any(long_contours(random, window, length) for _ in range(TRIALS_LONG)):
-            raise ValueError(
-                f"--contour-length {length} is too large: in {TRIALS_LONG:,} trials, two such contours did "
-                f"not fit into a window of {window} pixels: reduce it or increase --window"
-            )
+            wrong = f"in {TRIALS_LONG:,} trials, two such contours did not fit into {window} pixels"
+            raise ValueError(f"--contour-length {length} is too large: {wrong}")
 
     def metadata(self, args):
         side = self.window or args.window[0]
@@ -136,7 +132,6 @@ def render(seed: int, window: int, length: int, index: int) -> tuple[np.ndarray,
 
 
 def draw(seed: int, window: int, length: int, index: int) -> Scene:
-    """Generates the image number ``index``, whose long contours have ``length`` paddles each."""
     random, label = Random(f"{seed} {index}"), index % 2
     while not (long := long_contours(random, window, length)):
         pass
@@ -189,7 +184,6 @@ def grow(random: Random, taken: np.ndarray, tails: list[Point], length: int) -> 
 
 
 def begin(random: Random, taken: np.ndarray, tail: Point) -> Paddle | None:
-    """Returns a paddle from ``tail`` in a random direction, or None if it does not fit."""
     angle = direction(random)
     paddle = Paddle(step(tail, angle, -MARGIN), step(tail, angle, LENGTH), angle)
     return paddle if fits(taken, paddle) else None
@@ -217,12 +211,10 @@ def extend(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
 
 
 def beginning(paddle: Paddle) -> Point:
-    """Returns the pixel at the start of a paddle."""
     return step(paddle.head, paddle.angle, -LENGTH)
 
 
 def step(point: Point, angle: float, distance: float) -> Point:
-    """Returns the pixel at an angle in radians and a distance in pixels from a point."""
     y, x = shift(angle, distance)
     return point[0] + y, point[1] + x
 
@@ -243,12 +235,11 @@ def pick(random: Random, count: int) -> int:
 
 
 def direction(random: Random) -> float:
-    """Returns a random angle of whole degrees, in radians."""
     return math.radians(pick(random, 360))
 
 
+# Offsets of the pixels on a circle around a pivot, where the head of a paddle can be.
 HEADS = sorted({shift(math.radians(degrees), MARGIN + LENGTH) for degrees in range(360)})
-"""Offsets of the pixels on a circle around a pivot, where the head of a paddle can be."""
 
 
 @cache
@@ -308,7 +299,6 @@ def patch(framed: np.ndarray, head: Point) -> np.ndarray:
 
 
 def fits(taken: np.ndarray, paddle: Paddle) -> bool:
-    """Returns whether a paddle with its margin does not overlap the taken area."""
     return (patch(taken, paddle.head) + paddle_masks(paddle.angle)[1]).max() < FULL
 
 
@@ -320,7 +310,6 @@ def cover(taken: np.ndarray, paddles: Iterator[Paddle]) -> None:
 
 
 def draw_paddles(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
-    """Returns an image (window, window) of paddles with values from 0 to 1."""
     light = np.zeros((window + 2 * FRAME,) * 2, np.float32)
     for paddle in paddles:
         part = patch(light, paddle.head)

@@ -37,8 +37,7 @@ ROWS = "rows.json"
 LONGEST, LONGEST_QUESTION = 512, 50  # maximum numbers of tokens of a source and a question, with </s>
 MIN_LENGTH = 16  # smallest value of --longest: 3 special tokens, 6 of the answer, 7 of the context
 MIN_COUNT = 2  # minimum number of occurrences of a character or word piece in a learned vocabulary
-SPECIAL_TOKENS = [*sorted(SPECIALS), "[MASK]"]
-"""Special tokens of a learned vocabulary."""
+SPECIAL_TOKENS = [*sorted(SPECIALS), "[MASK]"]  # of a learned vocabulary
 CONFIG = "tokenizer_config.json"
 LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
 SKIPPED = "questions are blank or have no answer and are skipped"
@@ -111,7 +110,6 @@ class Questions(Corpus):
         return self.versions.get(args.version) or next(iter(self.versions.values()))
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
-        """Returns {split: questions} of the files given by --from, or of downloaded files."""
         if args.cut:
             return split_paragraphs(args.source, args.cut)
         found = {}
@@ -161,7 +159,6 @@ class Questions(Corpus):
         return f"{size:,} word pieces {origin}, {'lower-cased' if about['lowercase'] else 'cased'}"
 
     def report(self, args):
-        """Prints the numbers of rows and of truncated texts, and what ``Corpus.report`` prints."""
         counts = json.loads((args.out / "bin" / ROWS).read_text())
         rows = {split: count["rows"] for split, count in counts.items()}
         print_rows(rows, {} if args.cut else self.version(args)["rows"])
@@ -233,11 +230,7 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
 
 
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
-    """Writes the binarized data of a split to ``folder``; ``about`` is the content of preparation.json.
-
-    Returns:
-        The number of "rows", and of truncated "contexts", "answers" and "questions".
-    """
+    """Writes the binarized data of a split; returns the numbers of rows and of truncated texts."""
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
     rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
     prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]
@@ -307,7 +300,6 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
 
 
 def read_questions(path: Path) -> list[tuple[str, dict]]:
-    """Returns (context, entry of "qas") for each question of a file."""
     try:
         found = json.loads(read_file(path))
         # A file may consist of the list of articles only.

@@ -23,12 +23,10 @@ LANGUAGES = ("en", "de")  # source, target
 # Accepted file names of each split, in order of preference.
 NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_2016_flickr")}
 MAX_TOKENS, MAX_RATIO = 250, 1.5
-VALID = ("training", "newstest2013")
-"""Values of --valid: every 100th training pair, or the validation set of WMT."""
+VALID = ("training", "newstest2013")  # every 100th training pair, or the validation set of WMT
 EVERY = 100
 
-Files = dict[str, list[dict[str, Path]]]
-"""{split: [{language: path}]}"""
+Files = dict[str, list[dict[str, Path]]]  # {split: [{language: path}]}
 
 
 class Translation(Corpus):
@@ -130,7 +128,6 @@ class Translation(Corpus):
         return words
 
     def report(self, args):
-        """Prints the numbers of pairs, and what ``Corpus.report`` prints."""
         pairs = json.loads((args.out / "bin" / "pairs.json").read_text())
         counts = Counter(pairs["train"])
         left_out = f", {removed(counts)}" if counts.total() > counts["kept"] else ""
@@ -209,5 +206,4 @@ def remove_pairs(folder: Path, target: Path, split: str) -> Counter:
 
 
 def removed(counts: Counter) -> str:
-    """Returns the number of removed pairs for each reason, as a text."""
     return ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.items()) if reason != "kept")

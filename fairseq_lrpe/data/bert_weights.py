@@ -9,10 +9,9 @@ import torch
 
 from fairseq_lrpe.data import word_pieces
 
-SCRATCH = "scratch"
-"""Value of --encoder for random initialization."""
+SCRATCH = "scratch"  # value of --encoder for random initialization
 EMBEDDINGS = {"token_type_embeddings": "segments", "LayerNorm": "layernorm_embedding"}
-LAYER = {
+LAYER = {  # {module of a layer of BERT: the corresponding module of fairseq's encoder layer}
     "attention.self.query": "self_attn.q_proj",
     "attention.self.key": "self_attn.k_proj",
     "attention.self.value": "self_attn.v_proj",
@@ -22,19 +21,17 @@ LAYER = {
     "output.dense": "fc2",
     "output.LayerNorm": "final_layer_norm",
 }
-"""{module of a layer of BERT: the corresponding module of fairseq's encoder layer}"""
-SIZES = {
+SIZES = {  # {attribute of transformers' BertConfig: the corresponding flag of our encoder}
     "num_hidden_layers": "encoder_layers",
     "hidden_size": "encoder_embed_dim",
     "intermediate_size": "encoder_ffn_embed_dim",
     "num_attention_heads": "encoder_attention_heads",
     "hidden_act": "activation_fn",
 }
-"""{attribute of transformers' BertConfig: the corresponding flag of our encoder}"""
 
 
 def check(args, vocabulary: Path) -> None:
-    """Raises ValueError if the BERT given by --encoder is not readable, or has other sizes or another vocabulary.
+    """Raises ValueError if the BERT given by --encoder is unreadable, or of other sizes or vocabulary.
 
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
     """

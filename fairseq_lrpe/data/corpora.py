@@ -25,8 +25,8 @@ CORPORA = {
     "wikitext_mini_bpe": Row(
         "wikitext:MiniBytePairs", "the same in GPT-2 BPE", "downloaded", options="--bpe-types 8000"
     ),
-    "books": Row("books:Books", "BookCorpus or other books in GPT-2 BPE", "datasets package"),
-    "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
+    "books": Row("text:Books", "BookCorpus or other books in GPT-2 BPE", "datasets package"),
+    "wikibook": Row("text:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
     "wikipedia": Row("text:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
     "glue": Row("glue:Glue", "GLUE tasks in GPT-2 BPE", "downloaded", "data/{name}/TASK/bin"),
     "glue_words": Row("glue:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),

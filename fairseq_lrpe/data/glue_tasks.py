@@ -14,8 +14,7 @@ PAIR = ("sentence1", "sentence2")
 YES_NO = ("0", "1")
 TWO_WAY = ("entailment", "not_entailment")
 THREE_WAY = ("contradiction", "entailment", "neutral")
-MAX_SCORE = 5
-"""Largest score of STS-B, by which the scores in prepared data are divided."""
+MAX_SCORE = 5  # largest score of STS-B, by which the scores in prepared data are divided
 
 
 @dataclass(frozen=True)
@@ -37,12 +36,10 @@ class Task:
 
     @property
     def development(self) -> list[str]:
-        """The names of the development splits."""
         return [split for split in self.files if split.startswith("valid")]
 
     @property
     def labelled(self) -> list[str]:
-        """The names of the splits with labels."""
         return ["train", *self.development]
 
 
@@ -81,8 +78,7 @@ TASKS = {
     "RTE": Task(PAIR, "label", TWO_WAY),
     "WNLI": Task(PAIR, "label", YES_NO),
 }
-PAPER_TASKS = [name for name in TASKS if name != "WNLI"]
-"""The eight tasks in the LRPE paper's tables."""
+PAPER_TASKS = [name for name in TASKS if name != "WNLI"]  # the eight tasks in the LRPE paper's tables
 
 
 def get_task(name: str) -> Task:

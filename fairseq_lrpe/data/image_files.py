@@ -15,7 +15,6 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 
 def is_image(name: str) -> bool:
-    """Returns whether a file name has the ending of an image file."""
     return name.lower().endswith(SUFFIXES)
 
 

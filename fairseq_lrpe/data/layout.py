@@ -9,10 +9,8 @@ from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.utils.files import PREPARE, read_file
 
 SUFFIXES = (".bin", ".idx")
-METADATA = "about.json"
-"""Name of the metadata file of data for ``classification`` and ``image_classification``."""
-PREPARATION = "preparation.json"
-"""Name of the file with the tokenization settings of data for translation and ``question_generation``."""
+METADATA = "about.json"  # of data for ``classification`` and ``image_classification``
+PREPARATION = "preparation.json"  # tokenization settings of data for translation and ``question_generation``
 
 
 def binarized(names: Iterable[str]) -> list[str]:

@@ -9,12 +9,9 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-END = "</s>"
-"""Symbol that fairseq appends to each line."""
-SENTENCEPIECE = "spm.model"
-"""Name of the file with a SentencePiece model in a data folder."""
-BYTE_PAIRS = "gpt2_bpe"
-"""Name of the folder with the files of GPT-2 BPE, next to a data folder or one of its parents."""
+END = "</s>"  # symbol that fairseq appends to each line
+SENTENCEPIECE = "spm.model"  # SentencePiece model in a data folder
+BYTE_PAIRS = "gpt2_bpe"  # folder with the files of GPT-2 BPE, next to a data folder or one of its parents
 SPACE = "▁"
 CACHED_WORDS = 500_000  # limit of the cache of GPT-2 BPE
 
@@ -31,12 +28,7 @@ class LineCodec:
         return f" {symbol}"
 
     def stream(self, symbols: Iterable[str], start: bool = True) -> Iterator[str]:
-        """Yields the text of each symbol, without waiting for the next one.
-
-        Args:
-            symbols: symbols; ``</s>`` ends a line.
-            start: whether the first symbol is at the start of a line.
-        """
+        """Yields the text of each symbol, without waiting for the next one; ``</s>`` ends a line."""
         for symbol in symbols:
             text = "\n" if symbol == END else self.text(symbol)
             yield text.removeprefix(" ") if start else text
@@ -121,7 +113,7 @@ def byte_pair_folder(data: Path) -> Path | None:
 
 
 def load(data: Path, symbols: Sequence[str]) -> LineCodec:
-    """Returns the codec of a data folder, given the symbols of its dictionary without fairseq's special ones."""
+    """Returns the codec of a data folder, given the symbols of its dictionary."""
     if (data / SENTENCEPIECE).is_file():
         return SentencePieces(data / SENTENCEPIECE)
     words = [symbol for symbol in symbols if not symbol.startswith(("madeupword", "<"))]

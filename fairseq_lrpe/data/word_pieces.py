@@ -14,14 +14,11 @@ from typing import NamedTuple
 from fairseq_lrpe.data.layout import PREPARATION
 from fairseq_lrpe.utils.files import read_file, read_lines
 
-VOCABULARY = "vocab.txt"
-"""Name of BERT's vocabulary file, which has one type per line, in the order of their ids."""
+VOCABULARY = "vocab.txt"  # BERT's file, with one type per line, in the order of their ids
+# {BERT's name: fairseq's name} of the special types, in fairseq's order
 SPECIALS = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
-"""{BERT's name: fairseq's name} of the special types, in fairseq's order."""
-NUM_SEPARATORS = 3
-"""Number of tokens of a source that belong neither to the answer nor to the context."""
-ANSWER_TOKENS = 100
-"""Maximum number of tokens of an answer in a source."""
+NUM_SEPARATORS = 3  # tokens of a source that belong neither to the answer nor to the context
+ANSWER_TOKENS = 100  # maximum number of tokens of an answer in a source
 
 
 def read_types(vocabulary: Path) -> list[str]:
@@ -62,12 +59,7 @@ class Source(NamedTuple):
 
 
 class WordPieces:
-    """BERT's tokenizer, with fairseq's names for the special types.
-
-    Args:
-        vocabulary: Path of a vocab.txt.
-        lowercase: Whether to lower-case text.
-    """
+    """BERT's tokenizer with the types of a vocab.txt, and fairseq's names for the special types."""
 
     def __init__(self, vocabulary: Path, lowercase: bool):
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -93,10 +85,10 @@ class WordPieces:
     def source(
         self, answer: str, context: str, longest: int, longest_answer: int, begins: int | None = None
     ) -> Source:
-        """Returns the source for an answer, truncated to its first tokens, and its context, truncated around it.
+        """Returns the source for an answer and its context, which is truncated around the answer.
 
         Args:
-            answer: Text of the answer.
+            answer: Answer, truncated to its first tokens.
             context: Text that contains it.
             longest: Maximum number of tokens of the source.
             longest_answer: Maximum number of tokens of the answer.
@@ -122,7 +114,6 @@ def max_answer_tokens(longest: int) -> int:
 
 
 def normalize_spaces(text: str) -> str:
-    """Replaces each run of white space by a single space."""
     return " ".join(text.split())
 
 

@@ -13,7 +13,7 @@ from fairseq.data import Dictionary
 from small_corpora import SPLITS, decoded, error_of, prepare, sentences, write_files, write_tokens, write_zip
 
 from data_prep import binarize
-from data_prep.corpora import books, text, wikitext
+from data_prep.corpora import text, wikitext
 from fairseq_lrpe.data.line_codec import Characters
 
 MARKED = "\ufeff" + "one two\u2028one\x85two\rone\x0ctwo\r\none two \n" * 20
@@ -102,11 +102,11 @@ def write_books(folder, names):
 
 def test_whole_books_are_split_deterministically(tmp_path):
     folder = write_books(tmp_path / "many", [f"book{i}.txt" for i in range(350)])
-    parts = books.find_books(folder)
+    parts = text.find_books(folder)
     assert {split: len(files) for split, files in parts.items()} == {"train": 344, "valid": 3, "test": 3}
     assert sorted(itertools.chain(*parts.values())) == sorted(folder.glob("*.txt"))
     names = ["a.train.txt", "b-train.txt", "valid.txt", "x_test.txt", "README.txt"]
-    parts = books.find_books(write_books(tmp_path / "named", names))
+    parts = text.find_books(write_books(tmp_path / "named", names))
     found = [[path.name for path in parts[split]] for split in SPLITS]
     assert found == [["a.train.txt", "b-train.txt"], ["valid.txt"], ["x_test.txt"]]
 
