@@ -83,17 +83,6 @@ def test_the_encoder_equals_bert(dtype, activation, tolerance, folder, tmp_path)
     assert (found[real] - expected[real]).abs().max() <= tolerance
 
 
-def test_embeddings_belong_to_the_same_types(folder):
-    model, cfg, dictionary = build(folder)
-    bert_weights.initialize(model.encoder, cfg, folder / "vocab.txt")
-    theirs = BertModel.from_pretrained(folder).embeddings.word_embeddings.weight
-    back = {ours: theirs for theirs, ours in word_pieces.SPECIALS.items()}
-    for i, name in enumerate(dictionary.symbols):
-        row = theirs[TYPES.index(back.get(name, name))]
-        assert torch.equal(model.encoder.embed_tokens.weight[i], row)
-        assert torch.equal(model.decoder.output_projection.weight[i], row)
-
-
 @pytest.mark.parametrize(
     "flags, message",
     [
@@ -127,12 +116,3 @@ def test_missing_weights_are_errors(folder, tmp_path):
     model, cfg, _ = build(tmp_path / "bert", encoder_layers=4)
     with pytest.raises(ValueError, match=r"lacks 16 of BERT's weights, such as encoder\.layer\.3\.attention"):
         bert_weights.initialize(model.encoder, cfg, folder / "vocab.txt")
-
-
-def test_incomplete_folders_are_errors(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "bert")
-    for name in ("model.safetensors", "vocab.txt", "config.json"):
-        (tmp_path / "bert" / name).unlink()
-        model, cfg, _ = build(tmp_path / "bert")
-        with pytest.raises(ValueError, match="is not a readable BERT"):
-            bert_weights.initialize(model.encoder, cfg, folder / "vocab.txt")

@@ -103,12 +103,6 @@ def test_invalid_vocabularies_are_errors(name, tmp_path):
         WordPieces(path, True)
 
 
-def test_vocabularies_with_a_byte_order_mark_and_line_separators(tmp_path):
-    types = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2028", "\x85", "a"]
-    (tmp_path / "vocab.txt").write_text("\ufeff" + "\r\n".join(types) + "\r\n", newline="")
-    assert word_pieces.read_types(tmp_path / "vocab.txt") == types
-
-
 @pytest.mark.parametrize(
     "text",
     [

@@ -32,12 +32,6 @@ def get(dest, *urls):
     assert [x.name for x in path.parent.iterdir()] == [path.name]
 
 
-def test_a_file_is_downloaded_once(server, tmp_path):
-    for _ in range(2):
-        get(tmp_path / "new" / "file", server.url("range"))
-    assert server.requests == [("/range/file", None)]
-
-
 @pytest.mark.parametrize(
     ("mirror", "part", "ranges"),
     [
