@@ -12,7 +12,6 @@ SPLITS = ("train", "valid", "test")
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """Returns {split: path} of the files train.txt, valid.txt and test.txt in a folder."""
     return {split: folder / f"{split}.txt" for split in SPLITS}
 
 

@@ -81,12 +81,10 @@ class Corpus:
         return {"from": args.source and os.path.realpath(args.source), **values, **paths}
 
     def vocabulary(self, data: Path) -> str:
-        """Returns a description of the vocabulary of OUT/bin, or an empty string."""
         size = layout.vocabulary_size(data / "dict.txt")
         return f"{size:,} types, including fairseq's special tokens"
 
     def report(self, args: Namespace) -> None:
-        """Prints the vocabulary and the beginning of a command that trains on the corpus."""
         shards = layout.shards(args.out / "bin")
         if vocabulary := self.vocabulary(shards[0]):
             print(f"vocabulary: {vocabulary}")

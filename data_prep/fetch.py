@@ -153,7 +153,6 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
 
 @contextlib.contextmanager
 def archive_errors(path: Path) -> Iterator[None]:
-    """Converts the errors of a damaged archive to ValueError."""
     try:
         yield
     except (zipfile.BadZipFile, tarfile.TarError, shutil.ReadError, EOFError, zlib.error) as error:

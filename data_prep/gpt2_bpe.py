@@ -68,7 +68,6 @@ def published(dest: Path, copy: Path | None = None) -> bytes:
 
 
 def line_encoder(folder: Path) -> Callable[[str], str]:
-    """Returns a function that encodes a line of text as space-separated BPE indices."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  imported once, before workers fork
 

@@ -109,7 +109,6 @@ class Generated(Labelled):
         raise NotImplementedError
 
     def published(self, args: Namespace) -> Iterator[tuple[str, Iterable[tuple], int]]:
-        """Yields what :meth:`splits` yields for published files."""
         raise NotImplementedError
 
     def splits(self, args):
@@ -122,13 +121,11 @@ class Generated(Labelled):
 
 
 def numbers(default: list[int], minimum: int, text: str, metavar: str | tuple = "N") -> dict:
-    """Returns the arguments of add_argument for as many integers as the ``default`` has."""
     text = f"{text} (default: {' '.join(map(str, default))})"
     return {**number(text, minimum), "nargs": len(default), "metavar": metavar, "default": default}
 
 
 def rows_and_seed(default: list[int]) -> dict[str, dict]:
-    """Returns the options --rows, given its default, and --seed."""
     return {
         "--rows": numbers(default, 1, "numbers of rows of the splits", ("TRAIN", "VALID", "TEST")),
         "--seed": numbers([1], 0, "seed of the generator"),
@@ -150,7 +147,6 @@ def token_file(prefix: Path, types: int):
 
 
 def dataset_builder(prefix: Path, dtype: type):
-    """Returns fairseq's builder of the memory-mapped dataset ``prefix``.bin with elements of a numpy type."""
     logging.disable(logging.INFO)  # fairseq logs missing optional packages on import
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # takes seconds to import
 

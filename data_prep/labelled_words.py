@@ -25,8 +25,6 @@ MIN_COUNT = 4  # minimum number of occurrences in the training set
 
 
 class LabelledWords(Labelled):
-    """Base class of corpora of labelled words."""
-
     options: ClassVar = {
         **TRAIN_ROWS,
         "--vectors": {
@@ -46,7 +44,6 @@ class LabelledWords(Labelled):
         raise NotImplementedError
 
     def write_text(self, args, folder):
-        """Writes SPLIT.input0.txt, SPLIT.label and, for pairs, SPLIT.input1.txt; one row per line."""
         for split, rows in self.rows(args).items():
             *texts, labels = zip(*islice(rows, args.train_rows if split == "train" else None), strict=True)
             for i, column in enumerate(texts):
@@ -101,7 +98,6 @@ def vocabulary(text: Path) -> list[str]:
 
 
 def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
-    """Returns the words that have a vector in the file ``vectors`` and writes these vectors to ``target``."""
     known = set()
     with target.open("wb") as out:
         for word, _, line in word_vectors.read(vectors, words):
@@ -111,7 +107,6 @@ def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
 
 
 def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> None:
-    """Writes the binarized data of all splits to ``folder``, from the tokens and labels in ``text``."""
     numbers, rows = {word: i for i, word in enumerate(words)}, {}
 
     def encoded(path):

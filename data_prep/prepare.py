@@ -19,7 +19,6 @@ USAGE = f"{PREPARE} NAME prepares a corpus (--help lists its options)"
 
 
 def state(folder: str) -> str:
-    """Returns "prepared" if a corpus's folder exists, with its prepared tasks if it has several, else "-"."""
     found = sorted(REPOSITORY.glob(folder.replace("TASK", "*")))
     if not found:
         return "-"
@@ -27,7 +26,6 @@ def state(folder: str) -> str:
 
 
 def listing() -> Table:
-    """Returns a table of all corpora and of their small versions."""
     table = Table("name", "description", "origin", "folder", "state", title=USAGE, title_justify="left")
     for name in (*CORPORA, *MINI):
         row, folder = CORPORA[MINI.get(name, name).split()[0]], data_folder(name)
@@ -38,7 +36,6 @@ def listing() -> Table:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Lists the corpora, or prepares the one named by the first argument."""
     name, *options = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print_wide(listing())
@@ -71,7 +68,6 @@ def prepare(corpus: Corpus, arguments: list[str]) -> None:
 
 
 def parser(corpus: Corpus) -> ArgumentParser:
-    """Returns the parser of the corpus's options."""
     made = ArgumentParser(
         prog=f"lrpe prepare {corpus.name}",
         description=inspect.getdoc(corpus),

@@ -57,8 +57,6 @@ class TextCorpus(Corpus):
 
 
 class CharacterCorpus(TextCorpus):
-    """Running text in characters."""
-
     suffix = "characters"
 
     def encoder(self, args, train, folder):
@@ -66,8 +64,6 @@ class CharacterCorpus(TextCorpus):
 
 
 class BytePairCorpus(TextCorpus):
-    """Running text in GPT-2 BPE."""
-
     task = "masked_lm"
     suffix = "bpe"
     options: ClassVar = {
@@ -99,7 +95,6 @@ class BytePairCorpus(TextCorpus):
 
 
 def sentencepiece_option(types: int) -> dict[str, dict]:
-    """Returns the option --sentencepiece with its default value."""
     return {"--sentencepiece": number("maximum vocabulary size (default: %(default)s)", default=types)}
 
 
@@ -154,7 +149,6 @@ def copy_texts(texts: dict[str, Path], folder: Path) -> None:
 
 
 def write_splits(folder: Path, lines: dict[str, list[str]]) -> None:
-    """Writes {split: lines} to train.txt, valid.txt and test.txt."""
     for split in SPLITS:
         write_lines(folder / f"{split}.txt", lines[split])
 

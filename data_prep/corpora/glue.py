@@ -21,14 +21,11 @@ from fairseq_lrpe.utils.files import read_lines, write_lines
 
 
 def task_option(tasks: list[str], default: list[str]) -> dict[str, dict]:
-    """Returns the positional argument of a GLUE corpus."""
     text = f"tasks to prepare, from {' '.join(tasks)} (default: {' '.join(default)})"
     return {"tasks": {"nargs": "*", "metavar": "TASK", "help": text, "default": default}}
 
 
 class Tasks(Corpus):
-    """Base class of both GLUE corpora."""
-
     accepts = "a folder with GLUE's TSV files, TASK/train.tsv and so on (default: download them)"
     unrecorded = (*Corpus.unrecorded, "tasks", "task", "name")
 
@@ -37,7 +34,6 @@ class Tasks(Corpus):
         return [Namespace(**{**vars(args), "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
 
     def download(self, args: Namespace) -> Path:
-        """Downloads the TSV files of the task ``args.name`` and returns their folder."""
         files = self.facts[args.name]["files"]
         mirrors = {"mirrors": self.facts["mirrors"]}
         paths = [fetch(args.out / file, {**mirrors, **facts}) for file, facts in files.items()]

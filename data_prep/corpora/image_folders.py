@@ -96,7 +96,6 @@ class ClassFolders(Labelled):
         write_metadata(folder, labels, rows, images=True)
 
     def write_images(self, folder: Path, split: str, images: list[ImageFile], labels: list[str], args) -> int:
-        """Writes the readable images of a split and returns their number."""
         prefix = folder / f"{split}.input0"
         files, kept = dataset_builder(prefix, np.uint8), []
         numbers = {label: i for i, label in enumerate(labels)}

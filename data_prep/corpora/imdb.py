@@ -8,6 +8,7 @@ import numpy as np
 
 from data_prep.binarize import SPLITS
 from data_prep.corpus import Corpus
+from data_prep.fetch import SOURCES
 from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
 from data_prep.text_corpus import SentencePieceCorpus, sentencepiece_option, write_splits
@@ -35,10 +36,10 @@ class Reviews(Corpus):
     folders = LABELS
     metavar = "FILE_OR_FOLDER"
 
-    @property
-    def accepts(self):
-        layout = "an archive or a folder of the same layout, {train,test}/{pos,neg}/*.txt"
-        return f"{self.facts['archive']}, or {layout} (default: download it)"
+    accepts = (
+        f"{SOURCES['imdb']['archive']}, or an archive or a folder of the same layout, "
+        "{train,test}/{pos,neg}/*.txt (default: download it)"
+    )
 
     def reviews(self, args) -> dict[str, list[Review]]:
         """Returns {"train": reviews, "test": reviews}, sorted by the SHA-256 of their paths."""
@@ -110,7 +111,6 @@ class RunningText(Reviews, SentencePieceCorpus):
 
 
 def plain(review: Review) -> str:
-    """Returns the text of a review with line break tags replaced by spaces."""
     try:
         return re.sub(r"<br\s*/?>", " ", review.text.decode())
     except UnicodeDecodeError as error:

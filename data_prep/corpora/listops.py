@@ -67,7 +67,6 @@ class ListOps(Generated):
 
 
 def read_rows(path: Path) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields (indices into SYMBOLS, value) for each row of a published TSV file."""
     lines = read_lines(path)
     if next(lines, "") != "Source\tTarget":
         raise ValueError(f"{path} does not start with the header Source, tab, Target")

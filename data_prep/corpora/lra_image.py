@@ -16,6 +16,7 @@ from data_prep.corpora.image_folders import (
     with_validation,
 )
 from data_prep.corpus import number
+from data_prep.fetch import SOURCES
 from data_prep.labelled import Labelled
 from data_prep.parallel import progress
 from fairseq_lrpe.data.image_files import decode, gray_pixels
@@ -42,13 +43,10 @@ class Cifar10(Labelled):
     """
 
     metavar = "FILE_OR_FOLDER"
+    accepts = f"{SOURCES['lra_image']['archive']}, or {ACCEPTS} (default: download it)"
     help = "downscale images to N x N pixels by averaging (default: %(default)s)"
     options: ClassVar = {"--size": number(help, default=WIDTH)}
     types: ClassVar = [str(value) for value in range(256)]
-
-    @property
-    def accepts(self):
-        return f"{self.facts['archive']}, or {ACCEPTS} (default: download it)"
 
     def check(self, args):
         if args.size > WIDTH:
@@ -103,7 +101,6 @@ class _Arrays(pickle.Unpickler):
 
 
 def from_batch(path: Path, size: int) -> Iterator[Row]:
-    """Yields the images of one of CIFAR-10's pickled batches."""
     with path.open("rb") as file:
         batch = _Arrays(file, encoding="bytes").load()
     planes = batch[b"data"].reshape(-1, 3, WIDTH, WIDTH).transpose(0, 2, 3, 1)

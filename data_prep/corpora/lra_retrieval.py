@@ -36,7 +36,6 @@ class Papers(Labelled):
     types, labels = BYTES, ("no", "yes")
 
     def pairs(self, folder: Path, split: str) -> Iterator[Pair]:
-        """Yields the pairs of a split."""
         path = folder / FILES[split]
         with path.open("rb") as lines:
             yield from usable_rows(byte_lines(lines, str(path)), pair_of, path)
@@ -64,7 +63,6 @@ class Segments(Papers):
 
 
 def pair_of(line: bytes) -> Pair:
-    """Returns the pair in a line of one of Long-Range Arena's files."""
     fields = line.split(b"\t")
     if len(fields) != 5:
         raise ValueError(f"has {len(fields)} fields instead of 5")

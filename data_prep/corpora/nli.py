@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from data_prep.binarize import SPLITS
+from data_prep.fetch import SOURCES
 from data_prep.labelled_words import LabelledWords
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
@@ -25,6 +26,10 @@ class Snli(LabelledWords):
     """
 
     metavar = "FILE_OR_FOLDER"
+    accepts = (
+        f"{SOURCES['snli']['archive']}, a folder with its {', '.join(NAMES.values())}, or with --cut one file "
+        f"of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])} (default: download it)"
+    )
     options: ClassVar = {
         **LabelledWords.options,
         "--cut": {
@@ -34,12 +39,6 @@ class Snli(LabelledWords):
             "help": "numbers of rows of each split, which are taken in order from the single file --from",
         },
     }
-
-    @property
-    def accepts(self):
-        folder = "a folder with its snli_1.0_{train,dev,test}.jsonl"
-        file = f"one file of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])}"
-        return f"{self.facts['archive']}, {folder}, or with --cut {file} (default: download it)"
 
     def check(self, args):
         super().check(args)
@@ -61,7 +60,6 @@ class Snli(LabelledWords):
 
 
 def cut(path: Path, counts: list[int]) -> dict[str, list[tuple]]:
-    """Returns {split: rows} of a file, with these numbers of rows of each split."""
     rows = pairs(path)
     if sum(counts) > len(rows):
         wanted = " + ".join(f"{count:,}" for count in counts)
@@ -71,7 +69,6 @@ def cut(path: Path, counts: list[int]) -> dict[str, list[tuple]]:
 
 
 def pairs(path: Path) -> list[tuple[str, str, str]]:
-    """Returns (premise, hypothesis, label) of each labelled pair of a file."""
     rows = [*usable_rows(read_lines(path), pair_of, path)]
     labelled = [row for row in rows if row[-1] != UNDECIDED]
     if undecided := len(rows) - len(labelled):
@@ -80,7 +77,6 @@ def pairs(path: Path) -> list[tuple[str, str, str]]:
 
 
 def pair_of(line: str) -> tuple[str, str, str]:
-    """Returns (premise, hypothesis, label) of a line of a file."""
     row = json.loads(line)
     keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
     if not keys or not all(isinstance(row[key], str) for key in keys):

@@ -57,7 +57,6 @@ class Scene(NamedTuple):
     label: int
 
     def render(self) -> np.ndarray:
-        """Returns the grayscale image; its brightest pixel is 255."""
         light = LONG * draw_paddles(self.window, chain(*self.long))
         light = np.maximum(light, SHORT * draw_paddles(self.window, chain(*self.short)))
         for center in self.discs:
@@ -115,7 +114,6 @@ class Pathfinder(Generated):
             yield split, self.images(rows[begin:end], args.workers), end - begin
 
     def images(self, rows: list[tuple[Path, int]], workers: int) -> Iterator[tuple[np.ndarray, int]]:
-        """Yields (grayscale values, row by row, and label) of the readable published images."""
         found = ordered_map(read, rows, workers, BLOCK)
         for path, values, label in self.readable(found, len(rows)):
             self.window = self.window or len(values)
@@ -126,7 +124,6 @@ class Pathfinder(Generated):
 
 
 def render(seed: int, window: int, length: int, index: int) -> tuple[np.ndarray, int]:
-    """Returns (grayscale values, row by row, and label) of the generated image number ``index``."""
     scene = draw(seed, window, length, index)
     return scene.render().ravel(), scene.label
 
@@ -144,7 +141,6 @@ def draw(seed: int, window: int, length: int, index: int) -> Scene:
 
 
 def long_contours(random: Random, window: int, length: int) -> list[list[Paddle]] | None:
-    """Returns two random contours that start near the center, or None if they do not fit."""
     apart = APART * window // 32
     tail = tuple(2 * apart + pick(random, window - 4 * apart) for _ in range(2))
     return grow(random, empty(window), [tail, step(tail, direction(random), apart)], length)
@@ -303,7 +299,6 @@ def fits(taken: np.ndarray, paddle: Paddle) -> bool:
 
 
 def cover(taken: np.ndarray, paddles: Iterator[Paddle]) -> None:
-    """Marks the area of the paddles and their margins in the array ``taken``."""
     for paddle in paddles:
         part = patch(taken, paddle.head)
         np.maximum(part, paddle_masks(paddle.angle)[1], out=part)

@@ -121,7 +121,6 @@ class Questions(Corpus):
         return found
 
     def write_text(self, args, folder):
-        """Writes SPLIT.question, SPLIT.answer, SPLIT.context and SPLIT.begins, one row per line."""
         for split, rows in self.rows(args).items():
             for column, values in zip(Question._fields, zip(*rows, strict=True), strict=True):
                 write_lines(folder / f"{split}.{column}", values)

@@ -76,7 +76,6 @@ def python_docs() -> dict[str, list[str]]:
 
 
 def split_of_article(i: int, articles: int) -> str:
-    """Returns the split of article i of Wikipedia."""
     return {0: "valid", 1: "test"}.get(i % EVERY, "train")
 
 
@@ -108,7 +107,6 @@ class Books(BytePairCorpus):
 
 
 def split_of_line(i: int, lines: int) -> str:
-    """Returns the split of line i of BookCorpus: "train" for the first 98%, then "valid", then "test"."""
     share = lines // 100
     return "train" if i < lines - 2 * share else "valid" if i < lines - share else "test"
 
@@ -169,7 +167,6 @@ class WikiBook(BytePairCorpus):
         copy_shard(first, args.out / "gpt2_bpe" / "dict.txt", folder)
 
     def download(self, folder: Path) -> Path:
-        """Downloads the published shards into a folder, which it returns."""
         from huggingface_hub import snapshot_download  # takes a second to import
 
         name, patterns = self.facts["dataset"], "bin-shard*-8/*"

@@ -137,7 +137,6 @@ class Translation(Corpus):
 
 
 def in_folder(folder: Path) -> Files:
-    """Returns the files of a folder with raw text, which need not exist."""
     splits = {}
     for split, names in NAMES.items():
         name = next((name for name in names if (folder / f"{name}.{LANGUAGES[0]}").exists()), names[0])
@@ -164,7 +163,6 @@ def check_sides(paths: dict[str, Path]) -> None:
 
 
 def hold_out(folder: Path, language: str) -> None:
-    """Moves every 100th line of the training text to the validation text."""
     train, valid = (folder / f"{split}.{language}" for split in ("train", "valid"))
     every = train.rename(folder / f"every.{language}")
     with every.open("rb") as lines, train.open("wb") as kept, valid.open("wb") as held_out:
@@ -174,7 +172,6 @@ def hold_out(folder: Path, language: str) -> None:
 
 
 def encode(functions: dict, before: Path, after: Path, workers: int) -> None:
-    """Applies {language: function} to the lines of all splits in a folder, and writes them to another."""
     after.mkdir(exist_ok=True)
     for split, (language, function) in product(SPLITS, functions.items()):
         name = f"{split}.{language}"
@@ -192,7 +189,6 @@ def verdict(pair: tuple[str, str]) -> str:
 
 
 def remove_pairs(folder: Path, target: Path, split: str) -> Counter:
-    """Writes the pairs of a split that are kept to ``target``; returns {verdict: number of pairs}."""
     counts, names = Counter(), [f"{split}.{language}" for language in LANGUAGES]
     with ExitStack() as stack:
         sides = [stack.enter_context((folder / x).open(encoding="utf-8", newline="\n")) for x in names]

@@ -18,5 +18,4 @@ def encoder(symbols: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def split_expression(text: str) -> list[str]:
-    """Returns the symbols of an expression of ListOps, without its parentheses."""
     return text.replace("(", " ").replace(")", " ").split()

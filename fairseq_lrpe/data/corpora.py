@@ -70,7 +70,6 @@ MINI = {
 
 
 def data_folder(name: str) -> str:
-    """Returns the data folder of a corpus, with the placeholder TASK if the corpus has tasks."""
     return CORPORA[MINI.get(name, name).split()[0]].folder.format(name=name)
 
 

@@ -82,7 +82,6 @@ PAPER_TASKS = [name for name in TASKS if name != "WNLI"]  # the eight tasks in t
 
 
 def get_task(name: str) -> Task:
-    """Returns the GLUE task of this name; raises ValueError if there is none."""
     if name not in TASKS:
         raise ValueError(f"unknown GLUE task {name!r}: choose from {', '.join(TASKS)}")
     return TASKS[name]

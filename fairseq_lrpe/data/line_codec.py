@@ -24,7 +24,6 @@ class LineCodec:
         return " ".join(line.split())
 
     def text(self, symbol: str) -> str:
-        """Returns the text of a symbol, with the space before it."""
         return f" {symbol}"
 
     def stream(self, symbols: Iterable[str], start: bool = True) -> Iterator[str]:
@@ -35,7 +34,6 @@ class LineCodec:
             start = symbol == END
 
     def decode(self, symbols: str) -> str:
-        """Returns the text of symbols that are separated by spaces."""
         return "".join(self.stream(symbols.split()))
 
 
@@ -100,7 +98,6 @@ def _sentencepiece(model):
 
 @functools.cache
 def gpt2_encoder(folder: Path):
-    """Returns fairseq's encoder of GPT-2 BPE with the files in a folder."""
     from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
     return get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))

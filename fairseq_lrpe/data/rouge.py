@@ -11,7 +11,6 @@ class Tokenizer:
         self.language = language
 
     def tokenize(self, text: str) -> list[str]:
-        """Returns the tokens of a text."""
         lower = text.lower()
         return re.findall("[a-z0-9]+", lower) if self.language == "en" else list("".join(lower.split()))
 

@@ -162,7 +162,6 @@ def restore_spaces(words: str) -> str:
 
 
 def read_preparation(data: Path) -> dict:
-    """Returns the tokenization settings of a folder of data for ``question_generation``."""
     note = data / PREPARATION
     try:
         found = json.loads(read_file(note))
@@ -174,5 +173,4 @@ def read_preparation(data: Path) -> dict:
 
 
 def load(data: Path) -> WordPieces:
-    """Returns the tokenizer of a folder of data for ``question_generation``."""
     return WordPieces(data / VOCABULARY, read_preparation(data)["lowercase"])
