@@ -27,7 +27,7 @@ class Snli(LabelledWords):
 
     metavar = "FILE_OR_FOLDER"
     accepts = (
-        f"{SOURCES['snli']['archive']}, a folder with its {', '.join(NAMES.values())}, or with --cut one file "
+        f"{SOURCES['snli']['archive']}, a folder with its {', '.join(NAMES.values())}, or with --cut a file "
         f"of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])} (default: download it)"
     )
     options: ClassVar = {

@@ -89,7 +89,7 @@ def test_ids_in_both_orders(vocabulary, tmp_path):
 
 
 BAD = {
-    "no_unk": ([x for x in TYPES if x != "[UNK]"], r"is missing or lacks .*\[UNK\]: expected BERT's"),
+    "no_unk": ([x for x in TYPES if x != "[UNK]"], r"has no \[UNK\]: expected BERT's vocab.txt"),
     "twice": ([*TYPES, "the"], "has 'the', which is repeated, blank or a special"),
     "blank": ([*TYPES, "", "more"], "has '', which is repeated, blank or a special"),
 }

@@ -50,7 +50,7 @@ CALLS = [
     ("squad --version 3.0", "unknown --version 3.0: choose from 2.0, 1.1, du"),
     ("squad --version du", "--from is missing: pass a folder with the files of https://github.com/xinyadu"),
     ("squad --bert x --pieces 60", "--pieces learns a vocabulary: it cannot be combined with --bert"),
-    ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing or lacks [CLS], [PAD], [SEP]"),
+    ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing: expected BERT's vocab.txt"),
     ("squad --from {questions} --pieces 9", "--pieces 9 is too few for the "),
     ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles of two segments"),
     ("listops --from {empty} --depth 4", "--depth is for generated data: it cannot be combined with --from"),
