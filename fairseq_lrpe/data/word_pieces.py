@@ -27,11 +27,11 @@ def read_types(vocabulary: Path) -> list[str]:
     Raises:
         ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
     """
-    types = [*read_lines(vocabulary)] if vocabulary.is_file() else []
-    if not set(SPECIALS) <= set(types):
-        raise ValueError(
-            f"{vocabulary} is missing or lacks {', '.join(SPECIALS)}: expected BERT's vocabulary"
-        )
+    if not vocabulary.is_file():
+        raise ValueError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}")
+    types = [*read_lines(vocabulary)]
+    if missing := [name for name in SPECIALS if name not in types]:
+        raise ValueError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
     for name, count in Counter(types).items():
         if count > 1 or not name or name in SPECIALS.values():
             wrong = f"{name!r}, which is repeated, blank or a special type of fairseq"
