@@ -88,9 +88,6 @@ def test_reviews_in_words(archive, tmp_path, capsys, interrupt, monkeypatch):
     assert {text.split()[10] for text, _ in rows["test"]} == {"<unk>"}
     printed = capsys.readouterr().out
     assert "words that occur at least 4 times in the training set; without --vectors" in printed
-    prepare("imdb", ["--from", archive, "--out", tmp_path / "few", "--workers", 1, "--train-rows", 10])
-    few = (tmp_path / "few" / "text" / "train.input0.txt").read_text().splitlines()
-    assert few == texts["train"][:10]
 
 
 def test_word_vectors_restrict_the_vocabulary(archive, tmp_path, capsys):
@@ -104,8 +101,6 @@ def test_word_vectors_restrict_the_vocabulary(archive, tmp_path, capsys):
     text, label = classified(out / "bin", "test")[0]
     assert text.split()[:4] == ["<unk>", "good" if label == "pos" else "bad", "film", ","]
     assert "and have a 2-dimensional vector" in capsys.readouterr().out
-    error = error_of("imdb", "--from", archive, "--out", out)
-    assert f"{out / 'text'} was made with --vectors {vectors}: use the same" in error
 
     vectors.write_text("Film 1 2\nbad 1\n")
     options = ["--from", archive, "--out", tmp_path / "other", "--workers", 1, "--vectors", vectors]

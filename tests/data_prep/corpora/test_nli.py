@@ -48,8 +48,6 @@ def test_one_file_is_split(keys, tmp_path, capsys):
     found = [row for split in SPLITS for row in classified(tmp_path / "out" / "bin", split)]
     assert [label for *_, label in found] == [LABELS[i % 3] for i in range(19)]
     assert "rows: train 12, valid 4, test 3\n" in capsys.readouterr().out
-    error = error_of("snli", *words, "--cut", 12, 4, 2)
-    assert f"{tmp_path / 'out' / 'text'} was made with --cut [12, 4, 3]: use the same" in error
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,8 @@
 import json
 import random
 import subprocess
-from argparse import Namespace
 
 import pytest
-from fairseq import tasks
 from fairseq.data import Dictionary, data_utils
 from huggingface_hub.errors import EntryNotFoundError
 from small_corpora import error_of, prepare, write_files
@@ -20,21 +18,14 @@ TYPES = "[PAD] [UNK] [CLS] [SEP] [MASK] ? . , ' Who who in norman ##s live Rome"
 SPLITS = ("train", "valid")
 
 
-def paragraph(i, count=3, filler=9):
-    """Returns a paragraph about the year 1000 + i with ``count`` answerable questions and one other."""
-    context = (
-        f"In {1000 + i} the  Normans\nlived in town {i}, " + "far away from home " * filler + f"and {i}."
-    )
+def paragraph(i, filler=9):
+    """Returns a paragraph about the year 1000 + i with three answerable questions and one other."""
+    home = "far away from home " * filler
+    context = f"In {1000 + i} the  Normans\nlived in town {i}, {home}and {i}."
+    answers = [{"text": x, "answer_start": context.index(x[:3])} for x in ("the  Normans", "Normans")]
     asked = [
-        {
-            "id": f"{i}-{k}",
-            "question": f"Who was\tthere in {1000 + i}, {k}?",
-            "answers": [
-                {"text": "the  Normans", "answer_start": context.index("the")},
-                {"text": "Normans", "answer_start": context.index("Normans")},
-            ],
-        }
-        for k in range(count)
+        {"id": f"{i}-{k}", "question": f"Who was\tthere in {1000 + i}, {k}?", "answers": answers}
+        for k in range(3)
     ]
     none = {"id": f"{i}-none", "question": "Why?", "answers": [], "is_impossible": True}
     return {"context": context, "qas": [*asked, {**none, "plausible_answers": [{"text": "far"}]}]}
@@ -49,11 +40,8 @@ def squad(paragraphs, in_article=2):
 def chinese(i):
     context = f"第{i}年，北京人住在上海。这是中国的城市。"
     found = {"text": "北京人", "answer_start": 0}  # wrong, as in some rows of CMRC
-    return {
-        "id": str(i),
-        "context": context,
-        "qas": [{"id": f"q{i}", "question": "谁住在上海？", "answers": [found]}],
-    }
+    asked = {"id": f"q{i}", "question": "谁住在上海？", "answers": [found]}
+    return {"id": str(i), "context": context, "qas": [asked]}
 
 
 @pytest.fixture
@@ -86,10 +74,8 @@ def test_one_file_is_split_by_paragraphs(file, tmp_path, capsys):
     assert "own.json: 12 questions are blank or have no answer and are skipped" in printed
     assert "rows: train 24, valid 9\n" in printed  # another paragraph would make it 27 and 12
     data = out / "bin"
-    ready = (
-        f"ready: fairseq-train {data} --task question_generation --source-lang source --target-lang question"
-    )
-    assert ready in printed and "word pieces learned from the training text, cased" in printed
+    assert f"ready: fairseq-train {data} --task question_generation --source-lang source" in printed
+    assert "word pieces learned from the training text, cased" in printed
     contexts = {split: lines(out, f"{split}.context") for split in SPLITS}
     assert not set(contexts["train"]) & set(contexts["valid"])
     assert contexts["valid"][0].startswith("In 1008 the Normans lived in town 8, far")
@@ -113,16 +99,6 @@ def test_one_file_is_split_by_paragraphs(file, tmp_path, capsys):
             assert pieces.source(answer, context, about["longest"], about["longest_answer"]).tokens == source
             if "<unk>" not in asked:
                 assert pieces.text(asked[:-1]) == lines(out, f"{split}.question")[i]
-    named = Namespace(task="translation", data=str(data), source_lang="source", target_lang="question")
-    named.dataset_impl = "mmap"
-    task = tasks.setup_task(named)
-    assert (
-        len(task.source_dictionary)
-        == len(task.target_dictionary)
-        == len(word_pieces.bert_token_ids(data / "vocab.txt"))
-    )
-    task.load_dataset("valid")
-    assert len(task.datasets["valid"]) == 9
 
 
 def test_learned_vocabularies_are_the_same_in_every_process(tmp_path):
@@ -196,12 +172,8 @@ def test_broken_questions_are_left_out_and_counted(tmp_path, capsys):
     asked = [(start, "Rome", False) for start in found]
     asked += [(-1, "Rome", False), (len(context), "Rome", False), (5, "Oslo", False), (5, "Rome", True)]
     qas = [
-        {
-            "question": "What is it ?",
-            "is_impossible": impossible,
-            "answers": [{"text": text, "answer_start": start}],
-        }
-        for start, text, impossible in asked
+        {"question": "What ?", "is_impossible": no, "answers": [{"text": text, "answer_start": start}]}
+        for start, text, no in asked
     ]
     content = b"\xef\xbb\xbf" + squad([{"context": context, "qas": qas}, paragraph(1)])
     path = write_files(tmp_path, {"own.json": content}) / "own.json"
