@@ -12,22 +12,12 @@ from data_prep import fetch
 GOOD = {"top/one.txt": b"one", "top/deep/two.txt": b"two" * 1000}
 
 
-def member(name, kind, target=""):
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
-
-
 @pytest.mark.parametrize(
-    "bad",
-    [
-        member("top/../../out.txt", tarfile.REGTYPE),
-        member("top/link", tarfile.SYMTYPE, "../.."),
-        member("top/link", tarfile.LNKTYPE, "/etc/passwd"),
-        member("top/pipe", tarfile.FIFOTYPE),
-    ],
+    "name, kind", [("top/../../out.txt", tarfile.REGTYPE), ("top/link", tarfile.SYMTYPE)]
 )
-def test_tar_members_outside_of_the_folder_are_errors(bad, tmp_path):
+def test_tar_members_outside_of_the_folder_are_errors(name, kind, tmp_path):
+    bad = tarfile.TarInfo(name)
+    bad.type, bad.linkname = kind, "../.."
     archive = write_tar(tmp_path / "archive", GOOD, bad)
     with pytest.raises(ValueError, match=bad.name):
         fetch.unpacked(archive, tmp_path / "folder")

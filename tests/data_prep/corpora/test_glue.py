@@ -22,7 +22,6 @@ OTHER_COLUMNS = {
     "MRPC": ["#1 ID", "#2 ID"],
     "STS-B": ["index", "genre", "filename", "year", "old_index", "source1", "source2"],
     "QQP": ["id", "qid1", "qid2"],
-    "MNLI": ["index", "promptID", "pairID", "genre", "label1"],
 }
 LABELS = {
     "CoLA": ["1", "0"],

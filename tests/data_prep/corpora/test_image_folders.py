@@ -70,16 +70,13 @@ def test_larger_images_are_resized(tmp_path):
     found = files(valid=1)
     source = write_files(tmp_path / "given", found)
     folder = run(source, tmp_path / "out", "--shorter-side", "8")
-    for split in ("train", "valid"):
-        for (label, content), (expected, original) in zip(
-            prepared(folder, split), given(found, split), strict=True
-        ):
-            image = Image.open(io.BytesIO(content))
-            assert label == expected and (image.format, image.size) == ("JPEG", (10, 8))
-            exact = np.asarray(decode(original).resize((10, 8), Image.Resampling.BICUBIC), float)
-            assert np.abs(np.asarray(image) - exact).mean() < 12  # JPEG halves the resolution of colors
-    error = error_of("cifar10", "--from", source, "--out", tmp_path / "out")
-    assert f"{folder} was made with --shorter-side 8: use the same" in error
+    for (label, content), (name, original) in zip(
+        prepared(folder, "train"), given(found, "train"), strict=True
+    ):
+        image = Image.open(io.BytesIO(content))
+        assert label == name and (image.format, image.size) == ("JPEG", (10, 8))
+        exact = np.asarray(decode(original).resize((10, 8), Image.Resampling.BICUBIC), float)
+        assert np.abs(np.asarray(image) - exact).mean() < 12  # JPEG halves the resolution of colors
     same = run(source, tmp_path / "same", "--shorter-side", "16")
     assert prepared(same, "train") == given(found, "train")
 
@@ -248,20 +245,16 @@ def test_symbolic_links_are_followed(tmp_path):
     """To the folder of a split, of a class, and to an image; in a folder and in a tar archive."""
     found = files(valid=1)
     write_files(tmp_path / "given", found)
-    for path, target in {
-        "top/val": "../away/pictures",
-        "top/train/ant": "../../away/ant",
-        "top/train/bee/00.jpeg": "../../../away/0.jpeg",
-    }.items():
-        source = tmp_path / "given" / path.replace("val", "valid")
-        (tmp_path / "given" / "away").mkdir(exist_ok=True)
-        shutil.move(source, tmp_path / "given/away" / target.rpartition("/")[2])
-        (tmp_path / "given" / path).symlink_to(target)
+    top = tmp_path / "given" / "top"
+    (tmp_path / "given" / "away").mkdir()
+    for path in ("valid", "train/ant", "train/bee/00.jpeg"):
+        away = shutil.move(top / path, tmp_path / "given" / "away")
+        (top / path).symlink_to(os.path.relpath(away, (top / path).parent))
     shutil.make_archive(tmp_path / "given", "tar", tmp_path / "given")
     for source in (tmp_path / "given", tmp_path / "given.tar"):
         folder = run(source, tmp_path / f"out{source.suffix}")
         assert prepared(folder, "train") == given(found, "train")
         assert prepared(folder, "valid") == given(found, "valid")
-    (tmp_path / "given/top/train/bee/up").symlink_to("..")
+    (top / "train/bee/up").symlink_to("..")
     message = "given/top/train/bee/up is a symbolic link to a folder that contains it: remove it"
     assert message in error_of("cifar10", "--from", tmp_path / "given", "--out", tmp_path / "new")

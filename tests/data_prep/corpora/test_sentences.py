@@ -27,7 +27,7 @@ def test_texts(tmp_path, capsys):
     assert classified(folder, "valid") == [("a bad <unk>", "sehr schlecht"), ("one good one", "gut")]
     printed = capsys.readouterr().out
     assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht\nvocabulary: 8 types" in printed
-    few = run(write_files(tmp_path / "given", ONE), tmp_path / "few", "--train-rows", "8")
+    few = run(tmp_path / "given", tmp_path / "few", "--train-rows", "8")
     assert classified(few, "train") == rows * 4
 
 
