@@ -133,7 +133,6 @@ def rows_and_seed(default: list[int]) -> dict[str, dict]:
 
 
 def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:
-    """Prints the number of rows of each split next to the published numbers, if there are any."""
     found, expected = (
         ", ".join(f"{split} {count:,}" for split, count in counts.items()) for counts in (rows, published)
     )
@@ -142,7 +141,6 @@ def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:
 
 
 def token_file(prefix: Path, types: int):
-    """Returns fairseq's builder of the dataset ``prefix``.bin for token indices below ``types``."""
     return dataset_builder(prefix, np.uint16 if types <= 1 << 16 else np.int32)
 
 

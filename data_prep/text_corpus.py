@@ -141,7 +141,6 @@ def learn_pieces(types: int, text: Path) -> bytes:
 
 
 def copy_texts(texts: dict[str, Path], folder: Path) -> None:
-    """Copies {split: text file} to ``folder``/SPLIT.txt."""
     for path in texts.values():
         check_text(path)
     for split, path in texts.items():

@@ -45,7 +45,6 @@ class Tasks(Corpus):
         return folder
 
     def write_text(self, args, folder):
-        """Writes the sentences and labels, one row per line, and the files rows.json and labels.txt."""
         source = args.source / args.name if args.source else self.download(args)
         counts = {}
         for split, file in args.task.files.items():
@@ -155,7 +154,6 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
 
 
 def label(field: str, task: Task) -> str | float:
-    """Returns a validated class name, or a score divided by its maximum."""
     if task.labels:
         if field not in task.labels:
             raise ValueError(f"has the label {field!r} instead of one of {', '.join(task.labels)}")

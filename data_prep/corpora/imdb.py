@@ -20,8 +20,6 @@ EVERY = 100  # one review of so many is used for validation in imdb_lm, and one 
 
 
 class Review(NamedTuple):
-    """A review as UTF-8 text, its label, and its path LABEL/NAME."""
-
     text: bytes
     label: str
     path: str

@@ -71,7 +71,6 @@ class Cifar10(Labelled):
 
 
 def read(image: ImageFile, split: str, size: int) -> tuple[Row | None, str]:
-    """Returns (row of an image, "") or, if it cannot be decoded, (None, error)."""
     name = f"{split}/{image.label}/{image.name}"
     try:
         grayscale = decode(image.read(), "L")
@@ -84,7 +83,6 @@ def read(image: ImageFile, split: str, size: int) -> tuple[Row | None, str]:
 
 
 def read_batches(folder: Path, size: int) -> dict[str, list[Row]]:
-    """Returns {split: rows} of a folder with CIFAR-10's batches, or {} if it has none."""
     batches = {path.name: path for path in visible_files(folder) if path.name in BATCHES}
     if not batches:
         return {}

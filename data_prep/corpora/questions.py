@@ -229,7 +229,6 @@ def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> No
 
 
 def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
-    """Writes the binarized data of a split; returns the numbers of rows and of truncated texts."""
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
     rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
     prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]

@@ -175,7 +175,6 @@ class WikiBook(BytePairCorpus):
 
 
 def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
-    """Hard-links the binarized data of ``folder`` into ``part``, or copies it from another disk."""
     shutil.copyfile(dictionary, part / "dict.txt")
     for path in (path for end in layout.SUFFIXES for path in folder.glob(f"*{end}")):
         try:

@@ -19,7 +19,6 @@ class WikiText103(TextCorpus):
         return f"a copy of {self.facts['archive']}, or a folder with its files (default: download it)"
 
     def files(self, args, splits=SPLITS):
-        """Returns {split: file} of the folder or of the archive, whose files are in a subfolder."""
         if args.source and args.source.is_file():
             fetch(args.out / self.facts["archive"], self.facts, args.source)
         folder = self.archive(args)

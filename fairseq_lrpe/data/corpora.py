@@ -8,8 +8,6 @@ from fairseq_lrpe.utils.files import PREPARE
 
 
 class Row(NamedTuple):
-    """A corpus in the table CORPORA."""
-
     implementation: str  # "module:class" in the package data_prep.corpora
     description: str
     origin: str  # where the data comes from
@@ -74,7 +72,6 @@ def data_folder(name: str) -> str:
 
 
 def prepare_arguments(name: str) -> str:
-    """Returns the arguments with which ``lrpe prepare`` prepares a corpus or small version."""
     if name in MINI:
         return f"{MINI[name]} --out data/{name}"
     row = CORPORA[name]

@@ -19,8 +19,6 @@ MAX_SCORE = 5  # largest score of STS-B, by which the scores in prepared data ar
 
 @dataclass(frozen=True)
 class Task:
-    """A GLUE task."""
-
     sentences: tuple[str, ...]  # names of the text columns
     label: str  # name of the label column
     labels: tuple[str, ...]  # class names in the order of their dictionary; empty for a regression task

@@ -19,7 +19,6 @@ def is_image(name: str) -> bool:
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Returns the sorted image files in a folder and its subfolders, without hidden ones."""
     files = [path for path in visible_files(folder) if is_image(path.name)] if folder.is_dir() else []
     if not files:
         raise ValueError(f"{folder} is not a folder with images: expected {', '.join(SUFFIXES)} files")

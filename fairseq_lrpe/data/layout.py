@@ -14,7 +14,6 @@ PREPARATION = "preparation.json"  # tokenization settings of data for translatio
 
 
 def binarized(names: Iterable[str]) -> list[str]:
-    """Returns the names of the .bin and .idx files of each binarized text."""
     return [f"{name}{end}" for name in names for end in SUFFIXES]
 
 

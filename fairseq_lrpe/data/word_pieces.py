@@ -75,7 +75,6 @@ class WordPieces:
         return [SPECIALS.get(piece, piece) for piece in found.tokens], found.offsets
 
     def pieces(self, text: str) -> list[str]:
-        """Returns the word pieces of a text; unknown words become ``<unk>``."""
         return self._encoded(text)[0]
 
     def text(self, pieces: list[str]) -> str:
