@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from data_prep.binarize import splits_in
-from data_prep.labelled import TRAIN_ROWS, UNKNOWN, Labelled, write_dictionary, write_split
+from data_prep.labelled import TRAIN_ROWS, UNKNOWN, Labelled
 from data_prep.parallel import map_lines, progress
 from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.layout import vocabulary_size
@@ -53,13 +53,25 @@ class LabelledWords(Labelled):
 
     def prepare(self, args, folder):
         text = self.text(args)
-        labels = label_names(text)
+        self.labels = label_names(text)
         for path in sorted(text.glob("*.input?.txt")):
             map_lines(tokenize_penn, path, path.with_suffix(""), args.workers)
-        words = vocabulary(text)
+        self.types = vocabulary(text)
         if args.vectors:
-            words = with_vectors(words, args.vectors, folder / "vectors.txt")
-        write_bin(text, folder, words, labels)
+            self.types = with_vectors(self.types, args.vectors, folder / "vectors.txt")
+        super().prepare(args, folder)
+
+    def splits(self, args):
+        text, numbers = args.out / "text", {word: i for i, word in enumerate(self.types)}
+
+        def encoded(path):
+            return ([numbers.get(word, UNKNOWN) for word in line.split()] for line in read_lines(path))
+
+        for split in splits_in(text, ".input0.txt"):
+            file = text / f"{split}.label"
+            label = map(self.labels.index, read_lines(file)) if file.is_file() else repeat(-1)
+            columns = map(encoded, sorted(text.glob(f"{split}.input?")))
+            yield split, zip(*columns, label, strict=False), None
 
     def vocabulary(self, data):
         size = vocabulary_size(data / "dict.txt")
@@ -104,17 +116,3 @@ def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
             known.add(word)
             out.write(line.rstrip() + b"\n")
     return [word for word in words if word in known]
-
-
-def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> None:
-    numbers, rows = {word: i for i, word in enumerate(words)}, {}
-
-    def encoded(path):
-        return ([numbers.get(word, UNKNOWN) for word in line.split()] for line in read_lines(path))
-
-    for split in splits_in(text, ".input0.txt"):
-        file = text / f"{split}.label"
-        label = map(labels.index, read_lines(file)) if file.is_file() else repeat(-1)
-        columns = zip(*map(encoded, sorted(text.glob(f"{split}.input?"))), label, strict=False)
-        rows[split] = write_split(folder, split, columns, len(words))
-    write_dictionary(folder, words, labels, rows)

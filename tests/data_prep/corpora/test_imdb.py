@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from small_corpora import SPLITS, classified, error_of, prepare, sentences, write_files, write_tar
 
-from data_prep import labelled_words
+from data_prep import labelled, labelled_words
 from data_prep.corpora import imdb
 
 REVIEWS = {
@@ -65,7 +65,7 @@ def test_marks_and_hidden_files_are_no_part_of_the_reviews(name, tmp_path):
 def test_reviews_in_words(archive, tmp_path, capsys, interrupt, monkeypatch):
     """Also resumes an interrupted preparation without repeating finished steps."""
     options = ["--from", archive, "--out", tmp_path / "out", "--workers", 1]
-    with interrupt(labelled_words, "write_bin"):
+    with interrupt(labelled, "write_split"):
         prepare("imdb", options)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["text"]
     with monkeypatch.context() as patch:
