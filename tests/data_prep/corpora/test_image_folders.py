@@ -247,8 +247,8 @@ def test_symbolic_links_are_followed(tmp_path):
     write_files(tmp_path / "given", found)
     top = tmp_path / "given" / "top"
     (tmp_path / "given" / "away").mkdir()
-    for path in ("valid", "train/ant", "train/bee/00.jpeg"):
-        away = shutil.move(top / path, tmp_path / "given" / "away")
+    for path, name in {"valid": "pictures", "train/ant": "ant", "train/bee/00.jpeg": "0.jpeg"}.items():
+        away = shutil.move(top / path, tmp_path / "given" / "away" / name)
         (top / path).symlink_to(os.path.relpath(away, (top / path).parent))
     shutil.make_archive(tmp_path / "given", "tar", tmp_path / "given")
     for source in (tmp_path / "given", tmp_path / "given.tar"):
