@@ -3,7 +3,6 @@
 import codecs
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -13,7 +12,6 @@ SPLITS = ("train", "valid", "test")
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """Returns {split: path} of the files train.txt, valid.txt and test.txt in a folder."""
     return {split: folder / f"{split}.txt" for split in SPLITS}
 
 
@@ -36,34 +34,19 @@ def concatenate(files: Iterable[Path], target: Path) -> None:
                     out.write(b"\n")
 
 
-def preprocess(texts: dict, folder: Path, log: Path, *flags, languages=None, workers: int = 1) -> None:
-    """Runs fairseq-preprocess.
+def preprocess(texts: dict, folder: Path, log: Path, *flags, workers: int = 1) -> None:
+    """Runs fairseq-preprocess for monolingual text, or with flags such as --source-lang for parallel text.
 
     Args:
-        texts: {split: path of the text, or list of paths}; with ``languages``, the paths are without the
-            suffix of the language.
+        texts: {split: path of the text, or list of paths}; without the suffix of the language.
         folder: Output folder.
         log: Log file, to which the output of fairseq-preprocess is appended.
         flags: Further flags of fairseq-preprocess.
-        languages: (source, target) languages of translation data, or None for monolingual text.
         workers: Number of worker processes.
     """
-    kind = [f"--{side}-lang={x}" for side, x in zip(("source", "target"), languages or (), strict=False)]
     print(f"Binarizing {folder.name.removesuffix('.part')}", flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        prefixes = []
-        for split, paths in texts.items():
-            paths = paths if isinstance(paths, list) else [paths]
-            joined = ",".join(str(without_comma(path, Path(scratch))) for path in paths)
-            prefixes += [f"--{split}pref", joined]
-        command = [*(kind or ["--only-source"]), *prefixes, "--destdir", folder, "--workers", workers, *flags]
-        run_command(["python", "-m", "data_prep.preprocess", *map(str, command)], log)
-
-
-def without_comma(path: Path, scratch: Path) -> Path:
-    """Returns a path without a comma, which separates files for fairseq, through a link in ``scratch``."""
-    if "," not in str(path):
-        return path
-    link = scratch / str(len(os.listdir(scratch)))
-    link.symlink_to(path.parent.absolute())
-    return link / path.name
+    command = ["--destdir", folder, "--workers", workers, *flags]
+    for split, paths in texts.items():
+        paths = paths if isinstance(paths, list) else [paths]
+        command += [f"--{split}pref", ",".join(map(str, paths))]
+    run_command(["python", "-m", "data_prep.preprocess", *map(str, command)], log)

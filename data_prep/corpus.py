@@ -1,18 +1,20 @@
-"""Base class of the corpora that fairseq_lrpe/data/corpora.py lists, and the command that prepares one."""
+"""Base class of the corpora that fairseq_lrpe/data/corpora.py lists."""
 
-import inspect
+import json
 import os
-import shutil
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar
 
 from data_prep.fetch import SOURCES, fetch, unpacked
-from data_prep.validation import check_out, recorded_folder
 from fairseq_lrpe.data import layout
-from fairseq_lrpe.data.corpora import CORPORA
-from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg, resumable
-from fairseq_lrpe.utils.files import REPOSITORY, output_folder
+from fairseq_lrpe.utils.cli import min_int
+from fairseq_lrpe.utils.files import atomic_folder
+
+RECORD = "source.json"  # the path given by --from, or None, and the options that affect the data
+OLD_RECORD = "source.txt"  # of version 1.0.0, which is not compared
 
 
 def number(text: str, minimum: int = 1, **options) -> dict:
@@ -79,12 +81,10 @@ class Corpus:
         return {"from": args.source and os.path.realpath(args.source), **values, **paths}
 
     def vocabulary(self, data: Path) -> str:
-        """Returns a description of the vocabulary of OUT/bin, or an empty string."""
         size = layout.vocabulary_size(data / "dict.txt")
         return f"{size:,} types, including fairseq's special tokens"
 
     def report(self, args: Namespace) -> None:
-        """Prints the vocabulary and the beginning of a command that trains on the corpus."""
         shards = layout.shards(args.out / "bin")
         if vocabulary := self.vocabulary(shards[0]):
             print(f"vocabulary: {vocabulary}")
@@ -92,55 +92,24 @@ class Corpus:
         print(f"ready: fairseq-train {data} --task {self.task} --user-dir fairseq_lrpe ...")
 
 
-def prepare(corpus: Corpus, arguments: list[str]) -> None:
-    """Runs ``lrpe prepare NAME`` with these arguments, reusing the steps that an earlier run completed."""
-    parser = ArgumentParser(
-        prog=f"lrpe prepare {corpus.name}",
-        description=inspect.getdoc(corpus),
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--from", dest="source", type=path_arg, metavar=corpus.metavar, help=corpus.accepts)
-    for name, options in corpus.options.items():
-        parser.add_argument(name, **options)
-    out = REPOSITORY / "data" / corpus.name
-    parser.add_argument("--out", type=path_arg, default=out, help="output folder (default: %(default)s)")
-    text = "number of processes (default: all CPUs, %(default)s)"
-    parser.add_argument("--workers", type=min_int(1), default=os.cpu_count(), metavar="N", help=text)
-    args = parser.parse_intermixed_args(arguments)
-    with exit_on_error(f"prepare {corpus.name}"):
-        check_source(corpus, args.source)
-        parts = corpus.parts(args)
-        for part in parts:
-            corpus.check(part)
-            check_out(part.out, corpus.record(part))
-        for part in parts:
-            with output_folder(part.out):
-                prepare_part(corpus, part)
-        for part in parts:
-            corpus.report(part)
+@contextmanager
+def recorded_folder(folder: Path, record: dict) -> Iterator[Path]:
+    """Yields a temporary folder, and on success writes the record to it and renames it to ``folder``."""
+    print(f"Preparing {folder}", flush=True)
+    with atomic_folder(folder) as part:
+        yield part
+        (part / RECORD).write_text(json.dumps(record) + "\n")
 
 
-def check_source(corpus: Corpus, source: Path | None) -> None:
-    """Raises ValueError if --from is required and not given, does not exist, or is not a folder."""
-    if source is None and CORPORA[corpus.name].origin == "needs --from":
-        page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
-        raise ValueError(f"--from is missing: pass {corpus.accepts}{page}")
-    if source and not source.exists():
-        raise ValueError(f"{source} is missing: --from takes {corpus.accepts}")
-    if source and corpus.metavar == "FOLDER" and not source.is_dir():
-        raise ValueError(f"{source} is not a folder: --from takes {corpus.accepts}")
-
-
-def prepare_part(corpus: Corpus, args: Namespace) -> None:
-    """Writes OUT/bin atomically, unless it exists, and removes unpacked archives."""
-    if (args.out / "bin").is_dir():
-        print(f"already prepared: {args.out / 'bin'}")
-        return
-    try:
-        with resumable(), recorded_folder(args.out / "bin", corpus.record(args)) as folder:
-            corpus.prepare(args, folder)
-    except ValueError:  # the source or an option is invalid
-        shutil.rmtree(args.out / "text", ignore_errors=True)
-        raise
-    finally:
-        shutil.rmtree(args.out / "unpacked", ignore_errors=True)
+def check_record(folder: Path, record: dict) -> None:
+    """Raises ValueError if ``folder`` was made with other options than ``record``, or by something else."""
+    file = folder / RECORD
+    if file.is_file():
+        for name, value in json.loads(file.read_text()).items():
+            if value != record.get(name):
+                option = f"--{name.replace('_', '-')}"
+                used = f"without {option}" if value is None else f"with {option} {value}"
+                remedy = f"use the same source and options, remove {folder.parent}, or change --out"
+                raise ValueError(f"{folder} was made {used}: {remedy}")
+    elif folder.exists() and not (folder / OLD_RECORD).is_file():
+        raise ValueError(f"{folder} was not created by this command: remove it, or change --out")

@@ -10,7 +10,6 @@ import contextlib
 import hashlib
 import http.client
 import os
-import re
 import shutil
 import tarfile
 import time
@@ -23,8 +22,8 @@ from pathlib import Path
 
 import yaml
 
-from data_prep.progress import progress
-from fairseq_lrpe.utils.files import atomic_folder, is_hidden, visible_files
+from data_prep.parallel import progress
+from fairseq_lrpe.utils.files import atomic_folder, is_hidden
 
 SOURCES = yaml.safe_load(Path(__file__).with_name("sources.yaml").read_text())
 
@@ -37,10 +36,6 @@ WAIT = 1  # seconds before the second attempt, doubled before each further one
 TOO_MANY_REQUESTS = 429
 
 
-class FetchError(ValueError):
-    """Raised if a file is unavailable or differs from the published one."""
-
-
 def mismatch(path: Path, facts: dict) -> str | None:
     """Returns how a file differs from the published size and SHA-256, or None if it is identical."""
     size = path.stat().st_size
@@ -51,23 +46,20 @@ def mismatch(path: Path, facts: dict) -> str | None:
     return None if digest == facts["sha256"] else f"has SHA-256 {digest} instead of {facts['sha256']}"
 
 
-def verified(path: Path, name: str, facts: dict) -> Path:
-    """Returns ``path`` if it is a copy of the published file ``name``, otherwise raises FetchError."""
-    if not path.is_file():
-        raise FetchError(f"{path} is missing: put a copy of the published {name} there")
-    if reason := mismatch(path, facts):
-        raise FetchError(f"{path} is not the published {name}: it {reason}")
-    return path
+def fetch(dest: Path, facts: dict, copy: Path | None = None) -> Path:
+    """Returns the path of a published file: ``copy``, or else ``dest``, which is downloaded if necessary.
 
-
-def fetch(dest: Path, facts: dict) -> Path:
-    """Downloads a file from the first working mirror and returns its path ``dest``.
-
-    A valid ``dest`` is not downloaded again, and an incomplete ``dest``.part is resumed.
+    An incomplete ``dest``.part is resumed.
 
     Raises:
-        FetchError: If no mirror provides the published file.
+        ValueError: If the copy differs from the published file, or no mirror provides it.
     """
+    if copy:
+        if not copy.is_file():
+            raise ValueError(f"{copy} is missing: put a copy of the published {dest.name} there")
+        if reason := mismatch(copy, facts):
+            raise ValueError(f"{copy} is not the published {dest.name}: it {reason}")
+        return copy
     if dest.is_file() and not mismatch(dest, facts):
         return dest
     part, reasons = dest.with_name(dest.name + ".part"), []
@@ -75,16 +67,13 @@ def fetch(dest: Path, facts: dict) -> Path:
     for mirror in facts["mirrors"]:
         url = f"{mirror}/{dest.name}"
         print(f"Downloading {url}", flush=True)
-        if reason := _download_verified(part, url, facts):
-            print(f"    {reason}", flush=True)
-            reasons.append(f"{url} {reason}")
-        else:
+        reason = _download_verified(part, url, facts)
+        if not reason:
             os.replace(part, dest)
             return dest
-    raise FetchError(
-        f"no mirror provides {dest.name}: {'; '.join(reasons)}; "
-        "try again later, or download it manually (see --from in --help)"
-    )
+        reasons.append(f"{url} {reason}")
+    remedy = "try again later, or download it manually (see --from in --help)"
+    raise ValueError(f"no mirror provides {dest.name}: {'; '.join(reasons)}; {remedy}")
 
 
 def _download_verified(part, url, facts):
@@ -133,35 +122,16 @@ def unpacked(source: Path, folder: Path) -> Path:
     """Returns ``source`` or, if it is a zip or tar archive, the new folder ``folder`` with its content.
 
     Raises:
-        FetchError: If ``source`` is missing, or the archive is damaged or has files outside of its folder.
+        ValueError: If the archive is damaged or has files outside of its folder.
     """
     if source.is_dir():
         return source
-    if not source.is_file():
-        raise FetchError(f"{source} is missing: expected a folder or an archive")
     kind = {"format": "zip"} if zipfile.is_zipfile(source) else {"format": "tar", "filter": "data"}
-    shutil.rmtree(folder, ignore_errors=True)
     print(f"Unpacking {source}", flush=True)
     with archive_errors(source), atomic_folder(folder) as part:
+        shutil.rmtree(folder, ignore_errors=True)
         shutil.unpack_archive(source, part, **kind)
     return folder
-
-
-def files_in(folder: Path, pattern: str, source: Path) -> Iterator[tuple[re.Match, Path]]:
-    """Yields (match, path) of each file of a folder whose relative path matches a pattern.
-
-    Hidden files are left out.
-
-    Raises:
-        FetchError: If no file matches; the message names ``source``, the folder or its archive.
-    """
-    regex, count = re.compile(pattern), 0
-    for path in progress([*visible_files(folder)], source.name, "files"):
-        if match := regex.search(path.relative_to(folder).as_posix()):
-            count += 1
-            yield match, path
-    if not count:
-        raise FetchError(f"{source} contains none of the expected files: see --help")
 
 
 def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
@@ -183,10 +153,9 @@ def files_of_tar(archive: Path) -> Iterator[tuple[str, int, int]]:
 
 @contextlib.contextmanager
 def archive_errors(path: Path) -> Iterator[None]:
-    """Converts the errors of a damaged archive to FetchError."""
     try:
         yield
     except (zipfile.BadZipFile, tarfile.TarError, shutil.ReadError, EOFError, zlib.error) as error:
         reason = str(error).partition("\n")[0].rstrip(":")  # tarfile adds one line per format
         message = f"{path} is not a complete zip or tar archive ({reason}): download it again"
-        raise FetchError(message) from None
+        raise ValueError(message) from None

@@ -7,14 +7,13 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from data_prep import fetch
+from data_prep.fetch import SOURCES, fetch
 from fairseq_lrpe.data.line_codec import BytePairs
 from fairseq_lrpe.utils.files import read_file, write_atomic
 
-FACTS = fetch.SOURCES["gpt2_bpe"]
+FACTS = SOURCES["gpt2_bpe"]
 FILES = {name: {"mirrors": FACTS["mirrors"], **facts} for name, facts in FACTS["files"].items()}
-BYTES = 256
-"""Number of types of single bytes; each further type is the result of a merge."""
+BYTES = 256  # number of types of single bytes; each further type is the result of a merge
 
 
 def provide(folder: Path, source: Path | None = None, types: int | None = None) -> None:
@@ -25,11 +24,7 @@ def provide(folder: Path, source: Path | None = None, types: int | None = None) 
     Raises:
         ValueError: If ``folder`` contains the files of another number of types.
     """
-    if source is None:
-        source = folder / "published"
-        for name, facts in FILES.items():
-            fetch.fetch(source / name, facts)
-    contents = {name: published(source / name) for name in FILES}
+    contents = {name: published(folder / "published" / name, source and source / name) for name in FILES}
     if types:
         contents = first_types(contents, types)
     merges = folder / "vocab.bpe"
@@ -44,9 +39,6 @@ def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
     """Returns the contents {name: content} of the BPE files with the first ``types`` types.
 
     encoder.json remains complete, since types without a merge do not occur.
-
-    Raises:
-        ValueError: If there are fewer types.
     """
     version, *merges = contents["vocab.bpe"].splitlines(keepends=True)
     if types > BYTES + len(merges):
@@ -60,23 +52,22 @@ def first_types(contents: dict[str, bytes], types: int) -> dict[str, bytes]:
     return contents | {"vocab.bpe": b"".join((version, *merges)), "dict.txt": dictionary}
 
 
-def published(path: Path) -> bytes:
-    """Returns the content of a published BPE file after verifying this copy of it.
+def published(dest: Path, copy: Path | None = None) -> bytes:
+    """Returns the content of a published BPE file: a verified copy of it, or ``dest``, which is downloaded.
 
     If a dict.txt has additional madeupwords at its end, as in other fairseq releases (51,196 lines), they are
     removed.
     """
-    facts = FILES[path.name]
-    if path.is_file() and path.name == "dict.txt":
-        content, size = read_file(path), facts["size"]
+    facts = FILES[dest.name]
+    if copy and copy.is_file() and dest.name == "dict.txt":
+        content, size = read_file(copy), facts["size"]
         same = hashlib.sha256(content[:size]).hexdigest() == facts["sha256"]
         if same and re.fullmatch(rb"(madeupword\d+ 0\n)*", content[size:]):
             return content[:size]
-    return fetch.verified(path, path.name, facts).read_bytes()
+    return fetch(dest, facts, copy).read_bytes()
 
 
 def line_encoder(folder: Path) -> Callable[[str], str]:
-    """Returns a function that encodes a line of text as space-separated BPE indices."""
     logging.getLogger("fairseq").setLevel(logging.WARNING)  # it logs missing speech packages on import
     import fairseq.data.encoders.gpt2_bpe_utils  # noqa: F401  imported once, before workers fork
 

@@ -7,35 +7,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from data_prep.binarize import SPLITS
 from data_prep.corpus import Corpus, number
-from data_prep.progress import progress
+from data_prep.parallel import progress
 from fairseq_lrpe.data.layout import METADATA, read_metadata
+from fairseq_lrpe.utils.files import write_lines
 
 MAX_LABELS_SHOWN = 20
-UNREADABLE = "unreadable.txt"
-"""File in the folder of prepared images that lists those that were left out."""
-SPECIALS = 4
-"""Number of special symbols that fairseq puts before a dictionary's own: <s>, <pad>, </s> and <unk>."""
-UNKNOWN = -1
-"""Index that represents an unknown word in the rows of a split."""
-
-
+UNREADABLE = "unreadable.txt"  # lists the images that were left out
+SPECIALS = 4  # special symbols that fairseq puts before a dictionary's own: <s>, <pad>, </s> and <unk>
+UNKNOWN = -1  # index of an unknown word in the rows of a split
 TRAIN_ROWS = {"--train-rows": number("use only the first N rows of each training set")}
-"""The option that restricts the training set."""
+
+Row = TypeVar("Row")
 
 
 class Labelled(Corpus):
     """Base class of corpora for the task ``classification``.
 
-    Attributes:
-        types: Symbols of the dictionary, without fairseq's special symbols.
-        labels: Names of the classes.
-        unreadable: Path and reason of each image that is left out because it cannot be decoded.
+    ``types`` are the symbols of the dictionary without fairseq's special ones, ``labels`` the names of the
+    classes, and ``unreadable`` the path and reason of each image that cannot be decoded.
     """
 
     task = "classification"
@@ -51,7 +47,6 @@ class Labelled(Corpus):
         raise NotImplementedError
 
     def metadata(self, args: Namespace) -> dict:
-        """Returns further keyword arguments for :func:`write_metadata`."""
         return {}
 
     def prepare(self, args, folder):
@@ -62,17 +57,30 @@ class Labelled(Corpus):
         self.write_unreadable(folder)
         write_dictionary(folder, self.types, self.labels, counts, **self.metadata(args))
 
+    def readable(self, images: Iterable[tuple[Row, str]], total: int) -> Iterator[Row]:
+        """Yields the rows of (row, "") and adds the errors of (row, error) to ``unreadable``.
+
+        Raises:
+            ValueError: At the end, if most of the ``total`` images are unreadable.
+        """
+        before = len(self.unreadable)
+        for row, error in images:
+            if error:
+                self.unreadable.append(error)
+            else:
+                yield row
+        if 2 * (count := len(self.unreadable) - before) > total:
+            example = f"for example {self.unreadable[-1]}"
+            raise ValueError(f"{count:,} of {total:,} images are unreadable, {example}")
+
     def write_unreadable(self, folder: Path) -> None:
-        """Writes the list of the unreadable images, if there are any."""
         if self.unreadable:
-            (folder / UNREADABLE).write_text("".join(f"{line}\n" for line in self.unreadable))
+            write_lines(folder / UNREADABLE, self.unreadable)
 
     def published_rows(self, args: Namespace) -> dict[str, int]:
-        """Returns {split: published number of rows}, or {} if it is unknown."""
         return self.facts.get("rows", {})
 
     def report(self, args):
-        """Prints the numbers of skipped images and of rows, the labels, and what ``Corpus.report`` prints."""
         file = args.out / "bin" / UNREADABLE
         if file.is_file():
             print(f"skipped: {len(file.read_text().splitlines()):,} unreadable images, see {file}")
@@ -101,7 +109,6 @@ class Generated(Labelled):
         raise NotImplementedError
 
     def published(self, args: Namespace) -> Iterator[tuple[str, Iterable[tuple], int]]:
-        """Yields what :meth:`splits` yields for published files."""
         raise NotImplementedError
 
     def splits(self, args):
@@ -114,43 +121,30 @@ class Generated(Labelled):
 
 
 def numbers(default: list[int], minimum: int, text: str, metavar: str | tuple = "N") -> dict:
-    """Returns the arguments of add_argument for as many integers as the ``default`` has."""
     text = f"{text} (default: {' '.join(map(str, default))})"
     return {**number(text, minimum), "nargs": len(default), "metavar": metavar, "default": default}
 
 
 def rows_and_seed(default: list[int]) -> dict[str, dict]:
-    """Returns the options --rows, given its default, and --seed."""
     return {
         "--rows": numbers(default, 1, "numbers of rows of the splits", ("TRAIN", "VALID", "TEST")),
         "--seed": numbers([1], 0, "seed of the generator"),
     }
 
 
-def check_readable(unreadable: list[str], total: int) -> None:
-    """Raises ValueError if most of ``total`` images are ``unreadable`` (path and reason of each)."""
-    if 2 * len(unreadable) > total:
-        number = f"{len(unreadable):,} of {total:,} images are unreadable"
-        raise ValueError(f"{number}, for example {unreadable[-1]}")
-
-
 def print_rows(rows: dict[str, int], published: dict[str, int]) -> None:
-    """Prints the number of rows of each split next to the published numbers, if there are any."""
-
-    def describe(counts):
-        return ", ".join(f"{split} {count:,}" for split, count in counts.items())
-
-    comparison = ", as published" if rows == published else f"; published: {describe(published)}"
-    print(f"rows: {describe(rows)}{comparison if published else ''}")
+    found, expected = (
+        ", ".join(f"{split} {count:,}" for split, count in counts.items()) for counts in (rows, published)
+    )
+    comparison = ", as published" if rows == published else f"; published: {expected}"
+    print(f"rows: {found}{comparison if published else ''}")
 
 
 def token_file(prefix: Path, types: int):
-    """Returns fairseq's builder of the dataset ``prefix``.bin for token indices below ``types``."""
     return dataset_builder(prefix, np.uint16 if types <= 1 << 16 else np.int32)
 
 
 def dataset_builder(prefix: Path, dtype: type):
-    """Returns fairseq's builder of the memory-mapped dataset ``prefix``.bin with elements of a numpy type."""
     logging.disable(logging.INFO)  # fairseq logs missing optional packages on import
     from fairseq.data.indexed_dataset import MMapIndexedDatasetBuilder  # takes seconds to import
 
@@ -161,16 +155,8 @@ def dataset_builder(prefix: Path, dtype: type):
 def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, total: int | None = None) -> int:
     """Writes the files of a split and returns its number of rows.
 
-    Args:
-        folder: Folder of the prepared data.
-        split: Name of the split.
-        rows: Tuples (values of each input ..., label). Values are indices into the dictionary without special
-            symbols, or UNKNOWN. The label is the index of a class, or -1 if it is unknown.
-        types: Number of symbols in the dictionary without special symbols.
-        total: Expected number of rows, for the progress bar.
-
-    Raises:
-        ValueError: If there are no rows or a value is out of range.
+    Rows are (values of each input ..., label). Values are indices into the ``types`` of the dictionary, or
+    UNKNOWN. The label is the index of a class, or -1 if it is unknown.
     """
     builders, labels = [], []
     for *inputs, label in progress(rows, f"writing {split}", "rows", total=total):
@@ -178,36 +164,25 @@ def write_split(folder: Path, split: str, rows: Iterable[tuple], types: int, tot
             prefixes = [folder / f"{split}.input{i}" for i in range(len(inputs))]
             builders = [(token_file(prefix, types + SPECIALS), f"{prefix}.idx") for prefix in prefixes]
         for (builder, _), values in zip(builders, inputs, strict=True):
-            indices = np.asarray(values, dtype=np.int64)
-            if indices.size and not (indices.min() >= UNKNOWN and indices.max() < types):
-                limits = f"the range from {UNKNOWN} to {types - 1}"
-                raise ValueError(f"row {len(labels)} (from 0) of {split} has a value outside {limits}")
-            builder.add_item(torch.from_numpy(indices + SPECIALS))
+            builder.add_item(torch.from_numpy(np.asarray(values, dtype=np.int64) + SPECIALS))
         labels.append(label)
-    if not labels:
-        raise ValueError(f"the split {split} has no rows")
     for builder, index in builders:
         builder.finalize(index)
-    np.save(folder / f"{split}.label.npy", np.array(labels, dtype=np.int64))
+    write_labels(folder, split, labels)
     return len(labels)
 
 
+def write_labels(folder: Path, split: str, labels: list[int]) -> None:
+    np.save(folder / f"{split}.label.npy", np.array(labels, dtype=np.int64))
+
+
 def write_dictionary(folder: Path, types: Sequence[str], labels: Sequence[str], rows: dict, **metadata):
-    """Writes dict.txt with the symbols ``types``, and calls :func:`write_metadata`."""
-    (folder / "dict.txt").write_text("".join(f"{name} 1\n" for name in types), encoding="utf-8")
+    write_lines(folder / "dict.txt", (f"{name} 1" for name in types))
     write_metadata(folder, labels, rows, **metadata)
 
 
 def write_metadata(folder: Path, labels: Sequence[str], rows: dict, **metadata) -> None:
-    """Writes the metadata file that the task reads.
-
-    Args:
-        folder: Folder of the prepared data, with the files of all splits.
-        labels: Class names, by index.
-        rows: {split: number of rows}.
-        metadata: For images as pixel values, ``shape`` (height, width) and ``pixels`` {"mean", "std"} of the
-            values; for image files, ``images=True``.
-    """
+    """Writes the file that ``data.layout.read_metadata`` reads, after the files of all splits."""
     inputs = len(list(folder.glob(f"{next(iter(rows))}.input?.idx")))
     content = {"inputs": inputs, "labels": list(labels), "rows": rows, **metadata}
     (folder / METADATA).write_text(json.dumps(content, indent=1) + "\n")

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from data_prep.binarize import splits_in
-from data_prep.labelled import TRAIN_ROWS, UNKNOWN, Labelled, write_dictionary, write_split
-from data_prep.parallel import map_lines
-from data_prep.progress import progress
+from data_prep.labelled import TRAIN_ROWS, UNKNOWN, Labelled
+from data_prep.parallel import map_lines, progress
 from fairseq_lrpe.data import word_vectors
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.penn_treebank import tokenize_penn
@@ -26,8 +25,6 @@ MIN_COUNT = 4  # minimum number of occurrences in the training set
 
 
 class LabelledWords(Labelled):
-    """Base class of corpora of labelled words."""
-
     options: ClassVar = {
         **TRAIN_ROWS,
         "--vectors": {
@@ -47,7 +44,6 @@ class LabelledWords(Labelled):
         raise NotImplementedError
 
     def write_text(self, args, folder):
-        """Writes SPLIT.input0.txt, SPLIT.label and, for pairs, SPLIT.input1.txt; one row per line."""
         for split, rows in self.rows(args).items():
             *texts, labels = zip(*islice(rows, args.train_rows if split == "train" else None), strict=True)
             for i, column in enumerate(texts):
@@ -57,13 +53,25 @@ class LabelledWords(Labelled):
 
     def prepare(self, args, folder):
         text = self.text(args)
-        labels = label_names(text)
+        self.labels = label_names(text)
         for path in sorted(text.glob("*.input?.txt")):
             map_lines(tokenize_penn, path, path.with_suffix(""), args.workers)
-        words = vocabulary(text)
+        self.types = vocabulary(text)
         if args.vectors:
-            words = with_vectors(words, args.vectors, folder / "vectors.txt")
-        write_bin(text, folder, words, labels)
+            self.types = with_vectors(self.types, args.vectors, folder / "vectors.txt")
+        super().prepare(args, folder)
+
+    def splits(self, args):
+        text, numbers = args.out / "text", {word: i for i, word in enumerate(self.types)}
+
+        def encoded(path):
+            return ([numbers.get(word, UNKNOWN) for word in line.split()] for line in read_lines(path))
+
+        for split in splits_in(text, ".input0.txt"):
+            file = text / f"{split}.label"
+            label = map(self.labels.index, read_lines(file)) if file.is_file() else repeat(-1)
+            columns = map(encoded, sorted(text.glob(f"{split}.input?")))
+            yield split, zip(*columns, label, strict=False), None
 
     def vocabulary(self, data):
         size = vocabulary_size(data / "dict.txt")
@@ -82,12 +90,10 @@ def label_names(text: Path) -> list[str]:
     names = sorted(set(read_lines(text / "train.label")))
     if len(names) < 2:
         raise ValueError(f"the training set has only the label {names[0]!r}: expected at least two labels")
-    for split in splits_in(text, ".input0.txt"):
-        file = text / f"{split}.label"
-        if file.is_file() and (unknown := set(read_lines(file)) - set(names)):
-            raise ValueError(
-                f"the {split} set has the label {min(unknown)!r}: the training set has {', '.join(names)}"
-            )
+    for file in text.glob("*.label"):
+        if unknown := set(read_lines(file)) - set(names):
+            known = f"the training set has {', '.join(names)}"
+            raise ValueError(f"the {file.stem} set has the label {min(unknown)!r}: {known}")
     return names
 
 
@@ -104,25 +110,9 @@ def vocabulary(text: Path) -> list[str]:
 
 
 def with_vectors(words: list[str], vectors: Path, target: Path) -> list[str]:
-    """Returns the words that have a vector in the file ``vectors`` and writes these vectors to ``target``."""
     known = set()
     with target.open("wb") as out:
         for word, _, line in word_vectors.read(vectors, words):
             known.add(word)
             out.write(line.rstrip() + b"\n")
     return [word for word in words if word in known]
-
-
-def write_bin(text: Path, folder: Path, words: list[str], labels: list[str]) -> None:
-    """Writes the binarized data of all splits to ``folder``, from the tokens and labels in ``text``."""
-    numbers, rows = {word: i for i, word in enumerate(words)}, {}
-
-    def encoded(path):
-        return ([numbers.get(word, UNKNOWN) for word in line.split()] for line in read_lines(path))
-
-    for split in splits_in(text, ".input0.txt"):
-        file = text / f"{split}.label"
-        label = map(labels.index, read_lines(file)) if file.is_file() else repeat(-1)
-        columns = zip(*map(encoded, sorted(text.glob(f"{split}.input?"))), label, strict=False)
-        rows[split] = write_split(folder, split, columns, len(words))
-    write_dictionary(folder, words, labels, rows)

@@ -1,20 +1,24 @@
 """Prepares a corpus for fairseq, or lists all corpora: ``lrpe prepare [NAME [OPTION ...]]``."""
 
+import inspect
+import os
+import shutil
 import sys
+from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
 from importlib import import_module
 
 from rich.table import Table
 
+from data_prep.corpus import Corpus, check_record, recorded_folder
 from fairseq_lrpe.data.corpora import CORPORA, MINI, data_folder, prepare_arguments
-from fairseq_lrpe.utils.cli import print_wide
-from fairseq_lrpe.utils.files import PREPARE, REPOSITORY
+from fairseq_lrpe.utils.cli import exit_on_error, min_int, path_arg, print_wide, resumable
+from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, output_folder
 from fairseq_lrpe.utils.suggest import choices
 
 USAGE = f"{PREPARE} NAME prepares a corpus (--help lists its options)"
 
 
 def state(folder: str) -> str:
-    """Returns "prepared" if a corpus's folder exists, with its prepared tasks if it has several, else "-"."""
     found = sorted(REPOSITORY.glob(folder.replace("TASK", "*")))
     if not found:
         return "-"
@@ -22,21 +26,16 @@ def state(folder: str) -> str:
 
 
 def listing() -> Table:
-    """Returns a table of all corpora and of their small versions."""
     table = Table("name", "description", "origin", "folder", "state", title=USAGE, title_justify="left")
     for name in (*CORPORA, *MINI):
-        folder = data_folder(name)
-        if name in MINI:
-            description, row = prepare_arguments(name), CORPORA[MINI[name].split()[0]]
-            origin = "needs --from" if "--from" in description else row.origin
-        else:
-            description, origin = CORPORA[name].description, CORPORA[name].origin
+        row, folder = CORPORA[MINI.get(name, name).split()[0]], data_folder(name)
+        description = prepare_arguments(name) if name in MINI else row.description
+        origin = "needs --from" if name in MINI and "--from" in description else row.origin
         table.add_row(name, description, origin, folder, state(folder))
     return table
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Lists the corpora, or prepares the one named by the first argument."""
     name, *options = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     if name in ("-h", "--help"):
         print_wide(listing())
@@ -47,7 +46,68 @@ def main(arguments: list[str] | None = None) -> None:
         known = choices(name, CORPORA, f"`{PREPARE}` lists the corpora")
         sys.exit(f"prepare: unknown corpus {name!r}{known}")
     else:
-        from data_prep.corpus import prepare
-
         module, kind = CORPORA[name].implementation.split(":")
         prepare(getattr(import_module(f"data_prep.corpora.{module}"), kind)(name), options)
+
+
+def prepare(corpus: Corpus, arguments: list[str]) -> None:
+    """Runs ``lrpe prepare NAME`` with these arguments, reusing the steps that an earlier run completed."""
+    args = parser(corpus).parse_intermixed_args(arguments)
+    with exit_on_error(f"prepare {corpus.name}"):
+        check_source(corpus, args)
+        parts = corpus.parts(args)
+        for part in parts:
+            corpus.check(part)
+            for folder in ("text", "bin"):
+                check_record(part.out / folder, corpus.record(part))
+        for part in parts:
+            with output_folder(part.out):
+                prepare_part(corpus, part)
+        for part in parts:
+            corpus.report(part)
+
+
+def parser(corpus: Corpus) -> ArgumentParser:
+    made = ArgumentParser(
+        prog=f"lrpe prepare {corpus.name}",
+        description=inspect.getdoc(corpus),
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--from", dest="source", type=path_arg, metavar=corpus.metavar, help=corpus.accepts)
+    for name, options in corpus.options.items():
+        made.add_argument(name, **options)
+    out = REPOSITORY / "data" / corpus.name
+    made.add_argument("--out", type=path_arg, default=out, help="output folder (default: %(default)s)")
+    text = "number of processes (default: all CPUs, %(default)s)"
+    made.add_argument("--workers", type=min_int(1), default=os.cpu_count(), metavar="N", help=text)
+    return made
+
+
+def check_source(corpus: Corpus, args: Namespace) -> None:
+    """Raises ValueError if --from is missing, does not exist, or is not a folder, or --out has a comma."""
+    source, takes = args.source, f"--from takes {corpus.accepts}"
+    if source is None and CORPORA[corpus.name].origin == "needs --from":
+        page = f" (see {corpus.facts['page']})" if "page" in corpus.facts else ""
+        raise ValueError(f"--from is missing: pass {corpus.accepts}{page}")
+    if source and not source.exists():
+        raise ValueError(f"{source} is missing: {takes}")
+    if source and corpus.metavar == "FOLDER" and not source.is_dir():
+        raise ValueError(f"{source} is not a folder: {takes}")
+    if "," in str(args.out):
+        raise ValueError(f"--out {args.out} has a comma, which separates files for fairseq: choose another")
+
+
+def prepare_part(corpus: Corpus, args: Namespace) -> None:
+    """Writes OUT/bin atomically, unless it exists, and removes unpacked archives."""
+    data = args.out / "bin"
+    if data.is_dir():
+        print(f"already prepared: {data}")
+        return
+    try:
+        with resumable(), recorded_folder(data, corpus.record(args)) as folder:
+            corpus.prepare(args, folder)
+    except ValueError:  # the source or an option is invalid
+        shutil.rmtree(args.out / "text", ignore_errors=True)
+        raise
+    finally:
+        shutil.rmtree(args.out / "unpacked", ignore_errors=True)

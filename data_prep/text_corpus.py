@@ -3,6 +3,8 @@
 import io
 import shutil
 from argparse import Namespace
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
@@ -10,35 +12,44 @@ from typing import ClassVar
 from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, concatenate, preprocess, split_files
 from data_prep.corpus import Corpus, number
-from data_prep.parallel import map_files
+from data_prep.parallel import map_lines, progress
 from data_prep.validation import check_text
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.data.line_codec import SENTENCEPIECE, Characters, SentencePieces
 from fairseq_lrpe.utils.cli import path_arg
-from fairseq_lrpe.utils.files import read_lines, write_atomic
+from fairseq_lrpe.utils.files import read_lines, write_atomic, write_lines
 
 SENTENCES = 2_000_000  # maximum number of lines for SentencePiece training, limited by memory
+BATCH = 10_000  # rows of a dataset that are read at once
 
 
 class TextCorpus(Corpus):
-    """Running text in words, separated by spaces; OUT/text has train.txt, valid.txt and possibly test.txt."""
+    """Running text in words, separated by spaces; OUT/text has train.txt, valid.txt and possibly test.txt.
+
+    Attributes:
+        suffix: Suffix of the files in OUT/text with the units that :meth:`encoder` returns.
+    """
 
     accepts = "a folder with train.txt, valid.txt and test.txt in UTF-8"
+    suffix: str
 
     def write_text(self, args, folder):
-        copy_texts(split_files(args.source), folder, f"--from takes {self.accepts}")
+        copy_texts(split_files(args.source), folder)
 
     def prepare(self, args, folder):
         texts = {split: path for split, path in split_files(self.text(args)).items() if path.exists()}
-        log, flags = args.out / "preprocess.log", self.flags(args)
-        preprocess(self.encoded(args, texts, folder), folder, log, *flags, workers=args.workers)
+        if encode := self.encoder(args, texts["train"], folder):
+            for split, path in texts.items():
+                texts[split] = path.with_suffix(f".{self.suffix}")
+                map_lines(encode, path, texts[split], args.workers)
+        flags = ["--only-source", *self.flags(args)]
+        preprocess(texts, folder, args.out / "preprocess.log", *flags, workers=args.workers)
 
-    def encoded(self, args: Namespace, texts: dict[str, Path], folder: Path) -> dict[str, Path]:
-        """Returns {split: file with the units of the text separated by spaces}.
+    def encoder(self, args: Namespace, train: Path, folder: Path) -> Callable[[str], str] | None:
+        """Returns the function that splits a line into units separated by spaces, or None for words.
 
         Files that are needed to encode other text are written to ``folder``, which becomes OUT/bin.
         """
-        return texts
 
     def flags(self, args: Namespace) -> list:
         """Returns the flags of fairseq-preprocess that determine the dictionary."""
@@ -46,16 +57,15 @@ class TextCorpus(Corpus):
 
 
 class CharacterCorpus(TextCorpus):
-    """Running text in characters."""
+    suffix = "characters"
 
-    def encoded(self, args, texts, folder):
-        return map_files(Characters().encode, texts, args.out / "text", "characters", args.workers)
+    def encoder(self, args, train, folder):
+        return Characters().encode
 
 
 class BytePairCorpus(TextCorpus):
-    """Running text in GPT-2 BPE."""
-
     task = "masked_lm"
+    suffix = "bpe"
     options: ClassVar = {
         "--bpe": {
             "type": path_arg,
@@ -72,9 +82,8 @@ class BytePairCorpus(TextCorpus):
         gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe, args.bpe_types)
         super().prepare(args, folder)
 
-    def encoded(self, args, texts, folder):
-        encode = gpt2_bpe.line_encoder(args.out / "gpt2_bpe")
-        return map_files(encode, texts, args.out / "text", "bpe", args.workers)
+    def encoder(self, args, train, folder):
+        return gpt2_bpe.line_encoder(args.out / "gpt2_bpe")
 
     def flags(self, args):
         return ["--srcdict", args.out / "gpt2_bpe" / "dict.txt"]
@@ -85,20 +94,23 @@ class BytePairCorpus(TextCorpus):
         return f"{size:,} types; with the <mask> of fairseq's masked_lm {size + 1:,}, {same}"
 
 
+def sentencepiece_option(types: int) -> dict[str, dict]:
+    return {"--sentencepiece": number("maximum vocabulary size (default: %(default)s)", default=types)}
+
+
 class SentencePieceCorpus(TextCorpus):
     """Running text in SentencePiece units; the model is learned on train.txt and saved in OUT/bin."""
 
-    options: ClassVar = {
-        "--sentencepiece": number("maximum vocabulary size (default: %(default)s)", default=2000)
-    }
+    suffix = "spm"
+    options: ClassVar = sentencepiece_option(2000)
 
-    def encoded(self, args, texts, folder):
+    def encoder(self, args, train, folder):
         model = args.out / "text" / SENTENCEPIECE
         if not model.exists():
             print(f"Learning {SENTENCEPIECE}", flush=True)
-            write_atomic(model, learn_pieces(args.sentencepiece, texts["train"]))
+            write_atomic(model, learn_pieces(args.sentencepiece, train))
         shutil.copyfile(model, folder / SENTENCEPIECE)
-        return map_files(SentencePieces(model).encode, texts, args.out / "text", "spm", args.workers)
+        return SentencePieces(model).encode
 
 
 def learn_pieces(types: int, text: Path) -> bytes:
@@ -123,28 +135,47 @@ def learn_pieces(types: int, text: Path) -> bytes:
         )
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[-1]
-        raise ValueError(
-            f"SentencePiece cannot learn {types:,} pieces ({reason}): use more text or fewer pieces"
-        ) from None
+        remedy = "use more text or fewer pieces"
+        raise ValueError(f"SentencePiece cannot learn {types:,} pieces ({reason}): {remedy}") from None
     return model.getvalue()
 
 
-def copy_texts(texts: dict[str, Path], folder: Path, expected: str) -> None:
-    """Copies {split: text file} to ``folder``/SPLIT.txt; a missing text is an error, unless it is a test.txt.
-
-    Args:
-        texts: {split: text file}.
-        folder: Folder to write.
-        expected: End of the error message if a text is missing.
-    """
+def copy_texts(texts: dict[str, Path], folder: Path) -> None:
     for path in texts.values():
-        check_text(path, expected)
+        check_text(path)
     for split, path in texts.items():
         concatenate([path], folder / f"{split}.txt")
 
 
 def write_splits(folder: Path, lines: dict[str, list[str]]) -> None:
-    """Writes {split: lines} to train.txt, valid.txt and test.txt."""
     for split in SPLITS:
-        path = folder / f"{split}.txt"
-        path.write_text("".join(f"{line}\n" for line in lines[split]), encoding="utf-8", newline="\n")
+        write_lines(folder / f"{split}.txt", lines[split])
+
+
+def write_dataset(
+    facts: dict, folder: Path, split: Callable[[int, int], str], text: Callable[[str], str] = "{}\n".format
+) -> None:
+    """Writes the column "text" of a dataset on the Hugging Face hub to train.txt, valid.txt and test.txt.
+
+    Row i of n belongs to the split ``split(i, n)``, and is written as ``text(row)``.
+
+    Args:
+        facts: The entry in sources.yaml: the name of the ``dataset``, the ``name`` of its configuration if it
+            has several, the ``revision``, and the expected number of ``rows``.
+    """
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        remedy = "run `pip install datasets`, or give a folder of text files with --from"
+        raise ValueError(f"{facts['dataset']} requires the package datasets: {remedy}") from None
+    rows = load_dataset(facts["dataset"], facts.get("name"), revision=facts["revision"], split="train")
+    if (count := len(rows)) != facts["rows"]:
+        print(f"{facts['dataset']} has {count:,} rows, expected {facts['rows']:,}", flush=True)
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(path.open("w", encoding="utf-8", newline="\n"))
+            for name, path in split_files(folder).items()
+        }
+        for start in progress(range(0, count, BATCH), facts["dataset"], "batches"):
+            for i, row in enumerate(rows[start : start + BATCH]["text"], start):
+                files[split(i, count)].write(text(row))

@@ -1,31 +1,20 @@
-"""Validation of input texts, and records of the options with which folders were made."""
+"""Validation of text files and of their rows."""
 
-import contextlib
-import json
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from data_prep.progress import progress
-from fairseq_lrpe.utils.files import atomic_folder, read_lines
-
-RECORD = "source.json"
-"""File in a prepared folder: the path given by --from, or None, and the options that affect the data."""
-OLD_RECORD = "source.txt"
-"""Record of version 1.0.0, which is not compared."""
+from data_prep.parallel import progress
+from fairseq_lrpe.utils.files import read_lines
 
 
-def check_text(path: Path, expected: str = "expected a text file") -> int:
+def check_text(path: Path) -> int:
     """Returns the number of lines of a text file.
 
-    Args:
-        path: Text file.
-        expected: End of the error message if the file is missing, which says what is expected.
-
     Raises:
-        ValueError: If the file is missing, blank, or not valid UTF-8.
+        ValueError: If the file is missing, blank, or not UTF-8.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is missing: {expected}")
+        raise ValueError(f"{path} is missing: --from in --help says what is expected")
     count, blank = 0, True
     for line in progress(read_lines(path), f"checking {path.name}", "lines"):
         count += 1
@@ -36,29 +25,16 @@ def check_text(path: Path, expected: str = "expected a text file") -> int:
 
 
 def usable_rows(
-    lines: Iterable,
-    parse: Callable,
-    name: object,
-    *,
-    start: int = 1,
-    limit: int | None = None,
-    required: bool = False,
+    lines: Iterable, parse: Callable, name: object, start: int = 1, limit: int | None = None, required=False
 ) -> Iterator:
-    """Yields ``parse(line)`` for each line, except those for which it raises a ValueError.
+    """Yields ``parse(line)`` for the lines of a file, except those for which it raises a ValueError.
 
-    The number of lines that are left out is printed.
-
-    Args:
-        lines: Lines of a file.
-        parse: Function whose errors say what a line has, such as "has 3 fields instead of 6".
-        name: Name of the file for messages.
-        start: Number of the first line.
-        limit: Maximum number of rows.
-        required: Whether every line is required, so that none may be left out.
+    The number of lines that are left out is printed, with the first error, such as "has 3 fields instead of
+    6". ``start`` is the number of the first line, ``limit`` the maximum number of rows.
 
     Raises:
-        ValueError: At the end, if most lines would be left out, or any that is ``required``, or if there are
-            no rows.
+        ValueError: At the end, if most lines are broken, or any and all are ``required``, or if there are no
+            rows.
     """
     kept, broken, first = 0, 0, ""
     for number, line in enumerate(lines, start):
@@ -73,40 +49,8 @@ def usable_rows(
             kept += 1
             yield row
     if broken > kept or (broken and required):
-        others = f"; {broken - 1:,} more lines are broken" if broken > 1 else ""
-        raise ValueError(f"{name} {first}{others}")
+        raise ValueError(f"{name} {first}; {broken:,} broken lines in total")
     if not kept:
         raise ValueError(f"{name} has no rows")
     if broken:
         print(f"{name}: left out {broken:,} of {kept + broken:,} rows: {first}", flush=True)
-
-
-def check_out(out: Path, record: dict) -> None:
-    """Raises ValueError if ``out`` contains data that was made with other options than ``record``."""
-    for folder in (out / "text", out / "bin"):
-        file = folder / RECORD
-        if file.is_file():
-            for name, value in json.loads(file.read_text()).items():
-                if value != record.get(name):
-                    option, values = (
-                        f"--{name.replace('_', '-')}",
-                        value if isinstance(value, list) else [value],
-                    )
-                    used = (
-                        f"without {option}"
-                        if value is None
-                        else " ".join(["with", option, *map(str, values)])
-                    )
-                    remedy = f"use the same source and options, remove {out}, or change --out"
-                    raise ValueError(f"{folder} was made {used}: {remedy}")
-        elif folder.exists() and not (folder / OLD_RECORD).is_file():
-            raise ValueError(f"{folder} was not created by this command: remove it, or change --out")
-
-
-@contextlib.contextmanager
-def recorded_folder(folder: Path, record: dict) -> Iterator[Path]:
-    """Yields a temporary folder, and on success writes the record to it and renames it to ``folder``."""
-    print(f"Preparing {folder}", flush=True)
-    with atomic_folder(folder) as part:
-        yield part
-        (part / RECORD).write_text(json.dumps(record) + "\n")

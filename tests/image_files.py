@@ -8,7 +8,7 @@ import torch
 from fairseq.models import BaseFairseqModel, register_model, register_model_architecture
 from PIL import Image
 
-from data_prep.corpora.image_folders import ImageFile, write_images
+from data_prep.corpora.image_folders import ClassFolders, ImageFile
 from data_prep.labelled import write_metadata
 
 
@@ -39,7 +39,8 @@ def write_image_dataset(folder, count=24, classes=3, splits=("train", "valid", "
             image = ImageFile(labels[label], f"{index:04}.jpg", source / f"{split}{index}.jpg")
             image.path.write_bytes(colored_image(label, 1000 * number + index))
             images.append(image)
-        rows[split] = write_images(folder, split, images, labels, 1, [])
+        args = Namespace(workers=1, shorter_side=None)
+        rows[split] = ClassFolders("cifar10").write_images(folder, split, images, labels, args)
     write_metadata(folder, labels, rows, images=True)
     return folder
 

@@ -11,7 +11,7 @@ from data_prep import gpt2_bpe
 from data_prep.binarize import SPLITS, preprocess
 from data_prep.corpus import Corpus
 from data_prep.fetch import fetch, unpacked
-from data_prep.labelled import TRAIN_ROWS
+from data_prep.labelled import TRAIN_ROWS, print_rows
 from data_prep.labelled_words import LabelledWords
 from data_prep.parallel import map_lines
 from data_prep.text_corpus import BytePairCorpus
@@ -21,14 +21,11 @@ from fairseq_lrpe.utils.files import read_lines, write_lines
 
 
 def task_option(tasks: list[str], default: list[str]) -> dict[str, dict]:
-    """Returns the positional argument of a GLUE corpus."""
     text = f"tasks to prepare, from {' '.join(tasks)} (default: {' '.join(default)})"
     return {"tasks": {"nargs": "*", "metavar": "TASK", "help": text, "default": default}}
 
 
 class Tasks(Corpus):
-    """Base class of both GLUE corpora."""
-
     accepts = "a folder with GLUE's TSV files, TASK/train.tsv and so on (default: download them)"
     unrecorded = (*Corpus.unrecorded, "tasks", "task", "name")
 
@@ -37,7 +34,6 @@ class Tasks(Corpus):
         return [Namespace(**{**vars(args), "name": x, "task": tasks[x], "out": args.out / x}) for x in tasks]
 
     def download(self, args: Namespace) -> Path:
-        """Downloads the TSV files of the task ``args.name`` and returns their folder."""
         files = self.facts[args.name]["files"]
         mirrors = {"mirrors": self.facts["mirrors"]}
         paths = [fetch(args.out / file, {**mirrors, **facts}) for file, facts in files.items()]
@@ -49,7 +45,6 @@ class Tasks(Corpus):
         return folder
 
     def write_text(self, args, folder):
-        """Writes the sentences and labels, one row per line, and the files rows.json and labels.txt."""
         source = args.source / args.name if args.source else self.download(args)
         counts = {}
         for split, file in args.task.files.items():
@@ -60,7 +55,10 @@ class Tasks(Corpus):
             counts[split] = len(texts)
         (folder / "rows.json").write_text(json.dumps(counts) + "\n")
         # A complete dictionary for fairseq-preprocess --srcdict, which adds no madeupwords to it.
-        (folder / "labels.txt").write_text("".join(f"{name} 0\n" for name in args.task.labels))
+        write_lines(folder / "labels.txt", (f"{name} 0" for name in args.task.labels))
+
+    def published_rows(self, args):
+        return self.facts[args.name]["rows"]
 
 
 class Glue(Tasks, BytePairCorpus):
@@ -74,36 +72,30 @@ class Glue(Tasks, BytePairCorpus):
     options: ClassVar = {**task_option([*TASKS], PAPER_TASKS), **TRAIN_ROWS, **BytePairCorpus.options}
 
     def prepare(self, args, folder):
-        bpe = args.out.parent / "gpt2_bpe"
+        bpe, text = args.out.parent / "gpt2_bpe", self.text(args)
         gpt2_bpe.provide(bpe, args.bpe, args.bpe_types)
-        text = self.text(args)
         for path in sorted(text.glob("*.input?.txt")):
             map_lines(gpt2_bpe.line_encoder(bpe), path, path.with_suffix(""), args.workers)
         for column in columns(args.task, "train"):
-            splits = args.task.labelled if column == "label" else args.task.files
+            splits, dictionary = args.task.files, bpe / "dict.txt"
+            if column == "label":
+                splits, dictionary = args.task.labelled, text / "labels.txt"
             if column == "label" and not args.task.labels:
                 (folder / column).mkdir()
                 for split in splits:
                     shutil.copyfile(text / f"{split}.label", folder / column / f"{split}.label")
-            else:  # one call for valid and valid1 because fairseq-preprocess is slow to start
-                texts = {}
-                for kind in SPLITS:
-                    if paths := [text / f"{x}.{column}" for x in splits if x.startswith(kind)]:
-                        texts[kind] = paths
-                dictionary = text / "labels.txt" if column == "label" else bpe / "dict.txt"
-                log, flags = args.out / "preprocess.log", ("--srcdict", dictionary)
-                preprocess(texts, folder / column, log, *flags, workers=args.workers)
+                continue
+            texts = {}  # one call for valid and valid1 because fairseq-preprocess is slow to start
+            for kind in SPLITS:
+                if paths := [text / f"{x}.{column}" for x in splits if x.startswith(kind)]:
+                    texts[kind] = paths
+            log, flags = args.out / "preprocess.log", ("--only-source", "--srcdict", dictionary)
+            preprocess(texts, folder / column, log, *flags, workers=args.workers)
         shutil.copyfile(text / "rows.json", folder / "rows.json")
 
     def report(self, args):
-        """Prints the numbers of rows, the published ones, and the beginning of a command that trains."""
-        name, expected = args.name, self.facts[args.name]["rows"]
-        counts = json.loads((args.out / "bin" / "rows.json").read_text())
-        same = ", as published" if counts == expected else ""
-        print(f"{name}: {', '.join(f'{split} {counts[split]:,}' for split in args.task.files)} rows{same}")
-        for split in args.task.files:
-            if counts[split] != expected[split]:
-                print(f"{name} {split}: {counts[split]:,} rows, published: {expected[split]:,}")
+        print(f"{args.name}: ", end="")
+        print_rows(json.loads((args.out / "bin" / "rows.json").read_text()), self.published_rows(args))
         classes = len(args.task.labels) or "1 --regression-target"
         flags = f"--task sentence_prediction --num-classes {classes} --user-dir fairseq_lrpe ..."
         print(f"ready: fairseq-train {args.out / 'bin'} {flags}")
@@ -116,20 +108,14 @@ class GlueWords(Tasks, LabelledWords):
     labels.
     """
 
-    options: ClassVar = {
-        **task_option(
-            [name for name, task in TASKS.items() if task.labels], ["SST-2", "QNLI", "QQP", "MNLI"]
-        ),
-        **LabelledWords.options,
-    }
+    classified: ClassVar = [name for name, task in TASKS.items() if task.labels]
+    paper: ClassVar = ["SST-2", "QNLI", "QQP", "MNLI"]
+    options: ClassVar = {**task_option(classified, paper), **LabelledWords.options}
 
     def check(self, args):
         super().check(args)
         if not args.task.labels:
             raise ValueError(f"{args.name} has scores instead of classes: use the corpus glue")
-
-    def published_rows(self, args):
-        return self.facts[args.name]["rows"]
 
 
 def columns(task: Task, split: str) -> list[str]:
@@ -150,41 +136,29 @@ def rows(path: Path, task: Task, split: str, limit: int | None = None) -> Iterat
     has_header = not (labelled and task.header)
     header = next(lines, "").split("\t") if has_header else task.header
     names = [*task.sentences, task.label] if labelled else task.sentences
-    for name in names:
-        if name not in header:
-            raise ValueError(f"{path} line 1 has no column {name}: {excerpt(header)}")
+    if missing := [name for name in names if name not in header]:
+        raise ValueError(f"{path} line 1 has no column {missing[0]}")
     columns_used = [header.index(name) for name in names]
 
     def parse(line):
         fields = line.replace("\r", " ").split("\t")  # quotes have no special meaning
         if len(fields) != len(header):
-            raise ValueError(f"has {len(fields)} fields instead of {len(header)}: {excerpt(fields)}")
+            raise ValueError(f"has {len(fields)} fields instead of {len(header)}")
         values = [fields[i] for i in columns_used]
         for name, value in zip(task.sentences, values, strict=False):
             if not value.strip() and not task.empty:
-                raise ValueError(f"has an empty {name}: {excerpt(fields)}")
+                raise ValueError(f"has an empty {name}")
         return [*values[:-1], label(values[-1], task)] if labelled else values
 
     return usable_rows(lines, parse, path, start=1 + has_header, limit=limit, required=not labelled)
 
 
-def excerpt(fields: list[str]) -> str:
-    """Returns the first 80 characters of a line for error messages."""
-    text = " | ".join(fields)
-    return text if len(text) <= 80 else text[:80] + "…"
-
-
 def label(field: str, task: Task) -> str | float:
-    """Returns a validated class name, or a score divided by its maximum."""
     if task.labels:
         if field not in task.labels:
             raise ValueError(f"has the label {field!r} instead of one of {', '.join(task.labels)}")
         return field
-    try:
-        score = float(field)
-    except ValueError:
-        score = -1
-    if not 0 <= score <= MAX_SCORE:
+    if not 0 <= (score := float(field)) <= MAX_SCORE:
         raise ValueError(f"has the score {field!r} instead of a number from 0 to {MAX_SCORE}")
     return score / MAX_SCORE
 

@@ -3,36 +3,55 @@
 import io
 import tarfile
 import warnings
-from argparse import Namespace
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
-from data_prep.class_folders import (
-    ACCEPTS,
-    ImageFile,
-    ImageFiles,
-    check_classes,
-    in_class_folders,
-    with_validation,
-)
 from data_prep.corpus import number
 from data_prep.fetch import files_of_tar
-from data_prep.labelled import TRAIN_ROWS, Labelled, check_readable, dataset_builder, write_metadata
-from data_prep.parallel import ordered_map
-from data_prep.progress import progress
-from fairseq_lrpe.data.image_files import decode
+from data_prep.labelled import TRAIN_ROWS, Labelled, dataset_builder, write_labels, write_metadata
+from data_prep.parallel import ordered_map, progress
+from fairseq_lrpe.data.image_files import SUFFIXES, decode, is_image
+from fairseq_lrpe.utils.files import read_file, visible_files
 
+ACCEPTS = "a folder with {train,valid,test}/CLASS/*.jpg, .png or other images, or an archive of such a folder"
+SPLITS = {  # {name of a folder in lowercase: split}
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("valid", "val", "validation", "dev"), "valid"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
 TRAIN, VALID = "ILSVRC2012_img_train.tar", "ILSVRC2012_img_val.tar"
 DEVKIT = "ILSVRC2012_devkit_t12.tar.gz"
 DEVKIT_FOLDER = "ILSVRC2012_devkit_t12/data"
 QUALITY = 95  # of resized JPEG files
 BLOCK = 20  # images that a worker process decodes at a time
+
+
+class ImageFile(NamedTuple):
+    """A class and an image file: ``path`` or, if ``size`` >= 0, ``size`` bytes at ``begin`` of an archive."""
+
+    label: str
+    name: str
+    path: Path
+    begin: int = 0
+    size: int = -1
+
+    def read(self) -> bytes:
+        if self.size < 0:
+            return read_file(self.path)
+        with self.path.open("rb") as file:
+            file.seek(self.begin)
+            return file.read(self.size)
+
+
+ImageFiles = dict[str, list[ImageFile]]
 
 
 class ClassFolders(Labelled):
@@ -63,18 +82,35 @@ class ClassFolders(Labelled):
         return self.rows
 
     def find(self, args) -> ImageFiles:
-        """Returns {split: image files}."""
-        return in_class_folders(self.archive(args), args.source)
+        return in_class_folders(self.archive(args))
 
     def prepare(self, args, folder):
-        found = select(self.find(args), args)
+        found = with_validation(self.find(args))
+        found["train"] = found["train"][: args.train_rows]
+        check_classes({split: [image.label for image in images] for split, images in found.items()})
         labels = sorted({image.label for image in found["train"]})
         rows = {}
         for split, images in found.items():
-            options = args.workers, self.unreadable, args.shorter_side
-            rows[split] = write_images(folder, split, images, labels, *options)
+            rows[split] = self.write_images(folder, split, sorted(images), labels, args)
         self.write_unreadable(folder)
         write_metadata(folder, labels, rows, images=True)
+
+    def write_images(self, folder: Path, split: str, images: list[ImageFile], labels: list[str], args) -> int:
+        prefix = folder / f"{split}.input0"
+        files, kept = dataset_builder(prefix, np.uint8), []
+        numbers = {label: i for i, label in enumerate(labels)}
+        checked = partial(read_checked, split=split, shorter_side=args.shorter_side)
+        with closing(ordered_map(checked, images, args.workers, BLOCK)) as read:
+            bar = progress(read, f"writing {split}", "images", total=len(images))
+            for label, content in self.readable(bar, len(images)):
+                files.add_item(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+                kept.append(numbers[label])
+        if split == "train" and (lost := {*numbers.values()} - {*kept}):
+            name = labels[min(lost)]
+            raise ValueError(f"no training image of the class {name} is readable: remove its folder")
+        files.finalize(f"{prefix}.idx")
+        write_labels(folder, split, kept)
+        return len(kept)
 
     def vocabulary(self, data):
         return ""
@@ -96,6 +132,82 @@ class ImageNet(ClassFolders):
         if not train.is_file():
             return super().find(args)
         return {"train": ilsvrc_train(train), "valid": ilsvrc_valid(valid, devkit)}
+
+
+def in_class_folders(folder: Path) -> ImageFiles:
+    """Returns {split: image files} of a folder, and prints what is ignored.
+
+    The class is the folder in that of the split, as in torchvision's ImageFolder; it may have subfolders. The
+    folders of the splits may be at any depth that is the same for all of them. Test images without class
+    folders are ignored.
+
+    Raises:
+        ValueError: If there are no training images, or there might be validation images in other places.
+    """
+    files = {path.relative_to(folder).parts: path for path in visible_files(folder)}
+    images = {parts for parts in files if is_image(parts[-1])}
+    depths = [i for parts in images for i, part in enumerate(parts[:-1]) if split_of(part) == "train"]
+    if not depths:
+        expected = f"expected train/CLASS/*.jpg, or files that end in {', '.join(SUFFIXES[1:])}"
+        raise ValueError(f"--from has no training images: {expected}")
+    depth, found, ignored, unclear = min(depths), defaultdict(list), [], []
+    for parts, path in files.items():
+        split, inside = split_of(parts[depth]) if len(parts) > depth + 1 else None, parts[depth + 1 :]
+        if parts in images and split and len(inside) > 1:
+            found[split].append(ImageFile(inside[0], "/".join(inside[1:]), path))
+            continue
+        ignored.append("/".join(parts))
+        if split == "valid" or (parts in images and split is None):
+            unclear.append(ignored[-1])
+        elif parts in images and split == "train":
+            raise ValueError(f"{ignored[-1]} is not in a class folder: move it to CLASS/{parts[-1]}")
+    if "valid" in found:
+        print(f"validation images: {len(found['valid']):,}; no training images are held out")
+    elif unclear:
+        expected = f"name them valid/CLASS/NAME, with the ending {', '.join(SUFFIXES)}"
+        raise ValueError(f"there may be validation images, such as {unclear[0]}: {expected}, or remove them")
+    if ignored:
+        print(f"ignored: {len(ignored):,} files, such as {min(ignored)}")
+    return found
+
+
+def split_of(folder: str) -> str | None:
+    return SPLITS.get(folder.lower())
+
+
+def interleave(images: Iterable[ImageFile]) -> list[ImageFile]:
+    """Returns the images: each class's first by name, then each class's second, and so on."""
+    count, turns = Counter(), []
+    for image in sorted(images):
+        turns.append((count[image.label], image))
+        count[image.label] += 1
+    return [image for _, image in sorted(turns)]
+
+
+def with_validation(images: ImageFiles) -> ImageFiles:
+    """Returns the images of each split, interleaved by class.
+
+    If there are no validation images, the last tenth of the training images is used.
+    """
+    train, valid, test = (interleave(images.get(split, [])) for split in ("train", "valid", "test"))
+    if not valid:
+        if not (held_out := len(train) // 10):
+            number = f"{len(train)} training images and no validation images"
+            raise ValueError(f"--from has {number}: expected at least 10 training images")
+        print(f"no validation images: the last tenth of the training images, {held_out:,}, is held out")
+        train, valid = train[:-held_out], train[-held_out:]
+    return {"train": train, "valid": valid} | ({"test": test} if test else {})
+
+
+def check_classes(labels: dict[str, Iterable[str]]) -> None:
+    """Raises ValueError unless {split: labels} has two training classes, and those of every other split."""
+    known = set(labels["train"])
+    if len(known) < 2:
+        raise ValueError(f"there are training images of only one class, {min(known)}: expected two or more")
+    for split, names in labels.items():
+        if unknown := set(names) - known:
+            name = f"the class {min(unknown)}, which has no training images"
+            raise ValueError(f"there are {split} images of {name}: rename or remove its folder")
 
 
 def ilsvrc_train(archive: Path) -> list[ImageFile]:
@@ -123,73 +235,20 @@ def ilsvrc_valid(archive: Path, devkit: Path) -> list[ImageFile]:
     return [ImageFile(classes[int(x)], name, archive, begin, size) for x, (name, begin, size) in pairs]
 
 
-def select(images: ImageFiles, args: Namespace) -> ImageFiles:
-    """Returns the images to use, sorted by class and name."""
-    taken = with_validation(images, args.source)
-    check_classes({split: [image.label for image in rows] for split, rows in taken.items()}, args.source)
-    classes = {image.label for image in taken["train"]}
-    if args.train_rows and args.train_rows < len(classes):
-        raise ValueError(f"--train-rows {args.train_rows} is less than the number of classes, {len(classes)}")
-    taken["train"] = taken["train"][: args.train_rows]
-    return {split: sorted(rows) for split, rows in taken.items()}
+def read_checked(image: ImageFile, split: str, shorter_side: int | None) -> tuple[tuple[str, bytes], str]:
+    """Returns ((class, content), "") of an image, or an error instead of "" if it cannot be decoded.
 
-
-def write_images(
-    folder: Path,
-    split: str,
-    images: list[ImageFile],
-    labels: list[str],
-    workers: int,
-    unreadable: list[str],
-    shorter_side: int | None = None,
-) -> int:
-    """Writes a split, lists skipped images and reasons in ``unreadable``, and returns the number of rows.
-
-    Images with a shorter side above ``shorter_side`` are resized.
+    An image with a shorter side above ``shorter_side`` is resized with the training's bicubic filter.
     """
-    prefix, numbers = folder / f"{split}.input0", {label: i for i, label in enumerate(labels)}
-    bar = progress(None, f"writing {split}", "images", total=len(images))
-    files, kept, skipped = dataset_builder(prefix, np.uint8), [], []
-    blocks = [images[i : i + BLOCK] for i in range(0, len(images), BLOCK)]
-    function = partial(read_checked, shorter_side=shorter_side)
-    with closing(ordered_map(function, blocks, workers)) as read, bar:
-        for block, contents in zip(blocks, read, strict=True):
-            for image, (content, reason) in zip(block, contents, strict=True):
-                if reason:
-                    skipped.append(f"{split}/{image.label}/{image.name}: {reason}")
-                else:
-                    files.add_item(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-                    kept.append(numbers[image.label])
-            bar.update(len(block))
-    check_readable(skipped, len(images))
-    if split == "train" and (lost := {*numbers.values()} - {*kept}):
-        raise ValueError(f"no training image of the class {labels[min(lost)]} is readable: remove its folder")
-    unreadable += skipped
-    files.finalize(f"{prefix}.idx")
-    np.save(folder / f"{split}.label.npy", np.array(kept, dtype=np.int64))
-    return len(kept)
-
-
-def read_checked(images: list[ImageFile], shorter_side: int | None = None) -> list[tuple[bytes, str]]:
-    """Returns (content, "") for each image that can be decoded, and (b"", reason) for the others."""
     warnings.simplefilter("ignore")  # Pillow warns about defects that it tolerates
-    return [_read_checked(image, shorter_side) for image in images]
-
-
-def _read_checked(image, shorter_side):
     try:
         content = image.read()
         pixels = decode(content)
     except (ValueError, OSError) as error:
-        return b"", str(error)
+        return (image.label, b""), f"{split}/{image.label}/{image.name}: {error}"
     if shorter_side and min(pixels.size) > shorter_side:
-        content = resized(pixels, shorter_side)
-    return content, ""
-
-
-def resized(image: Image.Image, shorter_side: int) -> bytes:
-    """Returns a JPEG file of the image, resized to a shorter side with the training's bicubic filter."""
-    width, height = (round(side * shorter_side / min(image.size)) for side in image.size)
-    out = io.BytesIO()
-    image.resize((width, height), Image.Resampling.BICUBIC).save(out, "JPEG", quality=QUALITY)
-    return out.getvalue()
+        size = [round(side * shorter_side / min(pixels.size)) for side in pixels.size]
+        out = io.BytesIO()
+        pixels.resize(size, Image.Resampling.BICUBIC).save(out, "JPEG", quality=QUALITY)
+        content = out.getvalue()
+    return (image.label, content), ""

@@ -7,21 +7,19 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from data_prep.binarize import SPLITS
-from data_prep.corpus import Corpus, number
-from data_prep.fetch import files_in
+from data_prep.corpus import Corpus
+from data_prep.fetch import SOURCES
 from data_prep.labelled import Labelled
 from data_prep.labelled_words import LabelledWords
-from data_prep.text_corpus import SentencePieceCorpus, write_splits
+from data_prep.text_corpus import SentencePieceCorpus, sentencepiece_option, write_splits
 from fairseq_lrpe.data.classified_text import BYTES
-from fairseq_lrpe.utils.files import read_file, without_mark
+from fairseq_lrpe.utils.files import read_file, visible_files, without_mark
 
 LABELS = ("neg", "pos")
 EVERY = 100  # one review of so many is used for validation in imdb_lm, and one for test
 
 
 class Review(NamedTuple):
-    """A review as UTF-8 text, its label, and its path LABEL/NAME."""
-
     text: bytes
     label: str
     path: str
@@ -36,26 +34,23 @@ class Reviews(Corpus):
     folders = LABELS
     metavar = "FILE_OR_FOLDER"
 
-    @property
-    def accepts(self):
-        layout = "an archive or a folder of the same layout, {train,test}/{pos,neg}/*.txt"
-        return f"{self.facts['archive']}, or {layout} (default: download it)"
+    accepts = (
+        f"{SOURCES['imdb']['archive']}, or an archive or a folder of the same layout, "
+        "{train,test}/{pos,neg}/*.txt (default: download it)"
+    )
 
     def reviews(self, args) -> dict[str, list[Review]]:
         """Returns {"train": reviews, "test": reviews}, sorted by the SHA-256 of their paths."""
-        folder = self.archive(args)
         splits = {"train": [], "test": []}
-        paths = rf"(?:^|/)(train|test)/({'|'.join(self.folders)})/([^/]+\.txt)$"
-        for match, path in files_in(folder, paths, args.source or folder):
-            split, label, name = match.groups()
-            splits[split].append(Review(without_mark(read_file(path), str(path)), label, f"{label}/{name}"))
+        for path in visible_files(self.archive(args)):
+            split, label, name = path.absolute().parts[-3:]
+            if split in splits and label in self.folders and path.suffix == ".txt":
+                content = without_mark(read_file(path), str(path))
+                splits[split].append(Review(content, label, f"{label}/{name}"))
         for split, part in splits.items():
             for label in LABELS:
                 if sum(review.label == label for review in part) < 2:
-                    name = f"{split}/{label}/*.txt"
-                    raise ValueError(f"{args.source} has fewer than two files {name}: expected at least two")
-            if empty := next((review.path for review in part if not review.text.strip()), None):
-                raise ValueError(f"{args.source} has an empty review, {split}/{empty}")
+                    raise ValueError(f"--from has fewer than two files {split}/{label}/*.txt: see --help")
             part.sort(key=lambda review: hashlib.sha256(review.path.encode()).digest())
         return splits
 
@@ -84,16 +79,12 @@ class ByWords(Reviews, LabelledWords):
     """
 
     def rows(self, args):
-        splits = self.reviews(args)
-        held_out = set()
-        for label in LABELS:
-            paths = [review.path for review in splits["train"] if review.label == label]
-            held_out.update(paths[: max(1, len(paths) // 10)])
-        parts = {
-            "train": [review for review in splits["train"] if review.path not in held_out],
-            "valid": [review for review in splits["train"] if review.path in held_out],
-            "test": splits["test"],
-        }
+        reviews = self.reviews(args)
+        parts, train = {"train": [], "valid": [], "test": reviews["test"]}, reviews["train"]
+        left = {label: max(1, sum(review.label == label for review in train) // 10) for label in LABELS}
+        for review in train:
+            left[review.label] -= 1
+            parts["valid" if left[review.label] >= 0 else "train"].append(review)
         return {split: [(plain(review), review.label) for review in part] for split, part in parts.items()}
 
 
@@ -107,9 +98,7 @@ class RunningText(Reviews, SentencePieceCorpus):
     """
 
     folders = (*LABELS, "unsup")
-    options: ClassVar = {
-        "--sentencepiece": number("maximum vocabulary size (default: %(default)s)", default=8000)
-    }
+    options: ClassVar = sentencepiece_option(8000)
 
     def write_text(self, args, folder):
         texts = (" ".join(plain(x).split()) for part in self.reviews(args).values() for x in part)
@@ -120,10 +109,8 @@ class RunningText(Reviews, SentencePieceCorpus):
 
 
 def plain(review: Review) -> str:
-    """Returns the text of a review with line break tags replaced by spaces."""
     try:
         return re.sub(r"<br\s*/?>", " ", review.text.decode())
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"the review {review.path} is not UTF-8 text ({error}): convert it to UTF-8"
-        ) from None
+        remedy = "convert it to UTF-8"
+        raise ValueError(f"the review {review.path} is not UTF-8 text ({error}): {remedy}") from None

@@ -67,7 +67,6 @@ class ListOps(Generated):
 
 
 def read_rows(path: Path) -> Iterator[tuple[np.ndarray, int]]:
-    """Yields (indices into SYMBOLS without parentheses, value) for each row of a published TSV file."""
     lines = read_lines(path)
     if next(lines, "") != "Source\tTarget":
         raise ValueError(f"{path} does not start with the header Source, tab, Target")
@@ -75,7 +74,6 @@ def read_rows(path: Path) -> Iterator[tuple[np.ndarray, int]]:
 
 
 def expression_of(line: str) -> tuple[np.ndarray, int]:
-    """Returns (indices into SYMBOLS without parentheses, value) of a line of a published TSV file."""
     text, _, value = line.partition("\t")
     symbols = split_expression(text)
     if not symbols or set(symbols) - set(SYMBOLS) or value not in SYMBOLS[:10]:
@@ -84,18 +82,10 @@ def expression_of(line: str) -> tuple[np.ndarray, int]:
 
 
 def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int) -> list[tuple[bytes, int]]:
-    """Draws BATCH expressions; returns those with more than ``shortest`` and fewer than ``longest`` tokens.
+    """Returns (indices into SYMBOLS as bytes, value) of BATCH expressions, without those of a wrong length.
 
     All expressions are drawn at once, level by level. One random number n < 1440 determines a node: if
     n < 360, it is the operator n % 4 with 2 + n // 40 arguments, otherwise the digit n % 10.
-
-    Args:
-        seed: Seed of the generator.
-        depth: Maximum depth of an expression.
-        stream: Index of the random stream.
-
-    Returns:
-        (indices into SYMBOLS as bytes, value) of each expression.
     """
     bits = np.random.Philox(key=np.array([seed % 2**64, stream], np.uint64))
     half = np.uint64(32)
@@ -112,16 +102,11 @@ def expressions(seed: int, depth: int, shortest: int, longest: int, stream: int)
 
 
 def arguments(node: np.ndarray) -> np.ndarray:
-    """Returns the numbers of arguments of operators, given the random numbers that determine them."""
     return 2 + node // 40
 
 
 def serialize(levels: list[tuple[np.ndarray, np.ndarray]]) -> list[tuple[bytes, int]]:
-    """Returns (indices into SYMBOLS as bytes, value) of each expression.
-
-    Args:
-        levels: (random numbers of the nodes, whether they are operators) of each level, from the root down.
-    """
+    """Returns the expressions with these (random numbers of nodes, whether they are operators) per level."""
     values, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]  # of the subtrees, by level
     for node, operator in reversed(levels):
         value, size = node % 10, np.ones_like(node)

@@ -21,6 +21,8 @@ MAX_BYTES = 1 << 31  # limit per file of WikiText
 PAIRS = {"train": 8000, "valid": 1000, "test": 1000}
 TITLE = re.compile(rb"(?m)(?:\A|^ *\n)( = [^=\n].* = \n)(?= *\n)")  # title of an article, between blank lines
 
+Pair = tuple[bytes, bytes, int]  # (first text, second text, label)
+
 
 class Papers(Labelled):
     """Long-Range Arena's Retrieval, for ``classification``: pairs of papers of the ACL Anthology Network.
@@ -33,8 +35,7 @@ class Papers(Labelled):
     accepts = f"a folder with {', '.join(FILES.values())}"
     types, labels = BYTES, ("no", "yes")
 
-    def pairs(self, folder: Path, split: str) -> Iterator[tuple[bytes, bytes, int]]:
-        """Yields (first text, second text, label) of each pair."""
+    def pairs(self, folder: Path, split: str) -> Iterator[Pair]:
         path = folder / FILES[split]
         with path.open("rb") as lines:
             yield from usable_rows(byte_lines(lines, str(path)), pair_of, path)
@@ -42,11 +43,8 @@ class Papers(Labelled):
     def splits(self, args):
         for split in SPLITS:
             pairs = self.pairs(args.source, split)
-            yield (
-                split,
-                ((*(np.frombuffer(x, np.uint8) for x in texts), label) for *texts, label in pairs),
-                None,
-            )
+            rows = ((*(np.frombuffer(x, np.uint8) for x in texts), label) for *texts, label in pairs)
+            yield split, rows, None
 
 
 class Segments(Papers):
@@ -64,8 +62,7 @@ class Segments(Papers):
         return sample_pairs(articles(other if other.exists() and not path.exists() else path), PAIRS[split])
 
 
-def pair_of(line: bytes) -> tuple[bytes, bytes, int]:
-    """Returns (first text, second text, label) of a line of one of Long-Range Arena's files."""
+def pair_of(line: bytes) -> Pair:
     fields = line.split(b"\t")
     if len(fields) != 5:
         raise ValueError(f"has {len(fields)} fields instead of 5")
@@ -90,14 +87,10 @@ def articles(path: Path) -> list[list[bytes]]:
     return found
 
 
-def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[tuple[bytes, bytes, int]]:
-    """Yields (first segment, second segment, label) of random pairs, alternating between both labels.
+def sample_pairs(found: list[list[bytes]], limit: int) -> Iterator[Pair]:
+    """Yields at most ``limit`` random pairs of the segments of each article, with alternating labels.
 
     The pairs depend only on the segments, not on torch's or Python's random state.
-
-    Args:
-        found: Segments of each article.
-        limit: Maximum number of pairs.
     """
     sizes = [len(segments) for segments in found]
     same = sum(size * (size - 1) // 2 for size in sizes)

@@ -1,20 +1,19 @@
 """Natural language inference (SNLI, Bowman et al. 2015)."""
 
 import json
-from argparse import Namespace
 from itertools import islice
 from pathlib import Path
 from typing import ClassVar
 
 from data_prep.binarize import SPLITS
-from data_prep.fetch import files_in
+from data_prep.fetch import SOURCES
 from data_prep.labelled_words import LabelledWords
 from data_prep.validation import usable_rows
 from fairseq_lrpe.data.glue_tasks import THREE_WAY
 from fairseq_lrpe.utils.cli import min_int
-from fairseq_lrpe.utils.files import read_lines
+from fairseq_lrpe.utils.files import read_lines, visible_files
 
-NAMES = {"train": "train", "dev": "valid", "test": "test"}
+NAMES = {"train": "snli_1.0_train.jsonl", "valid": "snli_1.0_dev.jsonl", "test": "snli_1.0_test.jsonl"}
 KEYS = (("sentence1", "sentence2", "gold_label"), ("premise", "hypothesis", "label"))
 UNDECIDED = "-"
 
@@ -27,6 +26,10 @@ class Snli(LabelledWords):
     """
 
     metavar = "FILE_OR_FOLDER"
+    accepts = (
+        f"{SOURCES['snli']['archive']}, a folder with its {', '.join(NAMES.values())}, or with --cut a file "
+        f"of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])} (default: download it)"
+    )
     options: ClassVar = {
         **LabelledWords.options,
         "--cut": {
@@ -36,12 +39,6 @@ class Snli(LabelledWords):
             "help": "numbers of rows of each split, which are taken in order from the single file --from",
         },
     }
-
-    @property
-    def accepts(self):
-        folder = "a folder with its snli_1.0_{train,dev,test}.jsonl"
-        file = f"one file of JSON lines with {' '.join(KEYS[0])} or {' '.join(KEYS[1])}"
-        return f"{self.facts['archive']}, {folder}, or with --cut {file} (default: download it)"
 
     def check(self, args):
         super().check(args)
@@ -55,30 +52,23 @@ class Snli(LabelledWords):
 
     def rows(self, args):
         if args.cut:
-            return cut(args)
-        folder, found = self.archive(args), {split: [] for split in SPLITS}
-        for match, path in files_in(
-            folder, r"(?:^|/)snli_1\.0_(train|dev|test)\.jsonl$", args.source or folder
-        ):
-            found[NAMES[match[1]]] = pairs(path)
-        for name, split in NAMES.items():
-            if not found[split]:
-                raise ValueError(f"{args.source} has no pairs in snli_1.0_{name}.jsonl")
-        return found
+            return cut(args.source, args.cut)
+        files = {path.name: path for path in visible_files(self.archive(args))}
+        if missing := set(NAMES.values()) - set(files):
+            raise ValueError(f"--from has no {min(missing)}: it takes {self.accepts}")
+        return {split: pairs(files[name]) for split, name in NAMES.items()}
 
 
-def cut(args: Namespace) -> dict[str, list[tuple]]:
-    """Returns {split: rows} of the file given by --from, with the numbers of rows given by --cut."""
-    rows = pairs(args.source)
-    if sum(args.cut) > len(rows):
-        wanted = " + ".join(f"{count:,}" for count in args.cut)
-        raise ValueError(f"{args.source} has {len(rows):,} pairs with a label: --cut asks for {wanted}")
+def cut(path: Path, counts: list[int]) -> dict[str, list[tuple]]:
+    rows = pairs(path)
+    if sum(counts) > len(rows):
+        wanted = " + ".join(f"{count:,}" for count in counts)
+        raise ValueError(f"{path} has {len(rows):,} pairs with a label: --cut asks for {wanted}")
     left = iter(rows)
-    return {split: list(islice(left, count)) for split, count in zip(SPLITS, args.cut, strict=True)}
+    return {split: list(islice(left, count)) for split, count in zip(SPLITS, counts, strict=True)}
 
 
 def pairs(path: Path) -> list[tuple[str, str, str]]:
-    """Returns (premise, hypothesis, label) of each labelled pair of a file."""
     rows = [*usable_rows(read_lines(path), pair_of, path)]
     labelled = [row for row in rows if row[-1] != UNDECIDED]
     if undecided := len(rows) - len(labelled):
@@ -87,14 +77,10 @@ def pairs(path: Path) -> list[tuple[str, str, str]]:
 
 
 def pair_of(line: str) -> tuple[str, str, str]:
-    """Returns (premise, hypothesis, label) of a line of a file."""
-    needed = " or ".join(", ".join(keys) for keys in KEYS)
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"is not valid JSON ({error}): expected an object with the keys {needed}") from None
+    row = json.loads(line)
     keys = next((keys for keys in KEYS if isinstance(row, dict) and set(keys) <= set(row)), None)
     if not keys or not all(isinstance(row[key], str) for key in keys):
+        needed = " or ".join(", ".join(keys) for keys in KEYS)
         raise ValueError(f"is not a pair with a label: expected an object with string values for {needed}")
     *texts, label = (row[key] for key in keys)
     if label not in (*THREE_WAY, UNDECIDED):

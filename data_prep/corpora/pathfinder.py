@@ -9,12 +9,11 @@ from random import Random
 from typing import ClassVar, NamedTuple
 
 import numpy as np
-from numpy.lib.format import MAGIC_PREFIX
 from PIL import Image, ImageDraw
 from scipy.ndimage import binary_dilation
 
 from data_prep.binarize import SPLITS
-from data_prep.labelled import Generated, check_readable, numbers, rows_and_seed
+from data_prep.labelled import Generated, numbers, rows_and_seed
 from data_prep.parallel import ordered_map
 from fairseq_lrpe.data.image_files import decode
 from fairseq_lrpe.utils.files import read_file, read_lines
@@ -58,13 +57,11 @@ class Scene(NamedTuple):
     label: int
 
     def render(self) -> np.ndarray:
-        """Returns the grayscale image; its brightest pixel is 255."""
         light = LONG * draw_paddles(self.window, chain(*self.long))
         light = np.maximum(light, SHORT * draw_paddles(self.window, chain(*self.short)))
         for center in self.discs:
-            light = np.maximum(
-                light, DISC * downsample(disc(FINER * self.window, center, RADIUS), self.window)
-            )
+            drawn = downsample(disc(FINER * self.window, center, RADIUS), self.window)
+            light = np.maximum(light, DISC * drawn)
         return np.rint(255 / light.max() * light).astype(np.uint8)
 
 
@@ -93,57 +90,45 @@ class Pathfinder(Generated):
     types: ClassVar = [*map(str, range(256))]
     labels = ("0", "1")
 
+    window = 0  # width of the published images
+
     def check(self, args):
         super().check(args)
         window, length, random = args.window[0], args.contour_length[0], Random(f"{args.seed[0]} 0")
         if not any(long_contours(random, window, length) for _ in range(TRIALS_LONG)):
-            raise ValueError(
-                f"--contour-length {length} is too large: in {TRIALS_LONG:,} trials, two such contours did "
-                f"not fit into a window of {window} pixels: reduce it or increase --window"
-            )
+            wrong = f"in {TRIALS_LONG:,} trials, two such contours did not fit into {window} pixels"
+            raise ValueError(f"--contour-length {length} is too large: {wrong}")
 
     def metadata(self, args):
-        return {"shape": 2 * args.window, "pixels": {"mean": 127.5, "std": 127.5}}
+        side = self.window or args.window[0]
+        return {"shape": [side, side], "pixels": {"mean": 127.5, "std": 127.5}}
 
     def generated(self, args):
-        generate = partial(generate_block, args.seed[0], args.window[0], args.contour_length[0])
-        return in_blocks(generate, range(sum(args.rows)), args.workers)
+        generate = partial(render, args.seed[0], args.window[0], args.contour_length[0])
+        return ordered_map(generate, range(sum(args.rows)), args.workers, BLOCK)
 
     def published(self, args):
         rows = published_rows(args.source)
-        sizes = (len(values) for path, _ in rows if not isinstance(values := read(path), str))
-        args.window = [next(sizes, 0)]
         ends = [len(rows) * part // 10 for part in (0, 8, 9, 10)]
         for split, begin, end in zip(SPLITS, ends, ends[1:], strict=False):
-            yield split, self.readable(rows[begin:end], args), end - begin
+            yield split, self.images(rows[begin:end], args.workers), end - begin
 
-    def readable(self, rows: list[tuple[Path, int]], args) -> Iterator[tuple[np.ndarray, int]]:
-        """Yields (pixel values, label) of the readable images, and adds others to ``self.unreadable``."""
-        unreadable = []
-        for values, label in in_blocks(partial(pixels, args.window[0]), rows, args.workers):
-            if isinstance(values, str):
-                unreadable.append(values)
-            else:
-                yield values, label
-        check_readable(unreadable, len(rows))
-        self.unreadable += unreadable
+    def images(self, rows: list[tuple[Path, int]], workers: int) -> Iterator[tuple[np.ndarray, int]]:
+        found = ordered_map(read, rows, workers, BLOCK)
+        for path, values, label in self.readable(found, len(rows)):
+            self.window = self.window or len(values)
+            if values.shape != (self.window, self.window):
+                first = f"the first image has {self.window} per side"
+                raise ValueError(f"{path} has {values.shape} pixels, but {first}")
+            yield values.ravel(), label
 
 
-def in_blocks(function, items, workers: int) -> Iterator[tuple]:
-    """Yields (pixel values, label) for each image that ``function`` computes from blocks of ``items``."""
-    blocks = (items[i : i + BLOCK] for i in range(0, len(items), BLOCK))
-    for block in ordered_map(function, blocks, workers):
-        yield from block
-
-
-def generate_block(seed: int, window: int, length: int, indices: range) -> list[tuple[np.ndarray, int]]:
-    """Returns (grayscale values, row by row, and label) of the generated images with the given indices."""
-    scenes = (draw(seed, window, length, i) for i in indices)
-    return [(scene.render().ravel(), scene.label) for scene in scenes]
+def render(seed: int, window: int, length: int, index: int) -> tuple[np.ndarray, int]:
+    scene = draw(seed, window, length, index)
+    return scene.render().ravel(), scene.label
 
 
 def draw(seed: int, window: int, length: int, index: int) -> Scene:
-    """Generates the image number ``index``, whose long contours have ``length`` paddles each."""
     random, label = Random(f"{seed} {index}"), index % 2
     while not (long := long_contours(random, window, length)):
         pass
@@ -156,7 +141,6 @@ def draw(seed: int, window: int, length: int, index: int) -> Scene:
 
 
 def long_contours(random: Random, window: int, length: int) -> list[list[Paddle]] | None:
-    """Returns two random contours that start near the center, or None if they do not fit."""
     apart = APART * window // 32
     tail = tuple(2 * apart + pick(random, window - 4 * apart) for _ in range(2))
     return grow(random, empty(window), [tail, step(tail, direction(random), apart)], length)
@@ -196,7 +180,6 @@ def grow(random: Random, taken: np.ndarray, tails: list[Point], length: int) -> 
 
 
 def begin(random: Random, taken: np.ndarray, tail: Point) -> Paddle | None:
-    """Returns a paddle from ``tail`` in a random direction, or None if it does not fit."""
     angle = direction(random)
     paddle = Paddle(step(tail, angle, -MARGIN), step(tail, angle, LENGTH), angle)
     return paddle if fits(taken, paddle) else None
@@ -224,12 +207,10 @@ def extend(random: Random, taken: np.ndarray, last: Paddle) -> Paddle | None:
 
 
 def beginning(paddle: Paddle) -> Point:
-    """Returns the pixel at the start of a paddle."""
     return step(paddle.head, paddle.angle, -LENGTH)
 
 
 def step(point: Point, angle: float, distance: float) -> Point:
-    """Returns the pixel at an angle in radians and a distance in pixels from a point."""
     y, x = shift(angle, distance)
     return point[0] + y, point[1] + x
 
@@ -250,26 +231,21 @@ def pick(random: Random, count: int) -> int:
 
 
 def direction(random: Random) -> float:
-    """Returns a random angle of whole degrees, in radians."""
     return math.radians(pick(random, 360))
 
 
+# Offsets of the pixels on a circle around a pivot, where the head of a paddle can be.
 HEADS = sorted({shift(math.radians(degrees), MARGIN + LENGTH) for degrees in range(360)})
-"""Offsets of the pixels on a circle around a pivot, where the head of a paddle can be."""
 
 
 @cache
 def turns(angle: float, width: int) -> tuple[list[Point], np.ndarray, np.ndarray]:
     """Returns the heads with which a contour can continue after a paddle with this angle.
 
-    Args:
-        angle: Angle in radians.
-        width: Number of columns of the array of taken pixels.
-
     Returns:
         heads: Offsets (rows, columns) of the heads from the pivot.
-        near: Offsets (5, heads), in the flattened array, of the heads and of their four neighbors at distance
-            MARGIN.
+        near: Offsets (5, heads), in a flattened array of ``width`` columns, of the heads and of their four
+            neighbors at distance MARGIN.
         weights: Array (heads,) of max(cos(min(c Δ, π/2)), 0)².
     """
     weights = {}
@@ -319,19 +295,16 @@ def patch(framed: np.ndarray, head: Point) -> np.ndarray:
 
 
 def fits(taken: np.ndarray, paddle: Paddle) -> bool:
-    """Returns whether a paddle with its margin does not overlap the taken area."""
     return (patch(taken, paddle.head) + paddle_masks(paddle.angle)[1]).max() < FULL
 
 
 def cover(taken: np.ndarray, paddles: Iterator[Paddle]) -> None:
-    """Marks the area of the paddles and their margins in the array ``taken``."""
     for paddle in paddles:
         part = patch(taken, paddle.head)
         np.maximum(part, paddle_masks(paddle.angle)[1], out=part)
 
 
 def draw_paddles(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
-    """Returns an image (window, window) of paddles with values from 0 to 1."""
     light = np.zeros((window + 2 * FRAME,) * 2, np.float32)
     for paddle in paddles:
         part = patch(light, paddle.head)
@@ -342,7 +315,6 @@ def draw_paddles(window: int, paddles: Iterator[Paddle]) -> np.ndarray:
 def published_rows(folder: Path) -> list[tuple[Path, int]]:
     """Returns (path, label) of the published images, which the files metadata/*.npy list.
 
-    The published files are text despite their suffix; the published generator writes arrays of strings.
     Fields 0, 1 and 3 of a row are the image's folder, its file name and its label.
     """
     files = [path for path in folder.glob("metadata/*.npy") if path.stem.isdecimal()]
@@ -353,43 +325,26 @@ def published_rows(folder: Path) -> list[tuple[Path, int]]:
                 raise ValueError(f"{file} row {number} is not a folder, file, number and label 0 or 1")
             rows.append((folder / fields[0] / fields[1], int(fields[3])))
     if len(rows) < 10:
-        raise ValueError(
-            f"{folder}/metadata/*.npy list {len(rows)} images instead of 10 or more: "
-            f"--from takes {Pathfinder.accepts}"
-        )
+        takes = f"--from takes {Pathfinder.accepts}"
+        raise ValueError(f"{folder}/metadata/*.npy list {len(rows)} images instead of 10 or more: {takes}")
     return rows
 
 
 def metadata(path: Path) -> list[list[str]]:
-    """Returns the fields of each row of a metadata file."""
-    with path.open("rb") as file:
-        is_array = file.read(len(MAGIC_PREFIX)) == MAGIC_PREFIX
-    if is_array:
-        return np.load(path, allow_pickle=False).astype(str).tolist()
-    return [line.split() for line in read_lines(path)]
+    """Returns the fields of each row of a metadata file.
 
-
-def read(path: Path) -> np.ndarray | str:
-    """Returns the grayscale values of an image file; if it is unreadable, its path and the reason."""
-    try:
-        return np.asarray(decode(read_file(path), "L"))
-    except (ValueError, OSError) as error:
-        return f"{path}: {error}"
-
-
-def pixels(window: int, rows: list[tuple[Path, int]]) -> list[tuple[np.ndarray | str, int]]:
-    """Returns (grayscale values, row by row, and label) of published images of ``window`` pixels per side.
-
-    For an unreadable image, the values are its path and the reason.
+    The published files are text despite their suffix; the published generator writes arrays of strings.
     """
-    found = []
-    for path, label in rows:
-        values = read(path)
-        if not isinstance(values, str):
-            if values.shape != (window, window):
-                raise ValueError(
-                    f"{path} has {values.shape} pixels, but the first image has {window} per side"
-                )
-            values = values.ravel()
-        found.append((values, label))
-    return found
+    try:
+        return np.load(path, allow_pickle=False).astype(str).tolist()
+    except ValueError:
+        return [line.split() for line in read_lines(path)]
+
+
+def read(row: tuple[Path, int]) -> tuple[tuple[Path, np.ndarray | None, int], str]:
+    """Returns ((path, grayscale values, label), "") of an image, or an error if it cannot be decoded."""
+    path, label = row
+    try:
+        return (path, np.asarray(decode(read_file(path), "L")), label), ""
+    except (ValueError, OSError) as error:
+        return (path, None, label), f"{path}: {error}"

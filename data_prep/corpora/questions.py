@@ -5,17 +5,17 @@ import os
 import shutil
 from argparse import Namespace
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
 import torch
 
-from data_prep import bert_vocabulary
 from data_prep.binarize import splits_in
 from data_prep.corpus import Corpus, number
 from data_prep.fetch import fetch
 from data_prep.labelled import print_rows, token_file
-from data_prep.progress import progress
+from data_prep.parallel import progress
 from fairseq_lrpe.data.layout import PREPARATION, vocabulary_size
 from fairseq_lrpe.data.word_pieces import (
     SPECIALS,
@@ -27,6 +27,7 @@ from fairseq_lrpe.data.word_pieces import (
     max_answer_tokens,
     normalize_spaces,
     read_preparation,
+    read_types,
 )
 from fairseq_lrpe.utils.cli import min_int
 from fairseq_lrpe.utils.files import read_file, read_lines, write_lines
@@ -35,23 +36,20 @@ SIDES = ("source", "question")
 ROWS = "rows.json"
 LONGEST, LONGEST_QUESTION = 512, 50  # maximum numbers of tokens of a source and a question, with </s>
 MIN_LENGTH = 16  # smallest value of --longest: 3 special tokens, 6 of the answer, 7 of the context
+MIN_COUNT = 2  # minimum number of occurrences of a character or word piece in a learned vocabulary
+SPECIAL_TOKENS = [*sorted(SPECIALS), "[MASK]"]  # of a learned vocabulary
+CONFIG = "tokenizer_config.json"
 LAYOUT = "data > paragraphs > context and qas > question and answers > text and answer_start"
-MESSAGES = {
-    "unanswerable": "questions have no answer and are skipped",
-    "unplaced": "questions have an answer_start outside of the context and are skipped",
-    "blank": "questions are blank and are skipped",
-    "left out": "questions have an answer that is not in its context and are skipped",
-    "moved": "answers were moved from answer_start to their nearest occurrence",
-}
+SKIPPED = "questions are blank or have no answer and are skipped"
+LEFT_OUT = "questions have an answer that is not in its context and are skipped"
+MOVED = "answers were moved from answer_start to their nearest occurrence"
 
 
 class Question(NamedTuple):
-    """A question, its answer and context, and the index of the answer's first character in the context."""
-
     question: str
     answer: str
     context: str
-    begins: int
+    begins: int  # index of the answer's first character in the context
 
 
 class Questions(Corpus):
@@ -97,24 +95,21 @@ class Questions(Corpus):
         return f"a folder {files}, or with --cut one file in this format (default: download the files)"
 
     def check(self, args):
-        version = self.version(args)
         if args.version not in (None, *self.versions):
             raise ValueError(f"unknown --version {args.version}: choose from {', '.join(self.versions)}")
         if args.bert and args.pieces:
             raise ValueError("--pieces learns a vocabulary: it cannot be combined with --bert")
-        if args.cut and not (args.source and args.source.is_file()):
-            raise ValueError("--cut requires --from FILE, the file to split")
-        if args.source and not args.cut and not args.source.is_dir():
-            raise ValueError(f"{args.source} is not a folder: --from takes {self.accepts}")
-        if not args.source and "page" in version:
-            raise ValueError(f"--from is missing: pass a folder with the files of {version['page']}")
+        if bool(args.cut) != bool(args.source and args.source.is_file()):
+            raise ValueError(
+                f"--cut requires --from FILE, the file to split; else --from takes {self.accepts}"
+            )
+        if not args.source and (page := self.version(args).get("page")):
+            raise ValueError(f"--from is missing: pass a folder with the files of {page}")
 
     def version(self, args: Namespace) -> dict:
-        """Returns the facts of the published version that --version selects, by default the first."""
         return self.versions.get(args.version) or next(iter(self.versions.values()))
 
     def rows(self, args: Namespace) -> dict[str, list[Question]]:
-        """Returns {split: questions} of the files given by --from, or of downloaded files."""
         if args.cut:
             return split_paragraphs(args.source, args.cut)
         found = {}
@@ -126,7 +121,6 @@ class Questions(Corpus):
         return found
 
     def write_text(self, args, folder):
-        """Writes SPLIT.question, SPLIT.answer, SPLIT.context and SPLIT.begins, one row per line."""
         for split, rows in self.rows(args).items():
             for column, values in zip(Question._fields, zip(*rows, strict=True), strict=True):
                 write_lines(folder / f"{split}.{column}", values)
@@ -136,9 +130,9 @@ class Questions(Corpus):
         if args.pieces:
             lowercase = language == "zh"  # as in the default BERT models of both languages
             texts = [*dict.fromkeys(read_lines(text / "train.context")), *read_lines(text / "train.question")]
-            bert_vocabulary.learn(texts, args.pieces, lowercase, folder / VOCABULARY)
+            learn(texts, args.pieces, lowercase, folder / VOCABULARY)
         else:
-            vocabulary, lowercase = bert_vocabulary.published(name)
+            vocabulary, lowercase = published(name)
             shutil.copyfile(vocabulary, folder / VOCABULARY)
         types = fairseq_types(folder / VOCABULARY)
         for side in SIDES:
@@ -164,7 +158,6 @@ class Questions(Corpus):
         return f"{size:,} word pieces {origin}, {'lower-cased' if about['lowercase'] else 'cased'}"
 
     def report(self, args):
-        """Prints the numbers of rows and of truncated texts, and what ``Corpus.report`` prints."""
         counts = json.loads((args.out / "bin" / ROWS).read_text())
         rows = {split: count["rows"] for split, count in counts.items()}
         print_rows(rows, {} if args.cut else self.version(args)["rows"])
@@ -174,12 +167,68 @@ class Questions(Corpus):
         super().report(args)
 
 
-def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
-    """Writes the binarized data of a split to ``folder``; ``about`` is the content of preparation.json.
+def published(name: str) -> tuple[Path, bool]:
+    """Returns the vocab.txt of a local folder or of a model on the hub, and whether it lower-cases text."""
+    if Path(name).exists():
+        path, config = Path(name) / VOCABULARY, Path(name) / CONFIG
+    else:
+        path, config = from_hub(name, VOCABULARY), from_hub(name, CONFIG)
+    read_types(path)
+    settings = json.loads(read_file(config)) if config and config.is_file() else {}
+    return path, bool(settings.get("do_lower_case", True))
 
-    Returns:
-        The number of "rows", and of truncated "contexts", "answers" and "questions".
+
+def from_hub(name: str, file: str) -> Path | None:
+    """Downloads a file of a model on the Hugging Face hub; a configuration that does not exist is None."""
+    from huggingface_hub import errors, hf_hub_download
+
+    print(f"Downloading {file} of {name}", flush=True)
+    try:
+        return Path(hf_hub_download(name, file))
+    except Exception as error:  # any error of the network, hub or package
+        offline = isinstance(error, errors.LocalEntryNotFoundError)
+        if file == CONFIG and isinstance(error, errors.EntryNotFoundError) and not offline:
+            return None
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    remedy = "try again later, or pass --bert FOLDER or --pieces N"
+    raise ValueError(f"{file} of {name} could not be downloaded ({reason}): {remedy}")
+
+
+def learn(texts: Iterable[str], count: int, lowercase: bool, target: Path) -> None:
+    """Learns a vocabulary of at most ``count`` word pieces and writes it to ``target``.
+
+    The vocabulary contains every character that occurs at least twice in ``texts``. The pieces "##x" of
+    single characters are passed as special tokens because the trainer would number them in a random order.
     """
+    from tokenizers import BertWordPieceTokenizer
+
+    print(f"Learning {count:,} word pieces", flush=True)
+    texts = list(texts)
+    tokenizer = BertWordPieceTokenizer(lowercase=lowercase)
+    characters, inside = Counter(), set()
+    for text in texts:
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(text)):
+            characters.update(word)
+            inside.update(word[1:])
+    alphabet = sorted(x for x, times in characters.items() if times >= MIN_COUNT)
+    required = [*SPECIAL_TOKENS, *alphabet, *(f"##{x}" for x in alphabet if x in inside)]
+    if count < len(required):
+        kinds = f"{len(alphabet):,} characters that occur twice in the training text"
+        raise ValueError(f"--pieces {count} is too few for the {kinds}: pass at least {len(required)}")
+    tokenizer.train_from_iterator(
+        texts,
+        vocab_size=count,
+        min_frequency=MIN_COUNT,
+        limit_alphabet=len(alphabet),
+        initial_alphabet=alphabet,
+        special_tokens=required,
+        show_progress=False,
+    )
+    ids = tokenizer.get_vocab()
+    write_lines(target, sorted(ids, key=ids.get))
+
+
+def write_split(text: Path, folder: Path, split: str, pieces: WordPieces, ids: dict, about: dict) -> dict:
     counts = dict.fromkeys(("rows", "contexts", "answers", "questions"), 0)
     rows = zip(*(read_lines(text / f"{split}.{column}") for column in Question._fields), strict=True)
     prefixes = [folder / f"{split}.{'-'.join(SIDES)}.{side}" for side in SIDES]
@@ -228,31 +277,27 @@ def paragraphs(path: Path) -> dict[str, list[Question]]:
     for context, entry in read_questions(path):
         question, answers = entry["question"], entry["answers"]
         if not answers or entry.get("is_impossible") or not question.strip():
-            counts["blank" if not question.strip() else "unanswerable"] += 1
+            counts[SKIPPED] += 1
             continue
         text, start = answers[0]["text"], answers[0]["answer_start"]
         one_line, answer = normalize_spaces(context), normalize_spaces(text)
-        if not 0 <= start < len(context):
-            counts["unplaced"] += 1
-        elif not answer or answer not in one_line:
-            counts["left out"] += 1
+        if not 0 <= start < len(context) or not answer or answer not in one_line:
+            counts[LEFT_OUT] += 1
         else:
             begins = find_answer(answer, one_line, near=len(normalize_spaces(f"{context[:start]}x")) - 1)
-            counts["moved"] += context[start : start + len(text)] != text
-            found.setdefault(one_line, []).append(
-                Question(normalize_spaces(question), answer, one_line, begins)
-            )
+            counts[MOVED] += context[start : start + len(text)] != text
+            row = Question(normalize_spaces(question), answer, one_line, begins)
+            found.setdefault(one_line, []).append(row)
     total = sum(map(len, found.values()))
-    for kind, words in MESSAGES.items():
-        if counts[kind]:
-            print(f"{path.name}: {counts[kind]:,} {words}", flush=True)
-    if counts["unplaced"] + counts["left out"] >= total:
+    for words, count in counts.items():
+        if count:
+            print(f"{path.name}: {count:,} {words}", flush=True)
+    if counts[LEFT_OUT] >= total:
         raise ValueError(f"{path} has {total:,} questions with an answer in their context")
     return found
 
 
 def read_questions(path: Path) -> list[tuple[str, dict]]:
-    """Returns (context, entry of "qas") for each question of a file."""
     try:
         found = json.loads(read_file(path))
         # A file may consist of the list of articles only.

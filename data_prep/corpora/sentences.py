@@ -7,10 +7,6 @@ from data_prep.labelled_words import LabelledWords
 from data_prep.validation import check_text
 from fairseq_lrpe.utils.files import read_lines
 
-FOLDER = (
-    "a folder with train.input0.txt, train.label and, for pairs, train.input1.txt; likewise valid and test"
-)
-
 
 class Sentences(LabelledWords):
     """Your own labelled texts, or pairs of texts, split into words, for the task ``classification``.
@@ -20,23 +16,25 @@ class Sentences(LabelledWords):
     optionally those of test.
     """
 
-    accepts = FOLDER
+    accepts = "a folder with train.input0.txt, train.label and, for pairs, train.input1.txt, likewise valid"
 
     def rows(self, args):
-        named = [split for split in SPLITS if split != "test" or any(args.source.glob("test.*"))]
         second = [".input1.txt"] if (args.source / "train.input1.txt").exists() else []
-        ends = [".input0.txt", *second, ".label"]
-        return {split: list(zip(*columns(args.source, split, ends), strict=True)) for split in named}
+        found = {}
+        for split in SPLITS:
+            if split != "test" or any(args.source.glob("test.*")):
+                paths = [args.source / f"{split}{end}" for end in (".input0.txt", *second, ".label")]
+                found[split] = read_rows(paths)
+        return found
 
 
-def columns(folder: Path, split: str, ends: list[str]) -> list[list[str]]:
-    """Returns the lines of the files ``split`` + ending, which must have equally many lines."""
-    paths = [folder / f"{split}{end}" for end in ends]
-    counts = [check_text(path, f"--from takes {FOLDER}") for path in paths]
+def read_rows(paths: list[Path]) -> list[tuple[str, ...]]:
+    """Returns the rows of files that must have equally many lines, the last one no empty line."""
+    counts = [check_text(path) for path in paths]
     for path, count in zip(paths, counts, strict=True):
         if count != counts[0]:
             raise ValueError(f"{paths[0]} has {counts[0]:,} lines, but {path} has {count:,}")
     found = [[line.strip() for line in read_lines(path)] for path in paths]
-    if not all(found[-1]):
+    if "" in found[-1]:
         raise ValueError(f"{paths[-1]} line {found[-1].index('') + 1} is empty: each text needs a label")
-    return found
+    return [*zip(*found, strict=True)]

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from data_prep.binarize import SPLITS, concatenate, preprocess
 from data_prep.corpus import Corpus, number
-from data_prep.fetch import fetch, unpacked, verified
-from data_prep.parallel import map_lines
-from data_prep.progress import progress
+from data_prep.fetch import fetch, unpacked
+from data_prep.parallel import map_lines, progress
 from data_prep.validation import check_text
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.data.layout import vocabulary_size
@@ -24,9 +23,10 @@ LANGUAGES = ("en", "de")  # source, target
 # Accepted file names of each split, in order of preference.
 NAMES = {"train": ("train",), "valid": ("valid", "val"), "test": ("test", "test_2016_flickr")}
 MAX_TOKENS, MAX_RATIO = 250, 1.5
-VALID = ("training", "newstest2013")
-"""Values of --valid: every 100th training pair, or the validation set of WMT."""
+VALID = ("training", "newstest2013")  # every 100th training pair, or the validation set of WMT
 EVERY = 100
+
+Files = dict[str, list[dict[str, Path]]]  # {split: [{language: path}]}
 
 
 class Translation(Corpus):
@@ -69,54 +69,53 @@ class Translation(Corpus):
             raise ValueError("--valid is for the published archives: it cannot be used with text files")
 
     def is_archived(self, args: Namespace) -> bool:
-        """Returns whether the source is the published archives, or a folder with copies of them."""
         return not args.source or any((args.source / name).is_file() for name in self.archives)
 
     def holds_out(self, args: Namespace) -> bool:
-        """Returns whether every 100th training pair is used for validation."""
         return bool(self.archives) and self.is_archived(args) and args.valid != "newstest2013"
 
     def write_text(self, args, folder):
-        if self.is_archived(args):
-            splits = in_archives(self.archives, args.source, args.out)
-        else:
-            splits = in_folder(args.source)
+        splits = self.in_archives(args) if self.is_archived(args) else in_folder(args.source)
         if self.holds_out(args):
             del splits["valid"]
-        check_sides(splits)
+        for paths in (paths for files in splits.values() for paths in files):
+            check_sides(paths)
         for (split, files), language in product(splits.items(), LANGUAGES):
             concatenate([paths[language] for paths in files], folder / f"{split}.{language}")
         if self.holds_out(args):
             for language in LANGUAGES:
                 hold_out(folder, language)
 
+    def in_archives(self, args: Namespace) -> Files:
+        splits = {split: [] for split in SPLITS}
+        for name, facts in self.archives.items():
+            archive = fetch(args.out / name, facts, args.source and args.source / name)
+            folder = unpacked(archive, args.out / "unpacked" / name.removesuffix(".tgz"))
+            for split, files in facts["files"].items():
+                splits[split].append({language: plain(folder / file) for language, file in files.items()})
+        return splits
+
     def prepare(self, args, folder):
         text = self.text(args)
         codec = text_codec.Moses(text)
-
-        def step(function_of, before, after):
-            after.mkdir(exist_ok=True)
-            for name in (f"{split}.{language}" for split, language in product(SPLITS, LANGUAGES)):
-                function = function_of(name.rpartition(".")[2])
-                map_lines(function, before / name, after / name, args.workers)
-
-        step(lambda language: partial(codec.words, language), text, text / "words")
+        words, pieces, clean = text / "words", text / "pieces", text / "clean"
+        functions = {language: partial(codec.words, language) for language in LANGUAGES}
+        encode(functions, text, words, args.workers)
         if not codec.path.is_file():
-            codec.learn([text / "words" / f"train.{language}" for language in LANGUAGES], args.bpe_types)
-        step(lambda language: codec.pieces, text / "words", text / "pieces")
+            codec.learn([words / f"train.{language}" for language in LANGUAGES], args.bpe_types)
+        encode(dict.fromkeys(LANGUAGES, codec.pieces), words, pieces, args.workers)
         cleaned = SPLITS[: 2 if self.holds_out(args) else 1]
-        (text / "clean").mkdir(exist_ok=True)
-        counts = {split: clean(text / "pieces", text / "clean", split) for split in cleaned}
+        clean.mkdir(exist_ok=True)
+        counts = {split: remove_pairs(pieces, clean, split) for split in cleaned}
         if not counts["train"]["kept"]:
             raise ValueError(f"all training pairs are unusable: {removed(counts['train'])}")
-
-        texts = {split: text / ("clean" if split in cleaned else "pieces") / split for split in SPLITS}
-        preprocess(texts, folder, args.out / "preprocess.log", languages=LANGUAGES, workers=args.workers)
+        texts = {split: (clean if split in cleaned else pieces) / split for split in SPLITS}
+        flags = [f"--source-lang={LANGUAGES[0]}", f"--target-lang={LANGUAGES[1]}"]
+        preprocess(texts, folder, args.out / "preprocess.log", *flags, workers=args.workers)
         sizes = {split: texts[split].with_suffix(".en").read_bytes().count(b"\n") for split in SPLITS[1:]}
         pairs = {**{split: sizes[split] for split in sizes if split not in cleaned}, "train": counts["train"]}
-        pairs |= sizes
-        (folder / "pairs.json").write_text(json.dumps(pairs) + "\n")
-        facts = {**dict(zip(("source", "target"), LANGUAGES, strict=True)), **codec.facts}
+        (folder / "pairs.json").write_text(json.dumps(pairs | sizes) + "\n")
+        facts = {"source": LANGUAGES[0], "target": LANGUAGES[1], **codec.facts}
         (folder / text_codec.PREPARATION).write_text(json.dumps(facts) + "\n")
         shutil.copyfile(codec.path, args.out / codec.path.name)
 
@@ -129,7 +128,6 @@ class Translation(Corpus):
         return words
 
     def report(self, args):
-        """Prints the numbers of pairs, and what ``Corpus.report`` prints."""
         pairs = json.loads((args.out / "bin" / "pairs.json").read_text())
         counts = Counter(pairs["train"])
         left_out = f", {removed(counts)}" if counts.total() > counts["kept"] else ""
@@ -138,24 +136,11 @@ class Translation(Corpus):
         super().report(args)
 
 
-def in_folder(folder: Path) -> dict[str, list]:
-    """Returns {split: [{language: path}]} of a folder with raw text; the files need not exist."""
+def in_folder(folder: Path) -> Files:
     splits = {}
     for split, names in NAMES.items():
         name = next((name for name in names if (folder / f"{name}.{LANGUAGES[0]}").exists()), names[0])
         splits[split] = [{language: folder / f"{name}.{language}" for language in LANGUAGES}]
-    return splits
-
-
-def in_archives(archives: dict, source: Path | None, out: Path) -> dict[str, list]:
-    """Returns {split: [{language: path}]} of the published archives, from ``source`` or downloaded."""
-    splits = {split: [] for split in SPLITS}
-    for name, facts in archives.items():
-        archive = verified(source / name, name, facts) if source else fetch(out / name, facts)
-        folder = unpacked(archive, out / "unpacked" / name.removesuffix(".tgz"))
-        for split, files in facts["files"].items():
-            paths = {language: folder / file for language, file in files.items()}
-            splits[split].append({language: plain(path) for language, path in paths.items()})
     return splits
 
 
@@ -169,24 +154,28 @@ def plain(path: Path) -> Path:
     return text
 
 
-def check_sides(splits: dict[str, list]) -> None:
-    """Raises ValueError unless all files contain text and both files of a pair have equally many lines."""
-    wanted = " ".join(f"{'|'.join(names)}.{{{','.join(LANGUAGES)}}}" for names in NAMES.values())
-    for paths in (paths for files in splits.values() for paths in files):
-        counts = {path: check_text(path, f"--from takes a folder with {wanted}") for path in paths.values()}
-        if len(set(counts.values())) > 1:
-            (one, first), (other, second) = counts.items()
-            raise ValueError(f"{one} has {first:,} lines, but {other} has {second:,}")
+def check_sides(paths: dict[str, Path]) -> None:
+    """Raises ValueError unless both files of {language: path} contain text, and equally many lines."""
+    counts = {path: check_text(path) for path in paths.values()}
+    if len(set(counts.values())) > 1:
+        (one, first), (other, second) = counts.items()
+        raise ValueError(f"{one} has {first:,} lines, but {other} has {second:,}")
 
 
 def hold_out(folder: Path, language: str) -> None:
-    """Moves every 100th line of the training text to the validation text."""
     train, valid = (folder / f"{split}.{language}" for split in ("train", "valid"))
     every = train.rename(folder / f"every.{language}")
     with every.open("rb") as lines, train.open("wb") as kept, valid.open("wb") as held_out:
         for number, line in enumerate(lines, 1):
             (kept if number % EVERY else held_out).write(line)
     every.unlink()
+
+
+def encode(functions: dict, before: Path, after: Path, workers: int) -> None:
+    after.mkdir(exist_ok=True)
+    for split, (language, function) in product(SPLITS, functions.items()):
+        name = f"{split}.{language}"
+        map_lines(function, before / name, after / name, workers)
 
 
 def verdict(pair: tuple[str, str]) -> str:
@@ -199,8 +188,7 @@ def verdict(pair: tuple[str, str]) -> str:
     return "of uneven length" if longer > MAX_RATIO * shorter else "kept"
 
 
-def clean(folder: Path, target: Path, split: str) -> Counter:
-    """Writes the pairs of a split that are kept to ``target``; returns {verdict: number of pairs}."""
+def remove_pairs(folder: Path, target: Path, split: str) -> Counter:
     counts, names = Counter(), [f"{split}.{language}" for language in LANGUAGES]
     with ExitStack() as stack:
         sides = [stack.enter_context((folder / x).open(encoding="utf-8", newline="\n")) for x in names]
@@ -214,5 +202,4 @@ def clean(folder: Path, target: Path, split: str) -> Counter:
 
 
 def removed(counts: Counter) -> str:
-    """Returns the number of removed pairs for each reason, as a text."""
     return ", ".join(f"{number:,} {reason}" for reason, number in sorted(counts.items()) if reason != "kept")

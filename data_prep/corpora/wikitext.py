@@ -1,10 +1,9 @@
 """WikiText-103 (Merity et al. 2016) and small corpora made of it."""
 
 import re
-from pathlib import Path
 
 from data_prep.binarize import SPLITS, split_files
-from data_prep.fetch import verified
+from data_prep.fetch import fetch
 from data_prep.text_corpus import BytePairCorpus, CharacterCorpus, TextCorpus, copy_texts
 from fairseq_lrpe.data.layout import vocabulary_size
 from fairseq_lrpe.utils.files import read_lines, write_lines
@@ -19,23 +18,21 @@ class WikiText103(TextCorpus):
     def accepts(self):
         return f"a copy of {self.facts['archive']}, or a folder with its files (default: download it)"
 
-    def files(self, args, splits=SPLITS) -> dict[str, Path]:
-        """Returns {split: file} of the folder or of the archive, whose files are in a subfolder."""
+    def files(self, args, splits=SPLITS):
         if args.source and args.source.is_file():
-            verified(args.source, self.facts["archive"], self.facts)
+            fetch(args.out / self.facts["archive"], self.facts, args.source)
         folder = self.archive(args)
         inside = folder / self.facts["folder"]
         base = inside if inside.is_dir() else folder
         return {split: base / self.facts["file"].format(split) for split in splits}
 
     def write_text(self, args, folder):
-        copy_texts(self.files(args), folder, f"--from takes {self.accepts}")
+        copy_texts(self.files(args), folder)
 
     def vocabulary(self, data):
         size, expected = vocabulary_size(data / "dict.txt"), self.facts["vocabulary"]
-        if size == expected:
-            return f"{size:,} types, as in the papers"
-        return f"{size:,} types; the full training set has {expected:,}, as in the papers"
+        same = ", as in the papers" if size == expected else f"; the papers have {expected:,}"
+        return f"{size:,} types{same}"
 
 
 class RawBytePairs(BytePairCorpus, WikiText103):
@@ -51,17 +48,16 @@ class Mini(WikiText103):
 
     @property
     def accepts(self):
-        return (
-            f"{super().accepts}; or a folder with train.txt, valid.txt and test.txt, which are used unchanged"
-        )
+        return f"{super().accepts}; or a folder with train.txt, valid.txt and test.txt"
 
     def write_text(self, args, folder):
         texts = split_files(args.source) if args.source else {}
         if any(path.is_file() for path in texts.values()):
-            return copy_texts(texts, folder, "expected train.txt, valid.txt and test.txt")
+            return copy_texts(texts, folder)
         files = self.files(args, ("valid", "test"))
-        copy_texts({"train": files["test"]}, folder, f"--from takes {self.accepts}")
-        lines, middle = find_middle(files["valid"])
+        copy_texts({"train": files["test"], "valid": files["valid"]}, folder)
+        lines = [*read_lines(folder / "valid.txt")]
+        middle = find_middle(lines)
         write_lines(folder / "valid.txt", lines[:middle])
         write_lines(folder / "test.txt", lines[middle:])
 
@@ -80,17 +76,13 @@ class MiniBytePairs(BytePairCorpus, Mini):
     """A small corpus from WikiText-103 in GPT-2 BPE (see wikitext_mini)."""
 
 
-def find_middle(path: Path) -> tuple[list[str], int]:
-    """Returns the lines of a file, and the index of the first article title in the second half.
+def find_middle(lines: list[str]) -> int:
+    """Returns the index of the first article title in the second half of WikiText.
 
     A title is a line `` = Name = `` between blank lines; headings inside articles have more equals signs.
-
-    Raises:
-        ValueError: If there is no title.
     """
-    lines = [*read_lines(path)] if path.is_file() else []
     blank = [not line.strip() for line in lines]
     for i in range(len(lines) // 2, len(lines) - 1):
         if blank[i - 1] and blank[i + 1] and re.fullmatch(r" = [^=].* = ", lines[i]):
-            return lines, i
-    raise ValueError(f"the second half of {path} has no article title: expected a file of WikiText")
+            return i
+    raise ValueError("the second half of the validation set has no article title: expected WikiText")

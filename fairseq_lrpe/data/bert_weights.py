@@ -9,10 +9,9 @@ import torch
 
 from fairseq_lrpe.data import word_pieces
 
-SCRATCH = "scratch"
-"""Value of --encoder for random initialization."""
+SCRATCH = "scratch"  # value of --encoder for random initialization
 EMBEDDINGS = {"token_type_embeddings": "segments", "LayerNorm": "layernorm_embedding"}
-LAYER = {
+LAYER = {  # {module of a layer of BERT: the corresponding module of fairseq's encoder layer}
     "attention.self.query": "self_attn.q_proj",
     "attention.self.key": "self_attn.k_proj",
     "attention.self.value": "self_attn.v_proj",
@@ -22,41 +21,40 @@ LAYER = {
     "output.dense": "fc2",
     "output.LayerNorm": "final_layer_norm",
 }
-"""{module of a layer of BERT: the corresponding module of fairseq's encoder layer}"""
-SIZES = {
+SIZES = {  # {attribute of transformers' BertConfig: the corresponding flag of our encoder}
     "num_hidden_layers": "encoder_layers",
     "hidden_size": "encoder_embed_dim",
     "intermediate_size": "encoder_ffn_embed_dim",
     "num_attention_heads": "encoder_attention_heads",
     "hidden_act": "activation_fn",
 }
-"""{attribute of transformers' BertConfig: the corresponding flag of our encoder}"""
 
 
 def check(args, vocabulary: Path) -> None:
-    """Checks that the BERT given by --encoder is readable and matches the other flags and the vocabulary.
+    """Raises ValueError if the BERT given by --encoder is unreadable, or of other sizes or vocabulary.
 
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
-
-    Raises:
-        ValueError: If the model is not readable or does not match.
     """
     name = args.encoder
     if importlib.util.find_spec("transformers") is None:
-        raise ValueError(
-            f"--encoder {name} requires the package transformers: run `pip install 'transformers<5'`"
-        )
+        raise ValueError(f"--encoder {name} requires transformers: run `pip install 'transformers<5'`")
     from transformers import BertConfig
     from transformers.utils import cached_file
 
     with _readable(name):
         types = Path(cached_file(name, word_pieces.VOCABULARY))
         config = BertConfig.from_pretrained(name)
-    check_sizes(config, args)
+    sizes = {flag: getattr(config, setting) for setting, flag in SIZES.items()}
+    different = {flag: value for flag, value in sizes.items() if str(getattr(args, flag)) != str(value)}
+    limit = config.max_position_embeddings
+    if args.max_source_positions > limit:
+        different["max_source_positions"] = limit
+    if different:
+        flags = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in different.items())
+        raise ValueError(f"--encoder {name} has other sizes than the flags: pass {flags}")
     if word_pieces.read_types(types) != word_pieces.read_types(vocabulary):
-        raise ValueError(
-            f"--encoder {name} does not have the vocabulary {vocabulary}: prepare the data with --bert {name}"
-        )
+        remedy = f"prepare the data with --bert {name}"
+        raise ValueError(f"--encoder {name} does not have the vocabulary {vocabulary}: {remedy}")
 
 
 @contextmanager
@@ -74,11 +72,7 @@ def _readable(name: str) -> Iterator[None]:
 
 
 def load_bert(name: str):
-    """Returns the pretrained BertModel of a folder or of a name on the Hugging Face Hub, in float32.
-
-    Raises:
-        ValueError: If the model is not readable or lacks weights.
-    """
+    """Returns the pretrained BertModel of a folder or of a name on the Hugging Face Hub, in float32."""
     from transformers import BertModel
 
     with _readable(name):
@@ -89,31 +83,14 @@ def load_bert(name: str):
     return model
 
 
-def check_sizes(config, args) -> None:
-    """Raises a ValueError if the flags ``args`` have other sizes than the BertConfig ``config``."""
-    sizes = {flag: getattr(config, setting) for setting, flag in SIZES.items()}
-    different = {flag: value for flag, value in sizes.items() if str(getattr(args, flag)) != str(value)}
-    if different:
-        flags = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in different.items())
-        raise ValueError(f"--encoder {args.encoder} has other sizes than the flags: pass {flags}")
-    limit = config.max_position_embeddings
-    if args.max_source_positions > limit:
-        raise ValueError(
-            f"--encoder {args.encoder} has {limit} positions: pass --max-source-positions {limit}"
-        )
-
-
 @torch.no_grad()
 def initialize(encoder, args, vocabulary: Path) -> None:
-    """Copies the weights of the BERT given by --encoder into an encoder.
+    """Copies the weights of the BERT given by --encoder into the encoder of our model.
 
     Args:
-        encoder: The encoder of our model, whose parameters are overwritten.
+        encoder: The encoder, whose parameters are overwritten.
         args: The flags of the model.
         vocabulary: The vocab.txt from which the encoder's dictionary was made.
-
-    Raises:
-        ValueError: If :func:`check` or :func:`load_bert` raises it.
     """
     check(args, vocabulary)
     bert, ids = load_bert(args.encoder), word_pieces.bert_token_ids(vocabulary)

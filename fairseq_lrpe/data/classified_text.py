@@ -3,9 +3,7 @@
 from collections.abc import Callable, Collection
 
 BYTES = [f"0x{value:02x}" for value in range(256)]
-"""Symbols of a text in bytes."""
-OPERATORS = ["[MIN", "[MAX", "[MED", "[SM"]
-"""Operators of ListOps."""
+OPERATORS = ["[MIN", "[MAX", "[MED", "[SM"]  # of ListOps
 
 
 def encoder(symbols: Collection[str]) -> Callable[[str], list[str]]:
@@ -20,5 +18,4 @@ def encoder(symbols: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def split_expression(text: str) -> list[str]:
-    """Returns the symbols of an expression of ListOps, without its parentheses."""
     return text.replace("(", " ").replace(")", " ").split()

@@ -8,8 +8,6 @@ from fairseq_lrpe.utils.files import PREPARE
 
 
 class Row(NamedTuple):
-    """A corpus in the table CORPORA."""
-
     implementation: str  # "module:class" in the package data_prep.corpora
     description: str
     origin: str  # where the data comes from
@@ -25,9 +23,9 @@ CORPORA = {
     "wikitext_mini_bpe": Row(
         "wikitext:MiniBytePairs", "the same in GPT-2 BPE", "downloaded", options="--bpe-types 8000"
     ),
-    "books": Row("books:Books", "BookCorpus or other books in GPT-2 BPE", "datasets package"),
-    "wikibook": Row("wikibook:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
-    "wikipedia": Row("own_text:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
+    "books": Row("text:Books", "BookCorpus or other books in GPT-2 BPE", "datasets package"),
+    "wikibook": Row("text:WikiBook", "Wikipedia and BookCorpus in GPT-2 BPE", "downloaded, 22 GB"),
+    "wikipedia": Row("text:Wikipedia", "English Wikipedia in SentencePiece", "datasets package"),
     "glue": Row("glue:Glue", "GLUE tasks in GPT-2 BPE", "downloaded", "data/{name}/TASK/bin"),
     "glue_words": Row("glue:GlueWords", "GLUE tasks in words", "downloaded", "data/{name}/TASK/bin"),
     "imdb": Row("imdb:ByWords", "IMDB reviews in words", "downloaded"),
@@ -51,7 +49,7 @@ CORPORA = {
     "pathfinder": Row("pathfinder:Pathfinder", "Long-Range Arena Pathfinder", "generated"),
     "wmt14_en_de": Row("translation:Translation", "WMT 2014 English-German", "downloaded"),
     "multi30k": Row("translation:Translation", "English-German image captions", "needs --from"),
-    "text": Row("own_text:OwnText", "your own text in SentencePiece", "included, or --from"),
+    "text": Row("text:OwnText", "your own text in SentencePiece", "included, or --from"),
 }
 
 MINI = {
@@ -70,12 +68,10 @@ MINI = {
 
 
 def data_folder(name: str) -> str:
-    """Returns the data folder of a corpus, with the placeholder TASK if the corpus has tasks."""
     return CORPORA[MINI.get(name, name).split()[0]].folder.format(name=name)
 
 
 def prepare_arguments(name: str) -> str:
-    """Returns the arguments with which ``lrpe prepare`` prepares a corpus or small version."""
     if name in MINI:
         return f"{MINI[name]} --out data/{name}"
     row = CORPORA[name]
@@ -84,11 +80,7 @@ def prepare_arguments(name: str) -> str:
 
 
 def prepare_command(folder: Path) -> str | None:
-    """Returns the command that prepares a data folder, or None if it is not the folder of a corpus.
-
-    Args:
-        folder: Data folder, relative to the repository.
-    """
+    """Returns the command that prepares a folder, relative to the repository, or None if it has no corpus."""
     for name in (*CORPORA, *MINI):
         if match := re.fullmatch(data_folder(name).replace("TASK", "([^/]+)"), folder.as_posix()):
             task = match[match.lastindex or 0]

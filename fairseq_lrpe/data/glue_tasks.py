@@ -14,46 +14,30 @@ PAIR = ("sentence1", "sentence2")
 YES_NO = ("0", "1")
 TWO_WAY = ("entailment", "not_entailment")
 THREE_WAY = ("contradiction", "entailment", "neutral")
-MAX_SCORE = 5
-"""Largest score of STS-B, by which the scores in prepared data are divided."""
+MAX_SCORE = 5  # largest score of STS-B, by which the scores in prepared data are divided
 
 
 @dataclass(frozen=True)
 class Task:
-    """A GLUE task.
-
-    Attributes:
-        sentences: Names of the text columns.
-        label: Name of the label column.
-        labels: Class names in the order of their dictionary; empty for a regression task.
-        files: {split: file}.
-        header: Column names of labelled files, if they have no header line.
-        empty: Whether sentences may be empty.
-        measure: Name of the metric in tables.
-        logged: Name of the metric in fairseq's log; it selects the best checkpoint.
-        flags: Flags of fairseq-train with which it logs the metric.
-        submission: {name of a file for GLUE's server: test split}; by default, the task's name and "test".
-    """
-
-    sentences: tuple[str, ...]
-    label: str
-    labels: tuple[str, ...]
-    files: dict[str, str] = field(default_factory=lambda: FILES)
-    header: tuple[str, ...] = ()
-    empty: bool = False
-    measure: str = "accuracy"
-    logged: str = "accuracy"
-    flags: dict = field(default_factory=dict)
-    submission: dict[str, str] | None = None
+    sentences: tuple[str, ...]  # names of the text columns
+    label: str  # name of the label column
+    labels: tuple[str, ...]  # class names in the order of their dictionary; empty for a regression task
+    files: dict[str, str] = field(default_factory=lambda: FILES)  # {split: file}
+    header: tuple[str, ...] = ()  # column names of labelled files, if they have no header line
+    empty: bool = False  # whether sentences may be empty
+    measure: str = "accuracy"  # name of the metric in tables
+    logged: str = "accuracy"  # name of the metric in fairseq's log; it selects the best checkpoint
+    flags: dict = field(default_factory=dict)  # flags of fairseq-train with which it logs the metric
+    submission: dict[str, str] | None = (
+        None  # {file for GLUE's server: test split}; default: the task, "test"
+    )
 
     @property
     def development(self) -> list[str]:
-        """The names of the development splits."""
         return [split for split in self.files if split.startswith("valid")]
 
     @property
     def labelled(self) -> list[str]:
-        """The names of the splits with labels."""
         return ["train", *self.development]
 
 
@@ -92,12 +76,10 @@ TASKS = {
     "RTE": Task(PAIR, "label", TWO_WAY),
     "WNLI": Task(PAIR, "label", YES_NO),
 }
-PAPER_TASKS = [name for name in TASKS if name != "WNLI"]
-"""The eight tasks in the LRPE paper's tables."""
+PAPER_TASKS = [name for name in TASKS if name != "WNLI"]  # the eight tasks in the LRPE paper's tables
 
 
 def get_task(name: str) -> Task:
-    """Returns the GLUE task of this name; raises ValueError if there is none."""
     if name not in TASKS:
         raise ValueError(f"unknown GLUE task {name!r}: choose from {', '.join(TASKS)}")
     return TASKS[name]

@@ -15,16 +15,10 @@ FORMATS = ("JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP")
 
 
 def is_image(name: str) -> bool:
-    """Returns whether a file name has the ending of an image file."""
     return name.lower().endswith(SUFFIXES)
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Returns the sorted image files in a folder and its subfolders, without hidden ones.
-
-    Raises:
-        ValueError: If there are none.
-    """
     files = [path for path in visible_files(folder) if is_image(path.name)] if folder.is_dir() else []
     if not files:
         raise ValueError(f"{folder} is not a folder with images: expected {', '.join(SUFFIXES)} files")

@@ -33,7 +33,6 @@ Region = tuple[slice, slice]
 
 
 def log_uniform(limits: tuple[float, float], rng: np.random.Generator) -> float:
-    """Draws a number between the two ``limits``, uniformly on a logarithmic scale."""
     return math.exp(rng.uniform(*map(math.log, limits)))
 
 
@@ -81,7 +80,6 @@ def resize_and_center_crop(image: Image.Image, size: int) -> Image.Image:
 
 
 def to_tensor(image: Image.Image) -> Tensor:
-    """Returns the bytes of an image as a (height, width, 3) tensor."""
     return torch.from_numpy(np.array(image))
 
 
@@ -94,7 +92,6 @@ def normalize(pixels: Tensor) -> Tensor:
 
 @lru_cache
 def mean_std_255(device: torch.device) -> list[Tensor]:
-    """Returns 255 MEAN and 255 STD as (3, 1, 1) tensors."""
     return [255 * torch.tensor(numbers, device=device)[:, None, None] for numbers in (MEAN, STD)]
 
 

@@ -9,14 +9,11 @@ from fairseq_lrpe.data.corpora import prepare_command
 from fairseq_lrpe.utils.files import PREPARE, read_file
 
 SUFFIXES = (".bin", ".idx")
-METADATA = "about.json"
-"""Name of the metadata file of data for ``classification`` and ``image_classification``."""
-PREPARATION = "preparation.json"
-"""Name of the file with the tokenization settings of data for translation and ``question_generation``."""
+METADATA = "about.json"  # of data for ``classification`` and ``image_classification``
+PREPARATION = "preparation.json"  # tokenization settings of data for translation and ``question_generation``
 
 
 def binarized(names: Iterable[str]) -> list[str]:
-    """Returns the names of the .bin and .idx files of each binarized text."""
     return [f"{name}{end}" for name in names for end in SUFFIXES]
 
 
@@ -57,9 +54,6 @@ def read_metadata(folder: Path) -> dict:
 
     Its keys are "inputs" (number per row), "labels" (names), "rows" ({split: number of rows}), and for images
     "shape" and "pixels" ({"mean", "std"}), or "images" if they are stored as image files.
-
-    Raises:
-        ValueError: If the folder has no valid metadata.
     """
     try:
         found = json.loads(read_file(folder / METADATA))
@@ -67,19 +61,13 @@ def read_metadata(folder: Path) -> dict:
     except (OSError, ValueError, LookupError, TypeError):
         valid = False
     if not valid:
-        remedy = f"{PREPARE} creates such folders"
-        if command := prepare_command(folder):
-            remedy = f"`{command}` prepares it"
-        raise ValueError(f"{folder / METADATA} is missing or damaged: {remedy}")
+        command = prepare_command(folder) or PREPARE
+        raise ValueError(f"{folder / METADATA} is missing or damaged: {command} prepares such folders")
     return found
 
 
 def shards(folder: Path) -> list[Path]:
-    """Returns the existing shards [folder, folder1, ...] of a data folder; fairseq reads one per epoch.
-
-    Raises:
-        ValueError: as :func:`check_shards`.
-    """
+    """Returns the existing shards [folder, folder1, ...] of a data folder; fairseq reads one per epoch."""
     numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
     found = [folder, *takewhile(Path.is_dir, numbered)]
     check_shards(found)
@@ -93,10 +81,8 @@ def check_shards(folders: list[Path]) -> None:
         for path in first.glob("dict*.txt"):
             other = folder / path.name
             if other.is_file() and _symbols(other) != _symbols(path):
-                raise ValueError(
-                    f"{other} differs from {path}, so {folder.name} is not a shard of {first.name}: rename "
-                    "one of the folders, or prepare both with the same dictionary"
-                )
+                wrong = f"{other} differs from {path}, so {folder.name} is not a shard of {first.name}"
+                raise ValueError(f"{wrong}: rename one of the folders, or prepare both in the same way")
 
 
 def _symbols(dictionary):

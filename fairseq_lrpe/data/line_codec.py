@@ -9,12 +9,9 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-END = "</s>"
-"""Symbol that fairseq appends to each line."""
-SENTENCEPIECE = "spm.model"
-"""Name of the file with a SentencePiece model in a data folder."""
-BYTE_PAIRS = "gpt2_bpe"
-"""Name of the folder with the files of GPT-2 BPE, next to a data folder or one of its parents."""
+END = "</s>"  # symbol that fairseq appends to each line
+SENTENCEPIECE = "spm.model"  # SentencePiece model in a data folder
+BYTE_PAIRS = "gpt2_bpe"  # folder with the files of GPT-2 BPE, next to a data folder or one of its parents
 SPACE = "▁"
 CACHED_WORDS = 500_000  # limit of the cache of GPT-2 BPE
 
@@ -27,23 +24,16 @@ class LineCodec:
         return " ".join(line.split())
 
     def text(self, symbol: str) -> str:
-        """Returns the text of a symbol, with the space before it."""
         return f" {symbol}"
 
     def stream(self, symbols: Iterable[str], start: bool = True) -> Iterator[str]:
-        """Yields the text of each symbol, without waiting for the next one.
-
-        Args:
-            symbols: symbols; ``</s>`` ends a line.
-            start: whether the first symbol is at the start of a line.
-        """
+        """Yields the text of each symbol, without waiting for the next one; ``</s>`` ends a line."""
         for symbol in symbols:
             text = "\n" if symbol == END else self.text(symbol)
             yield text.removeprefix(" ") if start else text
             start = symbol == END
 
     def decode(self, symbols: str) -> str:
-        """Returns the text of symbols that are separated by spaces."""
         return "".join(self.stream(symbols.split()))
 
 
@@ -108,7 +98,6 @@ def _sentencepiece(model):
 
 @functools.cache
 def gpt2_encoder(folder: Path):
-    """Returns fairseq's encoder of GPT-2 BPE with the files in a folder."""
     from fairseq.data.encoders.gpt2_bpe_utils import get_encoder
 
     return get_encoder(str(folder / "encoder.json"), str(folder / "vocab.bpe"))
@@ -121,18 +110,14 @@ def byte_pair_folder(data: Path) -> Path | None:
 
 
 def load(data: Path, symbols: Sequence[str]) -> LineCodec:
-    """Returns the codec of a data folder, given the symbols of its dictionary without fairseq's special ones.
-
-    Raises:
-        ValueError: If the data is in GPT-2 BPE, and the files of GPT-2 BPE are missing.
-    """
+    """Returns the codec of a data folder, given the symbols of its dictionary."""
     if (data / SENTENCEPIECE).is_file():
         return SentencePieces(data / SENTENCEPIECE)
     words = [symbol for symbol in symbols if not symbol.startswith(("madeupword", "<"))]
     if all(map(str.isdecimal, words)):
         folder = byte_pair_folder(data)
         if folder is None:
-            missing = f"{data.parent / BYTE_PAIRS / 'encoder.json'}, which tokenizes text as in {data},"
+            missing = data.parent / BYTE_PAIRS / "encoder.json"
             raise ValueError(f"{missing} is missing: restore it or prepare the corpus again")
         return BytePairs(folder)
     return Characters() if SPACE in words and all(len(word) == 1 for word in words) else LineCodec()

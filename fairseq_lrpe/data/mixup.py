@@ -38,7 +38,6 @@ class Mixing:
     box: Region | None = None
 
     def mix_images(self, pixels: Tensor) -> None:
-        """Mixes images (B, 3, H, W) in place."""
         if self.box:
             region = pixels[:, :, *self.box]
             region.copy_(region.flip(0))

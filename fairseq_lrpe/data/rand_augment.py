@@ -31,12 +31,10 @@ def affine(matrix: Callable[[Image.Image, float], tuple], image: Image.Image, va
 
 
 def rotate(image: Image.Image, degrees: float) -> Image.Image:
-    """Rotates an image around its center."""
     return image.rotate(degrees, **RESAMPLING)
 
 
 def enhance(kind: type, image: Image.Image, factor: float) -> Image.Image:
-    """Changes color, contrast, brightness or sharpness with the class ``kind`` of PIL.ImageEnhance."""
     return kind(image).enhance(factor)
 
 
@@ -46,7 +44,6 @@ def posterize(image: Image.Image, bits: int) -> Image.Image:
 
 
 def solarize_add(image: Image.Image, add: int) -> Image.Image:
-    """Adds a constant to pixel values below 128."""
     return image.point([min(255, value + add) if value < 128 else value for value in range(256)] * 3)
 
 
@@ -100,7 +97,6 @@ OPERATIONS = {
 
 
 def rand_augment(image: Image.Image, rng: np.random.Generator) -> Image.Image:
-    """Returns an image after applying randomly drawn operations."""
     operations = list(OPERATIONS.values())
     for number in rng.integers(len(operations), size=NUM_OPERATIONS):
         if rng.random() < PROBABILITY:

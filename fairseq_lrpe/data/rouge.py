@@ -11,7 +11,6 @@ class Tokenizer:
         self.language = language
 
     def tokenize(self, text: str) -> list[str]:
-        """Returns the tokens of a text."""
         lower = text.lower()
         return re.findall("[a-z0-9]+", lower) if self.language == "en" else list("".join(lower.split()))
 
@@ -26,8 +25,7 @@ def _scorer(language):
 def f1(hypothesis: str, reference: str, language: str) -> float:
     """Returns ROUGE-L's F1 of two texts, from 0 to 1: 2 LCS / (m + n), or 0 if a text is empty.
 
-    LCS is the length of the longest common subsequence of the texts' m and n tokens. This formula has smaller
-    rounding errors than the equivalent one with precision and recall.
+    LCS is the length of the longest common subsequence of the texts' m and n tokens.
     """
     tokenize = Tokenizer(language).tokenize
     lengths = len(tokenize(hypothesis)), len(tokenize(reference))

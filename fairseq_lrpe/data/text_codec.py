@@ -28,7 +28,6 @@ CACHED_WORDS = 500_000  # limit of subword-nmt's cache
 
 @functools.cache
 def moses(language: str) -> tuple:
-    """Returns Moses's punctuation normalizer, tokenizer and detokenizer of a language."""
     return MosesPunctNormalizer(language), MosesTokenizer(language), MosesDetokenizer(language)
 
 
@@ -41,28 +40,23 @@ class Moses:
         self.path = folder / "codes"
 
     def encode(self, language: str, line: str) -> str:
-        """Returns the subword tokens of a line of raw text, separated by spaces."""
         return self.pieces(self.words(language, line))
 
     def words(self, language: str, line: str) -> str:
-        """Returns the words of a line of raw text, separated by spaces."""
         normalizer, tokenizer, _ = moses(language)
         # Moses's remove-non-printing-char.perl also replaces each such character by a space.
         printable = regex.sub(r"\p{C}", " ", normalizer.normalize(line))
         return tokenizer.tokenize(printable, aggressive_dash_splits=True, return_str=True)
 
     def pieces(self, words: str) -> str:
-        """Splits words into subwords, all separated by spaces."""
         if len(self._merges.cache) > CACHED_WORDS:
             self._merges.cache.clear()  # subword-nmt does not limit its size
         return " ".join(self._merges.segment_tokens(words.split()))
 
     def join(self, tokens: str) -> str:
-        """Joins subwords into words."""
         return regex.sub(rf"{SEPARATOR}( |$)", "", tokens)
 
     def decode(self, language: str, tokens: str) -> str:
-        """Converts subword tokens to raw text."""
         return moses(language)[2].detokenize(self.join(tokens).split())
 
     def learn(self, texts: Iterable[Path], types: int) -> None:
@@ -83,16 +77,11 @@ class Moses:
 
 
 def load(data: Path) -> Moses:
-    """Returns the codec of the prepared translation data in a folder.
-
-    Raises:
-        ValueError: If the data was not prepared for translation, or the codec's file is missing.
-    """
+    """Returns the codec of the prepared translation data in a folder."""
     note = data / PREPARATION
     if not note.is_file() or json.loads(note.read_text()).get("bpe") != Moses.facts["bpe"]:
         raise ValueError(f"{note} is missing or not for translation: `{PREPARE}` lists the corpora")
     codec = Moses(data.parent)
     if not codec.path.is_file():
-        problem = f"{codec.path}, which tokenizes text as in {data}, is missing"
-        raise ValueError(f"{problem}: restore it or prepare the corpus again")
+        raise ValueError(f"{codec.path} is missing: restore it or prepare the corpus again")
     return codec

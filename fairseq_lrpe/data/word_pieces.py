@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_lrpe.data.layout import PREPARATION
-from fairseq_lrpe.utils.files import check_size, read_file, read_lines
+from fairseq_lrpe.utils.files import read_file, read_lines
 
-VOCABULARY = "vocab.txt"
-"""Name of BERT's vocabulary file, which has one type per line, in the order of their ids."""
+VOCABULARY = "vocab.txt"  # BERT's file, with one type per line, in the order of their ids
+# {BERT's name: fairseq's name} of the special types, in fairseq's order
 SPECIALS = {"[CLS]": "<s>", "[PAD]": "<pad>", "[SEP]": "</s>", "[UNK]": "<unk>"}
-"""{BERT's name: fairseq's name} of the special types, in fairseq's order."""
-NUM_SEPARATORS = 3
-"""Number of tokens of a source that belong neither to the answer nor to the context."""
-ANSWER_TOKENS = 100
-"""Maximum number of tokens of an answer in a source."""
+NUM_SEPARATORS = 3  # tokens of a source that belong neither to the answer nor to the context
+ANSWER_TOKENS = 100  # maximum number of tokens of an answer in a source
 
 
 def read_types(vocabulary: Path) -> list[str]:
@@ -31,8 +28,7 @@ def read_types(vocabulary: Path) -> list[str]:
         ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
     """
     if not vocabulary.is_file():
-        raise ValueError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}, with one type per line")
-    check_size(str(vocabulary), vocabulary.stat().st_size)
+        raise ValueError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}")
     types = [*read_lines(vocabulary)]
     if missing := [name for name in SPECIALS if name not in types]:
         raise ValueError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
@@ -63,12 +59,7 @@ class Source(NamedTuple):
 
 
 class WordPieces:
-    """BERT's tokenizer, with fairseq's names for the special types.
-
-    Args:
-        vocabulary: Path of a vocab.txt.
-        lowercase: Whether to lower-case text.
-    """
+    """BERT's tokenizer with the types of a vocab.txt, and fairseq's names for the special types."""
 
     def __init__(self, vocabulary: Path, lowercase: bool):
         from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
@@ -84,7 +75,6 @@ class WordPieces:
         return [SPECIALS.get(piece, piece) for piece in found.tokens], found.offsets
 
     def pieces(self, text: str) -> list[str]:
-        """Returns the word pieces of a text; unknown words become ``<unk>``."""
         return self._encoded(text)[0]
 
     def text(self, pieces: list[str]) -> str:
@@ -94,18 +84,15 @@ class WordPieces:
     def source(
         self, answer: str, context: str, longest: int, longest_answer: int, begins: int | None = None
     ) -> Source:
-        """Returns the source for an answer and its context.
+        """Returns the source for an answer and its context, which is truncated around the answer.
 
         Args:
-            answer: Answer, truncated to its first ``longest_answer`` tokens.
-            context: Context, truncated around the answer.
+            answer: Answer, truncated to its first tokens.
+            context: Text that contains it.
             longest: Maximum number of tokens of the source.
             longest_answer: Maximum number of tokens of the answer.
             begins: Index of the answer's first character in the context. By default, spaces are normalized
                 and the answer's first occurrence is used.
-
-        Raises:
-            ValueError: If the context does not contain the answer.
         """
         if begins is None:
             answer, context = normalize_spaces(answer), normalize_spaces(context)
@@ -114,26 +101,18 @@ class WordPieces:
         kept = answer_pieces[:longest_answer]
         first = sum(end <= begins for _, end in offsets)
         last = sum(start < begins + len(answer) for start, _ in offsets)
-        part = window(
-            len(pieces), first, min(last, first + longest_answer), longest - NUM_SEPARATORS - len(kept)
-        )
-        return Source(
-            ["<s>", *kept, "</s>", *pieces[part], "</s>"],
-            len(kept) < len(answer_pieces),
-            part.stop - part.start < len(pieces),
-        )
+        last, room = min(last, first + longest_answer), longest - NUM_SEPARATORS - len(kept)
+        part = pieces[window(len(pieces), first, last, room)]
+        tokens = ["<s>", *kept, "</s>", *part, "</s>"]
+        return Source(tokens, len(kept) < len(answer_pieces), len(part) < len(pieces))
 
 
 def max_answer_tokens(longest: int) -> int:
-    """Returns the maximum number of answer tokens in a source of at most ``longest`` tokens.
-
-    It is 100, or half of the tokens that are not separators if that is less.
-    """
+    """Returns 100, or half of a source's ``longest`` tokens that are not separators if that is less."""
     return min(ANSWER_TOKENS, (longest - NUM_SEPARATORS) // 2)
 
 
 def normalize_spaces(text: str) -> str:
-    """Replaces each run of white space by a single space."""
     return " ".join(text.split())
 
 
@@ -150,13 +129,8 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
         positions.append(position)
         position = context.find(answer, position + 1)
     if not positions:
-        raise ValueError(f"the answer {shorten(answer)!r} is not in its context {shorten(context)!r}")
+        raise ValueError(f"the answer {answer[:40]!r} is not in its context {context[:40]!r}")
     return min(positions, key=lambda position: abs(position - near))
-
-
-def shorten(text: str) -> str:
-    """Returns a text truncated to 40 characters, for error messages."""
-    return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def window(length: int, first: int, last: int, room: int) -> slice:
@@ -187,11 +161,6 @@ def restore_spaces(words: str) -> str:
 
 
 def read_preparation(data: Path) -> dict:
-    """Returns the tokenization settings of a folder of data for ``question_generation``.
-
-    Raises:
-        ValueError: If they are missing or those of another task.
-    """
     note = data / PREPARATION
     try:
         found = json.loads(read_file(note))
@@ -203,5 +172,4 @@ def read_preparation(data: Path) -> dict:
 
 
 def load(data: Path) -> WordPieces:
-    """Returns the tokenizer of a folder of data for ``question_generation``."""
     return WordPieces(data / VOCABULARY, read_preparation(data)["lowercase"])

@@ -57,16 +57,6 @@ def test_gray_values_of_unknown_range_are_errors(dtype):
             read()
 
 
-@pytest.mark.parametrize("mode", ["1", "P", "RGBA", "CMYK"])
-def test_other_modes_are_converted_as_by_torchvision(mode):
-    """Pillow's convert drops transparency, but clips nothing."""
-    image = decode(colored_image(1, 0)).convert(mode)
-    options = {"transparency": b"\x00\xff"} if mode == "P" else {}
-    content = saved(image, "TIFF" if mode == "CMYK" else "PNG", **options)
-    for wanted in ("L", "RGB"):
-        assert np.array_equal(decode(content, wanted), image.convert(wanted))
-
-
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "PPM", "BMP", "TIFF", "WEBP"])
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_incomplete_files_are_errors(kind):

@@ -51,7 +51,7 @@ def test_sentence_pieces(folder):
 
 
 def test_byte_pairs(folder):
-    with pytest.raises(ValueError, match=r"gpt2_bpe/encoder.json, which tokenizes text as in .* is missing"):
+    with pytest.raises(ValueError, match=r"gpt2_bpe/encoder.json is missing"):
         line_codec.load(folder, ["1", "2", "madeupword0000"])
     (folder.parent / "gpt2_bpe").mkdir()
     write_byte_pairs(folder.parent / "gpt2_bpe")

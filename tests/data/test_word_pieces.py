@@ -15,20 +15,7 @@ from fairseq_lrpe.data.word_pieces import NUM_SEPARATORS, SPECIALS, WordPieces
 CHINESE = "中国北京上海大学的是在一三这那有不人和年月日"
 WORDS = ["the", "The", "norm", "##an", "##ing", "run", "##ner", "é", "##é", "ü", "北京", "##人"]
 # Line separators are types of BERT's own Chinese vocabulary; special types stand among others there.
-TYPES = [
-    "[unused1]",
-    "\u2028",
-    "[UNK]",
-    "[CLS]",
-    *string.punctuation,
-    "[SEP]",
-    "，",
-    "。",
-    "《",
-    "》",
-    "“",
-    "”",
-]
+TYPES = ["[unused1]", "\u2028", "[UNK]", "[CLS]", *string.punctuation, "[SEP]", *"，。《》“”"]
 TYPES = ["[PAD]", *TYPES, *string.digits, *string.ascii_letters, *CHINESE, *WORDS, "[MASK]"]
 TYPES += [f"##{x}" for x in string.ascii_letters + string.digits]
 
@@ -103,12 +90,6 @@ def test_invalid_vocabularies_are_errors(name, tmp_path):
         WordPieces(path, True)
 
 
-def test_vocabularies_with_a_byte_order_mark_and_line_separators(tmp_path):
-    types = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "\u2028", "\x85", "a"]
-    (tmp_path / "vocab.txt").write_text("\ufeff" + "\r\n".join(types) + "\r\n", newline="")
-    assert word_pieces.read_types(tmp_path / "vocab.txt") == types
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -181,40 +162,21 @@ def test_answers_are_found(vocabulary):
     assert pieces.source(" the\n", "a  the the", 16, 6) == pieces.source("the", "a the the", 16, 6, 2)
     assert [word_pieces.find_answer("a", "a b a b a", near) for near in (0, 1, 3, 6, 9)] == [0, 0, 4, 4, 8]
     assert word_pieces.find_answer("aa", "aaaa", 1) == 1
-    for answer, message in (
-        ("Paris", r"^the answer 'Paris' is not in its context 'The normans$"),
-        (" ", "the answer is blank"),
-        ("", "the answer is blank"),
-    ):
-        with pytest.raises(ValueError, match=message.removesuffix("$")):
+    for answer, message in (("Paris", "^the answer 'Paris' is not in its context 'The n"), (" ", "is blank")):
+        with pytest.raises(ValueError, match=message):
             pieces.source(answer, "The normans" + " and more" * 9, 16, 6)
-
-
-ABOUT = {
-    "tokenizer": "bert",
-    "lowercase": True,
-    "language": "zh",
-    "longest": 192,
-    "longest_answer": 94,
-    "longest_question": 50,
-    "pieces_of": None,
-}
 
 
 def test_loading_a_prepared_folder(vocabulary, tmp_path):
     write(tmp_path / "vocab.txt", TYPES)
     note = tmp_path / "preparation.json"
-    wrong = ("", "{", "[]", '{"source": "en", "target": "de", "tokenizer": "moses", "bpe": "subword_nmt"}')
-    for content in (None, *wrong, json.dumps({"tokenizer": "bert"})):
-        if content is not None:
-            note.write_text(content)
+    for content in ("{", '{"source": "en", "target": "de", "tokenizer": "moses", "bpe": "subword_nmt"}'):
+        note.write_text(content)
         with pytest.raises(ValueError, match=r"preparation\.json is missing or not for question generation"):
             word_pieces.load(tmp_path)
-    note.write_text(json.dumps(ABOUT))
-    assert word_pieces.read_preparation(tmp_path) == ABOUT
+    about = {"tokenizer": "bert", "lowercase": True, "language": "zh", "longest": 192}
+    note.write_text(json.dumps(about))
+    assert word_pieces.read_preparation(tmp_path) == about
     assert word_pieces.load(tmp_path).pieces("THE") == ["the"]
     with pytest.raises(ValueError, match=r"preparation\.json is missing or not for translation"):
         text_codec.load(tmp_path)
-    (tmp_path / "vocab.txt").unlink()
-    with pytest.raises(ValueError, match=r"vocab\.txt is missing"):
-        word_pieces.load(tmp_path)

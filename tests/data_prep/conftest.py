@@ -88,7 +88,7 @@ def interrupt(monkeypatch):
 @pytest.fixture
 def datasets_package(tmp_path, monkeypatch):
     """Returns ``install(texts)``, which installs a package ``datasets`` with one dataset of these texts."""
-    from data_prep import hub
+    from data_prep import text_corpus
 
     def install(texts):
         folder = tmp_path / "packages"
@@ -103,5 +103,5 @@ def datasets_package(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(folder)
         monkeypatch.delitem(sys.modules, "datasets", raising=False)
 
-    monkeypatch.setattr(hub, "BATCH", 7)
+    monkeypatch.setattr(text_corpus, "BATCH", 7)
     return install

@@ -1,7 +1,7 @@
 """Tests of both generated corpora: reproducibility, repeated calls and interruptions."""
 
 import pytest
-from small_corpora import SPLITS, contents, error_of, prepare
+from small_corpora import SPLITS, contents, prepare
 
 from data_prep import labelled
 
@@ -30,18 +30,6 @@ def test_bytes_depend_on_the_seed_but_not_on_the_number_of_processes(name, rows,
     assert one == prepared("three processes", 3, 1) == prepared("three processes again", 3, 1)
     other = prepared("other seed", 1, 2)
     assert {file for file, content in one.items() if other[file] == content} == same
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_generated_data_is_kept_and_not_mixed(name, tmp_path, capsys):
-    out = tmp_path / "out"
-    prepare(name, ["--out", out, *SMALL[name]])
-    before = (out / "bin" / "train.input0.bin").stat().st_mtime_ns
-    prepare(name, ["--out", out, *SMALL[name]])
-    assert f"already prepared: {out / 'bin'}" in capsys.readouterr().out
-    assert (out / "bin" / "train.input0.bin").stat().st_mtime_ns == before
-    message = error_of(name, "--out", out, *SMALL[name], "--seed", 2)
-    assert f"{out / 'bin'} was made with --seed 1: use the same source and options" in message
 
 
 @pytest.mark.parametrize("name", SMALL)

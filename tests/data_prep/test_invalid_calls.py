@@ -6,7 +6,7 @@ A row is the corpus with its arguments, and a part of the message; a name in bra
 import json
 
 import pytest
-from small_corpora import SPLITS, write_files, write_tokens
+from small_corpora import SPLITS, write_files
 from tiny import run_here, write_text
 
 from data_prep import prepare as command
@@ -21,80 +21,46 @@ TEXTS = {
 """{folder: content of its train.txt, valid.txt and test.txt, and a part of the message}"""
 
 CALLS = [
-    *((f"{name} --from {{nowhere}}", "{nowhere}") for name in command.CORPORA),
     *((f"text --from {{{content}}}", message) for content, (_, message) in TEXTS.items()),
+    ("glue RTE --from {nowhere}", "{nowhere} is missing: --from takes a folder with GLUE's TSV files"),
     ("text --from {file}", "{file} is not a folder: --from takes a folder with train.txt, valid.txt and"),
-    ("text --from {empty}", "{empty}/train.txt is missing: --from takes a folder with train.txt"),
+    ("text --from {empty}", "{empty}/train.txt is missing: --from in --help says what is expected"),
     ("text --from {text} --sentencepiece 1", "SentencePiece cannot learn 1 pieces ("),
     ("text --from {text} surplus", "unrecognized arguments: surplus"),
-    ("text --from=", "argument --from: must be a path, not an empty string"),
     ("text --workers 1.5", "argument --workers: must be an integer of at least 1, not '1.5'"),
-    ("wikitext103 --from {text}", "wiki.train.tokens is missing: --from takes a copy of wikitext-103-v1.zip"),
     ("wikitext103 --from {archive}", "{archive} is not the published wikitext-103-v1.zip: it has"),
-    (
-        "wikitext_mini --from {untitled}",
-        "wiki.valid.tokens has no article title: expected a file of WikiText",
-    ),
+    ("wikitext_mini --from {untitled}", "the second half of the validation set has no article title"),
     ("wikibook --from {lone_dictionary} --bpe-types 300", "--bpe-types requires a folder with text"),
     ("books --from {text} --bpe {empty}", "{empty}/encoder.json is missing: put a copy of the published"),
-    (
-        "glue RTE --from {glue} --bpe-types 255",
-        "argument --bpe-types: must be an integer of at least 256, not",
-    ),
     ("glue Rte --from {glue}", "Rte"),
     ("glue_words STS-B --from {glue}", "STS-B has scores instead of classes: use the corpus glue"),
-    (
-        "glue_words RTE --from {text}",
-        "{text}/RTE/train.tsv is missing: expected train.tsv, dev.tsv, test.tsv",
-    ),
-    ("glue_words RTE --from {glue_cut}", "train.tsv line 2 has 2 fields instead of 4"),
+    ("glue_words RTE --from {text}", "{text}/RTE/train.tsv is missing: expected train.tsv, dev.tsv"),
     ("glue_words RTE --from {glue_no_bytes}", "train.tsv line 1 has no column"),
-    ("glue_words RTE --from {glue} --vectors {empty}", "{empty} is missing: expected a file of word vectors"),
     ("glue_words RTE --from {glue} --vectors {file}", "{file} line 1 has 'text' instead of a finite number"),
-    ("lra_text --from {text}", "{text} contains none of the expected files: see --help"),
+    ("lra_text --from {text}", "--from has fewer than two files train/neg/*.txt: see --help"),
     ("imdb --from {archive}", "{archive} is not a complete zip or tar archive"),
     ("lra_image --from {pictures} --size 33", "--size 33 exceeds the 32 pixels"),
-    ("lra_image --from {pictures}", "{pictures} has 1 training images and no validation images: expected"),
     ("sentences", "--from is missing: pass a folder with train.input0.txt, train.label"),
     ("sentences --from {one}", "the training set has only the label 'a': expected at least two labels"),
     ("sentences --from {few}", "no word occurs 4 times in the training set: use more text"),
     ("snli --from {empty} --cut 1 1 1", "--cut requires --from FILE, the file of JSON lines to split"),
     ("snli --from {lines}", "{lines} is a single file: add --cut TRAIN VALID TEST"),
-    ("squad --from {questions}/dev-v2.0.json", "dev-v2.0.json is not a folder: --from takes a folder with"),
+    ("squad --from {questions}/dev-v2.0.json", "--cut requires --from FILE, the file to split; else --from"),
     ("squad --from {questions} --cut 1 1 --pieces 60", "--cut requires --from FILE, the file to split"),
     ("squad --version 3.0", "unknown --version 3.0: choose from 2.0, 1.1, du"),
     ("squad --version du", "--from is missing: pass a folder with the files of https://github.com/xinyadu"),
     ("squad --bert x --pieces 60", "--pieces learns a vocabulary: it cannot be combined with --bert"),
     ("squad --from {questions} --bert {empty}", "{empty}/vocab.txt is missing: expected BERT's vocab.txt"),
     ("squad --from {questions} --pieces 9", "--pieces 9 is too few for the "),
-    ("squad --longest 15", "argument --longest: must be an integer of at least 16, not '15'"),
-    (
-        "lra_retrieval",
-        "--from is missing: pass a folder with new_aan_pairs.train.tsv, new_aan_pairs.eval.tsv",
-    ),
     ("lra_retrieval_mini --from {text}", "{text}/train.txt has fewer than two articles of two segments"),
-    (
-        "imagenet",
-        "--from is missing: pass a folder with ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and",
-    ),
-    ("cifar10 --from {archive}", "{archive} is not a complete zip or tar archive"),
-    (
-        "cifar10 --from {pictures} --shorter-side 0",
-        "--shorter-side: must be an integer of at least 1, not '0'",
-    ),
     ("listops --from {empty} --depth 4", "--depth is for generated data: it cannot be combined with --from"),
-    ("listops --rows 8 0 1", "argument --rows: must be an integer of at least 1, not '0'"),
     ("pathfinder --from {text}", "{text}/metadata/*.npy list 0 images instead of 10 or more: --from takes a"),
-    (
-        "pathfinder --window 8 --contour-length 40",
-        "--contour-length 40 is too large: in 5,000 trials, two such",
-    ),
+    ("pathfinder --window 8 --contour-length 40", "--contour-length 40 is too large: in 5,000 trials, two"),
     ("multi30k --from {pairs_uneven}", "train.en has 36 lines, but {pairs_uneven}/train.de has 35"),
     ("multi30k", "(see https://github.com/multi"),
     ("wmt14_en_de --from {pairs_uneven} --valid newstest2013", "--valid is for the published archives: it"),
-    ("wmt14_en_de --valid newstest2014", "invalid choice: 'newstest2014' (choose from"),
+    ("text --from {text} --out a,b", "--out a,b has a comma, which separates files for fairseq"),
     ("../text", "unknown corpus '../text' (did you mean 'text'?): `bash data_prep/prepare.sh` lists"),
-    ("--nosuch", "unknown corpus '--nosuch': `bash data_prep/prepare.sh` lists"),
 ]
 
 
@@ -108,7 +74,6 @@ def places(tmp_path_factory):
     for name in ("text", "empty"):
         (folder / name).mkdir()
     write_text(folder / "text")
-    write_tokens(folder / "tokens")
     files(".", {"file": b"a text\n", "lines.jsonl": b"{}\n", "wikitext-103-v1.zip": b"PK\x03\x04 another"})
     for name, (content, _) in TEXTS.items():
         files(name, {f"{split}.txt": content for split in SPLITS})
@@ -125,7 +90,7 @@ def places(tmp_path_factory):
     rows = b"index\tsentence1\tsentence2\tlabel\n" + b"0\ta\tb\tentailment\n" * 9
     test = b"index\tsentence1\tsentence2\n" + b"0\ta\tb\n" * 9
     glue = {"RTE/train.tsv": rows, "RTE/dev.tsv": rows, "RTE/test.tsv": test}
-    for name, train in (("", rows), ("_no_bytes", b""), ("_cut", rows[: rows.index(b"\tb")])):
+    for name, train in (("", rows), ("_no_bytes", b"")):
         files(f"glue{name}", {**glue, "RTE/train.tsv": train})
     names = {path.name: path for path in folder.iterdir()}
     names |= {"archive": names["wikitext-103-v1.zip"], "lines": names["lines.jsonl"]}
@@ -157,10 +122,8 @@ def test_invalid_calls_are_errors_of_one_line(words, message, places, tiny_bpe, 
     check_error([name, *out, *words], places, message, tmp_path)
 
 
-@pytest.mark.parametrize("out", ["{file}", "{file}/below", "/dev/null/x", "/proc/far/x"])
-def test_output_folders_that_are_not_writable_are_errors(out, places):
-    """File modes are not tested because root may write anywhere."""
-    words = ["text", "--from", "{text}", "--out", out]
+def test_output_folders_that_are_not_writable_are_errors(places):
+    words = ["text", "--from", "{text}", "--out", "{file}/below"]
     check_error(words, places, "is not a writable folder (", places["file"].parent)
 
 
@@ -170,12 +133,6 @@ def test_files_of_the_user_are_not_overwritten(product, places, tmp_path):
     (tmp_path / product).mkdir()
     message = f"{tmp_path / product} was not created by this command: remove it, or change --out"
     check_error(words, places, message, tmp_path)
-
-
-def test_a_dictionary_of_another_corpus_is_an_error(tiny_bpe, places, tmp_path):
-    (tiny_bpe / "dict.txt").write_text("a 1\n")
-    words = ["books", "--from", "{text}", "--bpe", str(tiny_bpe), "--out", str(tmp_path / "far" / "out")]
-    check_error(words, places, "dict.txt is not the published dict.txt: it has 4 bytes instead of", tmp_path)
 
 
 def test_an_unreachable_mirror_is_an_error(monkeypatch, places, tmp_path):

@@ -46,7 +46,7 @@ def test_broken_papers_are_left_out_and_counted(content, message, tmp_path, caps
     folder, out = write_papers(tmp_path / "given", valid=content * 2), tmp_path / "out"
     sentence = error_of("lra_retrieval", "--from", folder, "--out", out)
     path = folder / "new_aan_pairs.eval.tsv"
-    assert sentence == f"prepare lra_retrieval: {path} {message}; 1 more lines are broken"
+    assert sentence == f"prepare lra_retrieval: {path} {message}; 2 broken lines in total"
     write_papers(folder, valid=b"")
     assert f"{path} has no rows" in error_of("lra_retrieval", "--from", folder, "--out", out)
     assert not out.exists()

@@ -154,35 +154,20 @@ def archive(tmp_path):
     return folder, rows
 
 
-def test_published_images(archive, tmp_path):
+def test_published_images(archive, tmp_path, capsys):
+    """Rows as text and as an array of strings; an empty image, as among the published ones."""
     folder, rows = archive
-    text = folder / "metadata" / "10.npy"
-    for name, change in {
-        "text": lambda: None,
-        "strings": lambda: np.save(text, np.array([line.split() for line in text.read_text().splitlines()])),
-    }.items():
-        change()
-        prepare("pathfinder", ["--from", folder, "--out", tmp_path / name, "--workers", 2])
-        found = [values_in(tmp_path / name / "bin", split) for split in SPLITS]
-        assert [len(part) for part in found] == [16, 2, 2]
-        assert [*chain(*found)] == rows
-        about = json.loads((tmp_path / name / "bin" / "about.json").read_text())
-        assert about["shape"] == [8, 8]
-
-
-def test_unreadable_images_are_skipped_and_listed(archive, tmp_path, capsys):
-    """An empty file, as among the published images; the others stay in their splits."""
-    image = "imgs/9/sample_0.png"
-    folder, rows = archive
-    (folder / image).write_bytes(b"")
+    text, image = folder / "metadata" / "10.npy", folder / "imgs/9/sample_0.png"
+    np.save(text, np.array([line.split() for line in text.read_text().splitlines()]))
+    image.write_bytes(b"")
     prepare("pathfinder", ["--from", folder, "--out", tmp_path / "out", "--workers", 2])
-    [line] = (tmp_path / "out/bin/unreadable.txt").read_text().splitlines()
-    assert line == f"{folder / image}: it is not a JPEG, PNG, PPM, BMP, TIFF or WEBP file"
-    found = [values_in(tmp_path / "out/bin", split) for split in SPLITS]
-    assert [len(part) for part in found] == [15, 2, 2]
-    del rows[0]
-    assert [*chain(*found)] == rows
+    data = tmp_path / "out" / "bin"
+    [line] = (data / "unreadable.txt").read_text().splitlines()
+    assert line == f"{image}: it is not a JPEG, PNG, PPM, BMP, TIFF or WEBP file"
     assert "skipped: 1 unreadable images, see " in capsys.readouterr().out
+    found = [values_in(data, split) for split in SPLITS]
+    assert [len(part) for part in found] == [15, 2, 2] and [*chain(*found)] == rows[1:]
+    assert json.loads((data / "about.json").read_text())["shape"] == [8, 8]
 
 
 def test_invalid_published_images_are_errors(archive, tmp_path):

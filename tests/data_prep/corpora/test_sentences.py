@@ -27,7 +27,7 @@ def test_texts(tmp_path, capsys):
     assert classified(folder, "valid") == [("a bad <unk>", "sehr schlecht"), ("one good one", "gut")]
     printed = capsys.readouterr().out
     assert "rows: train 10, valid 2\nlabels: gut, sehr schlecht\nvocabulary: 8 types" in printed
-    few = run(write_files(tmp_path / "given", ONE), tmp_path / "few", "--train-rows", "8")
+    few = run(tmp_path / "given", tmp_path / "few", "--train-rows", "8")
     assert classified(few, "train") == rows * 4
 
 
@@ -66,8 +66,7 @@ def test_pairs_and_a_test_set(tmp_path):
             "valid.input0.txt has 2 lines, but {}/valid.input1.txt has 1",
         ),
         ({"valid.label": b"gut\n \n"}, "valid.label line 2 is empty: each text needs a label"),
-        ({"valid.label": None}, "valid.label is missing: --from takes a folder with train.input0.txt"),
-        ({"test.input0.txt": b"a\n"}, "test.label is missing"),
+        ({"valid.label": None}, "valid.label is missing: --from in --help"),
         ({"valid.label": b"gut\ngood\n"}, "the valid set has the label 'good': the training set has gut"),
     ],
 )

@@ -1,0 +1,191 @@
+"""Running text from several sources: the user, Python's documentation, Wikipedia, and books."""
+
+import hashlib
+import os
+import pydoc_data.topics
+import re
+import shutil
+from pathlib import Path
+from typing import ClassVar
+
+from data_prep import gpt2_bpe
+from data_prep.binarize import SPLITS, concatenate, split_files
+from data_prep.corpus import recorded_folder
+from data_prep.text_corpus import (
+    BytePairCorpus,
+    SentencePieceCorpus,
+    copy_texts,
+    sentencepiece_option,
+    write_dataset,
+    write_splits,
+)
+from data_prep.validation import check_text
+from fairseq_lrpe.data import layout
+from fairseq_lrpe.utils.files import visible_entries
+
+EVERY = 5000  # one article of so many is used for validation, about 1,280 in total, and one for test
+SHARD = r"bin-shard(\d+)-8"  # pattern of the names of the published folders
+
+
+class OwnText(SentencePieceCorpus):
+    """Your own train.txt, valid.txt and test.txt in SentencePiece units, for fairseq's language_modeling.
+
+    The SentencePiece model is learned on train.txt and saved as OUT/bin/spm.model. Without --from, the text
+    is the English documentation included in Python, with one paragraph per line and without duplicates. Of
+    every topic, the first 80% of the characters are used for training, the next 10% for validation, the rest
+    for test.
+    """
+
+    accepts = f"{SentencePieceCorpus.accepts} (default: the English prose inside Python)"
+
+    def write_text(self, args, folder):
+        super().write_text(args, folder) if args.source else write_splits(folder, python_docs())
+
+
+class Wikipedia(SentencePieceCorpus):
+    """English Wikipedia in SentencePiece units, for fairseq's language_modeling.
+
+    The SentencePiece model is learned on two million lines of train.txt and saved as OUT/bin/spm.model. A
+    line is a paragraph or a heading, and a blank line ends an article. Without --from, the text is
+    Wikimedia's extract of November 2023, which is loaded with the optional Hugging Face package datasets. One
+    of every 5,000 articles is used for validation and one for test.
+    """
+
+    accepts = f"{SentencePieceCorpus.accepts} (default: Wikimedia's extract)"
+    options: ClassVar = sentencepiece_option(32_000)
+
+    def write_text(self, args, folder):
+        if args.source:
+            return super().write_text(args, folder)
+        write_dataset(self.facts, folder, split_of_article, paragraphs)
+
+
+def python_docs() -> dict[str, list[str]]:
+    """Returns {split: paragraphs} of Python's documentation; the splits share no paragraph."""
+    lines, seen = {split: [] for split in SPLITS}, set()
+    for _, topic in sorted(pydoc_data.topics.topics.items()):
+        found = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", topic)]
+        found = [p for p in dict.fromkeys(found) if p and p not in seen]
+        seen.update(found)
+        total, done = sum(map(len, found)), 0
+        for paragraph in found:
+            split = "train" if done < 0.8 * total else "valid" if done < 0.9 * total else "test"
+            lines[split].append(paragraph)
+            done += len(paragraph)
+    return lines
+
+
+def split_of_article(i: int, articles: int) -> str:
+    return {0: "valid", 1: "test"}.get(i % EVERY, "train")
+
+
+def paragraphs(article: str) -> str:
+    """Returns the non-blank lines of an article with normalized spaces, followed by a blank line."""
+    lines = (" ".join(line.split()) for line in article.split("\n"))
+    return "".join(f"{line}\n" for line in lines if line) + "\n"
+
+
+class Books(BytePairCorpus):
+    """BookCorpus or other books in GPT-2 BPE, for fairseq's language_modeling.
+
+    If file names in the folder --from end in train.txt, valid.txt or test.txt, they determine the splits.
+    Otherwise whole books are assigned to the splits: 98% for training, 1% for validation and 1% for test.
+    BookCorpus (Zhu et al. 2015) is loaded with the optional Hugging Face package datasets. It has neither
+    splits nor book boundaries, and is split after 98% and 99% of its lines.
+    """
+
+    accepts = "a folder with books as text files *.txt (default: BookCorpus, with the package datasets)"
+    task = "language_modeling"
+
+    def write_text(self, args, folder):
+        if args.source is None:
+            return write_dataset(self.facts, folder, split_of_line)
+        for split, books in find_books(args.source).items():
+            for book in books:
+                check_text(book)
+            concatenate(books, folder / f"{split}.txt")
+
+
+def split_of_line(i: int, lines: int) -> str:
+    share = lines // 100
+    return "train" if i < lines - 2 * share else "valid" if i < lines - share else "test"
+
+
+def find_books(folder: Path) -> dict[str, list[Path]]:
+    """Returns {split: files}: those whose names end in the split, or else by a hash of the names.
+
+    Raises:
+        ValueError: If a split would be empty.
+    """
+    books = [path for path in visible_entries(folder) if path.suffix == ".txt"]
+    parts = {split: [b for b in books if re.search(rf"(^|[._-]){split}\.txt$", b.name)] for split in SPLITS}
+    if not any(parts.values()):
+        ordered = sorted(books, key=lambda book: hashlib.sha256(book.name.encode()).hexdigest())
+        share = max(1, len(books) // 100)
+        ends = {"valid": (0, share), "test": (share, 2 * share), "train": (2 * share, len(books))}
+        parts = {split: sorted(ordered[slice(*ends[split])]) for split in SPLITS}
+    if empty := [split for split in SPLITS if not parts[split]]:
+        raise ValueError(f"{folder} has {len(books)} *.txt files, but none for {empty[0]}: see --help")
+    return parts
+
+
+class WikiBook(BytePairCorpus):
+    """Wikipedia and BookCorpus in GPT-2 BPE, for fairseq's masked_lm.
+
+    Without --from, the binarized data published by Wettig et al. (2022) is downloaded: 22 GB in 16 shards,
+    which contain the text twice. fairseq reads one shard per epoch. --from accepts a copy of this data, or a
+    folder with train.txt, valid.txt and optionally test.txt, in which a blank line ends a document.
+    """
+
+    accepts = (
+        "a folder with train.txt, valid.txt and optionally test.txt, or a copy of the published folders "
+        "or of one of them (default: download them)"
+    )
+
+    def check(self, args):
+        if args.bpe_types and not (args.source and not find_shards(args.source)):
+            raise ValueError("--bpe-types requires a folder with text: binarized data has all types")
+
+    def write_text(self, args, folder):
+        texts = split_files(args.source)
+        if not texts["test"].exists():
+            del texts["test"]
+        copy_texts(texts, folder)
+
+    def prepare(self, args, folder):
+        shards = find_shards(args.source or self.download(args.out / "published"))
+        if not shards:
+            return super().prepare(args, folder)
+        for shard in shards:
+            gpt2_bpe.published(shard / "dict.txt", shard / "dict.txt")
+        gpt2_bpe.provide(args.out / "gpt2_bpe", args.bpe)
+        first, *others = shards
+        for i, shard in enumerate(others, 1):  # the first shard last: it marks completion
+            if not (args.out / f"bin{i}").is_dir():
+                with recorded_folder(args.out / f"bin{i}", self.record(args)) as part:
+                    copy_shard(shard, args.out / "gpt2_bpe" / "dict.txt", part)
+        copy_shard(first, args.out / "gpt2_bpe" / "dict.txt", folder)
+
+    def download(self, folder: Path) -> Path:
+        from huggingface_hub import snapshot_download  # takes a second to import
+
+        name, patterns = self.facts["dataset"], "bin-shard*-8/*"
+        options = {"revision": self.facts["revision"], "local_dir": folder, "allow_patterns": patterns}
+        return Path(snapshot_download(name, repo_type="dataset", **options))
+
+
+def copy_shard(folder: Path, dictionary: Path, part: Path) -> None:
+    shutil.copyfile(dictionary, part / "dict.txt")
+    for path in (path for end in layout.SUFFIXES for path in folder.glob(f"*{end}")):
+        try:
+            os.link(path.resolve(), part / path.name)
+        except OSError:
+            shutil.copyfile(path, part / path.name)
+
+
+def find_shards(folder: Path) -> list[Path]:
+    """Returns the folders with binarized data: ``folder`` itself, or its shards, sorted by number."""
+    if (folder / "dict.txt").is_file():
+        return [folder]
+    numbers = {path: re.fullmatch(SHARD, path.name) for path in folder.iterdir()}
+    return sorted((path for path, match in numbers.items() if match), key=lambda path: int(numbers[path][1]))
