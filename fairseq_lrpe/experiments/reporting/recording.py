@@ -5,7 +5,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +14,6 @@ from rich.progress import track
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALES, Table, TableSpec, tables
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
-from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.records import (
     MEASUREMENTS,
     POINTS,
@@ -22,11 +21,9 @@ from fairseq_lrpe.experiments.reporting.records import (
     TYPES,
     WEIGHTS,
     RunRecord,
-    check_recorded,
     compared,
     configured_settings,
     different_settings,
-    evaluation_names,
     is_recorded,
     machine,
     read_csv,
@@ -38,7 +35,7 @@ from fairseq_lrpe.experiments.reporting.records import (
 )
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
-from fairseq_lrpe.utils.files import output_folder, write_atomic
+from fairseq_lrpe.utils.files import display_path, output_folder, write_atomic
 from fairseq_lrpe.utils.suggest import choices
 
 MAX_POINTS = 20  # number of points of a recorded curve
@@ -80,17 +77,18 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
     runs, refused = finished_runs(results)
     lines = read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
     _check_data(lines)
-    numbers = [row_key(run) + number for run, record in runs.items() for number in record.measurements()]
-    points = [row_key(run) + point for run, record in runs.items() for point in _points(record)]
+    experiments = {}
+    for run, record in runs.items():
+        experiments.setdefault(run.experiment, {})[run] = record
     with output_folder(folder / "curves"), output_folder(folder / "settings"):
-        for experiment in dict.fromkeys(run.experiment for run in runs):
+        for experiment, own in experiments.items():
             name = experiment.replace("/", "-")
-            own = [point for point in points if point[0] == experiment]
-            _merge(folder / "curves" / f"{name}.csv", POINTS, own, runs)
-            texts = [
-                json.dumps(lines[run]) for run in sorted(lines, key=row_key) if run.experiment == experiment
-            ]
-            write_atomic(folder / "settings" / f"{name}.jsonl", "\n".join(texts) + "\n")
+            points = [row_key(run) + point for run, record in own.items() for point in _points(record)]
+            _merge(folder / "curves" / f"{name}.csv", POINTS, points, own)
+            of = sorted((run for run in lines if run.experiment == experiment), key=row_key)
+            text = "".join(json.dumps(lines[run]) + "\n" for run in of)
+            write_atomic(folder / "settings" / f"{name}.jsonl", text)
+        numbers = [row_key(run) + number for run, record in runs.items() for number in record.measurements()]
         _merge(folder / "measurements.csv", MEASUREMENTS, numbers, runs)
     return len(runs), refused
 
@@ -100,9 +98,9 @@ def finished_runs(
 ) -> tuple[dict[Run, RunRecord], list[str]]:
     """Returns {run: record} of the finished runs that can be recorded, and messages about the others.
 
-    Runs that are not finished are omitted, and so are evaluations that the YAML files do not define. There is
-    a message for each run that is damaged, or was trained or evaluated with other settings than the YAML
-    files define. The arguments are those of ``read_runs``.
+    Evaluations that the YAML files do not define are omitted. There is a message for each run that is
+    damaged, or was trained or evaluated with other settings than the YAML files define. The arguments are
+    those of ``read_runs``.
     """
     if is_recorded(results):
         raise ValueError(f"{results} contains recorded results: give a folder to which runs were written")
@@ -110,15 +108,7 @@ def finished_runs(
     configured = configured_settings(record.run for record in records)
     found, refused = {}, []
     for record in records:
-        reason = None if record.problem is None else f"damaged: {record.problem}"
-        if reason is None and record.run not in configured:
-            reason = "configs does not define it"
-        elif reason is None:
-            names = evaluation_names(configured[record.run]) | {"training"}
-            record.values = {name: of for name, of in record.values.items() if name in names}
-            different = different_settings(record.compared_settings(), configured[record.run])
-            reason = different and f"its settings differ from those in configs: {'; '.join(different)}"
-        if reason:
+        if reason := _problem(record, configured.get(record.run)):
             refused.append(f"{record.folder.relative_to(results)} ({reason})")
         elif record.run in found:
             raise ValueError(f"{record.folder} is the same run as {found[record.run].folder}: remove one")
@@ -127,19 +117,29 @@ def finished_runs(
     return found, refused
 
 
+def _problem(record, configured):
+    """Returns why a run cannot be recorded, or None; omits its evaluations that are not defined."""
+    if record.problem is not None:
+        return f"damaged: {record.problem}"
+    if configured is None:
+        return "configs does not define it"
+    record.values = {x: of for x, of in record.values.items() if x in configured or x == "training"}
+    different = different_settings(record.compared_settings(), configured)
+    return different and f"its settings differ from those in configs: {'; '.join(different)}"
+
+
 def _settings_line(record):
     """Returns the line of a run in settings/EXPERIMENT.jsonl."""
     settings, run = record.settings, record.run
     git = settings.get("git", {})
-    names = "experiment", "attention", "method", "seed"
     return {
-        **{name: getattr(run, name) for name in names},
+        **{name: getattr(run, name) for name in ("experiment", "attention", "method", "seed")},
         "changes": dict(run.changes),
         "kind": settings["kind"],
         "updates": record.updates,
-        "config": compared(settings["config"], {}),
+        "config": compared(settings["config"], {})[""],
         "evaluations": {x: of["settings"] for x, of in record.values.items() if "settings" in of},
-        "data": data_digest(record),
+        "data": data_digest(settings),
         "machine": machine(settings),
         "versions": settings.get("versions", {}),
         "git": {"revision": (git.get("revision") or "")[:12], "dirty": git.get("dirty")},
@@ -148,9 +148,9 @@ def _settings_line(record):
     }
 
 
-def data_digest(record: RunRecord) -> str:
-    """Returns eight hexadecimal digits that identify the sizes of the data files of a run."""
-    data = record.settings.get("data", {})
+def data_digest(settings: dict) -> str:
+    """Returns eight hexadecimal digits that identify the sizes of the data files in a run.json."""
+    data = settings.get("data", {})
     text = json.dumps(data, sort_keys=True)
     return data if isinstance(data, str) else hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -168,25 +168,25 @@ def _check_data(lines):
 
 
 def _points(record):
-    """Yields the points of a run's curve, at most ``MAX_POINTS``, including the first and the last."""
+    """Returns the points of a run's curve, at most ``MAX_POINTS``, including the first and the last."""
     points = sorted(record.curve.items())
-    last = len(points) - 1
-    count = min(len(points), MAX_POINTS)
-    for i in sorted({round(last * i / max(count - 1, 1)) for i in range(count)}):
-        yield points[i]
+    last, count = len(points) - 1, min(len(points), MAX_POINTS)
+    return [points[i] for i in sorted({round(last * i / max(count - 1, 1)) for i in range(count)})]
 
 
 def _merge(path, columns, rows, runs):
     """Replaces the rows of runs in a CSV file, which is written with as many digits as are necessary."""
-    new = pd.DataFrame(rows, columns=columns).astype({x: kind for x, kind in TYPES.items() if x in columns})
-    key = columns[: -2 if "signature" in columns else -1]
-    new = new.fillna({"signature": ""})
+    frames = [pd.DataFrame(rows, columns=columns).fillna({"signature": ""})] if rows else []
     if path.exists():
-        before = read_csv(path, columns, key)
+        before = read_csv(path, columns)
         is_replaced = pd.MultiIndex.from_frame(before[RUN]).isin([row_key(run) for run in runs])
-        new = pd.concat([frame for frame in (before[~is_replaced], new) if len(frame)] or [new])
-    if len(new) or path.exists():
-        write_atomic(path, new.sort_values(key).to_csv(index=False, na_rep="nan", lineterminator="\n"))
+        frames.insert(0, before[~is_replaced])
+    if frames:
+        new = pd.concat(frames).astype({x: kind for x, kind in TYPES.items() if x in columns})
+        text = new.sort_values(columns[: columns.index("value")]).to_csv(
+            index=False, na_rep="nan", lineterminator="\n"
+        )
+        write_atomic(path, text)
 
 
 def record_weights(experiment: str, results: Path, folder: Path) -> int:
@@ -233,19 +233,22 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
     Returns:
         One line for each number that is off and a summary, and whether no number is off.
     """
-    check_recorded(folder)
+    recorded, off = {record.run: record for record in _read(folder) if record.problem is None}, []
     found, refused = finished_runs(results, runs)
-    recorded = [record for record in read_recorded(folder) if record.problem is None]
     groups = {"off": [], "without a record": [], "on other data": [], "not compared": refused}
-    spread = measurements(recorded).groupby([*RUN[:4], "evaluation", "metric"])["value"].std().fillna(0.0)
-    recorded, off = {record.run: record for record in recorded}, []
+    key = [*RUN[:4], "evaluation", "metric"]
+    numbers = [
+        (*row_key(run)[:4], *number[:3])
+        for run, record in recorded.items()
+        for number in record.measurements()
+    ]
+    spread = pd.DataFrame(numbers, columns=[*key, "value"]).groupby(key)["value"].std().fillna(0.0)
     for run, ours in found.items():
-        theirs = recorded.get(run)
-        if theirs is None:
+        if run not in recorded:
             groups["without a record"].append(str(run))
-        elif data_digest(ours) != data_digest(theirs):
+        elif data_digest(ours.settings) != data_digest(recorded[run].settings):
             groups["on other data"].append(str(run))
-        elif numbers := list(_numbers_off(ours, theirs, spread)):
+        elif numbers := list(_numbers_off(ours, recorded[run], spread)):
             groups["off"].append(str(run))
             off += [f"{run}: {number}" for number in numbers]
     total = len(found) + len(refused)
@@ -254,47 +257,51 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
     return [*off, "; ".join([summary, *parts])], not off
 
 
-def _numbers_off(ours: RunRecord, theirs: RunRecord, spread: pd.Series) -> Iterator[str]:
+def _read(folder):
+    """Returns the records in a folder of recorded results."""
+    if not is_recorded(folder):
+        command = f"`lrpe results --record {display_path(folder)}`"
+        raise ValueError(f"{folder} has no measurements.csv, which {command} writes")
+    return read_recorded(folder)
+
+
+def _numbers_off(ours, theirs, spread):
     """Yields a description of each number, except for speeds, that differs by more than the tolerance.
 
     The tolerance is 0 on the same kind of machine with the same versions of torch and this package.
-    Otherwise, it is the larger of four sample standard deviations over the recorded seeds (``spread``) and 5%
-    of the recorded value.
+    Otherwise, it is the larger of four sample standard deviations over the recorded seeds (``spread``) and
+    5% of the recorded value.
     """
-    machines, versions = [], []
-    for settings in (ours.settings, theirs.settings):
-        machines.append(machine(settings))
-        found = settings.get("versions", {})
-        versions.append([found.get(name) for name in ("torch", "fairseq_lrpe")])
-    is_same = machines[0] == machines[1] and is_known(machines[0]) and versions[0] == versions[1]
-    recorded = {number[:2]: number[2] for number in theirs.measurements()}
+    is_same = _environment(ours.settings) == _environment(theirs.settings)
     for evaluation, metric, value, _ in ours.measurements():
-        expected = recorded.get((evaluation, metric), value)
-        tolerance = 0.0
-        if not is_same and math.isfinite(expected):
-            std = spread.get((*row_key(theirs.run)[:4], evaluation, metric), 0.0)
-            tolerance = max(DEVIATIONS * std, RELATIVE * abs(expected))
-        is_equal = value == expected or (math.isnan(value) and math.isnan(expected))
-        if metric.endswith("_per_second") or is_equal or abs(value - expected) <= tolerance:
+        expected = theirs.value(evaluation, metric)
+        is_nan = expected is not None and math.isnan(value) and math.isnan(expected)
+        if expected in (None, value) or is_nan or metric.endswith("_per_second"):
             continue
-        allowed = f"allowed is {tolerance:.3g}"
-        if not tolerance:
-            allowed = "equality is expected on the same kind of machine with the same versions"
-        difference = f"(difference {value - expected:+.6g}; {allowed})"
-        yield f"{evaluation} {metric} is {value!r}, recorded {expected!r} {difference}"
+        tolerance, allowed = 0.0, "equality is expected on the same kind of machine with the same versions"
+        if not is_same and math.isfinite(expected):
+            std = spread[(*row_key(theirs.run)[:4], evaluation, metric)]
+            tolerance = max(DEVIATIONS * std, RELATIVE * abs(expected))
+            allowed = f"allowed is {tolerance:.3g}"
+        if not abs(value - expected) <= tolerance:
+            difference = f"(difference {value - expected:+.6g}; {allowed})"
+            yield f"{evaluation} {metric} is {value!r}, recorded {expected!r} {difference}"
 
 
-def is_known(machine: str) -> bool:
-    """Returns whether the description of a machine has its GPUs, or its CPU, instruction set and threads."""
-    return " × " in machine or machine.count(", ") == 2  # CPU (name, instruction set, threads)
+def _environment(settings):
+    """Returns what equal numbers need: the machine, and the versions of torch and this package."""
+    versions = settings.get("versions", {})
+    return machine(settings), versions.get("torch"), versions.get("fairseq_lrpe")
 
 
 # --- the page ---------------------------------------------------------------------------------------
 
 
-def page_path(folder: Path) -> Path:
-    """Returns the file for the page of a folder of recorded results: docs/results.md for docs/results."""
-    return folder.parent / f"{folder.name}.md"
+def write_page(folder: Path) -> Path:
+    """Writes the page of a folder of recorded results: docs/results.md for docs/results; returns its path."""
+    path = folder.parent / f"{folder.name}.md"
+    write_atomic(path, page(folder))
+    return path
 
 
 def page(folder: Path) -> str:
@@ -306,27 +313,26 @@ def page(folder: Path) -> str:
     Raises:
         ValueError: the folder has no recorded results, a file is damaged, or a commentary is of no table.
     """
-    check_recorded(folder)
+    recorded = {}
+    for record in _read(folder):
+        if record.problem is None:
+            recorded[record.run] = record
+        else:
+            print(f"results: {record.run} is omitted: {record.problem}", file=sys.stderr)
     notes = {path.stem: path.read_text().strip() for path in sorted((folder / "notes").glob("[!.]*.md"))}
     others = {name: text for name, text in notes.items() if text.startswith("## ")}
     for name in notes.keys() - others.keys() - set(tables()):
         problem = "neither starts with a heading nor is a commentary on a table"
         raise ValueError(f"{folder / 'notes' / name}.md {problem}{choices(name, tables())}")
-    records = []
-    for record in read_recorded(folder):
-        if record.problem is None:
-            records.append(record)
-        else:
-            print(f"results: {record.run} is omitted: {record.problem}", file=sys.stderr)
-    results, recorded = measurements(records), {record.run for record in records}
     coverage, sections = [], []
     for name in tables():
-        counts, lines = _recorded_table(name, results, recorded)
-        title = TableSpec(name).settings.title
+        counts, lines = _recorded_table(name, recorded)
+        title, link = TableSpec(name).settings.title, name
         if lines or name in notes:
-            sections += [f"## {name}\n", *(lines or [f"{title}. No recorded runs."])]
-            sections += ["", notes[name], ""] if name in notes else [""]
-        link = f"[{name}](#{name})" if lines or name in notes else name
+            link = f"[{name}](#{name})"
+            sections += [f"## {name}\n", *(lines or [f"{title}. No recorded runs."]), ""]
+        if name in notes:
+            sections += [notes[name], ""]
         coverage.append({"table": link, "title": title, **counts})
     links = ", ".join(_link(text.partition("\n")[0].removeprefix("## ")) for text in others.values())
     header = HEADER.format(folder=folder.name, others=links or "nothing")
@@ -334,17 +340,16 @@ def page(folder: Path) -> str:
     return "\n".join([header, *lines, *sections, "\n\n".join(others.values())]).rstrip() + "\n"
 
 
-def _recorded_table(name, results, recorded):
+def _recorded_table(name, recorded):
     """Returns {scale: number of recorded and planned runs} of a table, and its lines of Markdown."""
-    spec, counts, lines = TableSpec(name), dict.fromkeys(reversed(SCALES), "-"), []
-    for scale in counts:
-        if scale in spec.scales:
-            table = Table(name, scale)
-            runs = {run for cell in table.cells for run in cell.runs}
-            counts[scale] = f"{len(runs & recorded)} of {len(runs)}"
-            if runs & recorded:
-                sections = table_sections(table, summarize(table, results))
-                lines += markdown([f"Scale: {scale}", *sections])
+    counts, lines = dict.fromkeys(reversed(SCALES), "-"), []
+    for scale in TableSpec(name).scales[::-1]:
+        table = Table(name, scale)
+        runs = {run for cell in table.cells for run in cell.runs}
+        counts[scale] = f"{len(runs & recorded.keys())} of {len(runs)}"
+        if runs & recorded.keys():
+            sections = table_sections(table, summarize(table, recorded))
+            lines += markdown([f"Scale: {scale}", *sections])
     return counts, lines
 
 

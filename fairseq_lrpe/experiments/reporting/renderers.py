@@ -16,9 +16,11 @@ from rich.text import Text
 TEXT_COLUMNS = ("attention", "method", "changes", "state", "setting", "evaluation", "metric")
 TEXT_COLUMNS += ("table", "title")
 """Columns that are aligned to the left; all others contain numbers."""
+MARKDOWN = str.maketrans({"|": r"\|"})
 LATEX = {character: f"\\{character}" for character in "&%_#${}"}
 LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"±": r"$\pm$", "×": r"$\times$", "ρ": r"$\rho$", "Λ": r"$\Lambda$", "<": "$<$", ">": "$>$"}
+LATEX = str.maketrans(LATEX)
 
 
 class Section(NamedTuple):
@@ -39,6 +41,11 @@ class Bold(str):
     __slots__ = ()
 
 
+def heading(name: str) -> str:
+    """Returns the name of a column or metric as text."""
+    return name.replace("_", " ")
+
+
 def format_number(mean: float, std: float | None, digits: int) -> str:
     """Returns a mean with its standard deviation as text, such as "95.00 ± 3.00", or "diverged"."""
     if not math.isfinite(mean):
@@ -53,15 +60,17 @@ def format_difference(mean: float, low: float, high: float, seeds: int, digits: 
     return f"{mean:+.{digits}f} {interval if seeds > 1 else '(1 seed: no interval)'}"
 
 
+def _escaped(cells, replacements, bold):
+    """Returns cells with replaced characters; those in bold are inserted into the text ``bold``."""
+    texts = (cell.translate(replacements) for cell in cells)
+    return [bold % text if isinstance(cell, Bold) else text for cell, text in zip(cells, texts, strict=True)]
+
+
 def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
     """Yields the lines of sections as Markdown."""
 
     def line(cells):
-        texts = (cell.replace("|", r"\|") for cell in cells)
-        bold = (isinstance(cell, Bold) for cell in cells)
-        return (
-            f"| {' | '.join(f'**{x}**' if is_bold else x for x, is_bold in zip(texts, bold, strict=True))} |"
-        )
+        return f"| {' | '.join(_escaped(cells, MARKDOWN, '**%s**'))} |"
 
     for section in sections:
         if isinstance(section, str):
@@ -79,10 +88,7 @@ def latex(sections: Iterable[str | Section]) -> Iterator[str]:
     """Yields the lines of sections as LaTeX, in which lines of text are comments."""
 
     def line(cells):
-        texts = ("".join(LATEX.get(character, character) for character in cell) for cell in cells)
-        bold = (isinstance(cell, Bold) for cell in cells)
-        pairs = zip(texts, bold, strict=True)
-        return " & ".join(rf"\textbf{{{x}}}" if is_bold else x for x, is_bold in pairs) + r" \\"
+        return " & ".join(_escaped(cells, LATEX, r"\textbf{%s}")) + r" \\"
 
     for section in sections:
         if isinstance(section, str):

@@ -1,13 +1,13 @@
 """Prints tables with published and measured numbers, and lists of all runs of an experiment."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import run_folders
-from fairseq_lrpe.experiments.definition.table import SCALES, Table
+from fairseq_lrpe.experiments.definition.run import Run, run_folders
+from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import renderers
 from fairseq_lrpe.experiments.reporting.aggregate import (
     CSV,
@@ -17,47 +17,45 @@ from fairseq_lrpe.experiments.reporting.aggregate import (
     summarize,
     summarize_runs,
 )
-from fairseq_lrpe.experiments.reporting.measurements import measurements
-from fairseq_lrpe.experiments.reporting.records import RunRecord, is_recorded, read_runs
-from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
+from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, is_recorded, read_runs
+from fairseq_lrpe.experiments.reporting.renderers import (
+    Bold,
+    Section,
+    format_difference,
+    format_number,
+    heading,
+)
 
 
-def collect(table: Table, results: Path) -> pd.DataFrame:
-    """Reads a table's runs and returns the result of ``summarize``; raises ValueError without runs."""
-    records = read_table_runs(table, results)
-    if all(record.problem is not None for record in records):
-        raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
-    return summarize(table, measurements(records))
+def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
+    """Returns {run: record} of a table's runs; damaged runs are reported on stderr.
 
-
-def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
-    """Reads the existing runs of a table; damaged runs are reported on stderr."""
+    Raises:
+        ValueError: there is no run that can be read.
+    """
     runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
-    records = read_runs(results, list(dict.fromkeys(run.folder(results) for run in runs)))
-    for record in records:
+    records = by_run(read_runs(results, {run.folder(results): None for run in runs}))
+    for record in records.values():
         if record.problem is not None:
             message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
             print(f"results: {message}", file=sys.stderr)
+    if all(record.problem is not None for record in records.values()):
+        example = results / str(table.runs()[0])
+        raise ValueError(f"{results} has no run of the table {table.name!r} at this scale, such as {example}")
     return records
 
 
-def _suggestion(table, results):
-    """Returns hints for a table without runs: an example folder, and the scale of existing runs."""
-    suggestion = f"such as {results / str(table.runs()[0])}"
-    for scale in SCALES:
-        names = (column.experiment_at(scale) for column in table.settings.columns.values())
-        name = next((name for name in names if name and (results / name).is_dir()), None)
-        if name and scale != table.scale:
-            suggestion += f"; to show the runs of {name}, add --scale {scale}"
-    return suggestion
+def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
+    """Prints a table as "markdown", "latex", "csv" or, by default, like ``renderers.show``.
 
-
-def show_table(table: Table, summary: pd.DataFrame, format: str | None = None) -> None:
-    """Prints a summary as "markdown", "latex" or "csv"; by default like ``renderers.show``."""
+    Returns the result of ``summarize``.
+    """
+    summary = summarize(table, records)
     if format == "csv":
         renderers.show_csv(summary[CSV], "seeds")
     else:
         renderers.show(table_sections(table, summary), format)
+    return summary
 
 
 def measured_name(table: Table) -> str:
@@ -98,8 +96,8 @@ def _heading(table, summary):
     """Yields the lines above a table: its title, its source and the measured metrics."""
     metrics, trained = {}, {}
     for cell in summary[summary["metric"].notna()].itertuples():
-        metric = f"{cell.metric.replace('_', ' ')} ({cell.better} is better)"
-        metrics.setdefault(metric, {})[_title(cell.column)] = None
+        metric = f"{heading(cell.metric)} ({cell.better} is better)"
+        metrics.setdefault(metric, {})[heading(cell.column)] = None
         for length, unit in cell.started_lengths:
             trained.setdefault((cell.measured_on, unit), set()).add((length, unit))
     source = [text for text in (table.source, table.settings.table) if text]
@@ -118,17 +116,12 @@ def _heading(table, summary):
     )
     yield "bold: the best of a column among the rows of the same attention"
     cells = summary.dropna(subset="chosen")
-    if chosen := [f"{cell.row} of {_title(cell.column)} {cell.chosen}" for cell in cells.itertuples()]:
+    if chosen := [f"{cell.row} of {heading(cell.column)} {cell.chosen}" for cell in cells.itertuples()]:
         yield f"chosen by the mean over all seeds: {'; '.join(chosen)}"
     signatures = summary.explode("signatures").dropna(subset="signatures")
     yield from dict.fromkeys(
         f"{cell.column}: {cell.metric}, signature {cell.signatures}" for cell in signatures.itertuples()
     )
-
-
-def _title(column):
-    """Returns the heading of a column."""
-    return column.replace("_", " ")
 
 
 def _lengths_apart(summary):
@@ -150,7 +143,9 @@ def _grid(cells: pd.DataFrame, texts: dict[str, list[str]]) -> pd.DataFrame:
     wide = cells[keys].assign(**texts).pivot(index=keys[:2], columns="column", values=list(texts))
     rows = pd.MultiIndex.from_frame(cells[keys[:2]].drop_duplicates())
     wide = wide.reindex(index=rows, columns=[(text, column) for column in columns for text in texts])
-    wide.columns = [f"{_title(column)} ({text})" if text else _title(column) for text, column in wide.columns]
+    wide.columns = [
+        f"{heading(column)} ({text})" if text else heading(column) for text, column in wide.columns
+    ]
     return wide.fillna("-").reset_index(names=["attention", "method"])
 
 
@@ -195,9 +190,8 @@ def _differences(summary):
     cells = summary[summary["common_seeds"] > 0]
     texts = []
     for cell in cells.itertuples():
-        mean, low, high = (f"{x:+.{cell.decimals}f}" for x in (cell.difference, cell.low, cell.high))
-        interval = f"[{low}, {high}] ({cell.common_seeds})"
-        texts.append(f"{mean} {interval if cell.common_seeds > 1 else '(1 seed: no interval)'}")
+        numbers = cell.difference, cell.low, cell.high, cell.common_seeds
+        texts.append(format_difference(*numbers, cell.decimals))
     return _grid(cells, {"": texts})
 
 
@@ -213,26 +207,25 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     return records
 
 
-def show_experiment(experiment: str, results: pd.DataFrame, format: str | None = None) -> None:
+def show_experiment(records: list[RunRecord], format: str | None = None) -> None:
     """Prints the measurements of an experiment's runs in one of the formats of ``show_table``."""
     if format == "csv":
-        renderers.show_csv(summarize_runs(results)[RUNS_CSV], "measured_seeds")
+        renderers.show_csv(summarize_runs(records)[RUNS_CSV], "measured_seeds")
     else:
-        renderers.show(experiment_sections(experiment, results), format)
+        renderers.show(experiment_sections(records), format)
 
 
-def experiment_sections(experiment: str, results: pd.DataFrame) -> Iterator[str | Section]:
+def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
     """Yields the parts of a printed experiment: lines of text, and a section with a DataFrame of strings."""
-    yield f"all runs of {experiment}"
+    yield f"all runs of {records[0].experiment}"
     yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
-    runs = summarize_runs(results)
     lines = {}
-    for run in runs.itertuples():
+    for run in summarize_runs(records).itertuples():
         row = {"attention": run.attention, "method": run.method, "changes": run.changes or "-"}
         row |= {"seeds": str(run.seeds), "length": run.length or "-", "state": run.state}
         line = lines.setdefault((run.attention, run.method, run.changes), row)
         if run.measured_seeds:
             count = f" ({run.measured_seeds})" if run.measured_seeds < run.seeds else ""
             number = format_number(run.mean, run.std, int(run.decimals))
-            line[f"{run.evaluation} {run.metric}".replace("_", " ")] = number + count
+            line[heading(f"{run.evaluation} {run.metric}")] = number + count
     yield Section("", pd.DataFrame(list(lines.values())).fillna("-"))

@@ -70,7 +70,7 @@ def test_formats_and_plot(folder, tmp_path):
     shown(folder, "--plot", tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     lines = plots.experiment_lines(read_experiment_runs("lm/gone", folder))
-    assert list(lines["row"].unique()) == ["base", f"base, {UPDATES}", "mine, train.lr=0.1"]
+    assert [line.row for line in lines] == ["base", f"base, {UPDATES}", "mine, train.lr=0.1"]
 
 
 @pytest.mark.parametrize("words, message", [

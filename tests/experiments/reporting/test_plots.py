@@ -58,9 +58,9 @@ def test_style_is_the_same_in_every_plot(tmp_path):
 
 @pytest.mark.parametrize("method", ["base", "mine"])
 def test_rows_of_the_same_method_have_different_styles(method):
-    found = style.row_styles({k: method for k in range(15)})
-    assert found[0] == style.method_style(method) and len(set(found.values())) == 15
-    assert len({colour for colour, _ in list(found.values())[:5]}) == 5
+    found = list(style.line_styles(plots.Line("", "linear", str(k), method, []) for k in range(15)).values())
+    assert found[0] == style.method_style(method) and len(set(found)) == 15
+    assert len({colour for colour, _ in found[:5]}) == 5
 
 
 @pytest.mark.parametrize("points", [{40: 900.0}, {400: 11.0}])

@@ -178,7 +178,7 @@ def test_records_are_read_like_runs(folder, records):
 
 
 @pytest.mark.parametrize("name, old, new, problem", [
-    ("measurements.csv", "metric,value", "metric,number", "the columns are not"),
+    ("measurements.csv", "metric,value", "metric,number", "columns expected but not found"),
     ("measurements.csv", ",rope,,2,", ",rope,,1,", "rope, 1, test, perplexity occurs twice"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
     ("settings/lm-mini.jsonl", "{", "", "Extra data"),
@@ -268,7 +268,7 @@ def test_invalid_calls(words, message, folder, records):
 def test_the_page_agrees_with_the_records():
     """If this test fails, run `lrpe results --write-docs`."""
     folder = REPOSITORY / "docs/results"
-    assert recording.page_path(folder).read_text() == recording.page(folder)
+    assert folder.with_suffix(".md").read_text() == recording.page(folder)
 
 
 def test_page(records, monkeypatch):
