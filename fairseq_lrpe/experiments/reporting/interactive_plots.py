@@ -10,13 +10,8 @@ from markupsafe import Markup
 from plotly.io import to_html
 
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting.plots import (
-    Line,
-    column_lines,
-    needs_log_scale,
-    visible_range,
-    wrap,
-)
+from fairseq_lrpe.experiments.reporting import plots
+from fairseq_lrpe.experiments.reporting.plots import Line, column_lines, visible_range
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 
@@ -140,14 +135,14 @@ def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
     names = [escape(heading(column)) for column in columns]
     figure.update_xaxes(AXIS, type="category", categoryorder="array", categoryarray=names)
     figure.update_yaxes(AXIS, title=escape(heading(cells["metric"].iloc[0])))
-    if needs_log_scale(cells["mean"]):
+    if plots.needs_log_scale(cells["mean"]):
         figure.update_yaxes(LOG_AXIS)
     return figure
 
 
 def legend_text(value: str, name: str) -> str:
     """Returns the legend entry of a line as HTML; long names are wrapped."""
-    return escape(f"{value}  {wrap(name)}").replace("\n", "<br>")
+    return escape(f"{value}  {plots.wrap(name)}").replace("\n", "<br>")
 
 
 def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:

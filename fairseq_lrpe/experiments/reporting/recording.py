@@ -13,25 +13,16 @@ from rich.progress import track
 
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALES, Table, TableSpec, tables
+from fairseq_lrpe.experiments.reporting import records
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.records import (
     MEASUREMENTS,
     POINTS,
     RUN,
-    TYPES,
     WEIGHTS,
-    RunRecord,
     compared,
-    configured_settings,
-    different_settings,
-    is_recorded,
     machine,
-    read_csv,
-    read_recorded,
-    read_runs,
-    read_settings,
     row_key,
-    shown_distances,
 )
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
@@ -75,7 +66,7 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
         ValueError: two folders contain the same run, or the runs would be mixed with runs on other data.
     """
     runs, refused = finished_runs(results)
-    lines = read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
+    lines = records.read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
     _check_data(lines)
     experiments = {}
     for run, record in runs.items():
@@ -95,19 +86,19 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
 
 def finished_runs(
     results: Path, folders: Collection[Path] | None = None
-) -> tuple[dict[Run, RunRecord], list[str]]:
+) -> tuple[dict[Run, records.RunRecord], list[str]]:
     """Returns {run: record} of the finished runs that can be recorded, and messages about the others.
 
     Evaluations that the YAML files do not define are omitted. There is a message for each run that is
     damaged, or was trained or evaluated with other settings than the YAML files define. The arguments are
     those of ``read_runs``.
     """
-    if is_recorded(results):
+    if records.is_recorded(results):
         raise ValueError(f"{results} contains recorded results: give a folder to which runs were written")
-    records = [record for record in read_runs(results, folders) if record.state in ("finished", "damaged")]
-    configured = configured_settings(record.run for record in records)
+    ended = [x for x in records.read_runs(results, folders) if x.state in ("finished", "damaged")]
+    configured = records.configured_settings(record.run for record in ended)
     found, refused = {}, []
-    for record in records:
+    for record in ended:
         if reason := _problem(record, configured.get(record.run)):
             refused.append(f"{record.folder.relative_to(results)} ({reason})")
         elif record.run in found:
@@ -124,7 +115,7 @@ def _problem(record, configured):
     if configured is None:
         return "configs does not define it"
     record.values = {x: of for x, of in record.values.items() if x in configured or x == "training"}
-    different = different_settings(record.compared_settings(), configured)
+    different = records.different_settings(record.compared_settings(), configured)
     return different and f"its settings differ from those in configs: {'; '.join(different)}"
 
 
@@ -178,11 +169,11 @@ def _merge(path, columns, rows, runs):
     """Replaces the rows of runs in a CSV file, which is written with as many digits as are necessary."""
     frames = [pd.DataFrame(rows, columns=columns).fillna({"signature": ""})] if rows else []
     if path.exists():
-        before = read_csv(path, columns)
+        before = records.read_csv(path, columns)
         is_replaced = pd.MultiIndex.from_frame(before[RUN]).isin([row_key(run) for run in runs])
         frames.insert(0, before[~is_replaced])
     if frames:
-        new = pd.concat(frames).astype({x: kind for x, kind in TYPES.items() if x in columns})
+        new = pd.concat(frames).astype({x: kind for x, kind in records.TYPES.items() if x in columns})
         text = new.sort_values(columns[: columns.index("value")]).to_csv(
             index=False, na_rep="nan", lineterminator="\n"
         )
@@ -213,7 +204,7 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
         torch.manual_seed(0)  # some encodings are random
         weights = trained_weights(runs[run].folder).tolist()
         # Four digits are enough for plots.
-        rows += [(*row_key(run), n, f"{weights[n]:.4g}") for n in shown_distances(len(weights))]
+        rows += [(*row_key(run), n, f"{weights[n]:.4g}") for n in records.shown_distances(len(weights))]
     with output_folder(folder):
         _merge(folder / "attention_weights.csv", WEIGHTS, rows, first.values())
     return len(first)
@@ -259,10 +250,10 @@ def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> 
 
 def _read(folder):
     """Returns the records in a folder of recorded results."""
-    if not is_recorded(folder):
+    if not records.is_recorded(folder):
         command = f"`lrpe results --record {display_path(folder)}`"
         raise ValueError(f"{folder} has no measurements.csv, which {command} writes")
-    return read_recorded(folder)
+    return records.read_recorded(folder)
 
 
 def _numbers_off(ours, theirs, spread):
