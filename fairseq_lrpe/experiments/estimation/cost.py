@@ -188,7 +188,7 @@ def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch
         return x
 
     counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
-    with patch_backends(), MetaKernels():
+    with patch_backends(), MetaNumbers():
         with torch.no_grad():  # the hidden states of these segments are the memory of a language model
             for number in range(built.previous_segments):
                 model(_empty(size, lengths[1]), segment=Segment("train", 0, number))
@@ -234,12 +234,10 @@ def _nll(log_probs):
     return F.nll_loss(log_probs, _empty(len(log_probs)))
 
 
-class MetaKernels(TorchDispatchMode):
-    """Computes what the meta device cannot: a dropout mask, and a number that is read, which is 0."""
+class MetaNumbers(TorchDispatchMode):
+    """Makes every number that is read from the meta device 0."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is aten.native_dropout.default:
-            return torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return torch.zeros((), dtype=args[0].dtype).item()
         return func(*args, **(kwargs or {}))
@@ -250,7 +248,7 @@ def _baddbmm_flops(shape, a, b, **_):
 
 
 def _dropout(x, p=0.5, training=True, inplace=False):
-    return torch.native_dropout(x, p, True)[0] if training and p else x
+    return x * torch.empty_like(x, dtype=torch.bool) if training and p else x
 
 
 def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):

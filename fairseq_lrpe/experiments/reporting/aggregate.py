@@ -78,47 +78,33 @@ def _combine(cell, parts):
 def summarize(table: Table, records: Mapping[Run, RunRecord]) -> pd.DataFrame:
     """Returns a DataFrame with one line per cell of the table, in the order of ``table.cells``.
 
-    Args:
-        table: the table.
-        records: records of any runs, as ``records.by_run`` returns them.
+    Its columns, beside those that identify the cell and its published number, are
 
-    Returns:
-        A DataFrame with the columns
-
-        - attention, row, method, column, measured_on (the experiment), metric, better ("lower" or "higher")
-        - paper, paper_std: the published number
-        - mean, std, seeds, planned: mean and sample standard deviation over the seeds that are measured, and
-          the numbers of these seeds and of all
-        - state: the number of seeds, or how far the runs got
-        - chosen: the changes of the chosen trial
-        - lengths: the lengths of the measured trainings, and length, unit if they are equal; started_lengths:
-          those of all trainings
-        - signatures: sacreBLEU's signatures of the metric
-        - is_apart: whether the length differs from the column's most frequent one
-        - is_ranked, is_best, paper_is_best, is_comparable, paper_rank, rank: ranks by ``better`` among the
-          rows of the same attention
-        - difference, low, high, common_seeds: mean difference to the baseline over the common seeds with its
-          95% confidence interval (Student t), and the number of these seeds, if both have the same length
-        - decimals: the number of decimals that are shown
+    - mean, std, seeds: mean and sample standard deviation over the seeds that are measured
+    - state: the number of seeds, or how far the runs got
+    - chosen: the changes of the chosen trial
+    - lengths, started_lengths: lengths of the trainings that are measured, and of all trainings
+    - is_apart: whether the length differs from the column's most frequent one; such a cell has no rank
+    - is_best, paper_is_best, paper_rank, rank: among the rows of the same attention
+    - difference, low, high, common_seeds: mean difference to the baseline over the common seeds with its 95%
+      confidence interval (Student t), and the number of these seeds, if both have the same length
     """
-    found = {id(cell): _measure(cell, records) for cell in table.cells if not cell.parts}
-    columns = {}
+    found, columns = {}, {}
     for cell in table.cells:
         if not cell.parts:
-            columns.setdefault(cell.column, []).append(found[id(cell)])
+            one = found[id(cell)] = _measure(cell, records)
+            columns.setdefault(cell.column, []).append(one)
     for cells in columns.values():
         usual = Counter(one.lengths[0] for one in cells if len(one.lengths[0]) == 1).most_common(1)
         for one in cells:
             one.is_apart = one.lengths[0] != () and [one.lengths[0]] != [length for length, _ in usual]
-    for cell in table.cells:
-        if cell.parts:
-            found[id(cell)] = _combine(cell, [found[id(part)] for part in cell.parts])
+    found |= {id(x): _combine(x, [found[id(part)] for part in x.parts]) for x in table.cells if x.parts}
     lines = []
     for cell in table.cells:
-        one, base = found[id(cell)], table.baseline(cell)
-        base = Measured({}, 0) if base is None else found[id(base)]
-        is_same = one.lengths == base.lengths and all(len(length) == 1 for length in one.lengths)
-        lines.append(_summarize_cell(cell, one) | difference(one.values, base.values if is_same else {}))
+        one, base, other = found[id(cell)], table.baseline(cell), {}
+        if base is not None and found[id(base)].lengths == one.lengths and set(map(len, one.lengths)) == {1}:
+            other = found[id(base)].values
+        lines.append(_summarize_cell(cell, one) | difference(one.values, other))
     summary = pd.DataFrame(lines)
     summary["is_ranked"] = summary["mean"].map(math.isfinite) & ~summary["is_apart"]
     _add_ranks(summary)
@@ -166,7 +152,6 @@ def _summarize_cell(cell, measured):
         "mean": mean,
         "std": std,
         "seeds": len(values),
-        "planned": measured.planned,
         "state": state if values else _state(measured.records),
         "chosen": ", ".join(with_value[0].changes) if cell.trials and with_value else None,
         "lengths": tuple(lengths),
