@@ -1,6 +1,7 @@
 """The plots of ``plots.py`` for an HTML page, drawn by plotly (which the extra ``report`` installs)."""
 
 import math
+from dataclasses import replace
 from html import escape
 from operator import itemgetter
 
@@ -66,28 +67,28 @@ def curve_figure(lines: list[Line]) -> go.Figure | None:
     lines = [line for line in lines if any(record.curve for record in line.records)]
     styles, drawn = line_styles(lines), []
     for line in lines:
-        seeds = {record.seed: line._replace(records=[record]).points() for record in line.records}
-        if seeds := {seed: points for seed, points in seeds.items() if len(points)}:
-            lowest, highest = (f(points["mean"].iloc[-1] for points in seeds.values()) for f in (min, max))
-            drawn.append((lowest if line.curve.better == "lower" else highest, line, seeds))
+        seeds = [replace(line, records=[record]) for record in line.records]
+        if seeds := [seed for seed in seeds if len(seed.points)]:
+            best = min if line.curve.better == "lower" else max
+            drawn.append((best(seed.last for seed in seeds), seeds))
     if not drawn:
         return None
     curve, figure = lines[0].curve, go.Figure(layout=LAYOUT)
-    for last, line, seeds in sorted(drawn, key=itemgetter(0), reverse=curve.better != "lower"):
-        name = f"{line.attention} {line.row}"
-        for i, (seed, points) in enumerate(seeds.items()):
+    for last, seeds in sorted(drawn, key=itemgetter(0), reverse=curve.better != "lower"):
+        for i, line in enumerate(seeds):
+            name = f"{line.attention} {line.row}"
             figure.add_scatter(
-                x=points.index.tolist(),
-                y=points["mean"].tolist(),
+                x=line.points.index.tolist(),
+                y=line.points["mean"].tolist(),
                 mode="lines+markers",
                 name=legend_text(f"{last:.{curve.decimals}f}", name),
                 legendgroup=escape(name),
                 showlegend=i == 0,
-                meta=escape(f"{name}, seed {seed}"),
+                meta=escape(f"{name}, seed {line.records[0].seed}"),
                 hovertemplate=f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>",
                 **trace_style(*styles[line.attention, line.row], line.attention),
             )
-    _set_curve_axes(figure, [points for *_, seeds in drawn for points in seeds.values()], curve)
+    _set_curve_axes(figure, [line.points for _, seeds in drawn for line in seeds], curve)
     return figure
 
 

@@ -5,8 +5,11 @@ import statistics
 import sys
 import textwrap
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -27,7 +30,8 @@ MIN_VALUE = 5e-4
 """Lower limit of drawn values; losses that fairseq logs as 0.000 would be missing on a logarithmic axis."""
 
 
-class Line(NamedTuple):
+@dataclass
+class Line:
     """A line of a plot: its name in the legend, and the records of its seeds."""
 
     experiment: str
@@ -41,8 +45,14 @@ class Line(NamedTuple):
         """What the line shows."""
         return self.records[0].kind.curve
 
+    @property
+    def last(self) -> float:
+        """The last value of the line."""
+        return float(self.points["mean"].iloc[-1])
+
+    @cached_property
     def points(self) -> pd.DataFrame:
-        """Returns the mean, min and max over the seeds, by number of updates, where all values are finite.
+        """The mean, min and max over the seeds, by number of updates, where all values are finite.
 
         If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
         """
@@ -74,10 +84,11 @@ def table_lines(table: Table, records: Mapping[Run, RunRecord]) -> list[Line]:
     for cell in table.cells:
         found = [records[run] for run in measuring_runs(cell, records) if run in records]
         line = Line(cell.experiment, cell.attention, cell.row, cell.method or "", found)
-        if len(line.points()):
-            if first_runs.setdefault(line[:3], cell.runs) != cell.runs:  # the runs have changes of the column
-                line = line._replace(row=f"{cell.row}, {cell.column}")
-            lines[line[:3]] = line
+        if len(line.points):
+            key = line.experiment, line.attention, line.row
+            if first_runs.setdefault(key, cell.runs) != cell.runs:  # the runs have changes of the column
+                line.row = f"{cell.row}, {cell.column}"
+            lines[line.experiment, line.attention, line.row] = line
     return list(lines.values())
 
 
@@ -105,8 +116,8 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> "Figure":
 
     panels = {}
     for line in lines:
-        if len(line.points()):
-            panels.setdefault(line[:2], []).append(line)
+        if len(line.points):
+            panels.setdefault((line.experiment, line.attention), []).append(line)
     if not panels:
         raise ValueError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
@@ -137,30 +148,26 @@ def _draw_curves(ax, drawn):
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
     curve, styles = drawn[0].curve, line_styles(drawn)
-    points = {line.row: line.points() for line in drawn}
-    last = {row: float(of["mean"].iloc[-1]) for row, of in points.items()}
-    end = max(int(of.index[-1]) for of in points.values())
-    lower = curve.better == "lower"
-    start, bottom, top = visible_range(points.values(), end, curve)
-    order = sorted(drawn, key=lambda line: last[line.row], reverse=not lower)
-    for i, (_, attention, row, *_) in enumerate(order):
-        of, (color, marker) = points[row], styles[attention, row]
-        reached = int(of.index[-1])
-        notes = [f"at {reached:,}"] * (reached < end) + ["above"] * bool(last[row] > top)
+    end, lower = max(int(line.points.index[-1]) for line in drawn), curve.better == "lower"
+    start, bottom, top = visible_range([line.points for line in drawn], end, curve)
+    for i, line in enumerate(sorted(drawn, key=attrgetter("last"), reverse=not lower)):
+        points, (color, marker) = line.points, styles[line.attention, line.row]
+        reached = int(points.index[-1])
+        notes = [f"at {reached:,}"] * (reached < end) + ["above"] * bool(line.last > top)
         ax.plot(
-            of.index,
-            of["mean"],
+            points.index,
+            points["mean"],
             color=color,
-            linestyle=LINE_STYLES[attention],
+            linestyle=LINE_STYLES[line.attention],
             marker=marker,
             markersize=6,
             # Long lines have few markers, at different updates for different rows.
-            markevery=1 if len(of) <= 12 else (i % 4 * (len(of) // 32), len(of) // 8),
+            markevery=1 if len(points) <= 12 else (i % 4 * (len(points) // 32), len(points) // 8),
             linewidth=1.5,
-            label=f"{last[row]:.{curve.decimals}f}  {wrap(row, notes)}",
+            label=f"{line.last:.{curve.decimals}f}  {wrap(line.row, notes)}",
         )
-        if of["count"].iloc[0] > 1:
-            ax.fill_between(of.index, of["min"], of["max"], color=color, alpha=0.15, linewidth=0)
+        if points["count"].iloc[0] > 1:
+            ax.fill_between(points.index, points["min"], points["max"], color=color, alpha=0.15, linewidth=0)
     margin = 0.02 * (end - start) or max(0.02 * end, 1)
     ax.set(xlim=(start - margin, end + margin), xlabel="updates", ylabel=curve.label)
     if lower:
@@ -171,7 +178,7 @@ def _draw_curves(ax, drawn):
     ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.yaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_locator(MaxNLocator(nbins=9, steps=steps, integer=True))
-    _finish(ax, f"{drawn[0].experiment}, {attention} attention")
+    _finish(ax, f"{line.experiment}, {line.attention} attention")
 
 
 def _finish(ax, title):

@@ -44,7 +44,7 @@ def curves(name, folder):
     """Returns {(attention, row): points} of a table's lines."""
     table = Table(name)
     lines = plots.table_lines(table, report.read_table_runs(table, folder))
-    return {(line.attention, line.row): line.points()["mean"].to_dict() for line in lines}
+    return {(line.attention, line.row): line.points["mean"].to_dict() for line in lines}
 
 
 def output(capsys, folder, *arguments):
