@@ -35,9 +35,6 @@ DEVIATIONS, RELATIVE = 4, 0.05
 """Tolerance of a check, in standard deviations over the seeds and relative to the recorded value."""
 
 
-# --- recording --------------------------------------------------------------------------------------
-
-
 def record(results: Path, folder: Path) -> tuple[int, list[str]]:
     """Records the finished runs of a results folder; they replace earlier records of the same runs.
 
@@ -192,9 +189,6 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
     return len(first)
 
 
-# --- the check --------------------------------------------------------------------------------------
-
-
 def check(results: Path, folder: Path, runs: Collection[Path] | None = None) -> tuple[list[str], bool]:
     """Compares finished runs with recorded results.
 
@@ -265,9 +259,6 @@ def _environment(settings):
     """Returns what equal numbers need: the machine, and the versions of torch and this package."""
     versions = settings.get("versions", {})
     return machine(settings), versions.get("torch"), versions.get("fairseq_lrpe")
-
-
-# --- the page ---------------------------------------------------------------------------------------
 
 
 def write_page(folder: Path) -> Path:

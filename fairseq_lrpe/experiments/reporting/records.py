@@ -156,9 +156,6 @@ def by_run(records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
     return found
 
 
-# --- run folders ------------------------------------------------------------------------------------
-
-
 def read_run(folder: Path, results: Path) -> RunRecord:
     """Reads a run folder below the results folder; errors in its files are recorded as ``problem``."""
     experiment = experiment_of(folder, results)
@@ -215,9 +212,6 @@ def machine(settings: dict) -> str:
         each = f"{processes} processes with {threads} each" if processes > 1 else threads
         devices = f"CPU ({cpu['name']}, {cpu['instructions']}, {each})"
     return f"{devices} {settings.get('precision', '')}".strip()
-
-
-# --- settings ---------------------------------------------------------------------------------------
 
 
 def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:
@@ -283,9 +277,6 @@ def different_settings(before: dict[str, dict], now: dict[str, dict]) -> list[st
         differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
         found += [f"{prefix}{key} was {old.get(key)}, now {new.get(key)}" for key in differ]
     return found
-
-
-# --- recorded results -------------------------------------------------------------------------------
 
 
 def is_recorded(results: Path) -> bool:

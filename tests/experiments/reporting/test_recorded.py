@@ -75,9 +75,6 @@ def check(folder, records):
     return done.returncode, done.stdout.splitlines()
 
 
-# --- writing ----------------------------------------------------------------------------------------
-
-
 def test_files(folder, records):
     before = content(records)
     assert call(folder, "--record", records).returncode == 0 and content(records) == before
@@ -155,9 +152,6 @@ def test_machine(settings, expected):
     assert machine(settings) == expected
 
 
-# --- reading ----------------------------------------------------------------------------------------
-
-
 def test_records_are_read_like_runs(folder, records):
     ours, theirs = (fairseq_lrpe.load_results(x).drop(columns="folder") for x in (records, folder))
     keys = ["method", "seed", "evaluation"]
@@ -194,9 +188,6 @@ def test_records_of_changed_experiments_are_omitted(folder, records, tmp_path, m
     code, [line] = check(folder, records)
     assert code == 0 and line.startswith("0 of 4 runs as recorded; 4 not compared: ")
     assert "lr was 0.005" in line
-
-
-# --- the check --------------------------------------------------------------------------------------
 
 
 def test_runs_without_a_record_or_on_other_data_are_not_off(folder, records):
@@ -246,9 +237,6 @@ def test_diverged_runs(folder, tmp_path):
 def test_invalid_calls(words, message, folder, records):
     done = call(*(word.format(folder=folder, records=records) for word in words))
     assert done.returncode == 1 and message in done.stderr.splitlines()[-1] and not done.stdout
-
-
-# --- the page ---------------------------------------------------------------------------------------
 
 
 def test_the_page_agrees_with_the_records():

@@ -59,9 +59,6 @@ def error_of(folder, *arguments):
     return end.value.code
 
 
-# --- numbers ----------------------------------------------------------------------------------------
-
-
 def test_runs_of_an_alias_are_found(runs):
     before = entry(runs, "linear", "Type2")["state"]
     (runs / "lm/big/linear_tmlr_type2").rename(runs / "lm/big/linear_iclr_type2")
@@ -167,9 +164,6 @@ def test_numbers_as_data_frames(runs):
     assert (number.mean, number.std, number.better) == (8.0, 0.1, "lower")
 
 
-# --- unfinished and damaged runs ----------------------------------------------------------------------
-
-
 def test_run_that_is_training(runs):
     with (runs / "lm/big/linear_tmlr_type2/seed-1/lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -196,9 +190,6 @@ def test_diverged_run_has_no_rank(runs, capsys):
     text = output(capsys, runs, "--table", "some_table9", "--format", "csv")
     [line] = [line for line in text.splitlines() if line.startswith("linear,PER,a_valid")]
     assert ",9.5,,nan,,2 of 3,2," in line
-
-
-# --- formats ----------------------------------------------------------------------------------------
 
 
 def test_markdown(runs, capsys):
@@ -277,9 +268,6 @@ def test_tables_of_the_papers(name, scale, tmp_path):
     assert list(found.itertuples(index=False, name=None)) == expected
 
 
-# --- plots ------------------------------------------------------------------------------------------
-
-
 def test_plot_has_one_line_per_method(runs, tmp_path):
     table = Table("some_table9")
     lines = plots.table_lines(table, report.read_table_runs(table, runs))
@@ -297,9 +285,6 @@ def test_plot_has_one_line_per_method(runs, tmp_path):
     assert len(softmax.lines) == 2 and linear.get_yscale() == "log"
     styles = {(line.get_color(), line.get_marker(), str(line.get_linestyle())) for line in linear.lines}
     assert len(styles) == 4
-
-
-# --- errors -----------------------------------------------------------------------------------------
 
 
 def test_missing_tables_and_runs(runs, tmp_path):
