@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.markdown import Markdown
 
 TEXT_COLUMNS = ("attention", "method", "changes", "state", "setting", "evaluation", "metric")
 TEXT_COLUMNS += ("table", "title")
@@ -105,30 +104,13 @@ def latex(sections: Iterable[str | Section]) -> Iterator[str]:
         yield from (r"\hline", r"\end{tabular}")
 
 
-def show_on_terminal(sections: Iterable[str | Section]) -> None:
-    """Prints sections on a terminal."""
-    console = Console()
-    for section in sections:
-        if isinstance(section, str):
-            console.print(section, markup=False, highlight=False)
-            continue
-        table = Table(title=section.title or None, title_justify="left")
-        for name in section.frame.columns:
-            table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right")
-        for row, is_new_group in section.lines():
-            if is_new_group:
-                table.add_section()
-            table.add_row(*(Text(cell, "bold" if isinstance(cell, Bold) else "") for cell in row))
-        console.print(table)
-
-
 def show(sections: Iterable[str | Section], format: str | None) -> None:
     """Prints sections as "markdown" or "latex"; the default is text on a terminal, and Markdown otherwise."""
+    text = "\n".join(latex(sections) if format == "latex" else markdown(sections))
     if format is None and sys.stdout.isatty():
-        show_on_terminal(sections)
+        Console().print(Markdown(text))
     else:
-        for line in latex(sections) if format == "latex" else markdown(sections):
-            print(line)
+        print(text)
 
 
 def show_csv(frame: pd.DataFrame, count: str) -> None:

@@ -5,6 +5,7 @@ import fcntl
 import io
 import json
 import math
+import sys
 
 import pandas as pd
 import pytest
@@ -236,10 +237,10 @@ def test_csv(runs, capsys):
     assert rows["linear", "Base", "b_test"]["measured_on"] == rows["linear", "Base", "b_test"]["mean"] == ""
 
 
-def test_terminal_without_published_numbers(runs, capsys):
-    renderers.show_on_terminal(report.table_sections(Table("some_figure"), summary(runs, "some_figure")))
-    text = capsys.readouterr().out
-    assert "measured on lm/big (100 updates)" in text and "[-9.48, -4.52] (3)" in text
+def test_terminal_without_published_numbers(runs, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    text = output(capsys, runs, "--table", "some_figure")
+    assert "measured on lm/big (100 updates)" in text and "[-9.48, -4.52] (3)" in text and "|" not in text
     assert "has no numbers to rank by" in text and "(paper)" not in text
 
 
