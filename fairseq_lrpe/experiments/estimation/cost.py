@@ -68,7 +68,7 @@ def estimate_training(job: Job) -> Estimate:
     if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
         other = job.experiment.other(initial.experiment)
         trained = Job(other, initial, job.results, job.launch, job.more)
-    corpus, updates = read_corpus(trained.kind, trained.cfg), job.updates
+    corpus = read_corpus(trained.kind, trained.cfg)
     if is_glue:
         corpus = corpus._replace(labels=len(get_task(job.cfg.task).labels) or 1)
     built = build(tuple(train_command(trained)), corpus)
@@ -80,6 +80,8 @@ def estimate_training(job: Job) -> Estimate:
     if is_glue:
         rows, length = GLUE[job.cfg.task]
         updates, lengths = job.cfg.epochs * math.ceil(rows / batch.total), (length, 0)
+    else:
+        updates = job.updates
     steps = updates * batch.total / batch.per_gpu
     flops, _ = measure(built, size, lengths, dtype)
     _, saved = measure(built, size, longest, dtype)

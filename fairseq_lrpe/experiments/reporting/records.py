@@ -241,10 +241,10 @@ def compared(config: dict, evaluations: dict[str, dict], flags: list | None = No
         if not is_free(key) or key.partition(".")[0] in ("starts_from", "choose")
     }
     parts = {"": {**config, "flags of fairseq-train": flags}, **evaluations}
-    return {
-        part: {key: value for key, value in flatten(of) if value not in (None, "", [], {})}
-        for part, of in parts.items()
+    found = {
+        part: {k: x for k, x in flatten(of) if x not in (None, "", [], {})} for part, of in parts.items()
     }
+    return {part: settings for part, settings in found.items() if settings}
 
 
 def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
