@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
@@ -213,13 +214,11 @@ def difference(ours: dict, base: dict) -> dict[str, float]:
 
     The arguments are {seed: value}. The result has the keys difference, low, high and common_seeds.
     """
-    from scipy.stats import t
-
     pairs = [ours[seed] - base[seed] for seed in ours if seed in base]
     mean = statistics.fmean(pairs) if pairs else math.nan
     with np.errstate(invalid="ignore"):  # if a run diverged
         error = pd.Series(pairs, dtype=float).sem()  # NaN for fewer than two seeds
-        half = t.ppf(0.975, len(pairs) - 1) * error
+        half = stats.t.ppf(0.975, len(pairs) - 1) * error
     return {"difference": mean, "low": mean - half, "high": mean + half, "common_seeds": len(pairs)}
 
 

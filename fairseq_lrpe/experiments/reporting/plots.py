@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from fairseq_lrpe.experiments.definition.kinds.base import Curve
 from fairseq_lrpe.experiments.definition.run import Run
@@ -22,9 +23,6 @@ from fairseq_lrpe.experiments.reporting.records import METHOD_ORDER, RunRecord
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.utils.files import save_figure
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 MIN_VALUE = 5e-4
 """Lower limit of drawn values; losses that fairseq logs as 0.000 would be missing on a logarithmic axis."""
@@ -104,7 +102,7 @@ def experiment_lines(records: Collection[RunRecord]) -> list[Line]:
     return [lines[key] for key in sorted(lines)]
 
 
-def plot_curves(title: str, lines: list[Line], path: Path) -> "Figure":
+def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
     """Plots the curves of lines, in one panel per experiment and attention.
 
     A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
@@ -112,8 +110,6 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> "Figure":
     Raises:
         ValueError: there is nothing to plot.
     """
-    from matplotlib.figure import Figure
-
     panels = {}
     for line in lines:
         if len(line.points):
@@ -145,8 +141,6 @@ def wrap(row: str, notes: Collection[str] = ()) -> str:
 
 def _draw_curves(ax, drawn):
     """Draws the lines of a panel; the legend starts with the line that ends with the best value."""
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
-
     curve, styles = drawn[0].curve, line_styles(drawn)
     end, lower = max(int(line.points.index[-1]) for line in drawn), curve.better == "lower"
     start, bottom, top = visible_range([line.points for line in drawn], end, curve)
@@ -241,10 +235,8 @@ def needs_log_scale(values: pd.Series) -> bool:
     return values.max() > 4 * values.min() > 0
 
 
-def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
+def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> Figure:
     """Plots a table's measured numbers over its columns; raises ValueError if there are no numbers."""
-    from matplotlib.figure import Figure
-
     cells, columns = column_lines(summary)
     if cells.empty:
         raise ValueError("nothing has been measured yet: there is nothing to plot")
