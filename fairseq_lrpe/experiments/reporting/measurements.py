@@ -40,20 +40,15 @@ def load_results(results: str | Path) -> pd.DataFrame:
         results = fairseq_lrpe.load_results("results")
         results.query("metric == 'perplexity'").groupby(["experiment", "method"])["value"].mean()
     """
-    lines = [
-        _run_values(record) | dict(zip(MEASUREMENT, measured, strict=True))
-        for record in read_runs(Path(results).absolute())
-        for measured in list(record.measurements()) or [(None,) * len(MEASUREMENT)]
-    ]
+    lines = []
+    for record in read_runs(Path(results).absolute()):
+        run = {name: getattr(record, name) for name in (*RUN, *STATE)}
+        run |= {"changes": ", ".join(record.changes), "folder": str(record.folder)}
+        run["kind"] = record.settings["kind"] if record.kind else None
+        for measured in list(record.measurements()) or [(None,) * len(MEASUREMENT)]:
+            lines.append(run | dict(zip(MEASUREMENT, measured, strict=True)))
     frame = pd.DataFrame(lines, columns=[*RUN, *MEASUREMENT, *STATE])
     return frame.astype({name: "float64" for name in ("value", "updates", "reached", "length")})
-
-
-def _run_values(record):
-    """Returns {column: value} of the columns that describe a run."""
-    values = {name: getattr(record, name) for name in (*RUN, *STATE)}
-    kind = record.settings["kind"] if record.kind else None
-    return values | {"changes": ", ".join(record.changes), "kind": kind, "folder": str(record.folder)}
 
 
 def published() -> pd.DataFrame:
