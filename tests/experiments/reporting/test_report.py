@@ -70,8 +70,7 @@ def test_report_contains_tables_and_runs(runs):
     assert {"95.00 ± 4.24 (2 of 3)", "8.00 ± 0.10"} <= shown.bold
     ranks = next(rows for rows in shown.tables if rows[-1][1] == "Spearman ρ")
     assert [row[1:] for row in ranks[1:3]] == [["Base", "2", "2"], ["RoPE", "1", "1"]]
-    differences = shown.table("attention", "method", "a valid")
-    assert differences[0] == ["linear", "RoPE", "-8.00 (1 seed: no interval)"]
+    assert any(["linear", "RoPE", "-8.00 (1 seed: no interval)"] in rows for rows in shown.tables)
     for words in ("contain published numbers", "one has trained for", "only some of the planned seeds"):
         assert words in text
     counts = "8 finished, 1 running, 1 stopped, 1 failed, 1 damaged, 24 not started."
