@@ -16,14 +16,13 @@ examples:
 """
 
 import sys
-from argparse import ArgumentParser
-from pathlib import Path
+from argparse import ArgumentParser, Namespace
 
 from fairseq_lrpe.cli.train import parse
 from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
-from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
+from fairseq_lrpe.utils.files import REPOSITORY, display_path
 
 RECORDED = REPOSITORY / "docs/results"
 FOLDER_ACTIONS = {
@@ -41,18 +40,11 @@ def main(arguments: list[str] | None = None) -> None:
         if not args.table and (args.scale or args.plot_columns or overrides):
             raise ValueError("--scale, --plot-columns and KEY=VALUE need --table")
         if args.table:
-            table = Table(args.table, args.scale or "full", overrides)
-            show_table(table, args.results, args.format, args.plot, args.plot_columns)
+            show_table(Table(args.table, args.scale or "full", overrides), args)
         elif args.experiment:
-            show_experiment(args.experiment, args.results, args.format, args.plot)
-        elif args.record:
-            record(args.results, args.record)
-        elif args.record_weights:
-            record_weights(args.results, args.record_weights)
-        elif args.check:
-            check(args.results, args.check)
-        else:
-            write_docs(args.write_docs)
+            show_experiment(args)
+        elif not use_records(args):
+            sys.exit(1)
 
 
 def make_parser() -> ArgumentParser:
@@ -73,67 +65,46 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-def show_table(
-    table: Table, results: Path, format: str | None, plot: Path | None, plot_columns: Path | None
-) -> None:
+def show_table(table: Table, args: Namespace) -> None:
     """Prints a table and plots its validation curves and columns if requested."""
     from fairseq_lrpe.experiments.reporting import plots, tables
 
-    summary = tables.collect(table, results)
-    tables.show_table(table, summary, format)
-    if plot:
-        plots.plot_table(table, results, plot)
-    if plot_columns:
-        plots.plot_columns(plots.table_name(table), summary, plot_columns)
-        print(f"{plot_columns} shows the measured numbers by column.", file=sys.stderr)
+    records = tables.read_table_runs(table, args.results)
+    summary = tables.show_table(table, records, args.format)
+    if args.plot:
+        plots.plot_table(table, records, args.plot)
+    if args.plot_columns:
+        plots.plot_columns(plots.table_name(table), summary, args.plot_columns)
 
 
-def show_experiment(experiment: str, results: Path, format: str | None, plot: Path | None) -> None:
+def show_experiment(args: Namespace) -> None:
     """Prints all runs of an experiment and plots their validation curves if requested."""
     from fairseq_lrpe.experiments.reporting import plots, tables
-    from fairseq_lrpe.experiments.reporting.measurements import measurements
 
-    records = tables.read_experiment_runs(experiment, results)
-    tables.show_experiment(experiment, measurements(records), format)
-    if plot:
-        plots.plot_curves(experiment, plots.experiment_lines(records), plot)
-        print(f"{plot} shows the validation curves.", file=sys.stderr)
+    records = tables.read_experiment_runs(args.experiment, args.results)
+    tables.show_experiment(records, args.format)
+    if args.plot:
+        plots.plot_curves(args.experiment, plots.experiment_lines(records), args.plot)
 
 
-def record(results: Path, folder: Path) -> None:
-    """Records the finished runs and exits with code 1 if some of them were not recorded."""
+def use_records(args: Namespace) -> bool:
+    """Writes or reads recorded results; returns whether all runs were recorded, or no number is off."""
     from fairseq_lrpe.experiments.reporting import recording
 
-    count, refused = recording.record(results, folder)
-    for message in refused:
-        print(f"results: not recorded: {message}", file=sys.stderr)
-    print(f"{display_path(folder)}: {count} run{'s' * (count != 1)} recorded")
-    if refused:
-        sys.exit(1)
-
-
-def record_weights(results: Path, folder: Path) -> None:
-    """Records the attention weights of trained models."""
-    from fairseq_lrpe.experiments.reporting import recording
-
-    count = recording.record_weights("lm/extrapolation_mini", results, folder)
-    print(f"{display_path(folder)}: weights of {count} model{'s' * (count != 1)} recorded")
-
-
-def check(results: Path, folder: Path) -> None:
-    """Compares the finished runs with the recorded ones and exits with code 1 if a number is off."""
-    from fairseq_lrpe.experiments.reporting import recording
-
-    lines, is_as_recorded = recording.check(results, folder)
-    print(*lines, sep="\n")
-    if not is_as_recorded:
-        sys.exit(1)
-
-
-def write_docs(folder: Path) -> None:
-    """Writes the page of a folder of recorded results."""
-    from fairseq_lrpe.experiments.reporting import recording
-
-    path = recording.page_path(folder)
-    write_atomic(path, recording.page(folder))
-    print(f"{display_path(path)} is up to date")
+    if args.record:
+        count, refused = recording.record(args.results, args.record)
+        for message in refused:
+            print(f"results: not recorded: {message}", file=sys.stderr)
+        print(f"{display_path(args.record)}: {count} run{'s' * (count != 1)} recorded")
+        return not refused
+    if args.check:
+        lines, is_as_recorded = recording.check(args.results, args.check)
+        print(*lines, sep="\n")
+        return is_as_recorded
+    if args.record_weights:
+        count = recording.record_weights("lm/extrapolation_mini", args.results, args.record_weights)
+        print(f"{display_path(args.record_weights)}: weights of {count} model{'s' * (count != 1)} recorded")
+    else:
+        path = recording.write_page(args.write_docs)
+        print(f"{display_path(path)} is up to date")
+    return True

@@ -102,9 +102,10 @@ def show(table: Table, args: Namespace, errors: list[str]) -> None:
     from fairseq_lrpe.experiments.reporting import plots  # imports pandas, which takes long
     from fairseq_lrpe.experiments.reporting import tables as reports
 
-    reports.show_table(table, reports.collect(table, args.results))
+    records = reports.read_table_runs(table, args.results)
+    reports.show_table(table, records)
     if args.plot and not errors:
-        plots.plot_table(table, args.results, args.plot)
+        plots.plot_table(table, records, args.plot)
 
 
 def print_commands(jobs: dict[Run, Job]) -> None:

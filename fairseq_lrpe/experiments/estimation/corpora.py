@@ -53,9 +53,8 @@ def read_corpus(kind: Kind, cfg: DictConfig) -> Corpus:
     """Returns what is known of a run's data; ValueError with the command that prepares it otherwise."""
     if not cfg.data:
         return Corpus()
-    folder, about = kind.folders(cfg)[0], {}
-    if (folder / layout.METADATA).is_file():
-        about = layout.read_metadata(folder)
+    folder = kind.folders(cfg)[0]
+    about = layout.read_metadata(folder) if (folder / layout.METADATA).is_file() else {}
     if about.get("images"):
         return Corpus(labels=len(about["labels"]))
     names = {

@@ -7,12 +7,12 @@ for translation and fine-tuning.
 
 import math
 from argparse import Namespace
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from io import StringIO
 from itertools import pairwise
 from types import SimpleNamespace
+from typing import NamedTuple
 from unittest.mock import patch
 
 import torch
@@ -48,25 +48,15 @@ WITH_MASK = ("masked_lm", "sentence_prediction")
 """fairseq's tasks that add <mask> to the dictionary."""
 HEAD = "sentence_classification_head"
 """fairseq's name of the head of a fine-tuning."""
-OF_THE_RUN = ("--seed", "--save-dir", "--finetune-from-model")
-"""Flags that differ between runs with the same model."""
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """The estimate of a training.
-
-    Args:
-        parameters: number of parameters.
-        tokens: number of tokens, of the target if there is one.
-        flops: FLOPs of the matrix products of all forward and backward passes.
-        memory: bytes on each GPU.
-    """
+class Estimate(NamedTuple):
+    """The estimate of a training."""
 
     parameters: int
-    tokens: float
-    flops: float
-    memory: int
+    tokens: float  # of the target if there is one
+    flops: float  # of the matrix products of all forward and backward passes
+    memory: int  # bytes on each GPU
 
 
 def estimate_training(job: Job) -> Estimate:
@@ -81,12 +71,17 @@ def estimate_training(job: Job) -> Estimate:
     corpus = read_corpus(trained.kind, trained.cfg)
     if is_glue:
         corpus = corpus._replace(labels=len(get_task(job.cfg.task).labels) or 1)
+    built = build(tuple(train_command(trained)), corpus)
+    lengths = longest = built.longest()
+    size = batch.per_gpu
+    if batch.unit == "tokens":
+        lengths = longest = SENTENCE, SENTENCE
+        size = batch.per_gpu // SENTENCE
+    if is_glue:
         rows, length = GLUE[job.cfg.task]
-    built = build(command(trained), corpus)
-    updates = job.cfg.epochs * math.ceil(rows / batch.total) if is_glue else job.updates
-    longest = (SENTENCE, SENTENCE) if batch.unit == "tokens" else built.longest()
-    lengths = (length, 0) if is_glue else longest
-    size = batch.per_gpu // SENTENCE if batch.unit == "tokens" else batch.per_gpu
+        updates, lengths = job.cfg.epochs * math.ceil(rows / batch.total), (length, 0)
+    else:
+        updates = job.updates
     steps = updates * batch.total / batch.per_gpu
     flops, _ = measure(built, size, lengths, dtype)
     _, saved = measure(built, size, longest, dtype)
@@ -95,27 +90,6 @@ def estimate_training(job: Job) -> Estimate:
     states = parameters * (16 if dtype == torch.float32 else 20)
     tokens = steps * size * built.texts * (lengths[1] or lengths[0])
     return Estimate(parameters, tokens, steps * flops, states + saved)
-
-
-def command(job: Job) -> tuple[str, ...]:
-    """Returns the run's fairseq-train command without the flags that differ between runs."""
-    words = train_command(job)
-    drop = {i + offset for i, word in enumerate(words) if word in OF_THE_RUN for offset in (0, 1)}
-    return tuple(word for i, word in enumerate(words) if i not in drop)
-
-
-def parse(words: tuple[str, ...]) -> Namespace:
-    """Returns fairseq's parsed flags of a fairseq-train command; ValueError for an invalid flag."""
-    words = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
-    output = StringIO()
-    # After parsing, our architectures check the flags, which build_model does as well, and the data.
-    unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
-    try:
-        with redirect_stderr(output), patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
-            return options.parse_args_and_arch(options.get_training_parser(), words)
-    except SystemExit:
-        reason = output.getvalue().splitlines()[-1].partition("error: ")[2]
-        raise ValueError(f"fairseq-train rejects the flags: {reason}") from None
 
 
 class SizedDictionary(Dictionary):
@@ -165,7 +139,11 @@ class BuiltModel:
 @cache
 def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
     """Returns the model of a fairseq-train command; ValueError if the flags are invalid."""
-    args = parse(words)
+    words = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
+    # After parsing, our architectures check the flags, which build_model does as well, and the data.
+    unchecked = dict.fromkeys(models.MODEL_DATACLASS_REGISTRY, lambda args: None)
+    with patch.dict(models.ARCH_CONFIG_REGISTRY, unchecked):
+        args = options.parse_args_and_arch(options.get_training_parser(), words)
     cfg = convert_namespace_to_omegaconf(args)
     try:
         # fairseq initializes some parameters on the CPU.
@@ -212,8 +190,10 @@ def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch
         return x
 
     counter = FlopCounterMode(display=False, custom_mapping={aten.baddbmm_: _baddbmm_flops})
-    with patch_backends(), MetaKernels():
-        fill_memory(built, size, lengths[1])
+    with patch_backends(), MetaNumbers():
+        with torch.no_grad():  # the hidden states of these segments are the memory of a language model
+            for number in range(built.previous_segments):
+                model(_empty(size, lengths[1]), segment=Segment("train", 0, number))
         with counter:
             with saved_tensors_hooks(keep, lambda x: x):
                 loss = compute_loss(built, size, *lengths, dtype)
@@ -224,60 +204,42 @@ def measure(built: BuiltModel, size: int, lengths: tuple[int, int], dtype: torch
     return counter.get_total_flops(), kept
 
 
-@torch.no_grad()
-def fill_memory(built, size, length) -> None:
-    """Processes the segments whose hidden states are the memory of a language model, if it has one."""
-    for number in range(built.previous_segments):
-        tokens = torch.empty(size, length, dtype=torch.long, device="meta")
-        built.model(tokens, segment=Segment("train", 0, number))
+def _empty(*shape, dtype=torch.long):
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def compute_loss(built, size, source, target, dtype) -> Tensor:
+def compute_loss(built: BuiltModel, size: int, source: int, target: int, dtype: torch.dtype) -> Tensor:
     """Returns the loss of a batch of ``size`` inputs with these lengths."""
-    model = built.model
-
-    def tokens(length):
-        return torch.empty(size, length, dtype=torch.long, device="meta")
-
-    def loss(log_probs):
-        log_probs = log_probs.flatten(0, -2)
-        return F.nll_loss(log_probs, torch.empty(len(log_probs), dtype=torch.long, device="meta"))
-
-    def log_softmax(logits):
-        return F.log_softmax(logits, dim=-1, dtype=torch.float32)
-
+    model, tokens = built.model, _empty(size, source or target)
     if hasattr(model, "side"):
-        shape = size, 3, built.task.image_size, built.task.image_size
-        return loss(log_softmax(model(torch.empty(shape, dtype=dtype, device="meta"))))
-    if hasattr(model, "pooled"):
-        inputs = [x for _ in range(built.texts) for x in (tokens(source), None)]
-        return loss(log_softmax(model(*inputs)))
-    if hasattr(model, "classification_heads"):
-        if built.corpus.labels:
-            return loss(log_softmax(model(tokens(source), classification_head_name=HEAD)[0]))
-        features = model(tokens(source), features_only=True)[0]
-        masked = features.flatten(0, 1)[: math.ceil(MASKED * size * source)]
-        return loss(log_softmax(model.encoder.lm_head(masked)))
-    if hasattr(model, "encoder"):
-        lengths = torch.empty(size, dtype=torch.long, device="meta")
-        output = model(tokens(source), lengths, tokens(target))
-        return loss(model.get_normalized_probs(output, log_probs=True))
-    number = built.previous_segments
-    segment = {"segment": Segment("train", 0, number)} if number else {}
-    features = model(tokens(target), **segment)[0]
-    softmax = model.decoder.adaptive_softmax
-    if softmax is None:
-        return loss(log_softmax(features))
-    outputs, _ = softmax(features, tokens(target))
-    return sum(loss(log_softmax(logits)) for logits in outputs)
+        logits = [model(_empty(size, 3, built.task.image_size, built.task.image_size, dtype=dtype))]
+    elif hasattr(model, "pooled"):
+        logits = [model(*(tokens, None) * built.texts)]
+    elif hasattr(model, "classification_heads") and built.corpus.labels:
+        logits = [model(tokens, classification_head_name=HEAD)[0]]
+    elif hasattr(model, "classification_heads"):
+        features = model(tokens, features_only=True)[0].flatten(0, 1)
+        logits = [model.encoder.lm_head(features[: math.ceil(MASKED * size * source)])]
+    elif hasattr(model, "encoder"):
+        output = model(tokens, _empty(size), _empty(size, target))
+        return _nll(model.get_normalized_probs(output, log_probs=True))
+    else:
+        number = built.previous_segments
+        logits = [model(tokens, **({"segment": Segment("train", 0, number)} if number else {}))[0]]
+        if model.decoder.adaptive_softmax is not None:
+            logits, _ = model.decoder.adaptive_softmax(logits[0], tokens)
+    return sum(_nll(F.log_softmax(of, dim=-1, dtype=torch.float32)) for of in logits)
 
 
-class MetaKernels(TorchDispatchMode):
-    """Computes what the meta device cannot: a dropout mask, and a number that is read, which is 0."""
+def _nll(log_probs):
+    log_probs = log_probs.flatten(0, -2)
+    return F.nll_loss(log_probs, _empty(len(log_probs)))
+
+
+class MetaNumbers(TorchDispatchMode):
+    """Makes every number that is read from the meta device 0."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func is aten.native_dropout.default:
-            return torch.empty_like(args[0]), torch.empty_like(args[0], dtype=torch.bool)
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return torch.zeros((), dtype=args[0].dtype).item()
         return func(*args, **(kwargs or {}))
@@ -288,7 +250,7 @@ def _baddbmm_flops(shape, a, b, **_):
 
 
 def _dropout(x, p=0.5, training=True, inplace=False):
-    return torch.native_dropout(x, p, True)[0] if training and p else x
+    return x * torch.empty_like(x, dtype=torch.bool) if training and p else x
 
 
 def _attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None):

@@ -1,7 +1,7 @@
 """The estimate of a list of runs as a table, with one row for all trainings that cost the same."""
 
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from rich.table import Column
 from rich.table import Table as RichTable
@@ -51,15 +51,6 @@ def estimated_launch(args: Namespace) -> Launch:
     return Launch(max(args.gpus or 1, 1), getattr(args, "nodes", 1), cpu=False, precision=precision)
 
 
-@dataclass
-class Group:
-    """Trainings of the same cost, which differ in their seeds and in ``NEUTRAL`` settings."""
-
-    job: Job  # one of them
-    count: int = 0
-    finished: int = 0
-
-
 def show_estimate(jobs: list[Job], gpu: str) -> None:
     """Prints the estimate of jobs and of the trials among which they choose; ValueError if there is none."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
@@ -68,17 +59,18 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
     gpus, peak = launch.gpus * launch.nodes, PEAKS[gpu][launch.precision]
     names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "hours each"
     table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
-    for run, group in make_groups(jobs).items():
-        count = f"{group.count:,}" + (f", {group.finished:,} finished" if group.finished else "")
+    for run, group in group_by_cost(jobs).items():
+        finished = sum("finished" in read_json(job.folder / "evaluation.json") for job in group)
+        count = f"{len(group):,}" + (f", {finished:,} finished" if finished else "")
         name = str(run).removesuffix("/seed-0")
         try:
-            one = estimate_training(group.job)
+            one = estimate_training(group[0])
         except ValueError as error:
             problems.append(f"{run.experiment}: {error}")
             table.add_row(name, count, *["-"] * 5)
             continue
         hours = one.flops / (UTILIZATION * peak * gpus) / 3600
-        total += hours * (group.count - group.finished)
+        total += hours * (len(group) - finished)
         cells = f"{one.parameters:,}", power(one.tokens), power(one.flops), number(one.memory / 1e9)
         table.add_row(name, count, *cells, number(hours))
     if len(problems) == table.row_count:
@@ -91,18 +83,15 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
     print("Evaluations are not included. docs/cluster.md explains the numbers.")
 
 
-def make_groups(jobs: list[Job]) -> dict[Run, Group]:
-    """Returns {what the trainings have in common: group}.
+def group_by_cost(jobs: list[Job]) -> dict[Run, list[Job]]:
+    """Returns {what trainings of the same cost have in common: these trainings}.
 
     A run that chooses the best of several trials is not counted itself, but its trials are.
     """
-    every = [trial for job in jobs for trial in job.trials() or [job]]
-    groups = {}
+    every, groups = [trial for job in jobs for trial in job.trials() or [job]], {}
     for run, job in {job.run: job for job in every}.items():
         common = replace(run, seed=0, changes=tuple(x for x in run.changes if x[0] not in NEUTRAL))
-        group = groups.setdefault(common, Group(job))
-        group.count += 1
-        group.finished += "finished" in read_json(job.folder / "evaluation.json")
+        groups.setdefault(common, []).append(job)
     return groups
 
 

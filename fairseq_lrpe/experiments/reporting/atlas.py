@@ -11,19 +11,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from textwrap import dedent
 
-import pandas as pd
 import torch
 from markupsafe import Markup, escape
 
-from fairseq_lrpe.attention import LinearAttention, SelfAttention, SoftmaxAttention
+from fairseq_lrpe.attention import LinearAttention, SoftmaxAttention
 from fairseq_lrpe.attention.weights import attention_weights, relative_weights
 from fairseq_lrpe.config import PositionConfig, encoding_from_config, option_flag
 from fairseq_lrpe.encodings import Encoding, encoding_options
 from fairseq_lrpe.experiments.definition.table import Table
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
-from fairseq_lrpe.experiments.reporting.measurements import measurements
-from fairseq_lrpe.experiments.reporting.records import read_runs, read_weights, shown_distances
+from fairseq_lrpe.experiments.reporting.records import by_run, read_runs, read_weights, shown_distances
 from fairseq_lrpe.experiments.reporting.renderers import format_number
 from fairseq_lrpe.methods import ATTENTIONS, METHODS, aliases, canonical
 from fairseq_lrpe.positions import POSITIONS, build_position
@@ -46,7 +44,7 @@ NORMS = {
 
 @dataclass
 class Entry:
-    """A card of the page. Measurements are {attention: (text, value)}."""
+    """A card of the page."""
 
     name: str
     aliases: list[str]
@@ -58,10 +56,9 @@ class Entry:
     effects: dict[str, str]  # {attention: what changes}
     attentions: list[str]
     options: list[tuple[str, object, str]] = field(default_factory=list)  # (flag, default, help)
-    perplexity: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
-    speed: dict[str, tuple[str, float]] = field(default_factory=dict)
-    memory: dict[str, tuple[str, float]] = field(default_factory=dict)
     plots: dict[str, Markup] = field(default_factory=dict)
+    # {attention: {column of the table of perplexities, "speed" or "memory": (text, value)}}
+    numbers: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
 
 
 def render(results: Path) -> str:
@@ -70,37 +67,33 @@ def render(results: Path) -> str:
     Raises:
         ValueError: the folder does not exist, or its files are damaged.
     """
-    records = [record for record in read_runs(results) if record.problem is None]
-    table, found = Table(PERPLEXITY, "mini"), measurements(records)
-    [experiment] = table.experiments.values()
-    perplexity, speed = _numbers(table, found), {}
+    runs = by_run(record for record in read_runs(results) if record.problem is None)
+    table = Table(PERPLEXITY, "mini")
+    numbers, [experiment] = _numbers(table, runs), table.experiments.values()
     for name in SPEED:
-        speed |= _numbers(Table(name, "mini"), found)
-    weights = read_weights(results, [record.run for record in records])
-    trained = {(run.attention, run.method): points for run, points in weights.items()}
-    modules = {name: _modules(name, experiment.cfg) for name in dict.fromkeys(map(canonical, METHODS))}
+        for key, found in _numbers(Table(name, "mini"), runs).items():
+            numbers.setdefault(key, {})["speed"] = next(iter(found.values()))
+    cfg = experiment.cfg
+    trained = {(run.attention, run.method): of for run, of in read_weights(results, runs).items()}
+    modules = {name: _modules(name, cfg) for name in dict.fromkeys(map(canonical, METHODS))}
     entries = []
     for name, of in modules.items():
         entry = _method_entry(name, of)
-        entry.speed = {
-            attention: next(iter(speed.get((attention, name), {}).values()), None) for attention in of
-        }
-        entry.memory = {
-            attention: _relative_memory(layers[0], modules["nope"][attention][0])
-            for attention, layers in of.items()
-        }
-        length = experiment.cfg.train.tokens_per_sample
+        for attention, layers in of.items():
+            memory = _kept_memory(layers[0]) / _kept_memory(modules["nope"][attention][0])
+            numbers.setdefault((attention, name), {})["memory"] = f"{memory:.2f}", memory
+        length = cfg.train.tokens_per_sample
         initial = {attention: _initial_weights(layers, length) for attention, layers in of.items()}
         after = {attention: trained[attention, name] for attention in of if (attention, name) in trained}
         shown = {"initial weights": initial, "weights after training": after}
         entry.plots = {title: blocks.weight_plot(weights) for title, weights in shown.items() if weights}
         entries.append(entry)
-    entries += [_position_entry(name, table, experiment.cfg.train) for name in TOKEN_POSITIONS]
+    entries += [_position_entry(name, table, cfg.train) for name in TOKEN_POSITIONS]
     for entry in entries:
-        entry.perplexity = {x: perplexity.get((x, entry.name), {}) for x in entry.attentions}
+        entry.numbers = {x: numbers.get((x, entry.name), {}) for x in entry.attentions}
     columns = list(table.columns)
     rows = [(entry, attention) for entry in entries for attention in entry.attentions]
-    rows.sort(key=lambda row: row[0].perplexity[row[1]].get(columns[-1], ("", math.inf))[1])
+    rows.sort(key=lambda row: row[0].numbers[row[1]].get(columns[-1], ("", math.inf))[1])
     return blocks.render(
         "atlas.html.jinja",
         title="Atlas of positional encodings",
@@ -109,16 +102,16 @@ def render(results: Path) -> str:
         columns=columns,
         attentions=ATTENTIONS,
         kinds=sorted({entry.kind for entry in entries}),
-        cfg=experiment.cfg,
+        cfg=cfg,
         draws=DRAWS,
         memory_length=MEMORY_LENGTH,
     )
 
 
-def _numbers(table: Table, results: pd.DataFrame) -> dict[tuple[str, str], dict[str, tuple[str, float]]]:
+def _numbers(table, runs):
     """Returns {(attention, name): {column: (text, mean)}} of the measured cells of methods and positions."""
     found = {}
-    for cell, line in zip(table.cells, summarize(table, results).itertuples(), strict=True):
+    for cell, line in zip(table.cells, summarize(table, runs).itertuples(), strict=True):
         changes = dict(cell.runs[0].changes)
         name = changes.pop("train.token_positions", cell.runs[0].method)
         if name in TOKEN_POSITIONS:
@@ -129,7 +122,7 @@ def _numbers(table: Table, results: pd.DataFrame) -> dict[tuple[str, str], dict[
     return found
 
 
-def _position_entry(name: str, table: Table, flags) -> Entry:
+def _position_entry(name, table, flags):
     """Returns the entry of a position embedding, with the parameters of the models in its row of a table."""
     changes = next((x.changes for x in table.rows if x.changes.get("train.token_positions") == name), {})
     length = changes.get("train.max_target_positions", flags.max_target_positions) or flags.tokens_per_sample
@@ -148,7 +141,7 @@ def _position_entry(name: str, table: Table, flags) -> Entry:
     )
 
 
-def _modules(name: str, cfg) -> dict[str, list[SelfAttention]]:
+def _modules(name, cfg):
     """Returns {attention: a module for each layer} of a method, like those of an experiment's models."""
     own = {key: x for key, x in cfg.by_method.get(name, {}).items() if hasattr(PositionConfig, key)}
     width, heads, layers = (cfg.train[f"decoder_{key}"] for key in ("embed_dim", "attention_heads", "layers"))
@@ -168,7 +161,7 @@ def _modules(name: str, cfg) -> dict[str, list[SelfAttention]]:
     return modules
 
 
-def _method_entry(name: str, modules: dict[str, list[SelfAttention]]) -> Entry:
+def _method_entry(name, modules):
     """Returns the entry of a method with the attention modules of all layers."""
     encodings = [module.encoding for module in modules["softmax"]]
     counted = encodings[:1] if encodings[0].shared_across_layers else encodings
@@ -191,7 +184,7 @@ def _method_entry(name: str, modules: dict[str, list[SelfAttention]]) -> Entry:
     )
 
 
-def _kind(encoding: Encoding, flags: dict) -> str:
+def _kind(encoding, flags):
     """Returns how an encoding represents positions, derived from its attributes."""
     if encoding.name == "none":
         return "none" if "token_positions" in flags else "absolute"
@@ -204,7 +197,7 @@ def _kind(encoding: Encoding, flags: dict) -> str:
     return "relative, in scores" if encoding.bidirectional else "contextual"
 
 
-def _effect(module: SelfAttention, attention: str) -> str:
+def _effect(module, attention):
     """Describes what the encoding of a module changes in linear or softmax attention."""
     encoding, decay, found = module.encoding, module.encoding.log_decay(), []
     if _overrides(encoding, "forward"):
@@ -234,7 +227,7 @@ def _overrides(encoding, *names):
     return any(getattr(type(encoding), name) is not getattr(Encoding, name) for name in names)
 
 
-def _as_html(docstring: str) -> Markup:
+def _as_html(docstring):
     """Returns a docstring as HTML, without its sections of arguments and errors."""
     text, parts = re.split(r"\n\n(?:Args|Raises):", docstring)[0], []
     for paragraph in text.split("\n\n"):
@@ -244,7 +237,7 @@ def _as_html(docstring: str) -> Markup:
 
 
 @torch.no_grad()
-def _initial_weights(modules: list[SelfAttention], length: int) -> list[tuple[int, float]]:
+def _initial_weights(modules, length):
     """Returns (distance, relative weight) if every query and key is the same random vector."""
     torch.manual_seed(0)
     encoding, layers = modules[0].encoding, []
@@ -258,13 +251,7 @@ def _initial_weights(modules: list[SelfAttention], length: int) -> list[tuple[in
     return [(distance, weights[distance]) for distance in shown_distances(length)]
 
 
-def _relative_memory(module: SelfAttention, base: SelfAttention) -> tuple[str, float]:
-    """Returns the memory of a module relative to another one, as text and number."""
-    ratio = _kept_memory(module) / _kept_memory(base)
-    return f"{ratio:.2f}", ratio
-
-
-def _kept_memory(module: SelfAttention) -> int:
+def _kept_memory(module):
     """Returns the bytes that a training step keeps for the backward pass of an attention module."""
     own = {x.untyped_storage().data_ptr() for x in module.parameters()}
     kept = {}

@@ -16,10 +16,10 @@ WIDTH, HEIGHT, LEFT, BOTTOM = 330, 170, 38, 20  # of SVG plots, and of their mar
 
 
 def render(template: str, **variables: object) -> str:
-    """Returns the HTML of a template in this folder; variables are escaped."""
+    """Returns the text of a template in this folder; variables in HTML are escaped."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
+        autoescape=jinja2.select_autoescape(("html.jinja", "svg.jinja")),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -6,16 +6,16 @@ from pathlib import Path
 import pandas as pd
 
 from fairseq_lrpe.experiments.definition.run import experiment_of
-from fairseq_lrpe.experiments.reporting.aggregate import difference, mean_and_std
-from fairseq_lrpe.experiments.reporting.records import RunRecord, as_text, flatten, read_run
+from fairseq_lrpe.experiments.reporting.aggregate import difference, mean_and_std, values_by_metric
+from fairseq_lrpe.experiments.reporting.records import RunRecord, flat_texts, read_run
 from fairseq_lrpe.experiments.reporting.renderers import Section, format_difference, format_number
 
 IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
 """Settings in run.json that do not distinguish runs."""
 
 
-def read_seeds(folder: Path) -> dict[int | str, RunRecord]:
-    """Returns {seed: record} of a run.
+def read_seeds(folder: Path) -> list[RunRecord]:
+    """Returns the records of a run's seeds.
 
     Args:
         folder: the folder of a run, RESULTS/EXPERIMENT/ATTENTION_METHOD/[KEY=VALUE/]seed-SEED, of which all
@@ -32,12 +32,12 @@ def read_seeds(folder: Path) -> dict[int | str, RunRecord]:
     records = [read_run(path, results) for path in folders]
     if damaged := next((record for record in records if record.problem), None):
         raise ValueError(f"{damaged.folder} cannot be read: {damaged.problem}")
-    return {record.seed: record for record in records}
+    return records
 
 
 def different_settings(a: RunRecord, b: RunRecord) -> pd.DataFrame:
     """Returns the settings in which two runs differ, with the columns setting, a and b."""
-    settings = [{key: as_text(value) for key, value in flatten(run.settings)} for run in (a, b)]
+    settings = [flat_texts(run.settings) for run in (a, b)]
     frame = pd.DataFrame(settings, index=["a", "b"], dtype=object).T.fillna("-")
     frame = frame[(frame["a"] != frame["b"]) & ~frame.index.isin(IGNORED)]
     return frame.reset_index(names="setting")
@@ -46,12 +46,12 @@ def different_settings(a: RunRecord, b: RunRecord) -> pd.DataFrame:
 def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
     """Yields the parts of a printed comparison of the runs in two folders."""
     runs = [read_seeds(folder) for folder in (a, b)]
-    first = [next(iter(records.values())) for records in runs]
+    first = [records[0] for records in runs]
     for name, records, record in zip("ab", runs, first, strict=True):
-        yield f"{name}: {record.folder.parent} (seeds {', '.join(map(str, records))})"
+        yield f"{name}: {record.folder.parent} (seeds {', '.join(str(record.seed) for record in records)})"
     settings = different_settings(*first)
     yield Section("settings that differ", settings) if len(settings) else "no settings differ"
-    ours, theirs = map(_values, runs)
+    ours, theirs = map(values_by_metric, runs)
     lines = []
     for evaluation, metric in dict.fromkeys([*ours, *theirs]):
         pair = [values.get((evaluation, metric), {}) for values in (ours, theirs)]
@@ -63,12 +63,3 @@ def comparison_sections(a: Path, b: Path) -> Iterator[str | Section]:
     title = "mean ± sample standard deviation; b - a: mean [95% confidence interval] (common seeds)"
     frame = pd.DataFrame(lines, columns=["evaluation", "metric", "a", "b", "b - a"])
     yield Section(title, frame) if lines else "neither run has measurements"
-
-
-def _values(records):
-    """Returns {(evaluation, metric): {seed: value}} of the seeds of a run."""
-    found = {}
-    for seed, record in records.items():
-        for evaluation, metric, value, _ in record.measurements():
-            found.setdefault((evaluation, metric), {})[seed] = value
-    return found

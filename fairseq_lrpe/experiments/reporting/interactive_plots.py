@@ -1,21 +1,19 @@
 """The plots of ``plots.py`` for an HTML page, drawn by plotly (which the extra ``report`` installs)."""
 
 import math
+from dataclasses import replace
 from html import escape
+from operator import itemgetter
 
 import pandas as pd
 import plotly.graph_objects as go
+from markupsafe import Markup
 from plotly.io import to_html
 
-from fairseq_lrpe.experiments.definition.kinds import KINDS
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting.plots import (
-    column_lines,
-    common_points,
-    needs_log_scale,
-    visible_range,
-    wrap,
-)
+from fairseq_lrpe.experiments.reporting import plots
+from fairseq_lrpe.experiments.reporting.plots import Line, column_lines, visible_range
+from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 
 SYMBOLS = dict(zip(
@@ -53,6 +51,7 @@ AXIS = {
     "linecolor": "#999",
     "ticks": "outside",
 }
+LOG_AXIS = {"type": "log", "tickformat": ",~r", "nticks": 12}
 TOUCH_SCRIPT = "if (matchMedia('(pointer: coarse)').matches) Plotly.relayout('{plot_id}', {dragmode: false});"
 """JavaScript that disables zooming by dragging on touch screens, where dragging scrolls the page."""
 CONFIG = {
@@ -63,57 +62,50 @@ CONFIG = {
 }
 
 
-def curve_figure(lines: pd.DataFrame) -> go.Figure | None:
+def curve_figure(lines: list[Line]) -> go.Figure | None:
     """Returns a plot of the curves of ``plots.experiment_lines``, one line per run; None without curves."""
-    groups = []
-    for (attention, row), runs in lines.groupby(["attention", "row"], sort=False):
-        seeds = {seed: common_points(of) for seed, of in runs.groupby("seed", sort=False)}
-        seeds = {seed: points for seed, points in seeds.items() if len(points)}
-        if seeds:
-            groups.append((attention, row, seeds))
-    if not groups:
+    lines = [line for line in lines if any(record.curve for record in line.records)]
+    styles, drawn = line_styles(lines), []
+    for line in lines:
+        seeds = [replace(line, records=[record]) for record in line.records]
+        if seeds := [seed for seed in seeds if len(seed.points)]:
+            best = min if line.curve.better == "lower" else max
+            drawn.append((best(seed.last for seed in seeds), seeds))
+    if not drawn:
         return None
-    curve, styles = KINDS[lines["kind"].iloc[0]].curve, line_styles(lines)
-    lower = curve.better == "lower"
-    best = min if lower else max
-    last = {
-        (attention, row): best(points["mean"].iloc[-1] for points in seeds.values())
-        for attention, row, seeds in groups
-    }
-    figure = go.Figure(layout=LAYOUT)
-    for attention, row, seeds in sorted(groups, key=lambda group: last[group[:2]], reverse=not lower):
-        name = f"{attention} {row}"
-        for i, (seed, points) in enumerate(seeds.items()):
+    curve, figure = lines[0].curve, go.Figure(layout=LAYOUT)
+    for last, seeds in sorted(drawn, key=itemgetter(0), reverse=curve.better != "lower"):
+        for i, line in enumerate(seeds):
+            name = f"{line.attention} {line.row}"
             figure.add_scatter(
-                x=points.index.tolist(),
-                y=points["mean"].tolist(),
+                x=line.points.index.tolist(),
+                y=line.points["mean"].tolist(),
                 mode="lines+markers",
-                name=legend_text(f"{last[attention, row]:.{curve.decimals}f}", name),
+                name=legend_text(f"{last:.{curve.decimals}f}", name),
                 legendgroup=escape(name),
                 showlegend=i == 0,
-                meta=escape(f"{name}, seed {seed}"),
+                meta=escape(f"{name}, seed {line.records[0].seed}"),
                 hovertemplate=f"%{{meta}}<br>%{{x:,}} updates: %{{y:,.{curve.decimals}f}}<extra></extra>",
-                **trace_style(*styles[attention, row], attention),
+                **trace_style(*styles[line.attention, line.row], line.attention),
             )
-    _set_curve_axes(figure, [points for _, _, seeds in groups for points in seeds.values()], curve)
+    _set_curve_axes(figure, [line.points for _, seeds in drawn for line in seeds], curve)
     return figure
 
 
-def _set_curve_axes(figure, lines, curve):
+def _set_curve_axes(figure, points, curve):
     """Sets the range of the axes so that every line can be seen."""
-    end = max(points.index[-1] for points in lines)
-    start, bottom, top = visible_range(lines, end, curve)
-    highest = max(points["mean"].min() for points in lines)
+    end = max(of.index[-1] for of in points)
+    start, bottom, top = visible_range(points, end, curve)
+    highest = max(of["mean"].min() for of in points)
     if curve.better == "lower" and highest > top:  # the line of a run that has just started
-        start, top = min(points.index[0] for points in lines), 1.05 * highest
+        start, top = min(of.index[0] for of in points), 1.05 * highest
     margin = 0.02 * (end - start) or max(0.02 * end, 1)
     figure.update_xaxes(AXIS, title="updates", range=[start - margin, end + margin], tickformat=",~f")
     if end - start + 2 * margin < 10:
         figure.update_xaxes(dtick=1)  # no fractions of updates
     figure.update_yaxes(AXIS, title=curve.label)
     if curve.better == "lower":
-        limits = [math.log10(bottom), math.log10(top)]
-        figure.update_yaxes(type="log", range=limits, tickformat=",~r", nticks=12)
+        figure.update_yaxes(LOG_AXIS, range=[math.log10(bottom), math.log10(top)])
 
 
 def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
@@ -128,35 +120,35 @@ def column_figure(table: Table, summary: pd.DataFrame) -> go.Figure | None:
     cells, columns = column_lines(summary[same_runs])
     if len(columns) < 3:
         return None
-    figure, styles = go.Figure(layout=LAYOUT), line_styles(summary)
+    figure, styles = go.Figure(layout=LAYOUT), line_styles(summary.itertuples())
     for (attention, row), line in cells.groupby(["attention", "row"], sort=False):
-        digits = line["decimals"].iloc[-1]
+        digits, name = line["decimals"].iloc[-1], f"{attention} {row}"
         figure.add_scatter(
-            x=[escape(column.replace("_", " ")) for column in line["column"]],
+            x=[escape(heading(column)) for column in line["column"]],
             y=line["mean"].tolist(),
             error_y={"type": "data", "array": line["std"].fillna(0).tolist(), "thickness": 1},
             mode="lines+markers",
-            name=legend_text(f"{line['mean'].iloc[-1]:.{digits}f}", f"{attention} {row}"),
-            meta=escape(f"{attention} {row}"),
+            name=legend_text(f"{line['mean'].iloc[-1]:.{digits}f}", name),
+            meta=escape(name),
             hovertemplate=f"%{{meta}}<br>%{{x}}: %{{y:,.{digits}f}}<extra></extra>",
             **trace_style(*styles[attention, row], attention),
         )
-    names = [escape(column.replace("_", " ")) for column in columns]
+    names = [escape(heading(column)) for column in columns]
     figure.update_xaxes(AXIS, type="category", categoryorder="array", categoryarray=names)
-    figure.update_yaxes(AXIS, title=escape(cells["metric"].iloc[0].replace("_", " ")))
-    if needs_log_scale(cells["mean"]):
-        figure.update_yaxes(type="log", tickformat=",~r", nticks=12)
+    figure.update_yaxes(AXIS, title=escape(heading(cells["metric"].iloc[0])))
+    if plots.needs_log_scale(cells["mean"]):
+        figure.update_yaxes(LOG_AXIS)
     return figure
 
 
 def legend_text(value: str, name: str) -> str:
     """Returns the legend entry of a line as HTML; long names are wrapped."""
-    return escape(f"{value}  {wrap(name)}").replace("\n", "<br>")
+    return escape(f"{value}  {plots.wrap(name)}").replace("\n", "<br>")
 
 
 def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
     """Returns plotly's settings of a line, which is dashed and has open markers for softmax attention."""
-    style = LINE_STYLES.get(attention, "-")
+    style = LINE_STYLES[attention]
     symbol = SYMBOLS[marker] + ("" if style == "-" else "-open")
     dash = "solid" if style == "-" else ",".join(f"{WIDTH * x}px" for x in style[1])
     return {
@@ -165,7 +157,9 @@ def trace_style(color: str, marker: str, attention: str) -> dict[str, dict]:
     }
 
 
-def figure_html(figure: go.Figure, name: str) -> str:
+def figure_html(figure: go.Figure | None, name: str) -> Markup | None:
     """Returns HTML that draws a figure in a page with plotly's script; ``name`` is the id of its element."""
+    if figure is None:
+        return None
     options = {"include_plotlyjs": False, "full_html": False, "post_script": TOUCH_SCRIPT}
-    return to_html(figure, CONFIG, div_id=name, **options)
+    return Markup(to_html(figure, CONFIG, div_id=name, **options))

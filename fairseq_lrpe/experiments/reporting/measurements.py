@@ -1,6 +1,5 @@
 """The measurements in a results folder and the published numbers as DataFrames, one number per line."""
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import pandas as pd
@@ -8,7 +7,7 @@ import pandas as pd
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.run import as_text
 from fairseq_lrpe.experiments.definition.table import read_paper
-from fairseq_lrpe.experiments.reporting.records import RUN, RunRecord, read_runs
+from fairseq_lrpe.experiments.reporting.records import RUN, read_runs
 
 STATE = ["kind", "updates", "reached", "length", "unit", "state", "problem", "folder"]
 MEASUREMENT = ["evaluation", "metric", "value", "signature"]
@@ -41,40 +40,15 @@ def load_results(results: str | Path) -> pd.DataFrame:
         results = fairseq_lrpe.load_results("results")
         results.query("metric == 'perplexity'").groupby(["experiment", "method"])["value"].mean()
     """
-    return measurements(read_runs(Path(results).absolute()))
-
-
-def measurements(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Returns the measurements of runs in the format of :func:`load_results`."""
-    lines = [
-        _run_values(record) | dict(zip(MEASUREMENT, measured, strict=True))
-        for record in records
-        for measured in list(record.measurements()) or [(None,) * len(MEASUREMENT)]
-    ]
+    lines = []
+    for record in read_runs(Path(results).absolute()):
+        run = {name: getattr(record, name) for name in (*RUN, *STATE)}
+        run |= {"changes": ", ".join(record.changes), "folder": str(record.folder)}
+        run["kind"] = record.settings["kind"] if record.kind else None
+        for measured in list(record.measurements()) or [(None,) * len(MEASUREMENT)]:
+            lines.append(run | dict(zip(MEASUREMENT, measured, strict=True)))
     frame = pd.DataFrame(lines, columns=[*RUN, *MEASUREMENT, *STATE])
     return frame.astype({name: "float64" for name in ("value", "updates", "reached", "length")})
-
-
-def curves(records: Iterable[RunRecord]) -> pd.DataFrame:
-    """Returns the validation curves of runs, one validation per line.
-
-    The columns are experiment, attention, method, changes, seed (the run), kind, is_measured (whether the run
-    has evaluations), folder, updates and value. ``KINDS[kind].curve`` defines the metric of the value.
-    """
-    columns = [*RUN, "kind", "is_measured", "folder"]
-    lines = []
-    for record in records:
-        run = {**_run_values(record), "is_measured": bool(record.values)}
-        run = {name: run[name] for name in columns}
-        lines += [{**run, "updates": updates, "value": x} for updates, x in record.curve.items()]
-    return pd.DataFrame(lines, columns=[*columns, "updates", "value"])
-
-
-def _run_values(record):
-    """Returns {column: value} of the columns that describe a run."""
-    values = {name: getattr(record, name) for name in (*RUN, *STATE)}
-    kind = record.settings["kind"] if record.kind else None
-    return values | {"changes": ", ".join(record.changes), "kind": kind, "folder": str(record.folder)}
 
 
 def published() -> pd.DataFrame:

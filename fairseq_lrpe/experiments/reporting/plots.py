@@ -4,38 +4,71 @@ import math
 import statistics
 import sys
 import textwrap
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
-from fairseq_lrpe.experiments.definition.kinds import KINDS
 from fairseq_lrpe.experiments.definition.kinds.base import Curve
+from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import Table
-from fairseq_lrpe.experiments.reporting.aggregate import METHOD_ORDER, measuring_runs
-from fairseq_lrpe.experiments.reporting.measurements import curves, measurements
-from fairseq_lrpe.experiments.reporting.records import RunRecord
+from fairseq_lrpe.experiments.reporting.aggregate import measuring_runs
+from fairseq_lrpe.experiments.reporting.records import METHOD_ORDER, RunRecord
+from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
-from fairseq_lrpe.experiments.reporting.tables import read_table_runs
 from fairseq_lrpe.utils.files import save_figure
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 MIN_VALUE = 5e-4
 """Lower limit of drawn values; losses that fairseq logs as 0.000 would be missing on a logarithmic axis."""
 
 
-def plot_table(table: Table, results: Path, path: Path) -> None:
+@dataclass
+class Line:
+    """A line of a plot: its name in the legend, and the records of its seeds."""
+
+    experiment: str
+    attention: str
+    row: str
+    method: str
+    records: list[RunRecord]
+
+    @property
+    def curve(self) -> Curve | None:
+        """What the line shows."""
+        return self.records[0].kind.curve
+
+    @property
+    def last(self) -> float:
+        """The last value of the line."""
+        return float(self.points["mean"].iloc[-1])
+
+    @cached_property
+    def points(self) -> pd.DataFrame:
+        """The mean, min and max over the seeds, by number of updates, where all values are finite.
+
+        If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
+        """
+        drawn = [record for record in self.records if record.curve]
+        drawn = [record for record in drawn if record.values] or drawn
+        points = [point for record in drawn for point in record.curve.items()]
+        points = pd.DataFrame(points, columns=["updates", "value"]).astype({"value": float})
+        points = points.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
+        points = points[(points["count"] == len(drawn)) & np.isfinite(points["mean"])]
+        return points.assign(mean=points["mean"].clip(lower=MIN_VALUE))
+
+
+def plot_table(table: Table, records: Mapping[Run, RunRecord], path: Path) -> None:
     """Plots the validation curves of a table's runs and prints the path of the plot."""
-    lines = table_lines(table, results)
-    shown = set(lines["experiment"])
+    lines = table_lines(table, records)
     planned = {cell.experiment for cell in table.cells if cell.kind and cell.kind.curve}
-    is_complete = table.scale == "full" and shown == planned
+    is_complete = table.scale == "full" and {line.experiment for line in lines} == planned
     plot_curves(table.settings.title if is_complete else table_name(table), lines, path)
-    print(f"{path} shows the validation curves.", file=sys.stderr)
 
 
 def table_name(table: Table) -> str:
@@ -43,73 +76,59 @@ def table_name(table: Table) -> str:
     return " ".join([table.name, *[f"--scale {table.scale}"] * (table.scale != "full"), *table.overrides])
 
 
-def table_lines(table: Table, results: Path) -> pd.DataFrame:
-    """Returns the curves of a table's runs, with the column ``row``: the name of the line in the legend."""
-    records = [record for record in read_table_runs(table, results) if record.problem is None]
-    found, measured = curves(records), measurements(records)
+def table_lines(table: Table, records: Mapping[Run, RunRecord]) -> list[Line]:
+    """Returns the lines of a table's rows."""
     first_runs, lines = {}, {}
     for cell in table.cells:
-        folders = [str(run.folder(results)) for run in measuring_runs(cell, measured)]
-        runs = found[found["folder"].isin(folders)]
-        if len(common_points(runs)):
-            key, name = (cell.experiment, cell.attention, cell.row), cell.row
+        found = [records[run] for run in measuring_runs(cell, records) if run in records]
+        line = Line(cell.experiment, cell.attention, cell.row, cell.method or "", found)
+        if len(line.points):
+            key = line.experiment, line.attention, line.row
             if first_runs.setdefault(key, cell.runs) != cell.runs:  # the runs have changes of the column
-                name = f"{cell.row}, {cell.column}"
-            lines[*key[:2], name] = runs.assign(row=name, method=cell.method or "")
-    return pd.concat(lines.values()) if lines else found.assign(row="")
+                line.row = f"{cell.row}, {cell.column}"
+            lines[line.experiment, line.attention, line.row] = line
+    return list(lines.values())
 
 
-def experiment_lines(records: Collection[RunRecord]) -> pd.DataFrame:
-    """Returns the curves of an experiment's runs, with the column ``row``: the name of the line."""
-    labels = {str(record.folder): record.label for record in records}
-    lines = curves(record for record in records if record.problem is None)
-    lines = lines.assign(row=lines["folder"].map(labels), order=lines["method"].map(METHOD_ORDER))
-    return lines.sort_values(["attention", "order", "row"], kind="stable")
+def experiment_lines(records: Collection[RunRecord]) -> list[Line]:
+    """Returns the lines of an experiment's runs, named after their methods and changes."""
+    lines = {}
+    for record in records:
+        if record.problem is None:
+            order = METHOD_ORDER.get(record.method, len(METHOD_ORDER))
+            key = record.attention, order, ", ".join((record.method, *record.changes))
+            line = Line(record.experiment, record.attention, key[-1], record.method, [])
+            lines.setdefault(key, line).records.append(record)
+    return [lines[key] for key in sorted(lines)]
 
 
-def common_points(runs: pd.DataFrame) -> pd.DataFrame:
-    """Returns the mean, min and max over the seeds, by number of updates, where all values are finite.
-
-    If at least one of the runs has been evaluated, runs that have not been evaluated are ignored.
-    """
-    runs = runs[runs["is_measured"]] if runs["is_measured"].any() else runs
-    points = runs.groupby("updates")["value"].agg(["mean", "min", "max", "count"])
-    points = points[(points["count"] == runs["folder"].nunique()) & points["mean"].map(math.isfinite)]
-    return points.assign(mean=points["mean"].clip(lower=MIN_VALUE))
-
-
-def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
-    """Plots the curves of ``table_lines`` or ``experiment_lines``, in one panel per experiment and attention.
+def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
+    """Plots the curves of lines, in one panel per experiment and attention.
 
     A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
 
     Raises:
         ValueError: there is nothing to plot.
     """
-    from matplotlib.figure import Figure
-
     panels = {}
-    for (experiment, attention, kind), runs in lines.groupby(["experiment", "attention", "kind"], sort=False):
-        rows = {row: common_points(of) for row, of in runs.groupby("row", sort=False)}
-        rows = {row: points for row, points in rows.items() if len(points)}
-        if rows:
-            panels[experiment, attention] = KINDS[kind].curve, runs, rows
+    for line in lines:
+        if len(line.points):
+            panels.setdefault((line.experiment, line.attention), []).append(line)
     if not panels:
         raise ValueError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
     down = math.ceil(len(panels) / across)
-    heights = (sum(wrap(row).count("\n") + 1.2 for row in rows) for _, _, rows in panels.values())
+    heights = (sum(wrap(line.row).count("\n") + 1.2 for line in drawn) for drawn in panels.values())
     size = 8.5 * across, max(5, 1 + 0.18 * max(heights)) * down
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(down, across, squeeze=False).flat
     for unused in axes[len(panels) :]:
         unused.remove()
-    for ax, ((experiment, attention), (curve, runs, rows)) in zip(axes, panels.items(), strict=False):
-        ax.set(xlabel="updates", ylabel=curve.label, title=f"{experiment}, {attention} attention")
-        styles = {row: style for (_, row), style in line_styles(runs[runs["row"].isin(rows)]).items()}
-        _draw_panel(ax, attention, curve, rows, styles)
+    for ax, drawn in zip(axes, panels.values(), strict=False):
+        _draw_curves(ax, drawn)
     figure.suptitle(title)
     save_figure(figure, path, dpi=150)
+    print(f"{path} shows the validation curves.", file=sys.stderr)
     return figure
 
 
@@ -120,53 +139,47 @@ def wrap(row: str, notes: Collection[str] = ()) -> str:
     return textwrap.fill(text, 32, subsequent_indent="    ", **whole_words)
 
 
-def _draw_panel(
-    ax: "Axes",
-    attention: str,
-    curve: Curve,
-    lines: dict[str, pd.DataFrame],
-    styles: dict[str, tuple[str, str]],
-) -> None:
+def _draw_curves(ax, drawn):
     """Draws the lines of a panel; the legend starts with the line that ends with the best value."""
-    last = {row: float(points["mean"].iloc[-1]) for row, points in lines.items()}
-    end = max(int(points.index[-1]) for points in lines.values())
-    lower = curve.better == "lower"
-    start, bottom, top = visible_range(lines.values(), end, curve)
-    for i, row in enumerate(sorted(lines, key=last.get, reverse=not lower)):
-        points, (color, marker) = lines[row], styles[row]
+    curve, styles = drawn[0].curve, line_styles(drawn)
+    end, lower = max(int(line.points.index[-1]) for line in drawn), curve.better == "lower"
+    start, bottom, top = visible_range([line.points for line in drawn], end, curve)
+    for i, line in enumerate(sorted(drawn, key=attrgetter("last"), reverse=not lower)):
+        points, (color, marker) = line.points, styles[line.attention, line.row]
         reached = int(points.index[-1])
-        notes = [f"at {reached:,}"] * (reached < end) + ["above"] * bool(last[row] > top)
+        notes = [f"at {reached:,}"] * (reached < end) + ["above"] * bool(line.last > top)
         ax.plot(
             points.index,
             points["mean"],
             color=color,
-            linestyle=LINE_STYLES.get(attention, "-"),
+            linestyle=LINE_STYLES[line.attention],
             marker=marker,
             markersize=6,
             # Long lines have few markers, at different updates for different rows.
             markevery=1 if len(points) <= 12 else (i % 4 * (len(points) // 32), len(points) // 8),
             linewidth=1.5,
-            label=f"{last[row]:.{curve.decimals}f}  {wrap(row, notes)}",
+            label=f"{line.last:.{curve.decimals}f}  {wrap(line.row, notes)}",
         )
         if points["count"].iloc[0] > 1:
             ax.fill_between(points.index, points["min"], points["max"], color=color, alpha=0.15, linewidth=0)
     margin = 0.02 * (end - start) or max(0.02 * end, 1)
-    ax.set(xlim=(start - margin, end + margin))
+    ax.set(xlim=(start - margin, end + margin), xlabel="updates", ylabel=curve.label)
     if lower:
         ax.set(ylim=(bottom, top), yscale="log")
-    _set_ticks(ax, is_wide=lower and top > 10 * bottom)
-    ax.grid(alpha=0.25)
-    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
-
-
-def _set_ticks(ax, is_wide):
-    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
-
     steps = [1, 2, 2.5, 5, 10]
+    is_wide = lower and top > 10 * bottom
     ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if is_wide else MaxNLocator(nbins=14, steps=steps))
     ax.yaxis.set_major_formatter(ScalarFormatter())
     ax.yaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_locator(MaxNLocator(nbins=9, steps=steps, integer=True))
+    _finish(ax, f"{line.experiment}, {line.attention} attention")
+
+
+def _finish(ax, title):
+    """Adds the title, the grid and the legend of a panel."""
+    ax.set_title(title)
+    ax.grid(alpha=0.25)
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
 
 
 def visible_range(lines: Collection[pd.DataFrame], end: int, curve: Curve) -> tuple[int, float | None, float]:
@@ -222,10 +235,8 @@ def needs_log_scale(values: pd.Series) -> bool:
     return values.max() > 4 * values.min() > 0
 
 
-def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
+def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> Figure:
     """Plots a table's measured numbers over its columns; raises ValueError if there are no numbers."""
-    from matplotlib.figure import Figure
-
     cells, columns = column_lines(summary)
     if cells.empty:
         raise ValueError("nothing has been measured yet: there is nothing to plot")
@@ -233,7 +244,7 @@ def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
     height = max(5, 0.24 * max(rows["row"].nunique() for rows in panels.values()))
     figure = Figure(figsize=(8 * len(panels), height), layout="constrained")
     axes = figure.subplots(1, len(panels), squeeze=False, sharey=True).flat
-    styles = line_styles(summary)
+    styles = line_styles(summary.itertuples())
     for ax, (attention, rows) in zip(axes, panels.items(), strict=True):
         for row, line in rows.groupby("row", sort=False):
             color, marker = styles[attention, row]
@@ -243,7 +254,7 @@ def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
                 line["std"].fillna(0.0),
                 color=color,
                 marker=marker,
-                linestyle=LINE_STYLES.get(attention, "-"),
+                linestyle=LINE_STYLES[attention],
                 capsize=3,
                 label=f"{line['mean'].iloc[-1]:.{line['decimals'].iloc[-1]}f}  {wrap(row)}",
             )
@@ -251,11 +262,10 @@ def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
             ax.set_yscale("log")
             ax.yaxis.set_major_formatter("{x:g}")
             ax.yaxis.set_minor_formatter("{x:g}")
-        ax.set_xticks(range(len(columns)), [column.replace("_", " ") for column in columns])
-        metric = cells["metric"].iloc[0].replace("_", " ")
-        ax.set(ylabel=metric, title=f"{attention} attention")
-        ax.grid(alpha=0.25)
-        ax.legend(loc="center left", bbox_to_anchor=(1, 0.5), title="last  method", handlelength=3.5)
+        ax.set_xticks(range(len(columns)), list(map(heading, columns)))
+        ax.set_ylabel(heading(cells["metric"].iloc[0]))
+        _finish(ax, f"{attention} attention")
     figure.suptitle(title)
     save_figure(figure, path, dpi=150)
+    print(f"{path} shows the measured numbers by column.", file=sys.stderr)
     return figure

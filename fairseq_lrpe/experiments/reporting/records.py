@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from urllib.parse import unquote
@@ -22,11 +21,9 @@ from omegaconf import OmegaConf
 from fairseq_lrpe.experiments.definition.experiment import Experiment, is_free
 from fairseq_lrpe.experiments.definition.kinds import KINDS, Kind
 from fairseq_lrpe.experiments.definition.run import RECORDS, Run, experiment_of, run_folders
-from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
 from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
-from fairseq_lrpe.methods import canonical
-from fairseq_lrpe.utils.files import display_path
+from fairseq_lrpe.methods import METHODS, canonical
 
 RUN = ["experiment", "attention", "method", "changes", "seed"]
 """Columns of a DataFrame that identify a run."""
@@ -36,16 +33,16 @@ WEIGHTS = [*RUN, "distance", "value"]
 """Columns of measurements.csv, of the files with curves, and of attention_weights.csv."""
 TYPES = {"distance": int, "seed": int, "updates": int, "value": float}
 
+METHOD_ORDER = {method: index for index, method in enumerate(METHODS)}
 ERROR = re.compile(r"[\w.]*(Error|Exception)\b|fairseq_lrpe: ")  # last line of a failed command's log
-LOG_TAIL = 4096  # bytes of a log that are searched for its last line
 
 
 @dataclass
 class RunRecord:
     """A run that was started.
 
-    The first five fields are parsed from the folder's path, so that damaged runs have them, too. ``problem``
-    says why a run cannot be read, or why recorded results are outdated. The fields after it are then empty.
+    The first six fields follow from the folder's path, so that damaged runs have them, too. ``problem`` says
+    why a run cannot be read, or why recorded results are outdated; there are then no measurements.
     """
 
     experiment: str
@@ -66,22 +63,11 @@ class RunRecord:
     curve: dict[int, float] = field(default_factory=dict)  # {updates: value of the kind's curve}
     values: dict[str, dict] = field(default_factory=dict)  # {evaluation: {metric: value}}
 
-    @property
+    @cached_property
     def run(self) -> Run:
         """The run, with the canonical name of its method."""
         changes = tuple(tuple(text.split("=", 1)) for text in self.changes)
         return Run(self.experiment, self.attention, canonical(self.method), self.seed, changes)
-
-    @property
-    def label(self) -> str:
-        """The method and the changes, as shown in the legends of plots."""
-        return ", ".join((self.method, *self.changes))
-
-    def describe_state(self) -> str:
-        """Returns in words how far the run got, or why it cannot be read."""
-        if self.problem is not None:
-            return f"damaged: {self.problem}"
-        return describe_state(self.state, self.reached, self.updates)
 
     @cached_property
     def state(self) -> str:
@@ -94,6 +80,16 @@ class RunRecord:
             return "finished"
         return "failed" if ERROR.match(self.last_log_line()[1]) else "stopped"
 
+    def describe_state(self) -> str:
+        """Returns in words how far the run got, such as "stopped at 40 of 100", or why it cannot be read."""
+        if self.state == "damaged":
+            return f"damaged: {self.problem}"
+        if self.state == "running":
+            return f"running {self.reached}/{self.updates}"
+        if self.state != "finished" and self.reached < self.updates:
+            return f"stopped at {self.reached} of {self.updates}"
+        return "finished" if self.state == "finished" else "not measured"
+
     def complete(self) -> None:
         """Sets the fields that follow from the settings and evaluations; raises various errors if damaged."""
         if self.settings.get("kind") not in KINDS:
@@ -101,7 +97,7 @@ class RunRecord:
         self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
         config = self.settings["config"]
         self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")
-        self.length = config.get(self.unit) and float(config[self.unit])
+        self.length = float(config.get(self.unit) or math.nan)
         self.values = self.evaluation.get("evaluations", {})
         list(self.measurements())  # raises an error if a value is not a number
 
@@ -112,45 +108,24 @@ class RunRecord:
             for metric in (*(name for name in self.kind.metrics if name in measured), *speeds):
                 yield evaluation, metric, float(measured[metric]), measured.get(f"{metric}_signature")
 
-    def compared_settings(self) -> dict[str, object]:
-        """Returns the settings that can change the result, in the format of ``configured_settings``."""
+    def value(self, evaluation: str, metric: str) -> float | None:
+        """Returns a measurement, which is NaN if the run diverged, or None."""
+        value = self.values.get(evaluation, {}).get(metric)
+        return None if value is None else float(value)
+
+    def compared_settings(self) -> dict[str, dict[str, object]]:
+        """Returns the settings that can change the result, in the format of ``compared``."""
         evaluations = {name: measured.get("settings") for name, measured in self.values.items()}
         return compared(self.settings["config"], evaluations, self.settings.get("flags"))
 
-    def progress(self) -> str:
-        """Returns one line about the progress of the run while it is running."""
-        try:
-            return progress.describe_folder(self.folder, self.updates)
-        except (OSError, ValueError, KeyError, TypeError, OverflowError):  # truncated or damaged
-            return self.describe_state()
-
-    def last_updated(self) -> datetime | None:
-        """Returns the time of the last change of the run's files, or None if there are none."""
-        times = []
-        for name in (*RECORDS, "train.log"):
-            with suppress(OSError):
-                times.append((self.folder / name).stat().st_mtime)
-        return datetime.fromtimestamp(max(times), UTC) if times else None
-
     def last_log_line(self) -> tuple[str, str]:
         """Returns the name of the newest log and its last non-empty line, or two empty strings."""
-        with suppress(OSError, ValueError):
-            logs = [path for path in self.folder.glob("*.log") if path.is_file()]
-            newest = max(logs, key=lambda path: path.stat().st_mtime)
-            with newest.open("rb") as log:
-                log.seek(max(0, newest.stat().st_size - LOG_TAIL))
-                lines = log.read().decode(errors="replace").split("\n")
-            return newest.name, next((line for line in reversed(lines) if line.strip()), "")
-        return "", ""
-
-
-def describe_state(state: str, reached: float, updates: float) -> str:
-    """Returns the state of a run that is not damaged in words, such as "stopped at 40 of 100" (updates)."""
-    if state == "running":
-        return f"running {reached:.0f}/{updates:.0f}"
-    if state == "finished":
-        return state
-    return f"stopped at {reached:.0f} of {updates:.0f}" if reached < updates else "not measured"
+        logs = [path for path in self.folder.glob("*.log") if path.is_file()]
+        if not logs:
+            return "", ""
+        newest = max(logs, key=lambda path: path.stat().st_mtime)
+        lines = newest.read_text(errors="replace").split("\n")
+        return newest.name, next((line for line in reversed(lines) if line.strip()), "")
 
 
 def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[RunRecord]:
@@ -168,11 +143,17 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
     if is_recorded(results):
         return [run for run in read_recorded(results) if folders is None or run.folder in folders]
     if folders is None:
-        return [read_run(folder, results) for folder in run_folders(results)]
+        folders = run_folders(results)
     return [read_run(path, results) for path in folders if any((path / name).exists() for name in RECORDS)]
 
 
-# --- run folders ------------------------------------------------------------------------------------
+def by_run(records: Iterable[RunRecord]) -> dict[Run, RunRecord]:
+    """Returns {run: record}; of a run that exists under several names of its method, the first name's."""
+    found = {}
+    for record in records:
+        other = found.setdefault(record.run, record)
+        found[record.run] = min(other, record, key=lambda one: METHOD_ORDER.get(one.method, 0))
+    return found
 
 
 def read_run(folder: Path, results: Path) -> RunRecord:
@@ -233,9 +214,6 @@ def machine(settings: dict) -> str:
     return f"{devices} {settings.get('precision', '')}".strip()
 
 
-# --- settings ---------------------------------------------------------------------------------------
-
-
 def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yields (key, value) of nested dictionaries, such as ("config.train.lr", 0.001)."""
     if isinstance(content, dict) and content:
@@ -245,28 +223,31 @@ def flatten(content: object, key: str = "") -> Iterator[tuple[str, object]]:
         yield key, content
 
 
-def as_text(value: object) -> str:
-    """Returns a setting or measurement as text, numbers with up to 10 digits."""
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def flat_texts(content: dict) -> dict[str, str]:
+    """Returns {key: value} of nested dictionaries as text, numbers with up to 10 digits."""
+    found = {key: f"{x:.10g}" if isinstance(x, float) else x for key, x in flatten(content)}
+    return {k: x if isinstance(x, str) else json.dumps(x, ensure_ascii=False) for k, x in found.items()}
 
 
-def compared(config: dict, evaluations: dict[str, dict], flags: list | None = None) -> dict[str, object]:
-    """Returns {key: value} of the settings of a training and its evaluations that can change its result.
+def compared(config: dict, evaluations: dict[str, dict], flags: list | None = None) -> dict[str, dict]:
+    """Returns {"" or the name of an evaluation: {key: value}} of the settings that can change a result.
 
-    Empty values are omitted, so that a new optional key of the YAML files does not change the settings.
+    Those of "" are the training's. Empty values are omitted, so that a new optional key of the YAML files
+    does not change the settings.
     """
     config = {
         key: value
         for key, value in flatten(config)
         if not is_free(key) or key.partition(".")[0] in ("starts_from", "choose")
     }
-    found = flatten({**config, "flags of fairseq-train": flags, "evaluations": evaluations})
-    return {key: value for key, value in found if value not in (None, "", [], {})}
+    parts = {"": {**config, "flags of fairseq-train": flags}, **evaluations}
+    found = {
+        part: {k: x for k, x in flatten(of) if x not in (None, "", [], {})} for part, of in parts.items()
+    }
+    return {part: settings for part, settings in found.items() if settings}
 
 
-def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, object]]:
+def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, dict]]:
     """Returns {run: its settings as the YAML files define them today}, without runs that they do not define.
 
     The settings do not depend on the method and the seed.
@@ -285,36 +266,22 @@ def configured_settings(runs: Iterable[Run]) -> dict[Run, dict[str, object]]:
     return found
 
 
-def evaluation_names(settings: dict[str, object]) -> set[str]:
-    """Returns the names of the evaluations in a result of ``compared``."""
-    return {key.split(".")[1] for key in settings if key.startswith("evaluations.")}
-
-
-def different_settings(before: dict[str, object], now: dict[str, object]) -> list[str]:
+def different_settings(before: dict[str, dict], now: dict[str, dict]) -> list[str]:
     """Returns the differences of two results of ``compared`` as "KEY was VALUE, now VALUE".
 
     Evaluations that only ``now`` has are ignored.
     """
-    new = tuple(f"evaluations.{name}." for name in evaluation_names(now) - evaluation_names(before))
-    keys = (key for key in dict.fromkeys([*before, *now]) if not key.startswith(new))
-    return [
-        f"{key} was {before.get(key)}, now {now.get(key)}" for key in keys if before.get(key) != now.get(key)
-    ]
-
-
-# --- recorded results -------------------------------------------------------------------------------
+    found = []
+    for part, old in before.items():
+        new, prefix = now.get(part, {}), part and f"evaluations.{part}."
+        differ = [key for key in {**old, **new} if old.get(key) != new.get(key)]
+        found += [f"{prefix}{key} was {old.get(key)}, now {new.get(key)}" for key in differ]
+    return found
 
 
 def is_recorded(results: Path) -> bool:
     """Returns whether a folder contains recorded results instead of run folders."""
     return (results / "measurements.csv").is_file()
-
-
-def check_recorded(folder: Path) -> None:
-    """Raises ValueError if a folder does not contain recorded results."""
-    if not is_recorded(folder):
-        command = f"`lrpe results --record {display_path(folder)}`"
-        raise ValueError(f"{folder} has no measurements.csv, which {command} writes")
 
 
 def row_key(run: Run) -> tuple:
@@ -330,8 +297,8 @@ def read_settings(folder: Path) -> dict[Run, dict]:
         try:
             found = [json.loads(line) for line in path.read_text().splitlines()]
             lines |= {Run.of(line): line for line in found}
-        except (ValueError, KeyError, TypeError) as error:
-            raise damaged(path, error) from None
+        except (ValueError, KeyError) as error:
+            raise _damaged(path, error) from None
     return lines
 
 
@@ -341,56 +308,56 @@ def read_recorded(folder: Path) -> list[RunRecord]:
     Runs whose settings differ from those that the YAML files define today have a ``problem`` and no numbers.
     """
     lines, curves = read_settings(folder), {}
-    measured = _by_run(folder / "measurements.csv", MEASUREMENTS, MEASUREMENTS[:7])
+    measured = _read_by_run(folder / "measurements.csv", MEASUREMENTS)
     for path in sorted((folder / "curves").glob("[!.]*.csv")):
-        curves |= _by_run(path, POINTS, POINTS[:6])
+        curves |= _read_by_run(path, POINTS)
     configured, records = configured_settings(lines), []
     for run, settings in lines.items():
         key = row_key(run)
-        record = _as_record(folder, run, settings, measured.get(key))
-        before, now = record.compared_settings(), configured.get(run)
-        different = ["it is not defined"] if now is None else different_settings(before, now)
+        record = _as_record(folder, run, settings, measured.get(key, ()))
+        different = ["it is not defined"]
+        if run in configured:
+            different = different_settings(record.compared_settings(), configured[run])
         if different:
             changed = f"the settings in configs have changed since ({'; '.join(different)})"
             record.problem, record.values = f"{changed}: run it again", {}
-        elif key in curves:
-            record.curve = dict(curves[key][["updates", "value"]].itertuples(index=False, name=None))
+        else:
+            record.curve = dict(curves.get(key, ()))
         records.append(record)
     return records
 
 
-def _by_run(path, columns, unique):
-    """Returns {values of the columns ``RUN``: lines} of a CSV file."""
-    return dict(list(read_csv(path, columns, unique).groupby(RUN)))
-
-
-def _as_record(folder, run, settings, lines):
-    """Returns the record of a run, given its settings and its lines of measurements.csv or None."""
+def _as_record(folder, run, settings, measured):
+    """Returns the record of a run, given its settings and its (evaluation, metric, value, signature)."""
     values = {name: {"settings": about} for name, about in settings["evaluations"].items()}
-    for line in () if lines is None else lines.itertuples():
-        signature = {f"{line.metric}_signature": line.signature} if line.signature else {}
-        values.setdefault(line.evaluation, {}).update({line.metric: line.value, **signature})
+    for evaluation, metric, value, signature in measured:
+        one = values.setdefault(evaluation, {})
+        one[metric] = value
+        if signature:
+            one[f"{metric}_signature"] = signature
     record = RunRecord(
         *(run.experiment, run.attention, run.method, tuple(f"{k}={value}" for k, value in run.changes)),
         *(run.seed, folder / str(run), settings),
         evaluation={"evaluations": values, "finished": settings["finished"]},
-        seconds=settings["seconds"],
         reached=settings["updates"],
     )
     record.complete()
     return record
 
 
+def _read_by_run(path, columns):
+    """Returns {values of the columns ``RUN``: tuples of the other values} of a CSV file."""
+    found = {}
+    for row in read_csv(path, columns).itertuples(index=False, name=None):
+        found.setdefault(row[: len(RUN)], []).append(row[len(RUN) :])
+    return found
+
+
 def read_weights(folder: Path, runs: Iterable[Run]) -> dict[Run, list[tuple[int, float]]]:
     """Reads {run: [(distance, weight)]} of those runs that attention_weights.csv contains."""
     path = folder / "attention_weights.csv"
-    if not path.exists():
-        return {}
-    weights = _by_run(path, WEIGHTS, WEIGHTS[:6])
-    found = {run: weights[row_key(run)] for run in runs if row_key(run) in weights}
-    return {
-        run: list(of[["distance", "value"]].itertuples(index=False, name=None)) for run, of in found.items()
-    }
+    weights = _read_by_run(path, WEIGHTS) if path.exists() else {}
+    return {run: weights[row_key(run)] for run in runs if row_key(run) in weights}
 
 
 def shown_distances(length: int) -> list[int]:
@@ -398,22 +365,20 @@ def shown_distances(length: int) -> list[int]:
     return [n for n in range(length) if n < 32 or (n - 32) % 3 == 0]
 
 
-def read_csv(path: Path, columns: list[str], key: list[str]) -> pd.DataFrame:
-    """Reads a CSV file with these columns; raises ValueError if it is damaged or ``key`` is not unique."""
+def read_csv(path: Path, columns: list[str]) -> pd.DataFrame:
+    """Reads a CSV file with these columns; raises ValueError if it is damaged or has two values of a key."""
     try:
-        frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
-        if list(frame.columns) != columns:
-            raise ValueError(f"the columns are not {','.join(columns)}")
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False, usecols=columns)
         frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
     except ValueError as error:
-        raise damaged(path, error) from None
-    if frame.duplicated(key).any():
-        twice = frame[frame.duplicated(key)].iloc[0]
-        raise damaged(path, f"{', '.join(str(twice[name]) for name in key if twice[name])} occurs twice")
-    return frame
+        raise _damaged(path, error) from None
+    key = columns[: columns.index("value")]
+    for row in frame[frame.duplicated(key)][key].itertuples(index=False, name=None):
+        raise _damaged(path, f"{', '.join(str(x) for x in row if x)} occurs twice")
+    return frame[columns]
 
 
-def damaged(path: Path, problem: object) -> ValueError:
+def _damaged(path, problem):
     """Returns the error for a damaged file of recorded results."""
     text = " ".join(str(problem).split())
     return ValueError(f"{path} is damaged ({text}): restore it, for example with git, and record again")

@@ -10,15 +10,16 @@ from typing import NamedTuple
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.markdown import Markdown
 
 TEXT_COLUMNS = ("attention", "method", "changes", "state", "setting", "evaluation", "metric")
 TEXT_COLUMNS += ("table", "title")
 """Columns that are aligned to the left; all others contain numbers."""
+MARKDOWN = str.maketrans({"|": r"\|"})
 LATEX = {character: f"\\{character}" for character in "&%_#${}"}
 LATEX |= {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
 LATEX |= {"±": r"$\pm$", "×": r"$\times$", "ρ": r"$\rho$", "Λ": r"$\Lambda$", "<": "$<$", ">": "$>$"}
+LATEX = str.maketrans(LATEX)
 
 
 class Section(NamedTuple):
@@ -39,6 +40,11 @@ class Bold(str):
     __slots__ = ()
 
 
+def heading(name: str) -> str:
+    """Returns the name of a column or metric as text."""
+    return name.replace("_", " ")
+
+
 def format_number(mean: float, std: float | None, digits: int) -> str:
     """Returns a mean with its standard deviation as text, such as "95.00 ± 3.00", or "diverged"."""
     if not math.isfinite(mean):
@@ -53,15 +59,17 @@ def format_difference(mean: float, low: float, high: float, seeds: int, digits: 
     return f"{mean:+.{digits}f} {interval if seeds > 1 else '(1 seed: no interval)'}"
 
 
+def _escaped(cells, replacements, bold):
+    """Returns cells with replaced characters; those in bold are inserted into the text ``bold``."""
+    texts = (cell.translate(replacements) for cell in cells)
+    return [bold % text if isinstance(cell, Bold) else text for cell, text in zip(cells, texts, strict=True)]
+
+
 def markdown(sections: Iterable[str | Section]) -> Iterator[str]:
     """Yields the lines of sections as Markdown."""
 
     def line(cells):
-        texts = (cell.replace("|", r"\|") for cell in cells)
-        bold = (isinstance(cell, Bold) for cell in cells)
-        return (
-            f"| {' | '.join(f'**{x}**' if is_bold else x for x, is_bold in zip(texts, bold, strict=True))} |"
-        )
+        return f"| {' | '.join(_escaped(cells, MARKDOWN, '**%s**'))} |"
 
     for section in sections:
         if isinstance(section, str):
@@ -79,10 +87,7 @@ def latex(sections: Iterable[str | Section]) -> Iterator[str]:
     """Yields the lines of sections as LaTeX, in which lines of text are comments."""
 
     def line(cells):
-        texts = ("".join(LATEX.get(character, character) for character in cell) for cell in cells)
-        bold = (isinstance(cell, Bold) for cell in cells)
-        pairs = zip(texts, bold, strict=True)
-        return " & ".join(rf"\textbf{{{x}}}" if is_bold else x for x, is_bold in pairs) + r" \\"
+        return " & ".join(_escaped(cells, LATEX, r"\textbf{%s}")) + r" \\"
 
     for section in sections:
         if isinstance(section, str):
@@ -99,30 +104,13 @@ def latex(sections: Iterable[str | Section]) -> Iterator[str]:
         yield from (r"\hline", r"\end{tabular}")
 
 
-def show_on_terminal(sections: Iterable[str | Section]) -> None:
-    """Prints sections on a terminal."""
-    console = Console()
-    for section in sections:
-        if isinstance(section, str):
-            console.print(section, markup=False, highlight=False)
-            continue
-        table = Table(title=section.title or None, title_justify="left")
-        for name in section.frame.columns:
-            table.add_column(name, justify="left" if name in TEXT_COLUMNS else "right")
-        for row, is_new_group in section.lines():
-            if is_new_group:
-                table.add_section()
-            table.add_row(*(Text(cell, "bold" if isinstance(cell, Bold) else "") for cell in row))
-        console.print(table)
-
-
 def show(sections: Iterable[str | Section], format: str | None) -> None:
     """Prints sections as "markdown" or "latex"; the default is text on a terminal, and Markdown otherwise."""
+    text = "\n".join(latex(sections) if format == "latex" else markdown(sections))
     if format is None and sys.stdout.isatty():
-        show_on_terminal(sections)
+        Console().print(Markdown(text))
     else:
-        for line in latex(sections) if format == "latex" else markdown(sections):
-            print(line)
+        print(text)
 
 
 def show_csv(frame: pd.DataFrame, count: str) -> None:

@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -16,16 +15,16 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from fairseq_lrpe.experiments.definition import experiment as experiments
+from fairseq_lrpe.experiments.definition.run import RECORDS, Run
 from fairseq_lrpe.experiments.definition.table import SCALES, Table, tables
+from fairseq_lrpe.experiments.execution.progress import describe_folder
 from fairseq_lrpe.experiments.reporting import blocks
 from fairseq_lrpe.experiments.reporting.aggregate import summarize
 from fairseq_lrpe.experiments.reporting.interactive_plots import column_figure, curve_figure, figure_html
-from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_name
-from fairseq_lrpe.experiments.reporting.records import RunRecord, as_text, flatten, machine, read_runs
+from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, flat_texts, machine, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.tables import experiment_sections, measured_name, table_sections
-from fairseq_lrpe.methods import canonical
 from fairseq_lrpe.utils.files import display_path
 
 STATES = ("finished", "running", "stopped", "failed", "damaged", "not started")
@@ -52,61 +51,42 @@ MAX_LOG_LINE = 500  # number of characters of a log line that are shown
 
 @dataclass
 class Report:
-    """The runs of a results folder, and the tables and experiments that have at least one run."""
+    """The runs of a results folder, and the tables that have at least one run, with their summaries."""
 
     results: Path
-    records: dict[Path, RunRecord]
-    tables: list[tuple[Table, pd.DataFrame]] = field(default_factory=list)  # with summaries
+    records: list[RunRecord]
+    runs: dict[Run, RunRecord]
+    tables: list[tuple[Table, pd.DataFrame]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)  # messages about tables that cannot be shown
-
-    @cached_property
-    def measurements(self) -> pd.DataFrame:
-        """All measurements, as ``load_results`` returns them."""
-        return measurements(self.records.values())
-
-    @cached_property
-    def ids(self) -> dict[Path, str]:
-        """{run folder: id of the HTML element of the run}."""
-        return {folder: f"run-{i}" for i, folder in enumerate(self.records)}
-
-    @cached_property
-    def experiments(self) -> dict[str, list[RunRecord]]:
-        """{experiment: its runs}."""
-        found = {}
-        for record in self.records.values():
-            found.setdefault(record.experiment, []).append(record)
-        return found
-
-    def find(self, table: Table) -> dict[str, RunRecord | None]:
-        """Returns {run: its record, or None if it has not been started} of a table's runs."""
-        return {str(run): self.records.get(run.folder(self.results)) for run in table.runs()}
 
     def add_table(self, table: Table) -> None:
         """Adds a table if at least one of its runs exists."""
-        if any(self.find(table).values()):
-            self.tables.append((table, summarize(table, self.measurements)))
+        if self.runs.keys() & set(table.runs()):
+            self.tables.append((table, summarize(table, self.runs)))
 
     def state_counts(self) -> dict[str, int]:
         """Returns {state: number of runs}, including the tables' runs that have not been started."""
-        counts = Counter(record.state for record in self.records.values())
-        planned = [self.find(table).items() for table, _ in self.tables]
-        counts["not started"] = len({run for runs in planned for run, record in runs if record is None})
+        counts = Counter(record.state for record in self.records)
+        planned = {run for table, _ in self.tables for run in table.runs()}
+        counts["not started"] = len(planned - self.runs.keys())
         return {state: counts[state] for state in STATES}
 
 
 def scan(results: Path) -> Report:
     """Reads all runs below a results folder and finds their tables; raises ValueError if there is no run."""
-    report = Report(results, {record.folder: record for record in read_runs(results)})
-    if not report.records:
+    records = read_runs(results)
+    if not records:
         raise ValueError(f"{results} has no runs: give the folder that was passed as --results")
+    report = Report(results, records, by_run(records))
+    names = {record.experiment for record in records}
     for name in tables():
         text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
-        if any(experiment in text for experiment in report.experiments):  # loading all tables takes long
-            add_tables(report, name)
+        if any(experiment in text for experiment in names):  # loading all tables takes long
+            _add_tables(report, name)
     return report
 
 
-def add_tables(report: Report, name: str) -> None:
+def _add_tables(report, name):
     """Adds a table at each scale, without overrides and with those of existing runs of several methods."""
     found, errors = [], []
     for scale in SCALES:
@@ -118,56 +98,59 @@ def add_tables(report: Report, name: str) -> None:
         report.errors.append(f"The table {name} cannot be shown: {errors[0]}")
     for table in found:
         report.add_table(table)
-        for overrides, methods in existing_overrides(table, report).items():
+        for overrides, methods in _existing_overrides(table, report).items():
             if len(methods) > 1:
                 with suppress(ValueError):  # some rows may not support these overrides
                     report.add_table(Table(name, table.scale, overrides))
 
 
-def existing_overrides(table: Table, report: Report) -> dict[tuple[str, ...], set]:
+def _existing_overrides(table, report):
     """Returns {overrides of existing runs of a table: set of (attention, method) of these runs}."""
     own = {key for run in table.runs() for key, _ in run.changes}
     rows = {(run.experiment, run.attention, run.method) for run in table.runs()}
     found = {}
-    for record in report.records.values():
-        row = record.experiment, record.attention, canonical(record.method)
-        changes = tuple(text for text in record.changes if text.partition("=")[0] not in own)
-        if changes and row in rows:
-            found.setdefault(changes, set()).add(row[1:])
+    for run in report.runs:
+        changes = tuple(f"{key}={value}" for key, value in run.changes if key not in own)
+        if changes and (run.experiment, run.attention, run.method) in rows:
+            found.setdefault(changes, set()).add((run.attention, run.method))
     return found
 
 
 def render(report: Report, time: datetime) -> str:
     """Returns the HTML page of a report; ``time`` is shown as the time of its creation."""
-    records = list(report.records.values())
-    by_state = {state: [record for record in records if record.state == state] for state in STATES}
-    machines = Counter((versions(r.settings), machine(r.settings), commit(r.settings)) for r in records)
+    by_state = {state: [record for record in report.records if record.state == state] for state in STATES}
+    by_experiment = {}
+    for record in report.records:
+        by_experiment.setdefault(record.experiment, []).append(record)
+    settings = [record.settings for record in report.records]
+    machines = Counter((versions(of), machine(of), commit(of)) for of in settings)
     return blocks.render(
         "report.html.jinja",
-        report=report,
-        records=records,
+        records=report.records,
+        ids={record.folder: f"run-{i}" for i, record in enumerate(report.records)},
+        errors=report.errors,
         title=f"Runs in {display_path(report.results)}",
         time=format_time(time),
         plotly=Markup(get_plotlyjs()),
         counts=report.state_counts(),
         tables=[_table(report, i, *table) for i, table in enumerate(report.tables)],
-        experiments=[_experiment(i, *found) for i, found in enumerate(report.experiments.items())],
+        experiments=[_experiment(i, *found) for i, found in enumerate(by_experiment.items())],
         running=by_state["running"],
+        progress=lambda record: describe_folder(record.folder, record.updates),
         problems={title: by_state[state] for state, title in PROBLEMS.items() if by_state[state]},
         machines=machines.most_common(),
         details=_details,
         path=lambda record: record.folder.relative_to(report.results).as_posix(),
-        last_log_line=last_log_line,
-        format_time=format_time,
+        last_log_line=_last_log_line,
+        last_updated=_last_updated,
     )
 
 
 def _table(report, number, table, summary):
     """Returns the variables of the template for a table."""
     title, *sections = table_sections(table, summary)
-    records = report.find(table).values()
+    records = [report.runs.get(run) for run in table.runs()]
     states = Counter(record.state if record else "not started" for record in records)
-    figure = column_figure(table, summary)
     return {
         "title": title,
         "name": table_name(table),
@@ -175,7 +158,7 @@ def _table(report, number, table, summary):
         "notes": _notes(table, summary, next(part for part in sections if isinstance(part, Section)).frame),
         "states": ", ".join(f"{states[state]} {state}" for state in STATES if states[state]),
         "damaged": [record for record in records if record and record.state == "damaged"],
-        "plot": figure and Markup(figure_html(figure, f"plot-table-{number}")),
+        "plot": figure_html(column_figure(table, summary), f"plot-table-{number}"),
     }
 
 
@@ -192,21 +175,20 @@ def _notes(table, summary, frame):
 
 def _experiment(number, name, records):
     """Returns the variables of the template for an experiment."""
-    _, *sections = experiment_sections(name, measurements(records))
-    figure = curve_figure(experiment_lines(records))
-    plot = figure and Markup(figure_html(figure, f"plot-experiment-{number}"))
+    _, *sections = experiment_sections(records)
+    plot = figure_html(curve_figure(experiment_lines(records)), f"plot-experiment-{number}")
     return {"name": name, "sections": sections, "plot": plot}
 
 
-def _details(record: RunRecord) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
+def _details(record):
     """Returns {fact: value} of a run, and {title: {key: value}} of its measurements and settings."""
     settings, evaluation = record.settings, record.evaluation
     facts = {
         "state": record.describe_state(),
-        "log": last_log_line(record) if record.state in PROBLEMS else "",
+        "log": _last_log_line(record) if record.state in PROBLEMS else "",
         "started": settings.get("started"),
         "finished": evaluation.get("finished"),
-        "last updated": format_time(record.last_updated()),
+        "last updated": _last_updated(record),
         "versions": versions(settings),
         "machine": machine(settings),
         "commit": commit(settings),
@@ -214,13 +196,8 @@ def _details(record: RunRecord) -> tuple[dict[str, str], dict[str, dict[str, str
         "files": ", ".join(sorted(path.name for path in record.folder.glob("*"))),
     }
     measured = {key: value for key, value in evaluation.items() if key != "tried"}
-    tables = {"Measured (evaluation.json)": measured, "Settings (run.json)": settings}
-    texts = {
-        title: {key: as_text(x) for key, x in flatten(content)}
-        for title, content in tables.items()
-        if content
-    }
-    return facts, texts
+    texts = {"Measured (evaluation.json)": measured, "Settings (run.json)": settings}
+    return facts, {title: flat_texts(content) for title, content in texts.items() if content}
 
 
 def versions(settings: dict) -> str:
@@ -235,12 +212,18 @@ def commit(settings: dict) -> str:
     return f"{git['revision'][:12]}{dirty}" if git.get("revision") else "-"
 
 
-def last_log_line(record: RunRecord) -> str:
-    """Returns the name and the last line of a run's newest log."""
+def _last_log_line(record):
     name, line = record.last_log_line()
     return f"{name} ends: {line[:MAX_LOG_LINE]}" if name else "-"
 
 
-def format_time(time: datetime | None) -> str:
-    """Returns a time in UTC as text, or "-" for None."""
-    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC" if time else "-"
+def _last_updated(record):
+    """Returns the time of the last change of a run's files as text."""
+    paths = [record.folder / name for name in (*RECORDS, "train.log")]
+    times = [path.stat().st_mtime for path in paths if path.exists()]
+    return format_time(datetime.fromtimestamp(max(times), UTC)) if times else "-"
+
+
+def format_time(time: datetime) -> str:
+    """Returns a time in UTC as text."""
+    return f"{time.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

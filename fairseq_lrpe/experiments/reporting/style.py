@@ -1,15 +1,11 @@
 """Colors and markers of methods, which are the same in all plots."""
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Iterable
 from itertools import product
-from typing import TYPE_CHECKING
 from zlib import crc32
 
 from fairseq_lrpe.methods import METHODS, canonical
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 BLACK, GREY, BROWN, RED, VERMILLION, ORANGE = "#000000", "#7f7f7f", "#8c510a", "#b2182b", "#d55e00", "#e69f00"
 OLIVE, LIME, GREEN, TEAL, SKY, BLUE = "#808000", "#7fbc41", "#009e73", "#1fbfb8", "#56b4e9", "#0072b2"
@@ -69,27 +65,21 @@ def method_style(method: str | None) -> tuple[str, str]:
     return (METHOD_STYLES | OTHER_STYLES).get(name, unknown)
 
 
-def row_styles(rows: dict[Hashable, str | None]) -> dict[Hashable, tuple[str, str]]:
-    """Returns {row: (color, marker)} for {row: method}.
+def line_styles(lines: Iterable) -> dict[tuple[str, str], tuple[str, str]]:
+    """Returns {(attention, row): (color, marker)} for lines with the attributes attention, row and method.
 
-    Rows of the same method, such as those that differ only in k, get shades of its color and other markers.
+    Rows of the same attention and method, such as those that differ only in k, get shades of its color and
+    other markers.
     """
     counts, styles = Counter(), {}
-    for row, method in rows.items():
-        color, marker = method_style(method)
-        n = counts[color, marker]
-        counts[color, marker] += 1
-        styles[row] = shade(color, n), MARKERS[(MARKERS.index(marker) + 4 * n) % len(MARKERS)]
+    for line in lines:
+        if (line.attention, line.row) not in styles:
+            color, marker = method_style(line.method)
+            n = counts[line.attention, color, marker]
+            counts[line.attention, color, marker] += 1
+            marker = MARKERS[(MARKERS.index(marker) + 4 * n) % len(MARKERS)]
+            styles[line.attention, line.row] = shade(color, n), marker
     return styles
-
-
-def line_styles(lines: "pd.DataFrame") -> dict[tuple[str, str], tuple[str, str]]:
-    """Returns {(attention, row): (color, marker)} for lines with the columns attention, row and method."""
-    return {
-        (attention, row): style
-        for attention, rows in lines.groupby("attention", sort=False)
-        for row, style in row_styles(dict(zip(rows["row"], rows["method"], strict=True))).items()
-    }
 
 
 def shade(color: str, n: int) -> str:

@@ -1,63 +1,49 @@
 """Prints tables with published and measured numbers, and lists of all runs of an experiment."""
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pandas as pd
 
-from fairseq_lrpe.experiments.definition.run import run_folders
-from fairseq_lrpe.experiments.definition.table import SCALES, Table
-from fairseq_lrpe.experiments.reporting import renderers
-from fairseq_lrpe.experiments.reporting.aggregate import (
-    CSV,
-    RUNS_CSV,
-    describe_lengths,
-    rank_correlations,
-    summarize,
-    summarize_runs,
-)
-from fairseq_lrpe.experiments.reporting.measurements import measurements
-from fairseq_lrpe.experiments.reporting.records import RunRecord, is_recorded, read_runs
-from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
+from fairseq_lrpe.experiments.definition.run import Run, run_folders
+from fairseq_lrpe.experiments.definition.table import Table
+from fairseq_lrpe.experiments.reporting import aggregate, renderers
+from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
+from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, is_recorded, read_runs
+from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
 
 
-def collect(table: Table, results: Path) -> pd.DataFrame:
-    """Reads a table's runs and returns the result of ``summarize``; raises ValueError without runs."""
-    records = read_table_runs(table, results)
-    if all(record.problem is not None for record in records):
-        raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
-    return summarize(table, measurements(records))
+def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
+    """Returns {run: record} of a table's runs; damaged runs are reported on stderr.
 
-
-def read_table_runs(table: Table, results: Path) -> list[RunRecord]:
-    """Reads the existing runs of a table; damaged runs are reported on stderr."""
+    Raises:
+        ValueError: there is no run that can be read.
+    """
     runs = dict.fromkeys(run for cell in table.cells for run in cell.runs)
-    records = read_runs(results, list(dict.fromkeys(run.folder(results) for run in runs)))
-    for record in records:
+    records = by_run(read_runs(results, {run.folder(results): None for run in runs}))
+    for record in records.values():
         if record.problem is not None:
             message = f"{record.folder} cannot be read ({record.problem}) and counts as missing"
             print(f"results: {message}", file=sys.stderr)
+    if all(record.problem is not None for record in records.values()):
+        example = results / str(table.runs()[0])
+        raise ValueError(f"{results} has no run of the table {table.name!r} at this scale, such as {example}")
     return records
 
 
-def _suggestion(table, results):
-    """Returns hints for a table without runs: an example folder, and the scale of existing runs."""
-    suggestion = f"such as {results / str(table.runs()[0])}"
-    for scale in SCALES:
-        names = (column.experiment_at(scale) for column in table.settings.columns.values())
-        name = next((name for name in names if name and (results / name).is_dir()), None)
-        if name and scale != table.scale:
-            suggestion += f"; to show the runs of {name}, add --scale {scale}"
-    return suggestion
+def show_table(table: Table, records: Mapping[Run, RunRecord], format: str | None = None) -> pd.DataFrame:
+    """Prints a table as "markdown", "latex", "csv" or, by default, like ``renderers.show``.
 
-
-def show_table(table: Table, summary: pd.DataFrame, format: str | None = None) -> None:
-    """Prints a summary as "markdown", "latex" or "csv"; by default like ``renderers.show``."""
+    Returns the result of ``summarize``.
+    """
+    summary = summarize(table, records)
     if format == "csv":
-        renderers.show_csv(summary[CSV], "seeds")
+        renderers.show_csv(summary[aggregate.CSV], "seeds")
     else:
         renderers.show(table_sections(table, summary), format)
+    return summary
 
 
 def measured_name(table: Table) -> str:
@@ -73,7 +59,7 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     rows = zip(summary["attention"], summary["row"], strict=True)
     labels = [f"{row[1]}, {lengths[row]}" if row in lengths else row[1] for row in rows]
     summary = summary.assign(label=labels)
-    yield Section("", values_frame(summary, ours))
+    yield Section("", _values(summary, ours))
     if lengths:
         rows = "; ".join(f"{attention} {row} ({length})" for (attention, row), length in lengths.items())
         yield f"Trained for a different length, and therefore not compared with the other rows: {rows}."
@@ -84,12 +70,11 @@ def table_sections(table: Table, summary: pd.DataFrame) -> Iterator[str | Sectio
     elif table.source:
         yield "The paper has no numbers to rank by."
     base = table.settings.baseline
-    if (summary["common_seeds"] > 0).any():
-        yield Section(
-            f"Measured difference to {base} of the same attention, paired by seed: mean "
-            "[95% confidence interval, Student t] (common seeds)",
-            _differences(summary),
-        )
+    paired = summary[summary["common_seeds"] > 0]
+    if len(paired):
+        title = f"Measured difference to {base} of the same attention, paired by seed: mean "
+        title += "[95% confidence interval, Student t] (common seeds)"
+        yield Section(title, _grid(paired, _difference))
     elif base:
         yield f"Differences to {base} need a seed that {base} and another method have finished."
 
@@ -98,8 +83,8 @@ def _heading(table, summary):
     """Yields the lines above a table: its title, its source and the measured metrics."""
     metrics, trained = {}, {}
     for cell in summary[summary["metric"].notna()].itertuples():
-        metric = f"{cell.metric.replace('_', ' ')} ({cell.better} is better)"
-        metrics.setdefault(metric, {})[_title(cell.column)] = None
+        metric = f"{heading(cell.metric)} ({cell.better} is better)"
+        metrics.setdefault(metric, {})[heading(cell.column)] = None
         for length, unit in cell.started_lengths:
             trained.setdefault((cell.measured_on, unit), set()).add((length, unit))
     source = [text for text in (table.source, table.settings.table) if text]
@@ -118,17 +103,12 @@ def _heading(table, summary):
     )
     yield "bold: the best of a column among the rows of the same attention"
     cells = summary.dropna(subset="chosen")
-    if chosen := [f"{cell.row} of {_title(cell.column)} {cell.chosen}" for cell in cells.itertuples()]:
+    if chosen := [f"{cell.row} of {heading(cell.column)} {cell.chosen}" for cell in cells.itertuples()]:
         yield f"chosen by the mean over all seeds: {'; '.join(chosen)}"
     signatures = summary.explode("signatures").dropna(subset="signatures")
     yield from dict.fromkeys(
         f"{cell.column}: {cell.metric}, signature {cell.signatures}" for cell in signatures.itertuples()
     )
-
-
-def _title(column):
-    """Returns the heading of a column."""
-    return column.replace("_", " ")
 
 
 def _lengths_apart(summary):
@@ -137,35 +117,36 @@ def _lengths_apart(summary):
     return {key: describe_lengths(sorted({x for cell in cells for x in cell})) for key, cells in apart}
 
 
-def _grid(cells: pd.DataFrame, texts: dict[str, list[str]]) -> pd.DataFrame:
+def _grid(cells: pd.DataFrame, texts: Callable) -> pd.DataFrame:
     """Returns a DataFrame with one line per row of the table, and one column per table column and suffix.
 
     Args:
         cells: lines of ``summarize`` with the column ``label``, the name of the row.
-        texts: {suffix of the headings: a text for each of the cells}.
+        texts: function that returns {suffix of the heading: text} of a cell.
     """
-    columns = list(cells["column"].unique())
-    keys = ["attention", "label", "column"]
-    texts = {name: pd.Series(values, cells.index, dtype=object) for name, values in texts.items()}
-    wide = cells[keys].assign(**texts).pivot(index=keys[:2], columns="column", values=list(texts))
-    rows = pd.MultiIndex.from_frame(cells[keys[:2]].drop_duplicates())
-    wide = wide.reindex(index=rows, columns=[(text, column) for column in columns for text in texts])
-    wide.columns = [f"{_title(column)} ({text})" if text else _title(column) for text, column in wide.columns]
-    return wide.fillna("-").reset_index(names=["attention", "method"])
+    rows = {}
+    for cell in cells.itertuples():
+        row = rows.setdefault(
+            (cell.attention, cell.label), {"attention": cell.attention, "method": cell.label}
+        )
+        for suffix, text in texts(cell).items():
+            row[heading(cell.column) + (suffix and f" ({suffix})")] = text
+    return pd.DataFrame(list(rows.values())).fillna("-")
 
 
-def values_frame(summary: pd.DataFrame, ours: str) -> pd.DataFrame:
+def _values(summary, ours):
     """Returns the published and measured numbers as text; ``ours`` is the suffix of measured columns."""
-    published, measured = [], []
-    for cell in summary.itertuples():
-        text = format_published(cell.paper, cell.paper_std) if cell.paper == cell.paper else "-"
-        published.append(Bold(text) if cell.paper_is_best else text)
+    has_paper = summary["paper"].notna().any()
+
+    def texts(cell):
+        published = format_published(cell.paper, cell.paper_std) if cell.paper == cell.paper else "-"
         number = format_number(cell.mean, cell.std, cell.decimals)
-        text = f"{number} ({cell.state})" if cell.seeds else cell.state
-        measured.append(Bold(text) if cell.is_best else text)
-    if summary["paper"].isna().all():
-        return _grid(summary, {"": measured})
-    return _grid(summary, {"paper": published, ours: measured})
+        measured = f"{number} ({cell.state})" if cell.seeds else cell.state
+        measured = Bold(measured) if cell.is_best else measured
+        published = Bold(published) if cell.paper_is_best else published
+        return {"paper": published, ours: measured} if has_paper else {"": measured}
+
+    return _grid(summary, texts)
 
 
 def format_published(mean: float, std: float) -> str:
@@ -178,27 +159,19 @@ def format_published(mean: float, std: float) -> str:
 def _ranks(summary, ours):
     """Returns the ranks as text, with Spearman's rank correlation as the last row of each attention."""
     ranked = summary[summary["rank"].notna()].assign(label=summary["row"])
-    texts = {"paper": "paper_rank", ours: "rank"}
-    frame = _grid(ranked, {text: [f"{x:g}" for x in ranked[name]] for text, name in texts.items()})
-    correlations = rank_correlations(ranked)
-    groups = []
+    frame = _grid(ranked, lambda cell: {"paper": f"{cell.paper_rank:g}", ours: f"{cell.rank:g}"})
+    correlations, groups = aggregate.rank_correlations(ranked), []
     for attention, rows in frame.groupby("attention", sort=False):
-        found = [correlations.get((attention, name), float("nan")) for name in ranked["column"].unique()]
+        found = [correlations.get((attention, name), math.nan) for name in ranked["column"].unique()]
         texts = [text for rho in found for text in ("", f"{rho:.2f}" if rho == rho else "needs 3 methods")]
         last = pd.DataFrame([[attention, "Spearman ρ", *texts]], columns=frame.columns)
         groups += [rows, last]
     return pd.concat(groups, ignore_index=True)
 
 
-def _differences(summary):
-    """Returns the differences to the baseline as text."""
-    cells = summary[summary["common_seeds"] > 0]
-    texts = []
-    for cell in cells.itertuples():
-        mean, low, high = (f"{x:+.{cell.decimals}f}" for x in (cell.difference, cell.low, cell.high))
-        interval = f"[{low}, {high}] ({cell.common_seeds})"
-        texts.append(f"{mean} {interval if cell.common_seeds > 1 else '(1 seed: no interval)'}")
-    return _grid(cells, {"": texts})
+def _difference(cell):
+    numbers = cell.difference, cell.low, cell.high, cell.common_seeds
+    return {"": renderers.format_difference(*numbers, cell.decimals)}
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
@@ -213,26 +186,25 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     return records
 
 
-def show_experiment(experiment: str, results: pd.DataFrame, format: str | None = None) -> None:
+def show_experiment(records: list[RunRecord], format: str | None = None) -> None:
     """Prints the measurements of an experiment's runs in one of the formats of ``show_table``."""
     if format == "csv":
-        renderers.show_csv(summarize_runs(results)[RUNS_CSV], "measured_seeds")
+        renderers.show_csv(summarize_runs(records)[aggregate.RUNS_CSV], "measured_seeds")
     else:
-        renderers.show(experiment_sections(experiment, results), format)
+        renderers.show(experiment_sections(records), format)
 
 
-def experiment_sections(experiment: str, results: pd.DataFrame) -> Iterator[str | Section]:
+def experiment_sections(records: list[RunRecord]) -> Iterator[str | Section]:
     """Yields the parts of a printed experiment: lines of text, and a section with a DataFrame of strings."""
-    yield f"all runs of {experiment}"
+    yield f"all runs of {records[0].experiment}"
     yield "mean ± sample standard deviation over the seeds (number of seeds, if some are not measured)"
-    runs = summarize_runs(results)
     lines = {}
-    for run in runs.itertuples():
+    for run in summarize_runs(records).itertuples():
         row = {"attention": run.attention, "method": run.method, "changes": run.changes or "-"}
         row |= {"seeds": str(run.seeds), "length": run.length or "-", "state": run.state}
         line = lines.setdefault((run.attention, run.method, run.changes), row)
         if run.measured_seeds:
             count = f" ({run.measured_seeds})" if run.measured_seeds < run.seeds else ""
             number = format_number(run.mean, run.std, int(run.decimals))
-            line[f"{run.evaluation} {run.metric}".replace("_", " ")] = number + count
+            line[heading(f"{run.evaluation} {run.metric}")] = number + count
     yield Section("", pd.DataFrame(list(lines.values())).fillna("-"))

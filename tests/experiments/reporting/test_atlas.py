@@ -32,10 +32,9 @@ def write_records(folder, measured, kind):
     (folder / "settings").mkdir(exist_ok=True)
     lines, numbers = [], []
     for run, settings in configured_settings(measured).items():
-        config = {key: value for key, value in settings.items() if not key.startswith("evaluations.")}
         line = {"experiment": run.experiment, "attention": run.attention, "method": run.method}
         line |= {"seed": run.seed, "changes": dict(run.changes), "kind": kind, "updates": 800, "seconds": 1}
-        lines.append(line | {"config": config, "evaluations": {}, "finished": "2020-01-01"})
+        lines.append(line | {"config": settings[""], "evaluations": {}, "finished": "2020-01-01"})
         numbers += [(*recording.row_key(run), *key, value, "") for key, value in measured[run].items()]
     name = f"{lines[0]['experiment'].replace('/', '-')}.jsonl"
     (folder / "settings" / name).write_text("".join(json.dumps(line) + "\n" for line in lines))

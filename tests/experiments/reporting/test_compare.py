@@ -31,16 +31,11 @@ def folders(results):
     return [results / f"lm/mini/linear_{method}" for method in PERPLEXITIES]
 
 
-def test_different_settings(results):
-    a, b = (next(iter(compare.read_seeds(folder).values())) for folder in folders(results))
-    differ = compare.different_settings(a, b)
+def test_settings_and_differences_paired_by_seed(results):
+    _, _, settings, measured = compare.comparison_sections(*folders(results))
     expected = [("method", "rope", "tmlr_type1"), ("config.train.lr", "0.1", "0.2")]
-    assert list(differ.itertuples(index=False, name=None)) == expected
-
-
-def test_differences_are_paired_by_seed(results):
-    *_, section = compare.comparison_sections(*folders(results))
-    [row] = section.frame.to_numpy().tolist()
+    assert list(settings.frame.itertuples(index=False, name=None)) == expected
+    [row] = measured.frame.to_numpy().tolist()
     pairs = [22.0 - 23.0, 18.5 - 21.0]
     low, high = ttest_1samp(pairs, 0).confidence_interval()
     assert row[-1] == f"-1.75 [{low:+.2f}, {high:+.2f}] (2)"

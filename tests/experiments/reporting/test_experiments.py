@@ -53,11 +53,16 @@ def test_rows_and_columns(folder):
         assert "| seed 8 running 200/400 |" in shown(folder)
 
 
-def test_damaged_seed(folder):
+def test_damaged_seed_and_evaluation_of_a_single_seed(folder):
     (folder / "lm/gone/linear_base/seed-2/run.json").write_text("3")
-    row = cells(shown(folder))[2]
+    path = folder / "lm/gone/linear_base/seed-1/evaluation.json"
+    record = json.loads(path.read_text())
+    record["evaluations"] |= {"far": {"settings": {}, "perplexity": 7.0}}
+    path.write_text(json.dumps(record))
+    header, _, row, *_ = cells(shown(folder))
     assert row[3] == "3" and row[6] == "102.00 ± 2.83 (2)"
     assert row[5] == "seed 2 damaged (run.json is not a JSON object)"
+    assert header[-1] == "far perplexity" and row[-1] == "7.00 (1)"
 
 
 def test_formats_and_plot(folder, tmp_path):
@@ -70,7 +75,7 @@ def test_formats_and_plot(folder, tmp_path):
     shown(folder, "--plot", tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
     lines = plots.experiment_lines(read_experiment_runs("lm/gone", folder))
-    assert list(lines["row"].unique()) == ["base", f"base, {UPDATES}", "mine, train.lr=0.1"]
+    assert [line.row for line in lines] == ["base", f"base, {UPDATES}", "mine, train.lr=0.1"]
 
 
 @pytest.mark.parametrize("words, message", [
@@ -81,12 +86,3 @@ def test_formats_and_plot(folder, tmp_path):
 def test_invalid_arguments(folder, words, message):
     done = run_here(results.main, "--results", folder, *words)
     assert done.returncode != 0 and message in done.stderr.splitlines()[-1] and not done.stdout
-
-
-def test_evaluation_of_a_single_seed(folder):
-    path = folder / "lm/gone/linear_base/seed-1/evaluation.json"
-    record = json.loads(path.read_text())
-    record["evaluations"] |= {"far": {"settings": {}, "perplexity": 7.0}}
-    path.write_text(json.dumps(record))
-    header, _, first, *_ = cells(shown(folder))
-    assert header[-1] == "far perplexity" and first[-1] == "7.00 (1)"

@@ -75,17 +75,11 @@ def check(folder, records):
     return done.returncode, done.stdout.splitlines()
 
 
-# --- writing ----------------------------------------------------------------------------------------
-
-
-def test_a_second_record_changes_nothing(folder, records):
+def test_files(folder, records):
     before = content(records)
     assert call(folder, "--record", records).returncode == 0 and content(records) == before
     names = {"measurements.csv", "curves/lm-mini.csv", "settings/lm-mini.jsonl"}
     assert {str(path) for path in before} == names
-
-
-def test_files(records):
     lines = pd.read_csv(records / "measurements.csv", float_precision="round_trip")
     assert list(lines.columns) == MEASUREMENTS and len(lines) == 4 * 3  # nats and loss were not measured
     assert lines.query("method == 'base' and evaluation == 'valid'")["value"].tolist() == [PERPLEXITY]
@@ -122,10 +116,13 @@ def test_runs_with_other_settings_are_refused(folder, tmp_path):
         write(folder, seed=seed, **changed)
     path = folder / RUN / "evaluation.json"
     path.write_text(path.read_text().replace('"context_window": 0', '"context_window": 9'))
+    path = folder / "lm/mini/linear_base/seed-1/evaluation.json"
+    path.write_text(path.read_text().replace('"valid": ', '"test_512": '))  # configs does not define it
     (folder / RUN.replace("1", "6")).mkdir()
     (folder / RUN.replace("1", "6") / "run.json").write_text("{")
     done = call(folder, "--record", tmp_path / "records")
     assert done.returncode == 1 and done.stdout.endswith("records: 1 run recorded\n")
+    assert "test_512" not in (tmp_path / "records/measurements.csv").read_text()
     expected = ["evaluations.valid.context_window was 9, now 0", "train.lr was 0.1, now 0.005"]
     expected += ["flags of fairseq-train was ['--fp16'], now None"]
     expected += ["starts_from was other.pt, now None", "damaged", "damaged"]
@@ -146,15 +143,6 @@ def test_ambiguous_runs_are_refused(folder, records):
     assert content(records) == before
 
 
-def test_evaluations_that_configs_lacks_are_omitted(folder, tmp_path):
-    path = folder / RUN / "evaluation.json"
-    content = json.loads(path.read_text())
-    content["evaluations"]["test_512"] = {"settings": {"split": "test"}, "perplexity": 9.0}
-    path.write_text(json.dumps(content))
-    assert call(folder, "--record", tmp_path / "records").returncode == 0
-    assert "test_512" not in (tmp_path / "records/measurements.csv").read_text()
-
-
 @pytest.mark.parametrize("settings, expected", [
     ({**CPU, "gpus": 2}, "CPU (Toy CPU, AVX2, 2 processes with 1 thread each) fp32"),
     ({"gpus": 2, "precision": "fp16", "gpu_names": ["A (cuda:0)", "A (cuda:1)", "B"]}, "2 × A fp16"),
@@ -162,9 +150,6 @@ def test_evaluations_that_configs_lacks_are_omitted(folder, tmp_path):
 ])  # fmt: skip
 def test_machine(settings, expected):
     assert machine(settings) == expected
-
-
-# --- reading ----------------------------------------------------------------------------------------
 
 
 def test_records_are_read_like_runs(folder, records):
@@ -178,7 +163,7 @@ def test_records_are_read_like_runs(folder, records):
 
 
 @pytest.mark.parametrize("name, old, new, problem", [
-    ("measurements.csv", "metric,value", "metric,number", "the columns are not"),
+    ("measurements.csv", "metric,value", "metric,number", "columns expected but not found"),
     ("measurements.csv", ",rope,,2,", ",rope,,1,", "rope, 1, test, perplexity occurs twice"),
     ("curves/lm-mini.csv", ",400.0", ",many", "could not convert"),
     ("settings/lm-mini.jsonl", "{", "", "Extra data"),
@@ -205,13 +190,11 @@ def test_records_of_changed_experiments_are_omitted(folder, records, tmp_path, m
     assert "lr was 0.005" in line
 
 
-# --- the check --------------------------------------------------------------------------------------
-
-
-def test_equal_runs_are_as_recorded(folder, records):
+def test_runs_without_a_record_or_on_other_data_are_not_off(folder, records):
     write(folder, method="nope")
-    summary = "4 of 5 runs as recorded; 1 without a record: lm/mini/linear_nope/seed-1"
-    assert check(folder, records) == (0, [summary])
+    write(folder, 1.0, data={"train.bin": 10})
+    without = "1 without a record: lm/mini/linear_nope/seed-1"
+    assert check(folder, records) == (0, [f"3 of 5 runs as recorded; {without}; 1 on other data: {RUN}"])
 
 
 def test_numbers_must_be_equal_on_the_same_machine(folder, records):
@@ -246,12 +229,6 @@ def test_diverged_runs(folder, tmp_path):
     assert check(folder, tmp_path / "records")[0] == 1
 
 
-def test_runs_on_other_data_are_not_off(folder, records):
-    write(folder, 1.0, data={"train.bin": 10})
-    code, [line] = check(folder, records)
-    assert code == 0 and line == f"3 of 4 runs as recorded; 1 on other data: {RUN}"
-
-
 @pytest.mark.parametrize("words, message", [
     (["{folder}", "--check", "{folder}"], "has no measurements.csv, which `lrpe results"),
     (["{records}", "--record", "{records}"], "contains recorded results"),
@@ -262,13 +239,10 @@ def test_invalid_calls(words, message, folder, records):
     assert done.returncode == 1 and message in done.stderr.splitlines()[-1] and not done.stdout
 
 
-# --- the page ---------------------------------------------------------------------------------------
-
-
 def test_the_page_agrees_with_the_records():
     """If this test fails, run `lrpe results --write-docs`."""
     folder = REPOSITORY / "docs/results"
-    assert recording.page_path(folder).read_text() == recording.page(folder)
+    assert folder.with_suffix(".md").read_text() == recording.page(folder)
 
 
 def test_page(records, monkeypatch):
