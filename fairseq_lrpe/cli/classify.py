@@ -12,6 +12,7 @@ from argparse import ArgumentTypeError
 from pathlib import Path
 
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import write_atomic
 
 TASKS = ("sentence_prediction", "classification", "image_classification")
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> None:
         if settings["_name"] == "image_classification":
             print_images(load.load_model(checkpoint, cpu=args.cpu), args.data)
         elif not args.splits:
-            raise ValueError("no SPLIT=FILE was given: pass, for example, valid=predictions.tsv")
+            raise UserError("no SPLIT=FILE was given: pass, for example, valid=predictions.tsv")
         else:
             model = load.load_model(checkpoint, data=args.data, cpu=args.cpu)
             for split, path in args.splits:

@@ -14,6 +14,7 @@ from argparse import SUPPRESS
 
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
+from fairseq_lrpe.utils.errors import UserError
 
 TASKS = ("language_modeling", "memory_lm", "synthetic_lm", "translation", "question_generation")
 
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
         samples = FAMILIES[task] == "lm"
         if wrong := [name for name in options if samples == (name == "beam")]:
             others = "translation and question generation" if samples else "language models"
-            raise ValueError(f"--{wrong[0].replace('_', '-')} is for {others}, not for {task}: omit it")
+            raise UserError(f"--{wrong[0].replace('_', '-')} is for {others}, not for {task}: omit it")
         lines = options.pop("prompt", None) or read_stdin_lines()
         model = load_model(checkpoint, cpu=cpu)
         if samples:
@@ -76,7 +77,7 @@ def ask_questions(model, lines: list[str], options: dict) -> None:
         try:
             sources.append(model.source(text, answer))
         except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
+            raise UserError(f"line {number}: {error}") from None
         if sources[-1].context_cut:
             message = f"line {number}: the text is too long and was truncated around the answer"
             print(message, file=sys.stderr)

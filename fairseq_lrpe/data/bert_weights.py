@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fairseq_lrpe.data import word_pieces
+from fairseq_lrpe.utils.errors import UserError
 
 SCRATCH = "scratch"  # value of --encoder for random initialization
 EMBEDDINGS = {"token_type_embeddings": "segments", "LayerNorm": "layernorm_embedding"}
@@ -37,7 +38,7 @@ def check(args, vocabulary: Path) -> None:
     """
     name = args.encoder
     if importlib.util.find_spec("transformers") is None:
-        raise ValueError(f"--encoder {name} requires transformers: run `pip install 'transformers<5'`")
+        raise UserError(f"--encoder {name} requires transformers: run `pip install 'transformers<5'`")
     from transformers import BertConfig
     from transformers.utils import cached_file
 
@@ -51,10 +52,10 @@ def check(args, vocabulary: Path) -> None:
         different["max_source_positions"] = limit
     if different:
         flags = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in different.items())
-        raise ValueError(f"--encoder {name} has other sizes than the flags: pass {flags}")
+        raise UserError(f"--encoder {name} has other sizes than the flags: pass {flags}")
     if word_pieces.read_types(types) != word_pieces.read_types(vocabulary):
         remedy = f"prepare the data with --bert {name}"
-        raise ValueError(f"--encoder {name} does not have the vocabulary {vocabulary}: {remedy}")
+        raise UserError(f"--encoder {name} does not have the vocabulary {vocabulary}: {remedy}")
 
 
 @contextmanager
@@ -68,7 +69,7 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"--encoder {name} is not a readable BERT model ({reason})") from None
+        raise UserError(f"--encoder {name} is not a readable BERT model ({reason})") from None
 
 
 def load_bert(name: str):
@@ -79,7 +80,7 @@ def load_bert(name: str):
         options = {"add_pooling_layer": False, "dtype": torch.float, "output_loading_info": True}
         model, info = BertModel.from_pretrained(name, **options)
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"--encoder {name} lacks {len(missing)} of BERT's weights, such as {missing[0]}")
+        raise UserError(f"--encoder {name} lacks {len(missing)} of BERT's weights, such as {missing[0]}")
     return model
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import visible_files
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -21,7 +22,7 @@ def is_image(name: str) -> bool:
 def find_images(folder: Path) -> list[Path]:
     files = [path for path in visible_files(folder) if is_image(path.name)] if folder.is_dir() else []
     if not files:
-        raise ValueError(f"{folder} is not a folder with images: expected {', '.join(SUFFIXES)} files")
+        raise UserError(f"{folder} is not a folder with images: expected {', '.join(SUFFIXES)} files")
     return files
 
 
@@ -36,9 +37,9 @@ def decode(content: bytes, mode: str = "RGB") -> Image.Image:
         image.load()
         return convert(image, mode)
     except UnidentifiedImageError:  # its message contains a memory address
-        raise ValueError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file") from None
+        raise UserError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file") from None
     except Exception as error:  # a malformed file can raise any exception
-        raise ValueError(" ".join(str(error).split())) from None
+        raise UserError(" ".join(str(error).split())) from None
 
 
 def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
@@ -54,7 +55,7 @@ def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
         bits = getattr(image, "tag_v2", {}).get(258, (16,))[0]  # BitsPerSample of TIFF, such as 12
         image = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise ValueError("its gray values have 32 bits or a sign: convert it to 8 or 16 unsigned bits")
+        raise UserError("its gray values have 32 bits or a sign: convert it to 8 or 16 unsigned bits")
     return image if image.mode == mode else image.convert(mode)
 
 

@@ -6,6 +6,7 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, read_file
 
 SUFFIXES = (".bin", ".idx")
@@ -62,7 +63,7 @@ def read_metadata(folder: Path) -> dict:
         valid = False
     if not valid:
         command = prepare_command(folder) or PREPARE
-        raise ValueError(f"{folder / METADATA} is missing or damaged: {command} prepares such folders")
+        raise UserError(f"{folder / METADATA} is missing or damaged: {command} prepares such folders")
     return found
 
 
@@ -82,7 +83,7 @@ def check_shards(folders: list[Path]) -> None:
             other = folder / path.name
             if other.is_file() and _symbols(other) != _symbols(path):
                 wrong = f"{other} differs from {path}, so {folder.name} is not a shard of {first.name}"
-                raise ValueError(f"{wrong}: rename one of the folders, or prepare both in the same way")
+                raise UserError(f"{wrong}: rename one of the folders, or prepare both in the same way")
 
 
 def _symbols(dictionary):

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from fairseq_lrpe.utils.errors import UserError
+
 END = "</s>"  # symbol that fairseq appends to each line
 SENTENCEPIECE = "spm.model"  # SentencePiece model in a data folder
 BYTE_PAIRS = "gpt2_bpe"  # folder with the files of GPT-2 BPE, next to a data folder or one of its parents
@@ -118,6 +120,6 @@ def load(data: Path, symbols: Sequence[str]) -> LineCodec:
         folder = byte_pair_folder(data)
         if folder is None:
             missing = data.parent / BYTE_PAIRS / "encoder.json"
-            raise ValueError(f"{missing} is missing: restore it or prepare the corpus again")
+            raise UserError(f"{missing} is missing: restore it or prepare the corpus again")
         return BytePairs(folder)
     return Characters() if SPACE in words and all(len(word) == 1 for word in words) else LineCodec()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_lrpe.data.layout import PREPARATION
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, read_lines
 
 VOCABULARY = "vocab.txt"  # BERT's file, with one type per line, in the order of their ids
@@ -28,14 +29,14 @@ def read_types(vocabulary: Path) -> list[str]:
         ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
     """
     if not vocabulary.is_file():
-        raise ValueError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}")
+        raise UserError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}")
     types = [*read_lines(vocabulary)]
     if missing := [name for name in SPECIALS if name not in types]:
-        raise ValueError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
+        raise UserError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
     for name, count in Counter(types).items():
         if count > 1 or not name or name in SPECIALS.values():
             wrong = f"{name!r}, which is repeated, blank or a special type of fairseq"
-            raise ValueError(f"{vocabulary} has {wrong}: expected BERT's {VOCABULARY}")
+            raise UserError(f"{vocabulary} has {wrong}: expected BERT's {VOCABULARY}")
     return types
 
 
@@ -123,13 +124,13 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
         ValueError: If the context does not contain the answer.
     """
     if not answer.strip():
-        raise ValueError("the answer is blank, but must be a part of the context")
+        raise UserError("the answer is blank, but must be a part of the context")
     positions, position = [], context.find(answer)
     while position >= 0:
         positions.append(position)
         position = context.find(answer, position + 1)
     if not positions:
-        raise ValueError(f"the answer {answer[:40]!r} is not in its context {context[:40]!r}")
+        raise UserError(f"the answer {answer[:40]!r} is not in its context {context[:40]!r}")
     return min(positions, key=lambda position: abs(position - near))
 
 
@@ -168,7 +169,7 @@ def read_preparation(data: Path) -> dict:
             return found
     except (OSError, ValueError, LookupError, TypeError):
         pass
-    raise ValueError(f"{note} is missing or not for question generation: prepare the data again")
+    raise UserError(f"{note} is missing or not for question generation: prepare the data again")
 
 
 def load(data: Path) -> WordPieces:

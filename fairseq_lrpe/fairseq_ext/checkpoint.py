@@ -11,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fairseq_lrpe.utils.errors import UserError
+
 torch.serialization.add_safe_globals(
     [argparse.Namespace, np.core.multiarray.scalar, np.dtype, type(np.dtype(np.float64))]
 )
@@ -27,11 +29,11 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
-        raise ValueError(f"the checkpoint {path} {problem}: {remedy}")
+        raise UserError(f"the checkpoint {path} {problem}: {remedy}")
     try:
         state = _load(path)
         if not isinstance(state, dict):
-            raise ValueError("it contains no dictionary")
+            raise UserError("it contains no dictionary")
         if state.get("args"):  # fairseq's older format
             args, names = vars(state["args"]), {"model": "arch", "task": "task"}
             state["cfg"] = {part: {"_name": args[name], **args} for part, name in names.items()}
@@ -39,7 +41,7 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         if "optimizer_history" not in state and "best_loss" not in state:
             missing.append("optimizer_history")
         if missing:
-            raise ValueError(f"it has no {', no '.join(missing)}")
+            raise UserError(f"it has no {', no '.join(missing)}")
         for part in ("model", "task"):
             settings = state["cfg"][part]
             if isinstance(settings, argparse.Namespace):  # of fairseq's own models
@@ -50,7 +52,7 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         cause = str(error).rpartition("WeightsUnpickler error: ")[2].strip()
         reason = cause.partition("\n")[0].partition(". ")[0]
         reason = reason or "it is incomplete"  # EOFError has no message
-        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({reason})") from None
+        raise UserError(f"{path} is not a readable checkpoint of fairseq ({reason})") from None
     return state
 
 

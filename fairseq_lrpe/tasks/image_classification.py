@@ -20,6 +20,7 @@ from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
 from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
+from fairseq_lrpe.utils.errors import UserError
 
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
@@ -89,7 +90,7 @@ class ImageDataset(LabeledDataset):
             return decode(self.content[begin : begin + size])
         except ValueError as error:
             name = f"{self.prefix}.input0.bin: image {index:,}"
-            raise ValueError(f"{name} is damaged ({error})") from None
+            raise UserError(f"{name} is damaged ({error})") from None
 
     def __getitem__(self, index):
         image = transforms.resize_and_center_crop(self.image(int(index)), self.cfg.image_size)

@@ -16,6 +16,7 @@ from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.errors import UserError
 
 MEMORIES = ("hidden", "state")
 
@@ -58,7 +59,7 @@ class SegmentDataset(SequenceDataset):
 
     def __init__(self, tokens: np.ndarray, streams: int, length: int, split: str, pad: int):
         if len(tokens) // streams < length + 1:
-            raise ValueError(
+            raise UserError(
                 f"the {split} text has {len(tokens):,} tokens, {len(tokens) // streams:,} in each of "
                 f"{streams:,} streams, but a segment of {length:,} needs {length + 1:,}: "
                 "reduce --streams or --tokens-per-sample"
@@ -102,7 +103,7 @@ class SegmentDataset(SequenceDataset):
         """
         if self.streams % processes:
             streams = f"--streams {self.streams}"
-            raise ValueError(f"{streams} is not divisible by the number of processes, {processes}")
+            raise UserError(f"{streams} is not divisible by the number of processes, {processes}")
         share = self.streams // processes
         size = max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
         return [list(range(i, i + size)) for i in range(0, len(self), size)]
@@ -120,11 +121,11 @@ class MemoryLMTask(LanguageModelingTask):
             check_range("memory_length", args.memory_length, 0)
             check_range("clamp_length", args.clamp_length, 0)
             if args.memory == "state" and args.memory_length:
-                raise ValueError("--memory state includes all previous positions: omit --memory-length")
+                raise UserError("--memory state includes all previous positions: omit --memory-length")
             for name in ("same_length", "clamp_length"):
                 if getattr(args, name) and not args.memory_length:
                     remedy = "pass --memory-length, too"
-                    raise ValueError(f"--{name.replace('_', '-')} requires a memory: {remedy}")
+                    raise UserError(f"--{name.replace('_', '-')} requires a memory: {remedy}")
         return super().setup_task(args, **kwargs)
 
     @staticmethod
@@ -134,7 +135,7 @@ class MemoryLMTask(LanguageModelingTask):
         needed = "eos" if generating else "none"
         if mode != needed:
             purpose = "generation" if generating else "training and evaluation"
-            raise ValueError(f"{purpose} by memory_lm requires --sample-break-mode {needed}, not {mode}")
+            raise UserError(f"{purpose} by memory_lm requires --sample-break-mode {needed}, not {mode}")
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         """Loads the streams of a split, or for generation (--sample-break-mode eos) its lines."""
@@ -159,7 +160,7 @@ class MemoryLMTask(LanguageModelingTask):
             for steps in self.args.update_freq if dataset.split == "train" else []:
                 size = len(batches[0])
                 if streams != size * processes * steps:
-                    raise ValueError(
+                    raise UserError(
                         f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} "
                         f"(processes) × {steps} (--update-freq) is {size * processes * steps}: change one"
                     )
@@ -188,6 +189,6 @@ def read_tokens(prefix: Path) -> np.ndarray:
     """Returns all tokens of a binarized text as a memory map."""
     if indexed_dataset.infer_dataset_impl(str(prefix)) != "mmap":
         problem = "is missing or not in the format mmap"
-        raise ValueError(f"{prefix}.bin {problem}: run fairseq-preprocess again")
+        raise UserError(f"{prefix}.bin {problem}: run fairseq-preprocess again")
     index = indexed_dataset.MMapIndexedDataset.Index(f"{prefix}.idx")
     return np.memmap(f"{prefix}.bin", index.dtype, "r")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from random import Random
 from string import ascii_lowercase, digits
 
+from fairseq_lrpe.utils.errors import UserError
+
 
 @dataclass(frozen=True)
 class QuestionProblem:
@@ -141,16 +143,16 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
             the longest question and answer, or of a text with one copy.
     """
     if name not in PROBLEMS:
-        raise ValueError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
+        raise UserError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
     own = {field.name: getattr(sizes, field.name, field.default) for field in fields(PROBLEMS[name])}
     for size, value in own.items():
         if value < 1:
-            raise ValueError(f"--{size} must be at least 1, not {value}")
+            raise UserError(f"--{size} must be at least 1, not {value}")
     if name == "search" and own["copied"] > own["first"]:
-        raise ValueError(f"--copied {own['copied']} must not exceed --first {own['first']}")
+        raise UserError(f"--copied {own['copied']} must not exceed --first {own['first']}")
     problem = PROBLEMS[name](**own)
     if length < problem.min_length:
         shown = f"{name} with {', '.join(f'{size} {value}' for size, value in own.items())}"
         remedy = f"pass at least {problem.min_length}"
-        raise ValueError(f"--tokens-per-sample {length} is too short for {shown}: {remedy}")
+        raise UserError(f"--tokens-per-sample {length} is too short for {shown}: {remedy}")
     return problem

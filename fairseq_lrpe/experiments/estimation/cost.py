@@ -36,6 +36,7 @@ from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.ops import float64
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN
 
 aten = torch.ops.aten
@@ -62,7 +63,7 @@ class Estimate(NamedTuple):
 def estimate_training(job: Job) -> Estimate:
     """Returns the estimate of a run; ValueError if its flags are invalid or its data is not known."""
     if not job.kind.trains:
-        raise ValueError("no estimate, because its runs train no model")
+        raise UserError("no estimate, because its runs train no model")
     batch, dtype, trained = job.cfg.batch, DTYPES[job.launch.precision], job
     is_glue, initial = job.kind.task == "sentence_prediction", job.experiment.starts_from(job.run)
     if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
@@ -152,7 +153,7 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
             if args.task in WITH_MASK and corpus.labels:
                 model.register_classification_head(HEAD, num_classes=corpus.labels)
     except SystemExit as error:
-        raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
+        raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     return BuiltModel(model, cfg.task, cfg.model, corpus)
 
 

@@ -18,6 +18,7 @@ from fairseq_lrpe.data.glue_tasks import MAX_SCORE
 from fairseq_lrpe.data.image_files import convert, decode, gray_pixels
 from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop, to_tensor
 from fairseq_lrpe.experiments.inference.load import TrainedModel
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file
 
 BATCH_SIZE = 32
@@ -48,7 +49,7 @@ class Classifier(TrainedModel):
             ValueError: if the number of texts is not that of the training data, or an image is damaged.
         """
         if isinstance(inputs, str | Path):
-            raise ValueError("expected a list of texts or images, not a single one: put it into a list")
+            raise UserError("expected a list of texts or images, not a single one: put it into a list")
         return [x for rows in batched(map(self.row, inputs)) for x in self.predict(rows)]
 
     @torch.no_grad()
@@ -123,7 +124,7 @@ class SentenceClassifier(Classifier):
             parts.append(dictionary.encode_line(line, add_if_not_exist=False).long())
         tokens, limit = torch.cat(parts), self.task.max_positions()
         if len(tokens) > limit and str(cfg.shorten_method) != "truncate":
-            raise ValueError(f"a text has {len(tokens)} tokens, and the model accepts at most {limit}")
+            raise UserError(f"a text has {len(tokens)} tokens, and the model accepts at most {limit}")
         return tokens[:limit]
 
     def batch(self, rows):
@@ -163,7 +164,7 @@ def texts(value: str | Sequence[str], count: int) -> list[str]:
     found = [value] if isinstance(value, str) else [*value]
     if len(found) != count:
         expected = "single texts" if count == 1 else "pairs (text, second text)"
-        raise ValueError(f"the model classifies {expected}, not {len(found)} texts at a time")
+        raise UserError(f"the model classifies {expected}, not {len(found)} texts at a time")
     return found
 
 

@@ -7,6 +7,7 @@ from fairseq import utils
 
 from fairseq_lrpe.data import text_codec, word_pieces
 from fairseq_lrpe.experiments.inference.load import TrainedModel
+from fairseq_lrpe.utils.errors import UserError
 
 BATCH_SIZE = 32
 BEAM = 5
@@ -36,7 +37,7 @@ class Generator(TrainedModel):
         for i, length in zip(numbers, lengths, strict=True):
             if length > limit:
                 problem = f"line {i + 1} has {length} tokens"
-                raise ValueError(f"{problem}, and the model accepts at most {limit}")
+                raise UserError(f"{problem}, and the model accepts at most {limit}")
         dataset = task.build_dataset_for_inference(tokens, lengths)
         batches = task.get_batch_iterator(dataset, max_sentences=BATCH_SIZE)
         generator = task.build_generator([model], Namespace(beam=beam, **flags))

@@ -18,6 +18,7 @@ from tqdm import tqdm
 from fairseq_lrpe.data.glue_tasks import TASKS
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
 
 
@@ -60,7 +61,7 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
         runs = [*finished_runs(folder)]
         if not runs:
             remedy = "use a method's folder, e.g. results/glue/wikibook/linear_rope"
-            raise ValueError(f"{folder} has no finished runs of GLUE: {remedy}")
+            raise UserError(f"{folder} has no finished runs of GLUE: {remedy}")
         for run in runs:
             if run.task not in best or run.score > best[run.task].score:
                 best[run.task] = run
@@ -72,7 +73,7 @@ def write(runs: dict[str, GlueRun], out: Path, cpu: bool) -> None:
     from fairseq_lrpe.experiments.inference import classify, load  # these imports take seconds
 
     if out.is_dir():
-        raise ValueError(f"--out {out} is a folder: give the path of a file")
+        raise UserError(f"--out {out} is a folder: give the path of a file")
     with output_folder(out.parent), atomic_file(out) as part, zipfile.ZipFile(part, "w") as archive:
         for name in tqdm(sorted(runs), unit="task", disable=None):
             model = load.load_model(runs[name].checkpoint, data=runs[name].data, cpu=cpu)

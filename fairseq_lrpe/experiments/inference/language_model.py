@@ -8,6 +8,7 @@ from torch import Tensor
 from fairseq_lrpe.data import line_codec
 from fairseq_lrpe.experiments.inference.load import TrainedModel
 from fairseq_lrpe.models import sampling
+from fairseq_lrpe.utils.errors import UserError
 
 MASK = "<mask>"
 
@@ -96,7 +97,7 @@ class SyntheticLanguageModel(LanguageModel):
         known = self.task.problem.characters
         if not text or set(text) - set(known):
             expected = f"must consist of one or more of the characters {known}"
-            raise ValueError(f"the prompt {text!r} {expected}")
+            raise UserError(f"the prompt {text!r} {expected}")
         return self.task.encode(text)
 
     def symbols(self, tokens):
@@ -121,7 +122,7 @@ class MaskedLanguageModel(LineModel):
             ValueError: if the text does not contain exactly one mask, or if it is too long.
         """
         if text.count(MASK) != 1:
-            raise ValueError(f"the text has {text.count(MASK)} {MASK}: expected exactly one")
+            raise UserError(f"the text has {text.count(MASK)} {MASK}: expected exactly one")
         dictionary, limit = self.task.source_dictionary, self.model.max_positions()
         left, right = text.split(MASK)
         before, after = self.encode_line(left), self.encode_line(right, start=False)
@@ -129,7 +130,7 @@ class MaskedLanguageModel(LineModel):
         begin, middle, end = torch.tensor([[dictionary.bos()], [mask], [dictionary.eos()]])
         tokens = torch.cat([begin, before, middle, after, end])
         if len(tokens) > limit:
-            raise ValueError(f"the text has {len(tokens)} tokens: at most {limit} fit")
+            raise UserError(f"the text has {len(tokens)} tokens: at most {limit} fit")
         tokens = tokens[None].to(self.device)
         [logits] = self.model(tokens, masked_tokens=tokens == mask)[0]
         best, found = logits.softmax(-1).topk(min(top_k, len(logits))), []

@@ -11,6 +11,7 @@ from fairseq import checkpoint_utils, utils
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
 MODELS = {
@@ -72,14 +73,14 @@ def load_model(
     folder = None if data is None else Path(data).absolute()
     if folder and not folder.is_dir():
         remedy = "pass data=FOLDER with a folder that has the same dictionary"
-        raise ValueError(f"the data folder {folder} of {checkpoint} does not exist: {remedy}")
+        raise UserError(f"the data folder {folder} of {checkpoint} does not exist: {remedy}")
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries
     try:
         overrides = {"data": str(folder)} if folder else None
         [model], _, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], overrides)
     except SystemExit as error:  # of a task or model, whose message starts with the plugin's name
-        raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
+        raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     finally:
         logging.disable(disabled)
     if torch.cuda.is_available() and not cpu:
@@ -99,10 +100,10 @@ def find(path: Path, tasks: Iterable[str]) -> tuple[Path, dict]:
         run = read_json(path / "run.json")
         if not run:
             example = "such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
-            raise ValueError(f"{path} is a folder without a run: pass a run's folder, {example}")
+            raise UserError(f"{path} is a folder without a run: pass a run's folder, {example}")
         checkpoint = evaluated_checkpoint(path, run["config"]["evaluate"]["checkpoint"])
     settings = read_checkpoint(checkpoint, "train it with `lrpe train`")["cfg"]["task"]
     if (task := settings.get("_name")) not in tasks:
         expected = f"a model of {' or '.join(tasks)}"
-        raise ValueError(f"{checkpoint} was trained on the task {task}: expected {expected}")
+        raise UserError(f"{checkpoint} was trained on the task {task}: expected {expected}")
     return checkpoint, settings

@@ -22,6 +22,7 @@ from fairseq_lrpe.experiments.reporting.aggregate import measuring_runs
 from fairseq_lrpe.experiments.reporting.records import METHOD_ORDER, RunRecord
 from fairseq_lrpe.experiments.reporting.renderers import heading
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 
 MIN_VALUE = 5e-4
@@ -115,7 +116,7 @@ def plot_curves(title: str, lines: list[Line], path: Path) -> Figure:
         if len(line.points):
             panels.setdefault((line.experiment, line.attention), []).append(line)
     if not panels:
-        raise ValueError("no run has validated yet: there is nothing to plot")
+        raise UserError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
     down = math.ceil(len(panels) / across)
     heights = (sum(wrap(line.row).count("\n") + 1.2 for line in drawn) for drawn in panels.values())
@@ -239,7 +240,7 @@ def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> Figure:
     """Plots a table's measured numbers over its columns; raises ValueError if there are no numbers."""
     cells, columns = column_lines(summary)
     if cells.empty:
-        raise ValueError("nothing has been measured yet: there is nothing to plot")
+        raise UserError("nothing has been measured yet: there is nothing to plot")
     panels = dict(tuple(cells.groupby("attention", sort=False)))
     height = max(5, 0.24 * max(rows["row"].nunique() for rows in panels.values()))
     figure = Figure(figsize=(8 * len(panels), height), layout="constrained")

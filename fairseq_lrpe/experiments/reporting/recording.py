@@ -27,6 +27,7 @@ from fairseq_lrpe.experiments.reporting.records import (
 )
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path, output_folder, write_atomic
 from fairseq_lrpe.utils.suggest import choices
 
@@ -73,7 +74,7 @@ def finished_runs(
     those of ``read_runs``.
     """
     if records.is_recorded(results):
-        raise ValueError(f"{results} contains recorded results: give a folder to which runs were written")
+        raise UserError(f"{results} contains recorded results: give a folder to which runs were written")
     ended = [x for x in records.read_runs(results, folders) if x.state in ("finished", "damaged")]
     configured = records.configured_settings(record.run for record in ended)
     found, refused = {}, []
@@ -81,7 +82,7 @@ def finished_runs(
         if reason := _problem(record, configured.get(record.run)):
             refused.append(f"{record.folder.relative_to(results)} ({reason})")
         elif record.run in found:
-            raise ValueError(f"{record.folder} is the same run as {found[record.run].folder}: remove one")
+            raise UserError(f"{record.folder} is the same run as {found[record.run].folder}: remove one")
         else:
             found[record.run] = record
     return found, refused
@@ -131,7 +132,7 @@ def _check_data(lines):
     for run, line in lines.items():
         other = first.setdefault((run.experiment, run.changes), run)
         if line["data"] != lines[other]["data"]:
-            raise ValueError(
+            raise UserError(
                 f"{other} and {run} were trained on different data (data in run.json): record the runs of "
                 "the experiment on the same data at once, or use another folder"
             )
@@ -178,7 +179,7 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
     for run in sorted((run for run in runs if run.experiment == experiment and not run.changes), key=str):
         first.setdefault((run.attention, run.method), run)
     if not first:
-        raise ValueError(f"{results} has no finished run of {experiment}: train its models first")
+        raise UserError(f"{results} has no finished run of {experiment}: train its models first")
     for run in track(first.values(), "models", transient=True):
         torch.manual_seed(0)  # some encodings are random
         weights = trained_weights(runs[run].folder).tolist()
@@ -228,7 +229,7 @@ def _read(folder):
     """Returns the records in a folder of recorded results."""
     if not records.is_recorded(folder):
         command = f"`lrpe results --record {display_path(folder)}`"
-        raise ValueError(f"{folder} has no measurements.csv, which {command} writes")
+        raise UserError(f"{folder} has no measurements.csv, which {command} writes")
     return records.read_recorded(folder)
 
 
@@ -287,7 +288,7 @@ def page(folder: Path) -> str:
     others = {name: text for name, text in notes.items() if text.startswith("## ")}
     for name in notes.keys() - others.keys() - set(tables()):
         problem = "neither starts with a heading nor is a commentary on a table"
-        raise ValueError(f"{folder / 'notes' / name}.md {problem}{choices(name, tables())}")
+        raise UserError(f"{folder / 'notes' / name}.md {problem}{choices(name, tables())}")
     coverage, sections = [], []
     for name in tables():
         counts, lines = _recorded_table(name, recorded)

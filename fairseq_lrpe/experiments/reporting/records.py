@@ -24,6 +24,7 @@ from fairseq_lrpe.experiments.definition.run import RECORDS, Run, experiment_of,
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
 from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
 from fairseq_lrpe.methods import METHODS, canonical
+from fairseq_lrpe.utils.errors import UserError
 
 RUN = ["experiment", "attention", "method", "changes", "seed"]
 """Columns of a DataFrame that identify a run."""
@@ -93,7 +94,7 @@ class RunRecord:
     def complete(self) -> None:
         """Sets the fields that follow from the settings and evaluations; raises various errors if damaged."""
         if self.settings.get("kind") not in KINDS:
-            raise ValueError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
+            raise UserError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
         self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
         config = self.settings["config"]
         self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")
@@ -139,7 +140,7 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
         ValueError: the folder does not exist, or a file with recorded results is damaged.
     """
     if not results.is_dir():
-        raise ValueError(f"the results folder {results} does not exist")
+        raise UserError(f"the results folder {results} does not exist")
     if is_recorded(results):
         return [run for run in read_recorded(results) if folders is None or run.folder in folders]
     if folders is None:

@@ -25,6 +25,7 @@ from fairseq_lrpe.experiments.reporting.plots import experiment_lines, table_nam
 from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, flat_texts, machine, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.tables import experiment_sections, measured_name, table_sections
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 
 STATES = ("finished", "running", "stopped", "failed", "damaged", "not started")
@@ -76,7 +77,7 @@ def scan(results: Path) -> Report:
     """Reads all runs below a results folder and finds their tables; raises ValueError if there is no run."""
     records = read_runs(results)
     if not records:
-        raise ValueError(f"{results} has no runs: give the folder that was passed as --results")
+        raise UserError(f"{results} has no runs: give the folder that was passed as --results")
     report = Report(results, records, by_run(records))
     names = {record.experiment for record in records}
     for name in tables():

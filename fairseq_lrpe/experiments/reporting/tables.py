@@ -13,6 +13,7 @@ from fairseq_lrpe.experiments.reporting import aggregate, renderers
 from fairseq_lrpe.experiments.reporting.aggregate import describe_lengths, summarize, summarize_runs
 from fairseq_lrpe.experiments.reporting.records import RunRecord, by_run, is_recorded, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number, heading
+from fairseq_lrpe.utils.errors import UserError
 
 
 def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
@@ -29,7 +30,7 @@ def read_table_runs(table: Table, results: Path) -> dict[Run, RunRecord]:
             print(f"results: {message}", file=sys.stderr)
     if all(record.problem is not None for record in records.values()):
         example = results / str(table.runs()[0])
-        raise ValueError(f"{results} has no run of the table {table.name!r} at this scale, such as {example}")
+        raise UserError(f"{results} has no run of the table {table.name!r} at this scale, such as {example}")
     return records
 
 
@@ -182,7 +183,7 @@ def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
     if not records:
         names = dict.fromkeys(record.experiment for record in read_runs(results))
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
-        raise ValueError(f"{results} has no run of the experiment {experiment!r}: {existing}")
+        raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
     return records
 
 
