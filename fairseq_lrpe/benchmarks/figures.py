@@ -24,6 +24,7 @@ from fairseq_lrpe.models.data_validation import check_labeled
 from fairseq_lrpe.ops import FEATURE_MAPS, linear_attention
 from fairseq_lrpe.tasks.classification import ClassificationConfig, ClassificationTask
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, output_folder, save_figure
 
 CORPORA = ("imdb", "glue_words/SST-2", "snli", "glue_words/QNLI", "glue_words/QQP", "glue_words/MNLI")
@@ -74,11 +75,11 @@ def input_lengths(folder):
         An array (inputs,).
 
     Raises:
-        ValueError: If the folder has no texts for ``classification``, or if its training set is damaged.
+        UserError: If the folder has no texts for ``classification``, or if its training set is damaged.
     """
     if not (folder / layout.METADATA).is_file() or layout.read_metadata(folder).get("images"):
         remedy = "`bash data_prep/prepare.sh imdb` prepares some"
-        raise ValueError(f"{folder} has no texts for the task classification: {remedy}")
+        raise UserError(f"{folder} has no texts for the task classification: {remedy}")
     check_labeled(folder, "train")
     task = ClassificationTask(ClassificationConfig(data=str(folder), max_positions=sys.maxsize))
     task.load_dataset("train")

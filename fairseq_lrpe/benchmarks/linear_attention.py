@@ -21,6 +21,7 @@ from fairseq_lrpe.benchmarks.measurement import DTYPES, interleave, peak_memory,
 from fairseq_lrpe.ops import linear_attention
 from fairseq_lrpe.ops.linear_attention.triton import fla_missing_requirement
 from fairseq_lrpe.utils.cli import image_path, min_int, new_parser
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 
 TOKENS = 4096
@@ -219,7 +220,7 @@ def main(arguments: list[str] | None = None) -> None:
     with measurement.measuring(parser.prog, args.cpu):
         results = measure(args)
         if not results["chunk"]:
-            raise ValueError(f"out of memory at --lengths {args.lengths[0]}: try smaller lengths")
+            raise UserError(f"out of memory at --lengths {args.lengths[0]}: try smaller lengths")
         print_attention(results, args)
         steps = DECODING_STEPS * DECODING_ROUNDS
         title = "one decoding step, batch 1, float32"

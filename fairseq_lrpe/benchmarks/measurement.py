@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.benchmark import timer
 
 from fairseq_lrpe.utils.cli import exit_on_error, min_int, new_parser, output_path, print_wide
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.gpus import check_architectures
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -63,7 +64,7 @@ def measuring(program: str, cpu: bool = False) -> Iterator[None]:
         except RuntimeError as error:
             if not any(message in str(error) for message in OUT_OF_MEMORY):
                 raise
-            raise ValueError("out of memory: try smaller sizes") from None
+            raise UserError("out of memory: try smaller sizes") from None
 
 
 def device(cpu: bool = False) -> str:

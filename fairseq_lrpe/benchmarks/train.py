@@ -29,6 +29,7 @@ from fairseq_lrpe.benchmarks import measurement
 from fairseq_lrpe.data import layout
 from fairseq_lrpe.models.classifier import ClassifierModel
 from fairseq_lrpe.models.vit import ViTModel
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN
 from fairseq_lrpe.utils.subprocesses import as_flags
 from fairseq_lrpe.utils.suggest import choices
@@ -79,13 +80,13 @@ FAMILIES = {
 
 
 def family_of(arch: str) -> Family:
-    """Returns the family of an architecture; raises ValueError if there is none."""
+    """Returns the family of an architecture; raises UserError if there is none."""
     if arch not in models.ARCH_MODEL_REGISTRY:
-        raise ValueError(f"unknown architecture {arch!r}{choices(arch, models.ARCH_MODEL_REGISTRY, LISTING)}")
+        raise UserError(f"unknown architecture {arch!r}{choices(arch, models.ARCH_MODEL_REGISTRY, LISTING)}")
     for model, family in FAMILIES.items():
         if issubclass(models.ARCH_MODEL_REGISTRY[arch], model):
             return family
-    raise ValueError(f"{arch} cannot be measured: choose a model of one of fairseq-lrpe's families")
+    raise UserError(f"{arch} cannot be measured: choose a model of one of fairseq-lrpe's families")
 
 
 def sizes(family: Family, args: Namespace) -> Namespace:

@@ -11,6 +11,7 @@ each image. For example:
 from pathlib import Path
 
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
+from fairseq_lrpe.utils.errors import UserError
 
 TASKS = ("sentence_prediction", "classification", "image_classification")
 
@@ -29,14 +30,14 @@ def main(arguments: list[str] | None = None) -> None:
 
         for pair in args.splits:
             if "=" not in pair:
-                raise ValueError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {pair!r}")
+                raise UserError(f"expected SPLIT=FILE, such as valid=predictions.tsv, not {pair!r}")
         remedy = "train one with `lrpe train classification/...` or `lrpe finetune`"
         found = load.find(args.run, TASKS, remedy)
         if found.task == "image_classification":
             print_images(found, args.data, args.cpu)
             return
         if not args.splits:
-            raise ValueError("no SPLIT=FILE was given: pass, for example, valid=predictions.tsv")
+            raise UserError("no SPLIT=FILE was given: pass, for example, valid=predictions.tsv")
         write_splits(trained.build(found, args.data, args.cpu), args.splits)
 
 
@@ -60,5 +61,5 @@ def write_splits(model, splits: list[str]) -> None:
         split, _, path = pair.partition("=")
         rows = getattr(model.task, "about", {}).get("rows")
         if rows and split not in rows:
-            raise ValueError(f"{model.data} has no split {split!r}: choose from {', '.join(rows)}")
+            raise UserError(f"{model.data} has no split {split!r}: choose from {', '.join(rows)}")
         classify.write(Path(path), model.predict_split(split))

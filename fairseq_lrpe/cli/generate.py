@@ -12,6 +12,7 @@ answer, with a warning. For example:
 import sys
 
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, min_int, new_parser, read_stdin_lines
+from fairseq_lrpe.utils.errors import UserError, user_errors
 
 SAMPLING = {
     "length": ("N", min_int(1), 200, "number of tokens to sample"),
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         for name in ["beam"] if samples else ["prompt", *SAMPLING]:
             if getattr(args, name) is not None:
                 others = "translation and question generation" if samples else "language models"
-                raise ValueError(f"--{name.replace('_', '-')} is for {others}, not for {found.task}: omit it")
+                raise UserError(f"--{name.replace('_', '-')} is for {others}, not for {found.task}: omit it")
         lines = args.prompt or read_stdin_lines()
         model = trained.build(found, cpu=args.cpu)
         if samples:
@@ -63,11 +64,12 @@ def main(arguments: list[str] | None = None) -> None:
 def continue_prompts(model, prompts: list[str], options: dict) -> None:
     """Prints each prompt and its continuation, with a blank line between two texts."""
     for number, prompt in enumerate(prompts):
-        stream = model.stream(prompt, **options)  # raises a ValueError for an invalid option
+        stream = model.stream(prompt, **options)  # raises a UserError for an invalid option
         print("\n" * (number > 0) + prompt, end="", flush=True)
         try:
-            for text in stream:
-                print(text, end="", flush=True)
+            with user_errors():  # the text may be longer than the model supports
+                for text in stream:
+                    print(text, end="", flush=True)
         finally:
             print(flush=True)
 
@@ -79,10 +81,10 @@ def ask_questions(model, lines: list[str], beam: int) -> None:
         answer, tab, text = line.partition("\t")
         try:
             if not tab:
-                raise ValueError("there is no tab: expected an answer, a tab, and a text with the answer")
+                raise UserError("there is no tab: expected an answer, a tab, and a text with the answer")
             sources.append(model.source(text, answer))
         except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
+            raise UserError(f"line {number}: {error}") from None
         if sources[-1].context_cut:
             message = f"line {number}: the text is too long and was truncated around the answer"
             print(message, file=sys.stderr)

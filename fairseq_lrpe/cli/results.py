@@ -23,6 +23,7 @@ from fairseq_lrpe.cli.train import parse
 from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table
 from fairseq_lrpe.experiments.execution.launch import add_results_flag
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, image_path, new_parser
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, display_path, write_atomic
 
 RECORDED = REPOSITORY / "docs/results"
@@ -39,7 +40,7 @@ def main(arguments: list[str] | None = None) -> None:
     args, overrides = parse(make_parser(), arguments)
     with exit_on_error("results"):
         if not args.table and (args.scale or args.plot_columns or overrides):
-            raise ValueError("--scale, --plot-columns and KEY=VALUE need --table")
+            raise UserError("--scale, --plot-columns and KEY=VALUE need --table")
         if args.table:
             table = Table(args.table, args.scale or "full", overrides)
             show_table(table, args.results, args.format, args.plot, args.plot_columns)

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from fairseq_lrpe.data import word_pieces
+from fairseq_lrpe.utils.errors import UserError
 
 SCRATCH = "scratch"
 """Value of --encoder for random initialization."""
@@ -39,11 +40,11 @@ def check(args, vocabulary: Path) -> None:
     For a model on the Hugging Face Hub, only the configuration and the vocabulary are downloaded.
 
     Raises:
-        ValueError: If the model is not readable or does not match.
+        UserError: If the model is not readable or does not match.
     """
     name = args.encoder
     if importlib.util.find_spec("transformers") is None:
-        raise ValueError(
+        raise UserError(
             f"--encoder {name} requires the package transformers: run `pip install 'transformers<5'`"
         )
     from transformers import BertConfig
@@ -54,7 +55,7 @@ def check(args, vocabulary: Path) -> None:
         config = BertConfig.from_pretrained(name)
     check_sizes(config, args)
     if word_pieces.read_types(types) != word_pieces.read_types(vocabulary):
-        raise ValueError(
+        raise UserError(
             f"--encoder {name} does not have the vocabulary {vocabulary}: prepare the data with --bert {name}"
         )
 
@@ -70,14 +71,14 @@ def _readable(name: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError, SafetensorError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"--encoder {name} is not a readable BERT model ({reason})") from None
+        raise UserError(f"--encoder {name} is not a readable BERT model ({reason})") from None
 
 
 def load_bert(name: str):
     """Returns the pretrained BertModel of a folder or of a name on the Hugging Face Hub, in float32.
 
     Raises:
-        ValueError: If the model is not readable or lacks weights.
+        UserError: If the model is not readable or lacks weights.
     """
     from transformers import BertModel
 
@@ -85,20 +86,20 @@ def load_bert(name: str):
         options = {"add_pooling_layer": False, "dtype": torch.float, "output_loading_info": True}
         model, info = BertModel.from_pretrained(name, **options)
     if missing := sorted(info["missing_keys"]):
-        raise ValueError(f"--encoder {name} lacks {len(missing)} of BERT's weights, such as {missing[0]}")
+        raise UserError(f"--encoder {name} lacks {len(missing)} of BERT's weights, such as {missing[0]}")
     return model
 
 
 def check_sizes(config, args) -> None:
-    """Raises a ValueError if the flags ``args`` have other sizes than the BertConfig ``config``."""
+    """Raises a UserError if the flags ``args`` have other sizes than the BertConfig ``config``."""
     sizes = {flag: getattr(config, setting) for setting, flag in SIZES.items()}
     different = {flag: value for flag, value in sizes.items() if str(getattr(args, flag)) != str(value)}
     if different:
         flags = " ".join(f"--{flag.replace('_', '-')} {value}" for flag, value in different.items())
-        raise ValueError(f"--encoder {args.encoder} has other sizes than the flags: pass {flags}")
+        raise UserError(f"--encoder {args.encoder} has other sizes than the flags: pass {flags}")
     limit = config.max_position_embeddings
     if args.max_source_positions > limit:
-        raise ValueError(
+        raise UserError(
             f"--encoder {args.encoder} has {limit} positions: pass --max-source-positions {limit}"
         )
 
@@ -113,7 +114,7 @@ def initialize(encoder, args, vocabulary: Path) -> None:
         vocabulary: The vocab.txt from which the encoder's dictionary was made.
 
     Raises:
-        ValueError: If :func:`check` or :func:`load_bert` raises it.
+        UserError: If :func:`check` or :func:`load_bert` raises it.
     """
     check(args, vocabulary)
     bert, ids = load_bert(args.encoder), word_pieces.bert_token_ids(vocabulary)

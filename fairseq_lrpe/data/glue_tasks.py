@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from fairseq_lrpe.utils.errors import UserError
+
 FILES = {"train": "train.tsv", "valid": "dev.tsv", "test": "test.tsv"}
 MNLI_FILES = {  # matched sets, and mismatched sets as valid1 and test1
     "train": "train.tsv",
@@ -97,7 +99,7 @@ PAPER_TASKS = [name for name in TASKS if name != "WNLI"]
 
 
 def get_task(name: str) -> Task:
-    """Returns the GLUE task of this name; raises ValueError if there is none."""
+    """Returns the GLUE task of this name; raises UserError if there is none."""
     if name not in TASKS:
-        raise ValueError(f"unknown GLUE task {name!r}: choose from {', '.join(TASKS)}")
+        raise UserError(f"unknown GLUE task {name!r}: choose from {', '.join(TASKS)}")
     return TASKS[name]

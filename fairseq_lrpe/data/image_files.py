@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import visible_files
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -23,11 +24,11 @@ def find_images(folder: Path) -> list[Path]:
     """Returns the sorted image files in a folder and its subfolders, without hidden ones.
 
     Raises:
-        ValueError: If there are none.
+        UserError: If there are none.
     """
     files = [path for path in visible_files(folder) if is_image(path.name)] if folder.is_dir() else []
     if not files:
-        raise ValueError(f"{folder} is not a folder with images: expected {', '.join(SUFFIXES)} files")
+        raise UserError(f"{folder} is not a folder with images: expected {', '.join(SUFFIXES)} files")
     return files
 
 
@@ -35,16 +36,16 @@ def decode(content: bytes, mode: str = "RGB") -> Image.Image:
     """Decodes the content of an image file to an image in one of Pillow's modes, like :func:`convert`.
 
     Raises:
-        ValueError: If the file cannot be decoded completely or converted.
+        UserError: If the file cannot be decoded completely or converted.
     """
     try:
         image = Image.open(io.BytesIO(content), formats=FORMATS)
         image.load()
         return convert(image, mode)
     except UnidentifiedImageError:  # its message contains a memory address
-        raise ValueError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file") from None
+        raise UserError(f"it is not a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file") from None
     except Exception as error:  # a malformed file can raise any exception
-        raise ValueError(" ".join(str(error).split())) from None
+        raise UserError(" ".join(str(error).split())) from None
 
 
 def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
@@ -53,14 +54,14 @@ def convert(image: Image.Image, mode: str = "RGB") -> Image.Image:
     16-bit gray values v are scaled to v >> 8. Pillow would clip them to 255.
 
     Raises:
-        ValueError: If the gray values are other numbers of 32 bits, whose range is unknown.
+        UserError: If the gray values are other numbers of 32 bits, whose range is unknown.
     """
     # Pillow reads 16-bit PGM files, and in old versions 16-bit PNG files, as 32-bit integers.
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         bits = getattr(image, "tag_v2", {}).get(258, (16,))[0]  # BitsPerSample of TIFF, such as 12
         image = Image.fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
     elif image.mode in ("I", "F"):
-        raise ValueError("its gray values have 32 bits or a sign: convert it to 8 or 16 unsigned bits")
+        raise UserError("its gray values have 32 bits or a sign: convert it to 8 or 16 unsigned bits")
     return image if image.mode == mode else image.convert(mode)
 
 

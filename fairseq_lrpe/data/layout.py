@@ -6,6 +6,7 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from fairseq_lrpe.data.corpora import prepare_command
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, read_file
 
 SUFFIXES = (".bin", ".idx")
@@ -59,7 +60,7 @@ def read_metadata(folder: Path) -> dict:
     "shape" and "pixels" ({"mean", "std"}), or "images" if they are stored as image files.
 
     Raises:
-        ValueError: If the folder has no valid metadata.
+        UserError: If the folder has no valid metadata.
     """
     try:
         found = json.loads(read_file(folder / METADATA))
@@ -70,7 +71,7 @@ def read_metadata(folder: Path) -> dict:
         remedy = f"{PREPARE} creates such folders"
         if command := prepare_command(folder):
             remedy = f"`{command}` prepares it"
-        raise ValueError(f"{folder / METADATA} is missing or damaged: {remedy}")
+        raise UserError(f"{folder / METADATA} is missing or damaged: {remedy}")
     return found
 
 
@@ -78,7 +79,7 @@ def shards(folder: Path) -> list[Path]:
     """Returns the existing shards [folder, folder1, ...] of a data folder; fairseq reads one per epoch.
 
     Raises:
-        ValueError: as :func:`check_shards`.
+        UserError: as :func:`check_shards`.
     """
     numbered = (folder.with_name(f"{folder.name}{i}") for i in count(1))
     found = [folder, *takewhile(Path.is_dir, numbered)]
@@ -87,13 +88,13 @@ def shards(folder: Path) -> list[Path]:
 
 
 def check_shards(folders: list[Path]) -> None:
-    """Raises a ValueError if the dictionaries of shards differ; fairseq reads only that of the first."""
+    """Raises a UserError if the dictionaries of shards differ; fairseq reads only that of the first."""
     first, *others = folders
     for folder in others:
         for path in first.glob("dict*.txt"):
             other = folder / path.name
             if other.is_file() and _symbols(other) != _symbols(path):
-                raise ValueError(
+                raise UserError(
                     f"{other} differs from {path}, so {folder.name} is not a shard of {first.name}: rename "
                     "one of the folders, or prepare both with the same dictionary"
                 )

@@ -9,6 +9,8 @@ import functools
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from fairseq_lrpe.utils.errors import UserError
+
 END = "</s>"
 """Symbol that fairseq appends to each line."""
 SENTENCEPIECE = "spm.model"
@@ -124,7 +126,7 @@ def load(data: Path, symbols: Sequence[str]) -> LineCodec:
     """Returns the codec of a data folder, given the symbols of its dictionary without fairseq's special ones.
 
     Raises:
-        ValueError: If the data is in GPT-2 BPE, and the files of GPT-2 BPE are missing.
+        UserError: If the data is in GPT-2 BPE, and the files of GPT-2 BPE are missing.
     """
     if (data / SENTENCEPIECE).is_file():
         return SentencePieces(data / SENTENCEPIECE)
@@ -133,6 +135,6 @@ def load(data: Path, symbols: Sequence[str]) -> LineCodec:
         folder = byte_pair_folder(data)
         if folder is None:
             missing = f"{data.parent / BYTE_PAIRS / 'encoder.json'}, which tokenizes text as in {data},"
-            raise ValueError(f"{missing} is missing: restore it or prepare the corpus again")
+            raise UserError(f"{missing} is missing: restore it or prepare the corpus again")
         return BytePairs(folder)
     return Characters() if SPACE in words and all(len(word) == 1 for word in words) else LineCodec()

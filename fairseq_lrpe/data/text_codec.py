@@ -20,6 +20,7 @@ from subword_nmt import apply_bpe, learn_bpe
 from tqdm import tqdm
 
 from fairseq_lrpe.data.layout import PREPARATION
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, read_lines, write_atomic
 
 SEPARATOR = "@@"  # suffix of subwords that do not end a word
@@ -86,13 +87,13 @@ def load(data: Path) -> Moses:
     """Returns the codec of the prepared translation data in a folder.
 
     Raises:
-        ValueError: If the data was not prepared for translation, or the codec's file is missing.
+        UserError: If the data was not prepared for translation, or the codec's file is missing.
     """
     note = data / PREPARATION
     if not note.is_file() or json.loads(note.read_text()).get("bpe") != Moses.facts["bpe"]:
-        raise ValueError(f"{note} is missing or not for translation: `{PREPARE}` lists the corpora")
+        raise UserError(f"{note} is missing or not for translation: `{PREPARE}` lists the corpora")
     codec = Moses(data.parent)
     if not codec.path.is_file():
         problem = f"{codec.path}, which tokenizes text as in {data}, is missing"
-        raise ValueError(f"{problem}: restore it or prepare the corpus again")
+        raise UserError(f"{problem}: restore it or prepare the corpus again")
     return codec

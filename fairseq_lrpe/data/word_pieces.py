@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fairseq_lrpe.data.layout import PREPARATION
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import check_size, read_file, read_lines
 
 VOCABULARY = "vocab.txt"
@@ -28,18 +29,18 @@ def read_types(vocabulary: Path) -> list[str]:
     """Returns the types of a vocab.txt in the order of their ids.
 
     Raises:
-        ValueError: If the file is missing, or fairseq's Dictionary cannot represent its types.
+        UserError: If the file is missing, or fairseq's Dictionary cannot represent its types.
     """
     if not vocabulary.is_file():
-        raise ValueError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}, with one type per line")
+        raise UserError(f"{vocabulary} is missing: expected BERT's {VOCABULARY}, with one type per line")
     check_size(str(vocabulary), vocabulary.stat().st_size)
     types = [*read_lines(vocabulary)]
     if missing := [name for name in SPECIALS if name not in types]:
-        raise ValueError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
+        raise UserError(f"{vocabulary} has no {', '.join(missing)}: expected BERT's {VOCABULARY}")
     for name, count in Counter(types).items():
         if count > 1 or not name or name in SPECIALS.values():
             wrong = f"{name!r}, which is repeated, blank or a special type of fairseq"
-            raise ValueError(f"{vocabulary} has {wrong}: expected BERT's {VOCABULARY}")
+            raise UserError(f"{vocabulary} has {wrong}: expected BERT's {VOCABULARY}")
     return types
 
 
@@ -105,7 +106,7 @@ class WordPieces:
                 and the answer's first occurrence is used.
 
         Raises:
-            ValueError: If the context does not contain the answer.
+            UserError: If the context does not contain the answer.
         """
         if begins is None:
             answer, context = normalize_spaces(answer), normalize_spaces(context)
@@ -141,16 +142,16 @@ def find_answer(answer: str, context: str, near: int = 0) -> int:
     """Returns the index at which the answer occurs in its context, the one nearest to ``near`` if several.
 
     Raises:
-        ValueError: If the context does not contain the answer.
+        UserError: If the context does not contain the answer.
     """
     if not answer.strip():
-        raise ValueError("the answer is blank, but must be a part of the context")
+        raise UserError("the answer is blank, but must be a part of the context")
     positions, position = [], context.find(answer)
     while position >= 0:
         positions.append(position)
         position = context.find(answer, position + 1)
     if not positions:
-        raise ValueError(f"the answer {shorten(answer)!r} is not in its context {shorten(context)!r}")
+        raise UserError(f"the answer {shorten(answer)!r} is not in its context {shorten(context)!r}")
     return min(positions, key=lambda position: abs(position - near))
 
 
@@ -190,7 +191,7 @@ def read_preparation(data: Path) -> dict:
     """Returns the tokenization settings of a folder of data for ``question_generation``.
 
     Raises:
-        ValueError: If they are missing or those of another task.
+        UserError: If they are missing or those of another task.
     """
     note = data / PREPARATION
     try:
@@ -199,7 +200,7 @@ def read_preparation(data: Path) -> dict:
             return found
     except (OSError, ValueError, LookupError, TypeError):
         pass
-    raise ValueError(f"{note} is missing or not for question generation: prepare the data again")
+    raise UserError(f"{note} is missing or not for question generation: prepare the data again")
 
 
 def load(data: Path) -> WordPieces:

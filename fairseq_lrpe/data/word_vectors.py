@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from tqdm import tqdm
 
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import byte_lines
 
 DELAY = 5  # seconds until the progress bar is shown
@@ -15,14 +16,14 @@ def dimension(path: Path) -> int:
     """Returns the dimension of a file's word vectors, according to its first line.
 
     Raises:
-        ValueError: If the file is missing, or the first line is not a word without spaces and a vector.
+        UserError: If the file is missing, or the first line is not a word without spaces and a vector.
     """
     if not path.is_file():
-        raise ValueError(f"{path} is missing: expected a file of word vectors in GloVe's format")
+        raise UserError(f"{path} is missing: expected a file of word vectors in GloVe's format")
     with path.open("rb") as file:
         fields = next(byte_lines(file, str(path)), b"").rstrip().split(b" ")
     if len(fields) < 2:
-        raise ValueError(f"{path} line 1 is not a word and a vector: expected a file in GloVe's format")
+        raise UserError(f"{path} line 1 is not a word and a vector: expected a file in GloVe's format")
     _numbers(fields[1:], path, 1)
     return len(fields) - 1
 
@@ -34,7 +35,7 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
     vectors of the requested words are parsed.
 
     Raises:
-        ValueError: If a line has a vector of another dimension than the first line, or no word has a vector.
+        UserError: If a line has a vector of another dimension than the first line, or no word has a vector.
     """
     size, missing = dimension(path), {word.encode() for word in words}
     count = len(missing)
@@ -45,17 +46,17 @@ def read(path: Path, words: Iterable[str]) -> Iterator[tuple[str, np.ndarray, by
             fields = line.rstrip().split(b" ")
             if len(fields) - 1 < size or (len(fields) - 1 > size and _is_number(fields[-size - 1])):
                 found = f"{len(fields) - 1} fields after its word instead of {size}"
-                raise ValueError(f"{path} line {number} has {found}, unlike line 1")
+                raise UserError(f"{path} line {number} has {found}, unlike line 1")
             word = b" ".join(fields[:-size])
             if word in missing:
                 missing.remove(word)
                 yield word.decode(), _numbers(fields[-size:], path, number), line
     if len(missing) == count:
-        raise ValueError(f"{path} has vectors for none of the {count:,} words: use another file")
+        raise UserError(f"{path} has vectors for none of the {count:,} words: use another file")
 
 
 def _numbers(fields, path, line):
-    """Returns a vector parsed from byte strings; raises ValueError if a number is not finite."""
+    """Returns a vector parsed from byte strings; raises UserError if a number is not finite."""
     try:
         vector = np.array(fields, dtype="S").astype(np.float32)
     except ValueError:
@@ -63,7 +64,7 @@ def _numbers(fields, path, line):
     if not np.isfinite(vector).all():
         wrong = next((field for field in fields if not _is_number(field)), fields[0])
         shown = wrong[:20].decode(errors="replace")
-        raise ValueError(f"{path} line {line} has {shown!r} instead of a finite number")
+        raise UserError(f"{path} line {line} has {shown!r} instead of a finite number")
     return vector
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fairseq_lrpe.utils.errors import UserError
+
 torch.serialization.add_safe_globals(
     [argparse.Namespace, np.core.multiarray.scalar, np.dtype, type(np.dtype(np.float64))]
 )
@@ -28,15 +30,15 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         The checkpoint with memory-mapped tensors, and with ``cfg.model`` and ``cfg.task`` as dicts.
 
     Raises:
-        ValueError: if the file does not exist, is truncated or is not a checkpoint of fairseq.
+        UserError: if the file does not exist, is truncated or is not a checkpoint of fairseq.
     """
     if not path.is_file():
         problem = "is a folder" if path.is_dir() else "does not exist"
-        raise ValueError(f"the checkpoint {path} {problem}: {remedy}")
+        raise UserError(f"the checkpoint {path} {problem}: {remedy}")
     try:
         state = _load(path)
         if not isinstance(state, dict):
-            raise ValueError("it contains no dictionary")
+            raise UserError("it contains no dictionary")
         if state.get("args"):  # fairseq's older format
             args = vars(state["args"])
             state["cfg"] = {"model": {"_name": args["arch"], **args}, "task": {"_name": args["task"], **args}}
@@ -44,14 +46,14 @@ def read_checkpoint(path: Path, remedy: str) -> dict:
         if "optimizer_history" not in state and "best_loss" not in state:
             missing.append("optimizer_history")
         if missing:
-            raise ValueError(f"it has no {', no '.join(missing)}")
+            raise UserError(f"it has no {', no '.join(missing)}")
         for part in ("model", "task"):
             settings = state["cfg"][part]
             if isinstance(settings, argparse.Namespace):  # of fairseq's own models
                 settings = {"_name": getattr(settings, "arch", None), **vars(settings)}
             state["cfg"][part] = dict(settings)
     except Exception as error:  # torch raises many types
-        raise ValueError(f"{path} is not a readable checkpoint of fairseq ({_reason(error)})") from None
+        raise UserError(f"{path} is not a readable checkpoint of fairseq ({_reason(error)})") from None
     return state
 
 

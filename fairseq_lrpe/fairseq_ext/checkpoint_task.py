@@ -15,6 +15,7 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.tasks import FAMILIES
 from fairseq_lrpe.tasks.memory_lm import replaced_settings
+from fairseq_lrpe.utils.errors import UserError
 
 
 def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
@@ -29,7 +30,7 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
         words: the arguments of the command, or None for those of the process.
 
     Raises:
-        ValueError: if a checkpoint cannot be read or its task and ``--task`` are of different families,
+        UserError: if a checkpoint cannot be read or its task and ``--task`` are of different families,
             or if the checkpoints differ in the task or in settings to restore.
     """
     args, _ = parser.parse_known_args(words, Namespace(task=None))
@@ -43,13 +44,13 @@ def restore_task(parser: ArgumentParser, words: list[str] | None) -> None:
     for path, task in zip(paths, tasks, strict=True):
         family = FAMILIES.get(args.task)
         if family and FAMILIES.get(task.get("_name"), family) != family:
-            raise ValueError(
+            raise UserError(
                 f"the checkpoint {path} is of the task {task['_name']}, not of {args.task}: "
                 f"pass --task {task['_name']} and data for this task"
             )
     if args.task is None and (parser.get_default("task") is None or any(map(_is_ours, names))):
         if len(names) > 1:
-            raise ValueError(f"the checkpoints are of different tasks ({', '.join(names)}): pass --task")
+            raise UserError(f"the checkpoints are of different tasks ({', '.join(names)}): pass --task")
         [args.task] = names
         parser.set_defaults(task=args.task)
     if _is_ours(args.task) and args.task in names:
@@ -79,7 +80,7 @@ def _restore_settings(parser, words, args, tasks):
     for name in sorted(flags):
         if any(settings.get(name) != restored[0].get(name) for settings in restored):
             flag = f"--{name.replace('_', '-')}"
-            raise ValueError(f"the checkpoints differ in {flag}: pass {flag}")
+            raise UserError(f"the checkpoints differ in {flag}: pass {flag}")
     if "sample_break_mode" in restored[0] and args.task == "memory_lm" and hasattr(args, "beam"):
         restored[0]["sample_break_mode"] = "eos"  # the only mode in which it can generate
     parser.set_defaults(**restored[0])

@@ -50,8 +50,8 @@ def apply(
     """Installs all patches.
 
     Args:
-        check_command_line: raises a ValueError if the words of a command line are invalid.
-        check_arguments: raises a ValueError if the parsed arguments of a command are invalid.
+        check_command_line: raises a UserError if the words of a command line are invalid.
+        check_arguments: raises a UserError if the parsed arguments of a command are invalid.
     """
     if is_fairseq_command():
         # Strong decays produce denormal weights, with which attention on a CPU takes twice as long.

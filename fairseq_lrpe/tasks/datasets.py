@@ -84,5 +84,5 @@ class LabeledTask(FairseqTask):
 
     @staticmethod
     def check_arguments(cfg) -> None:
-        """Raises a ValueError for invalid flags of the task."""
+        """Raises a UserError for invalid flags of the task."""
         raise NotImplementedError

@@ -28,6 +28,7 @@ from fairseq_lrpe.data.mixup import Mixing, random_mixing, soft_targets
 from fairseq_lrpe.data.rand_augment import rand_augment
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import LabeledDataset, LabeledTask
+from fairseq_lrpe.utils.errors import UserError
 
 RECIPES = ("full", "plain")
 MIXINGS = ("mixup_cutmix", "none")
@@ -97,12 +98,12 @@ class ImageDataset(LabeledDataset):
         return np.ones(len(indices), np.int64)
 
     def image(self, index: int) -> Image:
-        """Returns the decoded image; raises a ValueError that names the image if it is damaged."""
+        """Returns the decoded image; raises a UserError that names the image if it is damaged."""
         begin, size = self.index[index]
         try:
             return decode(self.content[begin : begin + size])
         except ValueError as error:
-            raise ValueError(f"{self.prefix}.input0.bin: image {index:,} is damaged ({error})") from None
+            raise UserError(f"{self.prefix}.input0.bin: image {index:,} is damaged ({error})") from None
 
     def __getitem__(self, index):
         image = resize_and_center_crop(self.image(int(index)), self.cfg.image_size)

@@ -21,6 +21,7 @@ from fairseq_lrpe.config import check_range, flag
 from fairseq_lrpe.encodings import check_choice
 from fairseq_lrpe.tasks.datasets import SequenceDataset
 from fairseq_lrpe.utils.cli import exit_on_error
+from fairseq_lrpe.utils.errors import UserError
 
 MEMORIES = ("hidden", "state")
 
@@ -63,7 +64,7 @@ class SegmentDataset(SequenceDataset):
 
     def __init__(self, tokens: np.ndarray, streams: int, length: int, split: str, pad: int):
         if len(tokens) // streams < length + 1:
-            raise ValueError(
+            raise UserError(
                 f"the {split} text has {len(tokens):,} tokens, {len(tokens) // streams:,} in each of "
                 f"{streams:,} streams, but a segment of {length:,} needs {length + 1:,}: reduce --streams or "
                 "--tokens-per-sample"
@@ -122,13 +123,13 @@ class MemoryLMTask(LanguageModelingTask):
 
     @staticmethod
     def check_arguments(args):
-        """Raises a ValueError for invalid arguments of one of fairseq's commands."""
+        """Raises a UserError for invalid arguments of one of fairseq's commands."""
         check_flags(args)
         generating, mode = hasattr(args, "beam"), args.sample_break_mode
         needed = "eos" if generating else "none"
         if mode != needed:
             purpose = "generation" if generating else "training and evaluation"
-            raise ValueError(f"{purpose} by memory_lm requires --sample-break-mode {needed}, not {mode}")
+            raise UserError(f"{purpose} by memory_lm requires --sample-break-mode {needed}, not {mode}")
 
     def load_dataset(self, split, epoch=1, combine=False, **kwargs):
         """Loads the streams of a split, or for generation (--sample-break-mode eos) its lines."""
@@ -176,33 +177,33 @@ class MemoryLMTask(LanguageModelingTask):
 
 
 def batch_streams(streams: int, limit: int | None, processes: int) -> int:
-    """Returns the number of streams per batch; raises a ValueError if processes cannot share them equally."""
+    """Returns the number of streams per batch; raises a UserError if processes cannot share them equally."""
     if streams % processes:
-        raise ValueError(f"--streams {streams} is not divisible by the number of processes, {processes}")
+        raise UserError(f"--streams {streams} is not divisible by the number of processes, {processes}")
     share = streams // processes
     return max(n for n in range(1, min(limit or share, share) + 1) if share % n == 0)
 
 
 def check_update(streams: int, size: int, processes: int, steps: int) -> None:
-    """Raises a ValueError if the batches of an update do not contain every stream once."""
+    """Raises a UserError if the batches of an update do not contain every stream once."""
     if streams != size * processes * steps:
-        raise ValueError(
+        raise UserError(
             f"an update must have all {streams} streams, but {size} (--batch-size) × {processes} (processes) "
             f"× {steps} (--update-freq) is {size * processes * steps}: change one of them"
         )
 
 
 def check_flags(args) -> None:
-    """Raises a ValueError for flags that are invalid or incompatible."""
+    """Raises a UserError for flags that are invalid or incompatible."""
     check_choice("memory", args.memory, MEMORIES)
     check_range("streams", args.streams, 1)
     check_range("memory_length", args.memory_length, 0)
     check_range("clamp_length", args.clamp_length, 0)
     if args.memory == "state" and args.memory_length:
-        raise ValueError("--memory state includes all previous positions: omit --memory-length")
+        raise UserError("--memory state includes all previous positions: omit --memory-length")
     for name in ("same_length", "clamp_length"):
         if getattr(args, name) and not args.memory_length:
-            raise ValueError(f"--{name.replace('_', '-')} requires a memory: pass --memory-length, too")
+            raise UserError(f"--{name.replace('_', '-')} requires a memory: pass --memory-length, too")
 
 
 def replaced_settings(saved: dict, explicit: dict) -> set[str]:
@@ -215,8 +216,8 @@ def replaced_settings(saved: dict, explicit: dict) -> set[str]:
 
 
 def read_tokens(prefix: Path) -> np.ndarray:
-    """Returns all tokens of a binarized text as a memory map; raises a ValueError if it is missing."""
+    """Returns all tokens of a binarized text as a memory map; raises a UserError if it is missing."""
     if infer_dataset_impl(str(prefix)) != "mmap":
-        raise ValueError(f"{prefix}.bin is missing or not in the format mmap: run fairseq-preprocess again")
+        raise UserError(f"{prefix}.bin is missing or not in the format mmap: run fairseq-preprocess again")
     index = MMapIndexedDataset.Index(index_file_path(str(prefix)))
     return np.memmap(data_file_path(str(prefix)), index.dtype, "r")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from random import Random
 from string import ascii_lowercase, digits
 
+from fairseq_lrpe.utils.errors import UserError
+
 
 @dataclass(frozen=True)
 class QuestionProblem:
@@ -147,20 +149,20 @@ def build_problem(name: str, sizes: object, length: int) -> QuestionProblem | Se
         length: number of predicted characters per sequence.
 
     Raises:
-        ValueError: for an unknown name, for sizes below 1, or if ``length`` is too small for a problem.
+        UserError: for an unknown name, for sizes below 1, or if ``length`` is too small for a problem.
     """
     if name not in PROBLEMS:
-        raise ValueError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
+        raise UserError(f"unknown problem {name!r}: choose from {', '.join(PROBLEMS)}")
     own = {field.name: getattr(sizes, field.name, field.default) for field in fields(PROBLEMS[name])}
     for size, value in own.items():
         if value < 1:
-            raise ValueError(f"--{size} must be at least 1, not {value}")
+            raise UserError(f"--{size} must be at least 1, not {value}")
     if name == "search" and own["copied"] > own["first"]:
-        raise ValueError(f"--copied {own['copied']} must not exceed --first {own['first']}")
+        raise UserError(f"--copied {own['copied']} must not exceed --first {own['first']}")
     problem = PROBLEMS[name](**own)
     if length < problem.min_length:
         shown = f"{name} with {', '.join(f'{size} {value}' for size, value in own.items())}"
-        raise ValueError(
+        raise UserError(
             f"--tokens-per-sample {length} is too short for {shown}: pass at least {problem.min_length}"
         )
     return problem

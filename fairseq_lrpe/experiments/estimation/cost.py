@@ -36,6 +36,7 @@ from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.ops import float64
 from fairseq_lrpe.tasks.classification import is_joined
 from fairseq_lrpe.tasks.memory_lm import MemoryLMTask, Segment
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PLUGIN
 
 aten = torch.ops.aten
@@ -70,9 +71,9 @@ class Estimate:
 
 
 def estimate_training(job: Job) -> Estimate:
-    """Returns the estimate of a run; ValueError if its flags are invalid or its data is not known."""
+    """Returns the estimate of a run; UserError if its flags are invalid or its data is not known."""
     if not job.kind.trains:
-        raise ValueError("no estimate, because its runs train no model")
+        raise UserError("no estimate, because its runs train no model")
     batch, dtype, trained = job.cfg.batch, DTYPES[job.launch.precision], job
     is_glue, initial = job.kind.task == "sentence_prediction", job.experiment.starts_from(job.run)
     if is_glue and isinstance(initial, Run):  # the model is that of the pretraining, with a head
@@ -105,7 +106,7 @@ def command(job: Job) -> tuple[str, ...]:
 
 
 def parse(words: tuple[str, ...]) -> Namespace:
-    """Returns fairseq's parsed flags of a fairseq-train command; ValueError for an invalid flag."""
+    """Returns fairseq's parsed flags of a fairseq-train command; UserError for an invalid flag."""
     words = [str(PLUGIN) if word == PLUGIN.name else word for word in words[1:]]
     output = StringIO()
     # After parsing, our architectures check the flags, which build_model does as well, and the data.
@@ -115,7 +116,7 @@ def parse(words: tuple[str, ...]) -> Namespace:
             return options.parse_args_and_arch(options.get_training_parser(), words)
     except SystemExit:
         reason = output.getvalue().splitlines()[-1].partition("error: ")[2]
-        raise ValueError(f"fairseq-train rejects the flags: {reason}") from None
+        raise UserError(f"fairseq-train rejects the flags: {reason}") from None
 
 
 class SizedDictionary(Dictionary):
@@ -164,7 +165,7 @@ class BuiltModel:
 
 @cache
 def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
-    """Returns the model of a fairseq-train command; ValueError if the flags are invalid."""
+    """Returns the model of a fairseq-train command; UserError if the flags are invalid."""
     args = parse(words)
     cfg = convert_namespace_to_omegaconf(args)
     try:
@@ -174,7 +175,7 @@ def build(words: tuple[str, ...], corpus: Corpus) -> BuiltModel:
             if args.task in WITH_MASK and corpus.labels:
                 model.register_classification_head(HEAD, num_classes=corpus.labels)
     except SystemExit as error:
-        raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
+        raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     return BuiltModel(model, cfg.task, cfg.model, corpus)
 
 

@@ -11,6 +11,7 @@ from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import print_wide
+from fairseq_lrpe.utils.errors import UserError
 
 UTILIZATION = 0.35
 """Assumed fraction of a GPU's peak FLOP/s."""
@@ -40,14 +41,14 @@ def estimated_launch(args: Namespace) -> Launch:
     """Returns the launch settings to estimate, which this machine need not support.
 
     Raises:
-        ValueError: flags that cannot be combined, or a precision that the GPU does not have.
+        UserError: flags that cannot be combined, or a precision that the GPU does not have.
     """
     if args.dry_run:
-        raise ValueError("--estimate and --dry-run cannot be combined: leave one out")
+        raise UserError("--estimate and --dry-run cannot be combined: leave one out")
     precision = getattr(args, "precision", None) or "fp16"
     if precision not in PEAKS[args.on]:
         known = " or ".join(PEAKS[args.on])
-        raise ValueError(f"--on {args.on} has no {precision}: use --precision {known}")
+        raise UserError(f"--on {args.on} has no {precision}: use --precision {known}")
     return Launch(max(args.gpus or 1, 1), getattr(args, "nodes", 1), cpu=False, precision=precision)
 
 
@@ -61,7 +62,7 @@ class Group:
 
 
 def show_estimate(jobs: list[Job], gpu: str) -> None:
-    """Prints the estimate of jobs and of the trials among which they choose; ValueError if there is none."""
+    """Prints the estimate of jobs and of the trials among which they choose; UserError if there is none."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
     launch, total, problems = jobs[0].launch, 0.0, []
@@ -82,7 +83,7 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
         cells = f"{one.parameters:,}", power(one.tokens), power(one.flops), number(one.memory / 1e9)
         table.add_row(name, count, *cells, number(hours))
     if len(problems) == table.row_count:
-        raise ValueError("; ".join(dict.fromkeys(problems)))
+        raise UserError("; ".join(dict.fromkeys(problems)))
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {gpu}, one training after the other.")
     print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {launch.precision}.")

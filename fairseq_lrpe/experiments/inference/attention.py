@@ -24,7 +24,7 @@ def trained_weights(run: Path) -> Tensor:
         run: folder of the run.
 
     Raises:
-        ValueError: if the run has no checkpoint, or its data does not exist.
+        UserError: if the run has no checkpoint, or its data does not exist.
     """
     found = find(run, ["language_modeling"])
     model, task = load_checkpoint(found.checkpoint, cpu=True, data=str(data_folder(found)))

@@ -18,6 +18,7 @@ from fairseq_lrpe.data.glue_tasks import MAX_SCORE
 from fairseq_lrpe.data.image_files import convert, decode, gray_pixels
 from fairseq_lrpe.data.image_transforms import normalize, resize_and_center_crop, to_tensor
 from fairseq_lrpe.experiments.inference.load import TrainedModel
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import read_file, write_atomic
 
 BATCH_SIZE = 32
@@ -41,10 +42,10 @@ class Classifier(TrainedModel):
                 as Pillow's images.
 
         Raises:
-            ValueError: if the number of texts is not that of the training data, or an image is damaged.
+            UserError: if the number of texts is not that of the training data, or an image is damaged.
         """
         if isinstance(inputs, str | Path):
-            raise ValueError("expected a list of texts or images, not a single one: put it into a list")
+            raise UserError("expected a list of texts or images, not a single one: put it into a list")
         rows = map(self.row, inputs)
         return [x for batch in iter(lambda: [*islice(rows, BATCH_SIZE)], []) for x in self.predict(batch)]
 
@@ -97,10 +98,10 @@ class ByTexts(Classifier):
         return [self.label(i) for i in targets]
 
     def check_count(self, texts: list[str], count: int) -> None:
-        """Raises a ValueError unless a row has ``count`` texts, as in the training data."""
+        """Raises a UserError unless a row has ``count`` texts, as in the training data."""
         if len(texts) != count:
             expected = "single texts" if count == 1 else "pairs (text, second text)"
-            raise ValueError(f"the model classifies {expected}, not {len(texts)} texts at a time")
+            raise UserError(f"the model classifies {expected}, not {len(texts)} texts at a time")
 
 
 class TextClassifier(ByTexts):
@@ -144,7 +145,7 @@ class SentenceClassifier(ByTexts):
             parts.append(self.task.source_dictionary.encode_line(line, add_if_not_exist=False).long())
         tokens, limit = torch.cat(parts), self.task.max_positions()
         if len(tokens) > limit and str(cfg.shorten_method) != "truncate":
-            raise ValueError(f"a text has {len(tokens)} tokens, and the model accepts at most {limit}")
+            raise UserError(f"a text has {len(tokens)} tokens, and the model accepts at most {limit}")
         return tokens[:limit]
 
     def batch(self, rows):

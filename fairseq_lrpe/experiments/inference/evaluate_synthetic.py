@@ -15,6 +15,7 @@ import torch
 from fairseq_lrpe.experiments.inference.load import load_checkpoint
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
 from fairseq_lrpe.utils.cli import exit_on_error, new_parser, path_arg
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import write_atomic
 
 PROBLEMS = 128
@@ -91,6 +92,6 @@ def main(arguments: list[str] | None = None) -> None:
     with exit_on_error("evaluate-synthetic"):
         state = read_checkpoint(args.checkpoint, "train one with `lrpe train roper/...`")
         if (task := state["cfg"]["task"].get("_name")) != "synthetic_lm":
-            raise ValueError(f"{args.checkpoint} was trained on the task {task}: expected synthetic_lm")
+            raise UserError(f"{args.checkpoint} was trained on the task {task}: expected synthetic_lm")
         model, task = load_checkpoint(args.checkpoint, args.cpu)
         write_atomic(args.out, json.dumps(evaluate(model, task), indent=1) + "\n")

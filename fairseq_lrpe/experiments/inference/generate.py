@@ -7,6 +7,7 @@ from fairseq import utils
 
 from fairseq_lrpe.data import text_codec, word_pieces
 from fairseq_lrpe.experiments.inference.load import TrainedModel
+from fairseq_lrpe.utils.errors import UserError
 
 BATCH_SIZE = 32
 BEAM = 5
@@ -27,7 +28,7 @@ class Generator(TrainedModel):
             **flags: further flags of fairseq-generate, with underscores.
         """
         if beam < 1:
-            raise ValueError(f"the beam size must be at least 1, not {beam}")
+            raise UserError(f"the beam size must be at least 1, not {beam}")
         if not lines:
             return {}
         task, model = self.task, self.model
@@ -35,7 +36,7 @@ class Generator(TrainedModel):
         limit, _ = utils.resolve_max_positions(task.max_positions(), model.max_positions())
         for number, length in zip(lines, lengths, strict=True):
             if length > limit:
-                raise ValueError(f"line {number} has {length} tokens, and the model accepts at most {limit}")
+                raise UserError(f"line {number} has {length} tokens, and the model accepts at most {limit}")
         batches = task.get_batch_iterator(
             task.build_dataset_for_inference(tokens, lengths), max_sentences=BATCH_SIZE
         )
@@ -72,7 +73,7 @@ class QuestionGenerator(Generator):
         """Returns the tokens of a text and an answer; a long text is truncated around the answer.
 
         Raises:
-            ValueError: if the text does not contain the answer.
+            UserError: if the text does not contain the answer.
         """
         facts = word_pieces.read_preparation(self.data)
         return self.task.pieces.source(answer.strip(), context, facts["longest"], facts["longest_answer"])
@@ -81,7 +82,7 @@ class QuestionGenerator(Generator):
         """Returns a question whose answer is a part of the text ``context``.
 
         Raises:
-            ValueError: if the text does not contain the answer.
+            UserError: if the text does not contain the answer.
         """
         return self.questions([self.source(context, answer)], beam)[0]
 

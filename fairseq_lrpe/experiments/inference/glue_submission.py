@@ -20,6 +20,7 @@ from fairseq_lrpe.data.glue_tasks import TASKS
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
 from fairseq_lrpe.experiments.inference import metrics
 from fairseq_lrpe.utils.cli import abs_path, exit_on_error, new_parser
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY, atomic_file, output_folder
 from fairseq_lrpe.utils.subprocesses import run_command
 
@@ -43,7 +44,7 @@ def read_run(folder: Path) -> GlueRun | None:
     """Returns a finished run on a GLUE task; None for other runs, and for trials that were not chosen.
 
     Raises:
-        ValueError: If run.json is damaged.
+        UserError: If run.json is damaged.
     """
     record, settings = (read_json(folder / f"{name}.json") for name in ("evaluation", "run"))
     if "finished" not in record:
@@ -61,7 +62,7 @@ def read_run(folder: Path) -> GlueRun | None:
             metric = TASKS[task].measure
         checkpoint = evaluated_checkpoint(folder, config["evaluate"]["checkpoint"])
     except (KeyError, TypeError, AttributeError):
-        raise ValueError(f"{folder / 'run.json'} is damaged: repair or remove it") from None
+        raise UserError(f"{folder / 'run.json'} is damaged: repair or remove it") from None
     scores = [measured[metric] for measured in record.get("evaluations", {}).values() if metric in measured]
     return GlueRun(folder, task, data, checkpoint, scores[0]) if scores and checkpoint.exists() else None
 
@@ -74,7 +75,7 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
         runs = [run for run in map(read_run, paths) if run]
         if not runs:
             example = "results/glue/wikibook/linear_rope"
-            raise ValueError(f"{folder} has no finished runs of GLUE: use a method's folder, e.g. {example}")
+            raise UserError(f"{folder} has no finished runs of GLUE: use a method's folder, e.g. {example}")
         for run in runs:
             if run.task not in best or run.score > best[run.task].score:
                 best[run.task] = run
@@ -84,7 +85,7 @@ def best_runs(folders: Iterable[Path]) -> dict[str, GlueRun]:
 def write(runs: dict[str, GlueRun], out: Path, cpu: bool) -> None:
     """Writes the predictions of ``best_runs`` for the test sets to a zip file."""
     if out.is_dir():
-        raise ValueError(f"--out {out} is a folder: give the path of a file")
+        raise UserError(f"--out {out} is a folder: give the path of a file")
     with output_folder(out.parent), tempfile.TemporaryDirectory(dir=out.parent) as scratch:
         for name, run in tqdm(runs.items(), unit="task", disable=None):
             files = {split: Path(scratch, f"{file}.tsv") for file, split in submission_files(name).items()}

@@ -8,6 +8,7 @@ from torch import Tensor
 from fairseq_lrpe.data import line_codec
 from fairseq_lrpe.experiments.inference.load import TrainedModel
 from fairseq_lrpe.models import sampling
+from fairseq_lrpe.utils.errors import UserError
 
 MASK = "<mask>"
 
@@ -67,7 +68,7 @@ class LanguageModel(LineModel):
             seed: seed of the random numbers; by default, torch's random state is used.
 
         Raises:
-            ValueError: for invalid arguments, and by the iterator at the first token whose position the model
+            UserError: for invalid arguments, and by the iterator at the first token whose position the model
                 does not support.
         """
         sampling.check_options(length, temperature, top_k, top_p)
@@ -105,7 +106,7 @@ class SyntheticLanguageModel(LanguageModel):
     def encode(self, text):
         known = self.task.problem.characters
         if not text or set(text) - set(known):
-            raise ValueError(f"the prompt {text!r} must consist of one or more of the characters {known}")
+            raise UserError(f"the prompt {text!r} must consist of one or more of the characters {known}")
         return self.task.encode(text)
 
     def symbols(self, tokens):
@@ -134,12 +135,12 @@ class MaskedLanguageModel(LineModel):
             Tuples (text with the replacement, its probability, the replacement).
 
         Raises:
-            ValueError: if the text does not contain exactly one mask, or if it is too long.
+            UserError: if the text does not contain exactly one mask, or if it is too long.
         """
         if text.count(MASK) != 1:
-            raise ValueError(f"the text has {text.count(MASK)} {MASK}: expected exactly one")
+            raise UserError(f"the text has {text.count(MASK)} {MASK}: expected exactly one")
         if top_k < 1:
-            raise ValueError(f"top_k must be at least 1, not {top_k}")
+            raise UserError(f"top_k must be at least 1, not {top_k}")
         dictionary = self.task.source_dictionary
         left, right = text.split(MASK)
         before, after = self.encode_line(left), self.encode_line(right, start=False)
@@ -148,7 +149,7 @@ class MaskedLanguageModel(LineModel):
         )
         tokens = torch.cat([begin, before, mask, after, end])
         if len(tokens) > self.model.max_positions():
-            raise ValueError(f"the text has {len(tokens)} tokens: at most {self.model.max_positions()} fit")
+            raise UserError(f"the text has {len(tokens)} tokens: at most {self.model.max_positions()} fit")
         tokens = tokens[None].to(self.device)
         [logits] = self.model(tokens, masked_tokens=tokens == dictionary.index(MASK))[0]
         best = logits.softmax(-1).topk(min(top_k, len(logits)))

@@ -11,6 +11,7 @@ from fairseq import checkpoint_utils, utils
 import fairseq_lrpe.models  # noqa: F401  (registers the architectures)
 from fairseq_lrpe.experiments.execution.run_directory import evaluated_checkpoint, read_json
 from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
@@ -53,30 +54,30 @@ def find(path: Path, tasks: Iterable[str], remedy: str = "train one with `lrpe t
         remedy: suggested fix that ends the error message if there is no checkpoint.
 
     Raises:
-        ValueError: if the folder is not that of a run, the run has no checkpoint, the file is not a
+        UserError: if the folder is not that of a run, the run has no checkpoint, the file is not a
             checkpoint, or its task is not one of ``tasks``.
     """
     checkpoint = run_checkpoint(path) if path.is_dir() else path
     found = Found(checkpoint, read_checkpoint(checkpoint, remedy)["cfg"]["task"])
     if found.task not in tasks:
         expected = f"a model of {' or '.join(tasks)}"
-        raise ValueError(f"{checkpoint} was trained on the task {found.task}: expected {expected}")
+        raise UserError(f"{checkpoint} was trained on the task {found.task}: expected {expected}")
     return found
 
 
 def run_checkpoint(folder: Path) -> Path:
-    """Returns the evaluated checkpoint of the run in a folder; raises a ValueError if there is no run."""
+    """Returns the evaluated checkpoint of the run in a folder; raises a UserError if there is no run."""
     settings = read_json(folder / "run.json")
     if not settings:
         example = "such as results/lm/mini/linear_rope/seed-1, or a checkpoint file"
-        raise ValueError(f"{folder} is a folder without a run: pass a run's folder, {example}")
+        raise UserError(f"{folder} is a folder without a run: pass a run's folder, {example}")
     try:
         name = settings["config"]["evaluate"]["checkpoint"]
     except (KeyError, TypeError):
-        raise ValueError(f"{folder / 'run.json'} is damaged: repair it, or pass a checkpoint file") from None
+        raise UserError(f"{folder / 'run.json'} is damaged: repair it, or pass a checkpoint file") from None
     checkpoint = evaluated_checkpoint(folder, name)
     if not checkpoint.is_file():
-        raise ValueError(
+        raise UserError(
             f"the run in {folder} has no {checkpoint.relative_to(folder)}: resume it with `lrpe train`, or "
             "pass a checkpoint file"
         )
@@ -87,13 +88,13 @@ def data_folder(found: Found, data: Path | None = None) -> Path | None:
     """Returns the data folder of a model, by default the one that it was trained on.
 
     Raises:
-        ValueError: if the folder does not exist.
+        UserError: if the folder does not exist.
     """
     if data is None and not found.settings.get("data"):
         return None
     folder = REPOSITORY / utils.split_paths(found.settings["data"])[0] if data is None else Path(data)
     if not folder.is_dir():
-        raise ValueError(
+        raise UserError(
             f"the data folder {folder} of {found.checkpoint} does not exist: pass data=FOLDER with a folder "
             "that has the same dictionary"
         )
@@ -104,7 +105,7 @@ def load_checkpoint(checkpoint: Path, cpu: bool, **overrides: str) -> tuple:
     """Returns (model in evaluation mode, task) of a checkpoint; ``overrides`` replace its settings.
 
     Raises:
-        ValueError: if the model cannot be built with its settings and data.
+        UserError: if the model cannot be built with its settings and data.
     """
     disabled = logging.root.manager.disable
     logging.disable(max(disabled, logging.INFO))  # fairseq logs the sizes of dictionaries
@@ -113,7 +114,7 @@ def load_checkpoint(checkpoint: Path, cpu: bool, **overrides: str) -> tuple:
             [str(checkpoint)], arg_overrides=overrides or None
         )
     except SystemExit as error:  # of a task or model, whose message starts with the plugin's name
-        raise ValueError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
+        raise UserError(str(error.code).removeprefix("fairseq_lrpe: ")) from None
     finally:
         logging.disable(disabled)
     model.eval()

@@ -47,7 +47,7 @@ def load_model(
         ``model`` is the fairseq model in evaluation mode, and ``task`` the fairseq task.
 
     Raises:
-        ValueError: if there is no readable checkpoint of a supported task, or its data folder is missing.
+        UserError: if there is no readable checkpoint of a supported task, or its data folder is missing.
     """
     return build(find(Path(run_or_checkpoint).absolute(), MODELS), data, cpu)
 

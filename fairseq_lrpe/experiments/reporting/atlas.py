@@ -68,7 +68,7 @@ def render(results: Path) -> str:
     """Returns the HTML page for a results folder or a folder of recorded results.
 
     Raises:
-        ValueError: the folder does not exist, or its files are damaged.
+        UserError: the folder does not exist, or its files are damaged.
     """
     records = [record for record in read_runs(results) if record.problem is None]
     table, found = Table(PERPLEXITY, "mini"), measurements(records)

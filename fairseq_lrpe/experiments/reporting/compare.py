@@ -9,6 +9,7 @@ from fairseq_lrpe.experiments.definition.run import experiment_of
 from fairseq_lrpe.experiments.reporting.aggregate import difference, mean_and_std
 from fairseq_lrpe.experiments.reporting.records import RunRecord, as_text, flatten, read_run
 from fairseq_lrpe.experiments.reporting.renderers import Section, format_difference, format_number
+from fairseq_lrpe.utils.errors import UserError
 
 IGNORED = ("seed", "started", "config.seeds", "config.source", "rendezvous")
 """Settings in run.json that do not distinguish runs."""
@@ -22,16 +23,16 @@ def read_seeds(folder: Path) -> dict[int | str, RunRecord]:
             other seeds are also read, or the folder that contains its seeds.
 
     Raises:
-        ValueError: the folder is neither.
+        UserError: the folder is neither.
     """
     parent = folder.parent if folder.name.startswith("seed-") else folder
     results = next((path for path in parent.parents if experiment_of(parent / "seed-1", path)), None)
     folders = sorted(path for path in parent.glob("seed-*") if path.is_dir())
     if results is None or not folders:
-        raise ValueError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
+        raise UserError(f"{folder} is not the folder of a run, such as results/lm/mini/linear_rope/seed-1")
     records = [read_run(path, results) for path in folders]
     if damaged := next((record for record in records if record.problem), None):
-        raise ValueError(f"{damaged.folder} cannot be read: {damaged.problem}")
+        raise UserError(f"{damaged.folder} cannot be read: {damaged.problem}")
     return {record.seed: record for record in records}
 
 

@@ -18,6 +18,7 @@ from fairseq_lrpe.experiments.reporting.measurements import curves, measurements
 from fairseq_lrpe.experiments.reporting.records import RunRecord
 from fairseq_lrpe.experiments.reporting.style import LINE_STYLES, line_styles
 from fairseq_lrpe.experiments.reporting.tables import read_table_runs
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import save_figure
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
     A line shows the mean over the seeds of a row, and the band around it the lowest and highest value.
 
     Raises:
-        ValueError: there is nothing to plot.
+        UserError: there is nothing to plot.
     """
     from matplotlib.figure import Figure
 
@@ -95,7 +96,7 @@ def plot_curves(title: str, lines: pd.DataFrame, path: Path) -> "Figure":
         if rows:
             panels[experiment, attention] = KINDS[kind].curve, runs, rows
     if not panels:
-        raise ValueError("no run has validated yet: there is nothing to plot")
+        raise UserError("no run has validated yet: there is nothing to plot")
     across = min(len(panels), 3)
     down = math.ceil(len(panels) / across)
     heights = (sum(wrap(row).count("\n") + 1.2 for row in rows) for _, _, rows in panels.values())
@@ -223,12 +224,12 @@ def needs_log_scale(values: pd.Series) -> bool:
 
 
 def plot_columns(title: str, summary: pd.DataFrame, path: Path) -> "Figure":
-    """Plots a table's measured numbers over its columns; raises ValueError if there are no numbers."""
+    """Plots a table's measured numbers over its columns; raises UserError if there are no numbers."""
     from matplotlib.figure import Figure
 
     cells, columns = column_lines(summary)
     if cells.empty:
-        raise ValueError("nothing has been measured yet: there is nothing to plot")
+        raise UserError("nothing has been measured yet: there is nothing to plot")
     panels = dict(tuple(cells.groupby("attention", sort=False)))
     height = max(5, 0.24 * max(rows["row"].nunique() for rows in panels.values()))
     figure = Figure(figsize=(8 * len(panels), height), layout="constrained")

@@ -38,6 +38,7 @@ from fairseq_lrpe.experiments.reporting.records import (
 )
 from fairseq_lrpe.experiments.reporting.renderers import Section, markdown
 from fairseq_lrpe.experiments.reporting.tables import table_sections
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder, write_atomic
 from fairseq_lrpe.utils.suggest import choices
 
@@ -75,7 +76,7 @@ def record(results: Path, folder: Path) -> tuple[int, list[str]]:
         The number of recorded runs, and a message for each finished or damaged run that is not recorded.
 
     Raises:
-        ValueError: two folders contain the same run, or the runs would be mixed with runs on other data.
+        UserError: two folders contain the same run, or the runs would be mixed with runs on other data.
     """
     runs, refused = finished_runs(results)
     lines = read_settings(folder) | {run: _settings_line(record) for run, record in runs.items()}
@@ -105,7 +106,7 @@ def finished_runs(
     files define. The arguments are those of ``read_runs``.
     """
     if is_recorded(results):
-        raise ValueError(f"{results} contains recorded results: give a folder to which runs were written")
+        raise UserError(f"{results} contains recorded results: give a folder to which runs were written")
     records = [record for record in read_runs(results, folders) if record.state in ("finished", "damaged")]
     configured = configured_settings(record.run for record in records)
     found, refused = {}, []
@@ -121,7 +122,7 @@ def finished_runs(
         if reason:
             refused.append(f"{record.folder.relative_to(results)} ({reason})")
         elif record.run in found:
-            raise ValueError(f"{record.folder} is the same run as {found[record.run].folder}: remove one")
+            raise UserError(f"{record.folder} is the same run as {found[record.run].folder}: remove one")
         else:
             found[record.run] = record
     return found, refused
@@ -156,12 +157,12 @@ def data_digest(record: RunRecord) -> str:
 
 
 def _check_data(lines):
-    """Raises ValueError if runs with the same experiment and changes were trained on different data."""
+    """Raises UserError if runs with the same experiment and changes were trained on different data."""
     first = {}
     for run, line in lines.items():
         other = first.setdefault((run.experiment, run.changes), run)
         if line["data"] != lines[other]["data"]:
-            raise ValueError(
+            raise UserError(
                 f"{other} and {run} were trained on different data (data in run.json): record the runs of "
                 "the experiment on the same data at once, or use another folder"
             )
@@ -198,7 +199,7 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
         The number of recorded runs.
 
     Raises:
-        ValueError: there is no run, a run has no checkpoint, or its data does not exist.
+        UserError: there is no run, a run has no checkpoint, or its data does not exist.
     """
     import torch  # these imports take seconds
 
@@ -208,7 +209,7 @@ def record_weights(experiment: str, results: Path, folder: Path) -> int:
     for run in sorted((run for run in runs if run.experiment == experiment and not run.changes), key=str):
         first.setdefault((run.attention, run.method), run)
     if not first:
-        raise ValueError(f"{results} has no finished run of {experiment}: train its models first")
+        raise UserError(f"{results} has no finished run of {experiment}: train its models first")
     for run in track(first.values(), "models", transient=True):
         torch.manual_seed(0)  # some encodings are random
         weights = trained_weights(runs[run].folder).tolist()
@@ -304,14 +305,14 @@ def page(folder: Path) -> str:
     commentary, notes/TABLE.md in the folder. Other files in notes are sections of their own with a heading.
 
     Raises:
-        ValueError: the folder has no recorded results, a file is damaged, or a commentary is of no table.
+        UserError: the folder has no recorded results, a file is damaged, or a commentary is of no table.
     """
     check_recorded(folder)
     notes = {path.stem: path.read_text().strip() for path in sorted((folder / "notes").glob("[!.]*.md"))}
     others = {name: text for name, text in notes.items() if text.startswith("## ")}
     for name in notes.keys() - others.keys() - set(tables()):
         problem = "neither starts with a heading nor is a commentary on a table"
-        raise ValueError(f"{folder / 'notes' / name}.md {problem}{choices(name, tables())}")
+        raise UserError(f"{folder / 'notes' / name}.md {problem}{choices(name, tables())}")
     records = []
     for record in read_recorded(folder):
         if record.problem is None:

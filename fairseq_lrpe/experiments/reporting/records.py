@@ -26,6 +26,7 @@ from fairseq_lrpe.experiments.execution import progress
 from fairseq_lrpe.experiments.execution.run_directory import is_locked, object_in, read_lines
 from fairseq_lrpe.experiments.execution.runner import Job, evaluation_settings
 from fairseq_lrpe.methods import canonical
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 
 RUN = ["experiment", "attention", "method", "changes", "seed"]
@@ -97,7 +98,7 @@ class RunRecord:
     def complete(self) -> None:
         """Sets the fields that follow from the settings and evaluations; raises various errors if damaged."""
         if self.settings.get("kind") not in KINDS:
-            raise ValueError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
+            raise UserError(f"run.json has the unknown kind {self.settings.get('kind')!r}")
         self.kind, self.updates = KINDS[self.settings["kind"]], int(self.settings["updates"])
         config = self.settings["config"]
         self.unit = next((unit for unit in ("epochs", "rounds") if config.get(unit)), "updates")
@@ -161,10 +162,10 @@ def read_runs(results: Path, folders: Collection[Path] | None = None) -> list[Ru
         folders: the run folders to read, of which some may not exist; the default is all.
 
     Raises:
-        ValueError: the folder does not exist, or a file with recorded results is damaged.
+        UserError: the folder does not exist, or a file with recorded results is damaged.
     """
     if not results.is_dir():
-        raise ValueError(f"the results folder {results} does not exist")
+        raise UserError(f"the results folder {results} does not exist")
     if is_recorded(results):
         return [run for run in read_recorded(results) if folders is None or run.folder in folders]
     if folders is None:
@@ -311,10 +312,10 @@ def is_recorded(results: Path) -> bool:
 
 
 def check_recorded(folder: Path) -> None:
-    """Raises ValueError if a folder does not contain recorded results."""
+    """Raises UserError if a folder does not contain recorded results."""
     if not is_recorded(folder):
         command = f"`lrpe results --record {display_path(folder)}`"
-        raise ValueError(f"{folder} has no measurements.csv, which {command} writes")
+        raise UserError(f"{folder} has no measurements.csv, which {command} writes")
 
 
 def row_key(run: Run) -> tuple:
@@ -399,11 +400,11 @@ def shown_distances(length: int) -> list[int]:
 
 
 def read_csv(path: Path, columns: list[str], key: list[str]) -> pd.DataFrame:
-    """Reads a CSV file with these columns; raises ValueError if it is damaged or ``key`` is not unique."""
+    """Reads a CSV file with these columns; raises UserError if it is damaged or ``key`` is not unique."""
     try:
         frame = pd.read_csv(path, dtype=str, keep_default_na=False, index_col=False)
         if list(frame.columns) != columns:
-            raise ValueError(f"the columns are not {','.join(columns)}")
+            raise UserError(f"the columns are not {','.join(columns)}")
         frame = frame.astype({name: kind for name, kind in TYPES.items() if name in columns})
     except ValueError as error:
         raise damaged(path, error) from None
@@ -413,7 +414,7 @@ def read_csv(path: Path, columns: list[str], key: list[str]) -> pd.DataFrame:
     return frame
 
 
-def damaged(path: Path, problem: object) -> ValueError:
+def damaged(path: Path, problem: object) -> UserError:
     """Returns the error for a damaged file of recorded results."""
     text = " ".join(str(problem).split())
-    return ValueError(f"{path} is damaged ({text}): restore it, for example with git, and record again")
+    return UserError(f"{path} is damaged ({text}): restore it, for example with git, and record again")

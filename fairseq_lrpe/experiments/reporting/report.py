@@ -26,6 +26,7 @@ from fairseq_lrpe.experiments.reporting.records import RunRecord, as_text, flatt
 from fairseq_lrpe.experiments.reporting.renderers import Section
 from fairseq_lrpe.experiments.reporting.tables import experiment_sections, measured_name, table_sections
 from fairseq_lrpe.methods import canonical
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
 
 STATES = ("finished", "running", "stopped", "failed", "damaged", "not started")
@@ -95,10 +96,10 @@ class Report:
 
 
 def scan(results: Path) -> Report:
-    """Reads all runs below a results folder and finds their tables; raises ValueError if there is no run."""
+    """Reads all runs below a results folder and finds their tables; raises UserError if there is no run."""
     report = Report(results, {record.folder: record for record in read_runs(results)})
     if not report.records:
-        raise ValueError(f"{results} has no runs: give the folder that was passed as --results")
+        raise UserError(f"{results} has no runs: give the folder that was passed as --results")
     for name in tables():
         text = (experiments.CONFIGS / "tables" / f"{name}.yaml").read_text(errors="replace")
         if any(experiment in text for experiment in report.experiments):  # loading all tables takes long

@@ -20,13 +20,14 @@ from fairseq_lrpe.experiments.reporting.aggregate import (
 from fairseq_lrpe.experiments.reporting.measurements import measurements
 from fairseq_lrpe.experiments.reporting.records import RunRecord, is_recorded, read_runs
 from fairseq_lrpe.experiments.reporting.renderers import Bold, Section, format_number
+from fairseq_lrpe.utils.errors import UserError
 
 
 def collect(table: Table, results: Path) -> pd.DataFrame:
-    """Reads a table's runs and returns the result of ``summarize``; raises ValueError without runs."""
+    """Reads a table's runs and returns the result of ``summarize``; raises UserError without runs."""
     records = read_table_runs(table, results)
     if all(record.problem is not None for record in records):
-        raise ValueError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
+        raise UserError(f"{results} has no run of the table {table.name!r}, {_suggestion(table, results)}")
     return summarize(table, measurements(records))
 
 
@@ -202,14 +203,14 @@ def _differences(summary):
 
 
 def read_experiment_runs(experiment: str, results: Path) -> list[RunRecord]:
-    """Reads all runs of an experiment, whose YAML file may be missing; raises ValueError without runs."""
+    """Reads all runs of an experiment, whose YAML file may be missing; raises UserError without runs."""
     folders = None if is_recorded(results) else run_folders(results / experiment, Path())
     name = Path(experiment).as_posix()
     records = [record for record in read_runs(results, folders) if record.experiment == name]
     if not records:
         names = dict.fromkeys(record.experiment for record in read_runs(results))
         existing = f"it has runs of {', '.join(names)}" if names else "it has no runs at all"
-        raise ValueError(f"{results} has no run of the experiment {experiment!r}: {existing}")
+        raise UserError(f"{results} has no run of the experiment {experiment!r}: {existing}")
     return records
 
 
