@@ -14,10 +14,10 @@ from fairseq_lrpe.experiments.execution import scheduler
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
+from fairseq_lrpe.utils.files import output_folder
 
 
 def add_flags(parser: ArgumentParser) -> None:
-    """Adds --launcher and the options of SLURM."""
     group = parser.add_argument_group("cluster")
     text = "execute the runs on this machine (default), or submit each as a job of SLURM"
     group.add_argument("--launcher", choices=("local", "slurm"), default="local", help=text)
@@ -31,7 +31,6 @@ def add_flags(parser: ArgumentParser) -> None:
 
 
 def is_requested(args: Namespace) -> bool:
-    """Whether the arguments request jobs of SLURM, or the status of runs."""
     return not args.dry_run and (args.launcher == "slurm" or args.status or args.cancel)
 
 
@@ -41,40 +40,40 @@ def main(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
 
     if args.status:
         print_status(slurm.states(jobs))
-        return []
-    if shutil.which("sbatch") is None:
+    elif shutil.which("sbatch") is None:
         raise UserError("sbatch was not found: run this command on a login node of a SLURM cluster")
-    if args.cancel:
+    elif args.cancel:
         if numbers := [number for number, _ in slurm.queue(jobs).values()]:
             slurm.slurm_command("scancel", *numbers)
         print(f"{len(numbers)} jobs cancelled")
-        return []
-    ready, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
-    for message in errors:
-        print(message, file=sys.stderr)
-    submitted, waiting = slurm.submit(ready, args)
-    later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
-    print(f"{len(submitted)} jobs submitted, {len(slurm.queue(ready))} in the queue{later}", flush=True)
-    if not args.wait:
-        return []
-    with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
-        return errors + wait(args, ready, set(submitted))
+    else:
+        with output_folder(args.results):
+            return submit(args, jobs)
+    return []
 
 
-def wait(args: Namespace, jobs: dict[Run, Job], tried: set[Run]) -> list[str]:
-    """Waits until no run has a job, submitting the waiting runs; returns one message per failed run."""
+def submit(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
+    """Submits the runs with data; with --wait, also those that wait for others, until no run has a job."""
     from fairseq_lrpe.experiments.execution import slurm
 
-    waiting = True
-    while waiting:
-        time.sleep(slurm.POLL_SECONDS)
-        queued = slurm.queue(jobs)
-        failed = {run for run in tried - queued.keys() if jobs[run].state != "finished"}
-        submitted, waiting = slurm.submit(jobs, args, failed)
-        tried |= {*submitted, *queued}
-        waiting = waiting or submitted or queued
-    ended = {run: state for run, (_, state) in slurm.states(jobs).items()}
-    return [f"{run}: {state}" for run, state in ended.items() if state != "finished"]
+    jobs, errors = scheduler.jobs_with_data(jobs, args.gpus, args.nodes)
+    for message in errors:
+        print(message, file=sys.stderr)
+    submitted, waiting = slurm.submit(jobs, args)
+    later = f"; {waiting} more wait: use --wait, or run the same command again" if waiting else ""
+    print(f"{len(submitted)} jobs submitted, {len(slurm.queue(jobs))} in the queue{later}", flush=True)
+    tried = set(submitted)
+    with resumable("the submitted jobs continue; --status shows them, and --cancel cancels them"):
+        while args.wait:
+            time.sleep(slurm.POLL_SECONDS)
+            queued = slurm.queue(jobs)
+            failed = {run for run in tried - queued.keys() if jobs[run].state != "finished"}
+            submitted, waiting = slurm.submit(jobs, args, failed)
+            tried |= {*submitted, *queued}
+            if not (waiting or submitted or queued):
+                ended = {run: state for run, (_, state) in slurm.states(jobs).items()}
+                return errors + [f"{run}: {state}" for run, state in ended.items() if state != "finished"]
+    return []
 
 
 def print_status(states: dict[Run, tuple[str, str]]) -> None:

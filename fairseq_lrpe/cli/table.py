@@ -17,18 +17,12 @@ from rich.text import Text
 from fairseq_lrpe.cli import cluster, train
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table, TableSpec, tables
-from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_launch, show_estimate
+from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_machine, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler
-from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_launch, train_command
+from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine, train_command
 from fairseq_lrpe.experiments.execution.runner import Job
-from fairseq_lrpe.utils.cli import (
-    exit_on_error,
-    image_path,
-    min_int,
-    new_parser,
-    print_wide,
-    resumable,
-)
+from fairseq_lrpe.utils.cli import exit_on_error, image_path, min_int, new_parser, print_wide, resumable
+from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import output_folder
 
 
@@ -43,11 +37,10 @@ def main(arguments: list[str] | None = None) -> None:
         table = Table(args.table, args.scale, overrides)
         jobs = {run: Job(table.experiment_of(run), run, args.results) for run in table.runs(args.methods)}
         if args.estimate:
-            launch = estimated_launch(args)
-            show_estimate([replace(job, launch=launch) for job in jobs.values()], args.on)
+            machine = estimated_machine(args)
+            show_estimate([replace(job, **machine) for job in jobs.values()], args.on)
         elif cluster.is_requested(args):
-            with output_folder(args.results):
-                errors = cluster.main(args, jobs)
+            errors = cluster.main(args, jobs)
             if args.wait:
                 show(table, args, errors)
         else:
@@ -81,17 +74,17 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
     count = args.jobs or 1
     if not args.cpu:
         args.gpus = scheduler.gpus_per_job(count, args.gpus, args.dry_run)
-    launch = choose_launch(args)
-    jobs = {run: replace(job, launch=launch) for run, job in jobs.items()}
+    machine = choose_machine(args)
+    jobs = {run: replace(job, **machine) for run, job in jobs.items()}
     if args.dry_run:
         print_commands(jobs)
         return []
     with output_folder(args.results):
-        ready, errors = scheduler.jobs_with_data(jobs, launch.gpus)
+        ready, errors = scheduler.jobs_with_data(jobs, machine["gpus"])
         for message in errors:
             print(f"table: {message}", file=sys.stderr)
         with resumable():
-            errors += scheduler.Scheduler(ready, count, 0 if launch.cpu else launch.gpus).execute()
+            errors += scheduler.Scheduler(ready, count, 0 if machine["cpu"] else machine["gpus"]).execute()
         if any(job.state == "finished" for job in jobs.values()):
             show(table, args, errors)
     return errors
@@ -125,6 +118,6 @@ def print_tables() -> None:
         try:
             spec = TableSpec(name)
             listing.add_row(name, ", ".join(spec.scales), Text(spec.settings.title))
-        except ValueError as error:
+        except UserError as error:
             listing.add_row(name, "", Text(f"error: {error}", "red"))
     print_wide(listing)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -19,6 +20,8 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 # By default, glibc returns the memory of large freed tensors to the system. Page faults on later allocations
 # then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
+REJECTION = re.compile(r"fairseq_lrpe: |[\w.-]+: error: ")
+"""Start of the last line of a command of fairseq that rejects its arguments."""
 SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
 
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
@@ -72,8 +75,11 @@ def run_command(
                 terminate_group(process)
             raise
     if process.returncode:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-        raise CommandFailed(f"{command[0]} failed with exit code {process.returncode}; end of {log}:\n{tail}")
+        tail = log.read_text(errors="replace").splitlines()[-8:]
+        if REJECTION.match(tail[-1]):
+            raise CommandFailed(f"{command[0]} rejects its arguments: {REJECTION.sub('', tail[-1])}")
+        ending = "\n".join([f"end of {log}:", *tail])
+        raise CommandFailed(f"{command[0]} failed with exit code {process.returncode}; {ending}")
 
 
 def _follow(process, output, stop):

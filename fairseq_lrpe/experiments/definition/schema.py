@@ -10,14 +10,6 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.suggest import choices
 
 
-class InvalidKey(UserError):
-    """Raised if a key of a YAML file, such as "rows[1].method", is unknown, missing or invalid."""
-
-    def __init__(self, location: str, message: str):
-        super().__init__(f"{location}: {message}" if location else message)
-        self.location = location
-
-
 class Model(BaseModel):
     """Base class for the contents of YAML files; rejects unknown keys and values of the wrong type."""
 
@@ -41,12 +33,12 @@ def error_at(key: str, message: str) -> PydanticCustomError:
 
 
 def validate(model: type[ModelType], content: object) -> ModelType:
-    """Returns the content of a YAML file as a ``model``; raises InvalidKey for the first error."""
+    """Returns the content of a YAML file as a ``model``; raises UserError for the first error."""
     try:
         return model.model_validate(content)
     except ValidationError as errors:
         error = errors.errors(include_url=False, include_input=False)[0]
     keys = [*error["loc"], *([error["ctx"]["key"]] if error["type"] == "invalid_key" else [])]
-    location = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    location = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
     message = error["msg"].removeprefix("Value error, ").partition(" or instance of ")[0]
-    raise InvalidKey(location.removeprefix("."), message[0].lower() + message[1:])
+    raise UserError(f"{location}{': ' * bool(location)}{message[0].lower()}{message[1:]}")

@@ -1,5 +1,6 @@
 """A table of a paper: its rows and columns, and the runs that measure its cells."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -11,7 +12,7 @@ from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment, applicable_overrides, read_yaml
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.definition.schema import InvalidKey, Model, error_at, validate
+from fairseq_lrpe.experiments.definition.schema import Model, error_at, validate
 from fairseq_lrpe.methods import ATTENTIONS, canonical, check_method, check_method_name
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import display_path
@@ -122,8 +123,6 @@ class TableSettings(Model):
     @model_validator(mode="after")
     def complete(self) -> "TableSettings":
         """Adds the defaults of the columns and checks the references between keys."""
-        if self.table and not self.paper:
-            raise error_at("table", "requires the key paper, the name of a file in configs/paper")
         measured = [name for name, column in self.columns.items() if not column.parts]
         for name, column in self.columns.items():
             for key in {*EXPERIMENTS.values(), "metric"} - column.model_fields_set:
@@ -207,7 +206,7 @@ def read_model(path: Path, model: type[Model]) -> Model:
     """Returns the validated content of a YAML file; raises UserError with the file and the invalid key."""
     try:
         return validate(model, read_yaml(path))
-    except InvalidKey as error:
+    except UserError as error:
         raise UserError(f"{display_path(path)}: {error}") from None
 
 
@@ -233,27 +232,33 @@ class TableSpec:
         self.settings = read_model(self.path, TableSettings)
         self.source, self.published = self._read_published()
         self.rows = [*self.published.rows, *self.settings.rows]
-        if not self.rows:
-            raise self._error("rows", "missing: give rows, or a paper and its table")
         names = [(row.attention, row.row) for row in self.rows]
         if duplicate := next((name for i, name in enumerate(names) if name in names[:i]), None):
             raise self._error("rows", f"{' '.join(map(str, duplicate))} is not unique: rename a row")
-        methods = dict.fromkeys(row.method for row in self.rows if row.method)
-        base = self.settings.baseline
-        if base is not None and base not in methods:
-            raise self._error("baseline", f"no row has the method {base!r}{choices(base, methods)}")
+        if self.settings.baseline is not None:
+            methods = dict.fromkeys(row.method for row in self.rows if row.method)
+            self._check("baseline", "method", self.settings.baseline, methods)
 
     def _error(self, key, message):
         return UserError(f"{display_path(self.path)}: {key}: {message}")
+
+    def _check(self, key, what, name, known):
+        if name not in known:
+            raise self._error(key, f"unknown {what} {name!r}{choices(name, known, experiments.LISTING)}")
+
+    @contextmanager
+    def _context(self, key):
+        try:
+            yield
+        except UserError as error:
+            raise self._error(key, error) from None
 
     def _read_published(self):
         """Returns (citation, published table); without a paper, these are None and an empty table."""
         if self.settings.paper is None:
             return None, PaperTable()
         paper = read_paper(experiments.CONFIGS / "paper" / f"{self.settings.paper}.yaml")
-        if self.settings.table not in (None, *paper.tables):
-            known = choices(self.settings.table, paper.tables)
-            raise self._error("table", f"the paper has no {self.settings.table!r}{known}")
+        self._check("table", "table", self.settings.table, [None, *paper.tables])
         return paper.source, paper.tables.get(self.settings.table, PaperTable())
 
     @property
@@ -275,60 +280,48 @@ class Table(TableSpec):
     def __init__(self, name: str, scale: str = "full", overrides: tuple | list = ()):
         super().__init__(name)
         self.scale, self.overrides = scale, list(overrides)
-        columns = self.settings.columns
-        self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
         if scale not in self.scales:
             known = " or ".join(f"--scale {other}" for other in self.scales)
             message = f"missing: the table has no experiment at --scale {scale}; use {known}"
             raise self._error(EXPERIMENTS[scale], message)
-        known = experiments.experiments()
-        for column, about in self.columns.items():
-            one = about.experiment_at(scale)
-            if not about.parts and one not in known:
-                message = f"unknown experiment {one!r}{choices(one, known, experiments.LISTING)}"
-                raise self._error(f"columns.{column}.{EXPERIMENTS[scale]}", message)
-        names = dict.fromkeys(x.experiment_at(scale) for x in self.columns.values() if not x.parts)
-        own = {one: applicable_overrides(one, overrides) for one in names}
+        columns = self.settings.columns
+        self.columns = {x: about for x, about in columns.items() if about.parts or about.experiment_at(scale)}
+        measured = {x: about.experiment_at(scale) for x, about in self.columns.items() if not about.parts}
+        for column, name in measured.items():
+            key = f"columns.{column}.{EXPERIMENTS[scale]}"
+            self._check(key, "experiment", name, experiments.experiments())
+        own = {name: applicable_overrides(name, overrides) for name in dict.fromkeys(measured.values())}
         # Overrides with keys that no experiment has may add keys, such as evaluations, to all of them.
         new = [text for text in overrides if not any(text in texts for texts in own.values())]
-        self.experiments = {
-            one: Experiment.load(one, [*texts, *new], overrides) for one, texts in own.items()
-        }
-        for column, about in self.columns.items():
-            if not about.parts:
-                self._check_column(column, about, self.experiments[about.experiment_at(scale)])
+        self.experiments = {x: Experiment.load(x, [*texts, *new], overrides) for x, texts in own.items()}
+        for column, name in measured.items():
+            self._check_column(f"columns.{column}", self.columns[column], self.experiments[name])
         self.cells = self._make_cells()
 
-    def _check_column(self, name, column, experiment):
+    def _check_column(self, key, column, experiment):
         """Raises UserError if the experiment does not measure what the column shows."""
         known = [*experiment.cfg.evaluations, "training"]
-        if column.evaluation not in known:
-            message = f"unknown evaluation {column.evaluation!r}{choices(column.evaluation, known)}"
-            raise self._error(f"columns.{name}.evaluation", message)
-        metrics = ["tokens_per_second"] if column.evaluation == "training" else list(experiment.kind.metrics)
-        if column.metric not in (None, *metrics):
-            message = f"unknown metric {column.metric!r}{choices(column.metric, metrics)}"
-            raise self._error(f"columns.{name}.metric", message)
-        try:
+        self._check(f"{key}.evaluation", "evaluation", column.evaluation, known)
+        if column.metric is not None:
+            known = ["tokens_per_second"] if column.evaluation == "training" else experiment.kind.metrics
+            self._check(f"{key}.metric", "metric", column.metric, known)
+        with self._context(f"{key}.changes"):
             experiment.check_changes(column.changes)
-        except ValueError as error:
-            raise self._error(f"columns.{name}.changes", error) from None
 
     def _make_cells(self):
         published, found = self.published.columns, {}
-        columns = dict.fromkeys([*(published if self.scale == "full" else ()), *self.columns])
         for row in self.rows:
-            for name in columns:
+            for name in dict.fromkeys([*(published if self.scale == "full" else ()), *self.columns]):
                 column = self.columns.get(name, Column())
                 if not row.shows(name, column):
                     continue
                 cell = Cell(row.attention or "", row.row, name, row.method, row.published(name))
-                cell.values = list(row.changes.values())
-                cell.drop_worst = self.settings.drop_worst
+                cell.values, cell.drop_worst = list(row.changes.values()), self.settings.drop_worst
                 if name in published:
                     cell.better = published[name].better
                 if name in self.columns and row.has_runs(name, column):
-                    self._plan(cell, row, column)
+                    with self._context(f"row {row.row}"):
+                        self._plan(cell, row, column)
                 found[cell.attention, cell.row, name] = cell
         for (attention, row, name), cell in found.items():
             column = self.columns.get(name, Column())
@@ -344,31 +337,25 @@ class Table(TableSpec):
         Leaves the cell unchanged if a change sets a key of the experiment's grid to a value outside the grid.
         """
         experiment = self.experiments[column.experiment_at(self.scale)]
-        try:
-            check_method(row.method, row.attention)
-            experiment.check_changes(row.changes)
-            changes = {**column.changes, **row.changes}
-            grid = experiment.cfg.grid
-            if any(key in grid and value not in grid[key] for key, value in changes.items()):
-                return
-            seeds = getattr(self.settings, SEEDS[self.scale]) if self.scale in SEEDS else None
-            if not seeds or any(text.startswith("seeds=") for text in self.overrides):
-                seeds = experiment.cfg.seeds
-            cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)
-        except ValueError as error:
-            if row in self.settings.rows:
-                raise self._error(f"rows[{self.settings.rows.index(row)}]", error) from None
-            raise self._error("table", f"row {row.row}: {error}") from None
+        kind, grid, changes = experiment.kind, experiment.cfg.grid, {**column.changes, **row.changes}
+        check_method(row.method, row.attention)
+        experiment.check_changes(row.changes)
+        if any(key in grid and value not in grid[key] for key, value in changes.items()):
+            return
+        seeds = getattr(self.settings, SEEDS[self.scale]) if self.scale in SEEDS else None
+        if not seeds or any(text.startswith("seeds=") for text in self.overrides):
+            seeds = experiment.cfg.seeds
+        cell.runs = experiment.runs(row.attention, canonical(row.method), seeds, changes)
         by_seed = [experiment.trials(run) for run in cell.runs] if self.settings.choose_once else []
         cell.trials = [list(runs) for runs in zip(*by_seed, strict=True)]
         if cell.trials:
             cell.runs = [run for runs in cell.trials for run in runs]
-            first = next(iter(experiment.kind.evaluations(experiment.settings(cell.runs[0]))))
-            cell.score = first, next(iter(experiment.kind.metrics))
-        cell.experiment, cell.kind, cell.evaluation = experiment.name, experiment.kind, column.evaluation
-        cell.metric = column.metric or next(iter(experiment.kind.metrics))
+            first = next(iter(kind.evaluations(experiment.settings(cell.runs[0]))))
+            cell.score = first, next(iter(kind.metrics))
+        cell.experiment, cell.kind, cell.evaluation = experiment.name, kind, column.evaluation
+        cell.metric = column.metric or next(iter(kind.metrics))
         if not self.settings.paper or cell.published is None:
-            cell.better = experiment.kind.metrics.get(cell.metric, "higher")
+            cell.better = kind.metrics.get(cell.metric, "higher")
 
     def baseline(self, cell: Cell) -> Cell | None:
         """Returns the baseline's cell of this cell's attention and column; None for the baseline itself.
@@ -393,8 +380,6 @@ class Table(TableSpec):
         for name in only:
             if name not in methods:
                 raise UserError(f"the table has no method {name!r}{choices(name, methods)}")
-        wanted = [run for cell in self.cells for run in cell.runs]
-        wanted = [run for run in wanted if not only or run.method in map(canonical, only)]
         found, first = {}, set()
 
         def add(run):
@@ -405,8 +390,9 @@ class Table(TableSpec):
                         first.add(needed)
                 found[run] = None
 
-        for run in wanted:
-            add(run)
+        for run in (run for cell in self.cells for run in cell.runs):
+            if not only or run.method in map(canonical, only):
+                add(run)
         return sorted(found, key=lambda run: (run not in first, run.seed))
 
     def experiment_of(self, run: Run) -> Experiment:

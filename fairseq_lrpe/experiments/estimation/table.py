@@ -7,7 +7,6 @@ from rich.table import Column
 from rich.table import Table as RichTable
 
 from fairseq_lrpe.experiments.definition.run import Run
-from fairseq_lrpe.experiments.execution.launch import Launch
 from fairseq_lrpe.experiments.execution.run_directory import read_json
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import print_wide
@@ -37,8 +36,8 @@ def add_estimate_flags(parser: ArgumentParser) -> None:
     parser.add_argument("--on", choices=PEAKS, default="v100", help=text)
 
 
-def estimated_launch(args: Namespace) -> Launch:
-    """Returns the launch settings to estimate, which this machine need not support.
+def estimated_machine(args: Namespace) -> dict[str, object]:
+    """Returns the arguments of ``Job`` to estimate, which this machine need not support.
 
     Raises:
         UserError: flags that cannot be combined, or a precision that the GPU does not have.
@@ -49,7 +48,7 @@ def estimated_launch(args: Namespace) -> Launch:
     if precision not in PEAKS[args.on]:
         known = " or ".join(PEAKS[args.on])
         raise UserError(f"--on {args.on} has no {precision}: use --precision {known}")
-    return Launch(max(args.gpus or 1, 1), getattr(args, "nodes", 1), cpu=False, precision=precision)
+    return {"gpus": args.gpus or 1, "nodes": getattr(args, "nodes", 1), "cpu": False, "precision": precision}
 
 
 @dataclass
@@ -65,8 +64,8 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
     """Prints the estimate of jobs and of the trials among which they choose; UserError if there is none."""
     from fairseq_lrpe.experiments.estimation.cost import estimate_training  # takes seconds
 
-    launch, total, problems = jobs[0].launch, 0.0, []
-    gpus, peak = launch.gpus * launch.nodes, PEAKS[gpu][launch.precision]
+    first, total, problems = jobs[0], 0.0, []
+    gpus, peak = first.gpus * first.nodes, PEAKS[gpu][first.precision]
     names = "trainings", "parameters", "tokens", "FLOPs", "GB per GPU", "hours each"
     table = RichTable(Column("run", overflow="fold"), *(Column(name, justify="right") for name in names))
     for run, group in make_groups(jobs).items():
@@ -86,7 +85,7 @@ def show_estimate(jobs: list[Job], gpu: str) -> None:
         raise UserError("; ".join(dict.fromkeys(problems)))
     print_wide(table)
     print(f"Not finished: {number(total)} hours on {gpus} × {gpu}, one training after the other.")
-    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {launch.precision}.")
+    print(f"Hours: FLOPs at {UTILIZATION:.0%} of the peak of {peak / 1e12:g} TFLOP/s in {first.precision}.")
     for problem in dict.fromkeys(problems):
         print(f"Not estimated: {problem}.")
     print("Evaluations are not included. docs/cluster.md explains the numbers.")

@@ -13,7 +13,6 @@ import shlex
 import shutil
 import socket
 import threading
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +25,7 @@ from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import Kind
 from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.execution import extend_run, run_directory
-from fairseq_lrpe.experiments.execution.launch import Launch, train_command, visible_gpus
+from fairseq_lrpe.experiments.execution.launch import train_command, visible_gpus
 from fairseq_lrpe.experiments.execution.progress import show_training
 from fairseq_lrpe.experiments.execution.run_directory import (
     InUse,
@@ -40,11 +39,11 @@ from fairseq_lrpe.experiments.execution.run_directory import (
 from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, atomic_file, display_path, write_atomic
 from fairseq_lrpe.utils.gpus import gpus_here
-from fairseq_lrpe.utils.subprocesses import CommandFailed, run_command
+from fairseq_lrpe.utils.subprocesses import run_command
 
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
-REJECTIONS = ("fairseq_lrpe: ", "fairseq-train: error: ", "train.py: error: ")
-"""Starts of the last line of a fairseq-train that rejects its arguments."""
+MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")
+"""Attributes of a job that run.json records, with which a run can also be resumed on another machine."""
 
 
 @dataclass
@@ -53,7 +52,8 @@ class Job:
 
     Args:
         results: the folder to which runs are written.
-        launch: the hardware and precision.
+        gpus: number of GPUs per node, or of processes per node if ``cpu``; 0 means one CPU process.
+        rendezvous: HOST:PORT at which the nodes connect.
         more: further arguments of fairseq-train.
         environment: environment variables of its commands, besides those of this process.
         stop: ends the commands of a run that is executed in a thread when it is set.
@@ -64,7 +64,11 @@ class Job:
     experiment: Experiment
     run: Run
     results: Path
-    launch: Launch = field(default_factory=Launch)
+    gpus: int = 0
+    nodes: int = 1
+    cpu: bool = True
+    precision: str = "fp32"
+    rendezvous: str | None = None
     more: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
     stop: threading.Event | None = None
@@ -73,7 +77,6 @@ class Job:
 
     @cached_property
     def cfg(self) -> DictConfig:
-        """The run's settings, with its changes."""
         return self.experiment.settings(self.run)
 
     @property
@@ -99,8 +102,8 @@ class Job:
             return "absent"
         if self.lock is None and is_locked(self.folder):
             return "in use"
-        record = self.record
-        missing, trials = missing_evaluations(self, record), self.trials()
+        record, trials = self.record, self.trials()
+        missing = missing_evaluations(self, record)
         if "finished" not in record or {trial_name(self, x) for x in trials} != set(record.get("tried", ())):
             return "partial"
         first = next(iter(self.kind.evaluations(self.cfg)), None)
@@ -142,10 +145,7 @@ class Job:
         return log
 
     def run_command(self, command: list[str], log: Path, on_line=lambda line: None) -> None:
-        """Runs a command of the run and appends its output to a log.
-
-        The command inherits the lock, so that the folder stays locked if this process is killed.
-        """
+        """Runs a command, which inherits the lock: the folder stays locked if this process is killed."""
         locks = [self.lock.fileno()] if self.lock else []
         run_command(command, log, on_line, self.environment, self.stop, cwd=REPOSITORY, pass_fds=locks)
 
@@ -205,30 +205,15 @@ def evaluation_settings(job: Job, name: str) -> dict:
     return {"checkpoint": evaluate["checkpoint"], **flags, **job.kind.evaluations(job.cfg)[name]}
 
 
-class TrainingRejected(UserError):
-    """Raised if fairseq-train rejects its arguments."""
-
-
 def execute_run(job: Job) -> None:
-    """Executes the missing parts of a run, or joins a training that another node has started.
-
-    If fairseq-train rejects its arguments, a new folder in which nothing was trained is removed.
-    """
-    new = [path for path in (job.folder, *job.folder.parents) if not path.exists()]
+    """Executes the missing parts of a run, or joins a training that another node has started."""
     try:
-        with locked(job.folder, LOCK_TIMEOUT if job.launch.nodes == 1 else 0) as job.lock:
+        with locked(job.folder, LOCK_TIMEOUT if job.nodes == 1 else 0) as job.lock:
             run_primary(job)
     except InUse:
-        if job.launch.nodes == 1:
+        if job.nodes == 1:
             raise
         run_worker(job)
-    except TrainingRejected:
-        if new and not any(job.folder.rglob("*.pt")):
-            shutil.rmtree(job.folder)
-            for parent in new[1:]:
-                with suppress(OSError):  # another run may have written to it
-                    parent.rmdir()
-        raise
     finally:
         job.lock = None
 
@@ -255,7 +240,7 @@ def run_primary(job: Job) -> None:
     record = {"evaluations": {}, **job.record, "finished": run_directory.timestamp()}
     write_json(job.folder / "evaluation.json", record)
     for name, measured in record["evaluations"].items():
-        if text := job.kind.describe(job.cfg, measured):
+        if text := job.kind.describe(measured):
             job.say(f"{name}: {text}")
     job.say(f"finished: {job.folder}")
 
@@ -273,13 +258,7 @@ def train(job: Job, settings: dict) -> None:
     write_atomic(folder / "command.sh", f"cd {shlex.quote(str(REPOSITORY))}\n{shlex.join(command)}\n")
     log = Log(folder, completed=run_directory.completed_updates(folder / "checkpoints"))
     log.restore(folder / "checkpoints", job.updates)
-    try:
-        run_training(job, command, log)
-    except CommandFailed as error:
-        last = str(error).splitlines()[-1]
-        if reason := next((last.removeprefix(start) for start in REJECTIONS if last.startswith(start)), None):
-            raise TrainingRejected(f"{job.run}: fairseq-train rejects its arguments: {reason}") from None
-        raise
+    run_training(job, command, log)
     if speed := run_directory.training_speed(folder):
         record_evaluation(job, "training", speed)
 
@@ -384,7 +363,7 @@ def run_settings(job: Job) -> dict:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         initial = {"path": str(display_path(job.starts_from)), "sha256": sha256}
         start = job.experiment.starts_from(job.run)
-        if isinstance(start, Run) and start != job.experiment.without_overrides.starts_from(job.run):
+        if isinstance(start, Run) and start != Experiment.load(job.run.experiment).starts_from(job.run):
             config["starts_from"] = initial["path"]  # so that the run is not recorded as one of the table
     names = dict(zip(visible_gpus(), gpus_here(), strict=True))
     share = job.environment.get("CUDA_VISIBLE_DEVICES", ",".join(names)).split(",")
@@ -393,8 +372,8 @@ def run_settings(job: Job) -> dict:
         "kind": job.cfg.kind,
         "changes": dict(job.run.changes),
         "updates": job.updates,
-        **asdict(job.launch),
-        "gpu_names": [] if job.launch.cpu else [names[gpu] for gpu in share],
+        **{name: getattr(job, name) for name in MACHINE},
+        "gpu_names": [] if job.cpu else [names[gpu] for gpu in share],
         "processor": run_directory.processor(environment),
         "flags": job.more,
         "config": config,

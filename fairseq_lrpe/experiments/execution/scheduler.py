@@ -59,7 +59,7 @@ def jobs_with_data(
                 job.check_start()
             data_sizes(job.kind, job.cfg)
             ready[run] = job
-        except ValueError as error:
+        except UserError as error:
             messages[f"{run.experiment} is skipped: {error}"] = None
     if not ready:
         raise UserError("; ".join(messages))
@@ -76,7 +76,7 @@ def execute(job: Job) -> str | None:
         execute_run(job)
     except InUse:
         raise
-    except (ValueError, OSError, CommandFailed) as error:
+    except (UserError, OSError, CommandFailed) as error:
         return str(error)
     except Exception:  # a bug must not stop the other runs
         return traceback.format_exc()

@@ -18,14 +18,13 @@ from argparse import Namespace
 from collections.abc import Iterable
 from contextlib import redirect_stderr
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from fairseq_lrpe.experiments.definition.experiment import read_yaml
 from fairseq_lrpe.experiments.definition.run import Run, as_value
-from fairseq_lrpe.experiments.execution.launch import choose_launch
+from fairseq_lrpe.experiments.execution.launch import choose_machine
 from fairseq_lrpe.experiments.execution.run_directory import locked
 from fairseq_lrpe.experiments.execution.runner import Job, execute_run
 from fairseq_lrpe.utils.cli import exit_on_error
@@ -45,36 +44,29 @@ LOCK_TIMEOUT = 600  # seconds for another command that submits runs to the same 
 
 
 @dataclass
-class SlurmRun:
-    """What a SLURM job executes on each of its nodes; submitit pickles it.
+class SlurmRun(submitit.helpers.Checkpointable):
+    """What a SLURM job, also after it was requeued, executes on each of its nodes; submitit pickles it.
 
-    Args:
-        args: the flags of the machine, from which each node chooses its launch settings.
+    Each node chooses its machine by the flags in ``args``.
     """
 
     job: Job
     args: Namespace
 
     def __call__(self) -> None:
-        requeue, args = signal.getsignal(signal.SIGUSR2), self.args
+        requeue, args = signal.getsignal(signal.SIGUSR2), Namespace(**vars(self.args))
         if args.nodes > 1:  # each job has its own port, because two jobs may share the first node
             port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
-            args = Namespace(
-                **vars(args) | {"rendezvous": f"{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"}
-            )
+            args.rendezvous = f"{os.environ['SLURM_LAUNCH_NODE_IPADDR']}:{port}"
         try:
             with exit_on_error("train"):
-                job = replace(self.job, launch=choose_launch(args))
+                job = replace(self.job, **choose_machine(args))
                 job.check()
                 execute_run(job)
         except SystemExit as end:
             if end.code == 128 + signal.SIGUSR2:  # the training has saved a checkpoint
                 requeue(signal.SIGUSR2, None)
             raise
-
-    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Returns what the requeued job executes."""
-        return submitit.helpers.DelayedSubmission(self)
 
 
 def sbatch_options(given: Iterable[str], gpus: int | None) -> dict[str, object]:
@@ -101,11 +93,10 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
     submitted. Returns the submitted runs, and how many wait for others; UserError if SLURM rejects one.
     """
     submitted, waiting, failed = [], 0, set(failed)
-    options = sbatch_options(args.slurm, None if args.cpu else args.gpus)
     with locked(args.results, LOCK_TIMEOUT):
         queued = {run: number for run, (number, _) in queue(jobs).items()}
         for run, number in queued.items():
-            complete_submission(jobs[run].folder / FOLDER, number)
+            complete_submission(jobs[run], number)
         for run, job in jobs.items():
             if run in queued or run in failed or job.state in ("finished", "in use"):
                 continue
@@ -116,31 +107,28 @@ def submit(jobs: dict[Run, Job], args: Namespace, failed: Iterable[Run] = ()) ->
             elif missing or len(queued) >= (args.jobs or len(jobs)):
                 waiting += 1
             else:
-                after = [queued[other] for other in needs if other in queued]
-                queued[run] = submit_job(job, args, options, after)
+                queued[run] = submit_job(job, args, [queued[other] for other in needs if other in queued])
                 submitted.append(run)
     return submitted, waiting
 
 
-def complete_submission(folder: Path, number: str) -> None:
+def complete_submission(job: Job, number: str) -> None:
     """Renames submitit's file of a queued job if the command that submitted it was killed before doing so."""
-    if not (folder / f"{number}_submitted.pkl").exists():
-        for path in folder.glob("*.pkl"):
-            if "_" not in path.name:  # the name is then not that of an earlier job
-                path.rename(folder / f"{number}_submitted.pkl")
+    path = job.folder / FOLDER / f"{number}_submitted.pkl"
+    for unnamed in path.parent.glob("*.pkl") if not path.exists() else ():
+        if "_" not in unnamed.name:  # the name is then not that of an earlier job
+            unnamed.rename(path)
 
 
-def submit_job(job: Job, args: Namespace, options: dict[str, object], after: list[str]) -> str:
+def submit_job(job: Job, args: Namespace, after: list[str]) -> str:
     """Submits one run, which starts after the jobs with the ids ``after``; returns the id of its job."""
-    executor = submitit.SlurmExecutor(
-        job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=shlex.quote(PYTHON)
-    )
-    dependency = {"dependency": f"afterok:{':'.join(after)}"} if after else {}
+    python = shlex.quote(PYTHON)
+    executor = submitit.SlurmExecutor(job.folder / FOLDER, max_num_timeout=MAX_REQUEUES, python=python)
+    options = sbatch_options(args.slurm, None if args.cpu else args.gpus) | {"comment": str(job.folder)}
+    if after:
+        options["dependency"] = f"afterok:{':'.join(after)}"
     executor.update_parameters(
-        job_name=f"lrpe {job.run}",
-        nodes=args.nodes,
-        ntasks_per_node=1,
-        additional_parameters={**options, "comment": str(job.folder), **dependency},
+        job_name=f"lrpe {job.run}", nodes=args.nodes, ntasks_per_node=1, additional_parameters=options
     )
     try:
         with redirect_stderr(io.StringIO()):  # submitit prints what it also raises
@@ -184,15 +172,14 @@ def states(jobs: dict[Run, Job]) -> dict[Run, tuple[str, str]]:
 
 def ended_state(job: Job) -> tuple[str, str]:
     """Returns (id, state) of a run that is not in the queue; with the last line of its log if it failed."""
-    folder = job.folder / FOLDER
+    folder, state = job.folder / FOLDER, job.state
     number = max((int(path.name.split("_")[0]) for path in folder.glob("*_submitted.pkl")), default="-")
-    if (state := job.state) == "in use":
-        state = "running"
-    elif state != "finished":
-        state = "not submitted" if number == "-" else "failed: cancelled before it started"
-        logs = [*job.folder.glob("*.log"), *folder.glob(f"{number}_*_log.*")]
-        for path in sorted(logs, key=lambda path: path.stat().st_mtime):
-            lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-            if lines := [line for line in lines if not line.startswith(("srun: ", "submitit "))]:
-                state = f"failed: {lines[-1]} ({path})"
+    if state in ("finished", "in use"):
+        return str(number), "running" if state == "in use" else state
+    state = "not submitted" if number == "-" else "failed: cancelled before it started"
+    logs = [*job.folder.glob("*.log"), *folder.glob(f"{number}_*_log.*")]
+    for path in sorted(logs, key=lambda path: path.stat().st_mtime):
+        for line in path.read_text(errors="replace").splitlines():
+            if line.strip() and not line.startswith(("srun: ", "submitit ")):
+                state = f"failed: {line} ({path})"
     return str(number), state

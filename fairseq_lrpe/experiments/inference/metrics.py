@@ -14,7 +14,7 @@ def prediction_command(checkpoint: Path, data: Path, files: dict[str, Path], cpu
 def predict_split(job, name: str, data: Path) -> tuple[list[str], list[str]]:
     """Predicts the split of the evaluation ``name``; returns (predictions, targets) as text."""
     split, path = job.kind.evaluations(job.cfg)[name]["split"], job.folder / f"predictions-{name}.tsv"
-    job.call(prediction_command(job.checkpoint, data, {split: path}, job.launch.cpu), name)
+    job.call(prediction_command(job.checkpoint, data, {split: path}, job.cpu), name)
     return read_predictions(path)
 
 
@@ -46,11 +46,3 @@ def score_metrics(predicted: list[float], target: list[float]) -> dict[str, floa
     pair = predicted, target
     values = {"pearson": pearsonr(*pair).statistic, "spearman": spearmanr(*pair).statistic}
     return {name: 100 * float(value) for name, value in values.items()}
-
-
-def describe_score(metric: str, score: float | None, majority: float | None) -> str | None:
-    """Returns a score in words, with that of always predicting the most frequent label."""
-    if score is None:
-        return None
-    baseline = "" if majority is None else f" (always predicting the most frequent label: {majority:.2f})"
-    return f"{metric} {score:.2f}{baseline}"

@@ -446,8 +446,8 @@ OWN = {"row": "Own", "attention": "linear", "method": "base"}
      "own.yaml: experiment: missing: the table has no experiment at --scale full; use --scale mini"),
     ({"columns": {"a": MEASURED, "mean": {"average": ["a", "b"]}}},
      "columns.mean.average: unknown column 'b': choose from a"),
-    ({"baseline": "bsae"}, "baseline: no row has the method 'bsae' (did you mean 'base'?): choose"),
-    ({"rows": [{**OWN, "method": "t5"}]}, "rows[0]: the method 't5' does not exist in linear attention"),
+    ({"baseline": "bsae"}, "baseline: unknown method 'bsae' (did you mean 'base'?): choose"),
+    ({"rows": [{**OWN, "method": "t5"}]}, "row Own: the method 't5' does not exist in linear attention"),
     ({"rows": [{**OWN, "changes": {"data": "x"}}]}, "data is not allowed in changes: set it"),
     ({"rows": [{**OWN, "row": "Base"}]}, "rows: linear Base is not unique"),
 ])  # fmt: skip

@@ -148,10 +148,12 @@ class Kind:
         """Evaluates the job's checkpoint and returns {metric: value} of one evaluation."""
         raise NotImplementedError
 
-    def describe(self, cfg: DictConfig, measured: dict) -> str | None:
+    def describe(self, measured: dict) -> str | None:
         """Returns one line about the metrics of an evaluation, or None if it has none to show."""
-        shown = next((metric for metric in self.metrics if metric in measured), None)
-        return shown and f"{shown} {measured[shown]:.2f}"
+        shown = next((f"{name} {measured[name]:.2f}" for name in self.metrics if name in measured), None)
+        if shown and "majority" in measured:
+            shown += f" (always predicting the most frequent label: {measured['majority']:.2f})"
+        return shown
 
     def run_evaluation(self, job, name: str, program: str, split_flag: str, **flags) -> Path:
         """Runs a command of fairseq on the split of an evaluation and returns the path of its log.
@@ -165,7 +167,7 @@ class Kind:
             **job.cfg.evaluate.flags,
             "distributed_world_size": 1,
             split_flag: self.evaluations(job.cfg)[name]["split"],
-            "cpu": job.launch.cpu,
+            "cpu": job.cpu,
             "log_format": "json",
             **flags,
         }

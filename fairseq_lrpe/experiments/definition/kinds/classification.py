@@ -30,9 +30,5 @@ class Classification(Kind):
         majority = metrics.majority_metrics(target)["accuracy"]
         return {**metrics.label_metrics(predicted, target), "majority": majority, "rows": len(target)}
 
-    def describe(self, cfg, measured):
-        """Returns the accuracy in words, with that of always predicting the most frequent label."""
-        return metrics.describe_score("accuracy", measured.get("accuracy"), measured.get("majority"))
-
 
 KIND = Classification()

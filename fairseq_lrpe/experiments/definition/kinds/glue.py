@@ -108,11 +108,6 @@ class Glue(Kind):
         """Returns the metrics of the predictions, which are written to predictions-<name>.tsv."""
         return measure(job.cfg.task, *metrics.predict_split(job, name, self.folder(job.cfg)))
 
-    def describe(self, cfg, measured):
-        """Returns the task's metric in words, with that of always predicting the most frequent label."""
-        metric = get_task(cfg.task).measure
-        return metrics.describe_score(metric, measured.get("score"), measured.get("majority"))
-
 
 @cache
 def pretrained(path: Path) -> dict:

@@ -46,7 +46,7 @@ class Synthetic(Kind):
         measured = {"loss": math.log(2) * float(self.validate(job, name)["loss"])}
         out = job.folder / f"problems-{name}.json"
         program = ["python", "-m", "fairseq_lrpe", "evaluate-synthetic", str(job.checkpoint), str(out)]
-        job.call([*program, *["--cpu"] * job.launch.cpu], f"{name}-problems")
+        job.call([*program, *["--cpu"] * job.cpu], f"{name}-problems")
         return measured | json.loads(out.read_text())["measured"]
 
 
