@@ -14,7 +14,6 @@ from tiny import BIN, REPOSITORY, run_here
 from fairseq_lrpe.cli import train
 from fairseq_lrpe.experiments.execution import run_directory, runner
 from fairseq_lrpe.experiments.reporting.records import read_run
-from fairseq_lrpe.utils.subprocesses import CommandFailed
 
 SMALL = (
     "batch.total=4 batch.per_gpu=4 train.tokens_per_sample=32 train.decoder_layers=2 "
@@ -185,19 +184,6 @@ def test_flags_that_lrpe_sets_are_rejected(small, tmp_path):
         done = run([*small, "--results", tmp_path, *words])
         assert done.returncode == 1 and f"train: {flag} cannot be set: lrpe sets it" in done.stderr
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("below", ["", "new/results"])
-def test_rejected_training_removes_only_its_own_folders(below, small, tmp_path, monkeypatch):
-    def fail(*_):
-        raise CommandFailed("it ended\nfairseq_lrpe: no")
-
-    monkeypatch.setattr(runner, "run_training", fail)
-    mine = tmp_path / "empty/mine"
-    mine.mkdir(parents=True)
-    with pytest.raises(SystemExit, match=r"^train: lm/mini/.*: fairseq-train rejects its arguments: no$"):
-        train.main([*small, "--results", str(mine / below)])
-    assert list(tmp_path.rglob("*")) == [mine.parent, mine]
 
 
 def test_missing_evaluation_checkpoint(continued):

@@ -70,7 +70,7 @@ CALLS = [
     ("train", "lm/mini base --results {results} --seed 0", "must be an integer of at least 1, not '0'"),
     (
         "train",
-        "lm/mini shaw --attention softmax --cpu --results {results} data={data} train.shaw_k_after=-2",
+        "lm/mini shaw --attention softmax --cpu --results {rejected} data={data} train.shaw_k_after=-2",
         "fairseq-train rejects its arguments: shaw needs a k_after of at least 0, or -1 for k, not -2",
     ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
@@ -136,7 +136,7 @@ def places(checkpoint, data_bin, tmp_path_factory):
         (folder / "glue/task=RTE/seed-1" / name).parent.mkdir(exist_ok=True)
         (folder / "glue/task=RTE/seed-1" / name).write_text(json.dumps(content))
     places = {"checkpoint": checkpoint, "damaged": folder / "list.pt", "fine_tuned": folder / "glue"}
-    return {**places, "data": data_bin, "results": folder / "results"}
+    return {**places, "data": data_bin, "results": folder / "results", "rejected": folder / "runs"}
 
 
 @pytest.mark.parametrize(("program", "words", "message"), CALLS)

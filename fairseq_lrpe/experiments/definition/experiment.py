@@ -92,7 +92,7 @@ def build_config(kind: Kind, content: DictConfig) -> DictConfig:
 def resolved(cfg: DictConfig) -> dict:
     """Returns settings as a dictionary; raises UserError if an interpolation, ${batch.x}, is invalid."""
     try:
-        return OmegaConf.to_container(cfg, resolve=True)
+        return OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         raise UserError(str(error).splitlines()[0]) from None
 

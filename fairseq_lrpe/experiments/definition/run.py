@@ -5,9 +5,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from fairseq_lrpe.methods import ATTENTIONS, aliases
+from fairseq_lrpe.utils.errors import UserError
 
 RECORDS = ("run.json", "log.jsonl", "evaluation.json")
 """Files in a run's folder with its settings, the logged metrics and the evaluations."""
@@ -67,6 +69,8 @@ def as_value(text: str) -> object:
         return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]
     except YAMLError:
         return text
+    except OmegaConfBaseException as error:  # an invalid interpolation
+        raise UserError(str(error).splitlines()[0]) from None
 
 
 def as_text(value: object) -> str:

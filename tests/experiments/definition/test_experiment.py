@@ -11,18 +11,17 @@ import fairseq_lrpe.models  # noqa: F401
 from fairseq_lrpe.experiments.definition import experiment as experiments
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.run import Run, as_text, as_value
-from fairseq_lrpe.experiments.execution.launch import Launch, train_command
+from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.methods import METHODS, canonical, check_method
 from fairseq_lrpe.utils.files import REPOSITORY
 
 
-def command(experiment="lm/wikitext103", method="tmlr_type1", attention="linear", overrides=(), **launch):
+def command(experiment="lm/wikitext103", method="tmlr_type1", attention="linear", overrides=(), **machine):
     found = Experiment.load(experiment, overrides)
     check_method(method, attention)
     [run] = found.runs(attention, method, [1])
-    launch = Launch(**{"gpus": 0, "cpu": not launch.get("gpus"), **launch})
-    return train_command(Job(found, run, REPOSITORY / "results", launch))
+    return train_command(Job(found, run, REPOSITORY / "results", cpu=not machine.get("gpus"), **machine))
 
 
 def flags(words):
@@ -286,7 +285,7 @@ def test_errors_name_file_and_key(text, message, tmp_path, monkeypatch):
 
 
 def test_options_of_other_encodings_are_rejected():
-    with pytest.raises(ValueError, match="is an option of the encoding shaw, but rope has rope"):
+    with pytest.raises(ValueError, match="is an option of the encoding shaw, not of rope"):
         runs(["train.shaw_k=4"], method="rope")
 
 

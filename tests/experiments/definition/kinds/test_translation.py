@@ -11,7 +11,7 @@ from fairseq_lrpe.cli import results as results_command
 from fairseq_lrpe.data import text_codec
 from fairseq_lrpe.experiments.definition.experiment import Experiment
 from fairseq_lrpe.experiments.definition.kinds import translation
-from fairseq_lrpe.experiments.execution.launch import Launch, train_command
+from fairseq_lrpe.experiments.execution.launch import train_command
 from fairseq_lrpe.experiments.execution.runner import Job
 
 
@@ -75,7 +75,7 @@ def test_batches_are_counted_in_tokens(gpus, update_freq):
     [run] = experiment.runs("linear", "iclr_type4", [1])
 
     def command(gpus):
-        return train_command(Job(experiment, run, REPOSITORY / "results", Launch(gpus, cpu=not gpus)))
+        return train_command(Job(experiment, run, REPOSITORY / "results", gpus, cpu=not gpus))
 
     given = dict(itertools.pairwise(words := command(gpus)))
     assert given["--max-tokens"] == "4400" and given["--update-freq"] == str(update_freq)
@@ -90,5 +90,5 @@ def test_encodings_are_in_the_encoder_only(method, parts):
     """Also with vanilla attention, as in the authors' code; fairseq's own transformer has no such flag."""
     experiment = Experiment.load("mt/wmt14_en_de")
     [run] = experiment.runs("softmax", method, [1])
-    words = train_command(Job(experiment, run, REPOSITORY / "results", Launch()))
+    words = train_command(Job(experiment, run, REPOSITORY / "results"))
     assert [value for flag, value in itertools.pairwise(words) if flag == "--encoding-in"] == parts
