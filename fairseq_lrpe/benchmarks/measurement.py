@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from rich.progress import track
-from rich.table import Column, Table
+from rich.table import Table
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,8 +22,6 @@ from fairseq_lrpe.utils.errors import UserError
 from fairseq_lrpe.utils.gpus import check_architectures
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory")
-"""Parts of torch's error messages on a GPU or CPU without memory."""
 
 
 def model_parser(name: str, description: str) -> ArgumentParser:
@@ -62,9 +60,13 @@ def measuring(program: str, cpu: bool = False) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
-            if not any(message in str(error) for message in OUT_OF_MEMORY):
+            if not is_out_of_memory(error):
                 raise
             raise UserError("out of memory: try smaller sizes") from None
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    return any(message in str(error) for message in ("out of memory", "can't allocate memory"))
 
 
 def device(cpu: bool = False) -> str:
@@ -82,12 +84,8 @@ def seconds(function: Callable[[], object]) -> float:
 def interleave(steps: list[Callable[[], object]], rounds: Iterable) -> list[list[float]]:
     """Measures each step once per round, so that changes of the machine's speed affect all of them.
 
-    Args:
-        steps: Functions; each round begins with the next one.
-        rounds: An iterable with an item per round. The first round is a warm-up.
-
-    Returns:
-        The seconds of each step in each round after the first.
+    Each round begins with the next step, and the first round is a warm-up. Returns the seconds of each step
+    in each round after the first.
     """
     times = [[] for _ in steps]
     for number, _ in enumerate(rounds):
@@ -143,14 +141,9 @@ class TensorMemory(TorchDispatchMode):
 
 
 def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> list[dict]:
-    """Measures models relative to the first one.
+    """Returns a row {column: value} for each element of ``args.archs``, whose step ``build`` returns.
 
-    Args:
-        build: Returns the step to measure, given an element of ``args.archs``.
-        args: Parsed arguments of :func:`model_parser`.
-
-    Returns:
-        A row {column: value} for each model.
+    The speed is relative to the first one.
     """
 
     def two_steps(arch):  # from the second step on the optimizer's state exists
@@ -183,11 +176,9 @@ def report(rows: list[dict], title: str, args: Namespace) -> None:
 
 def print_table(rows: list[dict], title: str, caption: str) -> None:
     """Prints rows {column: value} with the same columns."""
-    columns = [
-        Column(name, justify="left" if isinstance(value, str) else "right") for name, value in rows[0].items()
-    ]
-    is_multiline = any("\n" in str(value) for row in rows for value in row.values())
-    table = Table(*columns, title=title, caption=caption, show_lines=is_multiline)
+    table = Table(title=title, caption=caption)
+    for name, value in rows[0].items():
+        table.add_column(name, justify="left" if isinstance(value, str) else "right")
     for row in rows:
         table.add_row(*map(format_cell, row.values()))
     print_wide(table)
@@ -197,6 +188,4 @@ def format_cell(value: object) -> str:
     """Formats a value: a float with three digits at least, an integer with separators, None as a dash."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    if value is None:
-        return "-"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

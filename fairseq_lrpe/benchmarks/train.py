@@ -179,6 +179,7 @@ def training_step(model: str, args: Namespace) -> Callable[[], None]:
     args = sizes(family, args)
     cfg, task = setup(model, args)
     trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    trainer.consolidate_optimizer = trainer.save_checkpoint = lambda *_: None  # after an error, crash.pt
     if not family.num_labels:
         task.load_dataset("train")
     trainer.begin_epoch(1)
@@ -186,7 +187,13 @@ def training_step(model: str, args: Namespace) -> Callable[[], None]:
     batch = random_batch(family, args, dictionary and dictionary.pad())
 
     def step():
-        trainer.train_step([batch], raise_oom=True)  # by default, batches that exceed the memory are skipped
+        try:
+            trainer.train_step([batch], raise_oom=True)  # by default, it skips batches that exceed the memory
+        except Exception as error:
+            if measurement.is_out_of_memory(error):
+                raise
+            cause = " ".join(str(error).split())
+            raise UserError(f"a training step of {model} fails: {type(error).__name__}: {cause}") from error
 
     return step
 
