@@ -40,9 +40,8 @@ def processor(environment: Mapping[str, str]) -> dict[str, str | int]:
 
     info = Path("/proc/cpuinfo")
     match = re.search(r"^model name\s*: (.+)$", info.read_text() if info.exists() else "", re.MULTILINE)
-    name = match[1] if match else platform.machine()
-    instructions = torch.backends.cpu.get_cpu_capability()
     threads = int(environment.get("OMP_NUM_THREADS", torch.get_num_threads()))
+    name, instructions = match[1] if match else platform.machine(), torch.backends.cpu.get_cpu_capability()
     return {"name": name, "instructions": instructions, "threads": threads}
 
 
@@ -57,12 +56,10 @@ def git_revision() -> dict[str, str | bool | None]:
 
 
 def timestamp() -> str:
-    """Returns the current time in UTC in ISO format, in seconds."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def write_json(path: Path, content: object) -> None:
-    """Writes a JSON file atomically."""
     write_atomic(path, json.dumps(content, indent=2) + "\n")
 
 
@@ -84,19 +81,14 @@ def object_in(path: Path) -> dict:
 
 def read_lines(path: Path) -> list[dict]:
     """Returns the objects in a JSON lines file; raises UserError if a line before the last is damaged."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    objects = []
+    lines, objects = path.read_text().splitlines() if path.exists() else [], []
     for number, line in enumerate(lines, 1):
         try:
-            content = json.loads(line)
-        except ValueError:
-            content = None
-        if isinstance(content, dict):
-            objects.append(content)
-        elif number < len(lines):
-            raise UserError(
-                f"{path} is damaged (line {number} is not a JSON object): remove the run's folder"
-            )
+            objects.append({**json.loads(line)})
+        except (ValueError, TypeError):
+            if number < len(lines):
+                wrong = f"is damaged (line {number} is not a JSON object)"
+                raise UserError(f"{path} {wrong}: remove the run's folder") from None
     return objects
 
 
@@ -127,9 +119,7 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
 
 def is_locked(folder: Path) -> bool:
     """Returns whether a process holds the lock of the folder."""
-    if not (folder / "lock").exists():
-        return False
-    with (folder / "lock").open() as lock:
+    with suppress(FileNotFoundError), (folder / "lock").open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -191,10 +181,8 @@ def checkpoint_updates(checkpoint: Path) -> int | None:
     """Returns the number of updates of a checkpoint; None if it is missing or truncated."""
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 
-    try:
+    with suppress(UserError):
         return read_checkpoint(checkpoint, "")["optimizer_history"][-1]["num_updates"]
-    except ValueError:
-        return None
 
 
 def repair_checkpoints(checkpoints: Path) -> None:
@@ -317,8 +305,6 @@ def entry_updates(entry: dict) -> int:
 def to_number(value: object) -> object:
     """Converts a string to int or float if possible; returns other values unchanged."""
     for kind in (int, float):
-        try:
+        with suppress(ValueError):
             return kind(value) if isinstance(value, str) else value
-        except ValueError:
-            pass
     return value

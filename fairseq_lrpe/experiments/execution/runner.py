@@ -167,26 +167,23 @@ class Job:
         if isinstance(initial, Path) and not initial.is_file():
             raise UserError(f"the checkpoint {initial} does not exist, and no experiment has that name")
         if isinstance(initial, Run) and not self.starts_from.is_file():
-            changes = [f"{key}={value}" for key, value in initial.changes]
-            words = [initial.experiment, initial.method, "--attention", initial.attention]
-            words += ["--seeds", str(initial.seed), "--results", str(display_path(self.results)), *changes]
-            command = shlex.join(["lrpe", "train", *words])
+            words = ["lrpe", "train", initial.experiment, initial.method, "--attention", initial.attention]
+            words += ["--seeds", str(initial.seed), "--results", str(display_path(self.results))]
+            command = shlex.join([*words, *(f"{key}={value}" for key, value in initial.changes)])
             raise UserError(f"{self.run} starts from {initial}, which is not trained: `{command}` trains it")
 
 
 def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
     """Returns {file: size in bytes} of a run's data; raises UserError if a file is missing."""
-    folder, files = REPOSITORY / cfg.data, kind.data(cfg)
-    names = {os.path.relpath(path, folder): path for path in files}
+    folder, remedy = REPOSITORY / cfg.data, f"`{PREPARE}` lists the corpora"
+    names = {os.path.relpath(path, folder): path for path in kind.data(cfg)}
     if absent := [name for name, path in names.items() if not path.is_file()]:
         [bin_folder, *_] = kind.folders(cfg)
         if command := prepare_command(display_path(bin_folder)):
             vectors = " --vectors glove.840B.300d.txt" if cfg.train.get("embed_path") else ""
             first = f"remove {display_path(bin_folder)}, then " if bin_folder.is_dir() else ""
-            remedy = f"{first}`{command}{vectors}` prepares it, or override data=FOLDER"
-        else:
-            remedy = f"`{PREPARE}` lists the corpora, or override data=FOLDER"
-        raise UserError(f"{folder} lacks {', '.join(absent)}: {remedy}")
+            remedy = f"{first}`{command}{vectors}` prepares it"
+        raise UserError(f"{folder} lacks {', '.join(absent)}: {remedy}, or override data=FOLDER")
     return {name: path.stat().st_size for name, path in names.items()}
 
 
@@ -341,8 +338,7 @@ def evaluate(job: Job, name: str) -> None:
     """Evaluates the job's checkpoint and records the evaluation."""
     if job.kind.trains and not job.checkpoint.exists():
         existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
-        remedy = f"remove {job.folder} to train it again"
-        remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else remedy
+        remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the folder"
         raise UserError(f"{job.checkpoint} does not exist: {remedy}")
     record_evaluation(job, name, {"settings": evaluation_settings(job, name), **job.kind.evaluate(job, name)})
 
