@@ -57,9 +57,9 @@ def shorter_runs(job) -> list[tuple[Path, int]]:
 
 
 def check(job, settings: dict, shorter: Path, updates: int) -> None:
-    """Raises UserError if the run in ``shorter`` has other settings, or not the result of ``updates`` updates.
+    """Raises UserError if the training would not have gone through the last update of the shorter run.
 
-    The latter is the case if the learning rate depends on the total number of updates.
+    That is also the case if the learning rate depends on the total number of updates.
     """
     from fairseq_lrpe.fairseq_ext.checkpoint import read_checkpoint  # imports torch, which takes seconds
 

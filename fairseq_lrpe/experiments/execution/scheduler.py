@@ -67,7 +67,7 @@ def jobs_with_data(
 
 
 def execute(job: Job) -> str | None:
-    """Executes a run in this thread, unless another process does; returns the message of its error, or None."""
+    """Executes a run, unless another process does; returns the message of its error, or None."""
     try:
         job.check()
         while job.state != "finished":
@@ -108,6 +108,7 @@ class Scheduler:
         self.stop = threading.Event()
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self.display = Progress(*columns, console=Console(highlight=False, markup=False, soft_wrap=True))
+        self.say = self.display.console.print
         self.bar = self.display.add_task("", total=len(jobs), completed=len(jobs) - len(runs))
 
     def execute(self) -> list[str]:
@@ -130,7 +131,7 @@ class Scheduler:
                     if time.monotonic() - reported >= progress.REPORT_INTERVAL:
                         reported = time.monotonic()
                         for run, _ in self.running.values():
-                            self.display.console.print(progress.describe_job(self.jobs[run]))
+                            self.say(progress.describe_job(self.jobs[run]))
             finally:
                 self.stop.set()
         return self.errors
@@ -143,10 +144,8 @@ class Scheduler:
         if cause := next((self.failed[other] for other in self.needs[run] if other in self.failed), None):
             self.finish(run, f"not started: {cause} failed", cause)
             return
-        in_use = self.jobs[run].state == "in use"
-        self.display.console.print(
-            f"waiting  {run}: in use by another process" if in_use else f"started  {run}"
-        )
+        is_busy = self.jobs[run].state == "in use"
+        self.say(f"waiting  {run}: in use by another process" if is_busy else f"started  {run}")
         slot = self.slots.pop(0)
         share = share_of_machine(slot, self.count, self.gpus)
         job = replace(self.jobs[run], environment=share, stop=self.stop)
@@ -155,11 +154,11 @@ class Scheduler:
     def finish(self, run: Run, error: str | None, cause: Run) -> None:
         """Marks a run as done; after an error, those that need it are not started. ``cause`` failed first."""
         if error is None:
-            self.display.console.print(f"finished {run}")
+            self.say(f"finished {run}")
         else:
             self.errors.append(f"{run}: {error}")
             self.failed[run] = cause
-            self.display.console.print(f"FAILED   {run}: {error.splitlines()[-1]}")
+            self.say(f"FAILED   {run}: {error.splitlines()[-1]}")
         self.order.done(run)
         self.display.advance(self.bar)
         self.display.update(self.bar, description=", ".join(str(one) for one, _ in self.running.values()))
