@@ -90,7 +90,6 @@ def input_lengths(folder: Path) -> np.ndarray:
 
 
 def prepared_folders() -> list[Path]:
-    """Returns the folders in ``DATA`` that are prepared, and prints the others in one line."""
     missing = [folder for folder in DATA if not (folder / layout.METADATA).is_file()]
     if missing:
         names = ", ".join(str(display_path(folder)) for folder in missing)

@@ -24,7 +24,6 @@ from fairseq_lrpe.utils.errors import UserError
 
 
 def generation(model: str, args: Namespace) -> Callable[[], None]:
-    """Returns a function that generates ``args.length`` tokens for each sentence of a random batch."""
     family = family_of(shlex.split(model)[0])
     if "decoder_layers" not in family.layer_flags:
         raise UserError(f"{model} does not generate text: choose language or translation models")

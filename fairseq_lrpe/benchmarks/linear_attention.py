@@ -42,7 +42,6 @@ def masked(q, k, v):
 
 
 def implementations(device: str) -> dict[str, Callable]:
-    """Returns {name: function of (q, k, v) that computes causal attention}."""
     linear = partial(linear_attention, causal=True, normalize=True)
     found = {"chunk": partial(linear, backend="chunk"), "masked n × n": masked}
     found["softmax"] = partial(F.scaled_dot_product_attention, is_causal=True)
@@ -118,7 +117,6 @@ def exponent(rows: list[dict]) -> float | None:
 
 
 def plot(by_name: dict[str, list[dict]], path: Path) -> None:
-    """Plots the time and memory per sequence over the length, with one line per implementation."""
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     for axes, unit in zip(figure.subplots(1, 2), ("ms", "MiB"), strict=True):
         for (name, rows), marker in zip(by_name.items(), "osD^", strict=False):

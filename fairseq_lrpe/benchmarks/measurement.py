@@ -25,7 +25,6 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def model_parser(name: str, description: str) -> ArgumentParser:
-    """Returns the parser of a benchmark of models, with the options that all of them have."""
     arguments = "ARCH [ARCH ...] [options] [-- fairseq-train's flags]"
     parser = new_parser(f"lrpe bench {name}", description, arguments)
     add = parser.add_argument
@@ -42,7 +41,6 @@ def model_parser(name: str, description: str) -> ArgumentParser:
 
 
 def parse(parser: ArgumentParser, arguments: list[str]) -> Namespace:
-    """Returns the parsed arguments; those after "--" become ``flags``."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     return parser.parse_args(arguments[:split], Namespace(flags=arguments[split + 1 :]))
 
@@ -70,7 +68,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def device(cpu: bool = False) -> str:
-    """Returns "cuda" if there is a GPU, unless ``cpu``; otherwise "cpu"."""
     return "cuda" if torch.cuda.is_available() and not cpu else "cpu"
 
 
@@ -164,7 +161,6 @@ def compare(build: Callable[[str], Callable[[], object]], args: Namespace) -> li
 
 
 def report(rows: list[dict], title: str, args: Namespace) -> None:
-    """Prints the rows of :func:`compare`, and writes them to the file ``args.json``."""
     caption = (
         f"medians of {args.rounds} interleaved rounds; relative: speed relative to the first model; "
         "spread: range of the rounds' ratios; MiB: peak memory, with the model"
@@ -175,7 +171,6 @@ def report(rows: list[dict], title: str, args: Namespace) -> None:
 
 
 def print_table(rows: list[dict], title: str, caption: str) -> None:
-    """Prints rows {column: value} with the same columns."""
     table = Table(title=title, caption=caption)
     for name, value in rows[0].items():
         table.add_column(name, justify="left" if isinstance(value, str) else "right")

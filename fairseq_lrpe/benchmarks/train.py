@@ -80,7 +80,6 @@ FAMILIES = {
 
 
 def family_of(arch: str) -> Family:
-    """Returns the family of an architecture; raises UserError if there is none."""
     if arch not in models.ARCH_MODEL_REGISTRY:
         raise UserError(f"unknown architecture {arch!r}{choices(arch, models.ARCH_MODEL_REGISTRY, LISTING)}")
     for model, family in FAMILIES.items():
@@ -90,7 +89,6 @@ def family_of(arch: str) -> Family:
 
 
 def sizes(family: Family, args: Namespace) -> Namespace:
-    """Returns ``args`` with the family's default sizes instead of those that are not given."""
     length, vocab_size = args.length or family.length, args.vocab_size or family.vocab_size
     return Namespace(**{**vars(args), "length": length, "vocab_size": vocab_size})
 
@@ -159,7 +157,6 @@ def setup(model: str, args: Namespace):
 
 
 def parse_flags(words: list[str]):
-    """Returns fairseq's configuration for arguments of fairseq-train."""
     parser = options.get_training_parser(default_task="dummy_lm")
     namespace = options.parse_args_and_arch(parser, list(map(str, words)))
     namespace.tpu = False  # --bf16 sets it, and the trainer would use a TPU
@@ -167,7 +164,6 @@ def parse_flags(words: list[str]):
 
 
 def write_classification_data(folder: Path, vocab_size: int, labels: int) -> None:
-    """Writes a dictionary and metadata, which the classification tasks read, to ``folder``."""
     (folder / "dict.txt").write_text("".join(f"type{number} 1\n" for number in range(vocab_size - 4)))
     metadata = {"inputs": 1, "labels": list(map(str, range(labels))), "rows": {}}
     (folder / layout.METADATA).write_text(json.dumps(metadata))

@@ -77,7 +77,6 @@ def submit(args: Namespace, jobs: dict[Run, Job]) -> list[str]:
 
 
 def print_status(states: dict[Run, tuple[str, str]]) -> None:
-    """Prints the state of each run and the number of runs in each state."""
     listing, counts = Table("run", "job", "state"), Counter()
     for run, (number, state) in states.items():
         listing.add_row(str(run), number, Text(state, "red" if state.startswith("failed") else ""))

@@ -6,7 +6,6 @@ Finished runs are not repeated, and interrupted ones are resumed. For example:
   lrpe table tmlr_table2 --scale mini --jobs 2
 """
 
-import shlex
 import sys
 from argparse import ArgumentParser, Namespace
 from dataclasses import replace
@@ -19,7 +18,7 @@ from fairseq_lrpe.experiments.definition.run import Run
 from fairseq_lrpe.experiments.definition.table import SCALE_HELP, SCALES, Table, TableSpec, tables
 from fairseq_lrpe.experiments.estimation.table import add_estimate_flags, estimated_machine, show_estimate
 from fairseq_lrpe.experiments.execution import scheduler
-from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine, train_command
+from fairseq_lrpe.experiments.execution.launch import add_machine_flags, choose_machine
 from fairseq_lrpe.experiments.execution.runner import Job
 from fairseq_lrpe.utils.cli import exit_on_error, image_path, min_int, new_parser, print_wide, resumable
 from fairseq_lrpe.utils.errors import UserError
@@ -77,7 +76,7 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
     machine = choose_machine(args)
     jobs = {run: replace(job, **machine) for run, job in jobs.items()}
     if args.dry_run:
-        print_commands(jobs)
+        train.print_commands(job for job in jobs.values() if not job.trials())
         return []
     with output_folder(args.results):
         ready, errors = scheduler.jobs_with_data(jobs, machine["gpus"])
@@ -91,7 +90,6 @@ def execute(table: Table, jobs: dict[Run, Job], args: Namespace) -> list[str]:
 
 
 def show(table: Table, args: Namespace, errors: list[str]) -> None:
-    """Prints the table, and plots the curves unless there were errors."""
     from fairseq_lrpe.experiments.reporting import plots  # imports pandas, which takes long
     from fairseq_lrpe.experiments.reporting import tables as reports
 
@@ -100,19 +98,7 @@ def show(table: Table, args: Namespace, errors: list[str]) -> None:
         plots.plot_table(table, args.results, args.plot)
 
 
-def print_commands(jobs: dict[Run, Job]) -> None:
-    """Prints each run's training command, or a comment if it depends on a checkpoint that does not exist."""
-    for job in jobs.values():
-        if job.trials() or not job.kind.trains:
-            continue
-        if job.starts_from and not job.starts_from.exists():
-            print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
-        else:
-            print(shlex.join(train_command(job)))
-
-
 def print_tables() -> None:
-    """Prints the title and the scales of each table."""
     listing = RichTable("table", "scales", "title")
     for name in tables():
         try:

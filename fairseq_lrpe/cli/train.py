@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 from argparse import ArgumentParser, Namespace
+from collections.abc import Iterable
 from dataclasses import replace
 
 from fairseq_lrpe.cli import cluster
@@ -49,14 +50,22 @@ def execute_jobs(jobs: list[Job], args: Namespace) -> None:
     machine = choose_machine(args)
     jobs = [replace(job, **machine) for job in jobs]
     if args.dry_run:
-        for trial in (trial for job in jobs for trial in job.trials() or [job]):
-            print(shlex.join(train_command(trial)))
+        print_commands(trial for job in jobs for trial in job.trials() or [job])
         return
     for job in jobs:
         job.check()
     with resumable():
         for job in jobs:
             runner.execute_run(job)
+
+
+def print_commands(jobs: Iterable[Job]) -> None:
+    """Prints each training command, or a comment if it depends on a checkpoint that does not exist."""
+    for job in jobs:
+        if job.starts_from and not job.starts_from.exists():
+            print(f"# {job.run}: the command depends on {job.starts_from}, which does not exist yet")
+        elif job.kind.trains:
+            print(shlex.join(train_command(job)))
 
 
 def parse(parser: ArgumentParser, arguments: list[str] | None) -> tuple[Namespace, list[str]]:

@@ -46,7 +46,6 @@ def resumable(advice: str = "run the same command to resume") -> Iterator[None]:
 
 
 def read_stdin_lines() -> list[str]:
-    """Returns the lines of standard input without their ends; raises UserError if it is not UTF-8."""
     decode_stdin()
     return [line.removesuffix("\n").removesuffix("\r") for line in sys.stdin]
 
@@ -91,7 +90,6 @@ def html_path(text: str) -> Path:
 
 
 def output_path(text: str, *suffixes: str) -> Path:
-    """Converts an argument to the absolute path of a writable file with one of the suffixes."""
     path = abs_path(text)
     if path.suffix not in suffixes or os.path.isdir(path):
         ends = " or ".join(", ".join(suffixes).rsplit(", ", 1))

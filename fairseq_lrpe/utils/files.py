@@ -28,7 +28,6 @@ DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # write errors wit
 
 
 def display_path(path: Path) -> Path:
-    """Returns the path relative to the repository, or the path itself if it is outside of the repository."""
     return path.relative_to(REPOSITORY) if path.is_relative_to(REPOSITORY) else path
 
 
@@ -131,7 +130,6 @@ def read_lines(path: Path) -> Iterator[str]:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Writes lines, given without line ends, to a text file."""
     with path.open("w", encoding="utf-8", newline="\n") as out:
         out.writelines(f"{line}\n" for line in lines)
 

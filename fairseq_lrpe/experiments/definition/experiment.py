@@ -34,7 +34,6 @@ SHARED_FLAGS = ("linear_norm", "feature_map", "linear_backend", "token_positions
 
 
 def experiments() -> list[str]:
-    """Returns the names of all experiments: the YAML files in configs, except tables, papers and clusters."""
     paths = (path for path in visible_files(CONFIGS) if path.suffix == ".yaml")
     paths = (path for path in paths if path.parent.name not in ("paper", "tables"))
     paths = (path for path in paths if not path.match("cluster*.yaml"))
@@ -62,7 +61,6 @@ def foreign_encoding(key: str, method: str) -> str | None:
 
 
 def is_free(key: str) -> bool:
-    """Returns whether a setting is one of ``FREE``, so that its value does not identify a run."""
     return any(key == free or key.startswith(f"{free}.") for free in FREE)
 
 
@@ -150,7 +148,6 @@ class Experiment:
         return experiment
 
     def _check(self, changes):
-        """Raises UserError if the settings with these changes are invalid."""
         cfg = self._changed(changes)
         validate(self.kind.settings, resolved(cfg))
         for key in (*cfg.choose, *cfg.grid):
@@ -200,7 +197,6 @@ class Experiment:
         return key in self.cfg.grid or key in self.cfg.choose or by_method or section.get(name) != value
 
     def settings(self, run: Run) -> DictConfig:
-        """Returns the settings of the experiment with the changes of a run."""
         return self._changed(dict(run.changes))
 
     def _changed(self, changes):
@@ -233,7 +229,6 @@ class Experiment:
         return [run.changed({**changes, **cell}) for run in runs for cell in cells]
 
     def check_changes(self, changes: Mapping) -> None:
-        """Raises UserError if a key or value of the changes is invalid for this experiment."""
         if changes:
             self._check({**self.changes, **{key: as_text(value) for key, value in changes.items()}})
 
@@ -257,7 +252,6 @@ class Experiment:
         return other.runs(run.attention, run.method, other.cfg.seeds[:1])[0]
 
     def needs(self, run: Run) -> list[Run]:
-        """Returns the runs that must be finished before this one."""
         initial = self.starts_from(run)
         return [*self.trials(run), *([initial] if isinstance(initial, Run) else [])]
 

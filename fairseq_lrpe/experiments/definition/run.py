@@ -35,12 +35,10 @@ class Run:
 
     @classmethod
     def of(cls, settings: dict) -> "Run":
-        """Returns the run with the settings in a run.json; raises KeyError if they are incomplete."""
         names = "experiment", "attention", "method", "seed"
         return cls(*(settings[name] for name in names), tuple(sorted(settings["changes"].items())))
 
     def changed(self, changes: dict[str, object]) -> "Run":
-        """Returns a copy of the run with additional changes."""
         texts = {key: as_text(value) for key, value in changes.items()}
         return replace(self, changes=tuple(sorted({**dict(self.changes), **texts}.items())))
 

@@ -51,8 +51,6 @@ class Column(Model):
 
 
 class Number(Model):
-    """A published number, as a mean or as {mean, std}."""
-
     mean: FiniteFloat
     std: FiniteFloat | None = None
 
@@ -80,12 +78,10 @@ class Row(Model):
         return method
 
     def published(self, column: str) -> tuple[float, float | None] | None:
-        """Returns the published (mean, std or None) of a column, or None if there is no number."""
         number = self.values.get(column)
         return number and (number.mean, number.std)
 
     def shows(self, name: str, column: Column) -> bool:
-        """Returns whether the table has a cell for this row in a column."""
         return name in (self.columns or (name,)) and column.attention in (None, self.attention)
 
     def has_runs(self, name: str, column: Column) -> bool:
@@ -103,8 +99,6 @@ class OwnRow(Row):
 
 
 class TableSettings(Model):
-    """The keys of a table's YAML file."""
-
     title: str
     paper: str | None = None  # a file in configs/paper
     table: str | None = None  # a table in that file, whose rows come first
@@ -140,15 +134,11 @@ class TableSettings(Model):
 
 
 class PaperColumn(Model):
-    """A column of a published table."""
-
     metric: str
     better: Literal["higher", "lower"]
 
 
 class PaperTable(Model):
-    """A published table."""
-
     shows: str = ""  # description of the table
     note: str | None = None  # remark on doubtful values
     columns: dict[str, PaperColumn] = {}
@@ -198,7 +188,6 @@ class Cell:
 
 
 def tables() -> list[str]:
-    """Returns the names of all tables: the YAML files in configs/tables."""
     return sorted(path.stem for path in (experiments.CONFIGS / "tables").glob("[!.]*.yaml") if path.is_file())
 
 
@@ -216,7 +205,6 @@ def _read_paper(path, modified):
 
 
 def read_paper(path: Path) -> Paper:
-    """Returns the content of a file in configs/paper."""
     return _read_paper(path, path.stat().st_mtime_ns)
 
 
@@ -263,7 +251,6 @@ class TableSpec:
 
     @property
     def scales(self) -> list[str]:
-        """The scales at which the table has runs."""
         columns = self.settings.columns.values()
         return [scale for scale in SCALES if any(column.experiment_at(scale) for column in columns)]
 
@@ -299,7 +286,6 @@ class Table(TableSpec):
         self.cells = self._make_cells()
 
     def _check_column(self, key, column, experiment):
-        """Raises UserError if the experiment does not measure what the column shows."""
         known = [*experiment.cfg.evaluations, "training"]
         self._check(f"{key}.evaluation", "evaluation", column.evaluation, known)
         if column.metric is not None:
@@ -396,7 +382,6 @@ class Table(TableSpec):
         return sorted(found, key=lambda run: (run not in first, run.seed))
 
     def experiment_of(self, run: Run) -> Experiment:
-        """Returns the experiment of one of the table's runs, or of a run that one of them starts from."""
         if run.experiment not in self.experiments:
             self.experiments[run.experiment] = next(iter(self.experiments.values())).other(run.experiment)
         return self.experiments[run.experiment]

@@ -22,7 +22,6 @@ OWN_FLAGS = """
 
 
 def add_machine_flags(parser: ArgumentParser) -> None:
-    """Adds the flags that select GPUs, nodes, precision and results folder, and --dry-run."""
     text = "GPUs per node, or with --cpu the number of processes (default: all GPUs)"
     parser.add_argument("--gpus", type=min_int(1), help=text)
     parser.add_argument("--cpu", action="store_true", help="train on the CPU")
@@ -127,6 +126,5 @@ def check_own_flags(configured: dict, more: list[str]) -> None:
 
 
 def visible_gpus() -> list[str]:
-    """Returns the visible GPUs as elements of CUDA_VISIBLE_DEVICES."""
     named, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(gpus_here())
     return named.split(",")[:count] if named and count else [str(i) for i in range(count)]

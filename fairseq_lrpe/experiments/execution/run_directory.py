@@ -118,7 +118,6 @@ def locked(folder: Path, timeout: float = 0) -> Iterator[IO]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Returns whether a process holds the lock of the folder."""
     with suppress(FileNotFoundError), (folder / "lock").open() as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -145,7 +144,6 @@ def check_settings(folder: Path, settings: dict) -> None:
 
 
 def run_differences(before: dict, settings: dict) -> list[str]:
-    """Returns descriptions of the differences between two run.json files that make them different runs."""
     different = setting_differences(before["config"], settings["config"])
     for name in ("flags", "precision"):
         different += setting_differences(before[name], settings[name], name)
@@ -173,7 +171,6 @@ def data_differences(before: dict[str, int], after: dict[str, int]) -> list[str]
 
 
 def completed_updates(checkpoints: Path) -> int:
-    """Returns the number of updates of the last checkpoint; 0 if there is no readable one."""
     return checkpoint_updates(checkpoints / "checkpoint_last.pt") or 0
 
 
@@ -203,7 +200,6 @@ def repair_checkpoints(checkpoints: Path) -> None:
 
 
 def evaluated_checkpoint(folder: Path, name: str) -> Path:
-    """Returns the evaluated checkpoint of a run: that of the chosen trial, or checkpoints/``name``."""
     return folder / read_json(folder / "evaluation.json").get("checkpoint", f"checkpoints/{name}")
 
 
@@ -298,12 +294,10 @@ def speed_unit(entry: dict) -> str:
 
 
 def entry_updates(entry: dict) -> int:
-    """Returns the number of updates of a log entry."""
     return next(value for key, value in entry.items() if key.endswith("num_updates"))
 
 
 def to_number(value: object) -> object:
-    """Converts a string to int or float if possible; returns other values unchanged."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(value) if isinstance(value, str) else value

@@ -89,7 +89,6 @@ class Job:
 
     @property
     def record(self) -> dict:
-        """The content of evaluation.json."""
         return read_json(self.folder / "evaluation.json")
 
     @property
@@ -122,7 +121,6 @@ class Job:
 
     @cached_property
     def starts_from(self) -> Path | None:
-        """The checkpoint that initializes the model."""
         initial = self.experiment.starts_from(self.run)
         if not isinstance(initial, Run):
             return initial
@@ -188,7 +186,6 @@ def data_sizes(kind: Kind, cfg: DictConfig) -> dict[str, int]:
 
 
 def missing_evaluations(job: Job, record: dict) -> list[str]:
-    """Returns the names of the job's evaluations that are not recorded with the current settings."""
     recorded = record.get("evaluations", {})
     wanted = {name: evaluation_settings(job, name) for name in job.kind.evaluations(job.cfg)}
     differ = run_directory.setting_differences
@@ -335,7 +332,6 @@ def trial_name(job: Job, trial: Job) -> str:
 
 
 def evaluate(job: Job, name: str) -> None:
-    """Evaluates the job's checkpoint and records the evaluation."""
     if job.kind.trains and not job.checkpoint.exists():
         existing = ", ".join(sorted(path.name for path in job.folder.glob("checkpoints/*.pt")))
         remedy = f"set evaluate.checkpoint= to one of {existing}" if existing else "remove the folder"
@@ -344,14 +340,12 @@ def evaluate(job: Job, name: str) -> None:
 
 
 def record_evaluation(job: Job, name: str, measured: dict) -> None:
-    """Adds an evaluation to the run's evaluation.json."""
     record = job.record
     evaluations = {**record.get("evaluations", {}), name: measured}
     write_json(job.folder / "evaluation.json", {**record, "evaluations": evaluations})
 
 
 def run_settings(job: Job) -> dict:
-    """Returns the content of the run's run.json."""
     initial, environment = None, {**os.environ, **job.environment}
     config = OmegaConf.to_container(job.cfg, resolve=True)
     if job.starts_from:

@@ -20,8 +20,6 @@ Values = Annotated[list[Any], Field(min_length=1)]
 
 
 class Batch(Model):
-    """Batch size of one update: the total, and the part that one GPU processes at once."""
-
     total: PositiveInt
     per_gpu: PositiveInt
     unit: Literal["sequences", "tokens"] = "sequences"
@@ -118,18 +116,16 @@ class Kind:
 
     def data(self, cfg: DictConfig) -> list[Path]:
         """Returns the data files that must exist before a run starts; changes of their sizes are detected."""
-        raise NotImplementedError
+        return []
 
     def folders(self, cfg: DictConfig) -> list[Path]:
-        """Returns the data folders that fairseq-train reads: the configured one and its numbered shards."""
-        return layout.shards(REPOSITORY / cfg.data)
+        return layout.shards(REPOSITORY / cfg.data) if cfg.data else []
 
     def splits(self, cfg: DictConfig) -> Iterable[str]:
         """Returns the splits that a training and its evaluations read, without duplicates."""
         return dict.fromkeys(["train", "valid", *(e["split"] for e in self.evaluations(cfg).values())])
 
     def updates(self, cfg: DictConfig) -> int:
-        """Returns the number of updates of a training."""
         return cfg.updates
 
     def flags(self, job) -> dict[str, object]:
@@ -141,7 +137,6 @@ class Kind:
         return self.curve.key if self.curve else "valid_loss"
 
     def evaluations(self, cfg: DictConfig) -> dict[str, dict]:
-        """Returns {name: settings} of the evaluations."""
         return {name: dict(settings) for name, settings in cfg.evaluations.items() if settings is not None}
 
     def evaluate(self, job, name: str) -> dict[str, float]:

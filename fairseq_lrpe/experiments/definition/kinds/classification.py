@@ -25,7 +25,6 @@ class Classification(Kind):
         return [folder / name for name in layout.classified(self.splits(cfg), inputs)]
 
     def evaluate(self, job, name):
-        """Returns the metrics of the predictions, which are written to predictions-<name>.tsv."""
         predicted, target = metrics.predict_split(job, name, REPOSITORY / job.cfg.data)
         majority = metrics.majority_metrics(target)["accuracy"]
         return {**metrics.label_metrics(predicted, target), "majority": majority, "rows": len(target)}

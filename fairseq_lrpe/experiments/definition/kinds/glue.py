@@ -105,7 +105,6 @@ class Glue(Kind):
         }
 
     def evaluate(self, job, name):
-        """Returns the metrics of the predictions, which are written to predictions-<name>.tsv."""
         return measure(job.cfg.task, *metrics.predict_split(job, name, self.folder(job.cfg)))
 
 

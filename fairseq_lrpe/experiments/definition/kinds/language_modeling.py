@@ -34,8 +34,6 @@ class LanguageModelingSettings(TrainingSettings):
 
 
 class LanguageModeling(Kind):
-    """Trains language models with fairseq's task ``language_modeling``."""
-
     settings = LanguageModelingSettings
     task = "language_modeling"
     family = "lm"
@@ -54,7 +52,6 @@ class LanguageModeling(Kind):
         return [REPOSITORY / cfg.data / name for name in layout.text(self.splits(cfg))]
 
     def evaluate(self, job, name):
-        """Returns the perplexity, the loss in bits and in nats, and the number of tokens."""
         evaluation, flags, expected = self.evaluations(job.cfg)[name], {}, None
         if "context_window" in evaluation:
             flags["context_window"] = evaluation["context_window"]
@@ -112,7 +109,6 @@ def check_length(job, split: str, length: int) -> int:
 
 
 def trained_length(model: dict) -> int:
-    """Returns the number of tokens in the longest sequence for which the model was built."""
     return model["max_target_positions"] or model["tokens_per_sample"]
 
 

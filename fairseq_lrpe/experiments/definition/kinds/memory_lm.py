@@ -63,7 +63,6 @@ class MemoryLM(LanguageModeling):
         return {**super().flags(job), "streams": job.cfg.batch.total}
 
     def evaluations(self, cfg):
-        """Returns the evaluations with the training's kind of memory: "state" or a number of positions."""
         state = cfg.train.get("memory") == STATE
         found = super().evaluations(cfg)
         return {name: e for name, e in found.items() if (e.get("memory") == STATE) == state}

@@ -37,12 +37,6 @@ class Speed(Kind):
     metrics = {"relative_speed": "higher", "milliseconds": "lower"}
     decimals = {**Kind.decimals, "milliseconds": 1}
 
-    def data(self, cfg):
-        return []
-
-    def folders(self, cfg):
-        return []
-
     def updates(self, cfg):
         return 0
 

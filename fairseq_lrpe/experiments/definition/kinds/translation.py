@@ -70,7 +70,6 @@ def read_hypotheses(log: Path, count: int, name: object = None) -> tuple[list[st
 
 
 def parse_hypotheses(text: str) -> dict[str, dict[int, str]]:
-    """Returns {"H": {number: best hypothesis}, "T": {number: target}} by the number of the sentence."""
     found = {"H": {}, "T": {}}
     for kind, number, tokens in LINE.findall(text):
         found[kind].setdefault(int(number), tokens)
