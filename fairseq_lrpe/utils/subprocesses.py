@@ -32,6 +32,10 @@ class CommandFailed(Exception):
     """Raised if a command exits with a non-zero code; the message contains the path and end of its log."""
 
 
+class CommandRejected(CommandFailed):
+    """Raised if a command of fairseq rejects its arguments."""
+
+
 def run_command(
     command: list[str],
     log: Path,
@@ -53,6 +57,7 @@ def run_command(
         popen: Further arguments of ``subprocess.Popen``.
 
     Raises:
+        CommandRejected: If it is a command of fairseq that rejects its arguments.
         CommandFailed: If the exit code is not 0, or ``stop`` was set.
     """
     program = Path(sys.executable).parent / command[0]
@@ -77,7 +82,7 @@ def run_command(
     if process.returncode:
         tail = log.read_text(errors="replace").splitlines()[-8:]
         if REJECTION.match(tail[-1]):
-            raise CommandFailed(f"{command[0]} rejects its arguments: {REJECTION.sub('', tail[-1])}")
+            raise CommandRejected(f"{command[0]} rejects its arguments: {REJECTION.sub('', tail[-1])}")
         ending = "\n".join([f"end of {log}:", *tail])
         raise CommandFailed(f"{command[0]} failed with exit code {process.returncode}; {ending}")
 

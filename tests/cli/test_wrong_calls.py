@@ -53,7 +53,7 @@ OVERRIDES = [
 TRAIN = "lm/mini rope --cpu --results {results} data={data}"
 # Even root cannot write there.
 OUTPUTS = [
-    ("train", "lm/mini rope --cpu data={data} --results=/dev/null/x", "cannot be read or written ("),
+    ("train", "lm/mini rope --cpu data={data} --results=/dev/null/x", "is not a writable folder ("),
     ("table", "quickstart --cpu data={data} --results=README.md/far", "is not a writable folder ("),
     ("table", "quickstart --results {results} --plot=/proc/far/x.png", "is not a writable folder ("),
     ("results", "--results {data} --experiment lm/mini --plot=README.md/x.png", "is not a writable folder ("),
@@ -70,7 +70,7 @@ CALLS = [
     ("train", "lm/mini base --results {results} --seed 0", "must be an integer of at least 1, not '0'"),
     (
         "train",
-        "lm/mini shaw --attention softmax --cpu --results {rejected} data={data} train.shaw_k_after=-2",
+        "lm/mini shaw --attention softmax --cpu --results {results} data={data} train.shaw_k_after=-2",
         "fairseq-train rejects its arguments: shaw needs a k_after of at least 0, or -1 for k, not -2",
     ),
     ("evaluate", "/nowhere 32", "evaluate: /nowhere is not a run folder"),
@@ -136,7 +136,7 @@ def places(checkpoint, data_bin, tmp_path_factory):
         (folder / "glue/task=RTE/seed-1" / name).parent.mkdir(exist_ok=True)
         (folder / "glue/task=RTE/seed-1" / name).write_text(json.dumps(content))
     places = {"checkpoint": checkpoint, "damaged": folder / "list.pt", "fine_tuned": folder / "glue"}
-    return {**places, "data": data_bin, "results": folder / "results", "rejected": folder / "runs"}
+    return {**places, "data": data_bin, "results": folder / "results"}
 
 
 @pytest.mark.parametrize(("program", "words", "message"), CALLS)

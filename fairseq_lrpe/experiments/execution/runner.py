@@ -37,9 +37,16 @@ from fairseq_lrpe.experiments.execution.run_directory import (
     write_json,
 )
 from fairseq_lrpe.utils.errors import UserError
-from fairseq_lrpe.utils.files import PREPARE, REPOSITORY, atomic_file, display_path, write_atomic
+from fairseq_lrpe.utils.files import (
+    PREPARE,
+    REPOSITORY,
+    atomic_file,
+    display_path,
+    output_folder,
+    write_atomic,
+)
 from fairseq_lrpe.utils.gpus import gpus_here
-from fairseq_lrpe.utils.subprocesses import run_command
+from fairseq_lrpe.utils.subprocesses import CommandRejected, run_command
 
 LOCK_TIMEOUT = 5  # seconds to wait until the subprocesses of a killed process have ended
 MACHINE = ("gpus", "nodes", "cpu", "precision", "rendezvous")
@@ -200,16 +207,25 @@ def evaluation_settings(job: Job, name: str) -> dict:
 
 
 def execute_run(job: Job) -> None:
-    """Executes the missing parts of a run, or joins a training that another node has started."""
-    try:
-        with locked(job.folder, LOCK_TIMEOUT if job.nodes == 1 else 0) as job.lock:
-            run_primary(job)
-    except InUse:
-        if job.nodes == 1:
+    """Executes the missing parts of a run, or joins a training that another node has started.
+
+    If fairseq rejects the arguments of a new run, its folder is removed.
+    """
+    is_new = not job.folder.exists()
+    with output_folder(job.folder):
+        try:
+            with locked(job.folder, LOCK_TIMEOUT if job.nodes == 1 else 0) as job.lock:
+                run_primary(job)
+        except InUse:
+            if job.nodes == 1:
+                raise
+            run_worker(job)
+        except CommandRejected:
+            if is_new:
+                shutil.rmtree(job.folder)
             raise
-        run_worker(job)
-    finally:
-        job.lock = None
+        finally:
+            job.lock = None
 
 
 def run_primary(job: Job) -> None:
