@@ -20,7 +20,7 @@ GRACE_PERIOD = 30  # seconds from SIGTERM to SIGKILL; torchrun has to stop its o
 # By default, glibc returns the memory of large freed tensors to the system. Page faults on later allocations
 # then take a quarter of the training time on the CPU. With these settings, glibc keeps the memory.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-REJECTION = re.compile(r"fairseq_lrpe: |[\w.-]+: error: ")
+REJECTION = re.compile(r"fairseq_lrpe: |(fairseq-[a-z-]+|\w+\.py): error: ")
 """Start of the last line of a command of fairseq that rejects its arguments."""
 SETTINGS = {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "ignore"}
 

@@ -221,7 +221,7 @@ def execute_run(job: Job) -> None:
                 raise
             run_worker(job)
         except CommandRejected:
-            if is_new:
+            if is_new and not any(job.folder.rglob("*.pt")):
                 shutil.rmtree(job.folder)
             raise
         finally:
